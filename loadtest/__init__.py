@@ -1,0 +1,1 @@
+"""Traffic: query and arrival generators, Locust users, the open-loop driver."""

@@ -1,0 +1,1 @@
+"""What is predicted and how it executes: schema, data, model, bundle, runtimes."""

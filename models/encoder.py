@@ -1,0 +1,237 @@
+"""Raw features -> a batch: the one place where values become ranks and numbers are transformed.
+
+Columns of a request (lists), of data (Arrow) or ready ids (the inference protocol) go in; a `Block`
+of model-ready numbers comes out. Training, evaluation and serving all pass through here, so what is
+learnt is what is served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from models.batch import F32, I64, Batch, Block, take_bags
+from models.errors import DataError, FeatureError
+from models.schema import Categorical, Dense, Layout, Role, Schema
+from models.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class Standard:
+    """Mean and standard deviation of a dense feature over the training rows, after log1p."""
+
+    mean: float = 0.0
+    deviation: float = 1.0
+
+
+class DenseTransform:
+    """The transforms of one role's dense features, applied to whole arrays."""
+
+    def __init__(self, features: Sequence[Dense], standards: Mapping[str, Standard]) -> None:
+        self.names = tuple(f.name for f in features)
+        self._log = np.array(["log1p" in f.transform for f in features], bool)
+        unit = Standard()
+        used = [standards[f.name] if "standardise" in f.transform else unit for f in features]
+        self._mean = np.array([s.mean for s in used], np.float64)
+        self._scale = 1.0 / np.array([s.deviation for s in used], np.float64)
+        self._missing = np.array([f.missing for f in features], np.float64)
+
+    def __call__(self, raw: NDArray[np.floating[Any]]) -> F32:
+        """raw: [rows, features], NaN where missing -> float32 [rows, features], finite.
+
+        Raises FeatureError naming the first feature with a value that is infinite or too large.
+        """
+        if not self.names:
+            return np.empty((raw.shape[0], 0), np.float32)
+        x = raw.astype(np.float64)
+        if self._log.any():
+            x[:, self._log] = np.log1p(np.maximum(x[:, self._log], 0.0))
+        x = (x - self._mean) * self._scale
+        absent = np.isnan(raw)
+        if absent.any():
+            x = np.where(absent, self._missing, x)
+        with np.errstate(over="ignore"):
+            out = x.astype(np.float32)
+        if not np.isfinite(out).all():
+            row, column = np.argwhere(~np.isfinite(out))[0]
+            raise FeatureError(
+                self.names[column], f"value {raw[row, column]} is not a finite number (row {row})"
+            )
+        return out
+
+
+class Encoder:
+    """A schema with its vocabularies and statistics: everything needed to read a request."""
+
+    def __init__(
+        self,
+        schema: Schema,
+        vocabularies: Mapping[str, Vocabulary],
+        standards: Mapping[str, Standard],
+    ) -> None:
+        self.schema = schema
+        self.vocabularies = dict(vocabularies)
+        self.standards = dict(standards)
+        self._transform = {
+            "context": DenseTransform(schema.context.dense, standards),
+            "candidate": DenseTransform(schema.candidate.dense, standards),
+        }
+
+    def vocabulary(self, feature: Categorical) -> Vocabulary:
+        return self.vocabularies[feature.table_name]
+
+    def block(self, role: Role, columns: Mapping[str, Sequence[Any] | None], rows: int) -> Block:
+        """Columns of a request -> the block of one role.
+
+        columns: feature name -> `rows` raw values (lists of values for a multi-valued feature);
+        a feature left out or None is missing in every row. Types are checked by the request parser.
+        Raises FeatureError: a wrong number of values, a refused value, a number that is not finite.
+        """
+        layout = self.schema.layout(role)
+        for name in layout.names:
+            column = columns.get(name)
+            if column is not None and len(column) != rows:
+                raise FeatureError(name, f"{len(column)} values for {rows} rows")
+        raw = np.full((rows, len(layout.dense)), np.nan)
+        for i, d in enumerate(layout.dense):
+            values = columns.get(d.name)
+            if values is not None:
+                try:
+                    raw[:, i] = np.array(values, np.float64)
+                except OverflowError:
+                    raise FeatureError(d.name, "a value is too large for a number") from None
+        ranks = np.empty((rows, len(layout.singles)), np.int64)
+        for i, f in enumerate(layout.singles):
+            values = columns.get(f.name)
+            ranks[:, i] = self.vocabulary(f).encode(f.name, [None] * rows if values is None else values)
+        bags = [self._bags(f, columns.get(f.name), rows) for f in layout.bags]
+        return Block(self._transform[role](raw), ranks, *interleave(bags))
+
+    def _bags(
+        self, f: Categorical, column: Sequence[Sequence[Any] | None] | None, rows: int
+    ) -> tuple[I64, I64]:
+        lists = [()] * rows if column is None else [v or () for v in column]
+        lengths = np.fromiter(map(len, lists), np.int64, count=rows)
+        if rows and lengths.max() > f.max_length:
+            row = int(lengths.argmax())
+            raise FeatureError(
+                f.name, f"{int(lengths[row])} values exceed max_length {f.max_length} (row {row})"
+            )
+        flat = [value for values in lists for value in values]
+        return self.vocabulary(f).encode(f.name, flat), lengths
+
+    def from_arrow(self, data: pa.RecordBatch) -> Batch:
+        """Rows of data -> a plain batch. Multi-valued features beyond max_length keep their head."""
+        return Batch(self._arrow_block("context", data), self._arrow_block("candidate", data))
+
+    def _arrow_block(self, role: Role, data: pa.RecordBatch) -> Block:
+        layout = self.schema.layout(role)
+        raw = np.empty((data.num_rows, len(layout.dense)))
+        for i, d in enumerate(layout.dense):
+            raw[:, i] = data.column(d.name).cast(pa.float64()).to_numpy(zero_copy_only=False)
+        ranks = np.empty((data.num_rows, len(layout.singles)), np.int64)
+        for i, f in enumerate(layout.singles):
+            ranks[:, i] = self._checked(f, self.vocabulary(f).encode_arrow(data.column(f.name)))
+        bags = [self._arrow_bags(f, data.column(f.name)) for f in layout.bags]
+        return Block(self._transform[role](raw), ranks, *interleave(bags))
+
+    def _arrow_bags(self, f: Categorical, column: pa.Array) -> tuple[I64, I64]:
+        flat = column.flatten()
+        values = self._checked(f, self.vocabulary(f).encode_arrow(flat))
+        lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+        kept = np.minimum(lengths.astype(np.int64), f.max_length)
+        if kept.sum() != values.size:
+            starts = np.concatenate(([0], np.cumsum(lengths)[:-1])).astype(np.int64)
+            values = values[np.arange(kept.sum()) + np.repeat(starts - (np.cumsum(kept) - kept), kept)]
+        return values, kept
+
+    def _checked(self, f: Categorical, ranks: I64) -> I64:
+        if ranks.size and ranks.min() < 0:
+            raise DataError(f"feature '{f.name}': a value is missing or unknown, and the table refuses it")
+        return ranks
+
+    def from_ids(
+        self, dense: F32, sparse: I64, bags: Mapping[str, tuple[I64, I64]]
+    ) -> Batch:
+        """Ready ids (the inference protocol) -> a plain batch.
+
+        dense: float32 [rows, dense features], sparse: int64 [rows, single-valued features], both in
+        the order of the schema file; bags: feature -> (values int64 [total], lengths int64 [rows]).
+        Raises FeatureError: an id out of range, lengths that do not add up, a non-finite number.
+        """
+        return Batch(
+            self._ids_block("context", dense, sparse, bags),
+            self._ids_block("candidate", dense, sparse, bags),
+        )
+
+    def _ids_block(
+        self, role: Role, dense: F32, sparse: I64, bags: Mapping[str, tuple[I64, I64]]
+    ) -> Block:
+        layout = self.schema.layout(role)
+        dense_names = [d.name for d in self.schema.dense]
+        single_names = [f.name for f in self.schema.categorical if not f.multi]
+        raw = dense[:, [dense_names.index(d.name) for d in layout.dense]]
+        if np.isnan(raw).any():
+            row, column = np.argwhere(np.isnan(raw))[0]
+            raise FeatureError(layout.dense[column].name, f"value nan is not a finite number (row {row})")
+        ranks = np.empty((sparse.shape[0], len(layout.singles)), np.int64)
+        for i, f in enumerate(layout.singles):
+            ids = sparse[:, single_names.index(f.name)]
+            ranks[:, i] = self.vocabulary(f).ranks_of_ids(f.name, ids)
+        pairs = []
+        for f in layout.bags:
+            values, lengths = bags[f.name]
+            self._check_lengths(f, values, lengths, sparse.shape[0])
+            pairs.append((self.vocabulary(f).ranks_of_ids(f.name, values), lengths))
+        return Block(self._transform[role](raw), ranks, *interleave(pairs))
+
+    def _check_lengths(self, f: Categorical, values: I64, lengths: I64, rows: int) -> None:
+        if lengths.shape != (rows,):
+            raise FeatureError(f.name, f"{lengths.size} lengths for {rows} rows")
+        if rows and (lengths.min() < 0 or lengths.max() > f.max_length):
+            row = int(np.argmax((lengths < 0) | (lengths > f.max_length)))
+            raise FeatureError(
+                f.name, f"length {int(lengths[row])} is outside [0, {f.max_length}] (row {row})"
+            )
+        if int(lengths.sum()) != values.size:
+            raise FeatureError(f.name, f"lengths add up to {int(lengths.sum())}, values are {values.size}")
+
+    def unknown(self, batch: Batch) -> dict[str, int]:
+        """Out-of-vocabulary look-ups in a batch, by feature; features without any are left out."""
+        counts: dict[str, int] = {}
+        for layout, block in (
+            (self.schema.context, batch.context),
+            (self.schema.candidate, batch.candidate),
+        ):
+            if layout.singles:
+                oov = np.array([self.vocabulary(f).oov_rank for f in layout.singles])
+                hits = (block.ranks == oov).sum(axis=0)
+                counts |= {f.name: int(n) for f, n in zip(layout.singles, hits, strict=True) if n}
+            for i, f in enumerate(layout.bags):
+                which = np.arange(i, block.bag_offsets.size - 1, len(layout.bags))
+                values, _ = take_bags(block.bag_values, block.bag_offsets, which)
+                if n := int((values == self.vocabulary(f).oov_rank).sum()):
+                    counts[f.name] = n
+        return counts
+
+
+def interleave(bags: Sequence[tuple[I64, I64]]) -> tuple[I64, I64]:
+    """Per-feature (values, lengths [rows]) -> one jagged array, row by row, feature by feature."""
+    if not bags:
+        return np.empty(0, np.int64), np.zeros(1, np.int64)
+    if len(bags) == 1:
+        values, lengths = bags[0]
+        offsets = np.zeros(lengths.size + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        return values, offsets
+    rows = bags[0][1].size
+    values = np.concatenate([v for v, _ in bags])
+    offsets = np.zeros(rows * len(bags) + 1, np.int64)
+    np.cumsum(np.concatenate([n for _, n in bags]), out=offsets[1:])
+    which = (np.arange(rows)[:, None] + np.arange(len(bags)) * rows).ravel()
+    return take_bags(values, offsets, which)

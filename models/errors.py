@@ -1,0 +1,35 @@
+"""Errors that a user of Polyrec can cause, each with one clear line.
+
+The command line prints the line and exits with 2; the server gives each class its HTTP status in
+one place (`server/errors.py`). Anything else that is raised is a defect of Polyrec.
+"""
+
+from __future__ import annotations
+
+
+class PolyrecError(Exception):
+    """Base of every error that names a user's mistake and its remedy."""
+
+
+class SchemaError(PolyrecError):
+    """A schema file that contradicts itself or does not fit the data."""
+
+
+class DataError(PolyrecError):
+    """Training data that cannot be read: a missing file, a wrong column, a malformed line."""
+
+
+class FeatureError(PolyrecError):
+    """A request's feature that is malformed: names the feature and the offence."""
+
+    def __init__(self, feature: str, offence: str) -> None:
+        super().__init__(f"feature '{feature}': {offence}")
+        self.feature = feature
+
+
+class BundleError(PolyrecError):
+    """A bundle that is missing, corrupt or of another version."""
+
+
+class RuntimeUnavailable(PolyrecError):
+    """A runtime, device or execution provider that this machine does not have."""

@@ -1,0 +1,1 @@
+"""Every decision, as pure code: numbers in, a choice out."""

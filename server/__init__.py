@@ -1,0 +1,1 @@
+"""The running service: HTTP front, lanes, metrics."""
