@@ -6,7 +6,6 @@ model, request format) is derived from it, so that a feature is described in one
 Features have a role. *Context* features are shared by all rows of a request (the user, the query),
 *candidate* features differ per row (the item, its price). Inside one role the order is fixed: the
 single-valued features first, then the multi-valued ones (bags), each in the order of the file.
-The model sees context slots, then candidate slots.
 """
 
 from __future__ import annotations
@@ -188,8 +187,12 @@ class Schema(Strict):
 
     @cached_property
     def slots(self) -> tuple[Categorical, ...]:
-        """Categorical features in the order in which the model sees their vectors."""
-        return self.context.categorical + self.candidate.categorical
+        """Categorical features in the order in which the model sees their vectors.
+
+        Singles come first, of both roles, so that one gather fills a contiguous block.
+        """
+        context, candidate = self.context, self.candidate
+        return context.singles + candidate.singles + context.bags + candidate.bags
 
     @cached_property
     def tables(self) -> dict[str, tuple[Categorical, ...]]:

@@ -1,0 +1,41 @@
+"""The embedding stage: a batch's look-ups -> vectors, whatever the representation.
+
+A stage gives the model two blocks of vectors, `singles` [rows, S, D] and `bags` [rows, B, D], in the
+schema's slot order. Representations differ only here; the dense part never knows which it was.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from models.batch import Batch
+
+
+class Vectors(NamedTuple):
+    """singles: [rows, single-valued slots, D]; bags: [rows, multi-valued slots, D]."""
+
+    singles: Tensor
+    bags: Tensor
+
+
+class Stage(Protocol):
+    """One representation of all categorical features."""
+
+    @property
+    def width(self) -> int:
+        """D, the length of a vector."""
+        ...
+
+    @property
+    def slots(self) -> int:
+        """Vectors a row: the schema's features (twice that for hybrid)."""
+        ...
+
+    def __call__(self, batch: Batch) -> Vectors: ...
+
+    def sparse_parameters(self) -> list[torch.nn.Parameter]:
+        """Weights [rows, D] whose gradients are sparse, for the row-wise optimiser."""
+        ...

@@ -1,0 +1,188 @@
+"""Training: encoded data in, the model of the best validation log-loss out.
+
+Rows are shuffled each epoch from a seed. Click models overfit within an epoch or two, so validation
+is measured several times an epoch and the best weights are kept. The validation rows are the end of
+the training time (or a hashed share), never the test rows; `refit` then trains again on training and
+validation rows together for the number of steps that was best.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Annotated, Protocol
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from models.batch import F32, I64, Batch
+from models.dlrm import DLRM
+from models.evaluation import auc, log_loss
+from models.optimiser import RowWiseAdagrad
+from models.schema import Strict
+
+
+class Rows(Protocol):
+    """Encoded data, as models/data/encoded.py gives it."""
+
+    label: F32
+
+    def batch(self, rows: I64) -> Batch: ...
+
+
+class Recipe(Strict):
+    """How a model is trained. Steps, not epochs, are what refitting repeats.
+
+    dense_lr: Adam's step size; sparse_lr: row-wise Adagrad's. warm_up: share of all steps in which
+    both rise from zero; after it they fall linearly to `final_lr` of their height.
+    """
+
+    epochs: Annotated[int, Field(ge=1)] = 3
+    batch_rows: Annotated[int, Field(ge=1)] = 1024
+    dense_lr: Annotated[float, Field(gt=0)] = 1e-3
+    sparse_lr: Annotated[float, Field(gt=0)] = 0.05
+    final_lr: Annotated[float, Field(ge=0, le=1)] = 0.0
+    warm_up: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    row_decay: Annotated[float, Field(ge=0)] = 0.0
+    dense_decay: Annotated[float, Field(ge=0)] = 0.0
+    row_spread: Annotated[float, Field(gt=0)] | None = None
+    checks_per_epoch: Annotated[int, Field(ge=1)] = 4
+    patience: Annotated[int, Field(ge=1)] = 4
+    refit: bool = False
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One look at the validation rows."""
+
+    step: int
+    epoch: float
+    training_loss: float
+    log_loss: float
+    auc: float
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Every check, and which step's weights were kept."""
+
+    checks: tuple[Check, ...]
+    best_step: int
+    steps_per_epoch: int
+
+
+Progress = Callable[[int, int, float, Check | None], None]
+"""Called after each step with (step, total steps, training loss, last check)."""
+
+
+def fit(
+    model: DLRM,
+    data: Rows,
+    training: I64,
+    validation: I64,
+    recipe: Recipe,
+    progress: Progress | None = None,
+) -> History:
+    """Trains `model` in place and leaves it at its best weights by validation log-loss.
+
+    training, validation: int64 row indices into `data`. Stops early after `patience` checks without
+    improvement.
+    """
+    torch.manual_seed(recipe.seed)
+    steps_per_epoch = -(-training.size // recipe.batch_rows)
+    total = steps_per_epoch * recipe.epochs
+    every = max(1, steps_per_epoch // recipe.checks_per_epoch)
+    checks: list[Check] = []
+    best: tuple[float, int, dict[str, Tensor]] | None = None
+    losses: list[float] = []
+    for step, loss in steps(model, data, training, recipe, total):
+        losses.append(loss)
+        if step % every == 0 or step == total:
+            p = predict(model, data, validation)
+            y = data.label[validation]
+            check = Check(
+                step, step / steps_per_epoch, float(np.mean(losses)), log_loss(p, y), auc(p, y)
+            )
+            checks.append(check)
+            losses = []
+            if best is None or check.log_loss < best[0]:
+                best = (check.log_loss, step, copy.deepcopy(model.state_dict()))
+            elif step - best[1] >= recipe.patience * every:
+                break
+        if progress:
+            progress(step, total, loss, checks[-1] if checks else None)
+    assert best is not None
+    model.load_state_dict(best[2])
+    return History(tuple(checks), best[1], steps_per_epoch)
+
+
+def refit(
+    model: DLRM,
+    data: Rows,
+    rows: I64,
+    recipe: Recipe,
+    history: History,
+    progress: Progress | None = None,
+) -> None:
+    """Trains a fresh `model` on all `rows`, as many epochs as were best in `history`.
+
+    The schedule is the one that was validated: it is cut at the same share of its length.
+    """
+    torch.manual_seed(recipe.seed)
+    steps_per_epoch = -(-rows.size // recipe.batch_rows)
+    total = steps_per_epoch * recipe.epochs
+    stop = round(history.best_step / history.steps_per_epoch * steps_per_epoch)
+    for step, loss in steps(model, data, rows, recipe, total):
+        if progress:
+            progress(step, stop, loss, None)
+        if step >= stop:
+            break
+
+
+def steps(
+    model: DLRM, data: Rows, rows: I64, recipe: Recipe, total: int
+) -> Iterator[tuple[int, float]]:
+    """Takes up to `total` optimiser steps, yielding (step, loss) after each."""
+    dense = torch.optim.Adam(
+        model.net.parameters(), lr=recipe.dense_lr, weight_decay=recipe.dense_decay
+    )
+    sparse = RowWiseAdagrad(model.stage.sparse_parameters(), recipe.sparse_lr, decay=recipe.row_decay)
+    warm = max(1, int(total * recipe.warm_up))
+    random = np.random.default_rng(recipe.seed)
+    step = 0
+    while step < total:
+        order = random.permutation(rows)
+        for start in range(0, order.size, recipe.batch_rows):
+            model.train()
+            chosen = np.sort(order[start : start + recipe.batch_rows])
+            label = torch.from_numpy(data.label[chosen])
+            logits = model(data.batch(chosen))
+            loss = F.binary_cross_entropy_with_logits(logits, label.to(logits.device))
+            dense.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            fall = recipe.final_lr + (1 - recipe.final_lr) * (1 - step / total)
+            scale = min((step + 1) / warm, fall)
+            dense.param_groups[0]["lr"] = recipe.dense_lr * scale
+            dense.step()
+            sparse.step(scale)
+            step += 1
+            yield step, float(loss)
+            if step >= total:
+                return
+
+
+def predict(model: DLRM, data: Rows, rows: I64, batch_rows: int = 8192) -> F32:
+    """float32 [rows.size]: click probabilities, in the order of `rows`."""
+    model.eval()
+    out = np.empty(rows.size, np.float32)
+    with torch.inference_mode():
+        for start in range(0, rows.size, batch_rows):
+            chosen = rows[start : start + batch_rows]
+            out[start : start + chosen.size] = model(data.batch(chosen)).sigmoid().cpu().numpy()
+    return out
