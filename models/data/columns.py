@@ -1,0 +1,119 @@
+"""Columns of a data file in the few Arrow types that the schema knows.
+
+Files come in many types (large strings, 8-bit integers, floats that stand for integers); what leaves
+here is string, int64, float64 or a list of one of the first two, with missing values as nulls. What
+does not fit without loss is refused by name, so that nothing later guesses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from models.errors import DataError
+from models.schema import Schema
+
+Kind = Literal["number", "string", "integer", "strings", "integers", "key"]
+
+TARGET: dict[str, pa.DataType] = {
+    "number": pa.float64(),
+    "string": pa.string(),
+    "integer": pa.int64(),
+    "strings": pa.list_(pa.string()),
+    "integers": pa.list_(pa.int64()),
+}
+
+
+def kind_of(schema: Schema, column: str) -> Kind:
+    """What the schema makes of a column; one it does not mention is a key, kept nearly as it is."""
+    for feature in schema.categorical:
+        if feature.name == column:
+            if feature.multi:
+                return "strings" if feature.type == "string" else "integers"
+            return feature.type
+    numbers = [*(d.name for d in schema.dense), schema.label.column]
+    return "number" if column in numbers else "key"
+
+
+def check_columns(where: str, wanted: Sequence[str], there: Sequence[str]) -> None:
+    """Raises DataError that names the first wanted column that is not there, and lists what is."""
+    for name in wanted:
+        if name not in there:
+            raise DataError(f"{where}: no column '{name}'; the columns are {', '.join(there)}")
+
+
+def check_type(where: str, column: str, kind: Kind, type_: pa.DataType) -> None:
+    """Raises DataError where a column's type can never hold what the schema says."""
+    if pt.is_dictionary(type_):
+        type_ = type_.value_type
+    if not _fits(kind, type_):
+        needs = {
+            "number": "a number",
+            "string": "a string",
+            "integer": "an integer",
+            "strings": "a list of strings",
+            "integers": "a list of integers",
+            "key": "a string, an integer or a time",
+        }[kind]
+        remedy = " (or say `type: integer` in the schema)" if _is_integer_for_string(kind, type_) else ""
+        raise DataError(f"{where}: column '{column}' is {type_}, the schema needs {needs}{remedy}")
+
+
+def _fits(kind: Kind, type_: pa.DataType) -> bool:
+    if pt.is_null(type_):
+        return True
+    number = pt.is_integer(type_) or pt.is_floating(type_) or pt.is_boolean(type_)
+    string = pt.is_string(type_) or pt.is_large_string(type_) or pt.is_string_view(type_)
+    if kind == "number":
+        return number or pt.is_decimal(type_)
+    if kind == "string":
+        return string
+    if kind == "integer":
+        return number
+    if kind == "key":
+        return number or string or pt.is_temporal(type_)
+    lists = pt.is_list(type_) or pt.is_large_list(type_) or pt.is_fixed_size_list(type_)
+    return lists and _fits("string" if kind == "strings" else "integer", type_.value_type)
+
+
+def _is_integer_for_string(kind: Kind, type_: pa.DataType) -> bool:
+    if kind == "strings" and (pt.is_list(type_) or pt.is_large_list(type_)):
+        return bool(pt.is_integer(type_.value_type))
+    return bool(kind == "string" and pt.is_integer(type_))
+
+
+def normalise(where: str, column: str, kind: Kind, values: pa.Array) -> pa.Array:
+    """A column as its kind's type, missing values as nulls. Raises DataError if a value does not fit."""
+    check_type(where, column, kind, values.type)
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    if pt.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    target = _key_type(values.type) if kind == "key" else TARGET[kind]
+    if pt.is_null(values.type):
+        return pa.nulls(len(values), target)
+    if pt.is_list(target) and pt.is_floating(values.type.value_type):
+        values = pa.ListArray.from_arrays(values.offsets, _nan_to_null(values.values))
+    elif pt.is_floating(values.type):
+        values = _nan_to_null(values)
+    try:
+        return values if values.type == target else values.cast(target)
+    except pa.ArrowInvalid as e:
+        raise DataError(f"{where}: column '{column}': {str(e).splitlines()[0]}") from None
+
+
+def _key_type(type_: pa.DataType) -> pa.DataType:
+    if pt.is_floating(type_):
+        return pa.float64()
+    if pt.is_integer(type_) or pt.is_boolean(type_) or pt.is_temporal(type_):
+        return pa.int64()
+    return pa.string()
+
+
+def _nan_to_null(values: pa.Array) -> pa.Array:
+    nan = pc.is_nan(values)
+    return pc.if_else(nan, pa.scalar(None, values.type), values) if pc.any(nan).as_py() else values

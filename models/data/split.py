@@ -1,0 +1,179 @@
+"""Which rows train, validate and test: a schema's split rule made definite on one data set.
+
+`split_of` takes what it must from the data (the cuts of a time split), in one pass over one column;
+the `Splitter` it gives then labels any batch of the same data, the same way every time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+from numpy.typing import NDArray
+
+from models.batch import I64
+from models.data.reader import Reader
+from models.errors import DataError
+from models.schema import Schema, Split
+
+TRAIN, VALIDATION, TEST = 0, 1, 2
+NAMES = ("train", "validation", "test")
+
+I8 = NDArray[np.int8]
+U64 = NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class Splitter:
+    """A split rule with its cuts.
+
+    cuts: of a time split, the largest value of the training rows and of the rows before the test
+    rows; both None for the other rules.
+    """
+
+    split: Split
+    cuts: tuple[int | float, int | float] | None = None
+
+    def __call__(self, data: pa.RecordBatch) -> I8:
+        """Rows with the split's columns -> int8 [rows]: 0 train, 1 validation, 2 test.
+
+        Raises DataError: a time is missing, a split column says something else.
+        """
+        if self.split.rule == "hash":
+            return self._by_hash(data)
+        name = self.split.columns[0]
+        column = data.column(name)
+        if self.split.rule == "column":
+            which = pc.fill_null(pc.index_in(column, value_set=pa.array(NAMES)), -1)
+            labels = which.to_numpy(zero_copy_only=False).astype(np.int8)
+            if labels.size and labels.min() < 0:
+                value = column[int(labels.argmin())].as_py()
+                raise DataError(f"split column '{name}' says {value!r}; it must be one of {', '.join(NAMES)}")
+            return labels
+        if self.cuts is None:
+            raise ValueError("a time split without cuts")
+        train, before_test = self.cuts
+        values = _times(name, column)
+        return (values > train).astype(np.int8) + (values > before_test).astype(np.int8)
+
+    def _by_hash(self, data: pa.RecordBatch) -> I8:
+        h = np.zeros(data.num_rows, np.uint64)
+        for name in self.split.columns:
+            h = _mix(h * np.uint64(31) + stable_hash(data.column(name)))
+        share = h.astype(np.float64) / 2.0**64
+        train = self.split.train * (1.0 - self.split.validation)
+        return (share >= train).astype(np.int8) + (share >= self.split.train).astype(np.int8)
+
+
+def split_of(
+    reader: Reader, schema: Schema, progress: Callable[[int], object] | None = None
+) -> Splitter:
+    """The splitter of a data set. `progress` is told the rows of each batch of the pass.
+
+    A time split cuts between values, never within one: the rows before the test rows are the
+    smallest prefix in time that holds at least the `train` share of all rows; of those, the training
+    rows are the smallest prefix that leaves at most the `validation` share.
+    Raises DataError: a missing time, or so few different times that nothing is left to train or test.
+    """
+    split = schema.split
+    if split.rule != "time":
+        return Splitter(split)
+    name = split.columns[0]
+    values, counts = _distinct(reader, name, progress)
+    ends = np.cumsum(counts)
+    last = int(np.searchsorted(ends, split.train * ends[-1]))
+    if last == values.size - 1:
+        raise DataError(
+            f"{reader.path}: the split by time leaves no test rows: "
+            f"'{name}' has {values.size} different value(s)"
+        )
+    train = int(np.searchsorted(ends[: last + 1], (1.0 - split.validation) * ends[last]))
+    return Splitter(split, (values[train].item(), values[last].item()))
+
+
+def _distinct(
+    reader: Reader, name: str, progress: Callable[[int], object] | None
+) -> tuple[NDArray[np.int64] | NDArray[np.float64], I64]:
+    """The different values of a column, ascending, and how many rows have each."""
+    values: list[NDArray[np.int64] | NDArray[np.float64]] = []
+    counts: list[I64] = []
+    pending = merged = 0
+    for data in reader.batches([name]):
+        some, n = np.unique(_times(name, data.column(name)), return_counts=True)
+        values.append(some)
+        counts.append(n)
+        pending += some.size
+        # Merged whenever they have doubled: memory stays in proportion to the different values.
+        if pending > max(1 << 20, 2 * merged):
+            values, counts = _merged(values, counts)
+            pending = merged = values[0].size
+        if progress is not None:
+            progress(data.num_rows)
+    if not values:
+        raise DataError(f"{reader.path}: there are no rows to split")
+    values, counts = _merged(values, counts)
+    return values[0], counts[0]
+
+
+def _merged(
+    values: list[NDArray[np.int64] | NDArray[np.float64]], counts: list[I64]
+) -> tuple[list[NDArray[np.int64] | NDArray[np.float64]], list[I64]]:
+    unique, where = np.unique(np.concatenate(values), return_inverse=True)
+    total = np.zeros(unique.size, np.int64)
+    np.add.at(total, where, np.concatenate(counts))
+    return [unique], [total]
+
+
+def _times(name: str, column: pa.Array) -> NDArray[np.int64] | NDArray[np.float64]:
+    if not (pt.is_integer(column.type) or pt.is_floating(column.type)):
+        raise DataError(f"split column '{name}' is {column.type}; a split by time needs a number or a time")
+    if column.null_count:
+        raise DataError(f"split column '{name}': a value is missing, and a row without a time has no split")
+    times: NDArray[np.int64] | NDArray[np.float64] = column.to_numpy(zero_copy_only=False)
+    return times
+
+
+def stable_hash(values: pa.Array) -> U64:
+    """uint64 [len(values)], the same for equal values on every machine and in every version.
+
+    Strings, integers and floats; a null is a value of its own. Each different value is hashed once.
+    """
+    encoded = values.dictionary_encode()
+    unique = encoded.dictionary
+    if pt.is_string(unique.type):
+        hashes = _hash_strings(unique)
+    else:
+        # Adding zero turns -0.0 into 0.0, which it equals.
+        hashes = _mix((unique.to_numpy(zero_copy_only=False) + 0).view(np.uint64))
+    hashes = np.append(hashes, _mix(np.array([0x6E756C6C], np.uint64)))
+    codes = pc.fill_null(encoded.indices, len(unique)).to_numpy(zero_copy_only=False)
+    return hashes[codes]
+
+
+def _hash_strings(values: pa.Array) -> U64:
+    """Eight bytes of every string at a time."""
+    _, offset_bytes, data_bytes = values.buffers()
+    offsets = np.frombuffer(offset_bytes, np.int32, len(values) + 1, values.offset * 4).astype(np.int64)
+    data = np.frombuffer(data_bytes or b"", np.uint8)
+    data = np.append(data, np.zeros(8, np.uint8))
+    lengths = np.diff(offsets)
+    hashes = _mix(lengths.astype(np.uint64))
+    active = np.flatnonzero(lengths > 0)
+    for done in range(0, int(lengths.max(initial=0)), 8):
+        active = active[lengths[active] > done]
+        words = data[(offsets[active] + done)[:, None] + np.arange(8)]
+        words[np.arange(8) >= (lengths[active] - done)[:, None]] = 0
+        hashes[active] = _mix(hashes[active] ^ words.view("<u8").ravel().astype(np.uint64))
+    return hashes
+
+
+def _mix(x: U64) -> U64:
+    """The finaliser of splitmix64 (Steele, Lea and Flood, 2014): each input bit moves every output bit."""
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
