@@ -1,0 +1,46 @@
+# Polyrec as a container: `polyrec` is the entry point, serving the bundle mounted at /bundle the default.
+#
+#   docker build -t polyrec .
+#   docker run --rm -p 8000:8000 -v "$PWD/bundle:/bundle:ro" polyrec
+#   docker run --rm polyrec --help
+#
+# TORCH_INDEX is where the CPU build of torch (0.2 GB) comes from. `--build-arg TORCH_INDEX=` leaves it
+# out: then the build is PyPI's, gigabytes of CUDA, for `docker run --gpus all`.
+ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm
+
+FROM ${PYTHON_IMAGE} AS build
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 \
+    PIP_NO_CACHE_DIR=1 \
+    PIP_ROOT_USER_ACTION=ignore
+WORKDIR /source
+RUN python3 -m venv /opt/polyrec
+ENV PATH=/opt/polyrec/bin:$PATH
+
+# dependencies first, read from pyproject.toml alone: this layer stays while only Polyrec's code changes
+COPY pyproject.toml constraints.txt ./
+RUN python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
+        > requirements.txt \
+    && pip install --constraint constraints.txt --requirement requirements.txt \
+        ${TORCH_INDEX:+--extra-index-url "${TORCH_INDEX}"}
+
+COPY . .
+RUN pip install --no-deps .
+
+
+FROM ${PYTHON_IMAGE}
+LABEL org.opencontainers.image.title="polyrec" \
+      org.opencontainers.image.licenses="Apache-2.0"
+RUN useradd --system --uid 10001 --create-home polyrec
+COPY --from=build /opt/polyrec /opt/polyrec
+ENV PATH=/opt/polyrec/bin:$PATH \
+    PYTHONUNBUFFERED=1
+# a number, so that an orchestrator can see that it is not root
+USER 10001
+WORKDIR /home/polyrec
+VOLUME /bundle
+EXPOSE 8000
+HEALTHCHECK --interval=10s --timeout=3s --start-period=60s --retries=3 \
+    CMD ["python", "-c", "import urllib.request as http; http.urlopen('http://127.0.0.1:8000/readyz', timeout=2)"]
+ENTRYPOINT ["polyrec"]
+CMD ["serve", "--bundle", "/bundle", "--host", "0.0.0.0"]

@@ -1,0 +1,71 @@
+# Every target sets up what it needs; `make help` lists them.
+#
+# A CPU build of torch is taken where pip finds one. On a machine without a GPU, this keeps gigabytes of
+# CUDA packages away:  make setup PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
+
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.polyrec-setup
+PYTHON ?=
+PIP_ARGS ?=
+
+# what an interpreter must have; 3.14 waits for the kserve client that the tests use
+SUITABLE := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
+
+.PHONY: help setup demo test check format bench constraints clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r name what; do \
+		printf '  make %-12s %s\n' "$$name" "$$what"; done
+
+setup: $(STAMP)  ## .venv with everything that the demo, the tests and the checks need
+
+$(STAMP): pyproject.toml constraints.txt
+	@if ! $(BIN)/python -c 'import sys' 2>/dev/null; then \
+		for python in $(or $(PYTHON),python3 python3.13 python3.12 python3.11); do \
+			if "$$python" -c '$(SUITABLE)' 2>/dev/null; then found="$$python"; break; fi; \
+		done; \
+		if [ -z "$${found:-}" ]; then \
+			echo "make setup: no Python 3.11 to 3.13 with venv and ensurepip among" \
+				"'$(or $(PYTHON),python3 python3.13 python3.12 python3.11)';" \
+				"install one (Debian: apt-get install python3-venv) or name one: make setup PYTHON=/path/to/python3" >&2; \
+			exit 1; \
+		fi; \
+		echo "make setup: $(VENV) with $$("$$found" -V)"; \
+		"$$found" -m venv --clear $(VENV); \
+	fi
+	@echo "make setup: installing the tried set (about 2 GB, a minute or two)"
+	@if [ -t 1 ]; then quiet=; else quiet=--quiet; fi; \
+	$(BIN)/python -m pip install $$quiet --disable-pip-version-check $(PIP_ARGS) \
+		--constraint constraints.txt --editable '.[test,dev]'
+	@touch $@
+
+demo: setup  ## train on generated clicks, serve, answer a ranking request, keep serving
+	@$(BIN)/polyrec demo
+
+test: setup  ## every test that needs no GPU
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not gpu"
+
+check: setup  ## lint, format, types, one-way imports, Dockerfile, documentation
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/hadolint Dockerfile
+	@$(BIN)/python -m pytest -q tests/test_docs.py
+
+format: setup  ## apply the formatter and the safe fixes of the linter
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: setup  ## throughput and latency of the demo's model on this machine
+	@$(BIN)/polyrec bench
+
+constraints:  ## resolve pyproject.toml anew into constraints.txt, without installing
+	@bash .ci/constraints
+
+clean:  ## remove what was made, .venv included
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
