@@ -5,32 +5,42 @@ the rows of the table ranked by sampled accesses, and mean and deviation of the 
 sample is FAE's (VLDB'22, section 3: 5% of the inputs suffice to find the hot rows); which values get
 a row at all is decided on all training rows, since one occurrence more or less decides it.
 
-Counting is by distinct value, so memory is bounded by the number of different values.
+A calibration is kept in one safetensors file; a bundle keeps its vocabularies in the same arrays.
 """
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
+from pydantic import Field
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 from models.batch import I64
+from models.data.counts import AccessCounts
+from models.data.moments import Moments
 from models.data.reader import Reader
 from models.data.split import TRAIN, Splitter
 from models.encoder import Standard
 from models.errors import DataError
-from models.schema import Categorical, Dense, Schema
+from models.schema import Schema, Strict
 from models.vocabulary import Vocabulary
 
 SAMPLE = 0.05
 SAMPLE_FROM_ROWS = 1_000_000
 HOTTEST = (0.01, 0.05, 0.10)
 
-Mask = NDArray[np.bool_]
+FORMAT = "polyrec-calibration-1"
+
+Arrays = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +77,8 @@ def calibrate(
     """
     if sample is not None and not 0.0 < sample <= 1.0:
         raise DataError(f"a sample of {sample} is not a share in (0, 1]")
-    counters = {table: _Counter(features) for table, features in schema.tables.items()}
-    moments = [_Moments(d) for d in schema.dense]
+    counters = {table: AccessCounts(features) for table, features in schema.tables.items()}
+    moments = [Moments(d) for d in schema.dense]
     random = np.random.default_rng(seed)
     rows = sampled_rows = 0
     for data in reader.batches(schema.columns):
@@ -106,113 +116,127 @@ def skew(counts: I64) -> dict[float, float]:
     return {share: int(ends[max(round(counts.size * share), 1) - 1]) / total for share in HOTTEST}
 
 
-class _Counter:
-    """Accesses of one table: by value, over all rows and over the sampled ones."""
+class VocabularyDescriptor(Strict):
+    """What the arrays of one vocabulary do not say themselves.
 
-    def __init__(self, features: Sequence[Categorical]) -> None:
-        self._head = features[0]
-        self._type = pa.string() if self._head.type == "string" else pa.int64()
-        self._parts: list[pa.Table] = []
-        self._pending = self._merged = 0
-        self._missing = np.zeros(2, np.int64)
-
-    def add(self, feature: Categorical, column: pa.Array, sampled: Mask) -> None:
-        if feature.multi:
-            column, sampled = _flat(column, sampled, feature.max_length)
-        encoded = column.dictionary_encode()
-        codes = encoded.indices.fill_null(len(encoded.dictionary)).to_numpy(zero_copy_only=False)
-        every = np.bincount(codes, minlength=len(encoded.dictionary) + 1)
-        some = np.bincount(codes[sampled], minlength=len(encoded.dictionary) + 1)
-        self._missing += (every[-1], some[-1])
-        self._parts.append(
-            pa.table({"value": encoded.dictionary, "every": every[:-1], "sampled": some[:-1]})
-        )
-        self._pending += len(encoded.dictionary)
-        # Merged whenever they have doubled: memory stays in proportion to the different values.
-        if self._pending > max(1 << 20, 2 * self._merged):
-            self._merge()
-
-    def _merge(self) -> pa.Table:
-        total = pa.concat_tables(self._parts).group_by("value", use_threads=False)
-        total = total.aggregate([("every", "sum"), ("sampled", "sum")])
-        total = total.rename_columns(["value", "every", "sampled"])
-        self._parts = [total]
-        self._pending = self._merged = total.num_rows
-        return total
-
-    def vocabulary(self, table: str, everything: bool) -> Vocabulary:
-        """everything: the order counts all rows, not only the sampled ones."""
-        total = self._merge()
-        of_order = total.column("every" if everything else "sampled").to_numpy()
-        missing = int(self._missing[0 if everything else 1])
-        if self._head.cardinality is None:
-            kept = self._kept(total)
-            values = total.column("value").take(pa.array(kept)).combine_chunks().cast(self._type)
-            known = of_order[kept]
-        else:
-            ids = total.column("value").to_numpy()
-            inside = (ids >= 0) & (ids < self._head.cardinality)
-            values = None
-            known = np.zeros(self._head.cardinality, np.int64)
-            known[ids[inside]] = of_order[inside]
-        accesses = np.concatenate((known, [missing, of_order.sum() - known.sum()]))
-        order = np.argsort(-accesses, kind="stable")
-        rank_of_id = np.empty(order.size, np.int64)
-        rank_of_id[order] = np.arange(order.size)
-        return Vocabulary(
-            table,
-            self._head.type,
-            known.size,
-            rank_of_id,
-            accesses[order],
-            values,
-            oov=self._head.oov,
-        )
-
-    def _kept(self, total: pa.Table) -> I64:
-        """Positions in `total` of the values that get a row, most frequent first, ties by value."""
-        order = pc.sort_indices(total, [("every", "descending"), ("value", "ascending")]).to_numpy()
-        frequent = total.column("every").to_numpy()[order] >= self._head.min_count
-        kept: I64 = order[frequent][: self._head.max_values].astype(np.int64)
-        return kept
-
-
-def _flat(column: pa.Array, sampled: Mask, max_length: int) -> tuple[pa.Array, Mask]:
-    """All values of a column of lists, as far as the encoder keeps them, and whether each is sampled."""
-    lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-    values = column.flatten()
-    row = np.repeat(np.arange(lengths.size), lengths)
-    if lengths.size and lengths.max() > max_length:
-        place = np.arange(row.size) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        values, row = values.filter(pa.array(place < max_length)), row[place < max_length]
-    return values, sampled[row]
-
-
-class _Moments:
-    """Mean and deviation of one dense feature after log1p, in one pass.
-
-    Batches are merged by Chan, Golub and LeVeque's formula (1979), which does not cancel as sums of
-    squares do.
+    values: `range` are the integers 0 ... size-1, which need no array.
     """
 
-    def __init__(self, feature: Dense) -> None:
-        self.feature = feature
-        self._count = 0
-        self._mean = self._squares = 0.0
+    type: Literal["string", "integer"]
+    size: Annotated[int, Field(ge=0)]
+    values: Literal["range", "integers", "strings"]
+    specials: bool = True
+    oov: Literal["row", "refuse"] = "row"
 
-    def add(self, raw: NDArray[np.float64]) -> None:
-        x = raw[~np.isnan(raw)]
-        if not x.size:
-            return
-        if "log1p" in self.feature.transform:
-            x = np.log1p(np.maximum(x, 0.0))
-        mean = float(x.mean())
-        delta, total = mean - self._mean, self._count + x.size
-        self._squares += float(((x - mean) ** 2).sum()) + delta**2 * self._count * x.size / total
-        self._mean += delta * x.size / total
-        self._count = total
 
-    def standard(self) -> Standard:
-        """A feature that never varies keeps deviation 1: it stays 0 after standardising."""
-        deviation = float(np.sqrt(self._squares / self._count)) if self._count else 0.0
-        return Standard(self._mean, deviation if deviation > 0.0 else 1.0)
+def vocabulary_tensors(
+    vocabularies: Mapping[str, Vocabulary],
+) -> tuple[Arrays, dict[str, VocabularyDescriptor]]:
+    """Vocabularies -> arrays to store, and a descriptor by table.
+
+    For table t: `t.rank_of_id` int32 or int64 [rows], `t.counts` int64 [rows]; integer values as
+    `t.values` int64 [size]; strings as `t.values` uint8 (UTF-8, one after the other) and `t.offsets`
+    int64 [size + 1].
+    """
+    arrays: Arrays = {}
+    descriptors: dict[str, VocabularyDescriptor] = {}
+    for table, v in vocabularies.items():
+        arrays[f"{table}.rank_of_id"] = v.rank_of_id.astype(np.min_scalar_type(-max(v.rows, 1 << 16)))
+        arrays[f"{table}.counts"] = v.counts
+        kind: Literal["range", "integers", "strings"] = "range"
+        if v.values is not None and v.type == "integer":
+            kind = "integers"
+            arrays[f"{table}.values"] = v.values.to_numpy(zero_copy_only=False).astype(np.int64)
+        elif v.values is not None:
+            kind = "strings"
+            binary = v.values.cast(pa.large_string())
+            _, offsets, data = binary.buffers()
+            ends = np.frombuffer(offsets, np.int64, v.size + 1, binary.offset * 8)
+            arrays[f"{table}.offsets"] = ends - ends[0]
+            arrays[f"{table}.values"] = np.frombuffer(data or b"", np.uint8)[ends[0] : ends[-1]]
+        descriptors[table] = VocabularyDescriptor(
+            type=v.type, size=v.size, values=kind, specials=v.specials, oov=v.oov
+        )
+    return arrays, descriptors
+
+
+def vocabularies_from_tensors(
+    arrays: Mapping[str, NDArray[Any]], descriptors: Mapping[str, VocabularyDescriptor]
+) -> dict[str, Vocabulary]:
+    """The inverse of `vocabulary_tensors`. Raises DataError where the arrays do not fit together."""
+    vocabularies = {}
+    for table, d in descriptors.items():
+        try:
+            vocabularies[table] = Vocabulary(
+                table,
+                d.type,
+                d.size,
+                arrays[f"{table}.rank_of_id"].astype(np.int64),
+                arrays[f"{table}.counts"].astype(np.int64),
+                _values(table, d, arrays),
+                d.specials,
+                d.oov,
+            )
+        except KeyError as e:
+            raise DataError(f"the vocabulary of table '{table}' lacks its array {e}") from None
+        except (ValueError, pa.ArrowException) as e:
+            raise DataError(f"the vocabulary of table '{table}' is corrupt: {e}") from None
+    return vocabularies
+
+
+def _values(table: str, d: VocabularyDescriptor, arrays: Mapping[str, NDArray[Any]]) -> pa.Array | None:
+    if d.values == "range":
+        return None
+    values = arrays[f"{table}.values"]
+    if d.values == "integers":
+        return pa.array(values, pa.int64())
+    offsets = np.ascontiguousarray(arrays[f"{table}.offsets"], np.int64)
+    if offsets.shape != (d.size + 1,) or offsets[0] != 0 or offsets[-1] != values.size:
+        raise ValueError("its offsets do not cover its values")
+    if (np.diff(offsets) < 0).any():
+        raise ValueError("its offsets decrease")
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(values, np.uint8))]
+    strings = pa.Array.from_buffers(pa.large_string(), d.size, buffers)
+    strings.validate(full=True)
+    return strings.cast(pa.string())
+
+
+def save_calibration(calibration: Calibration, path: str | Path) -> None:
+    """Writes one safetensors file, its description in the header; whole or not at all."""
+    arrays, descriptors = vocabulary_tensors(calibration.vocabularies)
+    header = {
+        "format": FORMAT,
+        "rows": calibration.rows,
+        "sampled_rows": calibration.sampled_rows,
+        "standards": {n: [s.mean, s.deviation] for n, s in calibration.standards.items()},
+        "vocabularies": {t: d.model_dump() for t, d in descriptors.items()},
+    }
+    path = Path(path)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        save_file(arrays, partial, {"calibration": json.dumps(header)})
+        partial.replace(path)
+    except (OSError, SafetensorError) as e:
+        partial.unlink(missing_ok=True)
+        raise DataError(f"cannot write '{path}': {e}") from None
+
+
+def load_calibration(path: str | Path) -> Calibration:
+    """Reads what `save_calibration` wrote. Raises DataError: no such file, or not one of these."""
+    try:
+        with safe_open(path, "np") as f:
+            header = json.loads((f.metadata() or {}).get("calibration", "{}"))
+            arrays = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        raise DataError(f"no calibration file '{path}'") from None
+    except (OSError, SafetensorError, ValueError) as e:
+        raise DataError(f"'{path}' is not a calibration file: {e}") from None
+    if header.get("format") != FORMAT:
+        raise DataError(f"'{path}' is not a calibration file (of format {FORMAT})")
+    descriptors = {t: VocabularyDescriptor.model_validate(d) for t, d in header["vocabularies"].items()}
+    return Calibration(
+        vocabularies_from_tensors(arrays, descriptors),
+        {n: Standard(mean, deviation) for n, (mean, deviation) in header["standards"].items()},
+        header["rows"],
+        header["sampled_rows"],
+    )

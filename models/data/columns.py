@@ -69,15 +69,15 @@ def _fits(kind: Kind, type_: pa.DataType) -> bool:
     number = pt.is_integer(type_) or pt.is_floating(type_) or pt.is_boolean(type_)
     string = pt.is_string(type_) or pt.is_large_string(type_) or pt.is_string_view(type_)
     if kind == "number":
-        return number or pt.is_decimal(type_)
+        return bool(number or pt.is_decimal(type_))
     if kind == "string":
-        return string
+        return bool(string)
     if kind == "integer":
-        return number
+        return bool(number)
     if kind == "key":
-        return number or string or pt.is_temporal(type_)
+        return bool(number or string or pt.is_temporal(type_))
     lists = pt.is_list(type_) or pt.is_large_list(type_) or pt.is_fixed_size_list(type_)
-    return lists and _fits("string" if kind == "strings" else "integer", type_.value_type)
+    return bool(lists) and _fits("string" if kind == "strings" else "integer", type_.value_type)
 
 
 def _is_integer_for_string(kind: Kind, type_: pa.DataType) -> bool:

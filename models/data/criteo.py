@@ -114,9 +114,7 @@ class CriteoReader:
                     return table, numbers, table.num_rows
         return self._parse_by_line(chunk, first, columns)
 
-    def _parse_by_line(
-        self, chunk: bytes, first: int, columns: Sequence[str]
-    ) -> tuple[pa.Table, I64, int]:
+    def _parse_by_line(self, chunk: bytes, first: int, columns: Sequence[str]) -> tuple[pa.Table, I64, int]:
         lines = chunk.split(b"\n")[:-1]
         offences = _offences(lines)
         if offences and self._on_malformed == "fatal":
@@ -136,9 +134,7 @@ def _table(chunk: bytes, columns: Sequence[str]) -> pa.Table:
     """Parses whole lines. Raises pa.ArrowInvalid at the first that is malformed."""
     return csv.read_csv(
         pa.BufferReader(chunk),
-        read_options=csv.ReadOptions(
-            column_names=list(FIELDS), use_threads=False, block_size=len(chunk) + 1
-        ),
+        read_options=csv.ReadOptions(column_names=list(FIELDS), use_threads=False, block_size=len(chunk) + 1),
         parse_options=csv.ParseOptions(delimiter="\t", quote_char=False, ignore_empty_lines=False),
         convert_options=csv.ConvertOptions(
             column_types={name: pa.int64() if name in INTEGERS else pa.string() for name in FIELDS},
@@ -178,9 +174,9 @@ def _offences(lines: Sequence[bytes]) -> dict[int, str]:
         for k in np.flatnonzero(~plain.to_numpy(zero_copy_only=False)):
             if _integer(numbers[k][j]) is None:
                 offences[rows[k]] = f"{name} is {numbers[k][j][:40]!r}, not an integer"
-    for i, fields in zip(rows, numbers, strict=True):
-        if i not in offences and _integer(fields[0]) not in (0, 1):
-            offences[i] = f"the label is {fields[0][:40]!r}, not 0 or 1"
+    for i, (label, *_) in zip(rows, numbers, strict=True):
+        if i not in offences and _integer(label) not in {0, 1}:
+            offences[i] = f"the label is {label[:40]!r}, not 0 or 1"
     return offences
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import pyarrow as pa
@@ -52,7 +52,7 @@ class _Stored:
         values = np.empty(0, np.int64)
         if self.bags:
             which = (rows[:, None] * self.bags + np.arange(self.bags)).ravel()
-            values, offsets = take_bags(self.bag_values, self.bag_offsets, which)
+            values, offsets = take_bags(cast(I64, self.bag_values), self.bag_offsets, which)
         return Block(
             np.take(self.dense, rows, axis=0),
             np.take(self.ranks, rows, axis=0).astype(np.int64),

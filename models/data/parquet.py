@@ -75,8 +75,7 @@ class ParquetReader:
         read: Sequence[str],
     ) -> Iterator[pa.RecordBatch]:
         arrays = {
-            name: normalise(str(file), name, kind_of(self._schema, name), batch.column(name))
-            for name in read
+            name: normalise(str(file), name, kind_of(self._schema, name), batch.column(name)) for name in read
         }
         good = pc.is_valid(arrays[self._schema.label.column])
         for name in self._judged:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +26,7 @@ NAMES = ("train", "validation", "test")
 
 I8 = NDArray[np.int8]
 U64 = NDArray[np.uint64]
+Times = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ class Splitter:
         column = data.column(name)
         if self.split.rule == "column":
             which = pc.fill_null(pc.index_in(column, value_set=pa.array(NAMES)), -1)
-            labels = which.to_numpy(zero_copy_only=False).astype(np.int8)
+            labels: I8 = which.to_numpy(zero_copy_only=False).astype(np.int8)
             if labels.size and labels.min() < 0:
                 value = column[int(labels.argmin())].as_py()
                 raise DataError(f"split column '{name}' says {value!r}; it must be one of {', '.join(NAMES)}")
@@ -69,9 +71,7 @@ class Splitter:
         return (share >= train).astype(np.int8) + (share >= self.split.train).astype(np.int8)
 
 
-def split_of(
-    reader: Reader, schema: Schema, progress: Callable[[int], object] | None = None
-) -> Splitter:
+def split_of(reader: Reader, schema: Schema, progress: Callable[[int], object] | None = None) -> Splitter:
     """The splitter of a data set. `progress` is told the rows of each batch of the pass.
 
     A time split cuts between values, never within one: the rows before the test rows are the
@@ -95,11 +95,9 @@ def split_of(
     return Splitter(split, (values[train].item(), values[last].item()))
 
 
-def _distinct(
-    reader: Reader, name: str, progress: Callable[[int], object] | None
-) -> tuple[NDArray[np.int64] | NDArray[np.float64], I64]:
+def _distinct(reader: Reader, name: str, progress: Callable[[int], object] | None) -> tuple[Times, I64]:
     """The different values of a column, ascending, and how many rows have each."""
-    values: list[NDArray[np.int64] | NDArray[np.float64]] = []
+    values: list[Times] = []
     counts: list[I64] = []
     pending = merged = 0
     for data in reader.batches([name]):
@@ -119,22 +117,19 @@ def _distinct(
     return values[0], counts[0]
 
 
-def _merged(
-    values: list[NDArray[np.int64] | NDArray[np.float64]], counts: list[I64]
-) -> tuple[list[NDArray[np.int64] | NDArray[np.float64]], list[I64]]:
+def _merged(values: list[Times], counts: list[I64]) -> tuple[list[Times], list[I64]]:
     unique, where = np.unique(np.concatenate(values), return_inverse=True)
     total = np.zeros(unique.size, np.int64)
     np.add.at(total, where, np.concatenate(counts))
     return [unique], [total]
 
 
-def _times(name: str, column: pa.Array) -> NDArray[np.int64] | NDArray[np.float64]:
+def _times(name: str, column: pa.Array) -> Times:
     if not (pt.is_integer(column.type) or pt.is_floating(column.type)):
         raise DataError(f"split column '{name}' is {column.type}; a split by time needs a number or a time")
     if column.null_count:
         raise DataError(f"split column '{name}': a value is missing, and a row without a time has no split")
-    times: NDArray[np.int64] | NDArray[np.float64] = column.to_numpy(zero_copy_only=False)
-    return times
+    return np.asarray(column.to_numpy(zero_copy_only=False))
 
 
 def stable_hash(values: pa.Array) -> U64:
@@ -151,7 +146,7 @@ def stable_hash(values: pa.Array) -> U64:
         hashes = _mix((unique.to_numpy(zero_copy_only=False) + 0).view(np.uint64))
     hashes = np.append(hashes, _mix(np.array([0x6E756C6C], np.uint64)))
     codes = pc.fill_null(encoded.indices, len(unique)).to_numpy(zero_copy_only=False)
-    return hashes[codes]
+    return np.asarray(hashes[codes])
 
 
 def _hash_strings(values: pa.Array) -> U64:

@@ -1,0 +1,105 @@
+"""Accesses of one table, counted by value as batches stream by; a vocabulary in popularity order out.
+
+Memory is in proportion to the different values: partial counts are merged whenever they have doubled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from models.batch import I64
+from models.schema import Categorical
+from models.vocabulary import Vocabulary
+
+MERGE_FROM = 1 << 20
+
+Mask = NDArray[np.bool_]
+
+
+class AccessCounts:
+    """Accesses of one table: by value, over all rows and over the sampled ones."""
+
+    def __init__(self, features: Sequence[Categorical]) -> None:
+        self._head = features[0]
+        self._type = pa.string() if self._head.type == "string" else pa.int64()
+        self._parts: list[pa.Table] = []
+        self._pending = self._merged = 0
+        self._missing = np.zeros(2, np.int64)
+
+    def add(self, feature: Categorical, column: pa.Array, sampled: Mask) -> None:
+        """Counts a batch of one of the table's features. sampled: bool [rows]."""
+        if feature.multi:
+            column, sampled = _flat(column, sampled, feature.max_length)
+        encoded = column.dictionary_encode()
+        codes = encoded.indices.fill_null(len(encoded.dictionary)).to_numpy(zero_copy_only=False)
+        every = np.bincount(codes, minlength=len(encoded.dictionary) + 1)
+        some = np.bincount(codes[sampled], minlength=len(encoded.dictionary) + 1)
+        self._missing += (every[-1], some[-1])
+        self._parts.append(pa.table({"value": encoded.dictionary, "every": every[:-1], "sampled": some[:-1]}))
+        self._pending += len(encoded.dictionary)
+        if self._pending > max(MERGE_FROM, 2 * self._merged):
+            self._merge()
+
+    def _merge(self) -> pa.Table:
+        total = pa.concat_tables(self._parts).group_by("value", use_threads=False)
+        total = total.aggregate([("every", "sum"), ("sampled", "sum")])
+        total = total.rename_columns(["value", "every", "sampled"])
+        self._parts = [total]
+        self._pending = self._merged = total.num_rows
+        return total
+
+    def vocabulary(self, table: str, everything: bool) -> Vocabulary:
+        """The table's values in popularity order.
+
+        everything: the order goes by all accesses, not only the sampled ones. Ids go by all accesses,
+        ties by value; equally popular rows by id.
+        """
+        total = self._merge()
+        of_order = total.column("every" if everything else "sampled").to_numpy()
+        missing = int(self._missing[0 if everything else 1])
+        if self._head.cardinality is None:
+            kept = self._kept(total)
+            values = total.column("value").take(pa.array(kept)).combine_chunks().cast(self._type)
+            known = of_order[kept]
+        else:
+            ids = total.column("value").to_numpy()
+            inside = (ids >= 0) & (ids < self._head.cardinality)
+            values = None
+            known = np.zeros(self._head.cardinality, np.int64)
+            known[ids[inside]] = of_order[inside]
+        accesses = np.concatenate((known, [missing, of_order.sum() - known.sum()]))
+        order = np.argsort(-accesses, kind="stable")
+        rank_of_id = np.empty(order.size, np.int64)
+        rank_of_id[order] = np.arange(order.size)
+        return Vocabulary(
+            table,
+            self._head.type,
+            known.size,
+            rank_of_id,
+            accesses[order],
+            values,
+            oov=self._head.oov,
+        )
+
+    def _kept(self, total: pa.Table) -> I64:
+        """Positions in `total` of the values that get a row, most frequent first, ties by value."""
+        order = pc.sort_indices(total, [("every", "descending"), ("value", "ascending")]).to_numpy()
+        frequent = total.column("every").to_numpy()[order] >= self._head.min_count
+        kept: I64 = order[frequent][: self._head.max_values].astype(np.int64)
+        return kept
+
+
+def _flat(column: pa.Array, sampled: Mask, max_length: int) -> tuple[pa.Array, Mask]:
+    """All values of a column of lists, as far as the encoder keeps them, and whether each is sampled."""
+    lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+    values = column.flatten()
+    row = np.repeat(np.arange(lengths.size), lengths)
+    if lengths.size and lengths.max() > max_length:
+        place = np.arange(row.size) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        values, row = values.filter(pa.array(place < max_length)), row[place < max_length]
+    return values, sampled[row]

@@ -1,0 +1,41 @@
+"""Mean and deviation of a dense feature, gathered as batches stream by."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.encoder import Standard
+from models.schema import Dense
+
+
+class Moments:
+    """Mean and deviation of one dense feature after log1p, in one pass.
+
+    Batches are merged by Chan, Golub and LeVeque's formula (1979), which does not cancel as sums of
+    squares do.
+    """
+
+    def __init__(self, feature: Dense) -> None:
+        self.feature = feature
+        self._count = 0
+        self._mean = self._squares = 0.0
+
+    def add(self, raw: NDArray[np.float64]) -> None:
+        """raw: float64 [rows], NaN where missing."""
+        x = raw[~np.isnan(raw)]
+        if not x.size:
+            return
+        if "log1p" in self.feature.transform:
+            x = np.log1p(np.maximum(x, 0.0))
+        mean = float(x.mean())
+        delta, total = mean - self._mean, self._count + x.size
+        self._squares += float(((x - mean) ** 2).sum()) + delta**2 * self._count * x.size / total
+        self._mean += delta * x.size / total
+        self._count = total
+
+    def standard(self) -> Standard:
+        """Mean and deviation so far. One that never varies (but for rounding) keeps deviation 1."""
+        deviation = float(np.sqrt(self._squares / self._count)) if self._count else 0.0
+        varies = deviation > 1e-12 * abs(self._mean)
+        return Standard(self._mean, deviation if varies else 1.0)
