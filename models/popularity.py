@@ -214,7 +214,10 @@ def save_calibration(calibration: Calibration, path: str | Path) -> None:
     path = Path(path)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
+        partial.touch()
+        mode = partial.stat().st_mode
         save_file(arrays, partial, {"calibration": json.dumps(header)})
+        partial.chmod(mode)  # safetensors leaves a file that only its owner can read
         partial.replace(path)
     except (OSError, SafetensorError) as e:
         partial.unlink(missing_ok=True)
