@@ -32,14 +32,15 @@ START_S = 1_700_000_000
 STEP_S = 30
 
 DEVICES = ("desktop", "mobile", "tablet")
-PRICE_EFFECT = np.array([-1.6, -2.4, -1.0])
-SEEN_EFFECT = np.array([0.0, 0.8, 1.6])
-POSITION_EFFECT = -0.7
-QUALITY = 0.8
-TASTE = 0.6
-FILTERS = tuple(
-    "wifi spa pool parking breakfast pets gym bar beach sauna family hostel resort motel airport center "
-    "balcony kitchen golf casino one-star three-stars four-stars five-stars".split()
+PRICE_EFFECT = np.array([-2.4, -3.6, -1.5])
+SEEN_EFFECT = np.array([0.0, 1.0, 2.1])
+POSITION_EFFECT = -1.2
+QUALITY = 0.5
+TASTE = 0.25
+FILTERS = (
+    *("wifi", "spa", "pool", "parking", "breakfast", "pets", "gym", "bar", "beach", "sauna", "family"),
+    *("hostel", "resort", "motel", "airport", "center", "balcony", "kitchen", "golf", "casino"),
+    *("one star", "three stars", "four stars", "five stars"),
 )
 FILTER_COUNT = np.array([0.4, 0.25, 0.15, 0.1, 0.1])
 HISTORY_COUNT = np.array([0.3, 0.2, 0.14, 0.1, 0.08, 0.05, 0.04, 0.03, 0.02, 0.02, 0.02])
@@ -84,9 +85,7 @@ class World:
         self._platform_names = pa.array([f"P{i:02}" for i in range(PLATFORMS)])
         self._bias: float | None = None
 
-    def requests(
-        self, random: np.random.Generator, first: int, lengths: I64, drift: float
-    ) -> pa.Table:
+    def requests(self, random: np.random.Generator, first: int, lengths: I64, drift: float) -> pa.Table:
         """The next requests, as rows with clicks.
 
         first: id of the first. lengths: int64 [requests], candidates of each, at most CANDIDATES.
