@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from models.batch import F32, I64, Batch
 from models.dlrm import DLRM
 from models.evaluation import auc, log_loss
+from models.hiding import Hide
 from models.optimiser import RowWiseAdagrad
 from models.schema import Strict
 
@@ -38,7 +39,9 @@ class Recipe(Strict):
     """How a model is trained. Steps, not epochs, are what refitting repeats.
 
     dense_lr: Adam's step size; sparse_lr: row-wise Adagrad's. warm_up: share of all steps in which
-    both rise from zero; after it they fall linearly to `final_lr` of their height.
+    both rise from zero; then they fall linearly to `final_lr` of their height. row_decay, dense_decay:
+    decoupled weight decay (of touched rows; of the MLPs). row_spread: see TableStage.initial. hide, hide_from_rows:
+    see models/hiding.py.
     """
 
     epochs: Annotated[int, Field(ge=1)] = 3
@@ -51,6 +54,8 @@ class Recipe(Strict):
     row_decay: Annotated[float, Field(ge=0)] = 0.0
     dense_decay: Annotated[float, Field(ge=0)] = 0.0
     row_spread: Annotated[float, Field(gt=0)] | None = None
+    hide: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    hide_from_rows: Annotated[int, Field(ge=1)] = 1000
     checks_per_epoch: Annotated[int, Field(ge=1)] = 4
     patience: Annotated[int, Field(ge=1)] = 4
     refit: bool = False
@@ -87,6 +92,7 @@ def fit(
     training: I64,
     validation: I64,
     recipe: Recipe,
+    hide: Hide | None = None,
     progress: Progress | None = None,
 ) -> History:
     """Trains `model` in place and leaves it at its best weights by validation log-loss.
@@ -101,7 +107,7 @@ def fit(
     checks: list[Check] = []
     best: tuple[float, int, dict[str, Tensor]] | None = None
     losses: list[float] = []
-    for step, loss in steps(model, data, training, recipe, total):
+    for step, loss in steps(model, data, training, recipe, total, hide):
         losses.append(loss)
         if step % every == 0 or step == total:
             p = predict(model, data, validation)
@@ -128,6 +134,7 @@ def refit(
     rows: I64,
     recipe: Recipe,
     history: History,
+    hide: Hide | None = None,
     progress: Progress | None = None,
 ) -> None:
     """Trains a fresh `model` on all `rows`, as many epochs as were best in `history`.
@@ -138,7 +145,7 @@ def refit(
     steps_per_epoch = -(-rows.size // recipe.batch_rows)
     total = steps_per_epoch * recipe.epochs
     stop = round(history.best_step / history.steps_per_epoch * steps_per_epoch)
-    for step, loss in steps(model, data, rows, recipe, total):
+    for step, loss in steps(model, data, rows, recipe, total, hide):
         if progress:
             progress(step, stop, loss, None)
         if step >= stop:
@@ -146,10 +153,10 @@ def refit(
 
 
 def steps(
-    model: DLRM, data: Rows, rows: I64, recipe: Recipe, total: int
+    model: DLRM, data: Rows, rows: I64, recipe: Recipe, total: int, hide: Hide | None = None
 ) -> Iterator[tuple[int, float]]:
     """Takes up to `total` optimiser steps, yielding (step, loss) after each."""
-    dense = torch.optim.Adam(
+    dense = torch.optim.AdamW(
         model.net.parameters(), lr=recipe.dense_lr, weight_decay=recipe.dense_decay
     )
     sparse = RowWiseAdagrad(model.stage.sparse_parameters(), recipe.sparse_lr, decay=recipe.row_decay)
@@ -162,7 +169,8 @@ def steps(
             model.train()
             chosen = np.sort(order[start : start + recipe.batch_rows])
             label = torch.from_numpy(data.label[chosen])
-            logits = model(data.batch(chosen))
+            batch = data.batch(chosen)
+            logits = model(hide(batch, random) if hide else batch)
             loss = F.binary_cross_entropy_with_logits(logits, label.to(logits.device))
             dense.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
@@ -172,7 +180,7 @@ def steps(
             dense.step()
             sparse.step(scale)
             step += 1
-            yield step, float(loss)
+            yield step, loss.item()
             if step >= total:
                 return
 

@@ -30,8 +30,13 @@ class Stage(Protocol):
         ...
 
     @property
-    def slots(self) -> int:
-        """Vectors a row: the schema's features (twice that for hybrid)."""
+    def singles(self) -> int:
+        """S, vectors a row of single-valued features (twice their number for hybrid)."""
+        ...
+
+    @property
+    def bags(self) -> int:
+        """B, vectors a row of multi-valued features."""
         ...
 
     def __call__(self, batch: Batch) -> Vectors: ...

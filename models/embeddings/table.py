@@ -28,8 +28,8 @@ class TableStage(nn.Module):
         if weight.shape[0] != self.rows.total:
             raise ValueError(f"weight has {weight.shape[0]} rows, the tables {self.rows.total}")
         self.weight = nn.Parameter(weight, requires_grad=weight.dtype.is_floating_point)
-        self._singles = len(schema.context.singles) + len(schema.candidate.singles)
-        self._bags = len(schema.context.bags) + len(schema.candidate.bags)
+        self.singles = len(schema.context.singles) + len(schema.candidate.singles)
+        self.bags = len(schema.context.bags) + len(schema.candidate.bags)
         self._buffer = weight.new_empty(0)
 
     @staticmethod
@@ -48,16 +48,12 @@ class TableStage(nn.Module):
     def width(self) -> int:
         return int(self.weight.shape[1])
 
-    @property
-    def slots(self) -> int:
-        return self._singles + self._bags
-
     def sparse_parameters(self) -> list[nn.Parameter]:
         return [self.weight]
 
     def forward(self, batch: Batch) -> Vectors:
         lookups = self.rows.lookups(batch)
-        singles = self._gather(lookups.singles).view(batch.rows, self._singles, self.width)
+        singles = self._gather(lookups.singles).view(batch.rows, self.singles, self.width)
         pooled = []
         if lookups.context_bags is not None:
             context = self._pool(lookups.context_bags)

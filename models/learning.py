@@ -1,0 +1,175 @@
+"""From data to a bundle: split, calibrate, encode, train, measure, write.
+
+Every choice is made on the validation rows, which are training rows; the test rows are only looked
+at once, through the bundle as it was written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from pydantic import ValidationError
+
+from models.bundle import Bundle, write_bundle
+from models.data.encoded import Encoded, encode
+from models.data.reader import Reader
+from models.data.split import TEST, TRAIN, VALIDATION, Splitter, split_of
+from models.dlrm import DLRM, Architecture, DenseNet
+from models.embeddings.table import TableStage
+from models.encoder import Encoder
+from models.errors import DataError
+from models.evaluation import Quality, evaluate
+from models.hiding import hider
+from models.popularity import Calibration, calibrate
+from models.representation import Representation
+from models.schema import Schema, Strict, one_line
+from models.training import History, Progress, Recipe, fit, predict, refit
+
+RECIPES = Path(__file__).parent / "recipes"
+
+Phase = Callable[[str, int | None], Callable[[int], object]]
+"""Announces a phase and its size in rows (None: unknown); gives what is told the rows done."""
+
+
+class Training(Strict):
+    """A recipe file: the model's shape and how it is trained."""
+
+    architecture: Architecture = Architecture()
+    recipe: Recipe = Recipe()
+
+    def with_recipe(self, changes: Mapping[str, Any]) -> Training:
+        """This with some of the recipe's keys changed. Raises DataError on a value out of range."""
+        try:
+            recipe = Recipe.model_validate(self.recipe.model_dump() | dict(changes))
+        except ValidationError as e:
+            raise DataError(one_line(e)) from None
+        return Training(architecture=self.architecture, recipe=recipe)
+
+
+def load_training(name: str | Path) -> Training:
+    """Reads a recipe file; a bare name means one that ships with Polyrec. Raises DataError."""
+    file = Path(name)
+    if not file.suffix and not file.exists():
+        file = RECIPES / f"{file.name}.yaml"
+    try:
+        raw: Any = yaml.safe_load(file.read_text(encoding="utf-8"))
+        return Training.model_validate(raw)
+    except FileNotFoundError:
+        shipped = ", ".join(sorted(p.stem for p in RECIPES.glob("*.yaml")))
+        raise DataError(f"no recipe file '{name}'; shipped recipes: {shipped}") from None
+    except ValidationError as e:
+        raise DataError(f"recipe '{name}': {one_line(e)}") from None
+    except (OSError, ValueError, yaml.YAMLError) as e:
+        raise DataError(f"recipe '{name}' cannot be read: {' '.join(str(e).split())}") from None
+
+
+def default_training(schema: Schema) -> Training:
+    """The shipped recipe of the schema's name, else the general one."""
+    file = RECIPES / f"{schema.name}.yaml"
+    return load_training(file) if file.exists() else Training()
+
+
+@dataclass(frozen=True, slots=True)
+class Learner:
+    """Learns bundles from one data set.
+
+    sample: share of the rows that makes the popularity order, see models/popularity.py.
+    calibration: one made before, instead of counting again (then nothing is refitted).
+    """
+
+    reader: Reader
+    schema: Schema
+    training: Training
+    representation: Representation
+    sample: float | None = None
+    calibration: Calibration | None = None
+    phase: Phase = lambda _name, _rows: lambda _done: None
+    progress: Progress | None = None
+
+    def learn(self, out: str | Path, replace: bool = False) -> Bundle:
+        """Trains, measures on the test rows and writes the bundle."""
+        recipe = self.training.recipe
+        splitter = split_of(self.reader, self.schema, self.phase("split", self.reader.rows_hint))
+        encoder, history, model = self._fit(splitter)
+        if recipe.refit:
+            encoder, model = self._refit(splitter, history)
+        with self._encode(encoder, splitter, (TEST,)) as test:
+            quality = measure(model, test)
+        return write_bundle(
+            out,
+            model,
+            self.representation,
+            encoder,
+            metrics={
+                "test": quality.as_dict(),
+                "validation": asdict(best(history)),
+            },
+            training={
+                "recipe": recipe.model_dump(),
+                "best_step": history.best_step,
+                "steps_per_epoch": history.steps_per_epoch,
+                "data": {"fingerprint": self.reader.fingerprint(), "path": self.reader.path.name},
+            },
+            replace=replace,
+        )
+
+    def _fit(self, splitter: Splitter) -> tuple[Encoder, History, DLRM]:
+        encoder = self._calibrate(splitter, (TRAIN,))
+        with self._encode(encoder, splitter, (TRAIN, VALIDATION)) as data:
+            training, validation = data.select(TRAIN), data.select(VALIDATION)
+            for name, rows in (("train", training), ("validation", validation)):
+                if not rows.size:
+                    raise DataError(f"{self.reader.path}: the split leaves no {name} rows")
+            model = self._model(encoder)
+            recipe = self.training.recipe
+            hide = hider(encoder, recipe.hide, recipe.hide_from_rows)
+            return encoder, fit(model, data, training, validation, recipe, hide, self.progress), model
+
+    def _refit(self, splitter: Splitter, history: History) -> tuple[Encoder, DLRM]:
+        encoder = self._calibrate(splitter, (TRAIN, VALIDATION))
+        with self._encode(encoder, splitter, (TRAIN, VALIDATION)) as data:
+            model = self._model(encoder)
+            recipe = self.training.recipe
+            hide = hider(encoder, recipe.hide, recipe.hide_from_rows)
+            refit(model, data, data.select(TRAIN, VALIDATION), recipe, history, hide, self.progress)
+        return encoder, model
+
+    def _calibrate(self, splitter: Splitter, which: Sequence[int]) -> Encoder:
+        found = self.calibration or calibrate(
+            self.reader,
+            self.schema,
+            splitter,
+            which=which,
+            sample=self.sample,
+            seed=self.training.recipe.seed,
+            progress=self.phase("calibrate", self.reader.rows_hint),
+        )
+        return Encoder(self.schema, found.vocabularies, found.standards)
+
+    def _encode(self, encoder: Encoder, splitter: Splitter, which: Sequence[int]) -> Encoded:
+        progress = self.phase("encode", self.reader.rows_hint)
+        return encode(self.reader, encoder, splitter, which, progress=progress)
+
+    def _model(self, encoder: Encoder) -> DLRM:
+        shape, recipe = self.training.architecture, self.training.recipe
+        torch.manual_seed(recipe.seed)
+        rows = {table: v.rows for table, v in encoder.vocabularies.items()}
+        stage = TableStage.initial(self.schema, rows, shape.width, recipe.seed, recipe.row_spread)
+        dense = len(self.schema.dense)
+        return DLRM(stage, DenseNet(shape, dense, stage.singles + stage.bags, recipe.dropout))
+
+
+def best(history: History) -> Any:
+    """The check whose weights were kept."""
+    return next(c for c in history.checks if c.step == history.best_step)
+
+
+def measure(model: DLRM, data: Encoded) -> Quality:
+    """Quality on all rows of `data`."""
+    rows = data.select(TRAIN, VALIDATION, TEST)
+    return evaluate(predict(model, data, rows), data.label, data.group)

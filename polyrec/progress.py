@@ -1,0 +1,68 @@
+"""Progress bars on standard error: one a phase over the data, one for training."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import TracebackType
+
+from tqdm import tqdm
+
+from models.training import Check
+
+
+class PhaseBars:
+    """A bar for each pass over the data; the next phase closes the last one's."""
+
+    def __init__(self) -> None:
+        self._bar: tqdm[None] | None = None
+
+    def __call__(self, name: str, rows: int | None) -> Callable[[int], object]:
+        self.close()
+        self._bar = tqdm(total=rows, desc=name, unit="row", unit_scale=True, file=sys.stderr, leave=False)
+        return self._bar.update
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def __enter__(self) -> PhaseBars:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class TrainingBar:
+    """Steps taken, with the loss and what the validation rows last said."""
+
+    def __init__(self) -> None:
+        self._bar: tqdm[None] | None = None
+        self._total = 0
+
+    def __call__(self, step: int, total: int, loss: float, check: Check | None) -> None:
+        if self._bar is None or total != self._total:
+            self.close()
+            self._bar = tqdm(total=total, desc="train", unit="step", file=sys.stderr)
+            self._total = total
+        shown = {"loss": f"{loss:.4f}"}
+        if check is not None:
+            shown |= {"validation": f"{check.log_loss:.4f}", "auc": f"{check.auc:.4f}"}
+        self._bar.set_postfix(shown, refresh=False)
+        self._bar.update(step - self._bar.n)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def __enter__(self) -> TrainingBar:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
