@@ -1,0 +1,27 @@
+"""`python -m server`: the server alone, with every setting from POLYREC_ variables. For containers and
+children; people use `polyrec serve`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from models.errors import PolyrecError
+from server.running import serve
+from server.settings import gather
+
+
+def main() -> int:
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        return serve(gather({}, os.environ), lambda ready: print(ready.line(), flush=True))
+    except PolyrecError as e:
+        print(f"polyrec: error: {e}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""The HTTP front: an engine in, an ASGI application out.
+
+Hot endpoints are answered before any routing: their exact path is looked up in a dictionary. All
+other pages are ordinary routes. Whatever goes wrong leaves as `{"error": ...}`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from models.bundle import code_version
+from server.engine import Engine
+from server.errors import Defect, MethodNotAllowed, NotFound, refusal
+from server.http.health import health_routes
+from server.http.inference import Inference
+from server.http.oip import MODEL, InferForm, oip_routes
+from server.http.plan import plan_routes
+from server.http.predict import PredictForm
+from server.http.rank import RankForm
+
+log = logging.getLogger("polyrec.http")
+
+
+class HotPaths:
+    """Sends POST requests of the hot endpoints straight to them; everything else goes on."""
+
+    def __init__(self, app: ASGIApp, endpoints: Mapping[str, ASGIApp]) -> None:
+        self._app = app
+        self._endpoints = endpoints
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        endpoint = self._endpoints.get(scope["path"]) if scope["type"] == "http" else None
+        if endpoint is not None and scope["method"] == "POST":
+            await endpoint(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+
+def create_app(engine: Engine) -> FastAPI:
+    """The application of one engine, which may still be loading."""
+    predict = Inference(engine, PredictForm())
+    rank = Inference(engine, RankForm())
+    infer = Inference(engine, InferForm())
+    app = FastAPI(
+        title="Polyrec",
+        version=code_version(),
+        openapi_url=None,
+        redirect_slashes=False,
+    )
+    app.router.routes.extend(
+        [
+            Route("/v1/predict", predict, methods=["POST"]),
+            Route("/v1/rank", rank, methods=["POST"]),
+            *plan_routes(engine),
+            *health_routes(engine),
+            *oip_routes(engine, infer),
+        ]
+    )
+    app.add_exception_handler(HTTPException, _refused)
+    app.add_exception_handler(Exception, _defect)
+    app.add_middleware(
+        HotPaths,
+        endpoints={"/v1/predict": predict, "/v1/rank": rank, f"/v2/models/{MODEL}/infer": infer},
+    )
+    return app
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "another method")
+        return _response(MethodNotAllowed(request.method, allowed))
+    return _response(NotFound(f"no page '{request.url.path}'"))
+
+
+async def _defect(request: Request, error: Exception) -> Response:
+    return _response(Defect("internal error; the server's log has the details"))
+
+
+def _response(error: Exception) -> Response:
+    refused = refusal(error)
+    headers = {name.decode(): value.decode() for name, value in refused.headers}
+    return Response(refused.body, refused.status, headers, media_type="application/json")

@@ -1,0 +1,249 @@
+"""One server process, from its first socket to its last answer.
+
+    bind the port -> answer /livez, /readyz 503 -> load the plan's paths -> ready
+    SIGTERM -> /readyz 503, keep serving for the grace -> stop accepting -> finish what is in flight
+
+A load balancer needs the grace to notice; liveness stays 200 to the end. A second signal, or Ctrl-C,
+skips it. `serve` is the whole life; `start` runs it in a child process, for demos and tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from types import FrameType
+from typing import TextIO
+
+import orjson
+import uvicorn
+import uvloop
+
+from models.bundle import load_bundle
+from models.errors import PolyrecError
+from models.runtimes import best_runtime
+from planner.plan import load_plan, single_path_plan
+from server.engine import Engine, State
+from server.http.app import create_app
+from server.http.protocol import Protocol
+from server.settings import Settings
+
+log = logging.getLogger("polyrec.server")
+
+KEEP_ALIVE_S = 75
+BACKLOG = 2048
+
+
+class PortInUse(PolyrecError):
+    """The address to listen on cannot be had."""
+
+
+class StartFailed(PolyrecError):
+    """A child server ended before it was ready; the message is its last line."""
+
+
+def load(engine: Engine, settings: Settings) -> None:
+    """Opens what the settings name: the paths of a plan, or one bundle by the best runtime.
+
+    Raises PlanError, BundleError, RuntimeUnavailable or SettingsError.
+    """
+    if settings.plan is not None:
+        engine.load(settings.bend(load_plan(settings.plan)))
+    elif settings.bundle is not None:
+        bundle = load_bundle(settings.bundle)
+        if settings.runtime == "auto":
+            runtime, device = best_runtime(bundle)
+            # A device that was asked for stands, whatever would be best.
+            device = settings.device or device
+        else:
+            runtime, device = settings.runtime, settings.device or "cpu"
+        plan = single_path_plan(settings.bundle, bundle.name, runtime, device)
+        engine.load(settings.bend(plan), {settings.bundle: bundle})
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound, listening socket; port 0 takes a free one. Raises PortInUse."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as e:
+        raise PortInUse(
+            f"cannot listen on {host}:{port}: {e.strerror or e}; "
+            "choose another --host or --port (0 takes a free one)"
+        ) from None
+    listener.setblocking(False)
+    return listener
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, with a grace between the signal and the end."""
+
+    def __init__(self, config: uvicorn.Config, engine: Engine, grace_s: float) -> None:
+        super().__init__(config)
+        self._engine = engine
+        self._grace_s = grace_s
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Signal handler: runs between two steps of the event loop."""
+        again = self._engine.state is State.DRAINING
+        loading = self._engine.state is State.LOADING
+        self._engine.enter(State.DRAINING)
+        if self.should_exit:
+            self.force_exit = True
+        elif again or loading or sig == signal.SIGINT or not self._grace_s:
+            self.should_exit = True
+        else:
+            asyncio.get_running_loop().call_later(self._grace_s, self._stop)
+
+    def _stop(self) -> None:
+        self.should_exit = True
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What a server says once it answers."""
+
+    url: str
+    pid: int
+    paths: tuple[str, ...]
+    runtime: str
+    bundle_version: str
+
+    def line(self) -> str:
+        """One line of JSON, for programs that started the server."""
+        return orjson.dumps({"event": "ready"} | asdict(self)).decode()
+
+
+def serve(settings: Settings, on_ready: Callable[[Ready], object]) -> int:
+    """Serves until told to stop; returns the exit status. Raises PolyrecError if it cannot start."""
+    listener = listen(settings.host, settings.port)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_serve(settings, listener, on_ready))
+    finally:
+        listener.close()
+
+
+async def _serve(settings: Settings, listener: socket.socket, on_ready: Callable[[Ready], object]) -> int:
+    engine = Engine(None if settings.driver == "auto" else settings.driver)
+    config = uvicorn.Config(
+        create_app(engine),
+        http=Protocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=max(1, round(settings.drain_timeout_s)),
+        backlog=BACKLOG,
+    )
+    server = Server(config, engine, settings.drain_grace_s)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    loading = _in_thread(lambda: load(engine, settings))
+    try:
+        await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
+        if loading.done():
+            loading.result()
+            # What is loaded stays: the collector need not look at it again.
+            gc.collect()
+            gc.freeze()
+            on_ready(_ready(engine, listener))
+    finally:
+        if loading.done() and loading.exception() is not None:
+            server.should_exit = True
+        await serving
+    engine.close()
+    return 0
+
+
+def _ready(engine: Engine, listener: socket.socket) -> Ready:
+    host, port = listener.getsockname()[:2]
+    first = engine.choose()
+    return Ready(
+        url=f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}",
+        pid=os.getpid(),
+        paths=tuple(s.name for s in engine.serving),
+        runtime=first.runtime.name,
+        bundle_version=first.version,
+    )
+
+
+def _in_thread(work: Callable[[], None]) -> asyncio.Future[None]:
+    """Runs `work` in a daemon thread: a server that is stopped while it loads does not wait for it."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def finish(error: BaseException | None) -> None:
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+
+    def run() -> None:
+        error: BaseException | None = None
+        try:
+            work()
+        except BaseException as e:
+            error = e
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(finish, error)
+
+    threading.Thread(target=run, name="loading", daemon=True).start()
+    return done
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A server in a child process, ready to answer at `url`."""
+
+    url: str
+    process: subprocess.Popen[str]
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    def stop(self) -> int:
+        """SIGTERM, then the exit status; SIGKILL if it has not ended in time."""
+        if self.process.poll() is None:
+            self.process.terminate()
+        try:
+            return self.process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.wait()
+        finally:
+            if self.process.stdout is not None:
+                self.process.stdout.close()
+
+
+def start(settings: Mapping[str, object], stderr: int | TextIO | None = None) -> Child:
+    """Starts `python -m server` with these settings (port 0 unless given) and waits until it is ready.
+
+    Raises StartFailed if it ends before.
+    """
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("POLYREC_")}
+    environ |= {f"POLYREC_{k.upper()}": str(v) for k, v in ({"port": 0} | dict(settings)).items()}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "server"], env=environ, stdout=subprocess.PIPE, stderr=stderr, text=True
+    )
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        process.stdout.close()
+        raise StartFailed(f"the server ended with status {process.wait()} before it was ready")
+    return Child(orjson.loads(line)["url"], process)

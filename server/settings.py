@@ -1,0 +1,105 @@
+"""What the operator decides about one server: where it listens, what it opens, where it bends the plan.
+
+Command-line flags and POLYREC_ environment variables go in; one frozen `Settings` comes out. A flag
+wins over a variable, a variable over the plan. An unknown POLYREC_ variable is an error: a
+misspelt one would otherwise be ignored in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from models.errors import PolyrecError
+from models.schema import Strict, one_line
+from planner.plan import Limits, Plan, Rows
+
+PREFIX = "POLYREC_"
+
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class SettingsError(PolyrecError):
+    """A flag or an environment variable that is unknown or out of range."""
+
+
+class Settings(Strict):
+    """bundle, plan: what to serve, exactly one of them.
+
+    runtime, device: only with a bundle (a plan names them for each path); `auto` is the best here.
+    driver: where batches execute: in the event loop (`inline`, which `auto` takes for a CPU) or in a
+        thread of the lane.
+    drain_grace_s: after SIGTERM, how long to keep serving while readiness already says 503.
+    drain_timeout_s: then, how long requests in flight may take.
+    The rest, if given, replaces the plan's value of the same name.
+    """
+
+    bundle: Path | None = None
+    plan: Path | None = None
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    runtime: Literal["auto", "torch", "onnx"] = "auto"
+    device: str | None = None
+    driver: Literal["auto", "inline", "thread"] = "auto"
+    drain_grace_s: Seconds = 1.0
+    drain_timeout_s: Seconds = 10.0
+    default_budget_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    max_body_bytes: Annotated[int, Field(ge=1)] | None = None
+    max_request_rows: Rows | None = None
+    max_batch_rows: Rows | None = None
+    max_queued_rows: Rows | None = None
+
+    @model_validator(mode="after")
+    def _one_thing_to_serve(self) -> Settings:
+        if (self.bundle is None) == (self.plan is None):
+            raise ValueError("give either --bundle DIR or --plan FILE")
+        if self.plan is not None and {"runtime", "device"} & self.model_fields_set:
+            raise ValueError("the plan names runtime and device for each path; leave them out")
+        return self
+
+    def bend(self, plan: Plan) -> Plan:
+        """The plan with the operator's values in place of its own. Raises SettingsError."""
+        limits = plan.limits.model_dump()
+        limits |= {k: v for k in limits if (v := getattr(self, k)) is not None}
+        budget_ms = self.default_budget_ms or plan.default_budget_ms
+        try:
+            bent = Limits.model_validate(limits)
+        except ValidationError as e:
+            raise SettingsError(one_line(e)) from None
+        return plan.model_copy(update={"limits": bent, "default_budget_ms": budget_ms})
+
+
+def gather(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:
+    """Flags (None where not given) over the POLYREC_ variables of `environ` over the defaults.
+
+    Raises SettingsError, in one line that names the flag or the variable.
+    """
+    known = Settings.model_fields
+    values: dict[str, Any] = {}
+    for variable, value in environ.items():
+        if not variable.startswith(PREFIX):
+            continue
+        name = variable.removeprefix(PREFIX).lower()
+        if name not in known:
+            names = ", ".join(PREFIX + key.upper() for key in known)
+            raise SettingsError(f"unknown environment variable {variable}; known: {names}")
+        values[name] = value
+    given = {name: value for name, value in flags.items() if value is not None}
+    # What is to be served is one decision: a bundle on the command line also replaces a plan in
+    # the environment, and the other way round.
+    if {"bundle", "plan"} & given.keys():
+        values = {k: v for k, v in values.items() if k not in ("bundle", "plan")}
+    values |= given
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as e:
+        key = str(e.errors()[0]["loc"][0]) if e.errors()[0]["loc"] else ""
+        line = one_line(e)
+        if key and key not in given:
+            line = line.replace(key, PREFIX + key.upper(), 1)
+        elif key:
+            line = "--" + line.replace(key, key.replace("_", "-"), 1)
+        raise SettingsError(line) from None
