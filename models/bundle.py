@@ -221,7 +221,9 @@ def read_manifest(folder: Path) -> Manifest:
         raise BundleError(f"bundle '{folder}': {MANIFEST}: {one_line(e)}") from None
     missing = {EMBEDDINGS, NET, VOCABULARY} - manifest.files.keys()
     if missing or any(Path(n).name != n for n in manifest.files):
-        raise BundleError(f"bundle '{folder}': {MANIFEST} does not list {', '.join(sorted(missing)) or 'plain files'}")
+        raise BundleError(
+            f"bundle '{folder}': {MANIFEST} does not list {', '.join(sorted(missing)) or 'plain files'}"
+        )
     return manifest
 
 

@@ -11,6 +11,7 @@ all of them, knows no ids, and is what goes to ONNX or any other executor.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Annotated, Literal
 
 import torch
@@ -76,7 +77,7 @@ class DenseNet(nn.Module):
 def mlp(widths: Sequence[int], dropout: float = 0.0) -> nn.Sequential:
     """Linear and ReLU per width, He-initialised, dropout behind each when asked."""
     layers: list[nn.Module] = []
-    for fan_in, fan_out in zip(widths, widths[1:], strict=False):
+    for fan_in, fan_out in pairwise(widths):
         linear = nn.Linear(fan_in, fan_out)
         nn.init.kaiming_normal_(linear.weight, nonlinearity="relu")
         nn.init.zeros_(linear.bias)

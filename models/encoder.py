@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from models.batch import F32, I64, Batch, Block, take_bags
 from models.errors import DataError, FeatureError
-from models.schema import Categorical, Dense, Layout, Role, Schema
+from models.schema import Categorical, Dense, Role, Schema
 from models.vocabulary import Vocabulary
 
 
@@ -155,9 +155,7 @@ class Encoder:
             raise DataError(f"feature '{f.name}': a value is missing or unknown, and the table refuses it")
         return ranks
 
-    def from_ids(
-        self, dense: F32, sparse: I64, bags: Mapping[str, tuple[I64, I64]]
-    ) -> Batch:
+    def from_ids(self, dense: F32, sparse: I64, bags: Mapping[str, tuple[I64, I64]]) -> Batch:
         """Ready ids (the inference protocol) -> a plain batch.
 
         dense: float32 [rows, dense features], sparse: int64 [rows, single-valued features], both in
@@ -169,9 +167,7 @@ class Encoder:
             self._ids_block("candidate", dense, sparse, bags),
         )
 
-    def _ids_block(
-        self, role: Role, dense: F32, sparse: I64, bags: Mapping[str, tuple[I64, I64]]
-    ) -> Block:
+    def _ids_block(self, role: Role, dense: F32, sparse: I64, bags: Mapping[str, tuple[I64, I64]]) -> Block:
         layout = self.schema.layout(role)
         dense_names = [d.name for d in self.schema.dense]
         single_names = [f.name for f in self.schema.categorical if not f.multi]

@@ -45,12 +45,13 @@ class Cross(nn.Module):
 
     def __init__(self, width: int, layers: int, rank: int) -> None:
         super().__init__()
-        self.down = nn.ModuleList(nn.Linear(width, rank, bias=False) for _ in range(layers))
-        self.up = nn.ModuleList(nn.Linear(rank, width) for _ in range(layers))
-        for linear in (*self.down, *self.up):
+        downs = [nn.Linear(width, rank, bias=False) for _ in range(layers)]
+        ups = [nn.Linear(rank, width) for _ in range(layers)]
+        for linear in (*downs, *ups):
             nn.init.xavier_normal_(linear.weight)
-        for linear in self.up:
+        for linear in ups:
             nn.init.zeros_(linear.bias)
+        self.down, self.up = nn.ModuleList(downs), nn.ModuleList(ups)
 
     def forward(self, bottom: Tensor | None, vectors: Tensor) -> Tensor:
         flat = vectors.flatten(1)

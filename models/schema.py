@@ -132,7 +132,7 @@ class Layout:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(f.name for f in (*self.dense, *self.singles, *self.bags))
+        return (*(f.name for f in self.dense), *(f.name for f in self.categorical))
 
 
 class Schema(Strict):
@@ -147,7 +147,7 @@ class Schema(Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> Schema:
-        names = [f.name for f in (*self.dense, *self.categorical)]
+        names = [*(f.name for f in self.dense), *(f.name for f in self.categorical)]
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"feature '{name}' is defined twice")
@@ -205,7 +205,7 @@ class Schema(Strict):
     @property
     def columns(self) -> tuple[str, ...]:
         """Every column of the data that training and evaluation read, each once."""
-        names = [f.name for f in (*self.dense, *self.categorical)]
+        names = [*(f.name for f in self.dense), *(f.name for f in self.categorical)]
         names += [self.label.column, *self.split.columns, *([self.group] if self.group else [])]
         return tuple(dict.fromkeys(names))
 

@@ -40,8 +40,8 @@ class Recipe(Strict):
 
     dense_lr: Adam's step size; sparse_lr: row-wise Adagrad's. warm_up: share of all steps in which
     both rise from zero; then they fall linearly to `final_lr` of their height. row_decay, dense_decay:
-    decoupled weight decay (of touched rows; of the MLPs). row_spread: see TableStage.initial. hide, hide_from_rows:
-    see models/hiding.py.
+    decoupled weight decay (of touched rows; of the MLPs). row_spread: see TableStage.initial.
+    hide, hide_from_rows: see models/hiding.py. average: see Average.
     """
 
     epochs: Annotated[int, Field(ge=1)] = 3
@@ -56,6 +56,7 @@ class Recipe(Strict):
     row_spread: Annotated[float, Field(gt=0)] | None = None
     hide: Annotated[float, Field(ge=0, lt=1)] = 0.0
     hide_from_rows: Annotated[int, Field(ge=1)] = 1000
+    average: Annotated[float, Field(ge=0, lt=1)] = 0.0
     checks_per_epoch: Annotated[int, Field(ge=1)] = 4
     patience: Annotated[int, Field(ge=1)] = 4
     refit: bool = False
@@ -80,6 +81,34 @@ class History:
     checks: tuple[Check, ...]
     best_step: int
     steps_per_epoch: int
+
+
+class Average:
+    """An exponential moving average of the dense net's weights, which predicts better than the last step's.
+
+    rate: share of the past kept at each step; it rises to that from 0.1, so that the first steps are
+    forgotten. Rows are left as they are: averaging them too gained nothing and would touch every row.
+    """
+
+    def __init__(self, model: DLRM, rate: float) -> None:
+        self._rate = rate
+        self._weights = list(model.net.parameters())
+        self._mean = [w.detach().clone() for w in self._weights]
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Takes in the weights after optimiser step `step`."""
+        rate = min(self._rate, (1 + step) / (10 + step))
+        for mean, weight in zip(self._mean, self._weights, strict=True):
+            mean.lerp_(weight, 1 - rate)
+
+    @torch.no_grad()
+    def swap(self) -> None:
+        """Exchanges the model's weights and the average."""
+        for mean, weight in zip(self._mean, self._weights, strict=True):
+            kept = weight.clone()
+            weight.copy_(mean)
+            mean.copy_(kept)
 
 
 Progress = Callable[[int, int, float, Check | None], None]
@@ -107,19 +136,21 @@ def fit(
     checks: list[Check] = []
     best: tuple[float, int, dict[str, Tensor]] | None = None
     losses: list[float] = []
+    average = Average(model, recipe.average)
     for step, loss in steps(model, data, training, recipe, total, hide):
         losses.append(loss)
+        average.update(step)
         if step % every == 0 or step == total:
+            average.swap()
             p = predict(model, data, validation)
             y = data.label[validation]
-            check = Check(
-                step, step / steps_per_epoch, float(np.mean(losses)), log_loss(p, y), auc(p, y)
-            )
+            check = Check(step, step / steps_per_epoch, float(np.mean(losses)), log_loss(p, y), auc(p, y))
             checks.append(check)
             losses = []
             if best is None or check.log_loss < best[0]:
                 best = (check.log_loss, step, copy.deepcopy(model.state_dict()))
-            elif step - best[1] >= recipe.patience * every:
+            average.swap()
+            if step - best[1] >= recipe.patience * every:
                 break
         if progress:
             progress(step, total, loss, checks[-1] if checks else None)
@@ -145,20 +176,27 @@ def refit(
     steps_per_epoch = -(-rows.size // recipe.batch_rows)
     total = steps_per_epoch * recipe.epochs
     stop = round(history.best_step / history.steps_per_epoch * steps_per_epoch)
+    average = Average(model, recipe.average)
     for step, loss in steps(model, data, rows, recipe, total, hide):
+        average.update(step)
         if progress:
             progress(step, stop, loss, None)
         if step >= stop:
             break
+    average.swap()
 
 
 def steps(
     model: DLRM, data: Rows, rows: I64, recipe: Recipe, total: int, hide: Hide | None = None
 ) -> Iterator[tuple[int, float]]:
-    """Takes up to `total` optimiser steps, yielding (step, loss) after each."""
-    dense = torch.optim.AdamW(
-        model.net.parameters(), lr=recipe.dense_lr, weight_decay=recipe.dense_decay
-    )
+    """Takes up to `total` optimiser steps, yielding (step, loss) after each.
+
+    The output starts at the base rate, so that no step is spent on finding it.
+    """
+    base = float(np.clip(data.label[rows].mean(), 1e-6, 1 - 1e-6))
+    with torch.no_grad():
+        model.net.output.bias.fill_(np.log(base / (1 - base)))
+    dense = torch.optim.AdamW(model.net.parameters(), lr=recipe.dense_lr, weight_decay=recipe.dense_decay)
     sparse = RowWiseAdagrad(model.stage.sparse_parameters(), recipe.sparse_lr, decay=recipe.row_decay)
     warm = max(1, int(total * recipe.warm_up))
     random = np.random.default_rng(recipe.seed)

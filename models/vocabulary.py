@@ -54,9 +54,7 @@ class Vocabulary:
             raise ValueError(f"table '{self.table}': rank_of_id is not a permutation")
         ranks: dict[str | int | None, int] = {}
         if self.values is not None:
-            ranks = dict(
-                zip(self.values.to_pylist(), self.rank_of_id[: self.size].tolist(), strict=True)
-            )
+            ranks = dict(zip(self.values.to_pylist(), self.rank_of_id[: self.size].tolist(), strict=True))
         if self.specials:
             ranks[None] = int(self.rank_of_id[self.missing_id])
         object.__setattr__(self, "_ranks", ranks)
@@ -91,9 +89,7 @@ class Vocabulary:
             ranks = self._encode_range(values)
         else:
             get = self._ranks.get
-            ranks = np.fromiter(
-                map(get, values, repeat(self.oov_rank)), np.int64, count=len(values)
-            )
+            ranks = np.fromiter(map(get, values, repeat(self.oov_rank)), np.int64, count=len(values))
         if ranks.size and ranks.min() < 0:
             row = int(np.argmax(ranks < 0))
             what = "a value is required" if values[row] is None else f"unknown value {values[row]!r}"

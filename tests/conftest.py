@@ -6,7 +6,17 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import settings
+
+from models.bundle import Bundle, load_bundle
+from models.data.generator import generate
+from models.data.reader import open_data
+from models.dlrm import Architecture
+from models.learning import Learner, Training
+from models.representation import Table
+from models.schema import load_schema
+from models.training import Recipe
 
 ROOT = Path(__file__).parent.parent
 
@@ -23,3 +33,43 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"real data is not on this machine: {folder} does not exist")
     return folder
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of CUDA say so on a machine without it, instead of failing."""
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="this machine has no CUDA device"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """As everywhere in Polyrec: parallelism comes from lanes, and idle threads spin."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Parquet file of 6,000 generated rows in trivago's shape."""
+    return generate(
+        tmp_path_factory.mktemp("clicks") / "clicks.parquet", 6000, seed=7, items=300, users=200
+    ).path
+
+
+@pytest.fixture(scope="session")
+def bundle_dir(clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small real bundle, trained on `clicks` in a few seconds; read only."""
+    schema = load_schema("trivago")
+    training = Training(
+        architecture=Architecture(width=8, bottom=(16,), top=(32,)),
+        recipe=Recipe(epochs=1, batch_rows=256, hide=0.5, hide_from_rows=100),
+    )
+    learner = Learner(open_data(clicks, schema), schema, training, Table())
+    return learner.learn(tmp_path_factory.mktemp("bundles") / "table").path
+
+
+@pytest.fixture(scope="session")
+def bundle(bundle_dir: Path) -> Bundle:
+    """`bundle_dir`, loaded."""
+    return load_bundle(bundle_dir)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from models.batch import F32, I64, Batch, Block
 from models.schema import Categorical, Layout, Schema
@@ -63,7 +64,7 @@ class FusedRows:
         return np.array([self.base[f.table_name] for f in features], np.int64)
 
     @staticmethod
-    def _means(layout: Layout) -> F32:
+    def _means(layout: Layout) -> NDArray[np.bool_]:
         return np.array([f.pooling == "mean" for f in layout.bags], bool)
 
     def slice_of(self, table: str) -> slice:
@@ -94,7 +95,7 @@ class FusedRows:
         scale = np.ones((block.rows, bases.size), np.float32)
         if any_mean:
             lengths = lengths.reshape(block.rows, bases.size)
-            np.divide(1.0, lengths, out=scale, where=means & (lengths > 0), casting="same_kind")
+            scale[:] = np.where(means, 1.0 / np.maximum(lengths, 1), 1.0)
         return Bags(rows, block.bag_offsets, scale)
 
 

@@ -41,6 +41,10 @@ class Stage(Protocol):
 
     def __call__(self, batch: Batch) -> Vectors: ...
 
+    def state_dict(self) -> dict[str, Tensor]:
+        """The tensors a bundle stores; a stage is a torch module."""
+        ...
+
     def sparse_parameters(self) -> list[torch.nn.Parameter]:
         """Weights [rows, D] whose gradients are sparse, for the row-wise optimiser."""
         ...

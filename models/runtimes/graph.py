@@ -8,6 +8,8 @@ products that the model needs.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 from numpy.typing import NDArray
@@ -34,7 +36,11 @@ class _Writer:
         self.constants.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
         return name
 
-    def node(self, kind: str, *inputs: str, output: str | None = None, **attributes: int) -> str:
+    def shape(self, *sizes: int) -> str:
+        """A shape to reshape to; -1 is the rows, all else is given, so that zero rows work too."""
+        return self.constant(np.array(sizes, np.int64))
+
+    def node(self, kind: str, *inputs: str, output: str | None = None, **attributes: Any) -> str:
         out = output or f"n{len(self.nodes)}"
         self.nodes.append(helper.make_node(kind, list(inputs), [out], **attributes))
         return out
@@ -69,10 +75,10 @@ def dense_graph(net: DenseNet, singles: int, bags: int) -> onnx.ModelProto:
             inputs.append((name, [count, width]))
             vectors.append(name)
     if isinstance(net.interaction, Dot):
-        joined = _dot(g, net.interaction, bottom, vectors)
+        joined = _dot(g, net.interaction, bottom, vectors, net.slots + (bottom is not None))
     else:
-        flat = g.constant(np.array([0, -1], np.int64))
-        parts = [g.node("Reshape", v, flat) for v in vectors]
+        sizes = {"singles": singles * width, "bags": bags * width}
+        parts = [g.node("Reshape", v, g.shape(-1, sizes[v])) for v in vectors]
         if bottom is not None:
             parts.insert(0, bottom)
         joined = g.node("Concat", *parts, axis=1) if len(parts) > 1 else parts[0]
@@ -80,7 +86,7 @@ def dense_graph(net: DenseNet, singles: int, bags: int) -> onnx.ModelProto:
             joined = _cross(g, net.interaction, joined)
     logit = g.linear(g.mlp(joined, net.top), net.output)
     column = g.node("Sigmoid", logit)
-    g.node("Reshape", column, g.constant(np.array([-1], np.int64)), output="probability")
+    g.node("Reshape", column, g.shape(-1), output="probability")
     graph = helper.make_graph(
         g.nodes,
         "dlrm",
@@ -93,15 +99,13 @@ def dense_graph(net: DenseNet, singles: int, bags: int) -> onnx.ModelProto:
     return model
 
 
-def _dot(g: _Writer, dot: Dot, bottom: str | None, vectors: list[str]) -> str:
+def _dot(g: _Writer, dot: Dot, bottom: str | None, vectors: list[str], count: int) -> str:
     parts = list(vectors)
     if bottom is not None:
-        parts.insert(0, g.node("Unsqueeze", bottom, g.constant(np.array([1], np.int64))))
+        parts.insert(0, g.node("Unsqueeze", bottom, g.shape(1)))
     x = g.node("Concat", *parts, axis=1) if len(parts) > 1 else parts[0]
-    turned = helper.make_node("Transpose", [x], ["turned"], perm=[0, 2, 1])
-    g.nodes.append(turned)
-    products = g.node("MatMul", x, "turned")
-    flat = g.node("Reshape", products, g.constant(np.array([0, -1], np.int64)))
+    products = g.node("MatMul", x, g.node("Transpose", x, perm=[0, 2, 1]))
+    flat = g.node("Reshape", products, g.shape(-1, count * count))
     chosen = dot.get_buffer("pairs").cpu().numpy().astype(np.int64)
     pairs = g.node("Gather", flat, g.constant(chosen), axis=1)
     return pairs if bottom is None else g.node("Concat", bottom, pairs, axis=1)

@@ -73,4 +73,3 @@ def open_session(model: bytes, device: str) -> ort.InferenceSession:
     if session.get_providers()[0] != provider:
         raise RuntimeUnavailable(f"onnx fell back from {provider} to {session.get_providers()[0]}")
     return session
-

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.batch import Batch, F32
+from models.embeddings.table import TableStage
+from models.schema import Schema
+from tests.models.random_batches import random_batch, random_schema, random_table_rows
+
+
+def reference(schema: Schema, tables: dict[str, F32], batch: Batch) -> tuple[F32, F32]:
+    """Row by row, feature by feature, one table each."""
+    width = next(iter(tables.values())).shape[1]
+    bag_slots = sum(f.multi for f in schema.slots)
+    singles, bags = [], []
+    for row in range(batch.rows):
+        context_row = row if batch.context_row is None else int(batch.context_row[row])
+        one, many = [], []
+        for layout, block, r in (
+            (schema.context, batch.context, context_row),
+            (schema.candidate, batch.candidate, row),
+        ):
+            for i, f in enumerate(layout.singles):
+                one.append(tables[f.table_name][block.ranks[r, i]])
+            for i, f in enumerate(layout.bags):
+                at = r * len(layout.bags) + i
+                ids = block.bag_values[block.bag_offsets[at] : block.bag_offsets[at + 1]]
+                total = tables[f.table_name][ids].sum(axis=0, dtype=np.float32)
+                many.append(total / len(ids) if f.pooling == "mean" and len(ids) else total)
+        singles.append(one)
+        bags.append(many)
+    return (
+        np.array(singles, np.float32).reshape(batch.rows, len(schema.slots) - bag_slots, width),
+        np.array(bags, np.float32).reshape(batch.rows, bag_slots, width),
+    )
+
+
+@given(st.integers(0, 10_000), st.integers(0, 9), st.booleans())
+def test_fused_lookup_equals_one_table_at_a_time(seed: int, rows: int, ranking: bool) -> None:
+    random = np.random.default_rng(seed)
+    schema = random_schema(random)
+    table_rows = random_table_rows(random, schema)
+    tables = {t: random.standard_normal((n, 3)).astype(np.float32) for t, n in table_rows.items()}
+    weight = torch.from_numpy(np.concatenate([tables[t] for t in schema.tables]))
+    stage = TableStage(schema, table_rows, weight)
+    batch = random_batch(random, schema, table_rows, rows, contexts=2 if ranking else None)
+    singles, bags = reference(schema, tables, batch)
+    with torch.inference_mode():
+        fast = stage(batch)
+        np.testing.assert_array_equal(fast.singles.numpy(), singles)
+        np.testing.assert_allclose(fast.bags.numpy(), bags, atol=1e-6)
+    trained = stage(batch)
+    np.testing.assert_array_equal(trained.singles.detach().numpy(), singles)
+
+
+@given(st.integers(0, 10_000))
+def test_shared_contexts_give_the_same_vectors_as_repeated_ones(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    schema = random_schema(random)
+    table_rows = random_table_rows(random, schema)
+    stage = TableStage.initial(schema, table_rows, 4, seed)
+    batch = random_batch(random, schema, table_rows, 7, contexts=3)
+    with torch.inference_mode():
+        shared = [v.clone() for v in stage(batch)]
+        exploded = stage(batch.exploded())
+    for a, b in zip(shared, exploded, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_gradient_touches_only_the_rows_looked_up() -> None:
+    random = np.random.default_rng(0)
+    schema = random_schema(random)
+    table_rows = dict.fromkeys(schema.tables, 20)
+    stage = TableStage.initial(schema, table_rows, 4, 0)
+    vectors = stage(random_batch(random, schema, table_rows, 2))
+    (vectors.singles.sum() + vectors.bags.sum()).backward()
+    gradient = stage.weight.grad
+    assert gradient is not None
+    assert gradient.is_sparse
+    assert 0 < len(gradient.coalesce().indices()[0]) < stage.weight.shape[0]
+
+
+def test_a_weight_of_the_wrong_size_is_refused() -> None:
+    schema = random_schema(np.random.default_rng(1))
+    with pytest.raises(ValueError, match="weight has 1 rows"):
+        TableStage(schema, dict.fromkeys(schema.tables, 5), torch.zeros(1, 4))

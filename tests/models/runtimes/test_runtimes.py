@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.batch import Batch
+from models.bundle import Bundle, load_bundle, write_bundle
+from models.data.encoded import Encoded, encode
+from models.data.reader import open_data
+from models.data.split import split_of
+from models.dlrm import DLRM, Architecture, DenseNet
+from models.errors import RuntimeUnavailable
+from models.runtimes import NAMES, best_runtime, open_runtime, predict_rows
+from models.training import predict
+from tests.models.random_batches import random_batch
+
+
+@pytest.fixture(scope="module")
+def data(bundle: Bundle, clicks: Path) -> Encoded:
+    reader = open_data(clicks, bundle.manifest.schema_)
+    return encode(reader, bundle.encoder, split_of(reader, bundle.manifest.schema_))
+
+
+@pytest.fixture(scope="module", params=["dot", "cat", "cross"])
+def shaped(
+    request: pytest.FixtureRequest, bundle: Bundle, tmp_path_factory: pytest.TempPathFactory
+) -> Bundle:
+    """The bundle's rows under another interaction, with an untrained dense net."""
+    torch.manual_seed(3)
+    stage = bundle.stage()
+    shape = Architecture(width=8, bottom=(16,), top=(32, 8), interaction=request.param, itself=True)
+    net = DenseNet(shape, len(bundle.manifest.schema_.dense), stage.singles + stage.bags)
+    out = tmp_path_factory.mktemp(request.param) / "bundle"
+    return write_bundle(out, DLRM(stage, net), bundle.manifest.representation, bundle.encoder, {}, {})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_runtime_predicts_what_training_measured(name: str, bundle: Bundle, data: Encoded) -> None:
+    expected = predict(bundle.model(), data, np.arange(data.rows))
+    got = predict_rows(open_runtime(name, bundle), data, batch_rows=1000)
+    np.testing.assert_allclose(got, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_interaction_gives_the_models_numbers(name: str, shaped: Bundle, data: Encoded) -> None:
+    expected = predict(shaped.model(), data, np.arange(200))
+    runtime = open_runtime(name, shaped)
+    np.testing.assert_allclose(runtime.predict(data.batch(np.arange(200))), expected, atol=1e-6)
+
+
+@given(st.integers(0, 10_000), st.integers(1, 40), st.integers(1, 5))
+def test_runtimes_agree_on_ranking_batches(bundle_dir: Path, seed: int, rows: int, contexts: int) -> None:
+    bundle = load_bundle(bundle_dir)
+    random = np.random.default_rng(seed)
+    table_rows = {t: v.rows for t, v in bundle.encoder.vocabularies.items()}
+    batch = random_batch(random, bundle.manifest.schema_, table_rows, rows, contexts)
+    torch_says, onnx_says = (
+        open_runtime(n, bundle).predict(b) for n, b in (("torch", batch), ("onnx", batch.exploded()))
+    )
+    np.testing.assert_allclose(torch_says, onnx_says, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_answer_outlives_the_next_batch(name: str, bundle: Bundle, data: Encoded) -> None:
+    runtime = open_runtime(name, bundle)
+    first = runtime.predict(data.batch(np.arange(8)))
+    kept = first.copy()
+    runtime.predict(data.batch(np.arange(100, 108)))
+    np.testing.assert_array_equal(first, kept)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_empty_batch_gives_no_predictions(name: str, bundle: Bundle, data: Encoded) -> None:
+    empty: Batch = data.batch(np.empty(0, np.int64))
+    assert open_runtime(name, bundle).predict(empty).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "reason"),
+    [
+        ("torch", "teapot", "torch has no device"),
+        ("onnx", "teapot", "onnx has no device"),
+        ("onnx", "cuda:x", "onnx has no device"),
+        ("onnx", "tensorrt:99", "onnx|onnxruntime"),
+        ("tea", "cpu", "no runtime 'tea'"),
+    ],
+)
+def test_what_this_machine_lacks_is_said_and_never_replaced(
+    bundle: Bundle, name: str, device: str, reason: str
+) -> None:
+    with pytest.raises(RuntimeUnavailable, match=reason):
+        open_runtime(name, bundle, device)
+
+
+def test_the_best_runtime_opens(bundle: Bundle) -> None:
+    name, device = best_runtime(bundle)
+    assert open_runtime(name, bundle, device).name == name
+
+
+@pytest.mark.gpu
+def test_cuda_gives_the_cpus_numbers(bundle: Bundle, data: Encoded) -> None:
+    batch = data.batch(np.arange(500))
+    expected = open_runtime("torch", bundle).predict(batch)
+    np.testing.assert_allclose(open_runtime("torch", bundle, "cuda:0").predict(batch), expected, atol=1e-5)

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.dlrm import DLRM, Architecture, DenseNet
+from models.embeddings.table import TableStage
+from tests.models.random_batches import random_batch, random_schema, random_table_rows
+
+
+def random_model(seed: int, interaction: str) -> tuple[DLRM, np.random.Generator, object, dict[str, int]]:
+    random = np.random.default_rng(seed)
+    schema = random_schema(random)
+    table_rows = random_table_rows(random, schema)
+    torch.manual_seed(seed)
+    stage = TableStage.initial(schema, table_rows, 4, seed)
+    shape = Architecture(width=4, bottom=(5,), top=(6,), interaction=interaction, cross_rank=3)
+    model = DLRM(stage, DenseNet(shape, len(schema.dense), stage.singles + stage.bags))
+    return model.eval(), random, schema, table_rows
+
+
+@given(st.integers(0, 10_000), st.sampled_from(["dot", "cat", "cross"]))
+def test_a_ranking_batch_scores_as_its_exploded_rows(seed: int, interaction: str) -> None:
+    model, random, schema, table_rows = random_model(seed, interaction)
+    batch = random_batch(random, schema, table_rows, 5, contexts=2)
+    with torch.inference_mode():
+        np.testing.assert_allclose(model(batch), model(batch.exploded()), rtol=1e-5, atol=1e-6)
+
+
+@given(st.integers(0, 10_000), st.sampled_from(["dot", "cat", "cross"]))
+def test_a_row_scores_the_same_alone_and_in_a_batch(seed: int, interaction: str) -> None:
+    model, random, schema, table_rows = random_model(seed, interaction)
+    batch = random_batch(random, schema, table_rows, 4)
+    with torch.inference_mode():
+        together = model(batch).numpy().copy()
+        for row in range(4):
+            at = np.array([row])
+            alone = model(type(batch)(batch.context.take(at), batch.candidate.take(at)))
+            np.testing.assert_allclose(alone.numpy(), together[row : row + 1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("key", ["width", "bottom", "cross_rank"])
+def test_a_shape_without_size_is_refused(key: str) -> None:
+    with pytest.raises(ValueError, match=key):
+        Architecture.model_validate({key: (0,) if key == "bottom" else 0})
