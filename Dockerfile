@@ -31,7 +31,7 @@ RUN pip install --no-deps .
 FROM ${PYTHON_IMAGE}
 LABEL org.opencontainers.image.title="polyrec" \
       org.opencontainers.image.licenses="Apache-2.0"
-RUN useradd --system --uid 10001 --create-home polyrec
+RUN useradd --uid 10001 --create-home --shell /usr/sbin/nologin polyrec
 COPY --from=build /opt/polyrec /opt/polyrec
 ENV PATH=/opt/polyrec/bin:$PATH \
     PYTHONUNBUFFERED=1
