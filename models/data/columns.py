@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
@@ -97,7 +98,10 @@ def normalise(where: str, column: str, kind: Kind, values: pa.Array) -> pa.Array
     if pt.is_null(values.type):
         return pa.nulls(len(values), target)
     if pt.is_list(target) and pt.is_floating(values.type.value_type):
-        values = pa.ListArray.from_arrays(values.offsets, _nan_to_null(values.values))
+        # A missing list turns empty on the way: it is the same bag.
+        lengths = values.cast(pa.list_(pa.float64())).value_lengths().fill_null(0).to_numpy()
+        offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32))
+        values = pa.ListArray.from_arrays(offsets, _nan_to_null(values.flatten()))
     elif pt.is_floating(values.type):
         values = _nan_to_null(values)
     try:

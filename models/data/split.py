@@ -21,6 +21,9 @@ from models.data.reader import Reader
 from models.errors import DataError
 from models.schema import Schema, Split
 
+MERGE_FROM = 1 << 20
+ROWS = 65536
+
 TRAIN, VALIDATION, TEST = 0, 1, 2
 NAMES = ("train", "validation", "test")
 
@@ -100,13 +103,13 @@ def _distinct(reader: Reader, name: str, progress: Callable[[int], object] | Non
     values: list[Times] = []
     counts: list[I64] = []
     pending = merged = 0
-    for data in reader.batches([name]):
+    for data in reader.batches([name], ROWS):
         some, n = np.unique(_times(name, data.column(name)), return_counts=True)
         values.append(some)
         counts.append(n)
         pending += some.size
         # Merged whenever they have doubled: memory stays in proportion to the different values.
-        if pending > max(1 << 20, 2 * merged):
+        if pending > max(MERGE_FROM, 2 * merged):
             values, counts = _merged(values, counts)
             pending = merged = values[0].size
         if progress is not None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -66,7 +67,7 @@ def test_take_bags_gives_the_bags_asked_for(bags: list[Bag], data: st.DataObject
     values = np.array([v for bag in bags for v in bag], np.int64)
     offsets = np.cumsum([0, *map(len, bags)])
     got, ends = take_bags(values, offsets, np.array(which, np.int64))
-    assert [got[a:b].tolist() for a, b in zip(ends[:-1], ends[1:], strict=True)] == [bags[i] for i in which]
+    assert [got[a:b].tolist() for a, b in pairwise(ends)] == [bags[i] for i in which]
 
 
 @given(st.integers(0, 4), st.integers(0, 5), st.data())
@@ -77,7 +78,7 @@ def test_interleave_orders_bags_row_by_row_feature_by_feature(
     columns = [data.draw(st.lists(bag, min_size=rows, max_size=rows)) for _ in range(features)]
     values, offsets = interleave([jagged(column) for column in columns])
     expected = [columns[f][r] for r in range(rows) for f in range(features)]
-    assert [values[a:b].tolist() for a, b in zip(offsets[:-1], offsets[1:], strict=True)] == expected
+    assert [values[a:b].tolist() for a, b in pairwise(offsets)] == expected
 
 
 def jagged(column: Sequence[Bag]) -> tuple[I64, I64]:

@@ -258,7 +258,7 @@ def test_arrays_that_do_not_fit_together_are_refused(small: Schema, write: Write
         with pytest.raises(DataError, match="the vocabulary of table 'item' is corrupt"):
             vocabularies_from_tensors(arrays | {name: broken}, descriptors)
     del arrays["item.counts"]
-    with pytest.raises(DataError, match="table 'item' lacks its array 'item.counts'"):
+    with pytest.raises(DataError, match=r"table 'item' lacks its array 'item\.counts'"):
         vocabularies_from_tensors(arrays, descriptors)
 
 

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import datetime
+import math
+from decimal import Decimal
+
+import pyarrow as pa
+import pytest
+
+from models.data.columns import Kind, check_columns, kind_of, normalise
+from models.errors import DataError
+from models.schema import Schema
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "expected"),
+    [
+        ("string", pa.array(["a", None], pa.large_string()), pa.array(["a", None])),
+        ("string", pa.array(["a", None, "a"]).dictionary_encode(), pa.array(["a", None, "a"])),
+        ("string", pa.array([None, None]), pa.array([None, None], pa.string())),
+        ("integer", pa.array([1, None], pa.uint8()), pa.array([1, None])),
+        ("integer", pa.array([1.0, math.nan]), pa.array([1, None])),
+        ("integer", pa.array([True, None]), pa.array([1, None])),
+        ("number", pa.array([1.5, math.nan, None], pa.float32()), pa.array([1.5, None, None])),
+        ("number", pa.array([True, False]), pa.array([1.0, 0.0])),
+        ("number", pa.array([Decimal("1.5")]), pa.array([1.5])),
+        ("strings", pa.array([["a"], None], pa.large_list(pa.large_string())), pa.array([["a"], None])),
+        ("integers", pa.array([[1, None], []], pa.list_(pa.int8())), pa.array([[1, None], []])),
+        ("integers", pa.array([[1.0, math.nan]]), pa.array([[1, None]])),
+        ("strings", pa.array([None]), pa.array([None], pa.list_(pa.string()))),
+        ("key", pa.array([1], pa.int16()), pa.array([1])),
+        ("key", pa.array([datetime.datetime(1970, 1, 2)], pa.timestamp("s")), pa.array([86400])),
+        ("key", pa.array(["x"], pa.large_string()), pa.array(["x"])),
+    ],
+)
+def test_columns_come_out_in_the_type_of_their_kind(kind: Kind, values: pa.Array, expected: pa.Array) -> None:
+    got = normalise("f", "c", kind, values)
+    assert got.type == expected.type
+    assert got.equals(expected)
+
+
+def test_a_list_column_keeps_its_rows_when_its_floats_become_integers() -> None:
+    rows = [[9.0, 8.0], [1.0, math.nan], None, [3.0, 4.0]]
+    for type_ in (pa.list_(pa.float32()), pa.large_list(pa.float64()), pa.list_(pa.float64(), 2)):
+        values = pa.array(rows, type_).slice(1)
+        assert normalise("f", "c", "integers", values).to_pylist() == [[1, None], [], [3, 4]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "message"),
+    [
+        (
+            "string",
+            pa.array([1]),
+            "f: column 'c' is int64, the schema needs a string (or say `type: integer`",
+        ),
+        ("integer", pa.array(["a"]), "f: column 'c' is string, the schema needs an integer"),
+        ("integer", pa.array([1.5]), "f: column 'c': Float value 1.500000 was truncated"),
+        ("integer", pa.array([2**63], pa.uint64()), "f: column 'c': Integer value 9223372036854775808 not"),
+        ("number", pa.array(["1"]), "f: column 'c' is string, the schema needs a number"),
+        ("strings", pa.array(["a"]), "f: column 'c' is string, the schema needs a list of strings"),
+        ("strings", pa.array([[1]]), "the schema needs a list of strings (or say `type: integer`"),
+        ("integers", pa.array([["1"]]), "the schema needs a list of integers"),
+        ("key", pa.array([[1]]), "the schema needs a string, an integer or a time"),
+    ],
+)
+def test_a_column_that_does_not_fit_is_refused_by_name(kind: Kind, values: pa.Array, message: str) -> None:
+    with pytest.raises(DataError) as error:
+        normalise("f", "c", kind, values)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_column_is_named_and_the_others_listed() -> None:
+    with pytest.raises(DataError, match="f: no column 'x'; the columns are a, b"):
+        check_columns("f", ["a", "x"], ["a", "b"])
+
+
+def test_kinds_follow_the_schema(small: Schema) -> None:
+    kinds = {name: kind_of(small, name) for name in (*small.columns, "other")}
+    assert kinds == {
+        "age": "number",
+        "price": "number",
+        "user": "string",
+        "last": "string",
+        "tags": "strings",
+        "history": "strings",
+        "item": "string",
+        "place": "integer",
+        "code": "integer",
+        "extras": "integers",
+        "clicked": "number",
+        "request": "key",
+        "other": "key",
+    }

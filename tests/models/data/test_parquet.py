@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.data.reader import open_data
+from models.errors import DataError
+from models.schema import Schema
+
+Row = dict[str, Any]
+Write = Callable[[Sequence[Row]], Path]
+ToArrow = Callable[[Sequence[Row]], pa.Table]
+
+
+def row(**values: Any) -> Row:
+    names = ["age", "price", "user", "last", "tags", "history", "item", "place", "code", "extras"]
+    return dict.fromkeys(names) | {"request": 0, "clicked": 0} | values
+
+
+@given(data=st.data())
+def test_what_was_written_comes_back(
+    data: st.DataObject, small: Schema, small_rows: Callable[..., Any], write: Write
+) -> None:
+    rows = data.draw(st.lists(small_rows(), min_size=1, max_size=20))
+    columns = data.draw(st.lists(st.sampled_from(small.columns), min_size=1, unique=True))
+    size = data.draw(st.integers(1, 9))
+    reader = open_data(write(rows), small)
+    batches = list(reader.batches(columns, size))
+    assert [r for b in batches for r in b.to_pylist()] == [{c: r[c] for c in columns} for r in rows]
+    assert all(0 < b.num_rows <= size for b in batches)
+    assert reader.rows_hint == len(rows)
+
+
+def test_a_folder_is_read_file_by_file_in_the_order_of_names(
+    small: Schema, arrow: ToArrow, tmp_path: Path
+) -> None:
+    for name, item in [("b.parquet", "2"), ("a.parquet", "1"), ("c/d.parquet", "3")]:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        pq.write_table(arrow([row(item=item)] * 2), path)
+    (tmp_path / "notes.txt").write_text("not data")
+    reader = open_data(tmp_path, small)
+    items = [v for b in reader.batches(["item"]) for v in b.column("item").to_pylist()]
+    assert items == ["1", "1", "2", "2", "3", "3"]
+    assert reader.rows_hint == 6
+
+
+def test_memory_does_not_grow_with_the_file(small: Schema, arrow: ToArrow, tmp_path: Path) -> None:
+    path = tmp_path / "big.parquet"
+    part = arrow([row(item=f"item-{i % 1000:0100}", price=float(i)) for i in range(20_000)])
+    with pq.ParquetWriter(path, part.schema) as file:
+        for _ in range(40):
+            file.write_table(part)
+    whole = 40 * part.nbytes
+    reader = open_data(path, small)
+    before = pa.total_allocated_bytes()
+    most = rows = 0
+    for batch in reader.batches(small.columns, 4096):
+        most = max(most, pa.total_allocated_bytes() - before)
+        rows += batch.num_rows
+    assert rows == 800_000
+    assert most < whole / 10
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"clicked": None}, "row 9: 'clicked' is None"),
+        ({"price": math.inf, "age": None}, "row 9: 'price' is inf"),
+        ({"age": -math.inf}, "row 9: 'age' is -inf"),
+    ],
+)
+def test_a_malformed_row_is_reported_by_number(bad: Row, message: str, small: Schema, write: Write) -> None:
+    path = write([*[row()] * 9, row(**bad), row()])
+    with pytest.raises(DataError, match="mend the row") as error:
+        list(open_data(path, small).batches(["item"], 4))
+    assert message in str(error.value)
+
+
+def test_malformed_rows_are_left_out_and_counted_in_every_pass(small: Schema, write: Write) -> None:
+    rows = [row(item=str(i), clicked=None if i % 3 == 0 else 1) for i in range(10)]
+    rows[1]["price"] = math.inf
+    reader = open_data(write(rows), small, "count")
+    for columns in (["item"], ["clicked", "item"], ["item", "tags"]):
+        items = [v for b in reader.batches(columns, 4) for v in b.column("item").to_pylist()]
+        assert items == ["2", "4", "5", "7", "8"]
+        assert reader.malformed == 5
+
+
+def test_a_not_a_number_is_a_missing_value(small: Schema, write: Write) -> None:
+    reader = open_data(write([row(price=math.nan)]), small)
+    assert [b.column("price").to_pylist() for b in reader.batches(["price"])] == [[None]]
+
+
+def test_a_file_without_a_column_of_the_schema_is_refused(
+    small: Schema, arrow: ToArrow, tmp_path: Path
+) -> None:
+    path = tmp_path / "f.parquet"
+    pq.write_table(arrow([row()]).drop_columns(["item"]), path)
+    with pytest.raises(DataError, match="no column 'item'; the columns are request, age"):
+        open_data(path, small)
+    pq.write_table(arrow([row()]), path)
+    with pytest.raises(DataError, match="no column 'planted'"):
+        list(open_data(path, small).batches(["planted"]))
+
+
+def test_a_column_of_the_wrong_type_is_refused_before_reading(
+    small: Schema, arrow: ToArrow, tmp_path: Path
+) -> None:
+    path = tmp_path / "f.parquet"
+    table = arrow([row()]).drop_columns(["item"]).append_column("item", pa.array([5]))
+    pq.write_table(table, path)
+    with pytest.raises(DataError, match="column 'item' is int64, the schema needs a string"):
+        open_data(path, small)
+
+
+def test_a_damaged_file_is_refused_in_one_line(small: Schema, write: Write, tmp_path: Path) -> None:
+    whole = write([row(item=str(i)) for i in range(50)]).read_bytes()
+    path = tmp_path / "f.parquet"
+    path.write_bytes(whole[:-20])
+    with pytest.raises(DataError, match="as Parquet") as error:
+        open_data(path, small)
+    assert "\n" not in str(error.value)
+    path.write_bytes(whole[:4] + b"\xff" * 400 + whole[404:])
+    with pytest.raises(DataError, match="cannot read") as error:
+        list(open_data(path, small).batches(small.columns))
+    assert "\n" not in str(error.value)
