@@ -224,8 +224,11 @@ def save_calibration(calibration: Calibration, path: str | Path) -> None:
         raise DataError(f"cannot write '{path}': {e}") from None
 
 
-def load_calibration(path: str | Path) -> Calibration:
-    """Reads what `save_calibration` wrote. Raises DataError: no such file, or not one of these."""
+def load_calibration(path: str | Path, schema: Schema | None = None) -> Calibration:
+    """Reads what `save_calibration` wrote.
+
+    Raises DataError: no such file, not one of these, or one of another schema than `schema`.
+    """
     try:
         with safe_open(path, "np") as f:
             header = json.loads((f.metadata() or {}).get("calibration", "{}"))
@@ -237,9 +240,25 @@ def load_calibration(path: str | Path) -> Calibration:
     if header.get("format") != FORMAT:
         raise DataError(f"'{path}' is not a calibration file (of format {FORMAT})")
     descriptors = {t: VocabularyDescriptor.model_validate(d) for t, d in header["vocabularies"].items()}
-    return Calibration(
+    calibration = Calibration(
         vocabularies_from_tensors(arrays, descriptors),
         {n: Standard(mean, deviation) for n, (mean, deviation) in header["standards"].items()},
         header["rows"],
         header["sampled_rows"],
     )
+    if schema is not None:
+        _check_schema(calibration, schema, f"'{path}' was made with another schema")
+    return calibration
+
+
+def _check_schema(calibration: Calibration, schema: Schema, where: str) -> None:
+    for table, (head, *_) in schema.tables.items():
+        v = calibration.vocabularies.get(table)
+        if v is None:
+            raise DataError(f"{where}: it has no table '{table}'")
+        fixed = v.size if v.values is None else None
+        if (v.type, v.oov, fixed) != (head.type, head.oov, head.cardinality):
+            raise DataError(f"{where}: table '{table}' has another type, cardinality or oov rule")
+    for d in schema.dense:
+        if d.name not in calibration.standards:
+            raise DataError(f"{where}: it has no dense feature '{d.name}'")

@@ -25,7 +25,7 @@ from models.popularity import (
     vocabularies_from_tensors,
     vocabulary_tensors,
 )
-from models.schema import Schema
+from models.schema import Dense, Schema
 from models.vocabulary import Vocabulary
 
 Row = dict[str, Any]
@@ -242,6 +242,29 @@ def test_a_calibration_that_cannot_be_written_or_read_says_so(
     save_file({"a": np.zeros(1)}, tmp_path / "c")
     with pytest.raises(DataError, match="is not a calibration file"):
         load_calibration(tmp_path / "c")
+
+
+def test_a_calibration_of_another_schema_is_refused(small: Schema, write: Write, tmp_path: Path) -> None:
+    save_calibration(calibrate(open_data(write(skewed(4)), small), small, everything_trains), tmp_path / "c")
+    assert load_calibration(tmp_path / "c", small).rows == 4
+    item = small.categorical[0].model_copy(update={"name": "colour"})
+    wider = small.model_copy(update={"categorical": (*small.categorical, item)})
+    longer = small.model_copy(
+        update={
+            "categorical": tuple(
+                f.model_copy(update={"cardinality": 9}) if f.name == "place" else f for f in small.categorical
+            )
+        }
+    )
+    denser = small.model_copy(update={"dense": (*small.dense, Dense(name="weight"))})
+    for edited, message in [
+        (wider, "no table 'colour'"),
+        (longer, "table 'place' has another type, cardinality or oov rule"),
+        (denser, "no dense feature 'weight'"),
+    ]:
+        schema = Schema.model_validate(edited.model_dump())
+        with pytest.raises(DataError, match=f"was made with another schema.*{message}"):
+            load_calibration(tmp_path / "c", schema)
 
 
 def test_arrays_that_do_not_fit_together_are_refused(small: Schema, write: Write) -> None:
