@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     from models.errors import DataError
     from models.evaluation import evaluate
     from models.runtimes import open_runtime, predict_rows
-    from polyrec.progress import PhaseBars
+    from polyrec.progress import Bars
 
     torch.set_num_threads(1)
     bundle = load_bundle(args.bundle)
@@ -46,11 +46,11 @@ def run(args: argparse.Namespace) -> int:
     reader = open_data(args.data, schema, args.on_malformed)
     which = tuple(range(len(NAMES))) if args.split == "all" else (NAMES.index(args.split),)
     runtime = open_runtime(args.runtime, bundle, args.device)
-    with PhaseBars() as bars:
-        splitter = split_of(reader, schema, bars("split", reader.rows_hint))
-        progress = bars("encode", reader.rows_hint)
+    with Bars() as bars:
+        splitter = split_of(reader, schema, bars.phase("split", reader.rows_hint))
+        progress = bars.phase("encode", reader.rows_hint)
         with encode(reader, bundle.encoder, splitter, which, progress=progress) as data:
-            probabilities = predict_rows(runtime, data, bars("predict", data.rows))
+            probabilities = predict_rows(runtime, data, bars.phase("predict", data.rows))
             quality = evaluate(probabilities, data.label, data.group)
     if args.predictions:
         try:

@@ -1,4 +1,4 @@
-"""Progress bars on standard error: one a phase over the data, one for training."""
+"""Progress on standard error: one bar at a time, for passes over data and for training steps."""
 
 from __future__ import annotations
 
@@ -12,55 +12,39 @@ from tqdm import tqdm
 from models.training import Check
 
 
-class PhaseBars:
-    """A bar for each pass over the data; the next phase closes the last one's."""
+class Bars:
+    """Bars for models/learning.py; each new one closes the one before."""
 
     def __init__(self) -> None:
         self._bar: tqdm[NoReturn] | None = None
 
-    def __call__(self, name: str, rows: int | None) -> Callable[[int], object]:
-        self.close()
-        bar = tqdm(total=rows, desc=name, unit="row", unit_scale=True, file=sys.stderr, leave=False)
-        self._bar = bar
-        return bar.update
+    def phase(self, name: str, rows: int | None) -> Callable[[int], object]:
+        """A bar of a pass over `rows` rows; gives what is told the rows done."""
+        return self._open(name, rows, "row").update
 
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
-
-    def __enter__(self) -> PhaseBars:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-class TrainingBar:
-    """Steps taken, with the loss and what the validation rows last said."""
-
-    def __init__(self) -> None:
-        self._bar: tqdm[NoReturn] | None = None
-
-    def __call__(self, step: int, total: int, loss: float, check: Check | None) -> None:
+    def training(self, step: int, total: int, loss: float, check: Check | None) -> None:
+        """Moves the bar of training: steps taken, the loss, what the validation rows last said."""
         bar = self._bar
-        if bar is None or total != bar.total:
-            self.close()
-            self._bar = bar = tqdm(total=total, desc="train", unit="step", file=sys.stderr)
+        if bar is None or step == 1:
+            bar = self._open("train", total, "step")
         shown = {"loss": f"{loss:.4f}"}
         if check is not None:
             shown |= {"validation": f"{check.log_loss:.4f}", "auc": f"{check.auc:.4f}"}
         bar.set_postfix(shown, refresh=False)
         bar.update(step - bar.n)
 
+    def _open(self, name: str, total: int | None, unit: str) -> tqdm[NoReturn]:
+        self.close()
+        self._bar = tqdm(total=total, desc=name, unit=unit, unit_scale=unit == "row", file=sys.stderr)
+        return self._bar
+
     def close(self) -> None:
+        """Ends the open bar, if any."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
 
-    def __enter__(self) -> TrainingBar:
+    def __enter__(self) -> Bars:
         return self
 
     def __exit__(

@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     from models.popularity import load_calibration
     from models.representation import Table
     from models.schema import load_schema
-    from polyrec.progress import PhaseBars, TrainingBar
+    from polyrec.progress import Bars
 
     torch.set_num_threads(args.threads)
     schema = load_schema(args.schema)
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     asked = {"epochs": args.epochs, "batch_rows": args.batch_rows, "seed": args.seed}
     training = training.with_recipe({k: v for k, v in asked.items() if v is not None})
     reader = open_data(args.data, schema, args.on_malformed)
-    with PhaseBars() as bars, TrainingBar() as bar:
+    with Bars() as bars:
         bundle = Learner(
             reader,
             schema,
@@ -54,8 +54,8 @@ def run(args: argparse.Namespace) -> int:
             Table(),
             sample=args.sample,
             calibration=load_calibration(args.calibration) if args.calibration else None,
-            phase=bars,
-            progress=bar,
+            phase=bars.phase,
+            progress=bars.training,
         ).learn(args.out, replace=args.replace)
     manifest = bundle.manifest
     if args.json:
