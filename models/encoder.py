@@ -82,6 +82,11 @@ class Encoder:
             "candidate": DenseTransform(schema.candidate.dense, standards),
         }
 
+    def prepare(self) -> None:
+        """Does now what the first request would otherwise wait for."""
+        for vocabulary in self.vocabularies.values():
+            vocabulary.known()
+
     def vocabulary(self, feature: Categorical) -> Vocabulary:
         return self.vocabularies[feature.table_name]
 

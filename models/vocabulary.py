@@ -45,19 +45,22 @@ class Vocabulary:
     values: pa.Array | None = None
     specials: bool = True
     oov: Literal["row", "refuse"] = "row"
-    _ranks: dict[str | int | None, int] = field(init=False, repr=False, compare=False)
+    _ranks: dict[str | int | None, int] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.rank_of_id.shape != (self.rows,) or self.counts.shape != (self.rows,):
             raise ValueError(f"table '{self.table}': {self.rows} rows, {self.rank_of_id.size} ranks")
         if not np.array_equal(np.sort(self.rank_of_id), np.arange(self.rows)):
             raise ValueError(f"table '{self.table}': rank_of_id is not a permutation")
-        ranks: dict[str | int | None, int] = {}
-        if self.values is not None:
-            ranks = dict(zip(self.values.to_pylist(), self.rank_of_id[: self.size].tolist(), strict=True))
-        if self.specials:
-            ranks[None] = int(self.rank_of_id[self.missing_id])
-        object.__setattr__(self, "_ranks", ranks)
+
+    def known(self) -> dict[str | int | None, int]:
+        """Raw value -> rank; made when first needed (a server asks while it loads, training never)."""
+        if not self._ranks:
+            if self.values is not None:
+                ranks = self.rank_of_id[: self.size].tolist()
+                self._ranks.update(zip(self.values.to_pylist(), ranks, strict=True))
+            self._ranks[None] = self.missing_rank
+        return self._ranks
 
     @property
     def rows(self) -> int:
@@ -88,7 +91,7 @@ class Vocabulary:
         if self.values is None:
             ranks = self._encode_range(values)
         else:
-            get = self._ranks.get
+            get = self.known().get
             ranks = np.fromiter(map(get, values, repeat(self.oov_rank)), np.int64, count=len(values))
         if ranks.size and ranks.min() < 0:
             row = int(np.argmax(ranks < 0))

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
             training,
             Table(),
             sample=args.sample,
-            calibration=load_calibration(args.calibration) if args.calibration else None,
+            calibration=load_calibration(args.calibration, schema) if args.calibration else None,
             phase=bars.phase,
             progress=bars.training,
         ).learn(args.out, replace=args.replace)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from models.batch import I64, Batch
-from models.embeddings.rows import Bags, FusedRows
+from models.embeddings.lookups import Bags, FusedRows
 from models.embeddings.stage import Vectors
 from models.schema import Schema
 
