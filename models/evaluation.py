@@ -71,8 +71,14 @@ def evaluate(probabilities: F32, labels: F32, groups: I64 | None = None) -> Qual
 
 def log_loss(p: Floats, y: Floats) -> float:
     """Mean negative log-likelihood in nats; probabilities are kept 1e-7 away from 0 and 1."""
+    return float(row_losses(p, y).mean())
+
+
+def row_losses(p: Floats, y: Floats) -> NDArray[np.float64]:
+    """float64 [rows]: what each row adds to the sum of `log_loss`."""
     p = np.clip(p.astype(np.float64), 1e-7, 1 - 1e-7)
-    return float(-(y * np.log(p) + (1 - y) * np.log1p(-p)).mean())
+    losses: NDArray[np.float64] = -(y * np.log(p) + (1 - y) * np.log1p(-p))
+    return losses
 
 
 def auc(p: Floats, y: Floats) -> float:
