@@ -94,7 +94,7 @@ class Bundle:
     @property
     def name(self) -> str:
         """The representation, as paths name it."""
-        return self.manifest.representation.kind
+        return self.manifest.representation.name
 
     @property
     def bytes(self) -> int:
@@ -103,9 +103,8 @@ class Bundle:
 
     def stage(self) -> Stage:
         """A new embedding stage over the mapped rows."""
-        rows = {t: v.rows for t, v in self.encoder.vocabularies.items()}
         m = self.manifest
-        return stage_from_tensors(m.representation, m.schema_, rows, self._rows)
+        return stage_from_tensors(m.representation, m.schema_, self.encoder.vocabularies, self._rows)
 
     def net(self) -> DenseNet:
         """A new dense net, ready to evaluate."""

@@ -9,26 +9,28 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import yaml
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from models.bundle import Bundle, write_bundle
 from models.data.encoded import Encoded, encode
 from models.data.reader import Reader
 from models.data.split import TEST, TRAIN, VALIDATION, Splitter, split_of
 from models.dlrm import DLRM, Architecture, DenseNet
-from models.embeddings.table import TableStage
+from models.embeddings.computed import Encoding
+from models.embeddings.cuts import stored_but_largest, stored_within
 from models.encoder import Encoder
 from models.errors import DataError
 from models.evaluation import Quality, evaluate
 from models.hiding import hider
 from models.popularity import Calibration, calibrate
-from models.representation import Representation
+from models.representation import Kind, Representation, initial_stage
 from models.schema import Schema, Strict, one_line
 from models.training import History, Progress, Recipe, fit, predict, refit
+from models.vocabulary import Vocabulary
 
 RECIPES = Path(__file__).parent / "recipes"
 
@@ -36,11 +38,34 @@ Phase = Callable[[str, int | None], Callable[[int], object]]
 """Announces a phase and its size in rows (None: unknown); gives what is told the rows done."""
 
 
+class Select(Strict):
+    """What `select` stores: all tables but the `largest` ones (MP-Rec), or, with `share`, that share of
+    all rows, the most accessed ones, whatever their table."""
+
+    largest: Annotated[int, Field(ge=1)] = 5
+    share: Annotated[float, Field(gt=0, lt=1)] | None = None
+
+    def cuts(self, vocabularies: Mapping[str, Vocabulary]) -> dict[str, int]:
+        """How many rows each table stores."""
+        if self.share is None:
+            return stored_but_largest(vocabularies, self.largest)
+        return stored_within(vocabularies, round(self.share * sum(v.rows for v in vocabularies.values())))
+
+
 class Training(Strict):
-    """A recipe file: the model's shape and how it is trained."""
+    """A recipe file: the model's shape, how it is trained, and what computed representations are."""
 
     architecture: Architecture = Architecture()
     recipe: Recipe = Recipe()
+    encoding: Encoding = Encoding()
+    select: Select = Select()
+
+    def representation(self, kind: Kind, vocabularies: Mapping[str, Vocabulary]) -> Representation:
+        """The representation of a kind, for tables of these sizes and popularity."""
+        if kind == "table":
+            return Representation()
+        cuts = self.select.cuts(vocabularies) if kind == "select" else {}
+        return Representation(kind=kind, encoding=self.encoding, cuts=cuts)
 
     def with_recipe(self, changes: Mapping[str, Any]) -> Training:
         """This with some of the recipe's keys changed. Raises DataError on a value out of range."""
@@ -48,7 +73,7 @@ class Training(Strict):
             recipe = Recipe.model_validate(self.recipe.model_dump() | dict(changes))
         except ValidationError as e:
             raise DataError(one_line(e)) from None
-        return Training(architecture=self.architecture, recipe=recipe)
+        return self.model_copy(update={"recipe": recipe})
 
 
 def load_training(name: str | Path) -> Training:
@@ -85,7 +110,7 @@ class Learner:
     reader: Reader
     schema: Schema
     training: Training
-    representation: Representation
+    kind: Kind = "table"
     sample: float | None = None
     calibration: Calibration | None = None
     phase: Phase = lambda _name, _rows: lambda _done: None
@@ -103,7 +128,7 @@ class Learner:
         return write_bundle(
             out,
             model,
-            self.representation,
+            self.training.representation(self.kind, encoder.vocabularies),
             encoder,
             metrics={
                 "test": quality.as_dict(),
@@ -158,8 +183,14 @@ class Learner:
     def _model(self, encoder: Encoder) -> DLRM:
         shape, recipe = self.training.architecture, self.training.recipe
         torch.manual_seed(recipe.seed)
-        rows = {table: v.rows for table, v in encoder.vocabularies.items()}
-        stage = TableStage.initial(self.schema, rows, shape.width, recipe.seed, recipe.row_spread)
+        stage = initial_stage(
+            self.training.representation(self.kind, encoder.vocabularies),
+            self.schema,
+            encoder.vocabularies,
+            shape.width,
+            recipe.seed,
+            recipe.row_spread,
+        )
         dense = len(self.schema.dense)
         return DLRM(stage, DenseNet(shape, dense, stage.singles + stage.bags, recipe.dropout))
 

@@ -154,7 +154,7 @@ class Schema(Strict):
             if name in RESERVED:
                 raise ValueError(f"feature name '{name}' is reserved by the inference protocol")
             if name == self.label.column:
-                raise ValueError(f"the label's column '{name}' cannot also be a feature: it would give it away")
+                raise ValueError(f"the label's column '{name}' cannot be a feature: it would give it away")
         if not self.categorical:
             raise ValueError("a recommendation model needs at least one categorical feature")
         first: dict[str, Categorical] = {}

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
+from torch.nn import Parameter
 from torch.nn import functional as F
 
 from models.batch import F32, I64, Batch
@@ -83,8 +84,13 @@ class History:
     steps_per_epoch: int
 
 
+def dense_parameters(model: DLRM) -> list[Parameter]:
+    """All weights but the rows: those that every step moves."""
+    return [*model.net.parameters(), *model.stage.dense_parameters()]
+
+
 class Average:
-    """An exponential moving average of the dense net's weights, which predicts better than the last step's.
+    """An exponential moving average of the dense weights, which predicts better than the last step's.
 
     rate: share of the past kept at each step; it rises to that from 0.1, so that the first steps are
     forgotten. Rows are left as they are: averaging them too gained nothing and would touch every row.
@@ -92,7 +98,7 @@ class Average:
 
     def __init__(self, model: DLRM, rate: float) -> None:
         self._rate = rate
-        self._weights = list(model.net.parameters())
+        self._weights = dense_parameters(model)
         self._mean = [w.detach().clone() for w in self._weights]
 
     @torch.no_grad()
@@ -196,7 +202,7 @@ def steps(
     base = float(np.clip(data.label[rows].mean(), 1e-6, 1 - 1e-6))
     with torch.no_grad():
         model.net.output.bias.fill_(np.log(base / (1 - base)))
-    dense = torch.optim.AdamW(model.net.parameters(), lr=recipe.dense_lr, weight_decay=recipe.dense_decay)
+    dense = torch.optim.AdamW(dense_parameters(model), lr=recipe.dense_lr, weight_decay=recipe.dense_decay)
     sparse = RowWiseAdagrad(model.stage.sparse_parameters(), recipe.sparse_lr, decay=recipe.row_decay)
     warm = max(1, int(total * recipe.warm_up))
     random = np.random.default_rng(recipe.seed)

@@ -37,7 +37,6 @@ def run(args: argparse.Namespace) -> int:
     from models.data.reader import open_data
     from models.data.split import split_of
     from models.learning import Learner, default_training
-    from models.representation import Table
     from models.runtimes import best_runtime
     from models.schema import load_schema
     from planner.plan import save_plan, single_path_plan
@@ -62,7 +61,11 @@ def run(args: argparse.Namespace) -> int:
     reader = open_data(planted.path, schema)
     with Bars() as bars:
         learner = Learner(
-            reader, schema, default_training(schema), Table(), phase=bars.phase, progress=bars.training
+            reader,
+            schema,
+            default_training(schema),
+            phase=bars.phase,
+            progress=bars.training,
         )
         bundle = learner.learn(out / "table", replace=True)
     ceiling = planted_quality(planted.path, split_of(reader, schema)).as_dict()

@@ -12,7 +12,7 @@ EXAMPLE = "polyrec train --data clicks.parquet --schema trivago --representation
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", required=True, help="Parquet file or folder, or Criteo TSV[.gz]")
     parser.add_argument("--schema", required=True, help="schema file, or the name of a shipped one")
-    parser.add_argument("--representation", default="table", choices=["table"])
+    parser.add_argument("--representation", default="table", choices=["table", "dhe", "select", "hybrid"])
     parser.add_argument("--out", required=True, help="folder to write the bundle to")
     parser.add_argument("--replace", action="store_true", help="replace the bundle at --out")
     parser.add_argument(
@@ -36,7 +36,6 @@ def run(args: argparse.Namespace) -> int:
     from models.data.reader import open_data
     from models.learning import Learner, default_training, load_training
     from models.popularity import load_calibration
-    from models.representation import Table
     from models.schema import load_schema
     from polyrec.progress import Bars
 
@@ -51,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
             reader,
             schema,
             training,
-            Table(),
+            args.representation,
             sample=args.sample,
             calibration=load_calibration(args.calibration, schema) if args.calibration else None,
             phase=bars.phase,

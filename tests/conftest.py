@@ -14,7 +14,6 @@ from models.data.generator import generate
 from models.data.reader import open_data
 from models.dlrm import Architecture
 from models.learning import Learner, Training
-from models.representation import Table
 from models.schema import load_schema
 from models.training import Recipe
 
@@ -65,7 +64,7 @@ def bundle_dir(clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         architecture=Architecture(width=8, bottom=(16,), top=(32,)),
         recipe=Recipe(epochs=1, batch_rows=256, hide=0.5, hide_from_rows=100),
     )
-    learner = Learner(open_data(clicks, schema), schema, training, Table())
+    learner = Learner(open_data(clicks, schema), schema, training)
     return learner.learn(tmp_path_factory.mktemp("bundles") / "table").path
 
 

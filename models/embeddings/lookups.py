@@ -44,6 +44,23 @@ class Lookups:
     candidate_bags: Bags | None
     context_row: I64 | None
 
+    def rows(self) -> I64:
+        """Every row looked up: singles, then context bags, then candidate bags; int64 [look-ups]."""
+        bags = [b.rows for b in (self.context_bags, self.candidate_bags) if b is not None]
+        return np.concatenate([self.singles.reshape(-1), *bags])
+
+    def at(self, rows: I64) -> Lookups:
+        """The same look-ups at other rows, given in the order of `rows()`."""
+        ends = [self.singles.size]
+        bags = []
+        for b in (self.context_bags, self.candidate_bags):
+            size = 0 if b is None else b.rows.size
+            own = rows[ends[-1] : ends[-1] + size]
+            bags.append(None if b is None else Bags(own, b.offsets, b.scale))
+            ends.append(ends[-1] + size)
+        singles = rows[: self.singles.size].reshape(self.singles.shape)
+        return Lookups(singles, bags[0], bags[1], self.context_row)
+
 
 class FusedRows:
     """The address of every table inside the fused weight."""

@@ -45,6 +45,15 @@ class Stage(Protocol):
         """The tensors a bundle stores; a stage is a torch module."""
         ...
 
+    @property
+    def flops(self) -> int:
+        """Floating point operations a row, look-ups not counted."""
+        ...
+
+    def dense_parameters(self) -> list[torch.nn.Parameter]:
+        """Weights that every batch touches, for Adam."""
+        ...
+
     def sparse_parameters(self) -> list[torch.nn.Parameter]:
         """Weights [rows, D] whose gradients are sparse, for the row-wise optimiser."""
         ...

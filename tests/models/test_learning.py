@@ -12,7 +12,6 @@ from models.data.split import TEST, split_of
 from models.errors import DataError
 from models.evaluation import evaluate
 from models.learning import Learner, Training, default_training, load_training
-from models.representation import Table
 from models.runtimes import open_runtime, predict_rows
 from models.schema import load_schema
 from models.training import Recipe
@@ -32,7 +31,7 @@ def test_refit_learns_the_vocabulary_of_the_validation_rows_too(clicks: Path, tm
     sizes = []
     for refit in (False, True):
         training = Training(recipe=Recipe(epochs=1, batch_rows=512, refit=refit))
-        bundle = Learner(reader, schema, training, Table()).learn(tmp_path / f"refit-{refit}")
+        bundle = Learner(reader, schema, training).learn(tmp_path / f"refit-{refit}")
         sizes.append(bundle.encoder.vocabularies["user_id"].size)
     assert sizes[1] > sizes[0]
 
@@ -73,7 +72,7 @@ def test_the_real_data_reach_gradient_boosting(shared_data: Path, tmp_path: Path
     schema = load_schema("trivago")
     reader = open_data(shared_data / "trivago" / "impressions.parquet", schema)
     test = (
-        Learner(reader, schema, default_training(schema), Table())
+        Learner(reader, schema, default_training(schema))
         .learn(tmp_path / "b")
         .manifest.metrics["test"]
     )

@@ -78,10 +78,10 @@ def test_gradient_touches_only_the_rows_looked_up() -> None:
     stage = TableStage.initial(schema, table_rows, 4, 0)
     vectors = stage(random_batch(random, schema, table_rows, 2))
     (vectors.singles.sum() + vectors.bags.sum()).backward()
-    gradient = stage.weight.grad
+    gradient = stage.store.weight.grad
     assert gradient is not None
     assert gradient.is_sparse
-    assert 0 < len(gradient.coalesce().indices()[0]) < stage.weight.shape[0]
+    assert 0 < len(gradient.coalesce().indices()[0]) < stage.store.weight.shape[0]
 
 
 def test_a_weight_of_the_wrong_size_is_refused() -> None:

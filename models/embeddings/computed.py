@@ -1,0 +1,160 @@
+"""Computed representations: of each table a prefix of ranks is stored, the rest is computed by DHE.
+
+One cut per table says how many of its hottest rows are stored. So one stage is three things:
+
+    dhe                     every cut is 0: all vectors are computed (KDD'21)
+    select                  cuts are 0 or all rows: a table is stored or computed (MP-Rec)
+    dhe, materialised       cuts are prefixes: MP-Rec's encoder cache; hot rows read, tail computed
+
+A batch needs each distinct row once, however often it is looked up: distinct rows are found first,
+read or computed into a small matrix, and gathered and pooled from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from models.batch import I64, Batch
+from models.embeddings.decoder import Decoders
+from models.embeddings.hashing import CodeTransform, UniversalHashes
+from models.embeddings.lookups import FusedRows
+from models.embeddings.pooling import assemble
+from models.embeddings.stage import Vectors
+from models.embeddings.store import ComputedRows, Precision, as_index, open_rows
+from models.embeddings.table import TableStage
+from models.schema import Schema, Strict
+
+
+class Encoding(Strict):
+    """The shape of a DHE: k hashes into m, the decoder's hidden widths, the seed of the hashes."""
+
+    k: Annotated[int, Field(ge=1)] = 1024
+    m: Annotated[int, Field(ge=2)] = 1_000_000
+    hidden: tuple[Annotated[int, Field(ge=1)], ...] = (128,)
+    transform: CodeTransform = "uniform"
+    seed: int = 0
+
+
+class ComputedStage(nn.Module):
+    """Stored prefixes and decoders for the tails.
+
+    ids: int64 [total rows], the stable id behind each row of the fused order; what is hashed is that
+    id's place among all tables' ids, so that no two tables share codes, and so that another
+    popularity order gives the same vectors.
+    stored: rows [sum of cuts, width], table by table.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        table_rows: Mapping[str, int],
+        encoding: Encoding,
+        width: int,
+        cuts: Mapping[str, int],
+        ids: I64,
+        stored: Tensor,
+        precision: Precision = "fp32",
+    ) -> None:
+        super().__init__()
+        self.rows = FusedRows(schema, table_rows)
+        self.encoding = encoding
+        self.cuts = np.array([cuts.get(t, 0) for t in self.rows.tables], np.int64)
+        if (self.cuts > np.array(self.rows.sizes)).any() or (self.cuts < 0).any():
+            raise ValueError("a cut is beyond its table's rows")
+        if stored.shape[0] != self.cuts.sum():
+            raise ValueError(f"{stored.shape[0]} rows are stored, the cuts say {self.cuts.sum()}")
+        self._bases = np.array([self.rows.base[t] for t in self.rows.tables], np.int64)
+        self._stored_bases = np.cumsum(self.cuts) - self.cuts
+        self._ids = ids
+        self.store = open_rows(stored, precision)
+        self.hashes = UniversalHashes(
+            encoding.k, encoding.m, self.rows.total, encoding.seed, encoding.transform
+        )
+        computed = self.cuts < np.array(self.rows.sizes)
+        self._decoder = np.cumsum(computed) - 1
+        self._computed = [t for t, c in zip(self.rows.tables, computed, strict=True) if c]
+        self.decoders = Decoders(len(self._computed), encoding.k, encoding.hidden, width)
+        self.width = width
+        self._slots = schema.slots
+        self.singles = len(schema.context.singles) + len(schema.candidate.singles)
+        self.bags = len(schema.context.bags) + len(schema.candidate.bags)
+
+    @property
+    def flops(self) -> int:
+        """Of one row, if nothing is stored or shared: a vector each feature that may be computed."""
+        return self.decoders.flops * sum(f.table_name in self._computed for f in self._slots)
+
+    def initialise(self, generator: torch.Generator, deviations: Sequence[float]) -> None:
+        """Random decoders; the vectors of each of the schema's tables start with its deviation."""
+        own = dict(zip(self.rows.tables, deviations, strict=True))
+        self.decoders.initialise(generator, [own[t] for t in self._computed])
+
+    def sparse_parameters(self) -> list[nn.Parameter]:
+        return [self.store.weight] if isinstance(self.store.weight, nn.Parameter) else []
+
+    def dense_parameters(self) -> list[nn.Parameter]:
+        return list(self.decoders.parameters())
+
+    def forward(self, batch: Batch) -> Vectors:
+        lookups = self.rows.lookups(batch)
+        distinct, where = np.unique(lookups.rows(), return_inverse=True)
+        rows, order = self._vectors(distinct)
+        return assemble(lookups.at(order[where]), ComputedRows(rows), self.width, rows.device)
+
+    def vectors(self, rows: I64) -> Tensor:
+        """rows: int64 [n], sorted rows of the fused order -> float32 [n, width]."""
+        found, order = self._vectors(rows)
+        return found.index_select(0, as_index(order, found.device))
+
+    def _vectors(self, rows: I64) -> tuple[Tensor, I64]:
+        """(vectors, where): vector of rows[i] is vectors[where[i]]; stored ones come first."""
+        table = np.searchsorted(self._bases, rows, side="right") - 1
+        rank = rows - self._bases[table]
+        hot = rank < self.cuts[table]
+        where = np.where(hot, np.cumsum(hot), hot.sum() + np.cumsum(~hot)) - 1
+        device = self.decoders.biases[0].device
+        parts = []
+        if hot.any():
+            index = as_index((self._stored_bases[table] + rank)[hot], device)
+            parts.append(self.store.gather(index))
+        if not hot.all():
+            ids = self._bases[table] + self._ids[rows]
+            counts = np.bincount(self._decoder[table[~hot]], minlength=len(self._computed))
+            parts.append(self.decoders(self.hashes(as_index(ids[~hot], device)), counts))
+        if not parts:
+            return torch.empty((0, self.width), device=device), where
+        return parts[0] if len(parts) == 1 else torch.cat(parts), where
+
+
+class HybridStage(nn.Module):
+    """Each feature gives a stored and a computed vector; both enter the interaction (MP-Rec)."""
+
+    def __init__(self, table: TableStage, computed: ComputedStage) -> None:
+        super().__init__()
+        self.table = table
+        self.computed = computed
+        self.width = computed.width
+        self.singles, self.bags = 2 * computed.singles, 2 * computed.bags
+
+    @property
+    def flops(self) -> int:
+        return self.computed.flops
+
+    def sparse_parameters(self) -> list[nn.Parameter]:
+        return [*self.table.sparse_parameters(), *self.computed.sparse_parameters()]
+
+    def dense_parameters(self) -> list[nn.Parameter]:
+        return self.computed.dense_parameters()
+
+    def forward(self, batch: Batch) -> Vectors:
+        stored, computed = self.table(batch), self.computed(batch)
+        return Vectors(
+            torch.cat((stored.singles, computed.singles), dim=1),
+            torch.cat((stored.bags, computed.bags), dim=1),
+        )

@@ -1,0 +1,97 @@
+"""DHE's decoders: the hash codes of an id -> its vector, one MLP a table, all tables at once.
+
+The decoders' weights of all tables are stacked, so a batch is a few batched matrix products. Tables
+rarely need equally many vectors (a ranking request has one user and many items): a product over all
+of them would be padded to the longest. So consecutive tables are put in one product only as long as
+the padding stays small, which for a balanced batch means one product and for a ranking request a few.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from models.batch import I64
+
+PADDING = 1.25
+
+
+class Decoders(nn.Module):
+    """MLPs of `tables` tables: k -> hidden widths (ReLU) -> width (linear).
+
+    The papers' artifact ends in a sigmoid; a linear end trains better here and lets a decoder give any
+    row (docs/representations.md).
+    """
+
+    def __init__(self, tables: int, k: int, hidden: Sequence[int], width: int) -> None:
+        super().__init__()
+        self.sizes = (k, *hidden, width)
+        self.width = width
+        self.weights = nn.ParameterList(
+            torch.empty(tables, fan_in, fan_out) for fan_in, fan_out in pairwise(self.sizes)
+        )
+        self.biases = nn.ParameterList(torch.zeros(tables, 1, fan_out) for fan_out in self.sizes[1:])
+
+    def initialise(self, generator: torch.Generator, spread: Sequence[float]) -> None:
+        """He initialisation; table t's vectors start with a deviation of about `spread[t]`."""
+        with torch.no_grad():
+            for weight in self.weights:
+                weight.normal_(0.0, math.sqrt(2.0 / weight.shape[1]), generator=generator)
+            # uniform codes have variance 1/3, which He initialisation carries through the layers
+            gain = torch.tensor(spread).view(-1, 1, 1) / math.sqrt(2.0 / 3.0)
+            self.weights[-1].mul_(gain)
+
+    @property
+    def flops(self) -> int:
+        """Floating point operations of one vector, hashing not counted."""
+        return 2 * sum(fan_in * fan_out for fan_in, fan_out in pairwise(self.sizes))
+
+    def forward(self, codes: Tensor, counts: I64) -> Tensor:
+        """codes: float32 [n, k], table by table; counts: int64 [tables], rows of each -> [n, width]."""
+        ends = np.cumsum(counts)
+        parts = []
+        for first, last in runs(counts):
+            begin, end = int(ends[first] - counts[first]), int(ends[last - 1])
+            if begin < end:
+                parts.append(self._run(codes[begin:end], first, last, counts[first:last]))
+        return torch.cat(parts) if parts else codes.new_empty((0, self.width))
+
+    def _run(self, codes: Tensor, first: int, last: int, counts: I64) -> Tensor:
+        tables, longest = last - first, int(counts.max())
+        even = bool((counts == longest).all())
+        if even:
+            x = codes.view(tables, longest, -1)
+        else:
+            slots = np.arange(longest) < counts[:, None]
+            x = codes.new_zeros((tables, longest, codes.shape[1]))
+            filled = torch.from_numpy(np.flatnonzero(slots)).to(codes.device)
+            x = x.view(tables * longest, -1).index_copy(0, filled, codes).view(tables, longest, -1)
+        for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            if layer:
+                x = F.relu(x)
+            x = torch.baddbmm(bias[first:last], x, weight[first:last])
+        x = x.reshape(tables * longest, self.width)
+        return x if even else x.index_select(0, filled)
+
+
+def runs(counts: I64) -> list[tuple[int, int]]:
+    """Cuts tables into runs [first, last) whose products, padded to the longest, waste little.
+
+    A run is closed when the padded rows would exceed `PADDING` times the rows it really has.
+    """
+    out: list[tuple[int, int]] = []
+    first, longest, total = 0, 0, 0
+    for table, count in enumerate(counts.tolist()):
+        padded = max(longest, count) * (table - first + 1)
+        if table > first and padded > PADDING * (total + count):
+            out.append((first, table))
+            first, longest, total = table, 0, 0
+        longest, total = max(longest, count), total + count
+    out.append((first, len(counts)))
+    return out

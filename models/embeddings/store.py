@@ -1,0 +1,166 @@
+"""Row stores: rows of embeddings in one precision each, read by one gather.
+
+    fp32   4 bytes a number
+    bf16   2
+    int8   1, and 3 a row: x = scale * (q - zero), scale in bf16, zero in uint8
+    int4   half, and 3 a row, likewise with q in 0 ... 15
+
+The quantised forms keep scale, zero and numbers of a row side by side in bytes, so that a look-up
+touches one place; row-wise scale and bias as in fbgemm, the bias being -scale * zero, which needs one
+byte instead of two. The range of a row always contains zero.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from models.batch import I64
+
+Precision = Literal["fp32", "bf16", "int8", "int4"]
+HEAD = 3
+LEVELS = {"int8": 255, "int4": 15}
+
+
+class Source(Protocol):
+    """Anything that gives rows by their index."""
+
+    def gather(self, index: Tensor) -> Tensor:
+        """index: int64 [n] -> float32 [n, width], valid until the next call."""
+        ...
+
+    def pool(self, index: Tensor, offsets: Tensor) -> Tensor:
+        """index: int64 [n], offsets: int64 [bags + 1] -> float32 [bags, width], the sum of each bag."""
+        ...
+
+
+def pool_rows(rows: Tensor, index: Tensor, offsets: Tensor) -> Tensor:
+    """Sums of bags of `rows` [m, width]."""
+    sparse = isinstance(rows, nn.Parameter) and torch.is_grad_enabled()
+    return F.embedding_bag(index, rows, offsets, mode="sum", sparse=sparse, include_last_offset=True)
+
+
+def pool_gathered(rows: Tensor, offsets: Tensor) -> Tensor:
+    """Sums of consecutive `rows` [n, width]."""
+    return pool_rows(rows, torch.arange(rows.shape[0], device=rows.device), offsets)
+
+
+class FloatRows(nn.Module):
+    """fp32 (trainable, gradients sparse) or bf16 rows.
+
+    Without gradients the gather writes into a buffer kept between calls.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.rows, self.width = weight.shape
+        self.weight = nn.Parameter(weight)
+        self._buffer = weight.new_empty(0)
+
+    @property
+    def device(self) -> torch.device:
+        return self.weight.device
+
+    def gather(self, index: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            return F.embedding(index, self.weight, sparse=True)
+        if self._buffer.shape[0] < index.numel():
+            # grown by doubling, so that a server stops allocating after its largest batches
+            self._buffer = self.weight.new_empty((1 << (index.numel() - 1).bit_length(), self.width))
+        out = self._buffer[: index.numel()]
+        return torch.index_select(self.weight, 0, index, out=out).float()
+
+    def pool(self, index: Tensor, offsets: Tensor) -> Tensor:
+        if self.weight.dtype is torch.float32:
+            return pool_rows(self.weight, index, offsets)
+        return pool_gathered(self.gather(index), offsets)
+
+
+class QuantisedRows(nn.Module):
+    """int8 or int4 rows: uint8 [rows, 3 + width * bits / 8]."""
+
+    def __init__(self, packed: Tensor, precision: Precision) -> None:
+        super().__init__()
+        self.rows = packed.shape[0]
+        self.halves = precision == "int4"
+        self.width = (packed.shape[1] - HEAD) * (2 if self.halves else 1)
+        self.register_buffer("weight", packed)
+
+    @property
+    def device(self) -> torch.device:
+        return self.get_buffer("weight").device
+
+    def gather(self, index: Tensor) -> Tensor:
+        picked = self.get_buffer("weight").index_select(0, index)
+        scale = picked[:, :2].contiguous().view(torch.bfloat16).float()
+        numbers = picked[:, HEAD:]
+        if self.halves:
+            numbers = torch.stack((numbers & 15, numbers >> 4), dim=2).flatten(1)
+        return (numbers.float() - picked[:, 2:HEAD].float()).mul_(scale)
+
+    def pool(self, index: Tensor, offsets: Tensor) -> Tensor:
+        return pool_gathered(self.gather(index), offsets)
+
+
+class ComputedRows:
+    """Rows that a batch has just computed, float32 [n, width], as a source."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self._rows = rows
+
+    def gather(self, index: Tensor) -> Tensor:
+        return self._rows.index_select(0, index)
+
+    def pool(self, index: Tensor, offsets: Tensor) -> Tensor:
+        return pool_rows(self._rows, index, offsets)
+
+
+def open_rows(weight: Tensor, precision: Precision) -> FloatRows | QuantisedRows:
+    """The store over rows as a bundle keeps them."""
+    return FloatRows(weight) if precision in ("fp32", "bf16") else QuantisedRows(weight, precision)
+
+
+def quantise(weight: Tensor, precision: Precision, rows_at_once: int = 1 << 18) -> Tensor:
+    """float32 [rows, width] -> rows as a store of that precision keeps them.
+
+    Raises ValueError for int4 rows of odd width.
+    """
+    if precision == "fp32":
+        return weight
+    if precision == "bf16":
+        return weight.to(torch.bfloat16)
+    if precision == "int4" and weight.shape[1] % 2:
+        raise ValueError(f"int4 packs two numbers a byte: a width of {weight.shape[1]} is odd")
+    parts = [_pack(part, LEVELS[precision]) for part in torch.split(weight, rows_at_once)]
+    return torch.cat(parts) if parts else weight.new_empty((0, HEAD), dtype=torch.uint8)
+
+
+def _pack(x: Tensor, levels: int) -> Tensor:
+    low = x.amin(dim=1, keepdim=True).clamp_max(0.0)
+    high = x.amax(dim=1, keepdim=True).clamp_min(0.0)
+    # Numbers are rounded against the scale that they are read with: the stored one, rounded up so that
+    # it covers the row's range.
+    exact = ((high - low) / levels).clamp_min(torch.finfo(torch.float32).tiny)
+    scale = exact.to(torch.bfloat16)
+    short = scale.float() < exact
+    scale = torch.where(short, (scale.view(torch.int16) + 1).view(torch.bfloat16), scale)
+    wide = scale.float()
+    zero = (-low / wide).round().clamp(0, levels)
+    q = (x / wide + zero).round_().clamp_(0, levels).to(torch.uint8)
+    if levels == 15:
+        q = q[:, 0::2] | (q[:, 1::2] << 4)
+    return torch.cat((scale.view(torch.uint8), zero.to(torch.uint8), q), dim=1).contiguous()
+
+
+def bytes_per_row(width: int, precision: Precision) -> int:
+    """Bytes of one stored row."""
+    sizes = {"fp32": 4 * width, "bf16": 2 * width, "int8": width + HEAD, "int4": width // 2 + HEAD}
+    return sizes[precision]
+
+
+def as_index(rows: I64, device: torch.device) -> Tensor:
+    """int64 [n] on the device of the rows."""
+    return torch.from_numpy(rows).to(device)

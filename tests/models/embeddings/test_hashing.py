@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.embeddings.hashing import UniversalHashes, ids_of_ranks, next_prime, reference_hash
+
+
+@given(
+    st.integers(1, 90_000_000),
+    st.integers(2, 2_000_000),
+    st.integers(0, 1000),
+    st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=20),
+)
+def test_hashes_equal_pythons_integers(domain: int, m: int, seed: int, places: list[float]) -> None:
+    hashes = UniversalHashes(k=6, m=m, domain=domain, seed=seed, transform="uniform")
+    ids = [int(p * domain) for p in places] + [0, domain - 1]
+    got = hashes.hashes(torch.tensor(ids)).numpy()
+    a, b = (hashes.get_buffer(n).numpy().astype(np.int64).tolist() for n in "ab")
+    assert all(1 <= x < hashes.p for x in a)
+    assert all(0 <= x < hashes.p for x in b)
+    expected = [[reference_hash(x, a[i], b[i], hashes.p, m) for i in range(6)] for x in ids]
+    np.testing.assert_array_equal(got, expected)
+
+
+def test_a_domain_that_floats_cannot_hash_exactly_is_refused() -> None:
+    with pytest.raises(ValueError, match="too many for exact hashing"):
+        UniversalHashes(k=2, m=100, domain=95_000_000, seed=0, transform="uniform")
+
+
+@pytest.mark.parametrize(("transform", "deviation"), [("uniform", 3**-0.5), ("gaussian", 1.0)])
+def test_codes_have_the_moments_of_their_distribution(transform: str, deviation: float) -> None:
+    hashes = UniversalHashes(k=64, m=1_000_000, domain=5000, seed=1, transform=transform)
+    codes = hashes(torch.arange(5000)).numpy()
+    assert codes.dtype == np.float32
+    assert np.isfinite(codes).all()
+    assert abs(codes.mean()) < 0.02
+    assert abs(codes.std() - deviation) < 0.02
+    if transform == "uniform":
+        assert codes.min() >= -1
+        assert codes.max() <= 1
+
+
+def test_the_seed_decides_the_functions() -> None:
+    ids = torch.arange(10)
+    one, same, other = (UniversalHashes(8, 1000, 10, seed, "uniform")(ids) for seed in (1, 1, 2))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+
+
+def test_gaussian_codes_come_in_pairs() -> None:
+    with pytest.raises(ValueError, match="k must be even"):
+        UniversalHashes(3, 1000, 10, 0, "gaussian")
+
+
+@pytest.mark.parametrize(("n", "prime"), [(1, 2), (2, 3), (13, 17), (1_000_000, 1_000_003)])
+def test_next_prime(n: int, prime: int) -> None:
+    assert next_prime(n) == prime
+
+
+def test_ids_of_ranks_inverts_the_permutation() -> None:
+    rank_of_id = np.random.default_rng(0).permutation(50)
+    np.testing.assert_array_equal(ids_of_ranks(rank_of_id)[rank_of_id], np.arange(50))
