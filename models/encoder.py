@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from numpy.typing import NDArray
 
 from models.batch import F32, I64, Batch, Block, take_bags
 from models.errors import DataError, FeatureError
-from models.schema import Categorical, Dense, Role, Schema
+from models.schema import ROLES, Categorical, Dense, Role, Schema
 from models.vocabulary import Vocabulary
 
 
@@ -40,6 +42,7 @@ class DenseTransform:
         self._mean = np.array([s.mean for s in used], np.float64)
         self._scale = 1.0 / np.array([s.deviation for s in used], np.float64)
         self._missing = np.array([f.missing for f in features], np.float64)
+        self._any_log = bool(self._log.any())
 
     def __call__(self, raw: NDArray[np.floating[Any]]) -> F32:
         """raw: [rows, features], NaN where missing -> float32 [rows, features], finite.
@@ -49,13 +52,17 @@ class DenseTransform:
         if not self.names:
             return np.empty((raw.shape[0], 0), np.float32)
         x = raw.astype(np.float64)
-        if self._log.any():
-            x[:, self._log] = np.log1p(np.maximum(x[:, self._log], 0.0))
-        x = (x - self._mean) * self._scale
-        absent = np.isnan(raw)
-        if absent.any():
-            x = np.where(absent, self._missing, x)
+        if self._any_log:
+            np.maximum(x, 0.0, out=x, where=self._log)
+            np.log1p(x, out=x, where=self._log)
+        x -= self._mean
+        x *= self._scale
         with np.errstate(over="ignore"):
+            out = x.astype(np.float32)
+            # A finite sum tells in one pass that nothing is missing, infinite or too large.
+            if isfinite(out.sum()):
+                return out
+            np.copyto(x, np.broadcast_to(self._missing, x.shape), where=np.isnan(raw))
             out = x.astype(np.float32)
         if not np.isfinite(out).all():
             row, column = np.argwhere(~np.isfinite(out))[0]
@@ -63,6 +70,29 @@ class DenseTransform:
                 self.names[column], f"value {raw[row, column]} is not a finite number (row {row})"
             )
         return out
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """Where one role's features stand in the tensors of the inference protocol.
+
+    dense, singles: int64, columns of `dense` and `sparse`. rows: uint64, rows of each single's table.
+    """
+
+    dense: I64
+    singles: I64
+    rows: NDArray[np.uint64]
+
+    @staticmethod
+    def of(schema: Schema, role: Role, vocabularies: Mapping[str, Vocabulary]) -> _Given:
+        layout = schema.layout(role)
+        dense = [d.name for d in schema.dense]
+        singles = [f.name for f in schema.categorical if not f.multi]
+        return _Given(
+            np.array([dense.index(d.name) for d in layout.dense], np.int64),
+            np.array([singles.index(f.name) for f in layout.singles], np.int64),
+            np.array([vocabularies[f.table_name].rows for f in layout.singles], np.uint64),
+        )
 
 
 class Encoder:
@@ -77,6 +107,8 @@ class Encoder:
         self.schema = schema
         self.vocabularies = dict(vocabularies)
         self.standards = dict(standards)
+        self._names = {role: schema.layout(role).names for role in ROLES}
+        self._given = {role: _Given.of(schema, role, self.vocabularies) for role in ROLES}
         self._transform = {
             "context": DenseTransform(schema.context.dense, standards),
             "candidate": DenseTransform(schema.candidate.dense, standards),
@@ -98,7 +130,7 @@ class Encoder:
         Raises FeatureError: a wrong number of values, a refused value, a number that is not finite.
         """
         layout = self.schema.layout(role)
-        for name in layout.names:
+        for name in self._names[role]:
             column = columns.get(name)
             if column is not None and len(column) != rows:
                 raise FeatureError(name, f"{len(column)} values for {rows} rows")
@@ -174,16 +206,19 @@ class Encoder:
 
     def _ids_block(self, role: Role, dense: F32, sparse: I64, bags: Mapping[str, tuple[I64, I64]]) -> Block:
         layout = self.schema.layout(role)
-        dense_names = [d.name for d in self.schema.dense]
-        single_names = [f.name for f in self.schema.categorical if not f.multi]
-        raw = dense[:, [dense_names.index(d.name) for d in layout.dense]]
+        given = self._given[role]
+        raw = dense[:, given.dense]
         if np.isnan(raw).any():
             row, column = np.argwhere(np.isnan(raw))[0]
             raise FeatureError(layout.dense[column].name, f"value nan is not a finite number (row {row})")
-        ranks = np.empty((sparse.shape[0], len(layout.singles)), np.int64)
+        ids = sparse[:, given.singles]
+        ranks = np.empty_like(ids)
+        # One comparison for all features: seen as unsigned, a negative id is a huge one.
+        in_range = not (ids.view(np.uint64) >= given.rows).any()
         for i, f in enumerate(layout.singles):
-            ids = sparse[:, single_names.index(f.name)]
-            ranks[:, i] = self.vocabulary(f).ranks_of_ids(f.name, ids)
+            vocabulary = self.vocabularies[f.table_name]
+            own = ids[:, i]
+            ranks[:, i] = vocabulary.rank_of_id[own] if in_range else vocabulary.ranks_of_ids(f.name, own)
         pairs = []
         for f in layout.bags:
             values, lengths = bags[f.name]
@@ -232,6 +267,9 @@ def interleave(bags: Sequence[tuple[I64, I64]]) -> tuple[I64, I64]:
         return values, offsets
     rows = bags[0][1].size
     values = np.concatenate([v for v, _ in bags])
+    if rows == 1:
+        ends = accumulate((v.size for v, _ in bags), initial=0)
+        return values, np.fromiter(ends, np.int64, count=len(bags) + 1)
     offsets = np.zeros(rows * len(bags) + 1, np.int64)
     np.cumsum(np.concatenate([n for _, n in bags]), out=offsets[1:])
     which = (np.arange(rows)[:, None] + np.arange(len(bags)) * rows).ravel()

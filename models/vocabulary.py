@@ -24,6 +24,8 @@ from models.batch import I64
 from models.errors import FeatureError
 
 REFUSED = -1
+LISTED = 2**16
+"""Integers up to here are looked up one by one in a dictionary, beyond in whole arrays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +48,22 @@ class Vocabulary:
     specials: bool = True
     oov: Literal["row", "refuse"] = "row"
     _ranks: dict[str | int | None, int] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _oov_rank: int = field(init=False, repr=False, compare=False, default=REFUSED)
 
     def __post_init__(self) -> None:
         if self.rank_of_id.shape != (self.rows,) or self.counts.shape != (self.rows,):
             raise ValueError(f"table '{self.table}': {self.rows} rows, {self.rank_of_id.size} ranks")
         if not np.array_equal(np.sort(self.rank_of_id), np.arange(self.rows)):
             raise ValueError(f"table '{self.table}': rank_of_id is not a permutation")
+        if self.specials and self.oov == "row":
+            object.__setattr__(self, "_oov_rank", int(self.rank_of_id[self.oov_id]))
 
     def known(self) -> dict[str | int | None, int]:
         """Raw value -> rank; made when first needed (a server asks while it loads, training never)."""
         if not self._ranks:
-            if self.values is not None:
-                ranks = self.rank_of_id[: self.size].tolist()
-                self._ranks.update(zip(self.values.to_pylist(), ranks, strict=True))
+            if self.values is not None or self.size <= LISTED:
+                values = range(self.size) if self.values is None else self.values.to_pylist()
+                self._ranks.update(zip(values, self.rank_of_id[: self.size].tolist(), strict=True))
             self._ranks[None] = self.missing_rank
         return self._ranks
 
@@ -82,18 +87,16 @@ class Vocabulary:
     @property
     def oov_rank(self) -> int:
         """Rank of the out-of-vocabulary row, or -1 where an unknown value is refused."""
-        if not self.specials or self.oov == "refuse":
-            return REFUSED
-        return int(self.rank_of_id[self.oov_id])
+        return self._oov_rank
 
     def encode(self, feature: str, values: Sequence[str | int | None]) -> I64:
         """Raw values of a request -> ranks, int64 [len(values)]. Raises FeatureError."""
-        if self.values is None:
+        if self.values is None and self.size > LISTED:
             ranks = self._encode_range(values)
         else:
             get = self.known().get
-            ranks = np.fromiter(map(get, values, repeat(self.oov_rank)), np.int64, count=len(values))
-        if ranks.size and ranks.min() < 0:
+            ranks = np.fromiter(map(get, values, repeat(self._oov_rank)), np.int64, count=len(values))
+        if self._oov_rank == REFUSED and ranks.size and ranks.min() < 0:
             row = int(np.argmax(ranks < 0))
             what = "a value is required" if values[row] is None else f"unknown value {values[row]!r}"
             raise FeatureError(feature, f"{what} (position {row})")
@@ -128,7 +131,8 @@ class Vocabulary:
 
     def ranks_of_ids(self, feature: str, ids: I64) -> I64:
         """Ids of the inference protocol -> ranks, same shape. Raises FeatureError if out of range."""
-        if ids.size and (ids.min() < 0 or ids.max() >= self.rows):
+        # Seen as unsigned, a negative id is a huge one.
+        if ids.size and ids.view(np.uint64).max() >= self.rows:
             bad = int(np.argmax((ids < 0) | (ids >= self.rows)))
             raise FeatureError(
                 feature, f"id {int(ids.flat[bad])} is outside [0, {self.rows}) (position {bad})"
