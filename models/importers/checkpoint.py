@@ -1,0 +1,198 @@
+"""A PyTorch checkpoint -> its named weights, without running anything that stands in the file.
+
+A checkpoint is a pickle, and a pickle is a program. It is read by torch's weights-only unpickler,
+which knows tensors and plain containers and refuses every other name; nothing is imported or called
+on the file's word. The counters that training scripts save beside the weights are often NumPy
+scalars: their names lead to a stand-in that keeps nothing, so that NumPy's constructors are not
+called with a stranger's arguments either. Weights stay mapped in the file until they are copied.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+import zipfile
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.errors import PolyrecError
+
+WRAPPERS = frozenset({"module", "_orig_mod", "_dmp_wrapped_module"})
+HOLDERS = ("state_dict", "model_state_dict", "model")
+SAVE = "torch.save(model.state_dict(), FILE)"
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+_NUMPY = (
+    "numpy.dtype",
+    "numpy.ndarray",
+    *(f"numpy.{core}.multiarray.{f}" for core in ("core", "_core") for f in ("scalar", "_reconstruct")),
+)
+_BLOCKED = re.compile(r"GLOBAL (\S+) (?:was not an allowed|whose module)")
+
+
+class CheckpointError(PolyrecError):
+    """A checkpoint that is missing, unsafe, or not the model that it was said to be."""
+
+
+class _Unread:
+    """Stands for a NumPy value of a checkpoint: takes whatever comes and keeps nothing."""
+
+    def __new__(cls, *_arguments: object) -> _Unread:
+        return super().__new__(cls)
+
+    def __setstate__(self, _state: object) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A linear layer by its name in the checkpoint: weight float [out, in], bias float [out]."""
+
+    name: str
+    weight: Tensor
+    bias: Tensor
+
+
+class Weights:
+    """The weights of one model. Each is taken once, so what nobody understood is known at the end."""
+
+    def __init__(self, file: Path, tensors: Mapping[str, object]) -> None:
+        self.file = file
+        self._left = dict(tensors)
+
+    def error(self, what: str) -> CheckpointError:
+        """An error of this file."""
+        return CheckpointError(f"checkpoint '{self.file}': {what}")
+
+    def names(self, pattern: str) -> list[str]:
+        """What group 1 of `pattern` is in the names that match it and are not taken, in file order."""
+        found = (re.fullmatch(pattern, name) for name in self._left)
+        return [match[1] for match in found if match]
+
+    def take(self, name: str, dimensions: int, check_finite: bool = True) -> Tensor:
+        """The tensor of this name. Raises CheckpointError unless it is a plain one, of that rank, of
+        finite numbers (a pass over it: of a large table, its reader looks while it copies)."""
+        if name not in self._left:
+            raise self.error(f"{name} is missing")
+        tensor = self._left.pop(name)
+        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.device.type != "cpu":
+            raise self.error(
+                f"{name} is no plain tensor (sharded, sparse or without data?); gather the weights: {SAVE}"
+            )
+        if tensor.dtype not in FLOATS:
+            raise self.error(f"{name} is {str(tensor.dtype).removeprefix('torch.')}; weights are floats")
+        if tensor.dim() != dimensions or not tensor.numel():
+            raise self.error(
+                f"{name} has shape {list(tensor.shape)}; expected {dimensions} dimensions, not empty"
+            )
+        if tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size():
+            raise self.error(f"{name} claims shape {list(tensor.shape)} but holds fewer numbers")
+        if check_finite and not torch.isfinite(tensor).all():
+            raise self.error(f"{name} holds a number that is not finite")
+        return tensor.detach()
+
+    def layer(self, name: str) -> Layer:
+        """The linear layer of this name. Raises CheckpointError."""
+        weight, bias = self.take(f"{name}.weight", 2), self.take(f"{name}.bias", 1)
+        if bias.shape[0] != weight.shape[0]:
+            raise self.error(f"{name}.bias has {bias.shape[0]} numbers, {name}.weight {weight.shape[0]} rows")
+        return Layer(name, weight, bias)
+
+    def mlp(self, stem: str, tail: str = "", step: int = 1) -> tuple[Layer, ...]:
+        """The layers `stem` + 0, step, 2 step, ... + `tail`, each reading what the one before gives.
+
+        Raises CheckpointError: a layer is missing, or two do not fit.
+        """
+        numbers = self.names(f"{re.escape(stem)}([0-9]{{1,4}}){re.escape(tail)}\\.(?:weight|bias)")
+        last = max(map(int, numbers), default=0)
+        layers = tuple(self.layer(f"{stem}{n}{tail}") for n in range(0, last + 1, step))
+        for before, after in pairwise(layers):
+            self.check_reads(after, before.weight.shape[0], before.name)
+        return layers
+
+    def check_reads(self, layer: Layer, numbers: int, source: str) -> None:
+        """Raises CheckpointError unless `layer` reads that many numbers a row."""
+        if layer.weight.shape[1] != numbers:
+            raise self.error(
+                f"{layer.name}.weight reads {layer.weight.shape[1]} numbers a row, {source} gives {numbers}"
+            )
+
+    def finish(self, model: str) -> None:
+        """Raises CheckpointError if something was not taken: then it is not that model."""
+        for name in self._left:
+            raise self.error(f"{name} is not part of {model}; a model with it cannot be imported")
+
+
+def read_weights(path: str | Path, roots: Collection[str]) -> Weights:
+    """The weights below the modules `roots`, by their names without wrappers and prefixes.
+
+    The state dict may stand alone or under one of HOLDERS. Wrappers (DataParallel, torch.compile,
+    DistributedModelParallel) vanish from the names, and so does what stands before the first root.
+    Raises CheckpointError: no such file, not a checkpoint, one that needs code to run, or no roots.
+    """
+    file = Path(path)
+    loaded = _load(file)
+    if not isinstance(loaded, dict):
+        raise CheckpointError(f"checkpoint '{file}' holds a {type(loaded).__name__}, not a state dict")
+    for state in (loaded, *(loaded.get(key) for key in HOLDERS)):
+        if isinstance(state, dict):
+            tensors = _unwrapped(file, state, roots)
+            if tensors:
+                return Weights(file, tensors)
+    keys = ", ".join(f"{k!r:.60}" for k in list(loaded)[:5]) or "nothing"
+    raise CheckpointError(
+        f"checkpoint '{file}': no {' or '.join(sorted(roots))} in it; it holds {keys}"
+        + (", ..." if len(loaded) > 5 else "")
+    )
+
+
+def _unwrapped(file: Path, state: Mapping[Any, object], roots: Collection[str]) -> dict[str, object]:
+    """The tensors of a state dict by their bare names; empty if none of them is below a root."""
+    bare: dict[str, object] = {}
+    found = False
+    for key, value in state.items():
+        if not str(key).isprintable():
+            raise CheckpointError(f"checkpoint '{file}': it has the key {key!r:.80}, which is no name")
+        parts = [part for part in str(key).split(".") if part not in WRAPPERS]
+        at = next((i for i, part in enumerate(parts) if part in roots), None)
+        found |= at is not None
+        name = ".".join(parts[at:])
+        if name in bare:
+            raise CheckpointError(
+                f"checkpoint '{file}': two weights are called {name}; save one model a file"
+            )
+        bare[name] = value
+    return bare if found else {}
+
+
+def _load(file: Path) -> object:
+    if not file.exists():
+        raise CheckpointError(f"no checkpoint '{file}'")
+    if not file.is_file():
+        raise CheckpointError(
+            f"checkpoint '{file}' is a folder (of a distributed run?); gather the weights in one file: {SAVE}"
+        )
+    stand_ins: list[Any] = [(_Unread, name) for name in _NUMPY]
+    try:
+        # only what torch.save has written since 1.6 can be mapped
+        mapped = zipfile.is_zipfile(file)
+        with torch.serialization.safe_globals(stand_ins), warnings.catch_warnings(action="ignore"):
+            return torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
+    except OSError as e:
+        raise CheckpointError(f"checkpoint '{file}' cannot be read: {e.strerror or e}") from None
+    except Exception as e:  # a damaged or hostile file makes torch raise almost anything
+        blocked = _BLOCKED.search(str(e))
+        if blocked is None:
+            raise CheckpointError(
+                f"'{file}' is damaged, or not a file of weights as torch.save writes it ({type(e).__name__})"
+            ) from None
+        raise CheckpointError(
+            f"checkpoint '{file}' needs code to be run ({ascii(blocked[1])[1:-1]:.80}), which is refused; "
+            f"where you trust it, load it and save the weights alone: {SAVE}"
+        ) from None

@@ -1,0 +1,148 @@
+"""A state dict of TorchRec's DLRM or DLRM_DCN (MLPerf's DLRM-DCNv2) -> parts.
+
+    sparse_arch.embedding_bag_collection.embedding_bags.TABLE.weight   a table
+    dense_arch.model._mlp.N._linear                                    bottom MLP, ReLU behind each
+    inter_arch.crossnet.{V_kernels,W_kernels,bias}.N                   cross layers (DLRM_DCN only)
+    over_arch.model.0._mlp.N._linear, over_arch.model.1                top MLP; the last gives a logit
+
+TorchRec's dot interaction lists the pairs of vectors by the upper triangle, row by row; Polyrec and
+facebookresearch/dlrm by the lower one. So the columns of the first top layer are put in our order.
+Source: torchrec/models/dlrm.py (InteractionArch, InteractionDCNArch), torchrec/modules/crossnet.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from models.importers.checkpoint import Layer, Weights, read_weights
+from models.importers.parts import Crossing, Parts, check_logit, check_width
+
+MAX_FEATURES = 10_000
+
+ROOTS = ("sparse_arch", "dense_arch", "inter_arch", "over_arch")
+
+_TABLE = "sparse_arch.embedding_bag_collection.embedding_bags."
+_CROSS = "inter_arch.crossnet."
+_OVER = "over_arch.model."
+
+
+def read_torchrec(path: str | Path, tables: Sequence[str] = ()) -> Parts:
+    """Reads a state dict of TorchRec's DLRM or DLRM_DCN.
+
+    tables: the table of each feature, in the order of the model's EmbeddingBagConfigs; a table that
+    several features share stands several times. Without it: every table once, as they stand in the
+    file. Raises CheckpointError, in one line.
+    """
+    weights = read_weights(path, ROOTS)
+    for name in weights.names(r"(inter_arch\.interaction_branch\d\..*)"):
+        raise weights.error(f"{name}: a DLRM_Projection cannot be imported; DLRM and DLRM_DCN can")
+    names = weights.names(re.escape(_TABLE) + r"(.+)\.weight")
+    if not names:
+        raise weights.error(f"{_TABLE}TABLE.weight is missing: there is no table")
+    found = {name: weights.take(f"{_TABLE}{name}.weight", 2, check_finite=False) for name in names}
+    features = _features(weights, names, tables)
+    bottom = weights.mlp("dense_arch.model._mlp.", "._linear")
+    hidden, output = weights.mlp(f"{_OVER}0._mlp.", "._linear"), weights.layer(f"{_OVER}1")
+    weights.check_reads(output, hidden[-1].weight.shape[0], hidden[-1].name)
+    width = check_width(weights, found, bottom)
+    check_logit(weights, output)
+    first, joined = hidden[0], (len(features) + 1) * width
+    kernels = len(weights.names(re.escape(_CROSS) + r"(V_kernels\.\d+)"))
+    crossings = tuple(_crossing(weights, n) for n in range(kernels))
+    weights.finish("TorchRec's DLRM or DLRM_DCN")
+    if crossings:
+        name, reads = f"{_CROSS}V_kernels.0", crossings[0].down.shape[1]
+        _check_features(weights, name, reads, len(features), lambda n: (n + 1) * width)
+        for crossing in crossings:
+            shapes = [list(t.shape) for t in (crossing.down, crossing.up.weight)]
+            rank = crossings[0].down.shape[0]
+            if shapes != [[rank, joined], [joined, rank]]:
+                raise weights.error(
+                    f"{crossing.up.name} and its V kernel have shapes {shapes[1]} and {shapes[0]}; "
+                    f"expected {[joined, rank]} and {[rank, joined]}"
+                )
+        weights.check_reads(first, joined, "the cross net")
+    else:
+        _check_features(
+            weights, first.name, first.weight.shape[1], len(features), lambda n: width + n * (n + 1) // 2
+        )
+        first = replace(first, weight=_lower_triangle(first.weight, len(features) + 1, width))
+    return Parts(
+        "torchrec",
+        weights,
+        found,
+        features,
+        bottom,
+        (first, *hidden[1:], output),
+        "cross" if crossings else "dot",
+        crossings=tuple(_within_width(c) for c in crossings),
+    )
+
+
+def _features(weights: Weights, names: Sequence[str], asked: Sequence[str]) -> tuple[str, ...]:
+    """The table of each feature. Raises CheckpointError where the file cannot tell and nobody does."""
+    if asked:
+        for name in (*asked, *names):
+            if name not in names:
+                raise weights.error(f"--tables: there is no table {name}; the tables are {','.join(names)}")
+            if name not in asked:
+                raise weights.error(f"--tables leaves out table {name}")
+        return tuple(asked)
+    numbered = [re.fullmatch(r"(.*?)([0-9]+)", name) for name in names]
+    matches = [match for match in numbered if match]
+    if len(matches) == len(names) and len({match[1] for match in matches}) == 1:
+        numbers = [int(match[2]) for match in matches]
+        if numbers != sorted(numbers):
+            raise weights.error(
+                f"the tables stand in the order {','.join(names)}, which is not that of their numbers; "
+                "say the model's order with --tables"
+            )
+    return tuple(names)
+
+
+def _crossing(weights: Weights, n: int) -> Crossing:
+    down, up = weights.take(f"{_CROSS}V_kernels.{n}", 2), weights.take(f"{_CROSS}W_kernels.{n}", 2)
+    bias = weights.take(f"{_CROSS}bias.{n}", 1)
+    if bias.shape[0] != up.shape[0]:
+        raise weights.error(
+            f"{_CROSS}bias.{n} has {bias.shape[0]} numbers, {_CROSS}W_kernels.{n} {up.shape[0]} rows"
+        )
+    return Crossing(down, Layer(f"{_CROSS}W_kernels.{n}", up, bias))
+
+
+def _within_width(crossing: Crossing) -> Crossing:
+    """The same crossing with a rank of at most the joined width, beyond which a rank adds nothing."""
+    rank, joined = crossing.down.shape
+    if rank <= joined:
+        return crossing
+    product = crossing.up.weight.double() @ crossing.down.double()
+    return Crossing(torch.eye(joined), replace(crossing.up, weight=product))
+
+
+def _check_features(
+    weights: Weights, name: str, reads: int, features: int, gives: Callable[[int], int]
+) -> None:
+    """Raises CheckpointError unless the interaction of that many features gives what `name` reads."""
+    if gives(features) == reads:
+        return
+    fit = next((n for n in range(1, MAX_FEATURES) if gives(n) == reads), None)
+    raise weights.error(
+        f"{name} reads {reads} numbers a row, the interaction of {features} features gives {gives(features)}"
+        + (f"; it fits {fit} features: name the table of each with --tables" if fit else "")
+    )
+
+
+def _lower_triangle(weight: Tensor, vectors: int, width: int) -> Tensor:
+    """Columns of the first top layer from TorchRec's order of pairs to ours; `width` others go first."""
+    i, j = torch.triu_indices(vectors, vectors, 1)
+    position = torch.zeros(vectors, vectors, dtype=torch.long)
+    position[j, i] = torch.arange(i.numel())
+    low_i, low_j = torch.tril_indices(vectors, vectors, -1)
+    pairs = weight[:, width:].index_select(1, position[low_i, low_j])
+    return torch.cat((weight[:, :width], pairs), dim=1)

@@ -1,0 +1,183 @@
+"""Small models of other programs: their state dicts, and their forward passes written out in NumPy.
+
+Nothing here uses a module of Polyrec. The loops follow the sources (facebookresearch/dlrm
+`interact_features`, torchrec `InteractionArch`, `LowRankCrossNet`), one row at a time, in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+State = dict[str, Tensor]
+
+SPARSE = "sparse_arch.embedding_bag_collection.embedding_bags"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """rows: of each table, one table a feature. bottom, top: hidden widths."""
+
+    dense: int
+    rows: tuple[int, ...]
+    width: int
+    bottom: tuple[int, ...]
+    top: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Request:
+    """ids: for each feature, for each row, a list of ids."""
+
+    dense: F64
+    ids: list[list[list[int]]]
+
+    def bags(self) -> dict[str, tuple[I64, I64]]:
+        """As the inference protocol carries them."""
+        return {
+            f"c{i}": (
+                np.array([one for row in rows for one in row], np.int64),
+                np.array([len(row) for row in rows], np.int64),
+            )
+            for i, rows in enumerate(self.ids)
+        }
+
+    def sparse(self) -> I64:
+        """int64 [rows, features], where every list has one id."""
+        return np.array([[row[0] for row in rows] for rows in self.ids], np.int64).T
+
+
+def random_shape(random: np.random.Generator) -> Shape:
+    def some(low: int, high: int) -> tuple[int, ...]:
+        return tuple(int(n) for n in random.integers(1, 12, random.integers(low, high)))
+
+    return Shape(int(random.integers(1, 6)), some(1, 6), int(random.integers(1, 9)), some(0, 3), some(0, 3))
+
+
+def random_request(
+    random: np.random.Generator, features: Sequence[int], dense: int, rows: int, single: bool
+) -> Request:
+    """features: rows of the table of each."""
+    ids = [
+        [random.integers(0, n, 1 if single else random.integers(0, 5)).tolist() for _ in range(rows)]
+        for n in features
+    ]
+    return Request(random.standard_normal((rows, dense)), ids)
+
+
+def dlrm_state(
+    random: np.random.Generator, shape: Shape, interaction: str = "dot", itself: bool = False
+) -> State:
+    """The state dict of facebookresearch/dlrm's DLRM_Net."""
+    vectors = len(shape.rows) + 1
+    joined = {
+        "dot": shape.width + vectors * (vectors - 1) // 2 + (vectors if itself else 0),
+        "cat": vectors * shape.width,
+    }[interaction]
+    state = {f"emb_l.{i}.weight": _normal(random, n, shape.width) for i, n in enumerate(shape.rows)}
+    for stem, widths in (
+        ("bot_l", (shape.dense, *shape.bottom, shape.width)),
+        ("top_l", (joined, *shape.top, 1)),
+    ):
+        for i in range(len(widths) - 1):
+            state[f"{stem}.{2 * i}.weight"] = _normal(random, widths[i + 1], widths[i])
+            state[f"{stem}.{2 * i}.bias"] = _normal(random, widths[i + 1])
+    return state
+
+
+def dlrm_forward(state: State, request: Request, interaction: str = "dot", itself: bool = False) -> F64:
+    """Probabilities as facebookresearch/dlrm computes them."""
+    weights = {name: t.double().numpy() for name, t in state.items()}
+    out = []
+    for r, dense in enumerate(request.dense):
+        x = _mlp(weights, "bot_l.{}", dense, step=2)
+        vectors = [x] + [
+            sum((weights[f"emb_l.{i}.weight"][one] for one in rows[r]), np.zeros(x.size))
+            for i, rows in enumerate(request.ids)
+        ]
+        if interaction == "cat":
+            z = np.concatenate(vectors)
+        else:
+            offset = 1 if itself else 0
+            products = [vectors[i] @ vectors[j] for i in range(len(vectors)) for j in range(i + offset)]
+            z = np.concatenate((x, products))
+        out.append(_mlp(weights, "top_l.{}", z, step=2, last_relu=False)[0])
+    return _sigmoid(np.array(out))
+
+
+def torchrec_state(
+    random: np.random.Generator, shape: Shape, features: Sequence[int], cross: tuple[int, int] | None = None
+) -> State:
+    """The state dict of TorchRec's DLRM, or with `cross` (layers, rank) of its DLRM_DCN.
+
+    features: the table of each.
+    """
+    vectors = len(features) + 1
+    joined = vectors * shape.width if cross else shape.width + vectors * (vectors - 1) // 2
+    state = {f"{SPARSE}.t_{i}.weight": _normal(random, n, shape.width) for i, n in enumerate(shape.rows)}
+    for stem, widths in (
+        ("dense_arch.model._mlp.{}._linear", (shape.dense, *shape.bottom, shape.width)),
+        ("over_arch.model.0._mlp.{}._linear", (joined, 3, *shape.top)),
+    ):
+        for i in range(len(widths) - 1):
+            state[f"{stem.format(i)}.weight"] = _normal(random, widths[i + 1], widths[i])
+            state[f"{stem.format(i)}.bias"] = _normal(random, widths[i + 1])
+    state["over_arch.model.1.weight"] = _normal(random, 1, (3, *shape.top)[-1])
+    state["over_arch.model.1.bias"] = _normal(random, 1)
+    layers, rank = cross or (0, 0)
+    for i in range(layers):
+        state[f"inter_arch.crossnet.W_kernels.{i}"] = _normal(random, joined, rank)
+        state[f"inter_arch.crossnet.V_kernels.{i}"] = _normal(random, rank, joined)
+        state[f"inter_arch.crossnet.bias.{i}"] = _normal(random, joined)
+    return state
+
+
+def torchrec_forward(state: State, request: Request, features: Sequence[int], mean: bool = False) -> F64:
+    """Probabilities: the sigmoid of the logits that TorchRec's DLRM or DLRM_DCN computes."""
+    weights = {name: t.double().numpy() for name, t in state.items()}
+    layers = sum(name.startswith("inter_arch.crossnet.V_kernels.") for name in weights)
+    out = []
+    for r, dense in enumerate(request.dense):
+        x = _mlp(weights, "dense_arch.model._mlp.{}._linear", dense)
+        vectors = [x]
+        for table, rows in zip(features, request.ids, strict=True):
+            pooled = sum((weights[f"{SPARSE}.t_{table}.weight"][one] for one in rows[r]), np.zeros(x.size))
+            vectors.append(pooled / max(len(rows[r]), 1) if mean else pooled)
+        if layers:
+            x0 = z = np.concatenate(vectors)
+            for n in range(layers):
+                v, w, b = (
+                    weights[f"inter_arch.crossnet.{k}.{n}"] for k in ("V_kernels", "W_kernels", "bias")
+                )
+                z = x0 * (w @ (v @ z) + b) + z
+        else:
+            n = len(vectors)
+            z = np.concatenate((x, [vectors[i] @ vectors[j] for i in range(n) for j in range(i + 1, n)]))
+        z = _mlp(weights, "over_arch.model.0._mlp.{}._linear", z)
+        out.append((weights["over_arch.model.1.weight"] @ z + weights["over_arch.model.1.bias"])[0])
+    return _sigmoid(np.array(out))
+
+
+def _mlp(weights: dict[str, F64], name: str, x: F64, step: int = 1, last_relu: bool = True) -> F64:
+    n = 0
+    while f"{name.format(n)}.weight" in weights:
+        x = weights[f"{name.format(n)}.weight"] @ x + weights[f"{name.format(n)}.bias"]
+        n += step
+        if last_relu or f"{name.format(n)}.weight" in weights:
+            x = np.maximum(x, 0)
+    return x
+
+
+def _sigmoid(x: F64) -> F64:
+    return 1 / (1 + np.exp(-x))
+
+
+def _normal(random: np.random.Generator, *size: int) -> Tensor:
+    return torch.from_numpy((random.standard_normal(size) * 0.5).astype(np.float32))

@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.bundle import Bundle, load_bundle
+from models.importers.checkpoint import CheckpointError
+from models.importers.parts import write_parts
+from models.importers.torchrec import read_torchrec
+from models.runtimes import NAMES, open_runtime
+from tests.models.importers.foreign import (
+    SPARSE,
+    Request,
+    Shape,
+    State,
+    random_request,
+    random_shape,
+    torchrec_forward,
+    torchrec_state,
+)
+
+SHAPE = Shape(dense=3, rows=(7, 4, 9), width=4, bottom=(6,), top=(5,))
+EACH = (0, 1, 2)
+CROSS = "inter_arch.crossnet"
+
+
+@pytest.fixture
+def dot() -> State:
+    return torchrec_state(np.random.default_rng(1), SHAPE, EACH)
+
+
+@pytest.fixture
+def dcn() -> State:
+    return torchrec_state(np.random.default_rng(1), SHAPE, EACH, cross=(2, 3))
+
+
+def save(folder: Path, saved: Any) -> Path:
+    torch.save(saved, folder / "model.pt")
+    return folder / "model.pt"
+
+
+def refusal(folder: Path, saved: Any, *tables: str) -> str:
+    """The one line with which a checkpoint is refused."""
+    with pytest.raises(CheckpointError) as error:
+        read_torchrec(save(folder, saved), tables)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def predictions(bundle: Bundle, request: Request, runtime: str = "torch", single: bool = False) -> Any:
+    dense = request.dense.astype(np.float32)
+    sparse = request.sparse() if single else np.empty((len(dense), 0), np.int64)
+    batch = bundle.encoder.from_ids(dense, sparse, {} if single else request.bags())
+    return open_runtime(runtime, bundle).predict(batch)
+
+
+@settings(max_examples=50)
+@given(
+    seed=st.integers(0, 2**31),
+    cross=st.none() | st.tuples(st.integers(1, 3), st.integers(1, 80)),
+    single=st.booleans(),
+    mean=st.booleans(),
+    shared=st.booleans(),
+)
+def test_the_bundle_gives_the_originals_probabilities(
+    tmp_path_factory: pytest.TempPathFactory,
+    seed: int,
+    cross: tuple[int, int] | None,
+    single: bool,
+    mean: bool,
+    shared: bool,
+) -> None:
+    random = np.random.default_rng(seed)
+    shape = random_shape(random)
+    each = list(range(len(shape.rows)))
+    features = sorted([*each, *random.integers(0, len(each), 2).tolist()]) if shared else each
+    state = torchrec_state(random, shape, features, cross)
+    # keeps the outputs of a crossing of crossings away from exactly 0 and 1
+    state["over_arch.model.1.weight"] /= 1 + state["over_arch.model.1.weight"].abs().sum() * 10
+    folder = tmp_path_factory.mktemp("torchrec")
+    tables = [f"t_{t}" for t in features] if shared else []
+    parts = read_torchrec(save(folder, state), tables)
+    pooling = "mean" if mean else "sum"
+    write_parts(parts, folder / "bundle", "ads", single_valued=single, pooling=pooling)
+    bundle = load_bundle(folder / "bundle")
+    request = random_request(random, [shape.rows[t] for t in features], shape.dense, 6, single)
+    expected = torchrec_forward(state, request, features, mean)
+    for name in NAMES:
+        got = predictions(bundle, request, name, single)
+        np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("prefix", ["model.", "module.", "dlrm_model.", "_dmp_wrapped_module.module.model."])
+def test_what_wraps_the_model_does_not_matter(dcn: State, tmp_path: Path, prefix: str) -> None:
+    plain = read_torchrec(save(tmp_path, dcn))
+    wrapped = read_torchrec(save(tmp_path, {prefix + name: t for name, t in dcn.items()}))
+    assert wrapped.architecture == plain.architecture
+    assert wrapped.features == plain.features == ("t_0", "t_1", "t_2")
+
+
+def test_the_tables_names_stand_in_the_schema(dot: State, tmp_path: Path) -> None:
+    parts = read_torchrec(save(tmp_path, dot), ["t_0", "t_1", "t_2"])
+    schema = write_parts(parts, tmp_path / "bundle", "ads").manifest.schema_
+    assert [(f.name, f.table, f.cardinality) for f in schema.categorical] == [
+        ("c0", "t_0", 7),
+        ("c1", "t_1", 4),
+        ("c2", "t_2", 9),
+    ]
+
+
+def test_tables_out_of_the_order_of_their_numbers_need_a_word(tmp_path: Path) -> None:
+    shape = Shape(dense=1, rows=tuple(range(2, 14)), width=2, bottom=(), top=())
+    each = tuple(range(12))
+    state = torchrec_state(np.random.default_rng(1), shape, each)
+    alphabetical = {name: state[name] for name in sorted(state)}
+    line = refusal(tmp_path, alphabetical)
+    assert "order t_0,t_1,t_10,t_11,t_2" in line
+    assert line.endswith("say the model's order with --tables")
+    parts = read_torchrec(save(tmp_path, alphabetical), [f"t_{t}" for t in each])
+    bundle = write_parts(parts, tmp_path / "bundle", "ads")
+    request = random_request(np.random.default_rng(2), shape.rows, 1, 5, single=False)
+    np.testing.assert_allclose(
+        predictions(bundle, request), torchrec_forward(state, request, each), atol=1e-5
+    )
+
+
+def test_names_without_numbers_keep_the_files_order(dot: State, tmp_path: Path) -> None:
+    names = {"t_0": "user", "t_1": "ad", "t_2": "page 2"}
+    renamed = {
+        name if (table := name.split(".")[-2]) not in names else f"{SPARSE}.{names[table]}.weight": tensor
+        for name, tensor in dot.items()
+    }
+    parts = read_torchrec(save(tmp_path, renamed))
+    assert parts.features == ("user", "ad", "page 2")
+    bundle = write_parts(parts, tmp_path / "bundle", "ads")
+    # "page 2" cannot name a table of a schema, so none of them does
+    assert [f.table for f in bundle.manifest.schema_.categorical] == [None, None, None]
+    assert bundle.manifest.training["imported"]["tables"] == {"c0": "user", "c1": "ad", "c2": "page 2"}
+
+
+def test_a_shared_table_without_a_name_of_its_own_has_its_first_features(tmp_path: Path) -> None:
+    features = (0, 0, 1)
+    shape = Shape(dense=1, rows=(5, 3), width=2, bottom=(), top=())
+    state = torchrec_state(np.random.default_rng(1), shape, features)
+    dotted = {name.replace("t_", "a.t_"): tensor for name, tensor in state.items()}
+    parts = read_torchrec(save(tmp_path, dotted), ["a.t_0", "a.t_0", "a.t_1"])
+    bundle = write_parts(parts, tmp_path / "bundle", "ads")
+    assert [f.table_name for f in bundle.manifest.schema_.categorical] == ["c0", "c0", "c2"]
+    request = random_request(np.random.default_rng(2), (5, 5, 3), 1, 5, single=False)
+    np.testing.assert_allclose(
+        predictions(bundle, request), torchrec_forward(state, request, features), atol=1e-5
+    )
+
+
+def test_features_that_share_a_table_are_found_by_the_shapes(tmp_path: Path) -> None:
+    for cross in (None, (1, 2)):
+        state = torchrec_state(np.random.default_rng(1), SHAPE, (0, 0, 1, 2, 2), cross)
+        line = refusal(tmp_path, state)
+        assert line.endswith("; it fits 5 features: name the table of each with --tables")
+
+
+@pytest.mark.parametrize(
+    ("tables", "offence"),
+    [
+        (["t_0", "t_1"], "--tables leaves out table t_2"),
+        (["t_0", "t_1", "t_2", "t_9"], "--tables: there is no table t_9; the tables are t_0,t_1,t_2"),
+    ],
+)
+def test_named_tables_are_those_of_the_file(
+    dot: State, tmp_path: Path, tables: list[str], offence: str
+) -> None:
+    assert offence in refusal(tmp_path, dot, *tables)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "dense_arch.model._mlp.0._linear.weight",
+        "dense_arch.model._mlp.1._linear.bias",
+        "over_arch.model.0._mlp.0._linear.weight",
+        "over_arch.model.1.weight",
+        f"{CROSS}.W_kernels.1",
+        f"{CROSS}.V_kernels.0",
+        f"{CROSS}.bias.0",
+    ],
+)
+def test_a_missing_weight_is_named(dcn: State, tmp_path: Path, name: str) -> None:
+    del dcn[name]
+    assert refusal(tmp_path, dcn).endswith(f"{name} is missing")
+
+
+def test_no_tables_are_said(dot: State, tmp_path: Path) -> None:
+    dense = {name: t for name, t in dot.items() if not name.startswith(SPARSE)}
+    assert refusal(tmp_path, dense).endswith(f"{SPARSE}.TABLE.weight is missing: there is no table")
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "offence"),
+    [
+        (f"{SPARSE}.t_1.weight", torch.ones(4, 8), "table t_1 has vectors of 8 numbers, t_0 of 4"),
+        (f"{SPARSE}.t_1.weight", torch.ones(4, 4, dtype=torch.uint8), "t_1.weight is uint8"),
+        ("inter_arch.interaction_branch1.model._mlp.0._linear.weight", torch.ones(1), "a DLRM_Projection"),
+        ("inter_arch.interaction_branch2.model._mlp.0._linear.weight", torch.ones(1), "a DLRM_Projection"),
+        (
+            f"{CROSS}.kernels.0",
+            torch.ones(1),
+            f"{CROSS}.kernels.0 is not part of TorchRec's DLRM or DLRM_DCN",
+        ),
+        (f"{CROSS}.V_kernels.1", torch.ones(2, 16), "expected [16, 3] and [3, 16]"),
+        (f"{CROSS}.W_kernels.0", torch.ones(16, 2), "expected [16, 3] and [3, 16]"),
+        (f"{CROSS}.bias.1", torch.ones(5), f"{CROSS}.bias.1 has 5 numbers, {CROSS}.W_kernels.1 16 rows"),
+        ("over_arch.model.1.weight", torch.ones(1, 9), "over_arch.model.1.weight reads 9 numbers a row"),
+        ("over_arch.model.0._mlp.0._linear.weight", torch.ones(3, 9), "reads 9 numbers a row, the cross net"),
+    ],
+)
+def test_what_is_not_this_model_is_refused_by_name(
+    dcn: State, tmp_path: Path, name: str, tensor: torch.Tensor, offence: str
+) -> None:
+    assert offence in refusal(tmp_path, dcn | {name: tensor})
+
+
+def test_a_top_layer_that_fits_no_number_of_features_is_refused(dot: State, tmp_path: Path) -> None:
+    dot["over_arch.model.0._mlp.0._linear.weight"] = torch.ones(3, 11)
+    assert refusal(tmp_path, dot).endswith("reads 11 numbers a row, the interaction of 3 features gives 10")
