@@ -23,6 +23,12 @@ from torch import Tensor
 
 from models.errors import PolyrecError
 
+ROOTS = {
+    "dlrm": ("emb_l", "bot_l", "top_l"),
+    "torchrec": ("sparse_arch", "dense_arch", "inter_arch", "over_arch"),
+}
+"""The modules that a model of each format consists of."""
+
 WRAPPERS = frozenset({"module", "_orig_mod", "_dmp_wrapped_module"})
 HOLDERS = ("state_dict", "model_state_dict", "model")
 SAVE = "torch.save(model.state_dict(), FILE)"
@@ -129,8 +135,8 @@ class Weights:
             raise self.error(f"{name} is not part of {model}; a model with it cannot be imported")
 
 
-def read_weights(path: str | Path, roots: Collection[str]) -> Weights:
-    """The weights below the modules `roots`, by their names without wrappers and prefixes.
+def read_weights(path: str | Path, format: str) -> Weights:
+    """The weights of a model of this format (a key of ROOTS), by their names in the bare model.
 
     The state dict may stand alone or under one of HOLDERS. Wrappers (DataParallel, torch.compile,
     DistributedModelParallel) vanish from the names, and so does what stands before the first root.
@@ -140,16 +146,16 @@ def read_weights(path: str | Path, roots: Collection[str]) -> Weights:
     loaded = _load(file)
     if not isinstance(loaded, dict):
         raise CheckpointError(f"checkpoint '{file}' holds a {type(loaded).__name__}, not a state dict")
-    for state in (loaded, *(loaded.get(key) for key in HOLDERS)):
-        if isinstance(state, dict):
-            tensors = _unwrapped(file, state, roots)
-            if tensors:
-                return Weights(file, tensors)
+    states = [s for s in (loaded, *(loaded.get(key) for key in HOLDERS)) if isinstance(s, dict)]
+    for state in states:
+        if tensors := _unwrapped(file, state, ROOTS[format]):
+            return Weights(file, tensors)
+    line = f"checkpoint '{file}': no {' or '.join(ROOTS[format])} in it; it "
+    for other, roots in ROOTS.items():
+        if any(_unwrapped(file, state, roots) for state in states):
+            raise CheckpointError(f"{line}is for: polyrec import {other}")
     keys = ", ".join(f"{k!r:.60}" for k in list(loaded)[:5]) or "nothing"
-    raise CheckpointError(
-        f"checkpoint '{file}': no {' or '.join(sorted(roots))} in it; it holds {keys}"
-        + (", ..." if len(loaded) > 5 else "")
-    )
+    raise CheckpointError(f"{line}holds {keys}" + (", ..." if len(loaded) > 5 else ""))
 
 
 def _unwrapped(file: Path, state: Mapping[Any, object], roots: Collection[str]) -> dict[str, object]:

@@ -16,8 +16,6 @@ from typing import Literal
 from models.importers.checkpoint import Weights, read_weights
 from models.importers.parts import Parts, check_logit, check_width
 
-ROOTS = ("emb_l", "bot_l", "top_l")
-
 _TRICKS = {
     r"(v_W_l)\..*": "weighted pooling (--weighted-pooling)",
     r"(emb_l\.\d+\.weight_[qr])": "quotient-remainder tables (--qr-flag)",
@@ -31,7 +29,7 @@ def read_dlrm(path: str | Path, interaction: Literal["dot", "cat"] = "dot", itse
     itself: the dot interaction holds each vector's product with itself (--arch-interaction-itself).
     Raises CheckpointError, in one line: unsafe, incomplete, of another interaction or kind of table.
     """
-    weights = read_weights(path, ROOTS)
+    weights = read_weights(path, "dlrm")
     for pattern, trick in _TRICKS.items():
         if found := weights.names(pattern):
             raise weights.error(f"{found[0]}: a model with {trick} cannot be imported")

@@ -25,8 +25,6 @@ from models.importers.parts import Crossing, Parts, check_logit, check_width
 
 MAX_FEATURES = 10_000
 
-ROOTS = ("sparse_arch", "dense_arch", "inter_arch", "over_arch")
-
 _TABLE = "sparse_arch.embedding_bag_collection.embedding_bags."
 _CROSS = "inter_arch.crossnet."
 _OVER = "over_arch.model."
@@ -39,7 +37,7 @@ def read_torchrec(path: str | Path, tables: Sequence[str] = ()) -> Parts:
     several features share stands several times. Without it: every table once, as they stand in the
     file. Raises CheckpointError, in one line.
     """
-    weights = read_weights(path, ROOTS)
+    weights = read_weights(path, "torchrec")
     for name in weights.names(r"(inter_arch\.interaction_branch\d\..*)"):
         raise weights.error(f"{name}: a DLRM_Projection cannot be imported; DLRM and DLRM_DCN can")
     names = weights.names(re.escape(_TABLE) + r"(.+)\.weight")

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from models.importers.checkpoint import CheckpointError, read_weights
 
-ROOTS = ("bot_l", "emb_l")
 STATE = OrderedDict({"emb_l.0.weight": torch.arange(6.0).view(3, 2), "bot_l.0.bias": torch.ones(2)})
 
 Save = Callable[[Any, Path], object]
@@ -36,7 +35,7 @@ def file(tmp_path: Path) -> Path:
 def line_of(path: Path) -> str:
     """The one line with which a file is refused."""
     with pytest.raises(CheckpointError) as error:
-        read_weights(path, ROOTS)
+        read_weights(path, "dlrm")
     line = str(error.value)
     assert "\n" not in line
     assert len(line) < 400 + len(str(path))
@@ -106,7 +105,7 @@ def test_counters_of_numpy_are_passed_over(save: Save, file: Path) -> None:
         "lr": 0.1,
     }
     save({**counters, "state_dict": STATE, "opt_state_dict": {"state": {0: {"sum": torch.ones(3)}}}}, file)
-    weights = read_weights(file, ROOTS)
+    weights = read_weights(file, "dlrm")
     assert torch.equal(weights.take("emb_l.0.weight", 2), STATE["emb_l.0.weight"])
 
 
@@ -119,7 +118,7 @@ def test_the_names_that_numpy_1_wrote_are_known(file: Path, tmp_path: Path) -> N
                 assert b"numpy._core.multiarray" in content
                 content = content.replace(b"numpy._core.multiarray", b"numpy.core.multiarray")
             old.writestr(name, content)
-    assert read_weights(file, ROOTS).names("(emb_l.0.weight)")
+    assert read_weights(file, "dlrm").names("(emb_l.0.weight)")
 
 
 @pytest.mark.parametrize("save", SAVES.values(), ids=SAVES)
@@ -128,7 +127,7 @@ def test_the_names_that_numpy_1_wrote_are_known(file: Path, tmp_path: Path) -> N
 def test_wrappers_and_holders_vanish(save: Save, prefix: str, holder: str | None, file: Path) -> None:
     state = {prefix + name: tensor for name, tensor in STATE.items()}
     save({holder: state, "epoch": 1} if holder else state, file)
-    weights = read_weights(file, ROOTS)
+    weights = read_weights(file, "dlrm")
     for name, tensor in STATE.items():
         assert torch.equal(weights.take(name, tensor.dim()), tensor)
     weights.finish("it")
@@ -136,7 +135,7 @@ def test_wrappers_and_holders_vanish(save: Save, prefix: str, holder: str | None
 
 def test_a_wrapper_inside_a_name_vanishes(file: Path) -> None:
     torch.save({"bot_l.module.0.weight": torch.ones(2, 3), "emb_l.0._orig_mod.weight": torch.ones(2)}, file)
-    assert read_weights(file, ROOTS).names("(.*)") == ["bot_l.0.weight", "emb_l.0.weight"]
+    assert read_weights(file, "dlrm").names("(.*)") == ["bot_l.0.weight", "emb_l.0.weight"]
 
 
 def test_two_models_in_one_state_dict_are_refused(file: Path) -> None:
@@ -147,7 +146,7 @@ def test_two_models_in_one_state_dict_are_refused(file: Path) -> None:
 def test_weights_stay_in_the_file_until_they_are_used(file: Path) -> None:
     big = torch.zeros(1 << 20)
     torch.save({"emb_l.0.weight": big}, file)
-    weight = read_weights(file, ROOTS).take("emb_l.0.weight", 1)
+    weight = read_weights(file, "dlrm").take("emb_l.0.weight", 1)
     mapped = Path("/proc/self/maps").read_text()
     assert str(file) in mapped
     assert torch.equal(weight, big)
@@ -156,12 +155,13 @@ def test_weights_stay_in_the_file_until_they_are_used(file: Path) -> None:
 @pytest.mark.parametrize(
     ("saved", "offence"),
     [
-        ({"weight": torch.ones(2)}, "no bot_l or emb_l in it; it holds 'weight'"),
+        ({"weight": torch.ones(2)}, "no emb_l or bot_l or top_l in it; it holds 'weight'"),
         ({}, "it holds nothing"),
         ({f"k{i}": i for i in range(9)}, "it holds 'k0', 'k1', 'k2', 'k3', 'k4', ..."),
         ([1, 2], "holds a list, not a state dict"),
         (torch.ones(2), "holds a Tensor, not a state dict"),
-        ({"state_dict": [1]}, "no bot_l or emb_l in it"),
+        ({"model": {"over_arch.model.1.bias": 1}}, "in it; it is for: polyrec import torchrec"),
+        ({"state_dict": [1]}, "no emb_l or bot_l or top_l in it"),
         ({"a\x1b[2J\n": 1}, r"the key 'a\x1b[2J\n', which is no name"),
     ],
 )
@@ -187,14 +187,14 @@ def test_a_checkpoint_of_something_else_says_what_it_holds(saved: Any, offence: 
 def test_only_plain_finite_floats_are_weights(tensor: Tensor, offence: str, file: Path) -> None:
     torch.save({"emb_l.0.weight": tensor}, file)
     with pytest.raises(CheckpointError) as error:
-        read_weights(file, ROOTS).take("emb_l.0.weight", 2)
+        read_weights(file, "dlrm").take("emb_l.0.weight", 2)
     assert f"emb_l.0.weight {offence}" in str(error.value)
 
 
 def test_a_weight_may_be_a_view_or_a_parameter(file: Path) -> None:
     view = torch.arange(6.0).view(2, 3).T
     torch.save({"emb_l.0.weight": view, "emb_l.1.weight": torch.nn.Parameter(torch.ones(2, 2))}, file)
-    weights = read_weights(file, ROOTS)
+    weights = read_weights(file, "dlrm")
     assert torch.equal(weights.take("emb_l.0.weight", 2), view)
     assert not weights.take("emb_l.1.weight", 2).requires_grad
 
@@ -234,7 +234,7 @@ def test_a_damaged_file_is_read_or_refused(
     content[position] = value
     file.write_bytes(content[:position] if cut else content)
     try:
-        weights = read_weights(file, ROOTS)
+        weights = read_weights(file, "dlrm")
         for name, tensor in STATE.items():
             weights.take(name, tensor.dim())
     except CheckpointError as e:
