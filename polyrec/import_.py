@@ -10,7 +10,11 @@ EXAMPLE = "polyrec import dlrm dlrm.pt --out runs/imported"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     formats = parser.add_subparsers(dest="format", required=True, metavar="FORMAT")
-    dlrm = formats.add_parser("dlrm", help="what dlrm_s_pytorch.py --save-model wrote, or its state dict")
+    dlrm = formats.add_parser(
+        "dlrm",
+        help="what dlrm_s_pytorch.py --save-model wrote, or its state dict",
+        epilog=f"example: {EXAMPLE}",
+    )
     _common(dlrm, "dlrm")
     dlrm.add_argument(
         "--interaction", choices=["dot", "cat"], default="dot", help="--arch-interaction-op (default dot)"
@@ -18,7 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     dlrm.add_argument(
         "--interact-itself", action="store_true", help="the model had --arch-interaction-itself"
     )
-    torchrec = formats.add_parser("torchrec", help="state dict of TorchRec's DLRM or DLRM_DCN")
+    torchrec = formats.add_parser(
+        "torchrec",
+        help="state dict of TorchRec's DLRM or DLRM_DCN",
+        epilog="example: polyrec import torchrec dlrm_dcn.pt --out runs/dcn",
+    )
     _common(torchrec, "torchrec")
     torchrec.add_argument(
         "--tables",

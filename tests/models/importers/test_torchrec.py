@@ -225,6 +225,36 @@ def test_what_is_not_this_model_is_refused_by_name(
     assert offence in refusal(tmp_path, dcn | {name: tensor})
 
 
+@pytest.mark.parametrize("kind", ["DLRM", "DLRM_DCN"])
+@pytest.mark.filterwarnings("ignore")
+def test_torchrec_itself_agrees(kind: str, tmp_path: Path) -> None:
+    torchrec = pytest.importorskip(
+        "torchrec", reason="torchrec is no dependency; tried by hand, docs/import.md"
+    )
+    dlrm = pytest.importorskip("torchrec.models.dlrm")
+    torch.manual_seed(5)
+    configs = [
+        torchrec.EmbeddingBagConfig(
+            name=f"t_{i}", embedding_dim=SHAPE.width, num_embeddings=n, feature_names=[f"f{i}"]
+        )
+        for i, n in enumerate(SHAPE.rows)
+    ]
+    cross = (2, 3) if kind == "DLRM_DCN" else ()
+    bags = torchrec.EmbeddingBagCollection(tables=configs)
+    model = getattr(dlrm, kind)(bags, SHAPE.dense, [6, SHAPE.width], [5, 1], *cross)
+    bundle = write_parts(read_torchrec(save(tmp_path, model.state_dict())), tmp_path / "bundle", "ads")
+    request = random_request(np.random.default_rng(2), SHAPE.rows, SHAPE.dense, 30, single=False)
+    values, lengths = zip(*request.bags().values(), strict=True)
+    sparse = torchrec.KeyedJaggedTensor(
+        keys=[f"f{i}" for i in range(len(SHAPE.rows))],
+        values=torch.from_numpy(np.concatenate(values)),
+        lengths=torch.from_numpy(np.concatenate(lengths)),
+    )
+    with torch.no_grad():
+        expected = model(torch.from_numpy(request.dense).float(), sparse).sigmoid().squeeze(1)
+    np.testing.assert_allclose(predictions(bundle, request), expected, atol=1e-5)
+
+
 def test_a_top_layer_that_fits_no_number_of_features_is_refused(dot: State, tmp_path: Path) -> None:
     dot["over_arch.model.0._mlp.0._linear.weight"] = torch.ones(3, 11)
     assert refusal(tmp_path, dot).endswith("reads 11 numbers a row, the interaction of 3 features gives 10")
