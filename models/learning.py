@@ -29,7 +29,7 @@ from models.hiding import hider
 from models.popularity import Calibration, calibrate
 from models.representation import Kind, Representation, initial_stage
 from models.schema import Schema, Strict, one_line
-from models.training import History, Progress, Recipe, fit, predict, refit
+from models.training import History, Progress, Recipe, fine_tune, fit, predict, refit
 from models.vocabulary import Vocabulary
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -66,6 +66,13 @@ class Training(Strict):
             return Representation()
         cuts = self.select.cuts(vocabularies) if kind == "select" else {}
         return Representation(kind=kind, encoding=self.encoding, cuts=cuts)
+
+    def with_share(self, share: float) -> Training:
+        """This with another share of rows that `select` stores. Raises DataError if it is not in (0, 1)."""
+        try:
+            return self.model_copy(update={"select": Select(share=share)})
+        except ValidationError as e:
+            raise DataError(one_line(e)) from None
 
     def with_recipe(self, changes: Mapping[str, Any]) -> Training:
         """This with some of the recipe's keys changed. Raises DataError on a value out of range."""
@@ -204,3 +211,35 @@ def measure(model: DLRM, data: Encoded) -> Quality:
     """Quality on all rows of `data`."""
     rows = data.select(TRAIN, VALIDATION, TEST)
     return evaluate(predict(model, data, rows), data.label, data.group)
+
+
+def quality_on_test(
+    model: DLRM, encoder: Encoder, reader: Reader, phase: Phase
+) -> dict[str, float | int | None]:
+    """Quality of a model on the test rows of data, JSON-able."""
+    splitter = split_of(reader, encoder.schema, phase("split", reader.rows_hint))
+    progress = phase("encode", reader.rows_hint)
+    with encode(reader, encoder, splitter, (TEST,), progress=progress) as data:
+        return measure(model, data).as_dict()
+
+
+def tune(
+    model: DLRM,
+    bundle: Bundle,
+    reader: Reader,
+    recipe: Recipe,
+    phase: Phase,
+    progress: Progress | None = None,
+) -> None:
+    """Fine-tunes a model derived from `bundle`, on the rows that the bundle itself was trained on.
+
+    Those are the training rows, and the validation rows too if it was refitted. A fixed schedule, no
+    selection: a refitted model has seen the validation rows, which can choose nothing any more.
+    """
+    refitted = bundle.manifest.training.get("recipe", {}).get("refit", False)
+    which = (TRAIN, VALIDATION) if refitted else (TRAIN,)
+    encoder = bundle.encoder
+    splitter = split_of(reader, encoder.schema, phase("split", reader.rows_hint))
+    with encode(reader, encoder, splitter, which, progress=phase("encode", reader.rows_hint)) as data:
+        hide = hider(encoder, recipe.hide, recipe.hide_from_rows)
+        fine_tune(model, data, data.select(*which), recipe, hide, progress)

@@ -48,7 +48,7 @@ class Recipe(Strict):
     epochs: Annotated[int, Field(ge=1)] = 3
     batch_rows: Annotated[int, Field(ge=1)] = 1024
     dense_lr: Annotated[float, Field(gt=0)] = 1e-3
-    sparse_lr: Annotated[float, Field(gt=0)] = 0.05
+    sparse_lr: Annotated[float, Field(ge=0)] = 0.05
     final_lr: Annotated[float, Field(ge=0, le=1)] = 0.0
     warm_up: Annotated[float, Field(ge=0, lt=1)] = 0.05
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -135,7 +135,7 @@ def fit(
     training, validation: int64 row indices into `data`. Stops early after `patience` checks without
     improvement.
     """
-    torch.manual_seed(recipe.seed)
+    start_at_base_rate(model, data.label[training])
     steps_per_epoch = -(-training.size // recipe.batch_rows)
     total = steps_per_epoch * recipe.epochs
     every = max(1, steps_per_epoch // recipe.checks_per_epoch)
@@ -178,10 +178,39 @@ def refit(
 
     The schedule is the one that was validated: it is cut at the same share of its length.
     """
-    torch.manual_seed(recipe.seed)
+    start_at_base_rate(model, data.label[rows])
     steps_per_epoch = -(-rows.size // recipe.batch_rows)
-    total = steps_per_epoch * recipe.epochs
     stop = round(history.best_step / history.steps_per_epoch * steps_per_epoch)
+    _train(model, data, rows, recipe, stop, hide, progress)
+
+
+def fine_tune(
+    model: DLRM,
+    data: Rows,
+    rows: I64,
+    recipe: Recipe,
+    hide: Hide | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Trains `model` further, from where it is: one epoch of `rows` at a fifth of the recipe's step sizes.
+
+    Rows stay as they are: they have had their epochs, and overfit in another (docs/quality.md).
+    """
+    gentle = recipe.model_copy(update={"epochs": 1, "dense_lr": recipe.dense_lr / 5, "sparse_lr": 0.0})
+    _train(model, data, rows, gentle, -(-rows.size // recipe.batch_rows), hide, progress)
+
+
+def _train(
+    model: DLRM,
+    data: Rows,
+    rows: I64,
+    recipe: Recipe,
+    stop: int,
+    hide: Hide | None,
+    progress: Progress | None,
+) -> None:
+    """Takes the first `stop` steps of the recipe's schedule and leaves the model at its average."""
+    total = -(-rows.size // recipe.batch_rows) * recipe.epochs
     average = Average(model, recipe.average)
     for step, loss in steps(model, data, rows, recipe, total, hide):
         average.update(step)
@@ -192,16 +221,18 @@ def refit(
     average.swap()
 
 
+def start_at_base_rate(model: DLRM, label: F32) -> None:
+    """Sets the output's bias to the log-odds of the labels, so that no step is spent on finding it."""
+    base = float(np.clip(label.mean(), 1e-6, 1 - 1e-6))
+    with torch.no_grad():
+        model.net.output.bias.fill_(np.log(base / (1 - base)))
+
+
 def steps(
     model: DLRM, data: Rows, rows: I64, recipe: Recipe, total: int, hide: Hide | None = None
 ) -> Iterator[tuple[int, float]]:
-    """Takes up to `total` optimiser steps, yielding (step, loss) after each.
-
-    The output starts at the base rate, so that no step is spent on finding it.
-    """
-    base = float(np.clip(data.label[rows].mean(), 1e-6, 1 - 1e-6))
-    with torch.no_grad():
-        model.net.output.bias.fill_(np.log(base / (1 - base)))
+    """Takes up to `total` optimiser steps, yielding (step, loss) after each."""
+    torch.manual_seed(recipe.seed)
     dense = torch.optim.AdamW(dense_parameters(model), lr=recipe.dense_lr, weight_decay=recipe.dense_decay)
     sparse = RowWiseAdagrad(model.stage.sparse_parameters(), recipe.sparse_lr, decay=recipe.row_decay)
     warm = max(1, int(total * recipe.warm_up))

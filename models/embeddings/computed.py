@@ -78,8 +78,8 @@ class ComputedStage(nn.Module):
         )
         computed = self.cuts < np.array(self.rows.sizes)
         self._decoder = np.cumsum(computed) - 1
-        self._computed = [t for t, c in zip(self.rows.tables, computed, strict=True) if c]
-        self.decoders = Decoders(len(self._computed), encoding.k, encoding.hidden, width)
+        self.computed_tables = [t for t, c in zip(self.rows.tables, computed, strict=True) if c]
+        self.decoders = Decoders(len(self.computed_tables), encoding.k, encoding.hidden, width)
         self.width = width
         self._slots = schema.slots
         self.singles = len(schema.context.singles) + len(schema.candidate.singles)
@@ -88,12 +88,12 @@ class ComputedStage(nn.Module):
     @property
     def flops(self) -> int:
         """Of one row, if nothing is stored or shared: a vector each feature that may be computed."""
-        return self.decoders.flops * sum(f.table_name in self._computed for f in self._slots)
+        return self.decoders.flops * sum(f.table_name in self.computed_tables for f in self._slots)
 
     def initialise(self, generator: torch.Generator, deviations: Sequence[float]) -> None:
         """Random decoders; the vectors of each of the schema's tables start with its deviation."""
         own = dict(zip(self.rows.tables, deviations, strict=True))
-        self.decoders.initialise(generator, [own[t] for t in self._computed])
+        self.decoders.initialise(generator, [own[t] for t in self.computed_tables])
 
     def sparse_parameters(self) -> list[nn.Parameter]:
         return [self.store.weight] if isinstance(self.store.weight, nn.Parameter) else []
@@ -125,7 +125,7 @@ class ComputedStage(nn.Module):
             parts.append(self.store.gather(index))
         if not hot.all():
             ids = self._bases[table] + self._ids[rows]
-            counts = np.bincount(self._decoder[table[~hot]], minlength=len(self._computed))
+            counts = np.bincount(self._decoder[table[~hot]], minlength=len(self.computed_tables))
             parts.append(self.decoders(self.hashes(as_index(ids[~hot], device)), counts))
         if not parts:
             return torch.empty((0, self.width), device=device), where

@@ -41,6 +41,10 @@ class Stage(Protocol):
 
     def __call__(self, batch: Batch) -> Vectors: ...
 
+    def to(self, device: torch.device) -> Stage:
+        """Moves the stage's tensors, and gives the stage."""
+        ...
+
     def state_dict(self) -> dict[str, Tensor]:
         """The tensors a bundle stores; a stage is a torch module."""
         ...

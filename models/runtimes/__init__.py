@@ -13,21 +13,26 @@ from models.errors import RuntimeUnavailable
 if TYPE_CHECKING:
     from models.bundle import Bundle
     from models.data.encoded import Encoded
-    from models.runtimes.runtime import Runtime
+    from models.runtimes.runtime import DensePrecision, Runtime
 
 NAMES = ("torch", "onnx")
 
 
-def open_runtime(name: str, bundle: Bundle, device: str = "cpu") -> Runtime:
-    """Loads a bundle on a device. Raises RuntimeUnavailable if this machine cannot."""
+def open_runtime(
+    name: str, bundle: Bundle, device: str = "cpu", precision: DensePrecision = "fp32"
+) -> Runtime:
+    """Loads a bundle on a device, its dense net in a precision.
+
+    Raises RuntimeUnavailable if this machine cannot.
+    """
     if name == "torch":
         from models.runtimes.torch import TorchRuntime
 
-        return TorchRuntime(bundle, device)
+        return TorchRuntime(bundle, device, precision)
     if name == "onnx":
         from models.runtimes.onnx import OnnxRuntime
 
-        return OnnxRuntime(bundle, device)
+        return OnnxRuntime(bundle, device, precision)
     raise RuntimeUnavailable(f"no runtime '{name}'; known: {', '.join(NAMES)}")
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from models.dlrm import DenseNet
 from models.interaction import Cross, Dot
+from models.runtimes.runtime import DensePrecision
 
 OPSET = 17
 
@@ -25,7 +26,8 @@ OPSET = 17
 class _Writer:
     """Collects nodes and initialisers; each call returns the name of its output."""
 
-    def __init__(self) -> None:
+    def __init__(self, precision: DensePrecision) -> None:
+        self.precision = precision
         self.nodes: list[onnx.NodeProto] = []
         self.constants: list[onnx.TensorProto] = []
 
@@ -46,10 +48,28 @@ class _Writer:
         return out
 
     def linear(self, x: str, layer: nn.Linear) -> str:
+        if self.precision == "int8":
+            return self._linear_int8(x, layer)
         parts = [x, self.constant(layer.weight)]
         if layer.bias is not None:
             parts.append(self.constant(layer.bias))
         return self.node("Gemm", *parts, transB=1)
+
+    def _linear_int8(self, x: str, layer: nn.Linear) -> str:
+        """Weights in int8, one scale a column; the input in uint8, one scale a batch.
+
+        The chain is the one that ONNX Runtime fuses into a single product.
+        """
+        weight = layer.weight.detach().float().cpu().numpy().T
+        scale = np.maximum(np.abs(weight).max(axis=0), np.finfo(np.float32).tiny) / 127.0
+        q = np.clip(np.rint(weight / scale), -127, 127).astype(np.int8)
+        numbers, step, zero = (f"{x}_q", f"{x}_step", f"{x}_zero")
+        self.nodes.append(helper.make_node("DynamicQuantizeLinear", [x], [numbers, step, zero]))
+        product = self.node("MatMulInteger", numbers, self.constant(q), zero)
+        wide = self.node("Cast", product, to=TensorProto.FLOAT)
+        steps = self.node("Mul", step, self.constant(scale.astype(np.float32)))
+        out = self.node("Mul", wide, steps)
+        return out if layer.bias is None else self.node("Add", out, self.constant(layer.bias))
 
     def mlp(self, x: str, layers: nn.Sequential) -> str:
         for layer in layers:
@@ -60,10 +80,16 @@ class _Writer:
         return x
 
 
-def dense_graph(net: DenseNet, singles: int, bags: int) -> onnx.ModelProto:
-    """The graph of `net` for S = `singles` and B = `bags` vectors a row."""
+def dense_graph(
+    net: DenseNet, singles: int, bags: int, precision: DensePrecision = "fp32"
+) -> onnx.ModelProto:
+    """The graph of `net` for S = `singles` and B = `bags` vectors a row.
+
+    precision: fp32, or int8 for the products with weights; the interaction multiplies vectors and
+    stays in fp32.
+    """
     width = net.shape.width
-    g = _Writer()
+    g = _Writer(precision)
     inputs = []
     bottom = None
     vectors = []

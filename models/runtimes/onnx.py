@@ -14,6 +14,7 @@ from models.bundle import Bundle
 from models.dlrm import dense_of
 from models.errors import RuntimeUnavailable
 from models.runtimes.graph import dense_graph
+from models.runtimes.runtime import DensePrecision
 
 PROVIDERS = {
     "cpu": "CPUExecutionProvider",
@@ -27,10 +28,13 @@ class OnnxRuntime:
 
     name = "onnx"
 
-    def __init__(self, bundle: Bundle, device: str = "cpu") -> None:
+    def __init__(self, bundle: Bundle, device: str = "cpu", precision: DensePrecision = "fp32") -> None:
+        if precision not in ("fp32", "int8"):
+            raise RuntimeUnavailable(f"onnx has no dense precision '{precision}'; known: fp32, int8")
         self.device = device
+        self.precision = precision
         self._stage = bundle.stage()
-        graph = dense_graph(bundle.net(), self._stage.singles, self._stage.bags)
+        graph = dense_graph(bundle.net(), self._stage.singles, self._stage.bags, precision)
         self._session = open_session(graph.SerializeToString(), device)
         self._inputs = [i.name for i in self._session.get_inputs()]
 

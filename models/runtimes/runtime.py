@@ -8,9 +8,11 @@ What `embed` returns is only valid until its next call.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from models.batch import F32, Batch
+
+DensePrecision = Literal["fp32", "bf16", "int8"]
 
 
 class Runtime(Protocol):
@@ -24,6 +26,11 @@ class Runtime(Protocol):
     @property
     def device(self) -> str:
         """Where it executes: `cpu`, `cuda:0`."""
+        ...
+
+    @property
+    def precision(self) -> DensePrecision:
+        """Of the dense net's products; the rows' own precision is the bundle's."""
         ...
 
     def embed(self, batch: Batch) -> Any:

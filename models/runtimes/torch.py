@@ -1,8 +1,7 @@
-"""The torch runtime: the whole model on one torch device (cpu, cuda)."""
+"""The torch runtime: the whole model on one torch device (cpu, cuda), the dense net in fp32 or bf16."""
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,6 +10,9 @@ from models.bundle import Bundle
 from models.dlrm import dense_of
 from models.embeddings.stage import Vectors
 from models.errors import RuntimeUnavailable
+from models.runtimes.runtime import DensePrecision
+
+DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class TorchRuntime:
@@ -18,23 +20,33 @@ class TorchRuntime:
 
     name = "torch"
 
-    def __init__(self, bundle: Bundle, device: str = "cpu") -> None:
+    def __init__(self, bundle: Bundle, device: str = "cpu", precision: DensePrecision = "fp32") -> None:
+        if precision not in DTYPES:
+            raise RuntimeUnavailable(
+                f"torch has no dense precision '{precision}'; known: {', '.join(DTYPES)}"
+            )
         try:
             self._device = torch.device(device)
             torch.empty(0, device=self._device)
         except (RuntimeError, AssertionError) as e:
             raise RuntimeUnavailable(f"torch has no device '{device}': {str(e).splitlines()[0]}") from None
         self.device = str(self._device)
-        self._model = bundle.model().to(self._device).eval()
+        self.precision = precision
+        self._type = DTYPES[precision]
+        self._stage = bundle.stage().to(self._device)
+        self._net = bundle.net().to(self._device, self._type)
 
     def embed(self, batch: Batch) -> tuple[Tensor, Vectors]:
         with torch.inference_mode():
-            return dense_of(batch, self._device), self._model.stage(batch)
+            return dense_of(batch, self._device), self._stage(batch)
 
     def dense(self, embedded: tuple[Tensor, Vectors]) -> F32:
         with torch.inference_mode():
-            out: F32 = self._model.score(*embedded).sigmoid_().cpu().numpy()
-        return np.ascontiguousarray(out)
+            dense, vectors = embedded
+            inputs = (dense, vectors.singles, vectors.bags)
+            logits = self._net(*(x.to(self._type) for x in inputs))
+            out: F32 = logits.float().sigmoid_().cpu().numpy()
+        return out
 
     def predict(self, batch: Batch) -> F32:
         return self.dense(self.embed(batch))
