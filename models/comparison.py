@@ -71,7 +71,7 @@ def verdict(metric: Metric, difference: Interval) -> Verdict:
         return "identical"
     if difference.low <= 0 <= difference.high:
         return "unclear"
-    return "better" if (difference.value < 0) == (metric in LOWER_IS_BETTER) else "worse"
+    return "better" if (difference.high < 0) == (metric in LOWER_IS_BETTER) else "worse"
 
 
 def compare(
@@ -125,7 +125,7 @@ def _sums(values: NDArray[Any], unit: I64 | None) -> F64:
     """The sum of the rows of each unit."""
     if unit is None:
         return values.astype(np.float64)
-    return np.bincount(unit, weights=values)
+    return np.bincount(unit, weights=values.astype(np.float64)).astype(np.float64)
 
 
 def draws(units: int, resamples: int, seed: int) -> Iterator[I64]:
@@ -187,5 +187,4 @@ def pareto(cost: F64, quality: F64) -> Bools:
     known = np.isfinite(quality)
     no_worse = (cost <= cost[:, None]) & (quality >= quality[:, None])
     better = (cost < cost[:, None]) | (quality > quality[:, None])
-    beaten: Bools = (no_worse & better).any(axis=1)
-    return known & ~beaten
+    return known & np.logical_not((no_worse & better).any(axis=1))

@@ -1,16 +1,21 @@
-"""`polyrec evaluate`: a bundle and data in, quality out."""
+"""`polyrec evaluate`: bundles and data in, quality out; several are compared on the same rows."""
 
 from __future__ import annotations
 
 import argparse
 import json
+from typing import TYPE_CHECKING
 
-HELP = "measure a bundle's quality on data"
-EXAMPLE = "polyrec evaluate runs/table --data clicks.parquet --json"
+if TYPE_CHECKING:
+    from models.predictions import Predictions
+    from models.report.document import Document
+
+HELP = "measure the quality of bundles on data, and which differences are real"
+EXAMPLE = "polyrec evaluate runs/table runs/hybrid --data clicks.parquet --report runs/report"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundle", help="folder of the bundle")
+    parser.add_argument("bundles", metavar="BUNDLE", nargs="+", help="folder of a bundle; several: compared")
     parser.add_argument("--data", required=True, help="Parquet file or folder, or Criteo TSV[.gz]")
     parser.add_argument(
         "--split",
@@ -18,9 +23,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="test",
         help="rows to use, by the schema's split rule (default test)",
     )
+    parser.add_argument("--baseline", help="bundle that the others are compared with (default the first)")
+    parser.add_argument("--report", metavar="DIR", help="write a page with tables and plots to this folder")
+    parser.add_argument(
+        "--resamples", type=int, default=1000, help="of the bootstrap behind the intervals (default 1000)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the bootstrap (default 0)")
     parser.add_argument("--runtime", choices=["torch", "onnx"], default="torch")
     parser.add_argument("--device", default="cpu", help="device of the runtime (default cpu)")
-    parser.add_argument("--predictions", help="also write probabilities to this .npy file")
+    parser.add_argument(
+        "--predictions", help="also write probabilities to this .npy file: [rows], or [bundles, rows]"
+    )
     parser.add_argument(
         "--on-malformed", choices=["fatal", "count"], default="fatal", help="what a malformed line does"
     )
@@ -28,39 +41,110 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    import numpy as np
     import torch
 
     from models.bundle import load_bundle
-    from models.data.encoded import encode
-    from models.data.reader import open_data
-    from models.data.split import NAMES, split_of
-    from models.errors import DataError
+    from models.data.split import NAMES
+    from models.errors import PolyrecError
     from models.evaluation import evaluate
-    from models.runtimes import open_runtime, predict_rows
+    from models.predictions import predict_all
+    from models.report.document import document
+    from models.report.folder import make_folder, require_drawing, write_report
     from polyrec.progress import Bars
 
+    baseline = args.baseline or args.bundles[0]
+    twice = {b for b in args.bundles if args.bundles.count(b) > 1}
+    if twice:
+        raise PolyrecError(f"bundle '{min(twice)}' is named twice")
+    if baseline not in args.bundles:
+        raise PolyrecError(f"--baseline '{baseline}' is not one of the bundles: {', '.join(args.bundles)}")
+    if args.resamples < 1:
+        raise PolyrecError(f"--resamples must be at least 1, not {args.resamples}")
+    if args.seed < 0:
+        raise PolyrecError(f"--seed must not be negative: {args.seed}")
+    if args.report:
+        require_drawing()
+        folder = make_folder(args.report)
     torch.set_num_threads(1)
-    bundle = load_bundle(args.bundle)
-    schema = bundle.manifest.schema_
-    reader = open_data(args.data, schema, args.on_malformed)
+    labels = labels_of(args.bundles)
+    bundles = {labels[path]: load_bundle(path) for path in args.bundles}
     which = tuple(range(len(NAMES))) if args.split == "all" else (NAMES.index(args.split),)
-    runtime = open_runtime(args.runtime, bundle, args.device)
     with Bars() as bars:
-        splitter = split_of(reader, schema, bars.phase("split", reader.rows_hint))
-        progress = bars.phase("encode", reader.rows_hint)
-        with encode(reader, bundle.encoder, splitter, which, progress=progress) as data:
-            probabilities = predict_rows(runtime, data, bars.phase("predict", data.rows))
-            quality = evaluate(probabilities, data.label, data.group)
+        predictions = predict_all(
+            bundles, args.data, which, args.runtime, args.device, args.on_malformed, bars.phase
+        )
     if args.predictions:
-        try:
-            np.save(args.predictions, probabilities)
-        except OSError as e:
-            raise DataError(f"cannot write '{args.predictions}': {e}") from None
-    if args.json:
-        print(json.dumps({"bundle": args.bundle, "split": args.split, **quality.as_dict()}))
+        _save(args.predictions, predictions)
+    if len(bundles) == 1 and not args.report:
+        (p,) = predictions.probabilities.values()
+        _print_one(args, evaluate(p, predictions.label, predictions.group).as_dict())
+        return 0
+    runtime = f"{args.runtime} on {args.device}"
+    made = document(
+        bundles,
+        predictions,
+        labels[baseline],
+        data=args.data,
+        split=args.split,
+        runtime=runtime,
+        resamples=args.resamples,
+        seed=args.seed,
+    )
+    if args.report:
+        write_report(made, folder)
+    if len(bundles) == 1:
+        _print_one(args, made.entries[0].quality.as_dict())
+    elif args.json:
+        print(json.dumps([{"split": args.split, **entry.as_dict()} for entry in made.entries]))
     else:
-        for key, value in quality.as_dict().items():
-            if value is not None:
-                print(f"{key:>20}  {value:,}" if isinstance(value, int) else f"{key:>20}  {value:.6f}")
+        _print_table(made)
+    if args.report and not args.json:
+        print(f"report: {folder / 'report.html'}")
     return 0
+
+
+def labels_of(paths: list[str]) -> dict[str, str]:
+    """What each bundle is called: as much of its path's end as tells it from the others."""
+    from pathlib import Path
+
+    parts = {path: Path(path).resolve().parts for path in paths}
+    depth = 1
+    while len({p[-depth:] for p in parts.values()}) < len({*parts.values()}):
+        depth += 1
+    labels = {path: "/".join(p[-depth:]) for path, p in parts.items()}
+    return labels if len({*labels.values()}) == len(paths) else {path: path for path in paths}
+
+
+def _save(path: str, predictions: Predictions) -> None:
+    import numpy as np
+
+    from models.errors import DataError
+
+    arrays = list(predictions.probabilities.values())
+    try:
+        np.save(path, arrays[0] if len(arrays) == 1 else np.stack(arrays))
+    except OSError as e:
+        raise DataError(f"cannot write '{path}': {e}") from None
+
+
+def _print_one(args: argparse.Namespace, quality: dict[str, float | int | None]) -> None:
+    if args.json:
+        print(json.dumps({"bundle": args.bundles[0], "split": args.split, **quality}))
+        return
+    for key, value in quality.items():
+        if value is not None:
+            print(f"{key:>20}  {value:,}" if isinstance(value, int) else f"{key:>20}  {value:.6f}")
+
+
+def _print_table(made: Document) -> None:
+    from models.report.reading import what
+    from models.report.words import columns, findings
+
+    print(what(made) + "\n")
+    table = [(c.head, *c.cells) for c in columns(made)]
+    widths = [max(map(len, column)) for column in table]
+    for cells in zip(*table, strict=True):
+        print("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())
+    print()
+    for line in findings(made):
+        print(line)
