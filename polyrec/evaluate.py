@@ -32,6 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runtime", choices=["torch", "onnx"], default="torch")
     parser.add_argument("--device", default="cpu", help="device of the runtime (default cpu)")
     parser.add_argument(
+        "--precision",
+        choices=["fp32", "bf16", "int8"],
+        default="fp32",
+        help="of the dense net (default fp32); torch has bf16, onnx int8",
+    )
+    parser.add_argument(
         "--predictions", help="also write probabilities to this .npy file: [rows], or [bundles, rows]"
     )
     parser.add_argument(
@@ -71,7 +77,14 @@ def run(args: argparse.Namespace) -> int:
     which = tuple(range(len(NAMES))) if args.split == "all" else (NAMES.index(args.split),)
     with Bars() as bars:
         predictions = predict_all(
-            bundles, args.data, which, args.runtime, args.device, args.on_malformed, bars.phase
+            bundles,
+            args.data,
+            which,
+            args.runtime,
+            args.device,
+            args.precision,
+            args.on_malformed,
+            bars.phase,
         )
     if args.predictions:
         _save(args.predictions, predictions)
@@ -79,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         (p,) = predictions.probabilities.values()
         _print_one(args, evaluate(p, predictions.label, predictions.group).as_dict())
         return 0
-    runtime = f"{args.runtime} on {args.device}"
+    runtime = f"{args.runtime} on {args.device}, dense net in {args.precision}"
     made = document(
         bundles,
         predictions,

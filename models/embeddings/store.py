@@ -95,7 +95,8 @@ class QuantisedRows(nn.Module):
 
     def gather(self, index: Tensor) -> Tensor:
         picked = self.get_buffer("weight").index_select(0, index)
-        scale = picked[:, :2].contiguous().view(torch.bfloat16).float()
+        # flat before it is viewed: a single row counts as contiguous whatever its stride
+        scale = picked[:, :2].reshape(-1).view(torch.bfloat16).float().unsqueeze(1)
         numbers = picked[:, HEAD:]
         if self.halves:
             numbers = torch.stack((numbers & 15, numbers >> 4), dim=2).flatten(1)

@@ -55,13 +55,14 @@ def test_gathered_rows_are_near_the_originals(seed: int, precision: Precision, m
         assert (got[(index == 0).numpy()] == 0).all()
 
 
-@given(st.integers(0, 10_000), st.sampled_from(["int8", "int4"]))
-def test_the_fused_gather_equals_number_by_number(seed: int, precision: Precision) -> None:
-    rows = np.random.default_rng(seed).standard_normal((9, 6)).astype(np.float32)
+@given(st.integers(0, 10_000), st.sampled_from(["int8", "int4"]), st.integers(0, 9))
+def test_the_fused_gather_equals_number_by_number(seed: int, precision: Precision, count: int) -> None:
+    rows = np.random.default_rng(seed).standard_normal((count, 6)).astype(np.float32)
     packed = quantise(torch.from_numpy(rows), precision)
     with torch.inference_mode():
-        got = open_rows(packed, precision).gather(torch.arange(9)).numpy()
-    np.testing.assert_allclose(got, dequantised(packed.numpy(), precision), rtol=1e-6, atol=1e-7)
+        got = open_rows(packed, precision).gather(torch.arange(count)).numpy()
+    expected = dequantised(packed.numpy(), precision).reshape(count, 6)
+    np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

@@ -1,0 +1,47 @@
+"""`polyrec serve`: a bundle or a plan, over HTTP, until told to stop."""
+
+from __future__ import annotations
+
+import argparse
+
+HELP = "serve a bundle or a plan over HTTP"
+EXAMPLE = "polyrec serve --bundle runs/demo/table --port 8000"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--bundle", help="folder of a bundle, served by its best runtime")
+    parser.add_argument("--plan", help="plan file, instead of a bundle")
+    parser.add_argument("--host", help="address to listen on (default 127.0.0.1)")
+    parser.add_argument("--port", type=int, help="port to listen on, 0 takes a free one (default 8000)")
+    parser.add_argument("--runtime", choices=["auto", "torch", "onnx"], help="with --bundle (default auto)")
+    parser.add_argument("--device", help="with --bundle: cpu, cuda:0, ... (default: the best)")
+    parser.add_argument("--driver", choices=["auto", "inline", "thread"], help="where batches execute")
+    parser.add_argument("--default-budget-ms", type=float, help="latency budget of requests that name none")
+    parser.add_argument("--max-body-bytes", type=int, help="of one request; 413 beyond")
+    parser.add_argument("--max-request-rows", type=int, help="of one request; 413 beyond")
+    parser.add_argument("--max-batch-rows", type=int, help="waiting requests are merged up to this")
+    parser.add_argument("--max-queued-rows", type=int, help="rows that may wait; 429 beyond")
+    parser.add_argument("--drain-grace-s", type=float, help="serve on after SIGTERM, while not ready")
+    parser.add_argument("--drain-timeout-s", type=float, help="then, for requests in flight")
+    parser.add_argument("--json", action="store_true", help="say that it is ready as one line of JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    import logging
+    import os
+
+    # before torch is imported: parallelism comes from lanes, and idle threads spin
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    from server.running import Ready, serve
+    from server.settings import gather
+
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+
+    def ready(server: Ready) -> None:
+        if args.json:
+            print(server.line(), flush=True)
+        else:
+            print(f"serving {', '.join(server.paths)} on {server.runtime} at {server.url}", flush=True)
+
+    flags = {k: v for k, v in vars(args).items() if k not in ("verb", "run", "json", "version")}
+    return serve(gather(flags, os.environ), ready)
