@@ -1,0 +1,98 @@
+"""The documentation tells the truth about what can be checked: links, targets, commands, dependencies."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from polyrec.cli import build_parser
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def name(value: object) -> str:
+    return str(value.relative_to(ROOT)) if isinstance(value, Path) else str(value)
+
+
+def prose(page: Path) -> str:
+    """A page without its code blocks, where brackets mean other things."""
+    return FENCE.sub("", page.read_text())
+
+
+def anchors(page: Path) -> set[str]:
+    """What a heading is called in a link: lower case, punctuation gone, hyphens for spaces."""
+    headings = re.findall(r"^#+ +(.+?) *$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def commands(page: Path) -> Iterator[str]:
+    """The lines of the page's bash blocks that call polyrec, continuations joined, prompts gone."""
+    for language, block in FENCE.findall(page.read_text()):
+        if language == "bash":
+            for line in block.replace("\\\n", " ").splitlines():
+                command = line.strip().removeprefix("$ ")
+                if re.match(r"(\S*/)?polyrec\b", command):
+                    yield command
+
+
+def arguments(line: str) -> list[str]:
+    """The words after the command's name, up to a pipe, redirection or comment."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+    words: list[str] = []
+    for word in lexer:
+        if set(word) <= set("|&;<>()"):
+            break
+        words.append(word)
+    return words[1:]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_relative_link_resolves(page: Path) -> None:
+    for target in LINK.findall(prose(page)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), f"{name(page)} links to {target}"
+        if anchor and file.suffix == ".md":
+            assert anchor in anchors(file), f"{name(page)} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_make_target_that_is_named_exists(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    text = page.read_text()
+    code = "".join(block for _, block in FENCE.findall(text))
+    code += "\n".join(line.strip() for line in text.splitlines() if line.startswith("    "))
+    named = re.findall(r"`make ([a-z][a-z -]*)", text) + re.findall(r"^make ([a-z][a-z -]*)", code, re.M)
+    for target in " ".join(named).split():
+        assert target in targets, f"{name(page)} names make {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_polyrec_command_is_one_that_the_parser_takes(
+    page: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = build_parser()
+    for line in commands(page):
+        try:
+            parser.parse_args(arguments(line))
+        except SystemExit as e:
+            if e.code:
+                pytest.fail(f"{name(page)}: {line}\n{capsys.readouterr().err}", pytrace=False)
+
+
+def test_every_runtime_dependency_is_explained() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    page = (ROOT / "docs" / "dependencies.md").read_text()
+    explained = set(re.findall(r"^\| ([a-z\d-]+)", page, re.MULTILINE))
+    assert {Requirement(line).name for line in project["dependencies"]} <= explained
