@@ -47,6 +47,7 @@ def commands(page: Path) -> Iterator[str]:
 def arguments(line: str) -> list[str]:
     """The words after the command's name, up to a pipe, redirection or comment."""
     lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
     words: list[str] = []
     for word in lexer:
         if set(word) <= set("|&;<>()"):
