@@ -14,7 +14,8 @@ PIP_ARGS ?=
 # what an interpreter must have; 3.14 waits for the kserve client that the tests use
 SUITABLE := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
 
-.PHONY: help setup demo test check format bench constraints clean
+.PHONY: help setup demo test check lint format-check types imports dockerfile documentation format bench \
+	constraints clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r name what; do \
@@ -48,12 +49,24 @@ demo: setup  ## train on generated clicks, serve, answer a ranking request, keep
 test: setup  ## every test that needs no GPU
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not gpu"
 
-check: setup  ## lint, format, types, one-way imports, Dockerfile, documentation
+check: lint format-check types imports dockerfile documentation  ## all of: lint, format, types, one-way imports, Dockerfile, documentation
+
+lint: setup
 	@$(BIN)/ruff check .
+
+format-check: setup
 	@$(BIN)/ruff format --check .
+
+types: setup
 	@$(BIN)/mypy
+
+imports: setup
 	@$(BIN)/lint-imports
+
+dockerfile: setup
 	@if [ -x $(BIN)/hadolint ]; then $(BIN)/hadolint Dockerfile; else echo 'no hadolint here: Dockerfile not checked'; fi
+
+documentation: setup
 	@$(BIN)/python -m pytest -q tests/test_docs.py
 
 format: setup  ## apply the formatter and the safe fixes of the linter
