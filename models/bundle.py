@@ -31,7 +31,7 @@ from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import save_file
 from torch import Tensor
 
-from models.dlrm import DLRM, Architecture, DenseNet
+from models.dlrm import DLRM, Architecture, DenseNet, dense_slots
 from models.embeddings.stage import Stage
 from models.encoder import Encoder, Standard
 from models.errors import BundleError, PolyrecError
@@ -110,7 +110,7 @@ class Bundle:
         """A new dense net, ready to evaluate."""
         stage = self.stage()
         schema = self.manifest.schema_
-        net = DenseNet(self.manifest.architecture, len(schema.dense), stage.singles + stage.bags)
+        net = DenseNet(self.manifest.architecture, dense_slots(schema), stage.slots)
         net.load_state_dict(_tensors(self.path / NET))
         return net.eval()
 

@@ -54,7 +54,7 @@ def flops(bundle: Bundle) -> Flops:
     stage = bundle.stage()
     shape = bundle.manifest.architecture
     dense = len(bundle.manifest.schema_.dense)
-    return net_flops(shape, dense, stage.singles + stage.bags, stage.flops)
+    return net_flops(shape, dense, sum(stage.slots), stage.flops)
 
 
 def net_flops(shape: Architecture, dense: int, slots: int, embedding: int = 0) -> Flops:

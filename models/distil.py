@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import nn
 
 from models.bundle import Bundle
+from models.context_once import first_layer
 from models.dlrm import DLRM, DenseNet
 from models.embeddings.computed import ComputedStage, HybridStage
 from models.embeddings.store import FloatRows
@@ -140,12 +140,12 @@ def _explained(stage: ComputedStage, rows: torch.Tensor, wanted: np.ndarray, wei
 
 def widened(net: DenseNet, table: TableStage, stage: HybridStage, bundle: Bundle) -> DenseNet:
     """A dense net for twice the vectors, whose new inputs have weight zero: it predicts what `net` does."""
-    new = DenseNet(net.shape, net.dense_features, stage.singles + stage.bags)
+    new = DenseNet(net.shape, net.dense, stage.slots)
     old_first, new_first = first_layer(net), first_layer(new)
     bottom = 0 if net.bottom is None else 1
-    # where the old vectors stand among the new: bottom, singles, (computed singles), bags, (computed bags)
-    kept = [*range(bottom + table.singles)]
-    kept += [bottom + stage.singles + b for b in range(table.bags)]
+    # the old vectors among the new: bottom, context, (its computed ones), candidate, (its computed ones)
+    kept = [*range(bottom + table.slots.context)]
+    kept += [bottom + stage.slots.context + i for i in range(table.slots.candidate)]
     columns = _columns(net, new, np.array(kept), bundle)
     with torch.no_grad():
         state = new.state_dict()
@@ -157,13 +157,6 @@ def widened(net: DenseNet, table: TableStage, stage: HybridStage, bundle: Bundle
     return new
 
 
-def first_layer(net: DenseNet) -> nn.Linear:
-    """The layer that reads the interaction's output."""
-    layer = net.top[0] if len(net.top) else net.output
-    assert isinstance(layer, nn.Linear)
-    return layer
-
-
 def _columns(old: DenseNet, new: DenseNet, kept: np.ndarray, bundle: Bundle) -> torch.Tensor:
     """Where each input of the old top MLP stands among the new one's."""
     width = old.shape.width
@@ -171,10 +164,10 @@ def _columns(old: DenseNet, new: DenseNet, kept: np.ndarray, bundle: Bundle) -> 
         return torch.from_numpy((kept[:, None] * width + np.arange(width)).ravel())
     if isinstance(old.interaction, Dot):
         assert isinstance(new.interaction, Dot)
-        vectors = new.slots + (0 if new.bottom is None else 1)
+        vectors = sum(new.slots) + (0 if new.bottom is None else 1)
         place = {int(p): i for i, p in enumerate(new.interaction.get_buffer("pairs"))}
         ahead = 0 if old.bottom is None else width
-        count = old.slots + (0 if old.bottom is None else 1)
+        count = sum(old.slots) + (0 if old.bottom is None else 1)
         pairs = [(kept[p // count], kept[p % count]) for p in old.interaction.get_buffer("pairs").tolist()]
         columns = [*range(ahead), *(ahead + place[i * vectors + j] for i, j in pairs)]
         return torch.tensor(columns)

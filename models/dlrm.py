@@ -5,23 +5,24 @@
     ranks --> embedding stage ----'
 
 The embedding stage (models/embeddings) is the representation; the rest, `DenseNet`, is the same for
-all of them, knows no ids, and is what goes to ONNX or any other executor.
+all of them, knows no ids, and is what goes to ONNX or any other executor. Here every row is computed
+in full; models/context_once.py has the same numbers for less work where rows share a context.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from models.batch import Batch
-from models.embeddings.stage import Stage, Vectors
+from models.embeddings.stage import Slots, Stage, Vectors
 from models.interaction import Cat, Cross, Dot
-from models.schema import Strict
+from models.schema import Schema, Strict
 
 Widths = tuple[Annotated[int, Field(ge=1)], ...]
 
@@ -38,24 +39,38 @@ class Architecture(Strict):
     cross_rank: Annotated[int, Field(ge=1)] = 64
 
 
-class DenseNet(nn.Module):
-    """Bottom MLP, interaction, top MLP.
+class Inputs(NamedTuple):
+    """What the dense net reads of a batch of `rows` rows and `contexts` contexts.
 
-    dense [rows, dense features], singles [rows, S, D], bags [rows, B, D] -> logits [rows].
-    Every layer but the last is followed by ReLU, as in DLRM.
+    dense_context: [contexts, dense features of the context], dense_candidate: [rows, ...].
+    context, candidate: the stage's vectors. context_row: int64 [rows], or None where row r has context r.
     """
 
-    def __init__(self, shape: Architecture, dense: int, slots: int, dropout: float = 0.0) -> None:
+    dense_context: Tensor
+    dense_candidate: Tensor
+    context: Tensor
+    candidate: Tensor
+    context_row: Tensor | None
+
+
+class DenseNet(nn.Module):
+    """Bottom MLP, interaction, top MLP: `Inputs` -> logits [rows].
+
+    dense: dense features of context and candidate. Every layer but the last is followed by ReLU, as in
+    DLRM.
+    """
+
+    def __init__(self, shape: Architecture, dense: Slots, slots: Slots, dropout: float = 0.0) -> None:
         super().__init__()
         self.shape = shape
-        self.dense_features = dense
+        self.dense = dense
         self.slots = slots
-        self.bottom = mlp((dense, *shape.bottom, shape.width)) if dense else None
-        vectors = slots + (1 if dense else 0)
+        self.bottom = mlp((sum(dense), *shape.bottom, shape.width)) if sum(dense) else None
+        vectors = sum(slots) + (self.bottom is not None)
         if shape.interaction == "dot":
-            self.interaction: Dot | Cat | Cross = Dot(vectors, shape.itself)
+            self.interaction: Dot | Cat | Cross = Dot(vectors, self.bottom is not None, shape.itself)
             pairs = vectors * (vectors + (1 if shape.itself else -1)) // 2
-            joined = pairs + (shape.width if dense else 0)
+            joined = pairs + (shape.width if self.bottom is not None else 0)
         else:
             joined = vectors * shape.width
             self.interaction = (
@@ -67,11 +82,21 @@ class DenseNet(nn.Module):
         self.top = mlp((joined, *shape.top), dropout)
         self.output = nn.Linear((joined, *shape.top)[-1], 1)
 
-    def forward(self, dense: Tensor, singles: Tensor, bags: Tensor) -> Tensor:
-        bottom = None if self.bottom is None else self.bottom(dense)
-        vectors = torch.cat((singles, bags), dim=1) if bags.shape[1] else singles
-        joined: Tensor = self.interaction(bottom, vectors)
+    def forward(self, inputs: Inputs) -> Tensor:
+        dense, context = inputs.dense_context, inputs.context
+        if inputs.context_row is not None:
+            dense = dense.index_select(0, inputs.context_row)
+            context = context.index_select(0, inputs.context_row)
+        parts = [context, inputs.candidate]
+        if self.bottom is not None:
+            parts.insert(0, self.bottom(torch.cat((dense, inputs.dense_candidate), dim=1)).unsqueeze(1))
+        joined: Tensor = self.interaction(torch.cat(parts, dim=1))
         return self.output(self.top(self.dropout(joined))).squeeze(1)  # type: ignore[no-any-return]
+
+
+def dense_slots(schema: Schema) -> Slots:
+    """Dense features of context and candidate."""
+    return Slots(len(schema.context.dense), len(schema.candidate.dense))
 
 
 def mlp(widths: Sequence[int], dropout: float = 0.0) -> nn.Sequential:
@@ -96,19 +121,17 @@ class DLRM(nn.Module):
         self.net = net
 
     def forward(self, batch: Batch) -> Tensor:
-        return self.score(dense_of(batch, next(self.net.parameters()).device), self.stage(batch))
-
-    def score(self, dense: Tensor, vectors: Vectors) -> Tensor:
-        """Logits from the stage's vectors."""
-        return self.net(dense, vectors.singles, vectors.bags)  # type: ignore[no-any-return]
+        return self.net(inputs_of(batch, self.stage(batch)))  # type: ignore[no-any-return]
 
 
-def dense_of(batch: Batch, device: torch.device) -> Tensor:
-    """The dense values of all rows, context first: float32 [rows, dense features]."""
-    context = torch.from_numpy(batch.context.dense)
-    candidate = torch.from_numpy(batch.candidate.dense)
-    if not context.shape[1]:
-        return candidate.to(device)
-    if batch.context_row is not None:
-        context = context[torch.from_numpy(batch.context_row)]
-    return torch.cat((context, candidate), dim=1).to(device)
+def inputs_of(batch: Batch, vectors: Vectors) -> Inputs:
+    """What the dense net reads of a batch, on the device of its vectors."""
+    device = vectors.candidate.device
+    row = None if batch.context_row is None else torch.from_numpy(batch.context_row).to(device)
+    return Inputs(
+        torch.from_numpy(batch.context.dense).to(device),
+        torch.from_numpy(batch.candidate.dense).to(device),
+        vectors.context,
+        vectors.candidate,
+        row,
+    )

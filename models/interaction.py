@@ -1,7 +1,7 @@
 """Feature interactions: how the bottom MLP's output and the vectors meet.
 
-Each takes `bottom` [rows, D] (None for a model without dense features) and `vectors` [rows, F, D],
-and gives what the top MLP reads.
+Each takes `x` [rows, F, D], all vectors of a row (the bottom MLP's output first, where the model has
+dense features), and gives what the top MLP reads.
 """
 
 from __future__ import annotations
@@ -13,34 +13,33 @@ from torch import Tensor, nn
 class Dot(nn.Module):
     """Dot products of all pairs of vectors, in DLRM's order, behind the bottom output.
 
-    Pairs are (i, j) with j < i (j <= i with `itself`), row by row, the bottom output being vector 0
-    (facebookresearch/dlrm, `interact_features`). Output [rows, D + pairs].
+    Pairs are (i, j) with j < i (j <= i with `itself`), row by row (facebookresearch/dlrm,
+    `interact_features`). Output [rows, pairs], or [rows, D + pairs] with a bottom output.
     """
 
-    def __init__(self, vectors: int, itself: bool = False) -> None:
+    def __init__(self, vectors: int, bottom: bool, itself: bool = False) -> None:
         super().__init__()
+        self.bottom = bottom
         i, j = torch.tril_indices(vectors, vectors, 0 if itself else -1)
         self.register_buffer("pairs", i * vectors + j, persistent=False)
 
-    def forward(self, bottom: Tensor | None, vectors: Tensor) -> Tensor:
-        x = vectors if bottom is None else torch.cat((bottom.unsqueeze(1), vectors), dim=1)
+    def forward(self, x: Tensor) -> Tensor:
         products = torch.bmm(x, x.transpose(1, 2)).flatten(1)
         chosen = products.index_select(1, self.get_buffer("pairs"))
-        return chosen if bottom is None else torch.cat((bottom, chosen), dim=1)
+        return torch.cat((x[:, 0], chosen), dim=1) if self.bottom else chosen
 
 
 class Cat(nn.Module):
-    """Everything side by side. Output [rows, (1 + F) * D]."""
+    """Everything side by side. Output [rows, F * D]."""
 
-    def forward(self, bottom: Tensor | None, vectors: Tensor) -> Tensor:
-        flat = vectors.flatten(1)
-        return flat if bottom is None else torch.cat((bottom, flat), dim=1)
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1)
 
 
 class Cross(nn.Module):
     """DCN-v2's low-rank cross layers: x' = x0 * (U V x + b) + x (arXiv 2008.13535, eq. 3; MLPerf DLRM-v2).
 
-    Output [rows, (1 + F) * D].
+    Output [rows, F * D].
     """
 
     def __init__(self, width: int, layers: int, rank: int) -> None:
@@ -53,10 +52,15 @@ class Cross(nn.Module):
             nn.init.zeros_(linear.bias)
         self.down, self.up = nn.ModuleList(downs), nn.ModuleList(ups)
 
-    def forward(self, bottom: Tensor | None, vectors: Tensor) -> Tensor:
-        flat = vectors.flatten(1)
-        first = flat if bottom is None else torch.cat((bottom, flat), dim=1)
+    def forward(self, x: Tensor) -> Tensor:
+        first = x.flatten(1)
+        return self.layers(first, self.down[0](first))
+
+    def layers(self, first: Tensor, low: Tensor) -> Tensor:
+        """All layers, given the first one's product with its `down` matrix."""
         x = first
-        for down, up in zip(self.down, self.up, strict=True):
-            x = first * up(down(x)) + x
+        for i, up in enumerate(self.up):
+            if i:
+                low = self.down[i](x)
+            x = first * up(low) + x
         return x

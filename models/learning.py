@@ -19,7 +19,7 @@ from models.bundle import Bundle, write_bundle
 from models.data.encoded import Encoded, encode
 from models.data.reader import Reader
 from models.data.split import TEST, TRAIN, VALIDATION, Splitter, split_of
-from models.dlrm import DLRM, Architecture, DenseNet
+from models.dlrm import DLRM, Architecture, DenseNet, dense_slots
 from models.embeddings.computed import Encoding
 from models.embeddings.cuts import stored_but_largest, stored_within
 from models.encoder import Encoder
@@ -198,8 +198,7 @@ class Learner:
             recipe.seed,
             recipe.row_spread,
         )
-        dense = len(self.schema.dense)
-        return DLRM(stage, DenseNet(shape, dense, stage.singles + stage.bags, recipe.dropout))
+        return DLRM(stage, DenseNet(shape, dense_slots(self.schema), stage.slots, recipe.dropout))
 
 
 def best(history: History) -> Any:

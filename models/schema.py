@@ -189,12 +189,8 @@ class Schema(Strict):
 
     @cached_property
     def slots(self) -> tuple[Categorical, ...]:
-        """Categorical features in the order in which the model sees their vectors.
-
-        Singles come first, of both roles, so that one gather fills a contiguous block.
-        """
-        context, candidate = self.context, self.candidate
-        return context.singles + candidate.singles + context.bags + candidate.bags
+        """Categorical features in the order in which the model sees their vectors."""
+        return self.context.categorical + self.candidate.categorical
 
     @cached_property
     def tables(self) -> dict[str, tuple[Categorical, ...]]:

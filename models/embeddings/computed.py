@@ -25,7 +25,7 @@ from models.embeddings.decoder import Decoders
 from models.embeddings.hashing import CodeTransform, UniversalHashes
 from models.embeddings.lookups import FusedRows
 from models.embeddings.pooling import assemble
-from models.embeddings.stage import Vectors
+from models.embeddings.stage import Slots, Vectors
 from models.embeddings.store import ComputedRows, Precision, as_index, open_rows
 from models.embeddings.table import TableStage
 from models.schema import Schema, Strict
@@ -48,7 +48,11 @@ class ComputedStage(nn.Module):
     id's place among all tables' ids, so that no two tables share codes, and so that another
     popularity order gives the same vectors.
     stored: rows [sum of cuts, width], table by table.
+    distinct: whether a row that a batch looks up many times is computed once (it always pays, see
+        docs/context-once.md; False is there to measure that).
     """
+
+    distinct = True
 
     def __init__(
         self,
@@ -81,14 +85,13 @@ class ComputedStage(nn.Module):
         self.computed_tables = [t for t, c in zip(self.rows.tables, computed, strict=True) if c]
         self.decoders = Decoders(len(self.computed_tables), encoding.k, encoding.hidden, width)
         self.width = width
-        self._slots = schema.slots
-        self.singles = len(schema.context.singles) + len(schema.candidate.singles)
-        self.bags = len(schema.context.bags) + len(schema.candidate.bags)
+        self._features = schema.slots
+        self.slots = Slots(len(schema.context.categorical), len(schema.candidate.categorical))
 
     @property
     def flops(self) -> int:
         """Of one row, if nothing is stored or shared: a vector each feature that may be computed."""
-        return self.decoders.flops * sum(f.table_name in self.computed_tables for f in self._slots)
+        return self.decoders.flops * sum(f.table_name in self.computed_tables for f in self._features)
 
     def initialise(self, generator: torch.Generator, deviations: Sequence[float]) -> None:
         """Random decoders; the vectors of each of the schema's tables start with its deviation."""
@@ -103,9 +106,15 @@ class ComputedStage(nn.Module):
 
     def forward(self, batch: Batch) -> Vectors:
         lookups = self.rows.lookups(batch)
-        distinct, where = np.unique(lookups.rows(), return_inverse=True)
-        rows, order = self._vectors(distinct)
-        return assemble(lookups.at(order[where]), ComputedRows(rows), self.width, rows.device)
+        if self.distinct:
+            wanted, where = np.unique(lookups.rows(), return_inverse=True)
+        else:
+            looked_up = lookups.rows()
+            order = np.argsort(looked_up, kind="stable")
+            wanted, where = looked_up[order], np.empty_like(order)
+            where[order] = np.arange(order.size)
+        rows, place = self._vectors(wanted)
+        return assemble(lookups.at(place[where]), ComputedRows(rows), self.width, rows.device)
 
     def vectors(self, rows: I64) -> Tensor:
         """rows: int64 [n], sorted rows of the fused order -> float32 [n, width]."""
@@ -140,7 +149,7 @@ class HybridStage(nn.Module):
         self.table = table
         self.computed = computed
         self.width = computed.width
-        self.singles, self.bags = 2 * computed.singles, 2 * computed.bags
+        self.slots = Slots(2 * computed.slots.context, 2 * computed.slots.candidate)
 
     @property
     def flops(self) -> int:
@@ -155,6 +164,6 @@ class HybridStage(nn.Module):
     def forward(self, batch: Batch) -> Vectors:
         stored, computed = self.table(batch), self.computed(batch)
         return Vectors(
-            torch.cat((stored.singles, computed.singles), dim=1),
-            torch.cat((stored.bags, computed.bags), dim=1),
+            torch.cat((stored.context, computed.context), dim=1),
+            torch.cat((stored.candidate, computed.candidate), dim=1),
         )

@@ -1,65 +1,76 @@
 """Where each look-up lands: ranks of a batch -> rows of the one fused weight.
 
 All tables stand one after another in a single weight, each in popularity order; a look-up is its
-table's base plus its rank. So a batch needs one gather for all single-valued features and one bag
-per role for the multi-valued ones, whatever the number of tables.
+table's base plus its rank. So a batch needs one gather for all single-valued features of both roles
+and one bag a role for the multi-valued ones, whatever the number of tables. A context is looked up
+once, however many candidates share it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
 from models.batch import F32, I64, Batch, Block
-from models.schema import Categorical, Layout, Schema
+from models.schema import ROLES, Categorical, Role, Schema
 
 
 @dataclass(frozen=True, slots=True)
 class Bags:
-    """The multi-valued look-ups of one role, for rows of its own block.
+    """The multi-valued look-ups of one block.
 
     rows: int64 [total], rows of the fused weight. offsets: int64 [block rows * features + 1].
-    scale: float32 [block rows, features], 1/length where the pooling is a mean, else 1.
+    scale: float32 [block rows, features], 1/length where the pooling is a mean, else 1; None for sums.
     """
 
     rows: I64
     offsets: I64
-    scale: F32
+    scale: F32 | None
+    features: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLookups:
+    """The look-ups of one block. singles: int64 [block rows, single-valued features]."""
+
+    singles: I64
+    bags: Bags | None
 
 
 @dataclass(frozen=True, slots=True)
 class Lookups:
-    """All look-ups of a batch.
+    """All look-ups of a batch."""
 
-    singles: int64 [rows, single-valued features], contexts repeated.
-    context_bags and candidate_bags: pooled per row of their block; None where a role has no bags.
-    context_row: int64 [rows] or None, expands pooled context bags to the batch's rows.
-    """
+    context: BlockLookups
+    candidate: BlockLookups
 
-    singles: I64
-    context_bags: Bags | None
-    candidate_bags: Bags | None
-    context_row: I64 | None
+    def singles(self) -> I64:
+        """Rows of the single-valued features: contexts, then candidates; int64 [look-ups]."""
+        return np.concatenate((self.context.singles.ravel(), self.candidate.singles.ravel()))
 
     def rows(self) -> I64:
-        """Every row looked up: singles, then context bags, then candidate bags; int64 [look-ups]."""
-        bags = [b.rows for b in (self.context_bags, self.candidate_bags) if b is not None]
-        return np.concatenate([self.singles.reshape(-1), *bags])
+        """Every row looked up: `singles()`, then the bags of contexts, then of candidates."""
+        bags = [b.bags.rows for b in (self.context, self.candidate) if b.bags is not None]
+        return np.concatenate((self.singles(), *bags)) if bags else self.singles()
 
     def at(self, rows: I64) -> Lookups:
         """The same look-ups at other rows, given in the order of `rows()`."""
-        ends = [self.singles.size]
-        bags = []
-        for b in (self.context_bags, self.candidate_bags):
-            size = 0 if b is None else b.rows.size
-            own = rows[ends[-1] : ends[-1] + size]
-            bags.append(None if b is None else Bags(own, b.offsets, b.scale))
-            ends.append(ends[-1] + size)
-        singles = rows[: self.singles.size].reshape(self.singles.shape)
-        return Lookups(singles, bags[0], bags[1], self.context_row)
+        blocks = (self.context, self.candidate)
+        sizes = [b.singles.size for b in blocks]
+        sizes += [0 if b.bags is None else b.bags.rows.size for b in blocks]
+        parts = np.split(rows, list(accumulate(sizes))[:-1])
+        moved = [
+            BlockLookups(
+                parts[i].reshape(b.singles.shape),
+                None if b.bags is None else replace(b.bags, rows=parts[2 + i]),
+            )
+            for i, b in enumerate(blocks)
+        ]
+        return Lookups(moved[0], moved[1])
 
 
 class FusedRows:
@@ -71,18 +82,12 @@ class FusedRows:
         bases = np.concatenate(([0], np.cumsum(self.sizes)))
         self.base = {t: int(b) for t, b in zip(self.tables, bases, strict=False)}
         self.total = int(bases[-1])
-        self._singles = self._bases(schema.context.singles + schema.candidate.singles)
-        self._bags = {
-            role: (self._bases(layout.bags), self._means(layout), any_mean(layout))
-            for role, layout in (("context", schema.context), ("candidate", schema.candidate))
-        }
+        self._singles = {role: self._bases(schema.layout(role).singles) for role in ROLES}
+        self._bags = {role: self._bases(schema.layout(role).bags) for role in ROLES}
+        self._means = {role: means(schema.layout(role).bags) for role in ROLES}
 
     def _bases(self, features: tuple[Categorical, ...]) -> I64:
         return np.array([self.base[f.table_name] for f in features], np.int64)
-
-    @staticmethod
-    def _means(layout: Layout) -> NDArray[np.bool_]:
-        return np.array([f.pooling == "mean" for f in layout.bags], bool)
 
     def slice_of(self, table: str) -> slice:
         """The rows of one table."""
@@ -91,31 +96,24 @@ class FusedRows:
 
     def lookups(self, batch: Batch) -> Lookups:
         """The rows of the fused weight that a batch needs."""
-        context = batch.context.ranks
-        if batch.context_row is not None:
-            context = context[batch.context_row]
-        singles = np.concatenate((context, batch.candidate.ranks), axis=1)
-        singles += self._singles
-        return Lookups(
-            singles,
-            self._bag_rows("context", batch.context),
-            self._bag_rows("candidate", batch.candidate),
-            batch.context_row,
-        )
+        return Lookups(self._block("context", batch.context), self._block("candidate", batch.candidate))
 
-    def _bag_rows(self, role: str, block: Block) -> Bags | None:
-        bases, means, any_mean = self._bags[role]
+    def _block(self, role: Role, block: Block) -> BlockLookups:
+        singles = block.ranks + self._singles[role]
+        bases = self._bags[role]
         if not bases.size:
-            return None
+            return BlockLookups(singles, None)
         lengths = np.diff(block.bag_offsets)
         rows = block.bag_values + np.repeat(np.tile(bases, block.rows), lengths)
-        scale = np.ones((block.rows, bases.size), np.float32)
-        if any_mean:
+        mean = self._means[role]
+        scale = None
+        if mean is not None:
             lengths = lengths.reshape(block.rows, bases.size)
-            scale[:] = np.where(means, 1.0 / np.maximum(lengths, 1), 1.0)
-        return Bags(rows, block.bag_offsets, scale)
+            scale = np.where(mean, np.float32(1.0) / np.maximum(lengths, 1), 1.0).astype(np.float32)
+        return BlockLookups(singles, Bags(rows, block.bag_offsets, scale, bases.size))
 
 
-def any_mean(layout: Layout) -> bool:
-    """Whether a role has a mean-pooled feature."""
-    return any(f.pooling == "mean" for f in layout.bags)
+def means(features: tuple[Categorical, ...]) -> NDArray[np.bool_] | None:
+    """Which features are pooled by mean; None if none is."""
+    flags = np.array([f.pooling == "mean" for f in features], bool)
+    return flags if flags.any() else None

@@ -1,7 +1,7 @@
 """The embedding stage: a batch's look-ups -> vectors, whatever the representation.
 
-A stage gives the model two blocks of vectors, `singles` [rows, S, D] and `bags` [rows, B, D], in the
-schema's slot order. Representations differ only here; the dense part never knows which it was.
+A stage gives the vectors of each block apart, so that a context shared by many candidates is looked up
+and computed once. Representations differ only here; the dense part never knows which it was.
 """
 
 from __future__ import annotations
@@ -15,10 +15,17 @@ from models.batch import Batch
 
 
 class Vectors(NamedTuple):
-    """singles: [rows, single-valued slots, D]; bags: [rows, multi-valued slots, D]."""
+    """context: [context rows, context slots, D]; candidate: [rows, candidate slots, D]."""
 
-    singles: Tensor
-    bags: Tensor
+    context: Tensor
+    candidate: Tensor
+
+
+class Slots(NamedTuple):
+    """Vectors a row of each block: the schema's features (twice their number for hybrid)."""
+
+    context: int
+    candidate: int
 
 
 class Stage(Protocol):
@@ -30,13 +37,8 @@ class Stage(Protocol):
         ...
 
     @property
-    def singles(self) -> int:
-        """S, vectors a row of single-valued features (twice their number for hybrid)."""
-        ...
-
-    @property
-    def bags(self) -> int:
-        """B, vectors a row of multi-valued features."""
+    def slots(self) -> Slots:
+        """Vectors a row, by block: single-valued features first, then multi-valued ones."""
         ...
 
     def __call__(self, batch: Batch) -> Vectors: ...

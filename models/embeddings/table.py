@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from models.batch import Batch
 from models.embeddings.lookups import FusedRows
 from models.embeddings.pooling import assemble
-from models.embeddings.stage import Vectors
+from models.embeddings.stage import Slots, Vectors
 from models.embeddings.store import Precision, open_rows
 from models.schema import Schema
 
@@ -34,8 +34,7 @@ class TableStage(nn.Module):
         if weight.shape[0] != self.rows.total:
             raise ValueError(f"weight has {weight.shape[0]} rows, the tables {self.rows.total}")
         self.store = open_rows(weight, precision)
-        self.singles = len(schema.context.singles) + len(schema.candidate.singles)
-        self.bags = len(schema.context.bags) + len(schema.candidate.bags)
+        self.slots = Slots(len(schema.context.categorical), len(schema.candidate.categorical))
 
     @staticmethod
     def initial(

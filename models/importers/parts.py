@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from models.bundle import Bundle, write_bundle
-from models.dlrm import DLRM, Architecture, DenseNet
+from models.dlrm import DLRM, Architecture, DenseNet, dense_slots
 from models.embeddings.table import TableStage
 from models.encoder import Encoder
 from models.importers.checkpoint import Layer, Weights
@@ -128,7 +128,7 @@ def write_parts(
     sources = dict(zip(schema.tables, dict.fromkeys(parts.features), strict=True))
     rows = {table: int(parts.tables[source].shape[0]) for table, source in sources.items()}
     stage = TableStage(schema, rows, _fused(parts, list(sources.values()), progress))
-    net = DenseNet(architecture, len(schema.dense), len(parts.features))
+    net = DenseNet(architecture, dense_slots(schema), stage.slots)
     _fill(net, parts)
     vocabularies = {
         table: Vocabulary(

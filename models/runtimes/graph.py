@@ -1,13 +1,15 @@
-"""The dense net as an ONNX graph, written node by node.
+"""The dense net as ONNX graphs, written node by node.
 
-Inputs `dense` [rows, dense features], `singles` [rows, S, D], `bags` [rows, B, D] (each only where
-the model has it), output `probability` [rows]. Written by hand rather than traced: it takes
-milliseconds instead of seconds, needs no exporter at run time, and the graph holds exactly the
-products that the model needs.
+Two graphs with the names of models.dlrm.Inputs (each input only where the model has it) and one output,
+`probability` [rows]. In `plain` every row has a context of its own; in `ranking` contexts are fewer than
+rows, `context_row` [rows] says whose each is, and what depends on the context alone is computed once a
+context (models/context_once.py). Written by hand rather than traced: it takes milliseconds instead of
+seconds, needs no exporter at run time, and a graph holds exactly the products that the model needs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
+from models.context_once import ContextOnce, first_layer
 from models.dlrm import DenseNet
 from models.interaction import Cross, Dot
 from models.runtimes.runtime import DensePrecision
@@ -30,13 +33,28 @@ class _Writer:
         self.precision = precision
         self.nodes: list[onnx.NodeProto] = []
         self.constants: list[onnx.TensorProto] = []
+        self.inputs: list[onnx.ValueInfoProto] = []
+        self.quantised: set[str] = set()
+
+    def input(self, name: str, rows: str, *sizes: int) -> str:
+        kind = TensorProto.INT64 if name == "context_row" else TensorProto.FLOAT
+        self.inputs.append(helper.make_tensor_value_info(name, kind, [rows, *sizes]))
+        return name
 
     def constant(self, array: NDArray[np.generic] | Tensor) -> str:
         name = f"c{len(self.constants)}"
         if isinstance(array, Tensor):
             array = array.detach().float().cpu().numpy()
-        self.constants.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
+        self.constants.append(numpy_helper.from_array(np.asarray(array, order="C"), name))
         return name
+
+    def concat(self, parts: Sequence[str], axis: int = 1) -> str:
+        return self.node("Concat", *parts, axis=axis) if len(parts) > 1 else parts[0]
+
+    def products(self, left: str, right: str, count: int) -> str:
+        """Dot products of all vectors of `left` with all of `right`, flat: [rows, count]."""
+        turned = self.node("Transpose", right, perm=[0, 2, 1])
+        return self.node("Reshape", self.node("MatMul", left, turned), self.shape(-1, count))
 
     def shape(self, *sizes: int) -> str:
         """A shape to reshape to; -1 is the rows, all else is given, so that zero rows work too."""
@@ -48,28 +66,31 @@ class _Writer:
         return out
 
     def linear(self, x: str, layer: nn.Linear) -> str:
-        if self.precision == "int8":
-            return self._linear_int8(x, layer)
-        parts = [x, self.constant(layer.weight)]
-        if layer.bias is not None:
-            parts.append(self.constant(layer.bias))
-        return self.node("Gemm", *parts, transB=1)
+        return self.product(x, layer.weight, None if layer.bias is None else self.constant(layer.bias))
 
-    def _linear_int8(self, x: str, layer: nn.Linear) -> str:
+    def product(self, x: str, weight: Tensor, added: str | None = None) -> str:
+        """x [rows, in] times weight [out, in] transposed, plus what is added (a bias, or rows)."""
+        if self.precision == "int8":
+            return self._product_int8(x, weight, added)
+        return self.node("Gemm", *([x, self.constant(weight)] + ([added] if added else [])), transB=1)
+
+    def _product_int8(self, x: str, layer: Tensor, added: str | None) -> str:
         """Weights in int8, one scale a column; the input in uint8, one scale a batch.
 
         The chain is the one that ONNX Runtime fuses into a single product.
         """
-        weight = layer.weight.detach().float().cpu().numpy().T
+        weight = layer.detach().float().cpu().numpy().T
         scale = np.maximum(np.abs(weight).max(axis=0), np.finfo(np.float32).tiny) / 127.0
         q = np.clip(np.rint(weight / scale), -127, 127).astype(np.int8)
         numbers, step, zero = (f"{x}_q", f"{x}_step", f"{x}_zero")
-        self.nodes.append(helper.make_node("DynamicQuantizeLinear", [x], [numbers, step, zero]))
+        if x not in self.quantised:
+            self.nodes.append(helper.make_node("DynamicQuantizeLinear", [x], [numbers, step, zero]))
+            self.quantised.add(x)
         product = self.node("MatMulInteger", numbers, self.constant(q), zero)
         wide = self.node("Cast", product, to=TensorProto.FLOAT)
         steps = self.node("Mul", step, self.constant(scale.astype(np.float32)))
         out = self.node("Mul", wide, steps)
-        return out if layer.bias is None else self.node("Add", out, self.constant(layer.bias))
+        return out if added is None else self.node("Add", out, added)
 
     def mlp(self, x: str, layers: nn.Sequential) -> str:
         for layer in layers:
@@ -80,68 +101,113 @@ class _Writer:
         return x
 
 
-def dense_graph(
-    net: DenseNet, singles: int, bags: int, precision: DensePrecision = "fp32"
-) -> onnx.ModelProto:
-    """The graph of `net` for S = `singles` and B = `bags` vectors a row.
+def plain_graph(net: DenseNet, precision: DensePrecision = "fp32") -> onnx.ModelProto:
+    """The graph in which row r has context r.
 
     precision: fp32, or int8 for the products with weights; the interaction multiplies vectors and
     stays in fp32.
     """
-    width = net.shape.width
     g = _Writer(precision)
-    inputs = []
-    bottom = None
-    vectors = []
+    dense = _dense_inputs(g, net, "rows")
+    parts = _vector_inputs(g, net, "rows")
     if net.bottom is not None:
-        inputs.append(("dense", [net.dense_features]))
-        bottom = g.mlp("dense", net.bottom)
-    for name, count in (("singles", singles), ("bags", bags)):
-        if count:
-            inputs.append((name, [count, width]))
-            vectors.append(name)
+        parts.insert(0, g.node("Unsqueeze", g.mlp(g.concat(dense), net.bottom), g.shape(1)))
+    x, count = g.concat(parts), sum(net.slots) + (net.bottom is not None)
     if isinstance(net.interaction, Dot):
-        joined = _dot(g, net.interaction, bottom, vectors, net.slots + (bottom is not None))
+        chosen = net.interaction.get_buffer("pairs").cpu().numpy().astype(np.int64)
+        joined = g.node("Gather", g.products(x, x, count * count), g.constant(chosen), axis=1)
+        if net.bottom is not None:
+            joined = g.concat((_first_vector(g, x), joined))
     else:
-        sizes = {"singles": singles * width, "bags": bags * width}
-        parts = [g.node("Reshape", v, g.shape(-1, sizes[v])) for v in vectors]
-        if bottom is not None:
-            parts.insert(0, bottom)
-        joined = g.node("Concat", *parts, axis=1) if len(parts) > 1 else parts[0]
+        joined = g.node("Reshape", x, g.shape(-1, count * net.shape.width))
         if isinstance(net.interaction, Cross):
-            joined = _cross(g, net.interaction, joined)
-    logit = g.linear(g.mlp(joined, net.top), net.output)
-    column = g.node("Sigmoid", logit)
-    g.node("Reshape", column, g.shape(-1), output="probability")
-    graph = helper.make_graph(
-        g.nodes,
-        "dlrm",
-        [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["rows", *shape]) for n, shape in inputs],
-        [helper.make_tensor_value_info("probability", TensorProto.FLOAT, ["rows"])],
-        g.constants,
-    )
+            joined = _cross(g, net.interaction, joined, g.linear(joined, _linear(net.interaction.down[0])))
+    return _finish(g, g.mlp(joined, net.top) if len(net.top) else g.linear(joined, net.output), net)
+
+
+def ranking_graph(net: DenseNet, precision: DensePrecision = "fp32") -> onnx.ModelProto:
+    """The graph in which contexts are shared: models.context_once.ContextOnce, node by node."""
+    once = ContextOnce(net)
+    g = _Writer(precision)
+    row = g.input("context_row", "rows")
+    dense = _dense_inputs(g, net, "contexts", "rows")
+    vectors = _vector_inputs(g, net, "contexts", "rows")
+    if net.slots.candidate == 0 or net.slots.context == 0:
+        raise ValueError("a ranking graph needs vectors of both roles")
+    x, y = vectors
+    shared, own = net.slots
+    if once.bottom_shared:
+        x = g.concat((g.node("Unsqueeze", _bottom(g, net, dense), g.shape(1)), x))
+        shared += 1
+    if once.bottom_own:
+        rows = [g.node("Gather", d, row, axis=0) if d == "dense_context" else d for d in dense]
+        y = g.concat((g.node("Unsqueeze", _bottom(g, net, rows), g.shape(1)), y))
+        own += 1
+    width = net.shape.width
+    if isinstance(net.interaction, Dot):
+        context = [_first_vector(g, x)] if once.bottom_shared else []
+        context.append(g.products(x, x, shared * shared))
+        candidate = [_first_vector(g, y)] if once.bottom_own else []
+        candidate.append(g.products(y, g.node("Gather", x, row, axis=0), own * shared))
+        candidate.append(g.products(y, y, own * own))
+        c, r = g.concat(context), g.concat(candidate)
+    else:
+        c = g.node("Reshape", x, g.shape(-1, shared * width))
+        r = g.node("Reshape", y, g.shape(-1, own * width))
+    constant = g.product(c, once.get_buffer("shared"), g.constant(once.get_buffer("bias")))
+    hidden = g.product(r, once.get_buffer("own"), g.node("Gather", constant, row, axis=0))
+    if isinstance(net.interaction, Cross):
+        parts = [g.node("Gather", x, row, axis=0), y]
+        if once.bottom_own:
+            split = f"{y}_bottom", f"{y}_rest"
+            sizes = g.constant(np.array([1, own - 1], np.int64))
+            g.nodes.append(helper.make_node("Split", [y, sizes], list(split), axis=1))
+            parts = [split[0], parts[0], split[1]]
+        first = g.node("Reshape", g.concat(parts), g.shape(-1, (shared + own) * width))
+        hidden = g.linear(_cross(g, net.interaction, first, hidden), first_layer(net))
+    return _finish(g, g.mlp(hidden, nn.Sequential(*list(net.top)[1:])) if len(net.top) else hidden, net)
+
+
+def _dense_inputs(g: _Writer, net: DenseNet, contexts: str, rows: str = "rows") -> list[str]:
+    given = (("dense_context", contexts, net.dense.context), ("dense_candidate", rows, net.dense.candidate))
+    return [g.input(name, count, size) for name, count, size in given if size]
+
+
+def _vector_inputs(g: _Writer, net: DenseNet, contexts: str, rows: str = "rows") -> list[str]:
+    given = (("context", contexts, net.slots.context), ("candidate", rows, net.slots.candidate))
+    return [g.input(name, count, size, net.shape.width) for name, count, size in given if size]
+
+
+def _bottom(g: _Writer, net: DenseNet, dense: list[str]) -> str:
+    assert net.bottom is not None
+    return g.mlp(g.concat(dense), net.bottom)
+
+
+def _first_vector(g: _Writer, x: str) -> str:
+    """x [rows, F, D] -> [rows, D], the bottom MLP's output."""
+    return g.node("Gather", x, g.constant(np.array(0, np.int64)), axis=1)
+
+
+def _cross(g: _Writer, cross: Cross, first: str, low: str) -> str:
+    x = first
+    for i, up in enumerate(cross.up):
+        if i:
+            low = g.linear(x, _linear(cross.down[i]))
+        x = g.node("Add", g.node("Mul", first, g.linear(low, _linear(up))), x)
+    return x
+
+
+def _linear(module: nn.Module) -> nn.Linear:
+    assert isinstance(module, nn.Linear)
+    return module
+
+
+def _finish(g: _Writer, x: str, net: DenseNet) -> onnx.ModelProto:
+    """The output layer behind the top MLP's `x` (which is the logit, where there is no top MLP)."""
+    logit = g.linear(x, net.output) if len(net.top) else x
+    g.node("Reshape", g.node("Sigmoid", logit), g.shape(-1), output="probability")
+    out = helper.make_tensor_value_info("probability", TensorProto.FLOAT, ["rows"])
+    graph = helper.make_graph(g.nodes, "dlrm", g.inputs, [out], g.constants)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=9)
     onnx.checker.check_model(model)
     return model
-
-
-def _dot(g: _Writer, dot: Dot, bottom: str | None, vectors: list[str], count: int) -> str:
-    parts = list(vectors)
-    if bottom is not None:
-        parts.insert(0, g.node("Unsqueeze", bottom, g.shape(1)))
-    x = g.node("Concat", *parts, axis=1) if len(parts) > 1 else parts[0]
-    products = g.node("MatMul", x, g.node("Transpose", x, perm=[0, 2, 1]))
-    flat = g.node("Reshape", products, g.shape(-1, count * count))
-    chosen = dot.get_buffer("pairs").cpu().numpy().astype(np.int64)
-    pairs = g.node("Gather", flat, g.constant(chosen), axis=1)
-    return pairs if bottom is None else g.node("Concat", bottom, pairs, axis=1)
-
-
-def _cross(g: _Writer, cross: Cross, first: str) -> str:
-    x = first
-    for down, up in zip(cross.down, cross.up, strict=True):
-        assert isinstance(down, nn.Linear)
-        assert isinstance(up, nn.Linear)
-        product = g.node("Mul", first, g.linear(g.linear(x, down), up))
-        x = g.node("Add", product, x)
-    return x

@@ -11,9 +11,9 @@ import torch
 
 from models.batch import F32, Batch
 from models.bundle import Bundle
-from models.dlrm import dense_of
+from models.dlrm import Inputs, inputs_of
 from models.errors import RuntimeUnavailable
-from models.runtimes.graph import dense_graph
+from models.runtimes.graph import plain_graph, ranking_graph
 from models.runtimes.runtime import DensePrecision
 
 PROVIDERS = {
@@ -34,26 +34,32 @@ class OnnxRuntime:
         self.device = device
         self.precision = precision
         self._stage = bundle.stage()
-        graph = dense_graph(bundle.net(), self._stage.singles, self._stage.bags, precision)
-        self._session = open_session(graph.SerializeToString(), device)
-        self._inputs = [i.name for i in self._session.get_inputs()]
+        net = bundle.net()
+        self._plain = _named(open_session(plain_graph(net, precision).SerializeToString(), device))
+        self._ranking: tuple[ort.InferenceSession, list[str]] | None = None
+        if min(net.slots):
+            self._ranking = _named(open_session(ranking_graph(net, precision).SerializeToString(), device))
 
-    def embed(self, batch: Batch) -> dict[str, F32]:
+    def embed(self, batch: Batch) -> Inputs:
         with torch.inference_mode():
-            vectors = self._stage(batch)
-        parts = {
-            "dense": dense_of(batch, torch.device("cpu")).numpy(),
-            "singles": vectors.singles.numpy(),
-            "bags": vectors.bags.numpy(),
-        }
-        return {name: parts[name] for name in self._inputs}
+            return inputs_of(batch, self._stage(batch))
 
-    def dense(self, embedded: dict[str, F32]) -> F32:
-        out: F32 = self._session.run(None, embedded)[0]
+    def dense(self, embedded: Inputs) -> F32:
+        inputs = embedded
+        if inputs.context_row is not None and self._ranking is None:
+            row = inputs.context_row
+            inputs = Inputs(inputs[0][row], inputs[1], inputs[2][row], inputs[3], None)
+        session, names = self._plain if inputs.context_row is None or not self._ranking else self._ranking
+        out: F32 = session.run(None, {name: getattr(inputs, name).numpy() for name in names})[0]
         return out
 
     def predict(self, batch: Batch) -> F32:
         return self.dense(self.embed(batch))
+
+
+def _named(session: ort.InferenceSession) -> tuple[ort.InferenceSession, list[str]]:
+    """A session and the names of its inputs, which are slow to ask for."""
+    return session, [i.name for i in session.get_inputs()]
 
 
 def open_session(model: bytes, device: str) -> ort.InferenceSession:

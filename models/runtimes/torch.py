@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from models.batch import F32, Batch
 from models.bundle import Bundle
-from models.dlrm import dense_of
-from models.embeddings.stage import Vectors
+from models.context_once import ContextOnce
+from models.dlrm import Inputs, inputs_of
 from models.errors import RuntimeUnavailable
 from models.runtimes.runtime import DensePrecision
 
@@ -34,17 +33,17 @@ class TorchRuntime:
         self.precision = precision
         self._type = DTYPES[precision]
         self._stage = bundle.stage().to(self._device)
-        self._net = bundle.net().to(self._device, self._type)
+        self._net = ContextOnce(bundle.net()).to(self._device, self._type)
 
-    def embed(self, batch: Batch) -> tuple[Tensor, Vectors]:
+    def embed(self, batch: Batch) -> Inputs:
         with torch.inference_mode():
-            return dense_of(batch, self._device), self._stage(batch)
+            return inputs_of(batch, self._stage(batch))
 
-    def dense(self, embedded: tuple[Tensor, Vectors]) -> F32:
+    def dense(self, embedded: Inputs) -> F32:
         with torch.inference_mode():
-            dense, vectors = embedded
-            inputs = (dense, vectors.singles, vectors.bags)
-            logits = self._net(*(x.to(self._type) for x in inputs))
+            dense_context, dense_candidate, context, candidate = (x.to(self._type) for x in embedded[:4])
+            inputs = Inputs(dense_context, dense_candidate, context, candidate, embedded.context_row)
+            logits = self._net(inputs)
             out: F32 = logits.float().sigmoid_().cpu().numpy()
         return out
 

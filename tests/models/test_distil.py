@@ -12,7 +12,7 @@ from models.data.reader import open_data
 from models.data.split import split_of
 from models.derive import quantised
 from models.distil import Regression, distilled
-from models.dlrm import DLRM, Architecture, DenseNet
+from models.dlrm import DLRM, Architecture, DenseNet, dense_slots
 from models.embeddings.computed import Encoding
 from models.errors import BundleError
 from models.learning import Select, Training
@@ -48,7 +48,7 @@ def test_a_distilled_hybrid_predicts_what_its_table_does(
     torch.manual_seed(0)
     stage = bundle.stage()
     shape = Architecture(width=8, bottom=(16,), top=(32,), interaction=interaction, itself=itself)
-    net = DenseNet(shape, len(bundle.manifest.schema_.dense), stage.singles + stage.bags)
+    net = DenseNet(shape, dense_slots(bundle.manifest.schema_), stage.slots)
     parts = (DLRM(stage, net), bundle.manifest.representation, bundle.encoder, {}, {})
     source = write_bundle(tmp_path / "source", *parts)
     representation = TRAINING.representation("hybrid", source.encoder.vocabularies)

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.dlrm import DLRM, Architecture, DenseNet
+from models.dlrm import DLRM, Architecture, DenseNet, dense_slots
 from models.embeddings.table import TableStage
 from tests.models.random_batches import random_batch, random_schema, random_table_rows
 
@@ -18,7 +18,7 @@ def random_model(seed: int, interaction: str) -> tuple[DLRM, np.random.Generator
     torch.manual_seed(seed)
     stage = TableStage.initial(schema, table_rows, 4, seed)
     shape = Architecture(width=4, bottom=(5,), top=(6,), interaction=interaction, cross_rank=3)
-    model = DLRM(stage, DenseNet(shape, len(schema.dense), stage.singles + stage.bags))
+    model = DLRM(stage, DenseNet(shape, dense_slots(schema), stage.slots))
     return model.eval(), random, schema, table_rows
 
 

@@ -11,7 +11,7 @@ from models.bundle import Bundle
 from models.data.encoded import Encoded, encode
 from models.data.reader import open_data
 from models.data.split import TRAIN, VALIDATION, split_of
-from models.dlrm import DLRM, Architecture, DenseNet
+from models.dlrm import DLRM, Architecture, DenseNet, dense_slots
 from models.embeddings.table import TableStage
 from models.evaluation import log_loss
 from models.training import Average, Recipe, fit, predict, refit
@@ -29,7 +29,7 @@ def fresh(bundle: Bundle, seed: int = 0) -> DLRM:
     rows = {t: v.rows for t, v in bundle.encoder.vocabularies.items()}
     stage = TableStage.initial(schema, rows, 4, seed)
     shape = Architecture(width=4, bottom=(8,), top=(16,), interaction="cat")
-    return DLRM(stage, DenseNet(shape, len(schema.dense), stage.singles + stage.bags))
+    return DLRM(stage, DenseNet(shape, dense_slots(schema), stage.slots))
 
 
 RECIPE = Recipe(epochs=3, dense_lr=5e-3, batch_rows=128, checks_per_epoch=2, patience=1)

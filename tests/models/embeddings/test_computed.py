@@ -42,9 +42,9 @@ def test_vectors_equal_a_table_of_stored_and_computed_rows(seed: int, rows: int,
             start += cut
         batch = random_batch(random, schema, table_rows, rows, contexts=2 if ranking else None)
         expected = TableStage(schema, table_rows, weight)(batch)
-        got = stage(batch)
-    for a, b in zip(got, expected, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+        for stage.distinct in (True, False):
+            for a, b in zip(stage(batch), expected, strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
 def test_another_popularity_order_gives_an_id_the_same_vector() -> None:
@@ -74,7 +74,7 @@ def test_gradients_reach_stored_rows_and_decoders() -> None:
     table_rows = dict.fromkeys(schema.tables, 10)
     stage = stage_with(schema, table_rows, dict.fromkeys(schema.tables, 5), 0)
     vectors = stage(random_batch(random, schema, table_rows, 20))
-    (vectors.singles.square().sum() + vectors.bags.square().sum()).backward()
+    (vectors.context.square().sum() + vectors.candidate.square().sum()).backward()
     assert stage.store.weight.grad is not None
     assert stage.store.weight.grad.is_sparse
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in stage.dense_parameters())

@@ -13,30 +13,23 @@ from tests.models.random_batches import random_batch, random_schema, random_tabl
 
 
 def reference(schema: Schema, tables: dict[str, F32], batch: Batch) -> tuple[F32, F32]:
-    """Row by row, feature by feature, one table each."""
+    """Row by row, feature by feature, one table each: vectors of contexts, and of candidates."""
     width = next(iter(tables.values())).shape[1]
-    bag_slots = sum(f.multi for f in schema.slots)
-    singles, bags = [], []
-    for row in range(batch.rows):
-        context_row = row if batch.context_row is None else int(batch.context_row[row])
-        one, many = [], []
-        for layout, block, r in (
-            (schema.context, batch.context, context_row),
-            (schema.candidate, batch.candidate, row),
-        ):
+    out = []
+    for layout, block in ((schema.context, batch.context), (schema.candidate, batch.candidate)):
+        rows = []
+        for row in range(block.rows):
+            vectors = []
             for i, f in enumerate(layout.singles):
-                one.append(tables[f.table_name][block.ranks[r, i]])
+                vectors.append(tables[f.table_name][block.ranks[row, i]])
             for i, f in enumerate(layout.bags):
-                at = r * len(layout.bags) + i
+                at = row * len(layout.bags) + i
                 ids = block.bag_values[block.bag_offsets[at] : block.bag_offsets[at + 1]]
                 total = tables[f.table_name][ids].sum(axis=0, dtype=np.float32)
-                many.append(total / len(ids) if f.pooling == "mean" and len(ids) else total)
-        singles.append(one)
-        bags.append(many)
-    return (
-        np.array(singles, np.float32).reshape(batch.rows, len(schema.slots) - bag_slots, width),
-        np.array(bags, np.float32).reshape(batch.rows, bag_slots, width),
-    )
+                vectors.append(total / len(ids) if f.pooling == "mean" and len(ids) else total)
+            rows.append(vectors)
+        out.append(np.array(rows, np.float32).reshape(block.rows, len(layout.categorical), width))
+    return out[0], out[1]
 
 
 @given(st.integers(0, 10_000), st.integers(0, 9), st.booleans())
@@ -48,13 +41,12 @@ def test_fused_lookup_equals_one_table_at_a_time(seed: int, rows: int, ranking: 
     weight = torch.from_numpy(np.concatenate([tables[t] for t in schema.tables]))
     stage = TableStage(schema, table_rows, weight)
     batch = random_batch(random, schema, table_rows, rows, contexts=2 if ranking else None)
-    singles, bags = reference(schema, tables, batch)
+    expected = reference(schema, tables, batch)
     with torch.inference_mode():
-        fast = stage(batch)
-        np.testing.assert_array_equal(fast.singles.numpy(), singles)
-        np.testing.assert_allclose(fast.bags.numpy(), bags, atol=1e-6)
-    trained = stage(batch)
-    np.testing.assert_array_equal(trained.singles.detach().numpy(), singles)
+        for got, wanted in zip(stage(batch), expected, strict=True):
+            np.testing.assert_allclose(got.numpy(), wanted, atol=1e-6)
+    for got, wanted in zip(stage(batch), expected, strict=True):
+        np.testing.assert_allclose(got.detach().numpy(), wanted, atol=1e-6)
 
 
 @given(st.integers(0, 10_000))
@@ -65,10 +57,10 @@ def test_shared_contexts_give_the_same_vectors_as_repeated_ones(seed: int) -> No
     stage = TableStage.initial(schema, table_rows, 4, seed)
     batch = random_batch(random, schema, table_rows, 7, contexts=3)
     with torch.inference_mode():
-        shared = [v.clone() for v in stage(batch)]
+        context, candidate = (v.clone() for v in stage(batch))
         exploded = stage(batch.exploded())
-    for a, b in zip(shared, exploded, strict=True):
-        assert torch.equal(a, b)
+    assert torch.equal(context[torch.from_numpy(batch.context_row)], exploded.context)
+    assert torch.equal(candidate, exploded.candidate)
 
 
 def test_gradient_touches_only_the_rows_looked_up() -> None:
@@ -77,7 +69,7 @@ def test_gradient_touches_only_the_rows_looked_up() -> None:
     table_rows = dict.fromkeys(schema.tables, 20)
     stage = TableStage.initial(schema, table_rows, 4, 0)
     vectors = stage(random_batch(random, schema, table_rows, 2))
-    (vectors.singles.sum() + vectors.bags.sum()).backward()
+    (vectors.context.sum() + vectors.candidate.sum()).backward()
     gradient = stage.store.weight.grad
     assert gradient is not None
     assert gradient.is_sparse

@@ -13,7 +13,7 @@ from models.bundle import Bundle, load_bundle, write_bundle
 from models.data.encoded import Encoded, encode
 from models.data.reader import open_data
 from models.data.split import split_of
-from models.dlrm import DLRM, Architecture, DenseNet
+from models.dlrm import DLRM, Architecture, DenseNet, dense_slots
 from models.errors import RuntimeUnavailable
 from models.runtimes import NAMES, best_runtime, open_runtime, predict_rows
 from models.training import predict
@@ -34,7 +34,7 @@ def shaped(
     torch.manual_seed(3)
     stage = bundle.stage()
     shape = Architecture(width=8, bottom=(16,), top=(32, 8), interaction=request.param, itself=True)
-    net = DenseNet(shape, len(bundle.manifest.schema_.dense), stage.singles + stage.bags)
+    net = DenseNet(shape, dense_slots(bundle.manifest.schema_), stage.slots)
     out = tmp_path_factory.mktemp(request.param) / "bundle"
     return write_bundle(out, DLRM(stage, net), bundle.manifest.representation, bundle.encoder, {}, {})
 
