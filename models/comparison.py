@@ -91,21 +91,34 @@ def compare(
     if baseline not in predictions:
         raise ValueError(f"baseline '{baseline}' is not among {', '.join(predictions)}")
     names = list(predictions)
-    samples = np.stack(list(_metrics(labels, list(predictions.values()), groups, resamples, seed)))
+    drawn = samples(labels, list(predictions.values()), groups, resamples, seed)
     base = names.index(baseline)
     return {
         name: Standing(
-            _intervals(samples[:, i], level),
-            None if i == base else _intervals(samples[:, i] - samples[:, base], level),
+            _intervals(drawn[:, i], level),
+            None if i == base else _intervals(drawn[:, i] - drawn[:, base], level),
         )
         for i, name in enumerate(names)
     }
 
 
+def samples(
+    labels: F32,
+    predictions: Sequence[F32],
+    groups: I64 | None = None,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> F64:
+    """float64 [1 + resamples, models, METRICS]: on the rows as they are, then on each resample.
+
+    See `compare` for the arguments.
+    """
+    return np.stack(list(_metrics(labels, predictions, groups, resamples, seed)))
+
+
 def _metrics(
     labels: F32, predictions: Sequence[F32], groups: I64 | None, resamples: int, seed: int
 ) -> Iterator[F64]:
-    """float64 [models, METRICS], first on the rows as they are, then on each resample."""
     if groups is None:
         unit, sizes = None, np.ones(labels.size, np.int64)
     else:
@@ -173,9 +186,14 @@ def _intervals(samples: F64, level: float) -> dict[Metric, Interval]:
         if not drawn.size or not np.isfinite(value):
             found[metric] = Interval(float("nan"), float("nan"), float("nan"))
             continue
-        low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
-        found[metric] = Interval(value, float(low), float(high))
+        found[metric] = Interval(value, *percentiles(drawn, level))
     return found
+
+
+def percentiles(drawn: F64, level: float) -> tuple[float, float]:
+    """The ends of the middle `level` share of resampled values."""
+    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
 
 
 def pareto(cost: F64, quality: F64) -> Bools:

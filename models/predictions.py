@@ -20,6 +20,7 @@ from models.data.split import Splitter, split_of
 from models.errors import DataError
 from models.learning import Phase
 from models.runtimes import open_runtime, predict_rows
+from models.runtimes.runtime import DensePrecision
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +38,14 @@ def predict_all(
     splits: Sequence[int],
     runtime: str = "torch",
     device: str = "cpu",
+    precision: DensePrecision = "fp32",
     on_malformed: OnMalformed = "fatal",
     phase: Phase = lambda _name, _rows: lambda _done: None,
 ) -> Predictions:
     """Each bundle's probabilities of the rows of the splits, by the bundle's name in `bundles`.
 
-    path: the data, as models.data.reader.open_data takes it. Raises DataError where the bundles
+    path: the data, as models.data.reader.open_data takes it. runtime, device, precision: as
+    models.runtimes.open_runtime takes them. Raises DataError where the bundles
     disagree on which rows those are, or on what a click is.
     """
     names = list(bundles)
@@ -75,7 +78,7 @@ def predict_all(
                     "they cannot be compared"
                 )
             for name in family:
-                model = open_runtime(runtime, bundles[name], device)
+                model = open_runtime(runtime, bundles[name], device, precision)
                 found[name] = predict_rows(model, data, phase(f"predict {name}", data.rows))
     assert label is not None
     return Predictions(label, group, {name: found[name] for name in names})
