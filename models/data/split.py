@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from models.batch import I64
 from models.data.reader import Reader
 from models.errors import DataError
+from models.mixing import U64, mix
 from models.schema import Schema, Split
 
 MERGE_FROM = 1 << 20
@@ -28,7 +29,6 @@ TRAIN, VALIDATION, TEST = 0, 1, 2
 NAMES = ("train", "validation", "test")
 
 I8 = NDArray[np.int8]
-U64 = NDArray[np.uint64]
 Times = NDArray[Any]
 
 
@@ -68,7 +68,7 @@ class Splitter:
     def _by_hash(self, data: pa.RecordBatch) -> I8:
         h = np.zeros(data.num_rows, np.uint64)
         for name in self.split.columns:
-            h = _mix(h * np.uint64(31) + stable_hash(data.column(name)))
+            h = mix(h * np.uint64(31) + stable_hash(data.column(name)))
         share = h.astype(np.float64) / 2.0**64
         train = self.split.train * (1.0 - self.split.validation)
         return (share >= train).astype(np.int8) + (share >= self.split.train).astype(np.int8)
@@ -146,8 +146,8 @@ def stable_hash(values: pa.Array) -> U64:
         hashes = _hash_strings(unique)
     else:
         # Adding zero turns -0.0 into 0.0, which it equals.
-        hashes = _mix((unique.to_numpy(zero_copy_only=False) + 0).view(np.uint64))
-    hashes = np.append(hashes, _mix(np.array([0x6E756C6C], np.uint64)))
+        hashes = mix((unique.to_numpy(zero_copy_only=False) + 0).view(np.uint64))
+    hashes = np.append(hashes, mix(np.array([0x6E756C6C], np.uint64)))
     codes = pc.fill_null(encoded.indices, len(unique)).to_numpy(zero_copy_only=False)
     return np.asarray(hashes[codes])
 
@@ -159,19 +159,11 @@ def _hash_strings(values: pa.Array) -> U64:
     data = np.frombuffer(data_bytes or b"", np.uint8)
     data = np.append(data, np.zeros(8, np.uint8))
     lengths = np.diff(offsets)
-    hashes = _mix(lengths.astype(np.uint64))
+    hashes = mix(lengths.astype(np.uint64))
     active = np.flatnonzero(lengths > 0)
     for done in range(0, int(lengths.max(initial=0)), 8):
         active = active[lengths[active] > done]
         words = data[(offsets[active] + done)[:, None] + np.arange(8)]
         words[np.arange(8) >= (lengths[active] - done)[:, None]] = 0
-        hashes[active] = _mix(hashes[active] ^ words.view("<u8").ravel().astype(np.uint64))
+        hashes[active] = mix(hashes[active] ^ words.view("<u8").ravel().astype(np.uint64))
     return hashes
-
-
-def _mix(x: U64) -> U64:
-    """The finaliser of splitmix64 (Steele, Lea and Flood, 2014): each input bit moves every output bit."""
-    x = x + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
