@@ -34,13 +34,15 @@ LABEL org.opencontainers.image.title="polyrec" \
 RUN useradd --uid 10001 --create-home --shell /usr/sbin/nologin polyrec
 COPY --from=build /opt/polyrec /opt/polyrec
 ENV PATH=/opt/polyrec/bin:$PATH \
-    PYTHONUNBUFFERED=1
+    PYTHONUNBUFFERED=1 \
+    POLYREC_HOST=0.0.0.0 \
+    POLYREC_PORT=8000
 # a number, so that an orchestrator can see that it is not root
 USER 10001
 WORKDIR /home/polyrec
 VOLUME /bundle
 EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=3s --start-period=60s --retries=3 \
-    CMD ["python", "-c", "import urllib.request as http; http.urlopen('http://127.0.0.1:8000/readyz', timeout=2)"]
+    CMD ["python", "-c", "import os, urllib.request as http; http.urlopen(f'http://127.0.0.1:{os.environ[\"POLYREC_PORT\"]}/readyz', timeout=2)"]
 ENTRYPOINT ["polyrec"]
-CMD ["serve", "--bundle", "/bundle", "--host", "0.0.0.0"]
+CMD ["serve", "--bundle", "/bundle"]
