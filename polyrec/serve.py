@@ -32,8 +32,13 @@ def run(args: argparse.Namespace) -> int:
 
     # before torch is imported: parallelism comes from lanes, and idle threads spin
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    from server.running import Ready, serve
     from server.settings import gather
+
+    flags = {k: v for k, v in vars(args).items() if k not in ("verb", "run", "json", "version")}
+    settings = gather(flags, os.environ)
+
+    # seconds of imports, only once the command line is known to be right
+    from server.running import Ready, serve
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
 
@@ -43,5 +48,4 @@ def run(args: argparse.Namespace) -> int:
         else:
             print(f"serving {', '.join(server.paths)} on {server.runtime} at {server.url}", flush=True)
 
-    flags = {k: v for k, v in vars(args).items() if k not in ("verb", "run", "json", "version")}
-    return serve(gather(flags, os.environ), ready)
+    return serve(settings, ready)

@@ -1,14 +1,14 @@
-"""The body of /v1/predict or /v1/rank -> a batch.
+"""The body of /v1/predict or /v1/rank -> rows.
 
-Raw bytes go in, model-ready arrays come out. The JSON is parsed straight into typed structs that
-are generated from the schema, so types are checked in C, unknown features are refused, and the
-values arrive as columns: one list per feature, whatever the number of rows.
+Raw bytes go in, checked columns come out: one list per feature, whatever the number of rows. The JSON
+is parsed straight into typed structs that are generated from the schema, so types are checked in C and
+unknown features are refused.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -16,11 +16,11 @@ import msgspec
 import numpy as np
 from msgspec.structs import astuple
 
-from models.batch import Batch
-from models.encoder import Encoder
+from models.errors import FeatureError
 from models.schema import Categorical, Dense, Schema
 from planner.plan import Limits
 from server.errors import Invalid, Malformed, TooLarge
+from server.rows import Column, Columns
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`(?: - at `(.*)`)?$", re.DOTALL)
 _BAD_BYTE = re.compile(r"\(byte (\d+)\)$")
@@ -30,24 +30,23 @@ _KEY = re.compile(rb'"([^"\\]{1,64})"\s*:')
 Feature = Dense | Categorical
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RankRequest:
-    """A batch of one context and its candidates, and how many of them the client wants back."""
+    """One context and its candidates, and how many of them the client wants back."""
 
-    batch: Batch
+    rows: Columns
     top_k: int
 
 
 class Decoder:
-    """Reads the bodies of one schema, for one encoder."""
+    """Reads the bodies of one schema."""
 
-    def __init__(self, encoder: Encoder, limits: Limits) -> None:
-        self._encoder = encoder
-        self._schema = schema = encoder.schema
+    def __init__(self, schema: Schema, limits: Limits) -> None:
         self._limits = limits
-        self._everything: tuple[Feature, ...] = (*schema.dense, *schema.categorical)
         self._context = _features(schema, "context")
         self._candidate = _features(schema, "candidate")
+        self._everything = self._context + self._candidate
+        self._names = tuple(f.name for f in self._context), tuple(f.name for f in self._candidate)
         row, columns = _row(self._everything), _columns(self._everything)
         predict = msgspec.defstruct(
             "Predict",
@@ -67,8 +66,8 @@ class Decoder:
         self._predict = msgspec.json.Decoder(predict)
         self._rank = msgspec.json.Decoder(rank)
 
-    def predict(self, body: bytes) -> Batch:
-        """`{"instances": [...]}` or `{"columns": {...}}` -> a plain batch.
+    def predict(self, body: bytes) -> Columns:
+        """`{"instances": [...]}` or `{"columns": {...}}` -> rows that have a context each.
 
         Raises Malformed, Invalid, TooLarge or FeatureError.
         """
@@ -77,48 +76,43 @@ class Decoder:
             raise Invalid(
                 "the body needs either 'instances' (a list of rows) or 'columns' (lists by feature)"
             )
-        given = request.columns if request.instances is None else request.instances
-        columns, rows = self._read(
-            self._everything, given, "instances" if given is request.instances else "columns"
-        )
-        return Batch(
-            self._encoder.block("context", columns, rows),
-            self._encoder.block("candidate", columns, rows),
-        )
+        if request.columns is None:
+            columns, rows = self._read(self._everything, request.instances, "instances")
+        else:
+            columns, rows = self._read(self._everything, request.columns, "columns")
+        split = len(self._context)
+        return Columns(self._names, columns[:split], columns[split:], rows, rows)
 
     def rank(self, body: bytes) -> RankRequest:
-        """`{"context": {...}, "candidates": {...} or [...], "top_k": n}` -> one context, n candidates.
+        """`{"context": {...}, "candidates": {...} or [...], "top_k": n}` -> n rows of one context.
 
         Raises Malformed, Invalid, TooLarge or FeatureError.
         """
         request = self._parse(self._rank, body)
-        columns, rows = self._read(self._candidate, request.candidates, "candidates")
-        shared: dict[str, Any] = {}
-        if request.context is not None:
-            values = zip(self._context, astuple(request.context), strict=True)
-            shared = {f.name: (value,) for f, value in values if value is not None}
-        batch = Batch(
-            self._encoder.block("context", shared, 1),
-            self._encoder.block("candidate", columns, rows),
-            np.zeros(rows, np.int64),
-        )
-        return RankRequest(batch, min(request.top_k or rows, rows))
+        candidate, rows = self._read(self._candidate, request.candidates, "candidates")
+        if request.context is None:
+            context: list[Column] = [None] * len(self._context)
+        else:
+            context = [None if value is None else (value,) for value in astuple(request.context)]
+        columns = Columns(self._names, context, candidate, rows, 1, np.zeros(rows, np.int64))
+        return RankRequest(columns, min(request.top_k or rows, rows))
 
-    def _read(
-        self, features: Sequence[Feature], given: Any, where: str
-    ) -> tuple[Mapping[str, Sequence[Any] | None], int]:
-        """Columns, or rows turned into columns -> (columns by name, number of rows)."""
-        values: Sequence[Sequence[Any] | None]
+    def _read(self, features: Sequence[Feature], given: Any, where: str) -> tuple[Sequence[Column], int]:
+        """Columns, or rows turned into columns -> (columns in the features' order, number of rows)."""
         if isinstance(given, list):
             rows = len(given)
             # Checked before the rows are turned: zip(*) takes one argument a row.
             self._check_rows(rows, where)
-            values = list(zip(*map(astuple, given), strict=True))
-        else:
-            values = astuple(given)
-            rows = next((len(v) for v in values if v is not None), 0)
-            self._check_rows(rows, where)
-        return {f.name: v for f, v in zip(features, values, strict=True)}, rows
+            return list(zip(*map(astuple, given), strict=True)), rows
+        columns: tuple[Column, ...] = astuple(given)
+        sizes = [len(column) for column in columns if column is not None]
+        rows = sizes[0] if sizes else 0
+        self._check_rows(rows, where)
+        if sizes.count(rows) != len(sizes):
+            present = [f.name for f, column in zip(features, columns, strict=True) if column is not None]
+            odd = next(i for i, size in enumerate(sizes) if size != rows)
+            raise FeatureError(present[odd], f"{sizes[odd]} values, but '{present[0]}' has {rows}")
+        return columns, rows
 
     def _check_rows(self, rows: int, where: str) -> None:
         if rows == 0:

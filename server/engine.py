@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 
-from models.batch import Batch
 from models.bundle import Bundle, code_version, load_bundle
 from models.encoder import Encoder
 from models.runtimes import open_runtime
@@ -24,7 +23,7 @@ from planner.plan import Limits, Plan, PlannedPath
 from server.decode import Decoder
 from server.driver import Kind, open_driver
 from server.errors import NotReady
-from server.lane import Lane
+from server.lane import Executed, Lane
 from server.metrics import EndpointMetrics, LaneMetrics, Metrics
 from server.oip_codec import OipCodec
 from server.statistics import Statistics
@@ -52,9 +51,9 @@ class LaneObserver:
     metrics: LaneMetrics
     statistics: Statistics
 
-    def batch_executed(self, batch: Batch, queries: int, embed_s: float, dense_s: float) -> None:
-        self.metrics.batch_executed(batch, queries, embed_s, dense_s)
-        self.statistics.executed(batch.rows, embed_s + dense_s)
+    def batch_executed(self, executed: Executed, queries: int) -> None:
+        self.metrics.batch_executed(executed, queries)
+        self.statistics.executed(executed.batch.rows, executed.took_s)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,6 +142,7 @@ class Engine:
 
     def _open(self, path: PlannedPath, limits: Limits, bundle: Bundle | None) -> Serving:
         bundle = bundle or load_bundle(path.bundle)
+        bundle.encoder.prepare()
         runtime = open_runtime(path.runtime, bundle, path.device)
         on_host = runtime.device == "cpu"
         kind: Kind = self._driver or ("inline" if on_host else "thread")
@@ -150,14 +150,14 @@ class Engine:
         statistics = Statistics()
         tier = "host" if on_host else "device"
         observer = LaneObserver(self.metrics.lane(path.name, bundle.encoder, tier), statistics)
-        lane = Lane(runtime, limits, open_driver(kind, path.name), observer)
+        lane = Lane(bundle.encoder, runtime, limits, open_driver(kind, path.name), observer)
         self.metrics.watch_queue(path.name, lambda: lane.queued_rows)
         log.info("path %s: bundle %s, runtime %s, driver %s", path.name, path.bundle, runtime.name, kind)
         return Serving(
             path=path,
             bundle=bundle,
-            decoder=Decoder(bundle.encoder, limits),
-            codec=OipCodec(bundle.encoder, limits),
+            decoder=Decoder(bundle.manifest.schema_, limits),
+            codec=OipCodec(bundle.manifest.schema_, limits),
             runtime=runtime,
             lane=lane,
             statistics=statistics,

@@ -14,6 +14,7 @@ import orjson
 from models.errors import FeatureError
 
 JSON = b"application/json"
+MESSAGE_LENGTH = 500
 
 
 class RequestError(Exception):
@@ -121,5 +122,6 @@ def refusal(error: Exception) -> Refusal:
 
 
 def error_body(message: str) -> bytes:
-    """`{"error": message}`; what is not valid Unicode in the message is escaped."""
-    return orjson.dumps({"error": message.encode("utf-8", "backslashreplace").decode()})
+    """`{"error": message}` in one line of bounded length, whatever a client made us quote."""
+    line = " ".join(message[:MESSAGE_LENGTH].encode("utf-8", "backslashreplace").decode().split())
+    return orjson.dumps({"error": line + " ..." if len(message) > MESSAGE_LENGTH else line})

@@ -15,6 +15,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from models.batch import Batch
 from models.encoder import Encoder
+from server.lane import Executed
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -22,7 +23,6 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 REQUEST_EDGES_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.06, 0.08, 0.1, 0.2, 0.5, 1.0)
 PHASE_EDGES_S = (0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.2)
 ROW_EDGES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-PHASES = ("parse", "queue", "embed", "dense", "serialise")
 OUTCOMES = ("ok", "late", "invalid", "overloaded", "expired", "unavailable", "cancelled", "error")
 COUNT_UNKNOWN_EVERY_ROWS = 2048
 
@@ -43,8 +43,8 @@ class Metrics:
         )
         self._phases = Histogram(
             "polyrec_phase_seconds",
-            "Time of a phase. parse, queue and serialise are observed once a request, embed and dense once a"
-            " batch, so that the sums are the time spent.",
+            "Time of a phase. parse, queue and serialise are observed once a request, encode, embed and dense"
+            " once a batch, so that the sums are the time spent.",
             ("path", "phase"),
             buckets=PHASE_EDGES_S,
             registry=registry,
@@ -109,6 +109,7 @@ class Metrics:
             self._unknown.labels(feature.name)
         lane = LaneMetrics(
             encoder,
+            self._phases.labels(path, "encode"),
             self._phases.labels(path, "embed"),
             self._phases.labels(path, "dense"),
             self._batch_rows.labels(path),
@@ -170,6 +171,7 @@ class LaneMetrics:
     def __init__(
         self,
         encoder: Encoder,
+        encode: Histogram,
         embed: Histogram,
         dense: Histogram,
         batch_rows: Histogram,
@@ -179,6 +181,7 @@ class LaneMetrics:
         unknown: Counter,
     ) -> None:
         self._encoder = encoder
+        self._encode = encode
         self._embed = embed
         self._dense = dense
         self._batch_rows = batch_rows
@@ -189,9 +192,11 @@ class LaneMetrics:
         self._pending: list[Batch] = []
         self._pending_rows = 0
 
-    def batch_executed(self, batch: Batch, queries: int, embed_s: float, dense_s: float) -> None:
-        self._embed.observe(embed_s)
-        self._dense.observe(dense_s)
+    def batch_executed(self, executed: Executed, queries: int) -> None:
+        batch = executed.batch
+        self._encode.observe(executed.encode_s)
+        self._embed.observe(executed.embed_s)
+        self._dense.observe(executed.dense_s)
         self._batch_rows.observe(batch.rows)
         self._queries.inc(queries)
         context, candidate = batch.context, batch.candidate

@@ -1,7 +1,7 @@
-"""Open Inference Protocol tensors <-> a batch and its probabilities (HTTP form).
+"""Open Inference Protocol tensors <-> rows and their probabilities (HTTP form).
 
 A request is JSON, or JSON followed by raw little-endian tensors (the binary tensor extension). It
-becomes a dictionary of named arrays, checked against what the model declares, and then a batch of
+becomes a dictionary of named arrays, checked against what the model declares, and then rows of
 stable ids. The declared inputs come from the schema:
 
     dense             FP32  [B, dense features]          in the order of the schema file
@@ -26,11 +26,12 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from models.batch import F32, I64, Batch
-from models.encoder import Encoder
+from models.batch import F32, I64
+from models.schema import Schema
 from planner.plan import Limits
 from server.decode import explain_malformed
 from server.errors import Malformed, TooLarge
+from server.rows import Tensors
 
 Array = NDArray[Any]
 
@@ -115,7 +116,7 @@ class Declared:
 class InferRequest:
     """What a client asked: rows, and the form of the answer. timeout_us 0: the default budget."""
 
-    batch: Batch
+    rows: Tensors
     id: str | None
     binary_output: bool
     timeout_us: int
@@ -123,11 +124,9 @@ class InferRequest:
 
 
 class OipCodec:
-    """Reads and writes inference messages for one encoder."""
+    """Reads the inference requests of one schema."""
 
-    def __init__(self, encoder: Encoder, limits: Limits) -> None:
-        schema = encoder.schema
-        self._encoder = encoder
+    def __init__(self, schema: Schema, limits: Limits) -> None:
         self._limits = limits
         self._dense = len(schema.dense)
         singles = [f for f in schema.categorical if not f.multi]
@@ -146,10 +145,10 @@ class OipCodec:
     def decode(self, body: bytes, header_bytes: int | None) -> InferRequest:
         """body: decompressed; header_bytes: length of its JSON, None if the JSON is all of it, 0 raw.
 
-        Raises Malformed (400) naming the input, TooLarge, or FeatureError.
+        Raises Malformed (400) naming the input, or TooLarge.
         """
         if header_bytes == 0:
-            return InferRequest(self._batch(self._raw(body)), None, True, 0, 0)
+            return InferRequest(self._rows(self._raw(body)), None, True, 0, 0)
         if header_bytes is not None and header_bytes > len(body):
             raise Malformed(
                 f"Inference-Header-Content-Length is {header_bytes}, the body has {len(body)} bytes"
@@ -171,7 +170,7 @@ class OipCodec:
         binary_output = self._outputs(request.outputs, parameters.binary_data_output)
         tensors = self._tensors(request.inputs, memoryview(body)[len(header) :])
         return InferRequest(
-            self._batch(tensors), request.id, binary_output, parameters.timeout or 0, parameters.priority
+            self._rows(tensors), request.id, binary_output, parameters.timeout or 0, parameters.priority
         )
 
     def _outputs(self, outputs: Sequence[OutputHeader] | None, by_default: bool) -> bool:
@@ -261,8 +260,8 @@ class OipCodec:
         sparse = np.frombuffer(body, "<i8", rows * self._singles, offset=dense.nbytes)
         return {"dense": dense, "sparse": sparse.reshape(rows, self._singles)}
 
-    def _batch(self, tensors: Mapping[str, Array]) -> Batch:
-        rows = self._rows(tensors)
+    def _rows(self, tensors: Mapping[str, Array]) -> Tensors:
+        rows = self._count(tensors)
         dense = tensors.get("dense")
         sparse = tensors.get("sparse")
         if dense is None:
@@ -277,10 +276,16 @@ class OipCodec:
                 raise Malformed(f"input '{name}.{given}' is given without '{name}.{absent}'")
             if values is None or lengths is None:
                 values, lengths = np.empty(0, np.int64), np.zeros(rows, np.int64)
+            # Here, not after merging: there one query's surplus could hide another's lack.
+            if int(lengths.sum()) != values.size:
+                raise Malformed(
+                    f"input '{name}.lengths' adds up to {int(lengths.sum())}, "
+                    f"'{name}.values' has {values.size}"
+                )
             bags[name] = values, lengths.astype(np.int64, copy=False)
-        return self._encoder.from_ids(dense, sparse, bags)
+        return Tensors(dense, sparse, bags, rows)
 
-    def _rows(self, tensors: Mapping[str, Array]) -> int:
+    def _count(self, tensors: Mapping[str, Array]) -> int:
         """The number of rows on which all inputs agree."""
         rows: int | None = None
         first = ""

@@ -144,6 +144,7 @@ async def _serve(settings: Settings, listener: socket.socket, on_ready: Callable
         lifespan="off",
         log_config=None,
         access_log=False,
+        proxy_headers=False,
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=max(1, round(settings.drain_timeout_s)),
@@ -231,16 +232,19 @@ class Child:
                 self.process.stdout.close()
 
 
-def start(settings: Mapping[str, object], stderr: int | TextIO | None = None) -> Child:
+def start(
+    settings: Mapping[str, object], stderr: int | TextIO | None = None, core: int | None = None
+) -> Child:
     """Starts `python -m server` with these settings (port 0 unless given) and waits until it is ready.
 
-    Raises StartFailed if it ends before.
+    core: the only processor core it may use. Raises StartFailed if it ends before it is ready.
     """
     environ = {k: v for k, v in os.environ.items() if not k.startswith("POLYREC_")}
     environ |= {f"POLYREC_{k.upper()}": str(v) for k, v in ({"port": 0} | dict(settings)).items()}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "server"], env=environ, stdout=subprocess.PIPE, stderr=stderr, text=True
-    )
+    program = [sys.executable, "-m", "server"]
+    if core is not None:
+        program = ["taskset", "--cpu-list", str(core), *program]
+    process = subprocess.Popen(program, env=environ, stdout=subprocess.PIPE, stderr=stderr, text=True)
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:

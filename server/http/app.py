@@ -29,32 +29,26 @@ from server.http.rank import RankForm
 log = logging.getLogger("polyrec.http")
 
 
-class HotPaths:
-    """Sends POST requests of the hot endpoints straight to them; everything else goes on."""
+class Application(FastAPI):
+    """FastAPI, but for POST requests of the hot endpoints, which go straight to them."""
 
-    def __init__(self, app: ASGIApp, endpoints: Mapping[str, ASGIApp]) -> None:
-        self._app = app
-        self._endpoints = endpoints
+    hot: Mapping[str, ASGIApp]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        endpoint = self._endpoints.get(scope["path"]) if scope["type"] == "http" else None
+        endpoint = self.hot.get(scope["path"]) if scope["type"] == "http" else None
         if endpoint is not None and scope["method"] == "POST":
             await endpoint(scope, receive, send)
         else:
-            await self._app(scope, receive, send)
+            await super().__call__(scope, receive, send)
 
 
-def create_app(engine: Engine) -> FastAPI:
+def create_app(engine: Engine) -> Application:
     """The application of one engine, which may still be loading."""
     predict = Inference(engine, PredictForm())
     rank = Inference(engine, RankForm())
     infer = Inference(engine, InferForm())
-    app = FastAPI(
-        title="Polyrec",
-        version=code_version(),
-        openapi_url=None,
-        redirect_slashes=False,
-    )
+    app = Application(title="Polyrec", version=code_version(), openapi_url=None, redirect_slashes=False)
+    app.hot = {"/v1/predict": predict, "/v1/rank": rank, f"/v2/models/{MODEL}/infer": infer}
     app.router.routes.extend(
         [
             Route("/v1/predict", predict, methods=["POST"]),
@@ -66,10 +60,6 @@ def create_app(engine: Engine) -> FastAPI:
     )
     app.add_exception_handler(HTTPException, _refused)
     app.add_exception_handler(Exception, _defect)
-    app.add_middleware(
-        HotPaths,
-        endpoints={"/v1/predict": predict, "/v1/rank": rank, f"/v2/models/{MODEL}/infer": infer},
-    )
     return app
 
 

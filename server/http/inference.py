@@ -2,7 +2,7 @@
 
 Reading the body, choosing the path, the latency budget, the lane, the errors and the counters are the
 same for /v1/predict, /v1/rank and the inference protocol. What differs is a `Form`: how a body becomes
-a batch and how probabilities become a body. This is plain ASGI: no dependency injection, no
+rows and how probabilities become a body. This is plain ASGI: no dependency injection, no
 validation but the form's own.
 """
 
@@ -16,13 +16,14 @@ from typing import Any, Protocol
 
 from starlette.types import Receive, Scope, Send
 
-from models.batch import F32, Batch
+from models.batch import F32
 from models.errors import FeatureError
 from server.engine import Engine, Serving
 from server.errors import Malformed, RequestError, refusal
 from server.http.body import ClientGone, Headers, header, read_body
 from server.http.reply import Reply
 from server.lane import clock
+from server.rows import Rows
 
 log = logging.getLogger("polyrec.http")
 
@@ -33,7 +34,7 @@ BUDGET = b"x-latency-budget-ms"
 class Parsed:
     """A body that was read. `asked` is what the form needs again to answer; budget_s None: the default."""
 
-    batch: Batch
+    rows: Rows
     asked: Any = None
     budget_s: float | None = None
     priority: int = 0
@@ -79,7 +80,7 @@ class Inference:
             if asked_ms is not None:
                 budget_s = latency_budget_s(asked_ms)
             parsed_s = clock()
-            answer = await serving.lane.ask(parsed.batch, arrival_s, budget_s, parsed.priority)
+            answer = await serving.lane.ask(parsed.rows, arrival_s, budget_s, parsed.priority)
             answered_s = clock()
             reply = self._form.write(serving, parsed, answer.probabilities)
             written_s = clock()
@@ -104,11 +105,9 @@ class Inference:
             took_s = clock() - arrival_s
             counters.finished("late" if took_s > budget_s else "ok", took_s)
             parse_s, serialise_s = parsed_s - received_s, written_s - answered_s
-            rows = parsed.batch.rows
+            rows = parsed.rows.rows
             counters.answered(rows, parse_s, answer.queue_s, serialise_s)
-            serving.statistics.succeeded(
-                rows, took_s, answer.queue_s, parse_s, answer.embed_s + answer.dense_s, serialise_s
-            )
+            serving.statistics.succeeded(rows, took_s, answer.queue_s, parse_s, answer.execute_s, serialise_s)
 
 
 def latency_budget_s(value: bytes) -> float:

@@ -50,7 +50,7 @@ class InferForm:
             raise Malformed("header Inference-Header-Content-Length is not a number of bytes")
         request = serving.codec.decode(body, None if given is None else int(given))
         budget_s = request.timeout_us / 1e6 if request.timeout_us else None
-        return Parsed(request.batch, request, budget_s, request.priority)
+        return Parsed(request.rows, request, budget_s, request.priority)
 
     def write(self, serving: Serving, parsed: Parsed, probabilities: F32) -> Reply:
         body, header_bytes = encode(parsed.asked, probabilities, MODEL, serving.version, serving.name)

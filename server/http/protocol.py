@@ -3,12 +3,13 @@
 uvicorn bounds neither a request's headers nor what a client goes on sending after it was refused, and
 it answers what is not HTTP in plain text. Here headers are bounded (431), refused bodies are read and
 dropped up to a bound, so that the client finishes sending and reads its answer, and every error is
-JSON.
+JSON. It also writes head and body of an answer apart, a system call each; here they leave together.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
@@ -16,6 +17,34 @@ from server.errors import error_body
 
 MAX_HEADER_BYTES = 64 * 2**10
 MAX_DROPPED_BYTES = 256 * 2**20
+
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class WholeAnswers:
+    """A transport that keeps an answer's head until its body, which uvicorn always writes next."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._head = b""
+
+    def write(self, data: bytes) -> None:
+        if self._head:
+            self._transport.write(self._head + data)
+            self._head = b""
+        elif data.startswith(b"HTTP/1.1 ") and data.endswith(b"\r\n\r\n") and data != CONTINUE:
+            self._head = data
+        else:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        if self._head:
+            self.write(b"")
+        self._transport.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
 
 
 class Protocol(HttpToolsProtocol):
@@ -26,6 +55,10 @@ class Protocol(HttpToolsProtocol):
         self._header_bytes = 0
         self._in_headers = True
         self._dropped_bytes = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        whole = WholeAnswers(cast(asyncio.Transport, transport))
+        super().connection_made(cast(asyncio.Transport, whole))
 
     def data_received(self, data: bytes) -> None:
         # Counted by what arrives, not by the parser's callbacks: those come only with a complete line.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import orjson
 from starlette.types import Scope
 
@@ -19,11 +18,11 @@ class RankForm:
 
     def parse(self, serving: Serving, scope: Scope, body: bytes) -> Parsed:
         request = serving.decoder.rank(body)
-        return Parsed(request.batch, asked=request.top_k)
+        return Parsed(request.rows, asked=request.top_k)
 
     def write(self, serving: Serving, parsed: Parsed, probabilities: F32) -> Reply:
         # Stable: candidates of equal score keep the order in which they were sent.
-        order = np.argsort(-probabilities, kind="stable")[: parsed.asked]
+        order = (-probabilities).argsort(kind="stable")[: parsed.asked]
         answer = {
             "order": order,
             "scores": probabilities[order],

@@ -1,0 +1,349 @@
+"""Throughput of one server on one core, the client on another: what a core gives, and where it goes.
+
+    python benchmarks/serve_throughput.py                      # trains a small model on generated data
+    python benchmarks/serve_throughput.py --bundle DIR --data FILE --json
+
+For each workload (rows of a data file as predict, rank or inference-protocol requests, no two alike
+in a row) a closed loop over one connection gives the latency alone, and over several the throughput.
+The split of the server's time comes from its own metrics: phases as it timed them, `http` is the rest
+of its processor time. The client is a bare socket loop; its own share of its core is printed, and a
+run in which it passed 80% says so, as it then measures itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import cycle
+from pathlib import Path
+from typing import Any, cast
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+import uvloop
+
+from models.bundle import Bundle, load_bundle
+from models.schema import Schema
+from server.running import start
+
+PHASES = ("parse", "queue", "encode", "embed", "dense", "serialise")
+SERVER_CORE, CLIENT_CORE = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One run. Times in microseconds a request; the queue is waiting, not work."""
+
+    workload: str
+    rows: int
+    connections: int
+    requests_per_s: float
+    rows_per_s: float
+    p50_us: float
+    p99_us: float
+    batch_queries: float
+    cpu_us: float
+    server_core: float
+    client_core: float
+    phases_us: dict[str, float]
+    http_us: float
+
+
+class Connection(asyncio.Protocol):
+    """Sends one request after another; each next one when the answer is complete."""
+
+    def __init__(self, requests: Iterator[bytes], latencies_s: list[float], ends_s: float) -> None:
+        self._requests = requests
+        self._latencies = latencies_s
+        self._ends = ends_s
+        self._buffer = b""
+        self._sent = 0.0
+        self._answered = False
+        self.done = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._send()
+
+    def _send(self) -> None:
+        self._sent = time.perf_counter()
+        self._transport.write(next(self._requests))
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer = self._buffer + data if self._buffer else data
+        head = self._buffer.find(b"\r\n\r\n")
+        if head < 0:
+            return
+        at = self._buffer.find(b"content-length: ") + 16
+        if len(self._buffer) < head + 4 + int(self._buffer[at : self._buffer.find(b"\r", at)]):
+            return
+        if not self._buffer.startswith(b"HTTP/1.1 200"):
+            self.done.set_exception(RuntimeError(self._buffer[:300].decode(errors="replace")))
+            self._transport.close()
+            return
+        self._buffer = b""
+        now = time.perf_counter()
+        # The first answer waited for the other connections to be accepted.
+        if self._answered:
+            self._latencies.append(now - self._sent)
+        self._answered = True
+        if now < self._ends:
+            self._send()
+        else:
+            self._transport.close()
+            self.done.set_result(None)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.done.done():
+            self.done.set_exception(error or ConnectionError("the server closed the connection"))
+
+
+async def closed_loop(
+    host: str, port: int, requests: Iterator[bytes], connections: int, seconds: float
+) -> list[float]:
+    """Latencies, in seconds, of everything answered."""
+    loop = asyncio.get_running_loop()
+    latencies: list[float] = []
+    ends = time.perf_counter() + seconds
+    opened = [
+        await loop.create_connection(lambda: Connection(requests, latencies, ends), host, port)
+        for _ in range(connections)
+    ]
+    await asyncio.gather(*(protocol.done for _, protocol in opened))
+    return latencies
+
+
+def post(path: str, body: bytes, headers: str = "") -> bytes:
+    return (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n{headers}\r\n".encode()
+        + body
+    )
+
+
+def pieces(data: pa.Table, rows: int, count: int) -> Iterator[pa.Table]:
+    """`count` runs of `rows` rows, spread over the data."""
+    starts = np.random.default_rng(0).integers(0, data.num_rows - rows, count)
+    for first in starts:
+        yield data.slice(int(first), rows)
+
+
+def predict_requests(schema: Schema, data: pa.Table, rows: int, count: int) -> list[bytes]:
+    names = [f.name for f in (*schema.dense, *schema.categorical)]
+    return [
+        post("/v1/predict", orjson.dumps({"columns": piece.select(names).to_pydict()}))
+        for piece in pieces(data, rows, count)
+    ]
+
+
+def rank_requests(schema: Schema, data: pa.Table, rows: int, count: int) -> list[bytes]:
+    """The context of the first row with the candidates of all."""
+    requests = []
+    for piece in pieces(data, rows, count):
+        context = piece.select(list(schema.context.names)).slice(0, 1).to_pylist()[0]
+        candidates = piece.select(list(schema.candidate.names)).to_pydict()
+        requests.append(post("/v1/rank", orjson.dumps({"context": context, "candidates": candidates})))
+    return requests
+
+
+def infer_requests(bundle: Bundle, data: pa.Table, rows: int, count: int) -> list[bytes]:
+    """Binary tensors of stable ids."""
+    encoder = bundle.encoder
+    schema = encoder.schema
+    id_of_rank = {t: np.argsort(v.rank_of_id) for t, v in encoder.vocabularies.items()}
+    requests = []
+    for piece in pieces(data, rows, count):
+        arrays: dict[str, np.ndarray[Any, Any]] = {}
+        columns = piece.combine_chunks()
+        if schema.dense:
+            dense = [columns.column(d.name).to_numpy(zero_copy_only=False) for d in schema.dense]
+            arrays["dense"] = np.nan_to_num(np.stack(dense, 1)).astype("<f4")
+        singles = []
+        for f in schema.categorical:
+            column = columns.column(f.name).combine_chunks()
+            if f.multi:
+                ranks = encoder.vocabulary(f).encode_arrow(column.flatten())
+                arrays[f"{f.name}.values"] = id_of_rank[f.table_name][ranks]
+                arrays[f"{f.name}.lengths"] = column.value_lengths().fill_null(0).to_numpy().astype("<i8")
+            else:
+                singles.append(id_of_rank[f.table_name][encoder.vocabulary(f).encode_arrow(column)])
+        if singles:
+            arrays["sparse"] = np.stack(singles, 1)
+        inputs = [
+            {
+                "name": name,
+                "datatype": "FP32" if array.dtype.kind == "f" else "INT64",
+                "shape": list(array.shape),
+                "parameters": {"binary_data_size": array.nbytes},
+            }
+            for name, array in arrays.items()
+        ]
+        header = orjson.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}})
+        body = header + b"".join(a.tobytes() for a in arrays.values())
+        requests.append(
+            post("/v2/models/dlrm/infer", body, f"Inference-Header-Content-Length: {len(header)}\r\n")
+        )
+    return requests
+
+
+def scrape(url: str, path: str) -> dict[str, float]:
+    """The sums this benchmark takes differences of."""
+    text = urllib.request.urlopen(f"{url}/metrics").read().decode()
+    samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    found = {
+        phase: float(samples.get(f'polyrec_phase_seconds_sum{{path="{path}",phase="{phase}"}}', 0))
+        for phase in PHASES
+    }
+    found["cpu"] = float(samples["process_cpu_seconds_total"])
+    found["queries"] = float(samples[f'polyrec_batch_queries_total{{path="{path}"}}'])
+    found["batches"] = float(samples[f'polyrec_batch_rows_count{{path="{path}"}}'])
+    return found
+
+
+def measure(
+    url: str, path: str, workload: str, rows: int, requests: Sequence[bytes], connections: int, seconds: float
+) -> Result:
+    host, port = url.removeprefix("http://").split(":")
+    everything = cycle(requests)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(closed_loop(host, int(port), everything, connections, min(1.0, seconds / 4)))
+        before = scrape(url, path)
+        begin, cpu = time.perf_counter(), time.process_time()
+        latencies = runner.run(closed_loop(host, int(port), everything, connections, seconds))
+        took, cpu = time.perf_counter() - begin, time.process_time() - cpu
+        after = scrape(url, path)
+    n = len(latencies)
+    spent = {key: after[key] - before[key] for key in after}
+    phases = {phase: spent[phase] / n * 1e6 for phase in PHASES}
+    worked = sum(us for phase, us in phases.items() if phase != "queue")
+    p50, p99 = np.quantile(latencies, (0.5, 0.99)) * 1e6
+    return Result(
+        workload=workload,
+        rows=rows,
+        connections=connections,
+        requests_per_s=n / took,
+        rows_per_s=n * rows / took,
+        p50_us=float(p50),
+        p99_us=float(p99),
+        batch_queries=spent["queries"] / spent["batches"],
+        cpu_us=spent["cpu"] / n * 1e6,
+        server_core=spent["cpu"] / took,
+        client_core=cpu / took,
+        phases_us=phases,
+        http_us=spent["cpu"] / n * 1e6 - worked,
+    )
+
+
+def small_model(folder: Path) -> tuple[Path, Path]:
+    """A model of a few seconds on generated data: (bundle, data)."""
+    from models.data.generator import generate
+    from models.data.reader import open_data
+    from models.learning import Learner, default_training
+    from models.schema import load_schema
+
+    data = folder / "clicks.parquet"
+    generate(data, 100_000, seed=1)
+    schema = load_schema("trivago")
+    training = default_training(schema).with_recipe({"epochs": 1})
+    Learner(open_data(data, schema), schema, training).learn(folder / "bundle")
+    return folder / "bundle", data
+
+
+def row(result: Result) -> str:
+    phases = "".join(f"{result.phases_us[p]:9.0f}" for p in PHASES)
+    return (
+        f"{result.workload:<14}{result.rows:>5}{result.connections:>6}{result.requests_per_s:>9.0f}"
+        f"{result.rows_per_s:>9.0f}{result.p50_us:>8.0f}{result.p99_us:>8.0f}{result.batch_queries:>7.1f}"
+        f"{phases}{result.http_us:>7.0f}{result.cpu_us:>8.0f}{result.server_core:>8.0%}{result.client_core:>8.0%}"
+        + ("  client-bound" if result.client_core > 0.8 else "")
+    )
+
+
+HEAD = (
+    f"{'workload':<14}{'rows':>5}{'conns':>6}{'req/s':>9}{'rows/s':>9}{'p50 us':>8}{'p99 us':>8}{'merged':>7}"
+    + "".join(f"{p:>9}" for p in PHASES)
+    + f"{'http':>7}{'cpu us':>8}{'server':>8}{'client':>8}"
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="throughput of one server on one core")
+    parser.add_argument("--bundle", type=Path, help="bundle to serve (default: a small one, trained now)")
+    parser.add_argument("--data", type=Path, help="Parquet file whose rows are asked about")
+    parser.add_argument("--runtime", default="auto", choices=["auto", "torch", "onnx"])
+    parser.add_argument("--driver", default="auto", choices=["auto", "inline", "thread"])
+    parser.add_argument("--rows", type=int, default=23, help="candidates of a ranking request")
+    parser.add_argument("--connections", type=int, nargs="+", default=[1, 16])
+    parser.add_argument("--workload", action="append", help="only these (predict, rank, infer)")
+    parser.add_argument("--seconds", type=float, default=5.0, help="length of one run")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON")
+    args = parser.parse_args()
+    if (args.bundle is None) != (args.data is None):
+        parser.error("--bundle and --data go together")
+    os.sched_setaffinity(0, {CLIENT_CORE})
+    with tempfile.TemporaryDirectory() as folder:
+        bundle_path, data_path = (args.bundle, args.data) if args.bundle else small_model(Path(folder))
+        bundle = load_bundle(bundle_path)
+        schema = bundle.manifest.schema_
+        data = pq.read_table(data_path)
+        count = 4096
+        workloads = {
+            "predict JSON": (1, predict_requests(schema, data, 1, count)),
+            "rank JSON": (args.rows, rank_requests(schema, data, args.rows, count)),
+            "predict JSON n": (args.rows, predict_requests(schema, data, args.rows, count)),
+            "infer binary": (1, infer_requests(bundle, data, 1, count)),
+            "infer binary n": (args.rows, infer_requests(bundle, data, args.rows, count)),
+        }
+        settings = {"bundle": bundle_path, "runtime": args.runtime, "driver": args.driver}
+        results = []
+        with start(settings, core=SERVER_CORE) as server:
+            path = json.load(urllib.request.urlopen(f"{server.url}/v1/paths"))["paths"][0]
+            if not args.json:
+                print(f"{path['name']}, {path['runtime']}, {path['bundle']['bytes']:,} bytes; {machine()}")
+                print(HEAD)
+            for workload, (rows, requests) in workloads.items():
+                if args.workload and workload.split()[0] not in args.workload:
+                    continue
+                for connections in args.connections:
+                    result = measure(
+                        server.url, path["name"], workload, rows, requests, connections, args.seconds
+                    )
+                    results.append(result)
+                    if not args.json:
+                        print(row(result), flush=True)
+    if args.json:
+        print(
+            json.dumps(
+                {"machine": machine(), "path": path, "results": [asdict(r) for r in results]}, indent=2
+            )
+        )
+    return 0
+
+
+def machine() -> str:
+    model = next(
+        (
+            line.split(":")[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if "model name" in line
+        ),
+        platform.machine(),
+    )
+    return f"{model}, server on one core, client on another, Python {platform.python_version()}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""The rows of a query, read and checked but not yet encoded.
+
+A front makes them (`Columns` from JSON, `Tensors` from the inference protocol); a lane merges those of
+all queries it executes together and encodes them once. Encoding is a few dozen array operations that
+cost nearly the same for one row as for a thousand, and it belongs to the model that will answer: ranks
+are internal to one bundle, so rows can wait while it is still open which path they take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, groupby, repeat
+from typing import Any, Protocol, Self
+
+import numpy as np
+
+from models.batch import F32, I64, Batch
+from models.encoder import Encoder
+
+Column = Sequence[Any] | None
+
+
+class Rows(Protocol):
+    """What a query carries. Rows of one class can be merged."""
+
+    @property
+    def rows(self) -> int: ...
+
+    @classmethod
+    def merged(cls, parts: Sequence[Self]) -> Self:
+        """The rows of all parts, in order."""
+        ...
+
+    def encode(self, encoder: Encoder) -> Batch:
+        """Raises FeatureError."""
+        ...
+
+
+@dataclass(slots=True)
+class Columns:
+    """Raw values by feature, None for a feature that was left out.
+
+    names: context features, candidate features. context, candidate: their columns in the same order.
+    context_row: int64 [rows], or None where each row has its own context.
+    """
+
+    names: tuple[tuple[str, ...], tuple[str, ...]]
+    context: Sequence[Column]
+    candidate: Sequence[Column]
+    rows: int
+    context_rows: int
+    context_row: I64 | None = None
+
+    @classmethod
+    def merged(cls, parts: Sequence[Columns]) -> Columns:
+        if len(parts) == 1:
+            return parts[0]
+        rows = [p.rows for p in parts]
+        context_rows = [p.context_rows for p in parts]
+        context_row = None
+        if any(p.context_row is not None for p in parts):
+            own = [np.arange(p.rows) if p.context_row is None else p.context_row for p in parts]
+            first = np.cumsum([0, *context_rows[:-1]])
+            context_row = np.concatenate(own)
+            context_row += np.repeat(first, rows)
+        return Columns(
+            parts[0].names,
+            [_joined(columns, context_rows) for columns in zip(*(p.context for p in parts), strict=True)],
+            [_joined(columns, rows) for columns in zip(*(p.candidate for p in parts), strict=True)],
+            sum(rows),
+            sum(context_rows),
+            context_row,
+        )
+
+    def encode(self, encoder: Encoder) -> Batch:
+        context, candidate = self.names
+        return Batch(
+            encoder.block("context", dict(zip(context, self.context, strict=True)), self.context_rows),
+            encoder.block("candidate", dict(zip(candidate, self.candidate, strict=True)), self.rows),
+            self.context_row,
+        )
+
+
+def _joined(columns: Sequence[Column], rows: Sequence[int]) -> Column:
+    """One feature's columns, one after another."""
+    if None not in columns:
+        return list(chain.from_iterable(columns))  # type: ignore[arg-type]
+    if all(column is None for column in columns):
+        return None
+    filled = (repeat(None, n) if c is None else c for c, n in zip(columns, rows, strict=True))
+    return list(chain.from_iterable(filled))
+
+
+@dataclass(slots=True)
+class Tensors:
+    """Ready ids, as `Encoder.from_ids` takes them: every feature is there, lengths fit their values."""
+
+    dense: F32
+    sparse: I64
+    bags: Mapping[str, tuple[I64, I64]]
+    rows: int
+
+    @classmethod
+    def merged(cls, parts: Sequence[Tensors]) -> Tensors:
+        if len(parts) == 1:
+            return parts[0]
+        return Tensors(
+            np.concatenate([p.dense for p in parts]),
+            np.concatenate([p.sparse for p in parts]),
+            {
+                name: (
+                    np.concatenate([p.bags[name][0] for p in parts]),
+                    np.concatenate([p.bags[name][1] for p in parts]),
+                )
+                for name in parts[0].bags
+            },
+            sum(p.rows for p in parts),
+        )
+
+    def encode(self, encoder: Encoder) -> Batch:
+        return encoder.from_ids(self.dense, self.sparse, self.bags)
+
+
+def encode(parts: Sequence[Rows], encoder: Encoder) -> Batch:
+    """The rows of all parts as one batch, in order. Raises FeatureError if any of them is wrong."""
+    runs = [list(run) for _, run in groupby(parts, type)]
+    return Batch.concat([run[0].merged(run).encode(encoder) for run in runs])
