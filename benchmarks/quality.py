@@ -5,8 +5,9 @@
 For every data set and seed, each variant (benchmarks/variants.py) is trained, derived or served, and
 predicts the same test rows. Bundles are kept under --runs: one that was made from the same data, recipe
 and source before is not made again, so that an interrupted run goes on where it was. One process, one
-thread. The figures go to docs/results/quality.json, the tables between the markers in docs/quality.md.
-`--quick` tries all of it on a few generated clicks and writes next to the bundles only.
+thread. A whole run writes docs/results/quality.json and the tables between the markers in
+docs/quality.md; a part of it (--data, --variants) and `--quick`, which tries it on a few generated
+clicks, write quality.json beside their bundles.
 """
 
 from __future__ import annotations
@@ -260,10 +261,11 @@ def _plans(args: argparse.Namespace, variants: Mapping[str, Variant]) -> list[Pl
 
 def _write(results: Mapping[str, Any], args: argparse.Namespace) -> None:
     """After each data set: what is done is kept. Figures that are not defined become null."""
-    file = args.runs / "quality.json" if args.quick else ROOT / "docs" / "results" / "quality.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(_defined(results), indent=1) + "\n")
-    if args.quick or args.variants:
+    part = args.quick or args.variants or set(args.data) != set(DATA)
+    folder = args.runs if part else ROOT / "docs" / "results"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "quality.json").write_text(json.dumps(_defined(results), indent=1) + "\n")
+    if part:
         return
     page = ROOT / "docs" / "quality.md"
     text = page.read_text(encoding="utf-8")

@@ -16,14 +16,23 @@ AGAINST: tuple[Metric, ...] = ("auc", "log_loss")
 
 def markdown(found: Mapping[str, Any], baseline: str) -> str:
     """The table of one data set, as benchmarks/quality.py measured it."""
-    heads = ["representation", "AUC", "log-loss", "normalised entropy", "accuracy", "size", "of table's"]
+    heads = [
+        "representation",
+        "AUC",
+        "log-loss",
+        "normalised entropy",
+        "accuracy",
+        "size",
+        f"of {baseline}'s",
+        "its rows, of those",
+    ]
     heads += ["MFLOP a row", f"AUC against {baseline}", f"log-loss against {baseline}"]
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-    whole = found["variants"][baseline]["bytes"]["total"]
+    whole = found["variants"][baseline]["bytes"]
     for name, v in found["variants"].items():
         spread, against = v["spread"], v["to_baseline"]
         cells = [name, *(_spread(spread[m]) for m in MEANS)]
-        cells += [size(v["bytes"]["total"]), f"{v['bytes']['total'] / whole:.3f}"]
+        cells += [size(v["bytes"]["total"]), *(f"{v['bytes'][k] / whole[k]:.3f}" for k in ("total", "rows"))]
         cells += [mflop(v["flops_per_row"]["total"])]
         cells += ["" if against is None else _against(m, against) for m in AGAINST]
         lines.append("| " + " | ".join(cells) + " |")

@@ -12,7 +12,9 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 
 from models.bundle import EMBEDDINGS, NET, Bundle
-from models.dlrm import Architecture
+from models.context_once import ContextOnce, first_layer
+from models.dlrm import Architecture, DenseNet
+from models.interaction import Cross, Dot
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ def flops(bundle: Bundle) -> Flops:
     stage = bundle.stage()
     shape = bundle.manifest.architecture
     dense = len(bundle.manifest.schema_.dense)
-    return net_flops(shape, dense, sum(stage.slots), stage.flops)
+    return net_flops(shape, dense, sum(stage.slots), sum(stage.flops))
 
 
 def net_flops(shape: Architecture, dense: int, slots: int, embedding: int = 0) -> Flops:
@@ -72,6 +74,42 @@ def net_flops(shape: Architecture, dense: int, slots: int, embedding: int = 0) -
         interaction = shape.cross_layers * (2 * 2 * joined * rank + 2 * joined)
     bottom = _products((dense, *shape.bottom, shape.width)) if dense else 0
     return Flops(embedding, bottom, interaction, _products((joined, *shape.top, 1)))
+
+
+@dataclass(frozen=True, slots=True)
+class RankingFlops:
+    """Operations of a ranking request: `context` once, `row` for each candidate."""
+
+    context: int
+    row: int
+
+
+def ranking_flops(bundle: Bundle) -> RankingFlops:
+    """What models/context_once.py computes, vectors of the context once and of a candidate each time."""
+    embedding, net = bundle.stage().flops, ranking_net_flops(bundle.net())
+    return RankingFlops(embedding.context + net.context, embedding.candidate + net.row)
+
+
+def ranking_net_flops(net: DenseNet) -> RankingFlops:
+    """The dense net's part of a ranking request."""
+    once = ContextOnce(net)
+    shape, interaction = net.shape, net.interaction
+    row, context = (2 * once.get_buffer(name).numel() for name in ("own", "shared"))
+    bottom = _products((sum(net.dense), *shape.bottom, shape.width)) if net.bottom is not None else 0
+    context, row = context + bottom * once.bottom_shared, row + bottom * once.bottom_own
+    first = first_layer(net)
+    top = _products((first.in_features, *shape.top, 1))
+    if isinstance(interaction, Dot):
+        inside = net.slots.context + once.bottom_shared
+        outside = net.slots.candidate + once.bottom_own
+        context += 2 * inside**2 * shape.width
+        row += 2 * (outside * inside + outside**2) * shape.width
+    if isinstance(interaction, Cross):
+        # the first `down` product is shared; the other thin ones and the elementwise ones are a row's
+        layers, rank = shape.cross_layers, min(shape.cross_rank, first.in_features)
+        row += (2 * layers - 1) * 2 * first.in_features * rank + 2 * layers * first.in_features
+        return RankingFlops(context, row + top)
+    return RankingFlops(context, row + top - 2 * first.in_features * first.out_features)
 
 
 def sizes(bundle: Bundle) -> Bytes:

@@ -20,7 +20,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from models.batch import Batch
-from models.embeddings.stage import Slots, Stage, Vectors
+from models.embeddings.stage import PerBlock, Stage, Vectors
 from models.interaction import Cat, Cross, Dot
 from models.schema import Schema, Strict
 
@@ -60,7 +60,7 @@ class DenseNet(nn.Module):
     DLRM.
     """
 
-    def __init__(self, shape: Architecture, dense: Slots, slots: Slots, dropout: float = 0.0) -> None:
+    def __init__(self, shape: Architecture, dense: PerBlock, slots: PerBlock, dropout: float = 0.0) -> None:
         super().__init__()
         self.shape = shape
         self.dense = dense
@@ -94,9 +94,9 @@ class DenseNet(nn.Module):
         return self.output(self.top(self.dropout(joined))).squeeze(1)  # type: ignore[no-any-return]
 
 
-def dense_slots(schema: Schema) -> Slots:
+def dense_slots(schema: Schema) -> PerBlock:
     """Dense features of context and candidate."""
-    return Slots(len(schema.context.dense), len(schema.candidate.dense))
+    return PerBlock(len(schema.context.dense), len(schema.candidate.dense))
 
 
 def mlp(widths: Sequence[int], dropout: float = 0.0) -> nn.Sequential:

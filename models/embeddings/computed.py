@@ -25,7 +25,7 @@ from models.embeddings.decoder import Decoders
 from models.embeddings.hashing import CodeTransform, UniversalHashes
 from models.embeddings.lookups import FusedRows
 from models.embeddings.pooling import assemble
-from models.embeddings.stage import Slots, Vectors
+from models.embeddings.stage import PerBlock, Vectors
 from models.embeddings.store import ComputedRows, Precision, as_index, open_rows
 from models.embeddings.table import TableStage
 from models.schema import Schema, Strict
@@ -85,13 +85,16 @@ class ComputedStage(nn.Module):
         self.computed_tables = [t for t, c in zip(self.rows.tables, computed, strict=True) if c]
         self.decoders = Decoders(len(self.computed_tables), encoding.k, encoding.hidden, width)
         self.width = width
-        self._features = schema.slots
-        self.slots = Slots(len(schema.context.categorical), len(schema.candidate.categorical))
+        self._names = [
+            [f.table_name for f in layout.categorical] for layout in (schema.context, schema.candidate)
+        ]
+        self.slots = PerBlock(len(schema.context.categorical), len(schema.candidate.categorical))
 
     @property
-    def flops(self) -> int:
-        """Of one row, if nothing is stored or shared: a vector each feature that may be computed."""
-        return self.decoders.flops * sum(f.table_name in self.computed_tables for f in self._features)
+    def flops(self) -> PerBlock:
+        """If nothing is stored or shared: a vector each feature whose table is computed."""
+        each = self.decoders.flops
+        return PerBlock(*(each * sum(t in self.computed_tables for t in names) for names in self._names))
 
     def initialise(self, generator: torch.Generator, deviations: Sequence[float]) -> None:
         """Random decoders; the vectors of each of the schema's tables start with its deviation."""
@@ -149,10 +152,10 @@ class HybridStage(nn.Module):
         self.table = table
         self.computed = computed
         self.width = computed.width
-        self.slots = Slots(2 * computed.slots.context, 2 * computed.slots.candidate)
+        self.slots = PerBlock(2 * computed.slots.context, 2 * computed.slots.candidate)
 
     @property
-    def flops(self) -> int:
+    def flops(self) -> PerBlock:
         return self.computed.flops
 
     def sparse_parameters(self) -> list[nn.Parameter]:

@@ -21,8 +21,8 @@ class Vectors(NamedTuple):
     candidate: Tensor
 
 
-class Slots(NamedTuple):
-    """Vectors a row of each block: the schema's features (twice their number for hybrid)."""
+class PerBlock(NamedTuple):
+    """A number for each block: vectors a row, dense features, operations."""
 
     context: int
     candidate: int
@@ -37,8 +37,8 @@ class Stage(Protocol):
         ...
 
     @property
-    def slots(self) -> Slots:
-        """Vectors a row, by block: single-valued features first, then multi-valued ones."""
+    def slots(self) -> PerBlock:
+        """Vectors a row: the schema's features, single-valued first (twice as many for hybrid)."""
         ...
 
     def __call__(self, batch: Batch) -> Vectors: ...
@@ -52,8 +52,8 @@ class Stage(Protocol):
         ...
 
     @property
-    def flops(self) -> int:
-        """Floating point operations a row, look-ups not counted."""
+    def flops(self) -> PerBlock:
+        """Floating point operations a row of each block, look-ups not counted."""
         ...
 
     def dense_parameters(self) -> list[torch.nn.Parameter]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from models.batch import Batch
 from models.embeddings.lookups import FusedRows
 from models.embeddings.pooling import assemble
-from models.embeddings.stage import Slots, Vectors
+from models.embeddings.stage import PerBlock, Vectors
 from models.embeddings.store import Precision, open_rows
 from models.schema import Schema
 
@@ -34,7 +34,7 @@ class TableStage(nn.Module):
         if weight.shape[0] != self.rows.total:
             raise ValueError(f"weight has {weight.shape[0]} rows, the tables {self.rows.total}")
         self.store = open_rows(weight, precision)
-        self.slots = Slots(len(schema.context.categorical), len(schema.candidate.categorical))
+        self.slots = PerBlock(len(schema.context.categorical), len(schema.candidate.categorical))
 
     @staticmethod
     def initial(
@@ -57,8 +57,8 @@ class TableStage(nn.Module):
         return self.store.width
 
     @property
-    def flops(self) -> int:
-        return 0
+    def flops(self) -> PerBlock:
+        return PerBlock(0, 0)
 
     def sparse_parameters(self) -> list[nn.Parameter]:
         return [self.store.weight] if isinstance(self.store.weight, nn.Parameter) else []

@@ -33,7 +33,7 @@ class OnnxRuntime:
             raise RuntimeUnavailable(f"onnx has no dense precision '{precision}'; known: fp32, int8")
         self.device = device
         self.precision = precision
-        self._stage = bundle.stage()
+        self.stage = bundle.stage()
         net = bundle.net()
         self._plain = _named(open_session(plain_graph(net, precision).SerializeToString(), device))
         self._ranking: tuple[ort.InferenceSession, list[str]] | None = None
@@ -42,7 +42,7 @@ class OnnxRuntime:
 
     def embed(self, batch: Batch) -> Inputs:
         with torch.inference_mode():
-            return inputs_of(batch, self._stage(batch))
+            return inputs_of(batch, self.stage(batch))
 
     def dense(self, embedded: Inputs) -> F32:
         inputs = embedded

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any, Literal, Protocol
 
 from models.batch import F32, Batch
+from models.embeddings.stage import Stage
 
 DensePrecision = Literal["fp32", "bf16", "int8"]
 
@@ -26,6 +27,11 @@ class Runtime(Protocol):
     @property
     def device(self) -> str:
         """Where it executes: `cpu`, `cuda:0`."""
+        ...
+
+    @property
+    def stage(self) -> Stage:
+        """The embedding stage, for whoever asks what it costs or measures it."""
         ...
 
     @property

@@ -32,12 +32,12 @@ class TorchRuntime:
         self.device = str(self._device)
         self.precision = precision
         self._type = DTYPES[precision]
-        self._stage = bundle.stage().to(self._device)
+        self.stage = bundle.stage().to(self._device)
         self._net = ContextOnce(bundle.net()).to(self._device, self._type)
 
     def embed(self, batch: Batch) -> Inputs:
         with torch.inference_mode():
-            return inputs_of(batch, self._stage(batch))
+            return inputs_of(batch, self.stage(batch))
 
     def dense(self, embedded: Inputs) -> F32:
         with torch.inference_mode():

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from models.context_once import ContextOnce
 from models.dlrm import Architecture, DenseNet, Inputs
-from models.embeddings.stage import Slots
+from models.embeddings.stage import PerBlock
 
 INTERACTIONS = ["dot", "cat", "cross"]
 
 
 def random_net(
-    seed: int, interaction: str, itself: bool, top: tuple[int, ...], dense: Slots, slots: Slots
+    seed: int, interaction: str, itself: bool, top: tuple[int, ...], dense: PerBlock, slots: PerBlock
 ) -> DenseNet:
     torch.manual_seed(seed)
     shape = Architecture(
@@ -23,7 +23,7 @@ def random_net(
     return DenseNet(shape, dense, slots).eval()
 
 
-def random_inputs(seed: int, dense: Slots, slots: Slots, rows: int, contexts: int) -> Inputs:
+def random_inputs(seed: int, dense: PerBlock, slots: PerBlock, rows: int, contexts: int) -> Inputs:
     generator = torch.Generator().manual_seed(seed)
     return Inputs(
         torch.randn((contexts, dense.context), generator=generator),
@@ -56,15 +56,15 @@ def test_computing_contexts_once_gives_the_exploded_rows_numbers(
 ) -> None:
     if interaction == "dot" and sum(slots) + (sum(dense) > 0) < 2 and not itself and not sum(dense):
         return  # a single vector has no pairs
-    net = random_net(seed, interaction, itself, top, Slots(*dense), Slots(*slots))
-    inputs = random_inputs(seed, Slots(*dense), Slots(*slots), rows, contexts)
+    net = random_net(seed, interaction, itself, top, PerBlock(*dense), PerBlock(*slots))
+    inputs = random_inputs(seed, PerBlock(*dense), PerBlock(*slots), rows, contexts)
     with torch.inference_mode():
         np.testing.assert_allclose(ContextOnce(net)(inputs), net(inputs), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("interaction", INTERACTIONS)
 def test_a_plain_batch_goes_the_plain_way(interaction: str) -> None:
-    dense, slots = Slots(1, 1), Slots(2, 2)
+    dense, slots = PerBlock(1, 1), PerBlock(2, 2)
     net = random_net(0, interaction, False, (6,), dense, slots)
     inputs = random_inputs(0, dense, slots, 5, 5)._replace(context_row=None)
     with torch.inference_mode():

@@ -7,18 +7,31 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from models.bundle import Bundle
-from models.cost import flops, net_flops, sizes
-from models.dlrm import Architecture, DenseNet
+from models.context_once import ContextOnce
+from models.cost import RankingFlops, flops, net_flops, ranking_net_flops, sizes
+from models.dlrm import Architecture, DenseNet, Inputs
+from models.embeddings.stage import PerBlock
 
 SLOTS, DENSE = 5, 3
 
 
 def counted(shape: Architecture, dense: int) -> int:
     """What torch's own counter sees in the products of one row."""
-    net = DenseNet(shape, dense, SLOTS).eval()
+    slots = PerBlock(0, SLOTS)
+    net = DenseNet(shape, PerBlock(0, dense), slots).eval()
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        net(torch.randn(1, dense), torch.randn(1, SLOTS, shape.width), torch.randn(1, 0, shape.width))
+        net(random_inputs(PerBlock(0, dense), slots, shape.width, 1, 1)._replace(context_row=None))
     return int(counter.get_total_flops())
+
+
+def random_inputs(dense: PerBlock, slots: PerBlock, width: int, rows: int, contexts: int) -> Inputs:
+    return Inputs(
+        torch.randn(contexts, dense.context),
+        torch.randn(rows, dense.candidate),
+        torch.randn(contexts, slots.context, width),
+        torch.randn(rows, slots.candidate, width),
+        torch.zeros(rows, dtype=torch.int64),
+    )
 
 
 @pytest.mark.parametrize(("top", "bottom", "dense"), [*product([(), (32, 8)], [(), (16,)], [0, DENSE])])
@@ -46,12 +59,32 @@ def test_cross_is_its_thin_products_and_an_elementwise_multiply_add() -> None:
     assert net_flops(shape, DENSE, SLOTS).total == counted(shape, DENSE) + 2 * 2 * joined
 
 
+@pytest.mark.parametrize("interaction", ["dot", "cat", "cross"])
+@pytest.mark.parametrize("dense", [PerBlock(2, 0), PerBlock(1, 1), PerBlock(0, 0)])
+@pytest.mark.parametrize("top", [(), (6, 5)])
+def test_a_ranking_request_costs_what_torch_counts(
+    interaction: str, dense: PerBlock, top: tuple[int, ...]
+) -> None:
+    shape = Architecture(width=4, top=top, interaction=interaction, cross_layers=2, cross_rank=3)
+    slots = PerBlock(3, 2)
+    net = DenseNet(shape, dense, slots).eval()
+    counted = []
+    for rows in (1, 8):
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            ContextOnce(net)(random_inputs(dense, slots, 4, rows, 1))
+        counted.append(int(counter.get_total_flops()))
+    row = (counted[1] - counted[0]) // 7
+    found = ranking_net_flops(net)
+    elementwise = 2 * 2 * (sum(slots) + (sum(dense) > 0)) * 4 if interaction == "cross" else 0
+    assert found == RankingFlops(counted[0] - row, row + elementwise)
+
+
 def test_a_bundle_costs_its_net_and_its_stage(bundle: Bundle) -> None:
     stage = bundle.stage()
     schema, shape = bundle.manifest.schema_, bundle.manifest.architecture
     found = flops(bundle)
-    assert found.embedding == stage.flops
-    assert found == net_flops(shape, len(schema.dense), stage.singles + stage.bags, stage.flops)
+    assert found.embedding == sum(stage.flops)
+    assert found == net_flops(shape, len(schema.dense), sum(stage.slots), sum(stage.flops))
     assert found.as_dict()["total"] == found.embedding + found.bottom + found.interaction + found.top
 
 

@@ -71,11 +71,7 @@ def test_the_real_data_reach_gradient_boosting(shared_data: Path, tmp_path: Path
     """Data README: gradient boosting has AUC 0.853, log-loss 0.1282, MRR 0.609; a gross loss shows here."""
     schema = load_schema("trivago")
     reader = open_data(shared_data / "trivago" / "impressions.parquet", schema)
-    test = (
-        Learner(reader, schema, default_training(schema))
-        .learn(tmp_path / "b")
-        .manifest.metrics["test"]
-    )
+    test = Learner(reader, schema, default_training(schema)).learn(tmp_path / "b").manifest.metrics["test"]
     assert test["rows"] == 62_488
     assert np.greater_equal(test["auc"], 0.850)
     assert np.less_equal(test["log_loss"], 0.1302)

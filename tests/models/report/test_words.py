@@ -32,6 +32,7 @@ def test_numbers_are_short_and_what_is_not_defined_is_a_dash() -> None:
         (Interval(0.00213, 0.0012, 0.00301), "better by 0.00213 (0.00120 to 0.00301)"),
         (Interval(-0.002, -0.003, -0.001), "worse by 0.00200 (0.00100 to 0.00300)"),
         (Interval(0.001, -0.001, 0.003), "no difference shown (\N{MINUS SIGN}0.00100 to +0.00300)"),
+        (Interval(3e-6, 1.2e-6, 4e-6), "better by 0.000003 (0.000001 to 0.000004)"),
         (Interval(0.0, 0.0, 0.0), "identical"),
         (Interval(math.nan, math.nan, math.nan), "not defined"),
     ],
