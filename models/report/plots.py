@@ -27,6 +27,8 @@ WIDTH, HEIGHT, DPI = 7.5, 4.8, 200
 POINT = DPI / 72
 """Pixels of a typographic point."""
 MARKER = 7.5
+LONGEST_BAR = 62
+"""Characters of the legend's second part that fit beside its first."""
 RADIUS = (MARKER / 2 + 1) * POINT
 
 
@@ -118,10 +120,9 @@ def _legend(document: Document) -> str:
     percent = f"{100 * document.level:g}%"
     if len(document.entries) == 1:
         return f"bar: {percent} interval"
-    return (
-        "\N{BLACK CIRCLE} on the Pareto front   \N{WHITE CIRCLE} beaten by another in both      "
-        f"bar: {percent} interval of the difference to {document.baseline} (dashed line)"
-    )
+    front = "\N{BLACK CIRCLE} on the Pareto front   \N{WHITE CIRCLE} beaten by another in both"
+    bar = f"bar: {percent} interval of the difference to {document.baseline} (dashed line)"
+    return f"{front}{chr(10) if len(bar) > LONGEST_BAR else '      '}{bar}"
 
 
 def _fill(canvas: FigureCanvasAgg, axes: Axes, p: Points, theme: Theme) -> None:
@@ -167,7 +168,7 @@ def _write(
     ]
     renderer = canvas.get_renderer()  # type: ignore[no-untyped-call]
     extents = [text.get_window_extent(renderer) for text in texts]
-    margin = 2.0
+    margin = np.array([3.0, 1.0]) * POINT
     sizes = np.array([(e.width, e.height) for e in extents]) + 2 * margin
     inside = axes.get_window_extent()
     frame = (inside.x0, inside.y0, inside.x1, inside.y1)

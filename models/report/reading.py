@@ -7,7 +7,7 @@ from models.report.document import Document
 GLOSSARY: tuple[tuple[str, str], ...] = (
     (
         "AUC",
-        "the chance that a row with a click is scored above a row without; 0.5 is guessing, 1 is perfect.",
+        "the chance that a positive row (a click) is scored above another; 0.5 is guessing, 1 is perfect.",
     ),
     ("log-loss", "the mean negative log-likelihood of the labels, in nats; lower is better."),
     (
@@ -17,7 +17,8 @@ GLOSSARY: tuple[tuple[str, str], ...] = (
     ("accuracy", "the share of rows on the right side of a probability of one half."),
     (
         "MRR, top-1",
-        "per request, the mean of 1/rank of the best-ranked click, and how often that rank is the first.",
+        "per request, the mean of 1/rank of the best-ranked positive row, "
+        "and how often that rank is the first.",
     ),
     (
         "size",
@@ -49,12 +50,12 @@ def what(document: Document) -> str:
     q = document.entries[0].quality
     which = "All rows" if document.split == "all" else f"The {document.split} rows"
     rate = 100 * q.positives / q.rows
-    requests = "" if q.groups is None else f" {q.groups:,} requests have a click."
+    requests = "" if q.groups is None else f" {q.groups:,} requests have a positive row."
     against = ""
     if len(document.entries) > 1:
         against = f" Differences are to the baseline, {document.baseline}."
     return (
-        f"{which} of {document.data}: {q.rows:,} rows, {q.positives:,} of them clicks ({rate:.2f}%)."
+        f"{which} of {document.data}: {q.rows:,} rows, {q.positives:,} of them positive ({rate:.2f}%)."
         f"{requests}{against}"
     )
 

@@ -32,9 +32,15 @@ def number(value: float | None) -> str:
     return "\N{EN DASH}" if value is None or not math.isfinite(value) else f"{value:.5f}"
 
 
-def signed(value: float) -> str:
+def signed(value: float, decimals: int = 5) -> str:
     """With its sign, a true minus."""
-    return f"{value:+.5f}".replace("-", MINUS)
+    return f"{value:+.{decimals}f}".replace("-", MINUS)
+
+
+def decimals_of(interval: Interval) -> int:
+    """How many decimals an interval needs: five, or more where its ends would all be zeros."""
+    least = min((abs(v) for v in (interval.low, interval.high) if v), default=1.0)
+    return min(max(5, math.ceil(-math.log10(least))), 9)
 
 
 def difference(metric: Metric, interval: Interval) -> str:
@@ -44,10 +50,11 @@ def difference(metric: Metric, interval: Interval) -> str:
         return "not defined"
     if said == "identical":
         return "identical"
+    n = decimals_of(interval)
     if said == "unclear":
-        return f"no difference shown ({signed(interval.low)} to {signed(interval.high)})"
+        return f"no difference shown ({signed(interval.low, n)} to {signed(interval.high, n)})"
     low, high = sorted((abs(interval.low), abs(interval.high)))
-    return f"{said} by {abs(interval.value):.5f} ({low:.5f} to {high:.5f})"
+    return f"{said} by {abs(interval.value):.{n}f} ({low:.{n}f} to {high:.{n}f})"
 
 
 def to_baseline(entry: Entry, metric: Metric) -> str:

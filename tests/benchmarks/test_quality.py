@@ -52,17 +52,17 @@ def found_with(low: float, high: float, deviation: float) -> dict[str, object]:
     spread = {m: {"mean": 0.5, "deviation": deviation} for m in ("auc", "log_loss", "accuracy")}
     spread["normalised_entropy"] = {"mean": 0.9, "deviation": deviation}
     interval = {"interval": {"value": (low + high) / 2, "low": low, "high": high}}
-    cost = {"bytes": {"total": 1_000_000}, "flops_per_row": {"total": 100_000}}
+    cost = {"bytes": {"total": 1_000_000, "rows": 800_000}, "flops_per_row": {"total": 100_000}}
     table = {"spread": spread, "to_baseline": None, **cost}
     other = {"spread": spread, "to_baseline": {"auc": interval, "log_loss": interval}, **cost}
-    other["bytes"] = {"total": 250_000}
+    other["bytes"] = {"total": 250_000, "rows": 80_000}
     return {"variants": {"table": table, "other": other}}
 
 
 def test_the_table_says_which_differences_are_real() -> None:
     real, noise = (markdown(found_with(low, 0.3, 0.01), "table") for low in (0.1, -0.1))
     assert "0.50000 ± 0.01000" in real
-    assert "| 250 kB | 0.250 | 0.1 |" in real
+    assert "| 250 kB | 0.250 | 0.100 | 0.1 |" in real
     assert "better by 0.20000 (0.10000 to 0.30000) | worse by 0.20000 (0.10000 to 0.30000) |" in real
     assert "noise (" in noise
     assert "±" not in markdown(found_with(0.1, 0.3, math.nan), "table")
