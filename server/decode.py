@@ -106,12 +106,13 @@ class Decoder:
             return list(zip(*map(astuple, given), strict=True)), rows
         columns: tuple[Column, ...] = astuple(given)
         sizes = [len(column) for column in columns if column is not None]
-        rows = sizes[0] if sizes else 0
+        rows = max(sizes, default=0)
         self._check_rows(rows, where)
         if sizes.count(rows) != len(sizes):
             present = [f.name for f, column in zip(features, columns, strict=True) if column is not None]
             odd = next(i for i, size in enumerate(sizes) if size != rows)
-            raise FeatureError(present[odd], f"{sizes[odd]} values, but '{present[0]}' has {rows}")
+            longest = present[sizes.index(rows)]
+            raise FeatureError(present[odd], f"{sizes[odd]} values, but '{longest}' has {rows}")
         return columns, rows
 
     def _check_rows(self, rows: int, where: str) -> None:
@@ -164,7 +165,8 @@ def explain_malformed(body: bytes, message: str) -> str:
     if found is None:
         return message
     at = int(found[1])
-    literal = _NOT_A_NUMBER.match(body, at) or _NOT_A_NUMBER.match(body, max(at - 1, 0))
+    at -= body[at - 1 : at] == b"-"
+    literal = _NOT_A_NUMBER.match(body, at)
     if literal is None:
         return message
     keys = _KEY.findall(body, max(0, at - 2**16), at)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from models.batch import Batch
 from models.bundle import Bundle, code_version, load_bundle
 from models.encoder import Encoder
 from models.runtimes import open_runtime
@@ -167,11 +168,15 @@ class Engine:
 
 
 def warm_up(runtime: Runtime, encoder: Encoder) -> None:
-    """Executes a small and a larger batch, so that no client pays for first-time set-up."""
+    """Executes a small and a larger batch of each kind, so that no client pays for first-time set-up."""
     schema = encoder.schema
     singles = sum(not f.multi for f in schema.categorical)
     for rows in (1, 64):
         nothing = np.empty(0, np.int64), np.zeros(rows, np.int64)
         bags = {f.name: nothing for f in schema.categorical if f.multi}
         dense = np.zeros((rows, len(schema.dense)), np.float32)
-        runtime.predict(encoder.from_ids(dense, np.zeros((rows, singles), np.int64), bags))
+        plain = encoder.from_ids(dense, np.zeros((rows, singles), np.int64), bags)
+        first = np.zeros(1, np.int64)
+        ranking = Batch(plain.context.take(first), plain.candidate, np.zeros(rows, np.int64))
+        for batch in (plain, ranking):
+            runtime.predict(batch)

@@ -66,8 +66,8 @@ def create_app(engine: Engine) -> Application:
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "another method")
-        return _response(MethodNotAllowed(request.method, allowed))
+        allowed = sorted((error.headers or {}).get("Allow", "").split(", "))
+        return _response(MethodNotAllowed(request.method, ", ".join(allowed)))
     return _response(NotFound(f"no page '{request.url.path}'"))
 
 

@@ -41,8 +41,11 @@ async def read_body(headers: Headers, receive: Receive, limit: int) -> bytes:
             announced = value
         elif key == b"content-encoding":
             encoding = value
-    if announced is not None and int(announced) > limit:
-        raise TooLarge(f"the body has {int(announced)} bytes; the limit is {limit}")
+    if announced is not None:
+        if not announced.isdigit() or len(announced) > 18:
+            raise Malformed("header Content-Length is not a number of bytes")
+        if int(announced) > limit:
+            raise TooLarge(f"the body has {int(announced)} bytes; the limit is {limit}")
     message = await receive()
     body: bytes = message.get("body", b"")
     if message["type"] == "http.disconnect":

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.plan import Limits, Plan, PlanError, load_plan, save_plan, single_path_plan
+
+PATH = {"name": "table@cpu", "bundle": "table", "runtime": "onnx"}
+
+
+def written(folder: Path, content: Any) -> Path:
+    file = folder / "plan.json"
+    file.write_text(content if isinstance(content, str) else json.dumps(content))
+    return file
+
+
+def test_what_is_saved_is_loaded_with_bundles_relative_to_the_file(tmp_path: Path) -> None:
+    plan = single_path_plan(Path("table"), "table", "onnx")
+    save_plan(plan, tmp_path / "plan.json")
+    loaded = load_plan(tmp_path / "plan.json")
+    assert loaded.paths[0].bundle == tmp_path / "table"
+    assert loaded.paths[0].name == "table@cpu"
+    assert loaded.limits == plan.limits == Limits()
+
+
+def test_an_absolute_bundle_stays_where_it_is(tmp_path: Path) -> None:
+    save_plan(single_path_plan(Path("/models/table"), "table", "torch"), tmp_path / "plan.json")
+    assert load_plan(tmp_path / "plan.json").paths[0].bundle == Path("/models/table")
+
+
+def test_a_plan_file_is_readable_by_people(tmp_path: Path) -> None:
+    save_plan(single_path_plan(Path("table"), "table", "onnx"), tmp_path / "plan.json")
+    written = json.loads((tmp_path / "plan.json").read_text())
+    assert written["version"] == 1
+    assert written["paths"] == [{**PATH, "device": "cpu"}]
+    assert written["limits"]["max_body_bytes"] == 16 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("{", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        ([], "must be an object, not list"),
+        ({}, "paths: Field required"),
+        ({"paths": []}, "paths: "),
+        ({"paths": [PATH], "budget": 3}, "budget: "),
+        ({"paths": [PATH], "version": 2}, "version: "),
+        ({"paths": [PATH, PATH]}, "path 'table@cpu' is planned twice"),
+        ({"paths": [{**PATH, "runtime": "tpu"}]}, "paths.0.runtime: "),
+        ({"paths": [{**PATH, "name": "a b"}]}, "paths.0.name: "),
+        ({"paths": [PATH], "default_budget_ms": 0}, "default_budget_ms: "),
+        ({"paths": [PATH], "limits": {"max_queued_rows": 1}}, "the largest request could never be queued"),
+    ],
+)
+def test_a_bad_plan_gives_one_line_that_names_file_and_key(tmp_path: Path, content: Any, says: str) -> None:
+    file = written(tmp_path, content)
+    with pytest.raises(PlanError) as error:
+        load_plan(file)
+    line = str(error.value)
+    assert str(file) in line
+    assert says in line
+    assert "\n" not in line
+
+
+def test_a_missing_plan_and_a_folder_are_said_so(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="no plan file"):
+        load_plan(tmp_path / "nothing.json")
+    with pytest.raises(PlanError, match="cannot read plan"):
+        load_plan(tmp_path)
+
+
+def test_a_runtime_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(PlanError, match="runtime"):
+        single_path_plan(Path("table"), "table", "tpu")
+
+
+def test_a_plan_is_frozen() -> None:
+    plan = Plan.model_validate({"paths": [PATH]})
+    with pytest.raises(ValueError, match="frozen"):
+        plan.default_budget_ms = 3  # type: ignore[misc]

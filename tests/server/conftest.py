@@ -1,0 +1,166 @@
+"""A real server in a child process, an engine in this one, and requests made of generated clicks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from numpy.typing import NDArray
+
+from models.batch import F32
+from models.bundle import Bundle
+from models.runtimes import open_runtime
+from models.schema import Schema
+from planner.plan import Plan, single_path_plan
+from server.engine import Engine
+from server.http.app import create_app
+from server.running import Child, start
+
+Row = dict[str, Any]
+Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Request:
+    """One ranking request of the data: its rows, as a table and as JSON."""
+
+    table: pa.Table
+    schema: Schema
+
+    @property
+    def rows(self) -> list[Row]:
+        return self.table.select(self.schema.context.names + self.schema.candidate.names).to_pylist()
+
+    @property
+    def columns(self) -> dict[str, list[Any]]:
+        return self.table.select(self.schema.context.names + self.schema.candidate.names).to_pydict()
+
+    @property
+    def context(self) -> Row:
+        return self.table.select(self.schema.context.names).slice(0, 1).to_pylist()[0]
+
+    @property
+    def candidates(self) -> dict[str, list[Any]]:
+        return self.table.select(self.schema.candidate.names).to_pydict()
+
+
+@pytest.fixture(scope="session")
+def requests(clicks: Path, bundle: Bundle) -> list[Request]:
+    """Ranking requests of the data's last rows, which training never saw."""
+    table = pq.read_table(clicks).slice(5400)
+    ids = table["request_id"].to_numpy()
+    firsts = np.flatnonzero(np.diff(ids, prepend=ids[0])).tolist()
+    spans = zip(firsts, firsts[1:], strict=False)
+    return [Request(table.slice(a, b - a), bundle.manifest.schema_) for a, b in spans]
+
+
+@pytest.fixture(scope="session")
+def request_(requests: list[Request]) -> Request:
+    """One of them, with more than a few candidates."""
+    return max(requests, key=lambda r: r.table.num_rows)
+
+
+@pytest.fixture(scope="session")
+def offline(bundle: Bundle) -> Callable[[Request], F32]:
+    """What the bundle predicts without any server."""
+    runtime = open_runtime("torch", bundle)
+
+    def predict(request: Request) -> F32:
+        table = request.table.combine_chunks()
+        return runtime.predict(bundle.encoder.from_arrow(table.to_batches()[0]))
+
+    return predict
+
+
+@pytest.fixture(scope="session")
+def tensors(bundle: Bundle) -> Callable[[Request], Arrays]:
+    """A request as the tensors of the inference protocol."""
+    id_of_rank = {t: np.argsort(v.rank_of_id) for t, v in bundle.encoder.vocabularies.items()}
+
+    def of(request: Request) -> Arrays:
+        schema, encoder = bundle.manifest.schema_, bundle.encoder
+        table = request.table.combine_chunks()
+        arrays: Arrays = {}
+        dense = [table[d.name].to_numpy() for d in schema.dense]
+        arrays["dense"] = np.stack(dense, 1).astype(np.float32)
+        singles = []
+        for f in schema.categorical:
+            column = table[f.name].combine_chunks()
+            ids = id_of_rank[f.table_name]
+            if f.multi:
+                arrays[f"{f.name}.values"] = ids[encoder.vocabulary(f).encode_arrow(column.flatten())]
+                arrays[f"{f.name}.lengths"] = column.value_lengths().fill_null(0).to_numpy().astype(np.int64)
+            else:
+                singles.append(ids[encoder.vocabulary(f).encode_arrow(column)])
+        arrays["sparse"] = np.stack(singles, 1)
+        return arrays
+
+    return of
+
+
+@pytest.fixture(scope="session")
+def plan(bundle_dir: Path) -> Plan:
+    return single_path_plan(bundle_dir, "table", "torch")
+
+
+@pytest.fixture(scope="module")
+def engine(plan: Plan) -> Iterator[Engine]:
+    """A loaded engine."""
+    engine = Engine()
+    engine.load(plan)
+    yield engine
+    engine.close()
+
+
+@dataclass(frozen=True)
+class Client:
+    """Sends requests to an application in this process, one after another, on one event loop."""
+
+    runner: asyncio.Runner
+    app: Any
+
+    def send(self, method: str, path: str, **named: Any) -> httpx.Response:
+        return self.together([(method, path, named)])[0]
+
+    def post(self, path: str, content: bytes, headers: Mapping[str, str] | None = None) -> httpx.Response:
+        return self.send("POST", path, content=content, headers=dict(headers or {}))
+
+    def together(self, calls: list[tuple[str, str, dict[str, Any]]]) -> list[httpx.Response]:
+        """All at once."""
+
+        async def run() -> list[httpx.Response]:
+            transport = httpx.ASGITransport(app=self.app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://polyrec") as client:
+                asked = [client.request(method, path, **named) for method, path, named in calls]
+                return await asyncio.gather(*asked)
+
+        return self.runner.run(run())
+
+
+@pytest.fixture(scope="module")
+def client(engine: Engine) -> Iterator[Client]:
+    """The application of `engine`."""
+    with asyncio.Runner() as runner:
+        yield Client(runner, create_app(engine))
+
+
+@pytest.fixture(scope="session")
+def server(bundle_dir: Path) -> Iterator[Child]:
+    """A real server in a process of its own, by the best runtime of this machine."""
+    with start({"bundle": bundle_dir, "drain_grace_s": 0}) as child:
+        yield child
+
+
+@pytest.fixture
+def http(server: Child) -> Iterator[httpx.Client]:
+    """A client of the real server."""
+    with httpx.Client(base_url=server.url, timeout=30) as client:
+        yield client

@@ -1,0 +1,265 @@
+"""The inference protocol, spoken by the clients that people use, unmodified, to a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from models.bundle import Bundle
+from server.running import Child
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+INFER = "/v2/models/dlrm/infer"
+
+
+@pytest.fixture
+def triton(server: Child) -> Iterator[Any]:
+    """NVIDIA's client."""
+    import tritonclient.http as triton
+
+    client = triton.InferenceServerClient(server.url.removeprefix("http://"))
+    yield client
+    client.close()
+
+
+def triton_inputs(arrays: dict[str, Any], binary: bool = True) -> list[Any]:
+    import tritonclient.http as triton
+
+    inputs = []
+    for name, array in arrays.items():
+        kind = "FP32" if array.dtype.kind == "f" else "INT64"
+        inputs.append(triton.InferInput(name, list(array.shape), kind))
+        inputs[-1].set_data_from_numpy(array, binary_data=binary)
+    return inputs
+
+
+def test_tritonclient_sees_a_live_ready_server_with_its_model(triton: Any, bundle: Bundle) -> None:
+    version = bundle.manifest.version
+    assert triton.is_server_live()
+    assert triton.is_server_ready()
+    assert triton.is_model_ready("dlrm")
+    assert triton.is_model_ready("dlrm", version)
+    assert not triton.is_model_ready("dlrm", "9")
+    assert not triton.is_model_ready("other")
+    server = triton.get_server_metadata()
+    assert server["name"] == "polyrec"
+    assert {"binary_tensor_data", "statistics"} <= set(server["extensions"])
+    for metadata in (triton.get_model_metadata("dlrm"), triton.get_model_metadata("dlrm", version)):
+        assert metadata["versions"] == [version]
+        assert [i["name"] for i in metadata["inputs"][:2]] == ["dense", "sparse"]
+        assert metadata["outputs"] == [{"name": "probability", "datatype": "FP32", "shape": [-1]}]
+    config = triton.get_model_config("dlrm")
+    assert config["max_batch_size"] == 4096
+    assert "dynamic_batching" in config
+    assert {i["name"] for i in config["input"] if i["optional"]} == {
+        f"{name}.{part}" for name in ("filters", "recent_items") for part in ("values", "lengths")
+    }
+    (entry,) = triton.get_model_repository_index()
+    assert (entry["name"], entry["version"], entry["state"]) == ("dlrm", version, "READY")
+
+
+@pytest.mark.parametrize("binary_in", [True, False], ids=["binary in", "JSON in"])
+@pytest.mark.parametrize("out", ["binary", "JSON", "unnamed"])
+@pytest.mark.parametrize("compression", [None, "gzip", "deflate"])
+def test_tritonclient_gets_the_bundles_probabilities(
+    triton: Any,
+    request_: Any,
+    tensors: Callable[[Any], dict[str, Any]],
+    offline: Callable[[Any], Any],
+    binary_in: bool,
+    out: str,
+    compression: str | None,
+) -> None:
+    import tritonclient.http as http
+
+    outputs = None
+    if out != "unnamed":
+        outputs = [http.InferRequestedOutput("probability", binary_data=out == "binary")]
+    result = triton.infer(
+        "dlrm",
+        triton_inputs(tensors(request_), binary_in),
+        outputs=outputs,
+        request_id="q1",
+        timeout=5_000_000,
+        priority=1,
+        request_compression_algorithm=compression,
+        response_compression_algorithm=compression,
+    )
+    np.testing.assert_allclose(result.as_numpy("probability"), offline(request_), atol=1e-5)
+    response = result.get_response()
+    assert response["id"] == "q1"
+    assert response["parameters"]["path"] == "table@cpu"
+
+
+def test_tritonclient_statistics_count_what_was_asked(
+    triton: Any, request_: Any, tensors: Callable[[Any], dict[str, Any]]
+) -> None:
+    def numbers() -> dict[str, Any]:
+        (stats,) = triton.get_inference_statistics("dlrm")["model_stats"]
+        return dict(stats)
+
+    before = numbers()
+    triton.infer("dlrm", triton_inputs(tensors(request_)))
+    after = numbers()
+    assert after["inference_count"] - before["inference_count"] == request_.table.num_rows
+    assert after["execution_count"] - before["execution_count"] == 1
+    for part in ("success", "queue", "compute_input", "compute_infer", "compute_output"):
+        assert after["inference_stats"][part]["count"] == before["inference_stats"][part]["count"] + 1
+        assert after["inference_stats"][part]["ns"] > before["inference_stats"][part]["ns"]
+    assert request_.table.num_rows in [b["batch_size"] for b in after["batch_stats"]]
+    assert triton.get_inference_statistics()["model_stats"][0]["name"] == "dlrm"
+
+
+def test_tritonclient_raises_what_the_server_says(
+    triton: Any, request_: Any, tensors: Callable[[Any], dict[str, Any]]
+) -> None:
+    import tritonclient.http as http
+    from tritonclient.utils import InferenceServerException
+
+    arrays = tensors(request_)
+    with pytest.raises(InferenceServerException, match="unknown model 'other'") as refused:
+        triton.infer("other", triton_inputs(arrays))
+    assert refused.value.status() == "404"
+    with pytest.raises(InferenceServerException, match="input 'dense' has shape"):
+        triton.infer("dlrm", triton_inputs(arrays | {"dense": arrays["dense"][:, :1]}))
+    with pytest.raises(InferenceServerException, match="input 'sparse' is missing"):
+        triton.infer("dlrm", triton_inputs({"dense": arrays["dense"]}))
+    with pytest.raises(InferenceServerException, match="unknown output 'score'"):
+        triton.infer("dlrm", triton_inputs(arrays), outputs=[http.InferRequestedOutput("score")])
+    with pytest.raises(InferenceServerException, match="feature 'user_id': id 999999 is outside") as refused:
+        triton.infer("dlrm", triton_inputs(arrays | {"sparse": np.full_like(arrays["sparse"], 999_999)}))
+    assert refused.value.status() == "422"
+    nan = arrays["dense"].copy()
+    nan[0, 0] = np.nan
+    with pytest.raises(InferenceServerException, match="feature 'price': value nan is not a finite number"):
+        triton.infer("dlrm", triton_inputs(arrays | {"dense": nan}))
+    with pytest.raises(InferenceServerException, match="not allowed"):
+        triton.load_model("dlrm")
+    with pytest.raises(InferenceServerException, match="not allowed"):
+        triton.unload_model("dlrm")
+
+
+@pytest.mark.parametrize("binary_in", [True, False], ids=["binary in", "JSON in"])
+@pytest.mark.parametrize("named", [True, False], ids=["named", "unnamed"])
+def test_kserve_client_gets_the_bundles_probabilities(
+    server: Child,
+    request_: Any,
+    tensors: Callable[[Any], dict[str, Any]],
+    offline: Callable[[Any], Any],
+    binary_in: bool,
+    named: bool,
+) -> None:
+    kserve = pytest.importorskip("kserve")
+    from kserve.inference_client import RESTConfig
+    from kserve.protocol.infer_type import RequestedOutput
+
+    inputs = []
+    for name, array in tensors(request_).items():
+        kind = "FP32" if array.dtype.kind == "f" else "INT64"
+        inputs.append(kserve.InferInput(name=name, shape=list(array.shape), datatype=kind))
+        inputs[-1].set_data_from_numpy(array, binary_data=binary_in)
+    outputs = [RequestedOutput("probability", parameters={"binary_data": binary_in})] if named else None
+    asked = kserve.InferRequest(
+        model_name="dlrm", infer_inputs=inputs, request_id="q2", request_outputs=outputs
+    )
+
+    async def run() -> None:
+        async with kserve.InferenceRESTClient(RESTConfig(protocol="v2")) as client:
+            assert await client.is_server_live(server.url)
+            assert await client.is_server_ready(server.url)
+            assert await client.is_model_ready(server.url, "dlrm")
+            assert not await client.is_model_ready(server.url, "other")
+            result = await client.infer(server.url, asked, model_name="dlrm")
+            assert result.id == "q2"
+            np.testing.assert_allclose(result.outputs[0].as_numpy(), offline(request_), atol=1e-5)
+            with pytest.raises(httpx.HTTPStatusError, match="unknown model 'other'"):
+                await client.infer(server.url, asked, model_name="other")
+
+    asyncio.run(run())
+
+
+def test_a_version_may_stand_in_every_path(http: httpx.Client, bundle: Bundle) -> None:
+    root = f"/v2/models/dlrm/versions/{bundle.manifest.version}"
+    for page in ("", "/ready", "/config", "/stats"):
+        assert http.get(root + page).status_code == 200
+    body = json.dumps({"inputs": []})
+    assert "is missing" in http.post(f"{root}/infer", content=body).json()["error"]
+
+
+def binary_request(arrays: dict[str, Any]) -> tuple[bytes, dict[str, str]]:
+    inputs = [
+        {
+            "name": name,
+            "shape": list(array.shape),
+            "datatype": "FP32" if array.dtype.kind == "f" else "INT64",
+            "parameters": {"binary_data_size": array.nbytes},
+        }
+        for name, array in arrays.items()
+    ]
+    header = json.dumps({"inputs": inputs}).encode()
+    body = header + b"".join(a.tobytes() for a in arrays.values())
+    return body, {"inference-header-content-length": str(len(header))}
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+def test_a_whole_body_may_be_compressed_while_the_header_counts_what_is_inside(
+    http: httpx.Client,
+    request_: Any,
+    tensors: Callable[[Any], dict[str, Any]],
+    offline: Callable[[Any], Any],
+    encoding: str,
+) -> None:
+    body, headers = binary_request(tensors(request_))
+    packed = gzip.compress(body) if encoding == "gzip" else zlib.compress(body)
+    answer = http.post(INFER, content=packed, headers={**headers, "content-encoding": encoding})
+    assert answer.status_code == 200, answer.text
+    np.testing.assert_allclose(answer.json()["outputs"][0]["data"], offline(request_), atol=1e-5)
+
+
+def test_a_raw_body_is_answered_in_binary(http: httpx.Client, request_: Any, tensors: Any) -> None:
+    arrays = {name: tensors(request_)[name] for name in ("dense", "sparse")}
+    body, headers = binary_request(arrays)
+    expected = http.post(INFER, content=body, headers=headers).json()["outputs"][0]["data"]
+    raw = b"".join(a.tobytes() for a in arrays.values())
+    answer = http.post(INFER, content=raw, headers={"inference-header-content-length": "0"})
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "application/octet-stream"
+    length = int(answer.headers["inference-header-content-length"])
+    (output,) = json.loads(answer.content[:length])["outputs"]
+    assert output["parameters"]["binary_data_size"] == len(answer.content) - length
+    np.testing.assert_array_equal(np.frombuffer(answer.content[length:], "<f4"), np.float32(expected))
+
+
+@pytest.mark.parametrize("length", ["-1", "x", "9" * 30, "100000"])
+def test_a_header_length_that_cannot_be_is_refused(http: httpx.Client, length: str) -> None:
+    answer = http.post(INFER, content=b"{}", headers={"inference-header-content-length": length})
+    assert answer.status_code == 400
+    assert "Inference-Header-Content-Length" in answer.json()["error"]
+
+
+def test_a_timeout_parameter_is_a_budget_in_microseconds(http: httpx.Client, request_: Any, tensors: Any) -> None:
+    inputs = [
+        {"name": n, "shape": list(a.shape), "datatype": "FP32" if n == "dense" else "INT64", "data": a.tolist()}
+        for n, a in tensors(request_).items()
+    ]
+    late = http.post(INFER, json={"inputs": inputs, "parameters": {"timeout": 1}})
+    assert late.status_code == 504
+    assert "0.001 ms passed" in late.json()["error"]
+    assert http.post(INFER, json={"inputs": inputs, "parameters": {"timeout": 0}}).status_code == 200
+
+
+def test_a_large_answer_is_compressed_for_who_asks(http: httpx.Client, request_: Any, tensors: Any) -> None:
+    arrays = {n: np.concatenate([a] * 30) for n, a in tensors(request_).items()}
+    body, headers = binary_request(arrays)
+    answer = http.post(INFER, content=body, headers={**headers, "accept-encoding": "deflate"})
+    assert answer.headers["content-encoding"] == "deflate"
+    assert len(answer.json()["outputs"][0]["data"]) == len(arrays["dense"])

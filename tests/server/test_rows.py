@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.batch import Batch
+from models.bundle import Bundle
+from planner.plan import Limits
+from server.decode import Decoder
+from server.oip_codec import OipCodec
+from server.rows import Columns, Rows, Tensors, encode
+
+
+@pytest.fixture(scope="module")
+def kinds(bundle: Bundle) -> dict[str, Callable[[int], Rows]]:
+    """Rows of every kind, n at a time, some with features left out."""
+    decoder = Decoder(bundle.manifest.schema_, Limits())
+
+    def ranking(n: int) -> Rows:
+        items = ",".join(f'"{i}"' for i in range(n))
+        body = f'{{"context": {{"user_id": "1", "filters": ["a", "b"]}}, "candidates": {{"item": [{items}]}}}}'
+        return decoder.rank(body.encode()).rows
+
+    def plain(n: int) -> Rows:
+        rows = ",".join(f'{{"item": "{i}", "price": {i}.5, "recent_items": ["{i}"]}}' for i in range(n))
+        return decoder.predict(f'{{"instances": [{rows}]}}'.encode())
+
+    def tensors(n: int) -> Rows:
+        codec = OipCodec(bundle.manifest.schema_, Limits())
+        width = 4 * codec.inputs[0].shape[1] + 8 * codec.inputs[1].shape[1]
+        return codec.decode(b"\0" * width * n, 0).rows
+
+    return {"rank": ranking, "predict": plain, "infer": tensors}
+
+
+def assert_equal(got: Batch, expected: Batch) -> None:
+    got, expected = got.exploded(), expected.exploded()
+    for role in ("context", "candidate"):
+        a, b = getattr(got, role), getattr(expected, role)
+        for part in ("dense", "ranks", "bag_values", "bag_offsets"):
+            np.testing.assert_array_equal(getattr(a, part), getattr(b, part))
+
+
+@given(
+    parts=st.lists(
+        st.tuples(st.sampled_from(["rank", "predict", "infer"]), st.integers(1, 4)), min_size=1, max_size=6
+    )
+)
+def test_rows_merged_and_encoded_once_equal_rows_encoded_one_by_one(
+    kinds: dict[str, Callable[[int], Rows]], bundle: Bundle, parts: Sequence[tuple[str, int]]
+) -> None:
+    rows = [kinds[kind](n) for kind, n in parts]
+    alone = Batch.concat([r.encode(bundle.encoder) for r in rows])
+    assert_equal(encode(rows, bundle.encoder), alone)
+
+
+def test_one_part_is_itself(kinds: dict[str, Callable[[int], Rows]]) -> None:
+    columns, tensors = kinds["rank"](2), kinds["infer"](2)
+    assert isinstance(columns, Columns)
+    assert isinstance(tensors, Tensors)
+    assert Columns.merged([columns]) is columns
+    assert Tensors.merged([tensors]) is tensors
+
+
+def test_contexts_stay_shared_when_rankings_are_merged(
+    kinds: dict[str, Callable[[int], Rows]], bundle: Bundle
+) -> None:
+    batch = encode([kinds["rank"](3), kinds["rank"](2), kinds["predict"](1)], bundle.encoder)
+    assert batch.context.rows == 3
+    assert batch.context_row is not None
+    assert batch.context_row.tolist() == [0, 0, 0, 1, 1, 2]

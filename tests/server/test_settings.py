@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from planner.plan import single_path_plan
+from server.settings import Settings, SettingsError, gather
+
+PLAN = single_path_plan(Path("table"), "table", "onnx")
+
+
+def test_a_flag_wins_over_a_variable_and_a_variable_over_the_default() -> None:
+    environ = {"POLYREC_PORT": "9000", "POLYREC_HOST": "0.0.0.0", "PATH": "/bin"}
+    settings = gather({"bundle": "b", "port": 7000, "host": None}, environ)
+    assert (settings.port, settings.host, settings.driver) == (7000, "0.0.0.0", "auto")
+
+
+def test_settings_win_over_the_plan_and_leave_the_rest_of_it() -> None:
+    bent = gather({"bundle": "b"}, {"POLYREC_MAX_BATCH_ROWS": "64", "POLYREC_DEFAULT_BUDGET_MS": "7.5"}).bend(PLAN)
+    assert bent.limits.max_batch_rows == 64
+    assert bent.default_budget_ms == 7.5
+    assert bent.limits.max_body_bytes == PLAN.limits.max_body_bytes
+    assert bent.paths == PLAN.paths
+
+
+def test_a_bundle_on_the_command_line_replaces_a_plan_in_the_environment() -> None:
+    settings = gather({"bundle": "b"}, {"POLYREC_PLAN": "plan.json"})
+    assert settings.bundle == Path("b")
+    assert settings.plan is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "says"),
+    [
+        ({"bundle": "b"}, {"POLYREC_PROT": "1"}, "unknown environment variable POLYREC_PROT; known: POLYREC_BUNDLE"),
+        ({"bundle": "b"}, {"POLYREC_PORT": "x"}, "POLYREC_PORT: "),
+        ({"bundle": "b", "port": 70000}, {}, "--port: "),
+        ({"bundle": "b", "max_batch_rows": 0}, {}, "--max-batch-rows: "),
+        ({"bundle": "b", "default_budget_ms": float("nan")}, {}, "--default-budget-ms: "),
+        ({}, {}, "give either --bundle DIR or --plan FILE"),
+        ({"bundle": "b", "plan": "p"}, {}, "give either --bundle DIR or --plan FILE"),
+        ({"plan": "p", "device": "cpu"}, {}, "the plan names runtime and device"),
+    ],
+)
+def test_a_bad_setting_gives_one_line_that_names_it(
+    flags: dict[str, object], environ: dict[str, str], says: str
+) -> None:
+    with pytest.raises(SettingsError) as error:
+        gather(flags, environ)
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_limits_that_contradict_the_plan_are_refused() -> None:
+    with pytest.raises(SettingsError, match="could never be queued"):
+        Settings(bundle=Path("b"), max_queued_rows=1).bend(PLAN)
