@@ -27,7 +27,7 @@ WIDTH, HEIGHT, DPI = 7.5, 4.8, 200
 POINT = DPI / 72
 """Pixels of a typographic point."""
 MARKER = 7.5
-LONGEST_BAR = 62
+LONGEST_BAR = 58
 """Characters of the legend's second part that fit beside its first."""
 RADIUS = (MARKER / 2 + 1) * POINT
 
