@@ -55,9 +55,10 @@ class DenseTransform:
         if self._any_log:
             np.maximum(x, 0.0, out=x, where=self._log)
             np.log1p(x, out=x, where=self._log)
-        x -= self._mean
-        x *= self._scale
-        with np.errstate(over="ignore"):
+        # What overflows becomes infinite, and is then refused by name.
+        with np.errstate(over="ignore", invalid="ignore"):
+            x -= self._mean
+            x *= self._scale
             out = x.astype(np.float32)
             # A finite sum tells in one pass that nothing is missing, infinite or too large.
             if isfinite(out.sum()):
@@ -164,9 +165,10 @@ class Encoder:
 
     def from_arrow(self, data: pa.RecordBatch) -> Batch:
         """Rows of data -> a plain batch. Multi-valued features beyond max_length keep their head."""
-        return Batch(self._arrow_block("context", data), self._arrow_block("candidate", data))
+        return Batch(self.arrow_block("context", data), self.arrow_block("candidate", data))
 
-    def _arrow_block(self, role: Role, data: pa.RecordBatch) -> Block:
+    def arrow_block(self, role: Role, data: pa.RecordBatch) -> Block:
+        """The columns of one role, as `from_arrow` encodes them."""
         layout = self.schema.layout(role)
         raw = np.empty((data.num_rows, len(layout.dense)))
         for i, d in enumerate(layout.dense):

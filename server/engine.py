@@ -90,7 +90,7 @@ class Engine:
         self.metrics = Metrics()
         self.state = State.LOADING
         self.default_budget_s = 0.0
-        self.without_path = {e: self.metrics.endpoint(e, NO_PATH) for e in ENDPOINTS}
+        self.without_path = {e: self.metrics.outcomes(e, NO_PATH) for e in ENDPOINTS}
         self._driver = driver
         self._plan: Plan | None = None
         self._serving: tuple[Serving, ...] = ()

@@ -71,18 +71,21 @@ def load(engine: Engine, settings: Settings) -> None:
 
 def listen(host: str, port: int) -> socket.socket:
     """A bound, listening socket; port 0 takes a free one. Raises PortInUse."""
+    listener = None
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(BACKLOG)
+        listener.setblocking(False)
     except OSError as e:
+        if listener is not None:
+            listener.close()
         raise PortInUse(
             f"cannot listen on {host}:{port}: {e.strerror or e}; "
             "choose another --host or --port (0 takes a free one)"
         ) from None
-    listener.setblocking(False)
     return listener
 
 

@@ -67,13 +67,15 @@ class Inference:
         engine = self._engine
         endpoint = self._form.endpoint
         serving: Serving | None = None
-        counters = engine.without_path[endpoint]
+        outcomes = engine.without_path[endpoint]
         try:
             serving = engine.choose()
             counters = serving.endpoints[endpoint]
+            outcomes = counters.outcomes
             headers: Headers = scope["headers"]
             body = await read_body(headers, receive, engine.plan.limits.max_body_bytes)
-            received_s = clock()
+            # From here on the time is ours: a slow client does not spend its budget on sending.
+            arrival_s = clock()
             parsed = self._form.parse(serving, scope, body)
             budget_s = parsed.budget_s or engine.default_budget_s
             asked_ms = header(headers, BUDGET)
@@ -86,14 +88,14 @@ class Inference:
             written_s = clock()
             await reply(scope, receive, send)
         except asyncio.CancelledError:
-            counters.finished("cancelled", clock() - arrival_s)
+            outcomes.finished("cancelled", clock() - arrival_s)
             raise
         except Exception as e:
             refused = refusal(e)
             if not isinstance(e, RequestError | FeatureError):
                 log.exception("%s failed", endpoint)
             took_s = clock() - arrival_s
-            counters.finished(refused.outcome, took_s)
+            outcomes.finished(refused.outcome, took_s)
             if serving is not None:
                 serving.statistics.failed(took_s)
             if not isinstance(e, ClientGone):
@@ -103,8 +105,8 @@ class Inference:
                 )
         else:
             took_s = clock() - arrival_s
-            counters.finished("late" if took_s > budget_s else "ok", took_s)
-            parse_s, serialise_s = parsed_s - received_s, written_s - answered_s
+            outcomes.finished("late" if took_s > budget_s else "ok", took_s)
+            parse_s, serialise_s = parsed_s - arrival_s, written_s - answered_s
             rows = parsed.rows.rows
             counters.answered(rows, parse_s, answer.queue_s, serialise_s)
             serving.statistics.succeeded(rows, took_s, answer.queue_s, parse_s, answer.execute_s, serialise_s)

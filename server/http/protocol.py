@@ -68,11 +68,6 @@ class Protocol(HttpToolsProtocol):
         if self._in_headers and self._header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
             self._refuse(431, f"the request's headers exceed {MAX_HEADER_BYTES} bytes")
 
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._header_bytes = 0
-        self._in_headers = True
-
     def on_headers_complete(self) -> None:
         self._in_headers = False
         super().on_headers_complete()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +59,7 @@ def requests(clicks: Path, bundle: Bundle) -> list[Request]:
     table = pq.read_table(clicks).slice(5400)
     ids = table["request_id"].to_numpy()
     firsts = np.flatnonzero(np.diff(ids, prepend=ids[0])).tolist()
-    spans = zip(firsts, firsts[1:], strict=False)
-    return [Request(table.slice(a, b - a), bundle.manifest.schema_) for a, b in spans]
+    return [Request(table.slice(a, b - a), bundle.manifest.schema_) for a, b in pairwise(firsts)]
 
 
 @pytest.fixture(scope="session")

@@ -37,7 +37,9 @@ class Tally:
 class Troubled:
     """A runtime around another: fails on batches that hold a given rank, or answers what it is told."""
 
-    def __init__(self, runtime: Runtime, breaks_at_rank: int | None = None, answers: float | None = None) -> None:
+    def __init__(
+        self, runtime: Runtime, breaks_at_rank: int | None = None, answers: float | None = None
+    ) -> None:
         self._runtime = runtime
         self._breaks_at = breaks_at_rank
         self._answers = answers

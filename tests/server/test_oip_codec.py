@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -132,7 +133,9 @@ def test_parameters_say_budget_priority_and_form_of_the_answer() -> None:
     plain = decoded(inputs)
     assert (plain.timeout_us, plain.priority, plain.binary_output, plain.id) == (0, 0, False, None)
     asked = decoded(
-        inputs, id="q7", parameters={"timeout": 2500, "priority": 1, "binary_data_output": True, "own": {"a": 1}}
+        inputs,
+        id="q7",
+        parameters={"timeout": 2500, "priority": 1, "binary_data_output": True, "own": {"a": 1}},
     )
     assert (asked.timeout_us, asked.priority, asked.binary_output, asked.id) == (2500, 1, True, "q7")
     named = [{"name": "probability", "parameters": {"binary_data": False}}]
@@ -195,7 +198,10 @@ def test_bad_inputs_are_refused_by_name(inputs: list[Any], says: str) -> None:
         ({"outputs": [{"name": "score"}]}, "unknown output 'score'; the model has one output, 'probability'"),
         ({"outputs": [{"name": "probability"}] * 2}, "asked for more than once"),
         ({"outputs": [{"name": "probability", "parameters": {"classification": 3}}]}, "classification"),
-        ({"outputs": [{"name": "probability", "parameters": {"shared_memory_region": "r"}}]}, "shared memory"),
+        (
+            {"outputs": [{"name": "probability", "parameters": {"shared_memory_region": "r"}}]},
+            "shared memory",
+        ),
         ({"parameters": {"timeout": -1}}, "parameter 'timeout' is -1"),
         ({"parameters": {"timeout": "soon"}}, "at $.parameters.timeout"),
         ({"parameters": {"priority": -1}}, "parameter 'priority' is -1"),
@@ -264,15 +270,12 @@ def test_any_mutation_is_either_read_or_refused(data: st.DataObject) -> None:
     length = data.draw(st.sampled_from([len(header), len(header) - 1, len(header) + 8, 0, 10**9]))
     try:
         request = CODEC.decode(bytes(body), length if binary else None)
-    except RequestError as e:
-        assert str(e)
-    else:
-        assert request.rows.rows == request.rows.dense.shape[0] == request.rows.sparse.shape[0]
+    except RequestError:
+        return
+    assert request.rows.rows == request.rows.dense.shape[0] == request.rows.sparse.shape[0]
 
 
 @given(st.binary(max_size=80), st.none() | st.integers(0, 90))
 def test_any_bytes_are_either_read_or_refused(body: bytes, length: int | None) -> None:
-    try:
+    with suppress(RequestError):
         CODEC.decode(body, length)
-    except RequestError as e:
-        assert str(e)

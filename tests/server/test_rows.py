@@ -22,7 +22,9 @@ def kinds(bundle: Bundle) -> dict[str, Callable[[int], Rows]]:
 
     def ranking(n: int) -> Rows:
         items = ",".join(f'"{i}"' for i in range(n))
-        body = f'{{"context": {{"user_id": "1", "filters": ["a", "b"]}}, "candidates": {{"item": [{items}]}}}}'
+        body = (
+            f'{{"context": {{"user_id": "1", "filters": ["a", "b"]}}, "candidates": {{"item": [{items}]}}}}'
+        )
         return decoder.rank(body.encode()).rows
 
     def plain(n: int) -> Rows:

@@ -17,7 +17,9 @@ def test_a_flag_wins_over_a_variable_and_a_variable_over_the_default() -> None:
 
 
 def test_settings_win_over_the_plan_and_leave_the_rest_of_it() -> None:
-    bent = gather({"bundle": "b"}, {"POLYREC_MAX_BATCH_ROWS": "64", "POLYREC_DEFAULT_BUDGET_MS": "7.5"}).bend(PLAN)
+    bent = gather({"bundle": "b"}, {"POLYREC_MAX_BATCH_ROWS": "64", "POLYREC_DEFAULT_BUDGET_MS": "7.5"}).bend(
+        PLAN
+    )
     assert bent.limits.max_batch_rows == 64
     assert bent.default_budget_ms == 7.5
     assert bent.limits.max_body_bytes == PLAN.limits.max_body_bytes
@@ -33,7 +35,11 @@ def test_a_bundle_on_the_command_line_replaces_a_plan_in_the_environment() -> No
 @pytest.mark.parametrize(
     ("flags", "environ", "says"),
     [
-        ({"bundle": "b"}, {"POLYREC_PROT": "1"}, "unknown environment variable POLYREC_PROT; known: POLYREC_BUNDLE"),
+        (
+            {"bundle": "b"},
+            {"POLYREC_PROT": "1"},
+            "unknown environment variable POLYREC_PROT; known: POLYREC_BUNDLE",
+        ),
         ({"bundle": "b"}, {"POLYREC_PORT": "x"}, "POLYREC_PORT: "),
         ({"bundle": "b", "port": 70000}, {}, "--port: "),
         ({"bundle": "b", "max_batch_rows": 0}, {}, "--max-batch-rows: "),

@@ -28,7 +28,9 @@ from server.http.app import create_app
         ("POST", "/v2/repository/models/dlrm/unload", 403, "not allowed"),
     ],
 )
-def test_what_is_not_there_is_said_in_json(client: Any, method: str, path: str, status: int, says: str) -> None:
+def test_what_is_not_there_is_said_in_json(
+    client: Any, method: str, path: str, status: int, says: str
+) -> None:
     content = b'{"inputs": []}' if method == "POST" else None
     answer = client.send(method, path, content=content)
     assert answer.status_code == status
@@ -129,7 +131,9 @@ def test_a_draining_server_still_answers_but_is_not_ready(plan: Plan, client: An
     engine.close()
 
 
-def test_plan_and_paths_say_what_is_followed_and_what_is_open(client: Any, plan: Plan, bundle_dir: Any) -> None:
+def test_plan_and_paths_say_what_is_followed_and_what_is_open(
+    client: Any, plan: Plan, bundle_dir: Any
+) -> None:
     assert client.send("GET", "/v1/plan").json() == plan.model_dump(mode="json")
     (path,) = client.send("GET", "/v1/paths").json()["paths"]
     assert path["name"] == "table@cpu"

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import zlib
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -87,10 +88,8 @@ def test_a_body_that_is_not_what_it_says_is_refused(body: bytes, encoding: str, 
 
 @given(st.binary(max_size=200), st.sampled_from(["gzip", "deflate", "identity", "zstd"]))
 def test_any_bytes_are_decompressed_or_refused(body: bytes, encoding: str) -> None:
-    try:
+    with suppress(Malformed, TooLarge):
         assert len(decompress(body, encoding, LIMIT)) <= LIMIT
-    except (Malformed, TooLarge):
-        pass
 
 
 @pytest.mark.parametrize(

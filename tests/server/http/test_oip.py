@@ -246,9 +246,16 @@ def test_a_header_length_that_cannot_be_is_refused(http: httpx.Client, length: s
     assert "Inference-Header-Content-Length" in answer.json()["error"]
 
 
-def test_a_timeout_parameter_is_a_budget_in_microseconds(http: httpx.Client, request_: Any, tensors: Any) -> None:
+def test_a_timeout_parameter_is_a_budget_in_microseconds(
+    http: httpx.Client, request_: Any, tensors: Any
+) -> None:
     inputs = [
-        {"name": n, "shape": list(a.shape), "datatype": "FP32" if n == "dense" else "INT64", "data": a.tolist()}
+        {
+            "name": n,
+            "shape": list(a.shape),
+            "datatype": "FP32" if n == "dense" else "INT64",
+            "data": a.tolist(),
+        }
         for n, a in tensors(request_).items()
     ]
     late = http.post(INFER, json={"inputs": inputs, "parameters": {"timeout": 1}})

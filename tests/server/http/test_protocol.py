@@ -1,0 +1,172 @@
+"""What arrives on the wire and is not what a client library would send; a real server and bare sockets."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+
+import httpx
+import pytest
+
+from server.http.protocol import MAX_HEADER_BYTES, WholeAnswers
+from server.running import Child
+
+BODY = b'{"instances": [{}]}'
+
+
+def exchange(server: Child, *pieces: bytes) -> bytes:
+    """Sends the pieces and reads until the server closes."""
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        for piece in pieces:
+            connection.sendall(piece)
+        received = b""
+        while data := connection.recv(65536):
+            received += data
+    return received
+
+
+def head(path: str, length: int, *more: bytes) -> bytes:
+    lines = [b"POST %s HTTP/1.1" % path.encode(), b"Host: x", b"Content-Length: %d" % length, *more]
+    return b"\r\n".join([*lines, b"", b""])
+
+
+def status_and_body(answer: bytes) -> tuple[int, Any]:
+    top, _, body = answer.partition(b"\r\n\r\n")
+    assert b"content-type: application/json" in top
+    return int(top.split()[1]), json.loads(body)
+
+
+def test_what_is_not_http_gets_400_in_json(server: Child) -> None:
+    for nonsense in (b"hello\r\n\r\n", b"\x16\x03\x01\x02\x00\x01", b"GET / HTTP/9.9\r\n\r\n"):
+        status, body = status_and_body(exchange(server, nonsense))
+        assert status == 400
+        assert body == {"error": "the request is not valid HTTP/1.1"}
+
+
+def test_headers_without_end_are_refused(server: Child) -> None:
+    endless = b"GET /livez HTTP/1.1\r\n" + b"x-junk: y\r\n" * (MAX_HEADER_BYTES // 11 + 100)
+    status, body = status_and_body(exchange(server, endless))
+    assert status == 431
+    assert "headers exceed" in body["error"]
+
+
+def test_one_header_line_without_end_is_refused(server: Child) -> None:
+    try:
+        answer = exchange(server, b"GET /livez HTTP/1.1\r\nx: ", b"y" * (MAX_HEADER_BYTES + 100_000))
+    except ConnectionError:  # what it had not read yet makes the server's close a reset
+        answer = b""
+    assert not answer or status_and_body(answer)[0] == 431
+    assert httpx.get(f"{server.url}/livez").status_code == 200
+
+
+def test_a_body_in_pieces_and_in_chunks_is_read(server: Child) -> None:
+    whole = head("/v1/predict", len(BODY), b"Connection: close")
+    assert status_and_body(exchange(server, whole, BODY[:5], BODY[5:]))[0] == 200
+    chunked = (
+        b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
+    assert status_and_body(exchange(server, chunked, b"13\r\n" + BODY + b"\r\n", b"0\r\n\r\n"))[0] == 200
+
+
+def test_pipelined_requests_are_answered_in_order(server: Child) -> None:
+    first = head("/v1/predict", len(BODY)) + BODY
+    last = head("/v1/rank", 2, b"Connection: close") + b"{}"
+    answer = exchange(server, first + first + last)
+    assert answer.count(b"HTTP/1.1 200") == 2
+    assert answer.index(b"HTTP/1.1 422") > answer.rindex(b"HTTP/1.1 200")
+
+
+def test_a_chunked_body_beyond_the_limit_is_refused_while_it_arrives(server: Child) -> None:
+    chunked = (
+        b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
+    piece = b"%x\r\n" % 2**20 + b" " * 2**20 + b"\r\n"
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(chunked)
+        try:
+            for _ in range(18):
+                connection.sendall(piece)
+        except OSError:
+            pass  # refused and closed before we had sent it all
+        try:
+            answer = connection.recv(65536)
+        except OSError:
+            answer = b""
+    assert not answer or status_and_body(answer)[0] == 413
+
+
+def test_a_client_that_asks_before_it_sends_is_told_before_it_has_sent(server: Child) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(head("/v1/predict", 50_000_000, b"Expect: 100-continue"))
+        assert connection.recv(65536).startswith(b"HTTP/1.1 413")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(head("/v1/predict", len(BODY), b"Expect: 100-continue"))
+        assert connection.recv(65536).startswith(b"HTTP/1.1 100 Continue")
+        connection.sendall(BODY)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+def test_a_client_of_50_megabytes_can_send_them_all_and_read_why_not(server: Child) -> None:
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        answer = client.post("/v1/predict", content=b" " * 50_000_000)
+        assert answer.status_code == 413
+        assert answer.json()["error"] == "the body has 50000000 bytes; the limit is 16777216"
+        assert client.post("/v1/predict", content=BODY).status_code == 200
+
+
+def test_clients_that_leave_in_the_middle_leave_no_trace(server: Child) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    request = head("/v1/predict", len(BODY)) + BODY
+    for cut in (1, 30, len(request) - 3, len(request)):
+        for _ in range(20):
+            with socket.create_connection((host, int(port)), timeout=20) as connection:
+                connection.sendall(request[:cut])
+    with httpx.Client(base_url=server.url) as client:
+        assert client.post("/v1/predict", content=BODY).status_code == 200
+        metrics = client.get("/metrics").text
+    assert 'polyrec_queue_rows{path="table@cpu"} 0.0' in metrics
+    assert 'outcome="error"' not in metrics
+
+
+@pytest.mark.parametrize("method", ["HEAD", "GET"])
+def test_an_answers_head_and_body_leave_together(server: Child, method: str) -> None:
+    answer = exchange(server, f"{method} /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+    top, _, body = answer.partition(b"\r\n\r\n")
+    assert top.startswith(b"HTTP/1.1 200")
+    assert bool(body) == (method == "GET")
+
+
+class Written:
+    """A transport that remembers."""
+
+    def __init__(self) -> None:
+        self.writes: list[bytes] = []
+        self.closed = False
+
+    def write(self, data: bytes) -> None:
+        self.writes.append(data)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_head_waits_for_its_body_and_nothing_else_does() -> None:
+    transport = Written()
+    whole = WholeAnswers(transport)  # type: ignore[arg-type]
+    whole.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    whole.write(b"HTTP/1.1 200 OK\r\n\r\n")
+    whole.write(b"{}")
+    whole.write(b"more")
+    whole.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+    whole.close()
+    assert transport.writes == [
+        b"HTTP/1.1 100 Continue\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n\r\n{}",
+        b"more",
+        b"HTTP/1.1 204 No Content\r\n\r\n",
+    ]
+    assert transport.closed

@@ -1,0 +1,123 @@
+"""No input makes a 5xx: whole requests, mutated and made up, through the whole application."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+PATHS = ("/v1/predict", "/v1/rank", "/v2/models/dlrm/infer")
+HEADERS = st.dictionaries(
+    st.sampled_from(
+        ["content-encoding", "accept-encoding", "x-latency-budget-ms", "inference-header-content-length"]
+    ),
+    st.sampled_from(["gzip", "deflate", "0", "1", "17", "-3", "1e9", "nan", "identity", "*", ""]),
+    max_size=2,
+)
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=6)
+)
+VALUES = SCALARS | st.lists(SCALARS, max_size=4) | st.lists(st.lists(SCALARS, max_size=3), max_size=3)
+FEATURES = st.sampled_from(
+    ["price", "price_rank", "user_id", "platform", "filters", "recent_items", "item", "position", "seen", "?"]
+)
+NAMES = st.sampled_from(["dense", "sparse", "filters.values", "filters.lengths", "recent_items.values", "?"])
+TENSORS = st.fixed_dictionaries(
+    {
+        "name": NAMES,
+        "datatype": st.sampled_from(["FP32", "INT64", "INT32", "BOOL", "BYTES"]),
+        "shape": st.lists(st.integers(-1, 3) | st.integers(-(2**65), 2**65), max_size=3),
+    },
+    optional={
+        "data": VALUES,
+        "parameters": st.dictionaries(st.just("binary_data_size"), st.integers(-1, 40), max_size=1),
+    },
+)
+
+
+def acceptable(client: Any, path: str, content: bytes, headers: dict[str, str] | None = None) -> None:
+    answer = client.post(path, content, headers)
+    assert answer.status_code == 200 or 400 <= answer.status_code < 500 or answer.status_code == 504
+    if answer.status_code == 200:
+        if answer.headers["content-type"] == "application/json":
+            numbers = answer.json().get("predictions", answer.json().get("scores", []))
+            assert all(isinstance(p, float) and math.isfinite(p) for p in numbers)
+    else:
+        assert answer.headers["content-type"] == "application/json"
+        line = answer.json()["error"]
+        assert line
+        assert "\n" not in line
+
+
+@pytest.mark.parametrize("path", PATHS)
+@given(content=st.binary(max_size=100), headers=HEADERS)
+def test_any_bytes(client: Any, path: str, content: bytes, headers: dict[str, str]) -> None:
+    acceptable(client, path, content, headers)
+
+
+@given(
+    rows=st.lists(st.dictionaries(FEATURES, VALUES, max_size=5), max_size=4),
+    columns=st.dictionaries(FEATURES, VALUES, max_size=5),
+)
+def test_any_document_of_features(client: Any, rows: list[Any], columns: dict[str, Any]) -> None:
+    for document in ({"instances": rows}, {"columns": columns}):
+        acceptable(client, "/v1/predict", json.dumps(document).encode())
+    for candidates in (rows, columns):
+        context = rows[0] if rows else {}
+        for document in (
+            {"candidates": candidates},
+            {"context": context, "candidates": candidates, "top_k": 2},
+        ):
+            acceptable(client, "/v1/rank", json.dumps(document).encode())
+
+
+@given(inputs=st.lists(TENSORS, max_size=4), tail=st.binary(max_size=60))
+def test_any_document_of_tensors(client: Any, inputs: list[Any], tail: bytes) -> None:
+    header = json.dumps({"inputs": inputs}).encode()
+    path = "/v2/models/dlrm/infer"
+    acceptable(client, path, header)
+    acceptable(client, path, header + tail, {"inference-header-content-length": str(len(header))})
+
+
+@pytest.mark.parametrize("path", PATHS)
+@given(data=st.data())
+def test_any_mutation_of_a_valid_body(client: Any, request_: Any, tensors: Any, path: str, data: Any) -> None:
+    if path.endswith("predict"):
+        document: dict[str, Any] = {"instances": request_.rows[:3]}
+    elif path.endswith("rank"):
+        document = {"context": request_.context, "candidates": request_.candidates}
+    else:
+        arrays = tensors(request_)
+        document = {
+            "inputs": [
+                {
+                    "name": name,
+                    "shape": list(array.shape),
+                    "datatype": "FP32" if array.dtype.kind == "f" else "INT64",
+                    "data": array.tolist(),
+                }
+                for name, array in arrays.items()
+            ]
+        }
+    body = bytearray(json.dumps(document).encode())
+    for _ in range(data.draw(st.integers(1, 5))):
+        at = data.draw(st.integers(0, len(body) - 1))
+        body[at : at + data.draw(st.integers(0, 2))] = data.draw(
+            st.sampled_from(b'09-.eE"[]{},:\x00\xffn'.split(b",")) | st.binary(max_size=2)
+        )
+    acceptable(client, path, bytes(body))
+
+
+@pytest.mark.parametrize("number", ["3.4e38", "-3.4e38", "1e308", "1e39", "-0.0", "5e-324"])
+@pytest.mark.parametrize("feature", ["price", "price_rank"])
+def test_any_number(client: Any, feature: str, number: str) -> None:
+    acceptable(client, "/v1/predict", f'{{"instances": [{{"{feature}": {number}}}]}}'.encode())

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from planner.plan import Plan
+from server.engine import Engine
+from server.http.app import create_app
+
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def samples(client: Any) -> Samples:
+    answer = client.send("GET", "/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    return {
+        (s.name, tuple(sorted(s.labels.items()))): s.value
+        for family in text_string_to_metric_families(answer.text)
+        for s in family.samples
+    }
+
+
+def total(found: Samples, name: str, **labels: str) -> float:
+    return sum(v for (n, own), v in found.items() if n == name and set(labels.items()) <= set(own))
+
+
+@pytest.fixture
+def fresh(plan: Plan, client: Any) -> Any:
+    engine = Engine()
+    engine.load(plan)
+    yield type(client)(client.runner, create_app(engine))
+    engine.close()
+
+
+def test_every_outcome_is_timed_under_its_label(fresh: Any) -> None:
+    fresh.post("/v1/predict", b'{"instances": [{}, {}]}')
+    fresh.post("/v1/rank", b'{"candidates": [{}, {}, {}]}')
+    fresh.post("/v1/predict", b"{")
+    fresh.post("/v1/predict", b'{"instances": [{}]}', {"x-latency-budget-ms": "1e-6"})
+    fresh.post("/v2/models/dlrm/infer", b'{"inputs": []}')
+    found = samples(fresh)
+    for endpoint, outcome in (
+        ("predict", "ok"),
+        ("rank", "ok"),
+        ("predict", "invalid"),
+        ("predict", "expired"),
+        ("infer", "invalid"),
+    ):
+        labels = {"endpoint": endpoint, "outcome": outcome, "path": "table@cpu"}
+        assert total(found, "polyrec_request_seconds_count", **labels) == 1
+        assert total(found, "polyrec_request_seconds_sum", **labels) > 0
+    assert total(found, "polyrec_rows_total", endpoint="predict") == 2
+    assert total(found, "polyrec_rows_total", endpoint="rank") == 3
+
+
+def test_an_answer_after_its_deadline_is_late(plan: Plan, client: Any) -> None:
+    engine = Engine()
+    engine.load(plan)
+    app = type(client)(client.runner, create_app(engine))
+    # Far more rows than fit into a millisecond, which the first query of an idle lane does not wait for.
+    body = b'{"instances": [' + b"{}," * 4095 + b"{}]}"
+    answer = app.post("/v1/predict", body, {"x-latency-budget-ms": "1"})
+    outcome = "late" if answer.status_code == 200 else "expired"
+    assert total(samples(app), "polyrec_request_seconds_count", outcome=outcome) == 1
+    engine.close()
+
+
+def test_batches_phases_and_lookups_are_counted(fresh: Any) -> None:
+    calls = [("POST", "/v1/rank", {"content": b'{"candidates": [{"item": "?"}, {}, {}]}'})] * 4
+    fresh.together(calls)
+    found = samples(fresh)
+    assert total(found, "polyrec_batch_rows_sum") == 12
+    assert total(found, "polyrec_batch_queries_total") == 4
+    batches = total(found, "polyrec_batch_rows_count")
+    for phase in ("parse", "queue", "serialise"):
+        assert total(found, "polyrec_phase_seconds_count", phase=phase) == 4
+    for phase in ("encode", "embed", "dense"):
+        assert total(found, "polyrec_phase_seconds_count", phase=phase) == batches
+    # Five single-valued context features once a request, three candidate ones per candidate.
+    assert total(found, "polyrec_embedding_lookups_total", tier="host") == 4 * 5 + 12 * 3
+    assert total(found, "polyrec_embedding_hits_total", tier="host") == 4 * 5 + 12 * 3
+    assert total(found, "polyrec_oov_lookups_total", feature="item") == 4
+    assert total(found, "polyrec_queue_rows") == 0
+
+
+def test_what_runs_is_told(fresh: Any) -> None:
+    found = samples(fresh)
+    assert found["polyrec_ready", ()] == 1
+    (labels,) = [dict(own) for (name, own) in found if name == "polyrec_build_info"]
+    assert labels["runtime"] == "torch"
+    assert labels["bundle"] == "trivago"
+
+
+def test_names_keep_the_conventions(fresh: Any) -> None:
+    fresh.post("/v1/predict", b'{"instances": [{}]}')
+    text = fresh.send("GET", "/metrics").text
+    for line in text.splitlines():
+        if line.startswith("# TYPE polyrec"):
+            _, _, name, kind = line.split()
+            assert name.startswith("polyrec_")
+            assert (kind == "counter") == name.endswith("_total")
+            assert not name.endswith(("_ms", "_us", "_created"))
