@@ -16,6 +16,7 @@ from importlib import import_module
 VERBS = (
     "demo",
     "calibrate",
+    "pack",
     "train",
     "evaluate",
     "import",

@@ -3,18 +3,21 @@
 A reader's rows go through the encoder into compact arrays (ranks in 32 bits, one jagged array of
 bags a role), in memory or, where they outgrow it, in memory-mapped files of a temporary folder. Any
 set of rows comes back as a `Batch`.
+
+Rows that follow one another with the same context share it: it is stored once, and a batch that holds
+several of them carries it once. Packed data come that way; in plain data it is found by comparing each
+row's encoded context with the one before, so what is shared is equal, whatever the schema claims.
 """
 
 from __future__ import annotations
 
 import shutil
-import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, cast
+from typing import TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -23,18 +26,26 @@ import pyarrow.types as pt
 from numpy.typing import NDArray
 
 from models.batch import F32, I64, Batch, Block, take_bags
+from models.data.growing import GrowingArrays
+from models.data.packed import PackedReader
 from models.data.reader import Reader
+from models.data.requests import Requests, joined
 from models.data.split import I8, TEST, TRAIN, VALIDATION, Splitter, stable_hash
+from models.distinct import changes
 from models.encoder import Encoder
 from models.errors import DataError
-from models.schema import ROLES, Role
+from models.features import block_columns
+from models.schema import ROLES, Role, Schema
 
 I32 = NDArray[np.int32]
+T = TypeVar("T")
 
 MEMORY_BYTES = 2 << 30
 ROWS = 65536
 # Arrow hashes a vocabulary anew for each batch: large ones are met with larger batches.
 ROWS_MOST = 1 << 20
+SHARE_FROM = 2
+"""Rows a context beyond which a batch shares contexts: with fewer, the index costs what sharing saves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +57,10 @@ class _Stored:
     bag_values: I32
     bag_offsets: I64
     bags: int
+
+    @property
+    def nbytes(self) -> int:
+        return sum(a.nbytes for a in (self.dense, self.ranks, self.bag_values, self.bag_offsets))
 
     def take(self, rows: I64) -> Block:
         offsets = np.zeros(1, np.int64)
@@ -75,21 +90,44 @@ class Encoded:
         label: F32,
         split: I8,
         group: I64 | None,
+        starts: I64 | None,
         folder: Path | None,
     ) -> None:
         self.label = label
         self.split = split
         self.group = group
         self._blocks = blocks
+        self._starts = starts
         self._remove = None if folder is None else _removal(self, folder)
 
     @property
     def rows(self) -> int:
         return int(self.label.size)
 
+    @property
+    def contexts(self) -> int:
+        """How many contexts are stored: one a row where none is shared."""
+        return self.rows if self._starts is None else self._starts.size - 1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays, wherever they are."""
+        arrays = (self.label, self.split, self.group, self._starts, *self._blocks.values())
+        return sum(a.nbytes for a in arrays if a is not None)
+
     def batch(self, rows: I64) -> Batch:
-        """rows: int64 [n], any order, repeats allowed -> a plain batch of n rows."""
-        return Batch(self._blocks["context"].take(rows), self._blocks["candidate"].take(rows))
+        """rows: int64 [n], any order, repeats allowed -> a batch of n rows.
+
+        Contexts are shared where there are more than SHARE_FROM rows to one, else the batch is plain.
+        """
+        context, candidate = self._blocks["context"], self._blocks["candidate"].take(rows)
+        if self._starts is None:
+            return Batch(context.take(rows), candidate)
+        stored = np.searchsorted(self._starts, rows, side="right") - 1
+        distinct, row = np.unique(stored, return_inverse=True)
+        if rows.size <= SHARE_FROM * distinct.size:
+            return Batch(context.take(stored), candidate)
+        return Batch(context.take(distinct), candidate, row)
 
     def select(self, *splits: int) -> I64:
         """int64, the rows of the given splits (TRAIN, VALIDATION, TEST), in the order of the data."""
@@ -100,7 +138,7 @@ class Encoded:
         self._blocks = {}
         self.label = self.label[:0].copy()
         self.split = self.split[:0].copy()
-        self.group = None
+        self.group = self._starts = None
         if self._remove is not None:
             self._remove()
 
@@ -124,71 +162,112 @@ def encode(
     which: Sequence[int] = (TRAIN, VALIDATION, TEST),
     memory_bytes: int = MEMORY_BYTES,
     progress: Callable[[int], object] | None = None,
+    share: bool = True,
 ) -> Encoded:
     """Encodes the rows of the splits `which`, in one pass.
 
     Up to `memory_bytes` they stay in memory, beyond it they go to files in the temporary folder.
-    `progress` is told the rows of each batch read.
+    `progress` is told the rows of each batch read. share: store contexts that repeat once, if the
+    schema has a group; the numbers are the same either way.
     Raises DataError: nothing in the splits asked for, a group missing, a value that is refused.
     """
     schema = encoder.schema
-    label = schema.label
     largest = max((v.size for v in encoder.vocabularies.values()), default=0)
-    store = _Store(memory_bytes)
+    share = share and schema.group is not None and bool(schema.context.names)
+    store = GrowingArrays(memory_bytes)
     try:
-        rows = min(max(ROWS, largest // 2), ROWS_MOST)
-        for data in _gathered(reader.batches(schema.columns), rows):
+        for part in _parts(reader, schema, share, min(max(ROWS, largest // 2), ROWS_MOST)):
             if progress is not None:
-                progress(data.num_rows)
-            split = splitter(data)
+                progress(part.rows)
+            split = splitter(part.exploded(schema.split.columns))
             wanted = np.isin(split, which)
-            if not wanted.all():
-                data, split = data.filter(pa.array(wanted)), split[wanted]
-            if not data.num_rows:
+            if not wanted.any():
                 continue
-            batch = encoder.from_arrow(data)
-            for role in ROLES:
-                block = batch.context if role == "context" else batch.candidate
-                store.append(f"{role}.dense", block.dense)
-                store.append(f"{role}.ranks", block.ranks.astype(np.int32))
-                store.append(f"{role}.bag_values", block.bag_values.astype(np.int32))
-                store.append(f"{role}.bag_lengths", np.diff(block.bag_offsets).astype(np.int32))
-            clicks = data.column(label.column).to_numpy(zero_copy_only=False) > label.positive_above
-            store.append("label", clicks.astype(np.float32))
+            if not wanted.all():
+                part, split = part.filter(wanted), split[wanted]
             store.append("split", split)
-            if schema.group is not None:
-                store.append("group", _groups(schema.group, data.column(schema.group)))
+            _append(store, encoder, part, share)
         if not store.names:
             raise DataError(f"{reader.path}: there are no rows to use")
-        blocks: dict[Role, _Stored] = {}
-        for role in ROLES:
-            lengths = store.array(f"{role}.bag_lengths")
-            offsets = store.zeros(f"{role}.bag_offsets", lengths.size + 1)
-            np.cumsum(lengths, out=offsets[1:])
-            blocks[role] = _Stored(
-                store.array(f"{role}.dense"),
-                store.array(f"{role}.ranks"),
-                store.array(f"{role}.bag_values"),
-                offsets,
-                len(schema.layout(role).bags),
-            )
-        group = None if schema.group is None else store.array("group")
-        return Encoded(blocks, store.array("label"), store.array("split"), group, store.folder)
+        return _encoded(store, schema, share)
     except BaseException:
         store.remove()
         raise
 
 
-def _gathered(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """Batches put together until they have at least `rows` rows."""
-    held: list[pa.RecordBatch] = []
-    for batch in batches:
-        held.append(batch)
-        if sum(b.num_rows for b in held) >= rows:
-            yield from pa.Table.from_batches(held).combine_chunks().to_batches()
-            held = []
-    if held:
-        yield from pa.Table.from_batches(held).combine_chunks().to_batches()
+def _parts(reader: Reader, schema: Schema, share: bool, rows: int) -> Iterator[Requests]:
+    """The data, at least `rows` rows at a time; plain rows share no column with one another."""
+    if share and isinstance(reader, PackedReader) and reader.shares_context:
+        for requests in _gathered(reader.requests(schema.columns), rows, lambda r: r.rows):
+            yield Requests.concat(requests)
+        return
+    nothing = pa.RecordBatch.from_arrays([], names=[])
+    for batches in _gathered(reader.batches(schema.columns), rows, lambda b: b.num_rows):
+        data = joined(batches)
+        yield Requests(nothing, data, np.array([data.num_rows]))
+
+
+def _gathered(parts: Iterable[T], rows: int, rows_of: Callable[[T], int]) -> Iterator[list[T]]:
+    """Parts put together until they have at least `rows` rows."""
+    held: list[T] = []
+    count = 0
+    for part in parts:
+        held.append(part)
+        count += rows_of(part)
+        if count >= rows:
+            yield held
+            held, count = [], 0
+    if count:
+        yield held
+
+
+def _append(store: GrowingArrays, encoder: Encoder, part: Requests, share: bool) -> None:
+    schema = encoder.schema
+    requests = bool(part.shared.num_columns)
+    context = encoder.arrow_block("context", part.shared if requests else part.own)
+    if share:
+        heads = np.flatnonzero(changes(block_columns(context), context.rows))
+        lengths = part.lengths if requests else np.ones(context.rows, np.int64)
+        context = context.take(heads)
+        store.append("lengths", np.add.reduceat(lengths, heads).astype(np.int32))
+    for role, block in (("context", context), ("candidate", encoder.arrow_block("candidate", part.own))):
+        store.append(f"{role}.dense", block.dense)
+        store.append(f"{role}.ranks", block.ranks.astype(np.int32))
+        store.append(f"{role}.bag_values", block.bag_values.astype(np.int32))
+        store.append(f"{role}.bag_lengths", np.diff(block.bag_offsets).astype(np.int32))
+    label = schema.label
+    names = [label.column] if schema.group is None else [label.column, schema.group]
+    rows = part.exploded(names)
+    clicks = rows.column(label.column).to_numpy(zero_copy_only=False) > label.positive_above
+    store.append("label", clicks.astype(np.float32))
+    if schema.group is not None:
+        store.append("group", _groups(schema.group, rows.column(schema.group)))
+
+
+def _encoded(store: GrowingArrays, schema: Schema, share: bool) -> Encoded:
+    blocks: dict[Role, _Stored] = {}
+    for role in ROLES:
+        blocks[role] = _Stored(
+            store.array(f"{role}.dense"),
+            store.array(f"{role}.ranks"),
+            store.array(f"{role}.bag_values"),
+            _ends(store, f"{role}.bag_lengths", f"{role}.bag_offsets"),
+            len(schema.layout(role).bags),
+        )
+    label = store.array("label")
+    starts = _ends(store, "lengths", "starts") if share else None
+    if starts is not None and starts.size - 1 == label.size:
+        starts = None
+    group = None if schema.group is None else store.array("group")
+    return Encoded(blocks, label, store.array("split"), group, starts, store.folder)
+
+
+def _ends(store: GrowingArrays, lengths: str, name: str) -> I64:
+    """The running sum of stored lengths, from 0, kept as `name`."""
+    sizes = store.array(lengths)
+    ends = store.zeros(name, sizes.size + 1)
+    np.cumsum(sizes, out=ends[1:])
+    return ends
 
 
 def _groups(name: str, column: pa.Array) -> I64:
@@ -198,56 +277,3 @@ def _groups(name: str, column: pa.Array) -> I64:
         codes: I64 = column.to_numpy(zero_copy_only=False)
         return codes
     return stable_hash(pc.cast(column, pa.string())).view(np.int64)
-
-
-class _Store:
-    """Named arrays that grow by their first axis, in memory until they are too many bytes together."""
-
-    def __init__(self, memory_bytes: int) -> None:
-        self.names: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
-        self.folder: Path | None = None
-        self._chunks: dict[str, list[NDArray[Any]]] = {}
-        self._left = memory_bytes
-
-    def append(self, name: str, chunk: NDArray[Any]) -> None:
-        rows = self.names[name][1][0] if name in self.names else 0
-        self.names[name] = (chunk.dtype, (rows + chunk.shape[0], *chunk.shape[1:]))
-        self._chunks.setdefault(name, []).append(chunk)
-        self._left -= chunk.nbytes
-        if self._left < 0:
-            self._spill()
-
-    def _spill(self) -> None:
-        if self.folder is None:
-            self.folder = Path(tempfile.mkdtemp(prefix="polyrec-encoded-"))
-        for name, chunks in self._chunks.items():
-            with (self.folder / name).open("ab") as f:
-                for chunk in chunks:
-                    chunk.tofile(f)
-        self._chunks.clear()
-
-    def array(self, name: str) -> NDArray[Any]:
-        """The whole array; the store gives up what it has of it."""
-        if self.folder is None:
-            # One array at a time: there are never two copies of everything.
-            return np.concatenate(self._chunks.pop(name))
-        return self._mapped(name, "r")
-
-    def zeros(self, name: str, size: int) -> I64:
-        """int64 [size], kept where the other arrays are."""
-        if self.folder is None:
-            return np.zeros(size, np.int64)
-        self.names[name] = (np.dtype(np.int64), (size,))
-        with (self.folder / name).open("wb") as f:
-            f.truncate(size * 8)
-        return self._mapped(name, "r+")
-
-    def _mapped(self, name: str, mode: Literal["r", "r+"]) -> NDArray[Any]:
-        dtype, shape = self.names[name]
-        if self.folder is None or 0 in shape:
-            return np.empty(shape, dtype)
-        return np.asarray(np.memmap(self.folder / name, dtype, mode, shape=shape))
-
-    def remove(self) -> None:
-        if self.folder is not None:
-            shutil.rmtree(self.folder, ignore_errors=True)

@@ -10,16 +10,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from models.data.columns import check_columns, check_type, kind_of, normalise
+from models.data.malformed import Judge
 from models.data.reader import OnMalformed, fingerprint
 from models.errors import DataError
 from models.schema import Schema
 
 BUFFER_BYTES = 1 << 20
-INFINITE = (float("inf"), float("-inf"))
 
 
 class ParquetReader:
@@ -27,15 +26,12 @@ class ParquetReader:
 
     def __init__(self, path: Path, schema: Schema, on_malformed: OnMalformed = "fatal") -> None:
         self.path = path
-        self.malformed = 0
         self._schema = schema
-        self._on_malformed = on_malformed
-        self._files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
-        if not self._files:
-            raise DataError(f"no *.parquet file in '{path}'")
+        self._judge = Judge(schema, on_malformed)
+        self._files = parquet_files(path)
         self._rows = 0
         for file in self._files:
-            with _opened(file) as parquet:
+            with opened(file) as parquet:
                 there = parquet.schema_arrow
                 check_columns(str(file), schema.columns, there.names)
                 for name in schema.columns:
@@ -43,7 +39,10 @@ class ParquetReader:
                 self._rows += parquet.metadata.num_rows
                 if file == self._files[0]:
                     self.columns = tuple(there.names)
-        self._judged = tuple(dict.fromkeys([schema.label.column, *(d.name for d in schema.dense)]))
+
+    @property
+    def malformed(self) -> int:
+        return self._judge.malformed
 
     @property
     def rows_hint(self) -> int | None:
@@ -53,53 +52,45 @@ class ParquetReader:
         return fingerprint(self._files, self.path)
 
     def batches(self, columns: Sequence[str], rows: int = 65536) -> Iterator[pa.RecordBatch]:
-        self.malformed = 0
-        read = list(dict.fromkeys([*columns, *self._judged]))
+        self._judge.restart()
+        read = list(dict.fromkeys([*columns, *self._judge.columns]))
         for file in self._files:
-            with _opened(file) as parquet:
+            with opened(file) as parquet:
                 check_columns(str(file), columns, parquet.schema_arrow.names)
                 first = 0
                 try:
                     for batch in parquet.iter_batches(rows, columns=read, use_threads=False):
-                        yield from self._clean(file, first, batch, columns, read)
+                        yield from self._clean(file, first, batch, columns)
                         first += batch.num_rows
                 except (OSError, pa.ArrowException) as e:
                     raise DataError(f"cannot read '{file}': {str(e).splitlines()[0]}") from None
 
     def _clean(
-        self,
-        file: Path,
-        first: int,
-        batch: pa.RecordBatch,
-        columns: Sequence[str],
-        read: Sequence[str],
+        self, file: Path, first: int, batch: pa.RecordBatch, columns: Sequence[str]
     ) -> Iterator[pa.RecordBatch]:
-        arrays = {
-            name: normalise(str(file), name, kind_of(self._schema, name), batch.column(name)) for name in read
-        }
-        good = pc.is_valid(arrays[self._schema.label.column])
-        for name in self._judged:
-            good = pc.and_(good, pc.fill_null(pc.is_finite(arrays[name]), True))
-        out = pa.RecordBatch.from_arrays([arrays[name] for name in columns], list(columns))
-        bad = batch.num_rows - (pc.sum(good).as_py() or 0)
-        if bad:
-            if self._on_malformed == "fatal":
-                row = pc.index(good, False).as_py()
-                label = self._schema.label.column
-                missing = arrays[label][row].as_py() is None
-                infinite = (n for n in self._judged if arrays[n][row].as_py() in INFINITE)
-                name = label if missing else next(infinite)
-                raise DataError(
-                    f"{file}: row {first + row}: '{name}' is {batch.column(name)[row].as_py()}; "
-                    "mend the row, or count malformed rows instead of stopping at them"
-                )
-            self.malformed += bad
+        names = batch.schema.names
+        data = pa.RecordBatch.from_arrays(
+            [normalise(str(file), name, kind_of(self._schema, name), batch.column(name)) for name in names],
+            names,
+        )
+        good = self._judge.good(str(file), first, data)
+        out = data.select(list(columns))
+        if good is not None:
             out = out.filter(good)
         if out.num_rows:
             yield out
 
 
-def _opened(file: Path) -> pq.ParquetFile:
+def parquet_files(path: Path) -> list[Path]:
+    """A file itself, or all `*.parquet` files of a folder. Raises DataError if there are none."""
+    files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
+    if not files:
+        raise DataError(f"no *.parquet file in '{path}'")
+    return files
+
+
+def opened(file: Path) -> pq.ParquetFile:
+    """A file, read through a small buffer. Raises DataError if it is not Parquet."""
     try:
         return pq.ParquetFile(file, buffer_size=BUFFER_BYTES, pre_buffer=False)
     except (OSError, pa.ArrowException) as e:

@@ -57,31 +57,38 @@ class Reader(Protocol):
 
 
 def open_data(path: str | Path, schema: Schema, on_malformed: OnMalformed = "fatal") -> Reader:
-    """Opens a Parquet file, a folder of Parquet files, or a Criteo TSV (plain or gzip).
+    """Opens a Parquet file or a folder of them, plain or packed, or a Criteo TSV (plain or gzip).
 
     Raises DataError: nothing there, neither format, a column of the schema missing or of a type that
     cannot hold what the schema says.
     """
     from models.data.criteo import CriteoReader
-    from models.data.parquet import ParquetReader
 
     path = Path(path)
     if not path.exists():
         raise DataError(f"no data file '{path}'")
     if path.is_dir():
-        return ParquetReader(path, schema, on_malformed)
+        return _open_parquet(path, schema, on_malformed)
     try:
         with path.open("rb") as f:
             magic = f.read(4)
     except OSError as e:
         raise DataError(f"cannot read '{path}': {e.strerror}") from None
     if magic == b"PAR1":
-        return ParquetReader(path, schema, on_malformed)
+        return _open_parquet(path, schema, on_malformed)
     if not magic:
         raise DataError(f"'{path}' is empty")
     if path.suffix in (".tsv", ".txt", ".gz"):
         return CriteoReader(path, schema, on_malformed)
     raise DataError(f"'{path}' is neither Parquet nor a Criteo file (.tsv, .txt or .gz)")
+
+
+def _open_parquet(path: Path, schema: Schema, on_malformed: OnMalformed) -> Reader:
+    from models.data.packed import PackedReader, is_packed
+    from models.data.parquet import ParquetReader, parquet_files
+
+    first = parquet_files(path)[0]
+    return (PackedReader if is_packed(first) else ParquetReader)(path, schema, on_malformed)
 
 
 def fingerprint(files: Sequence[Path], root: Path) -> str:

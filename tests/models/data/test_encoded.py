@@ -42,7 +42,8 @@ def encoder_of(reader: Reader, schema: Schema) -> Encoder:
 
 
 def assert_same(one: Batch, other: Batch) -> None:
-    assert one.context_row is None
+    """The same rows, whichever contexts are shared."""
+    one, other = one.exploded(), other.exploded()
     for role in ROLES:
         for name in Block.__dataclass_fields__:
             x, y = (getattr(getattr(batch, role), name) for batch in (one, other))
@@ -180,6 +181,7 @@ def test_a_schema_without_bags_or_dense_features_is_encoded(small: Schema, write
         with encode(reader, encoder_of(reader, schema), by_request, memory_bytes=memory_bytes) as encoded:
             batch = encoded.batch(np.array([3, 3, 19]))
             assert batch.rows == batch.context.rows == 3
+            assert batch.context_row is None
             assert batch.context.ranks.shape == (3, 0)
             assert batch.candidate.ranks.shape == (3, 1)
             assert batch.candidate.bags == 0
@@ -191,3 +193,62 @@ def test_progress_tells_every_row_read(small: Schema, write: Write) -> None:
     told: list[int] = []
     encode(reader, encoder_of(reader, small), by_request, (TEST,), progress=told.append).close()
     assert sum(told) == 50
+
+
+def requests_of(count: int, size: int) -> list[Row]:
+    """`count` requests of `size` rows, in order; every other user is the one before."""
+    return [
+        {
+            "request": i // size,
+            "user": f"u{i // size // 2}",
+            "item": f"i{i}",
+            "clicked": 0,
+            "tags": ["a", "b"],
+        }
+        for i in range(count * size)
+    ]
+
+
+def test_rows_of_one_context_share_it(small: Schema, write: Write) -> None:
+    reader = open_data(write(requests_of(6, 4)), small)
+    encoder = encoder_of(reader, small)
+    with encode(reader, encoder, everything_trains) as shared:
+        assert shared.contexts == 3
+        batch = shared.batch(np.array([9, 1, 2, 8, 0]))
+        assert batch.context_row is not None
+        assert batch.context_row.tolist() == [1, 0, 0, 1, 0]
+        assert batch.context.rows == 2
+        with encode(reader, encoder, everything_trains, share=False) as plain:
+            assert plain.contexts == plain.rows == 24
+            assert plain.nbytes > shared.nbytes
+            which = np.array([9, 1, 2, 8, 0])
+            assert plain.batch(which).context_row is None
+            assert_same(batch, plain.batch(which))
+
+
+def test_a_batch_of_few_rows_a_context_is_plain(small: Schema, write: Write) -> None:
+    reader = open_data(write(requests_of(6, 4)), small)
+    with encode(reader, encoder_of(reader, small), everything_trains) as encoded:
+        assert encoded.batch(np.array([0, 8, 16])).context_row is None
+        assert encoded.batch(np.array([0, 1, 8, 9])).context_row is None
+        assert encoded.batch(np.array([0, 1, 2, 8, 9])).context_row is not None
+
+
+def test_a_schema_without_groups_shares_nothing(small: Schema, write: Write) -> None:
+    schema = small.model_copy(update={"group": None})
+    reader = open_data(write(requests_of(6, 4)), schema)
+    with encode(reader, encoder_of(reader, schema), everything_trains) as encoded:
+        assert encoded.contexts == encoded.rows
+
+
+def test_a_context_that_changes_within_a_request_is_not_shared(small: Schema, write: Write) -> None:
+    rows = requests_of(2, 4)
+    rows[2]["tags"] = ["b", "a"]
+    rows[5]["age"], rows[6]["age"] = 3.0, 9.0
+    reader = open_data(write(rows), small)
+    encoder = encoder_of(reader, small)
+    which = np.arange(8)
+    with encode(reader, encoder, everything_trains) as shared:
+        assert shared.contexts == 6  # rows 0-1, 2, 3-4, 5, 6, 7
+        with encode(reader, encoder, everything_trains, share=False) as plain:
+            assert_same(shared.batch(which), plain.batch(which))

@@ -1,0 +1,53 @@
+"""Malformed rows of a columnar file: a missing label, an infinite number. Fatal, or left out and counted."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from models.data.reader import OnMalformed
+from models.errors import DataError
+from models.schema import Schema
+
+INFINITE = (float("inf"), float("-inf"))
+
+
+class Judge:
+    """Judges every row by the same columns in every pass, whichever columns the pass is about.
+
+    malformed: rows left out since `restart`.
+    """
+
+    def __init__(self, schema: Schema, on_malformed: OnMalformed) -> None:
+        self.columns = tuple(dict.fromkeys([schema.label.column, *(d.name for d in schema.dense)]))
+        self.malformed = 0
+        self._label = schema.label.column
+        self._fatal = on_malformed == "fatal"
+
+    def restart(self) -> None:
+        """Before a new pass."""
+        self.malformed = 0
+
+    def good(self, where: str, first: int, data: pa.RecordBatch) -> pa.BooleanArray | None:
+        """Which rows are good; None if all are.
+
+        data: at least `columns`, normalised. first: number of its first row, for the message.
+        Raises DataError naming the first malformed row, if that is fatal.
+        """
+        good = pc.is_valid(data.column(self._label))
+        for name in self.columns:
+            good = pc.and_(good, pc.fill_null(pc.is_finite(data.column(name)), True))
+        bad = data.num_rows - (pc.sum(good).as_py() or 0)
+        if not bad:
+            return None
+        if self._fatal:
+            row = pc.index(good, False).as_py()
+            values = {name: data.column(name)[row].as_py() for name in self.columns}
+            missing = values[self._label] is None
+            name = self._label if missing else next(n for n, v in values.items() if v in INFINITE)
+            raise DataError(
+                f"{where}: row {first + row}: '{name}' is {values[name]}; "
+                "mend the row, or count malformed rows instead of stopping at them"
+            )
+        self.malformed += bad
+        return good
