@@ -27,7 +27,6 @@ from models.embeddings.store import FloatRows
 from models.evaluation import evaluate
 from models.training import predict
 
-TABLE = "item"
 HOT = 1000
 
 
@@ -56,13 +55,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--bundle", required=True)
     parser.add_argument("--data", required=True)
+    parser.add_argument("--table", default="item", help="the computed table (default item)")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
     bundle = load_bundle(args.bundle)
     stage = bundle.stage()
     assert isinstance(stage, ComputedStage)
-    base, size = stage.rows.base[TABLE], stage.rows.sizes[stage.rows.tables.index(TABLE)]
+    base, size = stage.rows.base[args.table], stage.rows.sizes[stage.rows.tables.index(args.table)]
     ids = torch.arange(base, base + size)
     reader = open_data(args.data, bundle.manifest.schema_)
     data = encode(reader, bundle.encoder, split_of(reader, bundle.manifest.schema_), (TEST,))
@@ -71,18 +71,18 @@ def main() -> None:
     store = model.stage.store  # type: ignore[attr-defined]
     assert isinstance(store, FloatRows)
     exact = store.weight.detach().clone()
-    counts = torch.from_numpy(bundle.encoder.vocabularies[TABLE].counts[HOT:]).float().clamp_min(1)
+    counts = torch.from_numpy(bundle.encoder.vocabularies[args.table].counts[HOT:]).float().clamp_min(1)
     with torch.inference_mode():
         codes = torch.cat([stage.hashes(part) for part in ids[HOT:].split(4096)])
     found = []
     before = evaluate(predict(model, data, rows), data.label, data.group)
     batch = codes[:512]
     table = torch.zeros(len(stage.computed_tables), dtype=torch.int64)
-    table[stage.computed_tables.index(TABLE)] = 512
+    table[stage.computed_tables.index(args.table)] = 512
     with torch.inference_mode():
         decoder_us = median_us(lambda: stage.decoders(batch, table.numpy())) / 512
     print(f"decoder: {decoder_us:.2f} us a vector; log-loss {before.log_loss:.5f}, auc {before.auc:.5f}")
-    for n in (16, 64, 256, 1024, 4096):
+    for n in (1, 16, 64, 256, 1024, 4096):
         nearest = centroids(codes, counts, n)
         tail = exact[base + HOT : base + size]
         mass = torch.zeros(n).index_add_(0, nearest, counts)

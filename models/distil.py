@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import nn
 
 from models.bundle import Bundle
 from models.context_once import first_layer
@@ -24,7 +25,7 @@ from models.embeddings.computed import ComputedStage, HybridStage
 from models.embeddings.store import FloatRows
 from models.embeddings.table import TableStage
 from models.errors import BundleError
-from models.interaction import Cat, Dot
+from models.interaction import Cross, Dot
 from models.representation import Representation, initial_stage
 
 
@@ -61,7 +62,7 @@ def distilled(
 ) -> tuple[DLRM, Fidelity]:
     """A model of another representation that learnt the rows of a table bundle.
 
-    Raises BundleError if the bundle is not an fp32 table, or the interaction cannot grow.
+    Raises BundleError if the bundle is not an fp32 table.
     """
     source = bundle.manifest.representation
     if source.name != "table":
@@ -82,7 +83,7 @@ def distilled(
     fidelity = regress(computed, rows, counts.astype(np.float64), regression, progress)
     net = bundle.net()
     if isinstance(stage, HybridStage):
-        net = widened(net, table, stage, bundle)
+        net = widened(net, table, stage)
     return DLRM(stage, net).eval(), fidelity
 
 
@@ -138,7 +139,7 @@ def _explained(stage: ComputedStage, rows: torch.Tensor, wanted: np.ndarray, wei
     return 1.0 - error / max(variance, 1e-30)
 
 
-def widened(net: DenseNet, table: TableStage, stage: HybridStage, bundle: Bundle) -> DenseNet:
+def widened(net: DenseNet, table: TableStage, stage: HybridStage) -> DenseNet:
     """A dense net for twice the vectors, whose new inputs have weight zero: it predicts what `net` does."""
     new = DenseNet(net.shape, net.dense, stage.slots)
     old_first, new_first = first_layer(net), first_layer(new)
@@ -146,22 +147,36 @@ def widened(net: DenseNet, table: TableStage, stage: HybridStage, bundle: Bundle
     # the old vectors among the new: bottom, context, (its computed ones), candidate, (its computed ones)
     kept = [*range(bottom + table.slots.context)]
     kept += [bottom + stage.slots.context + i for i in range(table.slots.candidate)]
-    columns = _columns(net, new, np.array(kept), bundle)
+    columns = _columns(net, new, np.array(kept))
     with torch.no_grad():
         state = new.state_dict()
         state.update({k: v for k, v in net.state_dict().items() if v.shape == state[k].shape})
         new.load_state_dict(state)
+        if isinstance(net.interaction, Cross) and isinstance(new.interaction, Cross):
+            _widen_cross(net.interaction, new.interaction, columns)
         new_first.weight.zero_()
         new_first.weight[:, columns] = old_first.weight
         new_first.bias.copy_(old_first.bias)
     return new
 
 
-def _columns(old: DenseNet, new: DenseNet, kept: np.ndarray, bundle: Bundle) -> torch.Tensor:
+def _widen_cross(old: Cross, new: Cross, columns: torch.Tensor) -> None:
+    """Inputs that are new do not reach a layer's product, and pass through the layer unchanged."""
+    for before, after in zip((*old.down, *old.up), (*new.down, *new.up), strict=True):
+        assert isinstance(before, nn.Linear)
+        assert isinstance(after, nn.Linear)
+        after.weight.zero_()
+        if after.bias is None:
+            after.weight[: before.out_features, columns] = before.weight
+        else:
+            after.bias.zero_()
+            after.bias[columns] = before.bias
+            after.weight[columns, : before.in_features] = before.weight
+
+
+def _columns(old: DenseNet, new: DenseNet, kept: np.ndarray) -> torch.Tensor:
     """Where each input of the old top MLP stands among the new one's."""
     width = old.shape.width
-    if isinstance(old.interaction, Cat):
-        return torch.from_numpy((kept[:, None] * width + np.arange(width)).ravel())
     if isinstance(old.interaction, Dot):
         assert isinstance(new.interaction, Dot)
         vectors = sum(new.slots) + (0 if new.bottom is None else 1)
@@ -171,4 +186,4 @@ def _columns(old: DenseNet, new: DenseNet, kept: np.ndarray, bundle: Bundle) -> 
         pairs = [(kept[p // count], kept[p % count]) for p in old.interaction.get_buffer("pairs").tolist()]
         columns = [*range(ahead), *(ahead + place[i * vectors + j] for i, j in pairs)]
         return torch.tensor(columns)
-    raise BundleError(f"'{bundle.path}': the cross interaction cannot be widened to a hybrid")
+    return torch.from_numpy((kept[:, None] * width + np.arange(width)).ravel())

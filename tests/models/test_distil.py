@@ -40,7 +40,7 @@ def test_computed_vectors_learn_the_rows(kind: str, bundle: Bundle, data: Encode
     assert errors[1] < 0.5 * errors[0]
 
 
-@pytest.mark.parametrize("interaction", ["dot", "cat"])
+@pytest.mark.parametrize("interaction", ["dot", "cat", "cross"])
 @pytest.mark.parametrize("itself", [False, True])
 def test_a_distilled_hybrid_predicts_what_its_table_does(
     interaction: str, itself: bool, bundle: Bundle, data: Encoded, tmp_path: Path
