@@ -22,9 +22,11 @@ from torch.nn import functional as F
 
 from models.batch import F32, I64, Batch
 from models.dlrm import DLRM
+from models.errors import DataError
 from models.evaluation import auc, log_loss
 from models.hiding import Hide
 from models.optimiser import RowWiseAdagrad
+from models.order import epoch
 from models.schema import Strict
 
 
@@ -32,6 +34,7 @@ class Rows(Protocol):
     """Encoded data, as models/data/encoded.py gives it."""
 
     label: F32
+    group: I64 | None
 
     def batch(self, rows: I64) -> Batch: ...
 
@@ -42,11 +45,13 @@ class Recipe(Strict):
     dense_lr: Adam's step size; sparse_lr: row-wise Adagrad's. warm_up: share of all steps in which
     both rise from zero; then they fall linearly to `final_lr` of their height. row_decay, dense_decay:
     decoupled weight decay (of touched rows; of the MLPs). row_spread: see TableStage.initial.
-    hide, hide_from_rows: see models/hiding.py. average: see Average.
+    hide, hide_from_rows: see models/hiding.py. average: see Average. by_request: batches are whole
+    requests, see models/order.py.
     """
 
     epochs: Annotated[int, Field(ge=1)] = 3
     batch_rows: Annotated[int, Field(ge=1)] = 1024
+    by_request: bool = False
     dense_lr: Annotated[float, Field(gt=0)] = 1e-3
     sparse_lr: Annotated[float, Field(ge=0)] = 0.05
     final_lr: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -237,12 +242,13 @@ def steps(
     sparse = RowWiseAdagrad(model.stage.sparse_parameters(), recipe.sparse_lr, decay=recipe.row_decay)
     warm = max(1, int(total * recipe.warm_up))
     random = np.random.default_rng(recipe.seed)
+    if recipe.by_request and data.group is None:
+        raise DataError("by_request: the schema has no group that would tell requests apart")
+    group = data.group if recipe.by_request else None
     step = 0
     while step < total:
-        order = random.permutation(rows)
-        for start in range(0, order.size, recipe.batch_rows):
+        for chosen in epoch(rows, group, recipe.batch_rows, random):
             model.train()
-            chosen = np.sort(order[start : start + recipe.batch_rows])
             label = torch.from_numpy(data.label[chosen])
             batch = data.batch(chosen)
             logits = model(hide(batch, random) if hide else batch)

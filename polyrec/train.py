@@ -20,6 +20,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--epochs", type=int, help="passes over the training rows, at most")
     parser.add_argument("--batch-rows", type=int, help="rows of one optimiser step")
+    parser.add_argument(
+        "--by-request",
+        action="store_true",
+        default=None,
+        help="batches of whole requests, whose contexts are then computed once",
+    )
     parser.add_argument("--seed", type=int, help="seed of initial weights, order and hiding")
     parser.add_argument("--sample", type=float, help="share of rows that makes the popularity order")
     parser.add_argument("--calibration", help="file of `polyrec calibrate`, instead of counting again")
@@ -42,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     torch.set_num_threads(args.threads)
     schema = load_schema(args.schema)
     training = load_training(args.recipe) if args.recipe else default_training(schema)
-    asked = {"epochs": args.epochs, "batch_rows": args.batch_rows, "seed": args.seed}
+    asked = {name: getattr(args, name) for name in ("epochs", "batch_rows", "by_request", "seed")}
     training = training.with_recipe({k: v for k, v in asked.items() if v is not None})
     reader = open_data(args.data, schema, args.on_malformed)
     with Bars() as bars:
