@@ -1,8 +1,8 @@
 """Does MP-Rec's decoder cache pay? Nearest of N centroids of hash codes, in place of the decoder.
 
-    python -m benchmarks.decoder_cache --bundle runs/representations/dhe --data ../shared/data/trivago/impressions.parquet
+    python -m benchmarks.decoder_cache --bundle DHE_BUNDLE --data FILE
 
-For the item table of a trained dhe: k-means over the codes of its ids (weighted by accesses), each
+For one table of a trained dhe: k-means over the codes of its ids (weighted by accesses), each
 centroid answers with the mean vector of its ids. Reports, for each N, the quality on test rows when the
 tail beyond the hottest rows is answered so, and the time of one search against one run of the decoder.
 """

@@ -103,13 +103,14 @@ class FusedRows:
         bases = self._bags[role]
         if not bases.size:
             return BlockLookups(singles, None)
-        lengths = np.diff(block.bag_offsets)
-        rows = block.bag_values + np.repeat(np.tile(bases, block.rows), lengths)
+        lengths = block.bag_offsets[1:] - block.bag_offsets[:-1]
+        base = bases if block.rows == 1 else np.tile(bases, block.rows)
+        rows = block.bag_values + np.repeat(base, lengths)
         mean = self._means[role]
         scale = None
         if mean is not None:
-            lengths = lengths.reshape(block.rows, bases.size)
-            scale = np.where(mean, np.float32(1.0) / np.maximum(lengths, 1), 1.0).astype(np.float32)
+            scale = (1.0 / np.maximum(lengths, 1)).astype(np.float32).reshape(block.rows, bases.size)
+            scale[:, ~mean] = 1.0
         return BlockLookups(singles, Bags(rows, block.bag_offsets, scale, bases.size))
 
 
