@@ -98,17 +98,17 @@ class Engine:
     def load(self, plan: Plan, loaded: Mapping[Path, Bundle] = NOTHING) -> None:
         """Opens every path of the plan; blocks. loaded: bundles that are open already.
 
-        Raises BundleError, RuntimeUnavailable.
+        Raises BundleError, RuntimeUnavailable; what was served before then still is.
         """
         import torch
 
         torch.set_num_threads(1)
-        self._plan = plan
-        self.default_budget_s = plan.default_budget_ms / 1e3
         serving = tuple(self._open(path, plan.limits, loaded.get(path.bundle)) for path in plan.paths)
         first = serving[0]
         manifest = first.bundle.manifest
         self.metrics.build(code_version(), manifest.name, manifest.version, first.runtime.name)
+        self._plan = plan
+        self.default_budget_s = plan.default_budget_ms / 1e3
         self._serving = serving
         if self.state is State.LOADING:
             self.enter(State.READY)

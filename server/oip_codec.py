@@ -1,39 +1,29 @@
 """Open Inference Protocol tensors <-> rows and their probabilities (HTTP form).
 
 A request is JSON, or JSON followed by raw little-endian tensors (the binary tensor extension). It
-becomes a dictionary of named arrays, checked against what the model declares, and then rows of
-stable ids. The declared inputs come from the schema:
-
-    dense             FP32  [B, dense features]          in the order of the schema file
-    sparse            INT64 [B, single-valued features]  stable ids, in the order of the schema file
-    <feature>.values  INT64 [n]                          ids of a multi-valued feature, row by row
-    <feature>.lengths INT64 or INT32 [B]                 how many of them each row has
-
-An input of zero width may be left out. The two inputs of a multi-valued feature may be left out
-together: its lists are then empty.
+becomes named arrays, each of the type and shape that the model declares; `server/oip_inputs.py` says
+what the model declares and makes rows of the arrays.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
 import orjson
-from numpy.typing import NDArray
 
-from models.batch import F32, I64
+from models.batch import F32
 from models.schema import Schema
 from planner.plan import Limits
 from server.decode import explain_malformed
-from server.errors import Malformed, TooLarge
-from server.rows import Tensors
-
-Array = NDArray[Any]
+from server.errors import Malformed
+from server.oip_inputs import Array, Inputs
+from server.rows import RankedTensors, Tensors
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "FP32": np.dtype("<f4"),
@@ -99,24 +89,10 @@ _REQUEST = msgspec.json.Decoder(RequestHeader)
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
-    """One input of the model: its type (`INT32` is also read for lengths) and shape, -1 for any."""
-
-    name: str
-    datatype: Literal["FP32", "INT64"]
-    shape: tuple[int, ...]
-    optional: bool = False
-
-    @property
-    def accepted(self) -> tuple[str, ...]:
-        return ("INT64", "INT32") if self.name.endswith(".lengths") else (self.datatype,)
-
-
-@dataclass(frozen=True, slots=True)
 class InferRequest:
     """What a client asked: rows, and the form of the answer. timeout_us 0: the default budget."""
 
-    rows: Tensors
+    rows: Tensors | RankedTensors
     id: str | None
     binary_output: bool
     timeout_us: int
@@ -127,20 +103,7 @@ class OipCodec:
     """Reads the inference requests of one schema."""
 
     def __init__(self, schema: Schema, limits: Limits) -> None:
-        self._limits = limits
-        self._dense = len(schema.dense)
-        singles = [f for f in schema.categorical if not f.multi]
-        self._singles = len(singles)
-        self._bags = tuple(f.name for f in schema.categorical if f.multi)
-        inputs = [
-            Declared("dense", "FP32", (-1, self._dense), optional=not self._dense),
-            Declared("sparse", "INT64", (-1, self._singles), optional=not self._singles),
-        ]
-        for name in self._bags:
-            inputs.append(Declared(f"{name}.values", "INT64", (-1,), optional=True))
-            inputs.append(Declared(f"{name}.lengths", "INT64", (-1,), optional=True))
-        self.inputs: tuple[Declared, ...] = tuple(d for d in inputs if d.shape[-1] != 0)
-        self._known = {d.name: d for d in inputs}
+        self.inputs = Inputs(schema, limits)
 
     def decode(self, body: bytes, header_bytes: int | None) -> InferRequest:
         """body: decompressed; header_bytes: length of its JSON, None if the JSON is all of it, 0 raw.
@@ -148,7 +111,7 @@ class OipCodec:
         Raises Malformed (400) naming the input, or TooLarge.
         """
         if header_bytes == 0:
-            return InferRequest(self._rows(self._raw(body)), None, True, 0, 0)
+            return InferRequest(self.inputs.rows(self.inputs.raw(body)), None, True, 0, 0)
         if header_bytes is not None and header_bytes > len(body):
             raise Malformed(
                 f"Inference-Header-Content-Length is {header_bytes}, the body has {len(body)} bytes"
@@ -170,7 +133,7 @@ class OipCodec:
         binary_output = self._outputs(request.outputs, parameters.binary_data_output)
         tensors = self._tensors(request.inputs, memoryview(body)[len(header) :])
         return InferRequest(
-            self._rows(tensors), request.id, binary_output, parameters.timeout or 0, parameters.priority
+            self.inputs.rows(tensors), request.id, binary_output, parameters.timeout or 0, parameters.priority
         )
 
     def _outputs(self, outputs: Sequence[OutputHeader] | None, by_default: bool) -> bool:
@@ -195,13 +158,10 @@ class OipCodec:
     def _tensors(self, headers: Sequence[TensorHeader], rest: memoryview) -> dict[str, Array]:
         tensors: dict[str, Array] = {}
         for header in headers:
-            declared = self._known.get(header.name)
-            if declared is None:
-                names = ", ".join(d.name for d in self.inputs)
-                raise Malformed(f"unknown input '{header.name}'; the model has {names}")
+            declared = self.inputs.declared(header.name)
             if header.name in tensors:
                 raise Malformed(f"input '{header.name}' is given twice")
-            shape = self._shape(declared, header)
+            shape = declared.checked(header.datatype, header.shape)
             asked = header.parameters or TensorParameters()
             if asked.shared_memory_region is not None:
                 raise Malformed(f"input '{header.name}': shared memory is not supported")
@@ -227,84 +187,6 @@ class OipCodec:
         if len(rest):
             raise Malformed(f"{len(rest)} bytes follow the last input's data")
         return tensors
-
-    def _shape(self, declared: Declared, header: TensorHeader) -> tuple[int, ...]:
-        if header.datatype not in declared.accepted:
-            raise Malformed(
-                f"input '{header.name}' has datatype {header.datatype}; "
-                f"expected {' or '.join(declared.accepted)}"
-            )
-        shape = tuple(header.shape)
-        # A batch of scalars is [B]; clients that give every input a batch dimension send [B, 1].
-        if len(declared.shape) == 1 and len(shape) == 2 and shape[1] == 1:
-            shape = shape[:1]
-        wrong = len(shape) != len(declared.shape) or any(
-            n < 0 or n >= 2**40 or want not in (-1, n) for n, want in zip(shape, declared.shape, strict=False)
-        )
-        if wrong:
-            raise Malformed(
-                f"input '{header.name}' has shape {header.shape}; expected {list(declared.shape)}"
-            )
-        return shape
-
-    def _raw(self, body: bytes) -> dict[str, Array]:
-        """A body of nothing but tensors: all rows of `dense`, then all rows of `sparse`."""
-        row_bytes = 4 * self._dense + 8 * self._singles
-        if not row_bytes or not body or len(body) % row_bytes:
-            raise Malformed(
-                f"a raw request is whole rows of {row_bytes} bytes "
-                f"(dense FP32 [{self._dense}], then sparse INT64 [{self._singles}]), not {len(body)} bytes"
-            )
-        rows = len(body) // row_bytes
-        dense = np.frombuffer(body, "<f4", rows * self._dense).reshape(rows, self._dense)
-        sparse = np.frombuffer(body, "<i8", rows * self._singles, offset=dense.nbytes)
-        return {"dense": dense, "sparse": sparse.reshape(rows, self._singles)}
-
-    def _rows(self, tensors: Mapping[str, Array]) -> Tensors:
-        rows = self._count(tensors)
-        dense = tensors.get("dense")
-        sparse = tensors.get("sparse")
-        if dense is None:
-            dense = np.empty((rows, 0), np.float32)
-        if sparse is None:
-            sparse = np.empty((rows, 0), np.int64)
-        bags: dict[str, tuple[I64, I64]] = {}
-        for name in self._bags:
-            values, lengths = tensors.get(f"{name}.values"), tensors.get(f"{name}.lengths")
-            if (values is None) != (lengths is None):
-                given, absent = ("lengths", "values") if values is None else ("values", "lengths")
-                raise Malformed(f"input '{name}.{given}' is given without '{name}.{absent}'")
-            if values is None or lengths is None:
-                values, lengths = np.empty(0, np.int64), np.zeros(rows, np.int64)
-            # Here, not after merging: there one query's surplus could hide another's lack.
-            if int(lengths.sum()) != values.size:
-                raise Malformed(
-                    f"input '{name}.lengths' adds up to {int(lengths.sum())}, "
-                    f"'{name}.values' has {values.size}"
-                )
-            bags[name] = values, lengths.astype(np.int64, copy=False)
-        return Tensors(dense, sparse, bags, rows)
-
-    def _count(self, tensors: Mapping[str, Array]) -> int:
-        """The number of rows on which all inputs agree."""
-        rows: int | None = None
-        first = ""
-        for declared in self.inputs:
-            tensor = tensors.get(declared.name)
-            if tensor is None:
-                if not declared.optional:
-                    raise Malformed(f"input '{declared.name}' is missing")
-                continue
-            if declared.name.endswith(".values"):
-                continue
-            if rows is not None and len(tensor) != rows:
-                raise Malformed(f"input '{declared.name}' has {len(tensor)} rows, '{first}' has {rows}")
-            rows, first = len(tensor), declared.name
-        if not rows:
-            raise Malformed("the request has no rows")
-        if rows > self._limits.max_request_rows:
-            raise TooLarge(f"the request has {rows} rows; the limit is {self._limits.max_request_rows}")
-        return rows
 
 
 def _json_tensor(name: str, raw: bytes, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

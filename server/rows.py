@@ -1,9 +1,10 @@
 """The rows of a query, read and checked but not yet encoded.
 
-A front makes them (`Columns` from JSON, `Tensors` from the inference protocol); a lane merges those of
-all queries it executes together and encodes them once. Encoding is a few dozen array operations that
-cost nearly the same for one row as for a thousand, and it belongs to the model that will answer: ranks
-are internal to one bundle, so rows can wait while it is still open which path they take.
+A front makes them (`Columns` from JSON, `Tensors` and `RankedTensors` from the inference protocol); a
+lane merges those of all queries it executes together and encodes them once. Encoding is a few dozen
+array operations that cost nearly the same for one row as for a thousand, and it belongs to the model
+that will answer: ranks are internal to one bundle, so rows can wait while it is still open which path
+they take.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ import numpy as np
 
 from models.batch import F32, I64, Batch
 from models.encoder import Encoder
+from models.schema import ROLES
 
 Column = Sequence[Any] | None
+Bags = Mapping[str, tuple[I64, I64]]
+"""Multi-valued feature -> (ids int64 [total], how many of them each row has int64 [rows])."""
 
 
 class Rows(Protocol):
@@ -98,7 +102,7 @@ class Tensors:
 
     dense: F32
     sparse: I64
-    bags: Mapping[str, tuple[I64, I64]]
+    bags: Bags
     rows: int
 
     @classmethod
@@ -108,18 +112,76 @@ class Tensors:
         return Tensors(
             np.concatenate([p.dense for p in parts]),
             np.concatenate([p.sparse for p in parts]),
-            {
-                name: (
-                    np.concatenate([p.bags[name][0] for p in parts]),
-                    np.concatenate([p.bags[name][1] for p in parts]),
-                )
-                for name in parts[0].bags
-            },
+            _joined_bags([p.bags for p in parts]),
             sum(p.rows for p in parts),
         )
 
     def encode(self, encoder: Encoder) -> Batch:
         return encoder.from_ids(self.dense, self.sparse, self.bags)
+
+
+@dataclass(slots=True)
+class RoleTensors:
+    """Ready ids of one role, as `Encoder.ids_block` takes them; bags: the role's own."""
+
+    dense: F32
+    sparse: I64
+    bags: Bags
+
+    @property
+    def rows(self) -> int:
+        return len(self.sparse)
+
+    @staticmethod
+    def merged(parts: Sequence[RoleTensors]) -> RoleTensors:
+        return RoleTensors(
+            np.concatenate([p.dense for p in parts]),
+            np.concatenate([p.sparse for p in parts]),
+            _joined_bags([p.bags for p in parts]),
+        )
+
+
+@dataclass(slots=True)
+class RankedTensors:
+    """Ready ids of contexts and their candidates. context_row: int64 [rows], as in `Batch`."""
+
+    context: RoleTensors
+    candidate: RoleTensors
+    context_row: I64
+
+    @property
+    def rows(self) -> int:
+        return self.candidate.rows
+
+    @classmethod
+    def merged(cls, parts: Sequence[RankedTensors]) -> RankedTensors:
+        if len(parts) == 1:
+            return parts[0]
+        context_row = np.concatenate([p.context_row for p in parts])
+        first = np.cumsum([0, *(p.context.rows for p in parts[:-1])])
+        context_row += np.repeat(first, [p.rows for p in parts])
+        return RankedTensors(
+            RoleTensors.merged([p.context for p in parts]),
+            RoleTensors.merged([p.candidate for p in parts]),
+            context_row,
+        )
+
+    def encode(self, encoder: Encoder) -> Batch:
+        context, candidate = (
+            encoder.ids_block(role, own.dense, own.sparse, own.bags)
+            for role, own in zip(ROLES, (self.context, self.candidate), strict=True)
+        )
+        return Batch(context, candidate, self.context_row)
+
+
+def _joined_bags(parts: Sequence[Bags]) -> Bags:
+    return {
+        name: (
+            np.concatenate([bags[name][0] for bags in parts]),
+            np.concatenate([bags[name][1] for bags in parts]),
+        )
+        for name in parts[0]
+    }
 
 
 def encode(parts: Sequence[Rows], encoder: Encoder) -> Batch:

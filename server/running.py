@@ -244,10 +244,15 @@ def start(
     """
     environ = {k: v for k, v in os.environ.items() if not k.startswith("POLYREC_")}
     environ |= {f"POLYREC_{k.upper()}": str(v) for k, v in ({"port": 0} | dict(settings)).items()}
-    program = [sys.executable, "-m", "server"]
+    cores = os.sched_getaffinity(0)
     if core is not None:
-        program = ["taskset", "--cpu-list", str(core), *program]
-    process = subprocess.Popen(program, env=environ, stdout=subprocess.PIPE, stderr=stderr, text=True)
+        os.sched_setaffinity(0, {core})  # of this thread, which a child inherits
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "server"], env=environ, stdout=subprocess.PIPE, stderr=stderr, text=True
+        )
+    finally:
+        os.sched_setaffinity(0, cores)
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:

@@ -139,13 +139,18 @@ def oip_routes(engine: Engine, infer: Inference) -> list[Route]:
 
 
 def metadata(serving: Serving) -> dict[str, Any]:
-    """Names, types and shapes of the model's inputs and output; -1 is any number."""
+    """Names, types and shapes of the model's inputs and output; -1 is any number.
+
+    The inputs of the plain form come first, then those that a ranking has instead of them.
+    """
+    inputs = serving.codec.inputs
     return {
         "name": MODEL,
         "versions": [serving.version],
         "platform": f"polyrec_{serving.runtime.name}",
         "inputs": [
-            {"name": d.name, "datatype": d.datatype, "shape": list(d.shape)} for d in serving.codec.inputs
+            {"name": d.name, "datatype": d.datatype, "shape": list(d.shape)}
+            for d in (*inputs.plain, *inputs.ranking)
         ],
         "outputs": [{"name": OUTPUT, "datatype": "FP32", "shape": [-1]}],
     }
@@ -154,8 +159,10 @@ def metadata(serving: Serving) -> dict[str, Any]:
 def configuration(engine: Engine, serving: Serving) -> dict[str, Any]:
     """The model configuration in Triton's form: what perf_analyzer reads before it starts.
 
-    Shapes are without the batch dimension, as max_batch_size announces one.
+    Shapes are without the batch dimension, as max_batch_size announces one. The inputs of a ranking are
+    optional, and those that they stand for are not: a client that sends what is required is understood.
     """
+    inputs = serving.codec.inputs
     limits = engine.plan.limits
     return {
         "name": MODEL,
@@ -168,11 +175,16 @@ def configuration(engine: Engine, serving: Serving) -> dict[str, Any]:
                 "name": d.name,
                 "data_type": f"TYPE_{d.datatype}",
                 "dims": list(d.shape[1:]) or [1],
-                "optional": d.optional,
+                "optional": d.optional or d in inputs.ranking,
             }
-            for d in serving.codec.inputs
+            for d in (*inputs.plain, *inputs.ranking)
         ],
         "output": [{"name": OUTPUT, "data_type": "TYPE_FP32", "dims": [1]}],
+        "parameters": {
+            "ranking": {
+                "string_value": f"instead of dense and sparse: {', '.join(d.name for d in inputs.ranking)}"
+            }
+        },
         "dynamic_batching": {
             "preferred_batch_size": [limits.max_batch_rows],
             "max_queue_delay_microseconds": 0,

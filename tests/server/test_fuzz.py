@@ -30,7 +30,10 @@ VALUES = SCALARS | st.lists(SCALARS, max_size=4) | st.lists(st.lists(SCALARS, ma
 FEATURES = st.sampled_from(
     ["price", "price_rank", "user_id", "platform", "filters", "recent_items", "item", "position", "seen", "?"]
 )
-NAMES = st.sampled_from(["dense", "sparse", "filters.values", "filters.lengths", "recent_items.values", "?"])
+NAMES = st.sampled_from(
+    ["dense", "sparse", "filters.values", "filters.lengths", "recent_items.values", "?"]
+    + ["context.dense", "context.sparse", "candidate.dense", "candidate.sparse", "context_lengths"]
+)
 TENSORS = st.fixed_dictionaries(
     {
         "name": NAMES,

@@ -113,14 +113,14 @@ def test_both_inputs_of_a_list_feature_may_be_left_out() -> None:
 def test_inputs_of_zero_width_are_not_declared_and_may_be_left_out_or_given() -> None:
     schema = Schema.model_validate({"name": "s", "categorical": [{"name": "item"}], **SPLIT})
     codec = OipCodec(schema, Limits())
-    assert [d.name for d in codec.inputs] == ["sparse"]
+    assert [d.name for d in codec.inputs.plain] == ["sparse"]
     sparse = as_json("sparse", np.array([[1], [2]]))
     for inputs in ([sparse], [{"name": "dense", "datatype": "FP32", "shape": [2, 0], "data": []}, sparse]):
         assert codec.decode(orjson.dumps({"inputs": inputs}), None).rows.dense.shape == (2, 0)
 
 
 def test_declared_inputs_are_those_of_the_schema() -> None:
-    assert [(d.name, d.datatype, d.shape) for d in CODEC.inputs] == [
+    assert [(d.name, d.datatype, d.shape) for d in CODEC.inputs.plain] == [
         ("dense", "FP32", (-1, 2)),
         ("sparse", "INT64", (-1, 3)),
         ("tags.values", "INT64", (-1,)),

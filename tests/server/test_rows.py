@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,10 +34,24 @@ def kinds(bundle: Bundle) -> dict[str, Callable[[int], Rows]]:
 
     def tensors(n: int) -> Rows:
         codec = OipCodec(bundle.manifest.schema_, Limits())
-        width = 4 * codec.inputs[0].shape[1] + 8 * codec.inputs[1].shape[1]
+        width = 4 * codec.inputs.plain[0].shape[1] + 8 * codec.inputs.plain[1].shape[1]
         return codec.decode(b"\0" * width * n, 0).rows
 
-    return {"rank": ranking, "predict": plain, "infer": tensors}
+    def ranked_tensors(n: int) -> Rows:
+        codec = OipCodec(bundle.manifest.schema_, Limits())
+        rows = {"context": 1 + (n > 2), "candidate": n}
+        arrays: dict[str, Any] = {
+            d.name: np.ones(
+                (rows[d.name.split(".")[0]], d.shape[1]), np.float32 if "dense" in d.name else int
+            )
+            for d in codec.inputs.ranking[:-1]
+        }
+        if n > 2:
+            arrays["context_lengths"] = np.array([n - 1, 1])
+            arrays |= {"filters.values": np.array([1, 2]), "filters.lengths": np.array([0, 2])}
+        return codec.inputs.rows(arrays)
+
+    return {"rank": ranking, "predict": plain, "infer": tensors, "infer ranking": ranked_tensors}
 
 
 def assert_equal(got: Batch, expected: Batch) -> None:
@@ -49,7 +64,9 @@ def assert_equal(got: Batch, expected: Batch) -> None:
 
 @given(
     parts=st.lists(
-        st.tuples(st.sampled_from(["rank", "predict", "infer"]), st.integers(1, 4)), min_size=1, max_size=6
+        st.tuples(st.sampled_from(["rank", "predict", "infer", "infer ranking"]), st.integers(1, 4)),
+        min_size=1,
+        max_size=6,
     )
 )
 def test_rows_merged_and_encoded_once_equal_rows_encoded_one_by_one(
@@ -75,3 +92,7 @@ def test_contexts_stay_shared_when_rankings_are_merged(
     assert batch.context.rows == 3
     assert batch.context_row is not None
     assert batch.context_row.tolist() == [0, 0, 0, 1, 1, 2]
+    batch = encode([kinds["infer ranking"](3), kinds["infer ranking"](2), kinds["rank"](1)], bundle.encoder)
+    assert batch.context.rows == 4
+    assert batch.context_row is not None
+    assert batch.context_row.tolist() == [0, 0, 1, 2, 2, 3]

@@ -1,0 +1,67 @@
+"""The promise of the whole path: every form of request gives what the bundle predicts offline."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from server.running import start
+
+TOLERANCE = 1e-5
+
+
+@pytest.mark.parametrize("runtime", ["torch", "onnx"])
+def test_every_form_of_request_gives_the_offline_probabilities(
+    bundle_dir: Path,
+    runtime: str,
+    requests: list[Any],
+    tensors: Callable[[Any], dict[str, Any]],
+    offline: Callable[[Any], Any],
+) -> None:
+    with (
+        start({"bundle": bundle_dir, "runtime": runtime, "drain_grace_s": 0}) as server,
+        httpx.Client(base_url=server.url, timeout=30, headers={"x-latency-budget-ms": "30000"}) as http,
+    ):
+
+        def post(path: str, **named: Any) -> Any:
+            answer = http.post(path, **named)
+            assert answer.status_code == 200, answer.text
+            return answer.json()
+
+        for request in requests:
+            expected = offline(request)
+            ranked = post("/v1/rank", json={"context": request.context, "candidates": request.candidates})
+            by_position = np.empty(expected.size)
+            by_position[ranked["order"]] = ranked["scores"]
+            arrays = tensors(request)
+            heads = [
+                {
+                    "name": name,
+                    "shape": list(array.shape),
+                    "datatype": "FP32" if array.dtype.kind == "f" else "INT64",
+                }
+                for name, array in arrays.items()
+            ]
+            as_json = [h | {"data": a.tolist()} for h, a in zip(heads, arrays.values(), strict=True)]
+            sizes = [{"parameters": {"binary_data_size": a.nbytes}} for a in arrays.values()]
+            header = json.dumps({"inputs": [h | s for h, s in zip(heads, sizes, strict=True)]}).encode()
+            infer = "/v2/models/dlrm/infer"
+            served = {
+                "instances": post("/v1/predict", json={"instances": request.rows})["predictions"],
+                "columns": post("/v1/predict", json={"columns": request.columns})["predictions"],
+                "rank": by_position,
+                "tensors in JSON": post(infer, json={"inputs": as_json})["outputs"][0]["data"],
+                "tensors in binary": post(
+                    infer,
+                    content=header + b"".join(a.tobytes() for a in arrays.values()),
+                    headers={"inference-header-content-length": str(len(header))},
+                )["outputs"][0]["data"],
+            }
+            for form, probabilities in served.items():
+                assert np.abs(probabilities - expected).max() <= TOLERANCE, form
