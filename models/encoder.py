@@ -201,19 +201,25 @@ class Encoder:
         the order of the schema file; bags: feature -> (values int64 [total], lengths int64 [rows]).
         Raises FeatureError: an id out of range, lengths that do not add up, a non-finite number.
         """
-        return Batch(
-            self._ids_block("context", dense, sparse, bags),
-            self._ids_block("candidate", dense, sparse, bags),
+        given = self._given
+        context, candidate = (
+            self.ids_block(role, dense[:, given[role].dense], sparse[:, given[role].singles], bags)
+            for role in ROLES
         )
+        return Batch(context, candidate)
 
-    def _ids_block(self, role: Role, dense: F32, sparse: I64, bags: Mapping[str, tuple[I64, I64]]) -> Block:
+    def ids_block(self, role: Role, raw: F32, ids: I64, bags: Mapping[str, tuple[I64, I64]]) -> Block:
+        """Ready ids of one role -> its block.
+
+        raw: float32 [rows, the role's dense features], ids: int64 [rows, its single-valued features],
+        both in the order of the schema file; bags: at least its own, as for `from_ids`, which says
+        what is raised.
+        """
         layout = self.schema.layout(role)
         given = self._given[role]
-        raw = dense[:, given.dense]
         if np.isnan(raw).any():
             row, column = np.argwhere(np.isnan(raw))[0]
             raise FeatureError(layout.dense[column].name, f"value nan is not a finite number (row {row})")
-        ids = sparse[:, given.singles]
         ranks = np.empty_like(ids)
         # One comparison for all features: seen as unsigned, a negative id is a huge one.
         in_range = not (ids.view(np.uint64) >= given.rows).any()
@@ -224,7 +230,7 @@ class Encoder:
         pairs = []
         for f in layout.bags:
             values, lengths = bags[f.name]
-            self._check_lengths(f, values, lengths, sparse.shape[0])
+            self._check_lengths(f, values, lengths, ids.shape[0])
             pairs.append((self.vocabulary(f).ranks_of_ids(f.name, values), lengths))
         return Block(self._transform[role](raw), ranks, *interleave(pairs))
 

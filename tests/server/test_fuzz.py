@@ -30,10 +30,9 @@ VALUES = SCALARS | st.lists(SCALARS, max_size=4) | st.lists(st.lists(SCALARS, ma
 FEATURES = st.sampled_from(
     ["price", "price_rank", "user_id", "platform", "filters", "recent_items", "item", "position", "seen", "?"]
 )
-NAMES = st.sampled_from(
-    ["dense", "sparse", "filters.values", "filters.lengths", "recent_items.values", "?"]
-    + ["context.dense", "context.sparse", "candidate.dense", "candidate.sparse", "context_lengths"]
-)
+PLAIN = ["dense", "sparse", "filters.values", "filters.lengths", "recent_items.values", "?"]
+RANKING = ["context.dense", "context.sparse", "candidate.dense", "candidate.sparse", "context_lengths"]
+NAMES = st.sampled_from([*PLAIN, *RANKING])
 TENSORS = st.fixed_dictionaries(
     {
         "name": NAMES,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from models.bundle import Bundle
+from models.schema import Schema
 from server.running import Child
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -60,9 +62,11 @@ def test_tritonclient_sees_a_live_ready_server_with_its_model(triton: Any, bundl
     config = triton.get_model_config("dlrm")
     assert config["max_batch_size"] == 4096
     assert "dynamic_batching" in config
-    assert {i["name"] for i in config["input"] if i["optional"]} == {
-        f"{name}.{part}" for name in ("filters", "recent_items") for part in ("values", "lengths")
-    }
+    lists = {f"{name}.{part}" for name in ("filters", "recent_items") for part in ("values", "lengths")}
+    ranking = {"context.sparse", "candidate.dense", "candidate.sparse", "context_lengths"}
+    assert {i["name"] for i in config["input"] if i["optional"]} == lists | ranking
+    assert {i["name"] for i in config["input"]} == {i["name"] for i in metadata["inputs"]}
+    assert ranking <= set(re.split("[ ,]+", config["parameters"]["ranking"]["string_value"]))
     (entry,) = triton.get_model_repository_index()
     assert (entry["name"], entry["version"], entry["state"]) == ("dlrm", version, "READY")
 
@@ -98,6 +102,48 @@ def test_tritonclient_gets_the_bundles_probabilities(
     response = result.get_response()
     assert response["id"] == "q1"
     assert response["parameters"]["path"] == "table@cpu"
+
+
+@pytest.mark.parametrize("binary_in", [True, False], ids=["binary in", "JSON in"])
+def test_tritonclient_ranks_with_each_context_sent_once(
+    triton: Any,
+    http: httpx.Client,
+    requests: list[Any],
+    tensors: Callable[[Any], dict[str, Any]],
+    offline: Callable[[Any], Any],
+    binary_in: bool,
+) -> None:
+    queries = requests[:3]
+    arrays = [ranking_arrays(tensors(r), r.schema) for r in queries]
+    for request, own in zip(queries, arrays, strict=True):
+        result = triton.infer("dlrm", triton_inputs(own, binary_in)).as_numpy("probability")
+        plain = triton.infer("dlrm", triton_inputs(tensors(request), binary_in)).as_numpy("probability")
+        body = {"context": request.context, "candidates": request.candidates}
+        ranked = http.post("/v1/rank", json=body).json()
+        by_rank = np.empty(len(plain))
+        by_rank[ranked["order"]] = ranked["scores"]
+        np.testing.assert_allclose(result, plain, atol=1e-6)
+        np.testing.assert_allclose(result, by_rank, atol=1e-6)
+    together = {name: np.concatenate([a[name] for a in arrays]) for name in arrays[0]}
+    together["context_lengths"] = np.array([r.table.num_rows for r in queries], np.int64)
+    result = triton.infer("dlrm", triton_inputs(together, binary_in)).as_numpy("probability")
+    np.testing.assert_allclose(result, np.concatenate([offline(r) for r in queries]), atol=1e-5)
+
+
+def ranking_arrays(plain: dict[str, Any], schema: Schema) -> dict[str, Any]:
+    """The plain tensors of a request whose rows have one context, with that context once."""
+    roles: dict[str, list[int]] = {"context": [], "candidate": []}
+    for i, f in enumerate(f for f in schema.categorical if not f.multi):
+        roles[f.role].append(i)
+    once = {
+        "context.sparse": plain["sparse"][:1, roles["context"]],
+        "candidate.dense": plain["dense"],
+        "candidate.sparse": plain["sparse"][:, roles["candidate"]],
+    }
+    for f in schema.context.bags:
+        lengths = plain[f"{f.name}.lengths"][:1]
+        once |= {f"{f.name}.values": plain[f"{f.name}.values"][: lengths[0]], f"{f.name}.lengths": lengths}
+    return {name: np.ascontiguousarray(array) for name, array in once.items()}
 
 
 def test_tritonclient_statistics_count_what_was_asked(
@@ -138,6 +184,14 @@ def test_tritonclient_raises_what_the_server_says(
     with pytest.raises(InferenceServerException, match="feature 'user_id': id 999999 is outside") as refused:
         triton.infer("dlrm", triton_inputs(arrays | {"sparse": np.full_like(arrays["sparse"], 999_999)}))
     assert refused.value.status() == "422"
+    once = ranking_arrays(arrays, request_.schema)
+    with pytest.raises(InferenceServerException, match=r"input 'context\.sparse' is missing") as refused:
+        triton.infer("dlrm", triton_inputs({n: a for n, a in once.items() if n != "context.sparse"}))
+    assert refused.value.status() == "400"
+    with pytest.raises(InferenceServerException, match="input 'context_lengths' adds up to 1; there are"):
+        triton.infer("dlrm", triton_inputs(once | {"context_lengths": np.array([1])}))
+    with pytest.raises(InferenceServerException, match="feature 'user_id': id 999999 is outside"):
+        triton.infer("dlrm", triton_inputs(once | {"context.sparse": np.full((1, 5), 999_999)}))
     nan = arrays["dense"].copy()
     nan[0, 0] = np.nan
     with pytest.raises(InferenceServerException, match="feature 'price': value nan is not a finite number"):
