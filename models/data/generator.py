@@ -43,15 +43,20 @@ def generate(
     items: int = 5000,
     users: int = 2000,
     drift: float = 0.0,
+    candidates: int = CANDIDATES,
     progress: Callable[[int], object] | None = None,
 ) -> Planted:
     """Writes `rows` rows as a Parquet file for the schema `trivago`, in bounded memory.
 
     The same arguments give the same rows. items: hotels, in cities of 50. drift: how many times the
     popularity within a city goes round all its hotels between the first and the last row; 0 keeps it
-    still. `progress` is told the rows of each part written.
-    Raises DataError: no rows, no users, fewer items than a city has, a path that cannot be written.
+    still. candidates: of a full request, two of three are full; from 25 on, positions are beyond what
+    the schema knows. `progress` is told the rows of each part written.
+    Raises DataError: no rows, no users, fewer items than a city has, more candidates than a city has
+    items, a path that cannot be written.
     """
+    if not 1 <= candidates <= CITY_ITEMS:
+        raise DataError(f"cannot show {candidates} candidates: between 1 and {CITY_ITEMS} are possible")
     if rows < 1 or users < 1 or items < CITY_ITEMS:
         raise DataError(
             f"cannot generate {rows} rows of {users} users and {items} items: "
@@ -63,7 +68,7 @@ def generate(
     try:
         file: pq.ParquetWriter | None = None
         try:
-            for part in _parts(rows, seed, items, users, drift):
+            for part in _parts(rows, seed, items, users, drift, candidates):
                 file = file or pq.ParquetWriter(partial, part.schema)
                 file.write_table(part)
                 requests = part.column("request_id")[-1].as_py() + 1
@@ -81,22 +86,22 @@ def generate(
     return Planted(path, rows, requests, clicks, items // CITY_ITEMS * CITY_ITEMS, users)
 
 
-def _parts(rows: int, seed: int, items: int, users: int, drift: float) -> Iterator[pa.Table]:
+def _parts(rows: int, seed: int, items: int, users: int, drift: float, candidates: int) -> Iterator[pa.Table]:
     random = np.random.default_rng(seed)
-    world = World(random, items // CITY_ITEMS, users)
+    world = World(random, items // CITY_ITEMS, users, candidates)
     request = row = 0
     while row < rows:
-        lengths = _lengths(random, rows - row)
+        lengths = _lengths(random, rows - row, candidates)
         part = world.requests(random, request, lengths, drift * row / rows)
         yield part
         request += lengths.size
         row += part.num_rows
 
 
-def _lengths(random: np.random.Generator, rows: int) -> I64:
+def _lengths(random: np.random.Generator, rows: int, candidates: int) -> I64:
     """Candidates of each of the next requests, together at most `rows`; two of three are full."""
-    some = random.integers(5, CANDIDATES + 1, REQUESTS_AT_ONCE)
-    lengths = np.where(random.random(REQUESTS_AT_ONCE) < 2 / 3, CANDIDATES, some)
+    some = random.integers(min(5, candidates), candidates + 1, REQUESTS_AT_ONCE)
+    lengths = np.where(random.random(REQUESTS_AT_ONCE) < 2 / 3, candidates, some)
     ends = np.cumsum(lengths)
     if ends[-1] <= rows:
         return lengths

@@ -62,8 +62,11 @@ class _Context:
 class World:
     """Everything that stays the same from request to request, drawn once."""
 
-    def __init__(self, random: np.random.Generator, cities: int, users: int) -> None:
+    def __init__(
+        self, random: np.random.Generator, cities: int, users: int, candidates: int = CANDIDATES
+    ) -> None:
         items = cities * CITY_ITEMS
+        self._candidates = candidates
         self._city_weight = _zipf(cities, 0.9)
         self._user_weight = _zipf(users, 0.7)
         self._item_weight = np.log(_zipf(CITY_ITEMS, 1.0))
@@ -88,19 +91,19 @@ class World:
     def requests(self, random: np.random.Generator, first: int, lengths: I64, drift: float) -> pa.Table:
         """The next requests, as rows with clicks.
 
-        first: id of the first. lengths: int64 [requests], candidates of each, at most CANDIDATES.
+        first: id of the first. lengths: int64 [requests], candidates of each, at most the world's.
         drift: by how much of a round the popularity within cities has turned.
         """
         turned = np.roll(self._item_weight, int(drift * CITY_ITEMS))
         context = self._contexts(random, lengths.size, turned)
         base = context.city[:, None] * CITY_ITEMS
         quality = self._quality[base + np.arange(CITY_ITEMS)]
-        shown = _draw(random, turned + 0.5 * quality, CANDIDATES)
-        there = np.arange(CANDIDATES) < lengths[:, None]
+        shown = _draw(random, turned + 0.5 * quality, self._candidates)
+        there = np.arange(self._candidates) < lengths[:, None]
         price = np.exp(self._log_price[base + shown] + 0.15 * random.normal(size=shown.shape))
         price_rank = _ranks(np.where(there, price, np.inf)) / lengths[:, None]
         seen = self._seen(context, shown)
-        position = np.broadcast_to(np.arange(CANDIDATES), shown.shape)
+        position = np.broadcast_to(np.arange(self._candidates), shown.shape)
         logits = (
             np.take_along_axis(quality + TASTE * context.taste, shown, 1)
             + PRICE_EFFECT[self._device[context.user]][:, None] * (price_rank - 0.5)

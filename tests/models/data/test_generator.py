@@ -155,3 +155,18 @@ def test_impossible_sizes_and_paths_are_refused(tmp_path: Path) -> None:
             generate(tmp_path / "f", **arguments)
     with pytest.raises(DataError, match="cannot write"):
         generate(tmp_path / "nowhere" / "f", 5)
+
+
+@pytest.mark.parametrize("candidates", [1, 3, 10, 50])
+def test_requests_have_as_many_candidates_as_asked_for(candidates: int, tmp_path: Path) -> None:
+    path = generate(tmp_path / "f.parquet", 4000, items=200, users=50, candidates=candidates).path
+    request = pq.read_table(path, columns=["request_id"])["request_id"].to_numpy()
+    lengths = np.unique(request, return_counts=True)[1]
+    assert lengths.max() == candidates
+    assert np.mean(lengths[:-1] == candidates) > 0.5
+
+
+@pytest.mark.parametrize("candidates", [0, 51])
+def test_more_candidates_than_a_city_has_items_are_refused(candidates: int, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=f"cannot show {candidates} candidates"):
+        generate(tmp_path / "f.parquet", 100, candidates=candidates)
