@@ -112,7 +112,8 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|")
     for r in rows:
         print(
-            f"| {r['representation']} {r['runtime']} | {r['candidates']:,} | {r['once']:,} | {r['distinct']:,} "
+            f"| {r['representation']} {r['runtime']} | {r['candidates']:,} | {r['once']:,} "
+            f"| {r['distinct']:,} "
             f"| {r['exploded']:,} | {r['time_factor']}x | {r['flop_factor']}x |"
         )
     if args.json:

@@ -39,9 +39,9 @@ from models.data.split import TEST
 from models.errors import BundleError
 from models.evaluation import evaluate
 from models.learning import Learner, Training, default_training
+from models.precision import DensePrecision
 from models.predictions import Predictions, predict_all
 from models.repeats import over_seeds
-from models.runtimes.runtime import DensePrecision
 from models.schema import load_schema
 from models.training import Check
 from polyrec.progress import Bars

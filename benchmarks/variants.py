@@ -16,10 +16,9 @@ from models.data.reader import Reader
 from models.derive import materialised, quantised
 from models.distil import Regression, distilled
 from models.dlrm import DLRM
-from models.embeddings.store import Precision
 from models.learning import Training, tune
+from models.precision import DensePrecision, Precision
 from models.representation import Kind, Representation
-from models.runtimes.runtime import DensePrecision
 
 Derive = Callable[[Bundle, Training, Reader], tuple[DLRM, Representation]]
 

@@ -17,9 +17,10 @@ from models.bundle import Bundle
 from models.dlrm import DLRM
 from models.embeddings.computed import ComputedStage, HybridStage
 from models.embeddings.cuts import stored_within
-from models.embeddings.store import FloatRows, Precision, quantise
+from models.embeddings.store import FloatRows, quantise
 from models.embeddings.table import TableStage
 from models.errors import BundleError
+from models.precision import Precision
 from models.representation import Representation, stage_from_tensors
 
 ROWS_AT_ONCE = 4096

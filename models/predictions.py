@@ -19,8 +19,8 @@ from models.data.reader import OnMalformed, open_data
 from models.data.split import Splitter, split_of
 from models.errors import DataError
 from models.learning import Phase
+from models.precision import DensePrecision
 from models.runtimes import open_runtime, predict_rows
-from models.runtimes.runtime import DensePrecision
 
 
 @dataclass(frozen=True, slots=True)

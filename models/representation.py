@@ -23,8 +23,9 @@ from models.batch import I64
 from models.embeddings.computed import ComputedStage, Encoding, HybridStage
 from models.embeddings.hashing import ids_of_ranks
 from models.embeddings.stage import Stage
-from models.embeddings.store import FloatRows, Precision
+from models.embeddings.store import FloatRows
 from models.embeddings.table import TableStage
+from models.precision import Precision
 from models.schema import Schema, Strict
 from models.vocabulary import Vocabulary
 

@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from models.errors import PolyrecError
+from models.precision import DensePrecision
 from models.schema import Strict, one_line
 
 PathName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.@:-]+$", max_length=64)]
@@ -49,12 +50,13 @@ class Limits(Strict):
 
 
 class PlannedPath(Strict):
-    """One path: `bundle` executed by `runtime` on `device`."""
+    """One path: `bundle` executed by `runtime` on `device`, its dense net in a precision."""
 
     name: PathName
     bundle: Path
     runtime: Literal["torch", "onnx"]
     device: str = "cpu"
+    precision: DensePrecision = "fp32"
 
 
 class Plan(Strict):
@@ -74,13 +76,26 @@ class Plan(Strict):
         return self
 
 
-def single_path_plan(bundle: Path, representation: str, runtime: str, device: str = "cpu") -> Plan:
+def single_path_plan(
+    bundle: Path,
+    representation: str,
+    runtime: str,
+    device: str = "cpu",
+    precision: DensePrecision = "fp32",
+) -> Plan:
     """The plan of `polyrec serve --bundle`: one bundle on one device, default limits.
 
-    Raises PlanError if there is no such runtime.
+    A dense precision other than fp32 stands in the path's name: `table.int8@cpu`. Raises PlanError if
+    there is no such runtime.
     """
-    name = f"{representation}@{device}"
-    path = {"name": name, "bundle": bundle, "runtime": runtime, "device": device}
+    name = f"{representation}{'' if precision == 'fp32' else f'.{precision}'}@{device}"
+    path = {
+        "name": name,
+        "bundle": bundle,
+        "runtime": runtime,
+        "device": device,
+        "precision": precision,
+    }
     try:
         return Plan.model_validate({"paths": (path,)})
     except ValidationError as e:

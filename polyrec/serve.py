@@ -15,6 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, help="port to listen on, 0 takes a free one (default 8000)")
     parser.add_argument("--runtime", choices=["auto", "torch", "onnx"], help="with --bundle (default auto)")
     parser.add_argument("--device", help="with --bundle: cpu, cuda:0, ... (default: the best)")
+    parser.add_argument("--precision", choices=["fp32", "bf16", "int8"], help="of the dense net's products")
     parser.add_argument("--driver", choices=["auto", "inline", "thread"], help="where batches execute")
     parser.add_argument("--default-budget-ms", type=float, help="latency budget of requests that name none")
     parser.add_argument("--max-body-bytes", type=int, help="of one request; 413 beyond")

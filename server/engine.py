@@ -144,7 +144,7 @@ class Engine:
     def _open(self, path: PlannedPath, limits: Limits, bundle: Bundle | None) -> Serving:
         bundle = bundle or load_bundle(path.bundle)
         bundle.encoder.prepare()
-        runtime = open_runtime(path.runtime, bundle, path.device)
+        runtime = open_runtime(path.runtime, bundle, path.device, path.precision)
         on_host = runtime.device == "cpu"
         kind: Kind = self._driver or ("inline" if on_host else "thread")
         warm_up(runtime, bundle.encoder)

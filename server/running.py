@@ -65,7 +65,7 @@ def load(engine: Engine, settings: Settings) -> None:
             device = settings.device or device
         else:
             runtime, device = settings.runtime, settings.device or "cpu"
-        plan = single_path_plan(settings.bundle, bundle.name, runtime, device)
+        plan = single_path_plan(settings.bundle, bundle.name, runtime, device, settings.precision)
         engine.load(settings.bend(plan), {settings.bundle: bundle})
 
 

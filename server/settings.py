@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from models.errors import PolyrecError
+from models.precision import DensePrecision
 from models.schema import Strict, one_line
 from planner.plan import Limits, Plan, Rows
 
@@ -29,7 +30,7 @@ class SettingsError(PolyrecError):
 class Settings(Strict):
     """bundle, plan: what to serve, exactly one of them.
 
-    runtime, device: only with a bundle (a plan names them for each path); `auto` is the best here.
+    runtime, device, precision: only with a bundle (a plan names them for each path); `auto` is the best here.
     driver: where batches execute: in the event loop (`inline`, which `auto` takes for a CPU) or in a
         thread of the lane.
     drain_grace_s: after SIGTERM, how long to keep serving while readiness already says 503.
@@ -43,6 +44,7 @@ class Settings(Strict):
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     runtime: Literal["auto", "torch", "onnx"] = "auto"
     device: str | None = None
+    precision: DensePrecision = "fp32"
     driver: Literal["auto", "inline", "thread"] = "auto"
     drain_grace_s: Seconds = 1.0
     drain_timeout_s: Seconds = 10.0
@@ -56,8 +58,8 @@ class Settings(Strict):
     def _one_thing_to_serve(self) -> Settings:
         if (self.bundle is None) == (self.plan is None):
             raise ValueError("give either --bundle DIR or --plan FILE")
-        if self.plan is not None and {"runtime", "device"} & self.model_fields_set:
-            raise ValueError("the plan names runtime and device for each path; leave them out")
+        if self.plan is not None and {"runtime", "device", "precision"} & self.model_fields_set:
+            raise ValueError("the plan names runtime, device and precision for each path; leave them out")
         return self
 
     def bend(self, plan: Plan) -> Plan:

@@ -26,8 +26,9 @@ from models.embeddings.hashing import CodeTransform, UniversalHashes
 from models.embeddings.lookups import FusedRows
 from models.embeddings.pooling import assemble
 from models.embeddings.stage import PerBlock, Vectors
-from models.embeddings.store import ComputedRows, Precision, as_index, open_rows
+from models.embeddings.store import ComputedRows, as_index, open_rows
 from models.embeddings.table import TableStage
+from models.precision import Precision
 from models.schema import Schema, Strict
 
 

@@ -12,15 +12,15 @@ byte instead of two. The range of a row always contains zero.
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from models.batch import I64
+from models.precision import Precision
 
-Precision = Literal["fp32", "bf16", "int8", "int4"]
 HEAD = 3
 LEVELS = {"int8": 255, "int4": 15}
 

@@ -11,7 +11,8 @@ from models.batch import Batch
 from models.embeddings.lookups import FusedRows
 from models.embeddings.pooling import assemble
 from models.embeddings.stage import PerBlock, Vectors
-from models.embeddings.store import Precision, open_rows
+from models.embeddings.store import open_rows
+from models.precision import Precision
 from models.schema import Schema
 
 

@@ -13,7 +13,8 @@ from models.errors import RuntimeUnavailable
 if TYPE_CHECKING:
     from models.bundle import Bundle
     from models.data.encoded import Encoded
-    from models.runtimes.runtime import DensePrecision, Runtime
+    from models.precision import DensePrecision
+    from models.runtimes.runtime import Runtime
 
 NAMES = ("torch", "onnx")
 

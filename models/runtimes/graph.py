@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from models.context_once import ContextOnce, first_layer
 from models.dlrm import DenseNet
 from models.interaction import Cross, Dot
-from models.runtimes.runtime import DensePrecision
+from models.precision import DensePrecision
 
 OPSET = 17
 

@@ -13,8 +13,8 @@ from models.batch import F32, Batch
 from models.bundle import Bundle
 from models.dlrm import Inputs, inputs_of
 from models.errors import RuntimeUnavailable
+from models.precision import DensePrecision
 from models.runtimes.graph import plain_graph, ranking_graph
-from models.runtimes.runtime import DensePrecision
 
 PROVIDERS = {
     "cpu": "CPUExecutionProvider",

@@ -8,12 +8,11 @@ What `embed` returns is only valid until its next call.
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from models.batch import F32, Batch
 from models.embeddings.stage import Stage
-
-DensePrecision = Literal["fp32", "bf16", "int8"]
+from models.precision import DensePrecision
 
 
 class Runtime(Protocol):

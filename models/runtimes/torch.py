@@ -9,7 +9,7 @@ from models.bundle import Bundle
 from models.context_once import ContextOnce
 from models.dlrm import Inputs, inputs_of
 from models.errors import RuntimeUnavailable
-from models.runtimes.runtime import DensePrecision
+from models.precision import DensePrecision
 
 DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 

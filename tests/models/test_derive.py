@@ -12,9 +12,10 @@ from models.data.split import split_of
 from models.derive import materialised, quantised
 from models.dlrm import Architecture
 from models.embeddings.computed import Encoding
-from models.embeddings.store import Precision, bytes_per_row
+from models.embeddings.store import bytes_per_row
 from models.errors import BundleError
 from models.learning import Learner, Select, Training
+from models.precision import Precision
 from models.representation import KINDS
 from models.runtimes import NAMES, open_runtime
 from models.schema import load_schema

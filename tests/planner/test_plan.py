@@ -35,7 +35,7 @@ def test_a_plan_file_is_readable_by_people(tmp_path: Path) -> None:
     save_plan(single_path_plan(Path("table"), "table", "onnx"), tmp_path / "plan.json")
     written = json.loads((tmp_path / "plan.json").read_text())
     assert written["version"] == 1
-    assert written["paths"] == [{**PATH, "device": "cpu"}]
+    assert written["paths"] == [{**PATH, "device": "cpu", "precision": "fp32"}]
     assert written["limits"]["max_body_bytes"] == 16 * 2**20
 
 
@@ -82,3 +82,8 @@ def test_a_plan_is_frozen() -> None:
     plan = Plan.model_validate({"paths": [PATH]})
     with pytest.raises(ValueError, match="frozen"):
         plan.default_budget_ms = 3  # type: ignore[misc]
+
+
+def test_a_dense_precision_stands_in_the_paths_name() -> None:
+    path = single_path_plan(Path("b"), "table-int8", "onnx", precision="int8").paths[0]
+    assert (path.name, path.precision) == ("table-int8.int8@cpu", "int8")

@@ -46,7 +46,7 @@ def test_a_bundle_on_the_command_line_replaces_a_plan_in_the_environment() -> No
         ({"bundle": "b", "default_budget_ms": float("nan")}, {}, "--default-budget-ms: "),
         ({}, {}, "give either --bundle DIR or --plan FILE"),
         ({"bundle": "b", "plan": "p"}, {}, "give either --bundle DIR or --plan FILE"),
-        ({"plan": "p", "device": "cpu"}, {}, "the plan names runtime and device"),
+        ({"plan": "p", "device": "cpu"}, {}, "the plan names runtime, device and precision"),
     ],
 )
 def test_a_bad_setting_gives_one_line_that_names_it(

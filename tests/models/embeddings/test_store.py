@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -11,11 +13,11 @@ from models.embeddings.store import (
     LEVELS,
     ComputedRows,
     FloatRows,
-    Precision,
     bytes_per_row,
     open_rows,
     quantise,
 )
+from models.precision import Precision
 
 PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "int8", "int4")
 
@@ -75,7 +77,7 @@ def test_pooling_sums_what_gathering_gives(precision: Precision) -> None:
     with torch.inference_mode():
         pooled = store.pool(index, offsets).clone()
         rows = store.gather(index).clone()
-    expected = torch.stack([rows[a:b].sum(0) for a, b in zip(offsets, offsets[1:], strict=False)])
+    expected = torch.stack([rows[a:b].sum(0) for a, b in pairwise(offsets)])
     np.testing.assert_allclose(pooled, expected, atol=1e-5)
     again = ComputedRows(rows).pool(torch.arange(12), offsets)
     np.testing.assert_allclose(again, expected, atol=1e-5)

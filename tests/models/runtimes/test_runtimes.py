@@ -107,3 +107,23 @@ def test_cuda_gives_the_cpus_numbers(bundle: Bundle, data: Encoded) -> None:
     batch = data.batch(np.arange(500))
     expected = open_runtime("torch", bundle).predict(batch)
     np.testing.assert_allclose(open_runtime("torch", bundle, "cuda:0").predict(batch), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "precision"), [("torch", "bf16"), ("onnx", "int8")])
+def test_a_dense_net_in_fewer_bits_stays_near_fp32(
+    name: str, precision: str, bundle: Bundle, data: Encoded
+) -> None:
+    plain = data.batch(np.arange(300))
+    shared = Batch(plain.context.take(np.arange(3)), plain.candidate, np.arange(300) % 3)
+    exact, rough = open_runtime(name, bundle), open_runtime(name, bundle, precision=precision)
+    for batch in (plain, shared):
+        got, expected = rough.predict(batch), exact.predict(batch)
+        assert got.dtype == np.float32
+        assert not np.array_equal(got, expected)
+        np.testing.assert_allclose(got, expected, atol=0.03)
+
+
+@pytest.mark.parametrize(("name", "precision"), [("torch", "int8"), ("onnx", "bf16")])
+def test_a_precision_that_a_runtime_lacks_is_said(name: str, precision: str, bundle: Bundle) -> None:
+    with pytest.raises(RuntimeUnavailable, match=f"no dense precision '{precision}'"):
+        open_runtime(name, bundle, precision=precision)
