@@ -28,6 +28,7 @@ from models.data.encoded import Encoded, encode
 from models.data.reader import open_data
 from models.data.split import TEST, split_of
 from models.embeddings.computed import ComputedStage
+from models.memory import keep_memory
 from models.runtimes import NAMES, open_runtime
 from models.schema import load_schema
 
@@ -65,6 +66,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     args = parser.parse_args()
     os.sched_setaffinity(0, {args.core})
+    keep_memory()
     torch.set_num_threads(1)
     bundles = family(args.data, args.bundles)
     schema = load_schema("trivago")

@@ -39,6 +39,7 @@ from models.data.split import TEST
 from models.errors import BundleError
 from models.evaluation import evaluate
 from models.learning import Learner, Training, default_training
+from models.memory import keep_memory
 from models.precision import DensePrecision
 from models.predictions import Predictions, predict_all
 from models.repeats import over_seeds
@@ -220,6 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "quality", help="where bundles are kept")
     parser.add_argument("--quick", action="store_true", help="generated clicks, one epoch, two seeds")
     args = parser.parse_args(arguments)
+    keep_memory()
     torch.set_num_threads(1)
     asked = {BASELINE, *(args.variants or VARIANTS)}
     asked |= {v.source for n in asked if not isinstance(v := VARIANTS[n], Trained)}

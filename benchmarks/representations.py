@@ -25,6 +25,7 @@ from models.data.reader import open_data
 from models.data.split import TEST, split_of
 from models.derive import materialised, quantised
 from models.learning import Learner, default_training
+from models.memory import keep_memory
 from models.representation import KINDS
 from models.runtimes import NAMES, open_runtime
 from models.runtimes.runtime import Runtime
@@ -77,6 +78,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     args = parser.parse_args()
     os.sched_setaffinity(0, {args.core})
+    keep_memory()
     torch.set_num_threads(1)
     bundles = family(args.data, args.bundles)
     schema = load_schema("trivago")

@@ -59,7 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     from models.errors import PolyrecError
+    from models.memory import keep_memory
 
+    keep_memory()
     try:
         return int(args.run(args))
     except PolyrecError as e:

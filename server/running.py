@@ -29,6 +29,7 @@ import uvloop
 
 from models.bundle import load_bundle
 from models.errors import PolyrecError
+from models.memory import keep_memory
 from models.runtimes import best_runtime
 from planner.plan import load_plan, single_path_plan
 from server.engine import Engine, State
@@ -130,6 +131,7 @@ class Ready:
 
 def serve(settings: Settings, on_ready: Callable[[Ready], object]) -> int:
     """Serves until told to stop; returns the exit status. Raises PolyrecError if it cannot start."""
+    keep_memory()
     listener = listen(settings.host, settings.port)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
