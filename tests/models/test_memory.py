@@ -14,10 +14,10 @@ import resource, sys
 from models.memory import keep_memory
 if sys.argv[1] == "keep":
     keep_memory()
-b"x" * 2**24
+[b"x" * size for size in [12 * 2**20] * 6]
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(20):
-    b"x" * 2**24
+    [b"x" * size for size in [12 * 2**20] * 6]
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
@@ -28,7 +28,7 @@ def test_memory_that_was_freed_is_used_again_without_page_faults() -> None:
         done = subprocess.run([sys.executable, "-c", FAULTS, how], capture_output=True, text=True, check=True)
         return int(done.stdout)
 
-    pages = 2**24 // resource.getpagesize()
+    pages = 6 * 12 * 2**20 // resource.getpagesize()
     assert faults("leave") > 10 * pages
     assert faults("keep") < pages
 
