@@ -1,0 +1,198 @@
+"""What a client says to the server: values or ids in, bodies of requests out, and answers read.
+
+    columns of raw values -> predict_body, rank_body        JSON
+    arrays of stable ids  -> plain_tensors, ranking_tensors -> infer_body   JSON or binary tensors
+
+Nothing here is tied to an HTTP library, and nothing but numpy is needed (orjson is used where it is
+installed), so that the file can be copied into a client of one's own. docs/protocol.md has the forms.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+try:
+    import orjson
+except ImportError:
+    orjson = None  # type: ignore[assignment]
+
+Array = NDArray[Any]
+Ids = Array | tuple[Array, Array]
+"""[rows] numbers or ids of one feature; of a multi-valued one (ids of all rows, how many each row has)."""
+
+PREDICT, RANK, INFER = "/v1/predict", "/v1/rank", "/v2/models/dlrm/infer"
+HEADER_BYTES = "Inference-Header-Content-Length"
+
+
+class Refused(Exception):
+    """The server's own line on why there is no answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """probabilities: float32 [rows], in the order of the request; path: what made them."""
+
+    probabilities: NDArray[np.float32]
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """order: int64 [top_k], positions in the request's candidates, best first; scores go with it."""
+
+    order: NDArray[np.int64]
+    scores: NDArray[np.float32]
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Names of features in the order in which tensors have them."""
+
+    dense: tuple[str, ...]
+    sparse: tuple[str, ...]
+    bags: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """The features of a schema: all of them, and by role."""
+
+    plain: Layout
+    context: Layout
+    candidate: Layout
+
+    @staticmethod
+    def of(schema: Mapping[str, Any]) -> Features:
+        """schema: a schema file as YAML or JSON has it: lists `dense` and `categorical` of mappings."""
+
+        def layout(*roles: str) -> Layout:
+            dense, categorical = (
+                [f for f in schema.get(part) or () if f.get("role", "candidate") in roles]
+                for part in ("dense", "categorical")
+            )
+            return Layout(
+                tuple(f["name"] for f in dense),
+                tuple(f["name"] for f in categorical if not f.get("pooling")),
+                tuple(f["name"] for f in categorical if f.get("pooling")),
+            )
+
+        return Features(layout("context", "candidate"), layout("context"), layout("candidate"))
+
+
+def predict_body(columns: Mapping[str, Sequence[Any]]) -> bytes:
+    """columns: feature -> one value a row, None where it is missing (lists for a multi-valued one)."""
+    return _dumps({"columns": columns})
+
+
+def rank_body(
+    context: Mapping[str, Any], candidates: Mapping[str, Sequence[Any]], top_k: int | None = None
+) -> bytes:
+    """context: feature -> its one value; candidates: feature -> one value a candidate."""
+    asked: dict[str, Any] = {"context": context, "candidates": candidates}
+    if top_k is not None:
+        asked["top_k"] = top_k
+    return _dumps(asked)
+
+
+def plain_tensors(features: Features, ids: Mapping[str, Ids]) -> dict[str, Array]:
+    """Every feature's numbers or ids, one a row -> the tensors of the plain form."""
+    return _tensors("", features.plain, ids)
+
+
+def ranking_tensors(
+    features: Features,
+    context: Mapping[str, Ids],
+    candidates: Mapping[str, Ids],
+    context_lengths: Sequence[int] | Array | None = None,
+) -> dict[str, Array]:
+    """Each context once, with its candidates -> the tensors of a ranking.
+
+    context: one entry a context, candidates: one a candidate, those of the first context first.
+    context_lengths: how many candidates each context has; not needed for one context.
+    """
+    tensors = _tensors("context.", features.context, context)
+    tensors |= _tensors("candidate.", features.candidate, candidates)
+    if context_lengths is not None:
+        tensors["context_lengths"] = np.asarray(context_lengths, np.int64)
+    return tensors
+
+
+def _tensors(prefix: str, layout: Layout, ids: Mapping[str, Ids]) -> dict[str, Array]:
+    absent = [name for name in (*layout.dense, *layout.sparse, *layout.bags) if name not in ids]
+    if absent:
+        raise ValueError(f"feature '{absent[0]}' has no values")
+    tensors: dict[str, Array] = {}
+    if layout.dense:
+        tensors[f"{prefix}dense"] = np.column_stack([ids[name] for name in layout.dense]).astype("<f4")
+    if layout.sparse:
+        tensors[f"{prefix}sparse"] = np.column_stack([ids[name] for name in layout.sparse]).astype("<i8")
+    for name in layout.bags:
+        values, lengths = ids[name]
+        tensors[f"{name}.values"] = np.asarray(values).astype("<i8")
+        tensors[f"{name}.lengths"] = np.asarray(lengths).astype("<i8")
+    return tensors
+
+
+def infer_body(
+    tensors: Mapping[str, Array], *, binary: bool = True, timeout_us: int | None = None
+) -> tuple[bytes, dict[str, str]]:
+    """Named tensors, float32 or int64 -> (body, headers). binary: so the tensors, and the answer too."""
+    inputs: list[dict[str, Any]] = []
+    for name, array in tensors.items():
+        datatype = "FP32" if array.dtype.kind == "f" else "INT64"
+        inputs.append({"name": name, "datatype": datatype, "shape": list(array.shape)})
+        if binary:
+            inputs[-1]["parameters"] = {"binary_data_size": array.nbytes}
+        else:
+            inputs[-1]["data"] = array.ravel().tolist()
+    document: dict[str, Any] = {"inputs": inputs}
+    if timeout_us is not None:
+        document["parameters"] = {"timeout": timeout_us}
+    if not binary:
+        return _dumps(document), {}
+    document["parameters"] = {**document.get("parameters", {}), "binary_data_output": True}
+    head = _dumps(document)
+    return b"".join([head, *(a.tobytes() for a in tensors.values())]), {HEADER_BYTES: str(len(head))}
+
+
+def read_prediction(body: bytes) -> Prediction:
+    """The answer of /v1/predict. Raises Refused."""
+    answer = _read(body)
+    return Prediction(np.array(answer["predictions"], np.float32), answer["path"])
+
+
+def read_ranking(body: bytes) -> Ranking:
+    """The answer of /v1/rank. Raises Refused."""
+    answer = _read(body)
+    order, scores = np.array(answer["order"], np.int64), np.array(answer["scores"], np.float32)
+    return Ranking(order, scores, answer["path"])
+
+
+def read_inference(body: bytes, headers: Mapping[str, str]) -> Prediction:
+    """The answer of the inference protocol, JSON or binary. Raises Refused."""
+    lengths = [value for name, value in headers.items() if name.lower() == HEADER_BYTES.lower()]
+    end = int(lengths[0]) if lengths else len(body)
+    answer = _read(body[:end])
+    output = answer["outputs"][0]
+    data = np.array(output["data"], np.float32) if "data" in output else np.frombuffer(body[end:], "<f4")
+    return Prediction(data, answer["parameters"]["path"])
+
+
+def _dumps(document: Any) -> bytes:
+    if orjson is None:
+        return json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
+    return orjson.dumps(document)
+
+
+def _read(body: bytes) -> Any:
+    answer = json.loads(body) if orjson is None else orjson.loads(body)
+    if "error" in answer:
+        raise Refused(answer["error"])
+    return answer
