@@ -330,7 +330,13 @@ def main() -> int:
             ("predict JSON", many, lambda: predict_requests(schema, data, many)),
             ("infer binary", many, lambda: infer_requests(bundle, data, many)),
         ]
-        settings = {"bundle": bundle_path, "runtime": args.runtime, "driver": args.driver}
+        settings = {
+            "bundle": bundle_path,
+            "runtime": args.runtime,
+            "driver": args.driver,
+            "default_budget_ms": 60_000,
+            "drain_grace_s": 0,
+        }
         results = []
         with start(settings, core=SERVER_CORE) as server:
             path = json.load(urllib.request.urlopen(f"{server.url}/v1/paths"))["paths"][0]

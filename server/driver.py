@@ -1,7 +1,7 @@
 """Where a lane's batches execute: in the event loop itself, or in a thread of the lane.
 
 `inline` blocks the loop for the length of a batch and pays no hop between threads; on a CPU that is
-the better of the two (docs/architecture.md has the figures). `thread` leaves the loop free while an
+the better of the two (docs/protocol.md has the figures). `thread` leaves the loop free while an
 accelerator works.
 """
 

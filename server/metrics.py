@@ -34,7 +34,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 REQUEST_EDGES_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.06, 0.08, 0.1, 0.2, 0.5, 1.0)
 PHASE_EDGES_S = (0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.2)
 ROW_EDGES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-COUNT_UNKNOWN_EVERY_ROWS = 2048
+COUNT_UNKNOWN_EVERY_BATCHES = 16
 
 
 class Metrics:
@@ -185,8 +185,9 @@ class EndpointMetrics:
 class LaneMetrics:
     """Batches of one lane.
 
-    Unknown values are counted over many batches at once, before a scrape at the latest: counting is a
-    few array operations, which cost as much for one row as for a thousand.
+    Unknown values are counted over some batches at once, before a scrape at the latest: counting is a
+    few array operations, which cost about as much for one batch as for ten. Not over more: the request
+    that has to wait for the counting should not notice.
     """
 
     def __init__(
@@ -211,7 +212,6 @@ class LaneMetrics:
         self._hits = hits
         self._unknown = unknown
         self._pending: list[Batch] = []
-        self._pending_rows = 0
 
     def batch_executed(self, executed: Executed, queries: int) -> None:
         batch = executed.batch
@@ -227,8 +227,7 @@ class LaneMetrics:
         self._lookups.inc(found)
         self._hits.inc(found)
         self._pending.append(batch)
-        self._pending_rows += batch.rows
-        if self._pending_rows >= COUNT_UNKNOWN_EVERY_ROWS:
+        if len(self._pending) >= COUNT_UNKNOWN_EVERY_BATCHES:
             self.flush()
 
     def flush(self) -> None:
@@ -237,4 +236,3 @@ class LaneMetrics:
         for feature, count in self._encoder.unknown(Batch.concat(self._pending)).items():
             self._unknown.labels(feature).inc(count)
         self._pending.clear()
-        self._pending_rows = 0

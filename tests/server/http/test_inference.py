@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from planner.plan import Plan
+from server.engine import Engine
+from server.http.app import create_app
+
+
+@pytest.mark.parametrize("path", ["/v1/predict", "/v1/rank", "/v2/models/dlrm/infer"])
+@pytest.mark.parametrize(
+    ("headers", "content", "status", "says"),
+    [
+        ({}, b"{", 400, "truncated"),
+        ({}, b"", 400, "the body is empty"),
+        ({"content-encoding": "br"}, b"{}", 400, "'br' is not supported"),
+        ({"content-encoding": "gzip"}, b"{}", 400, "not gzip"),
+        ({"content-length": "99999999"}, b"{}", 413, "99999999 bytes; the limit is 16777216"),
+    ],
+)
+def test_every_hot_endpoint_refuses_a_bad_body(
+    client: Any, path: str, headers: dict[str, str], content: bytes, status: int, says: str
+) -> None:
+    answer = client.post(path, content, headers)
+    assert answer.status_code == status
+    assert answer.headers["content-type"] == "application/json"
+    assert says in answer.json()["error"]
+    assert answer.headers["x-polyrec-path"] == "table@cpu"
+
+
+@pytest.mark.parametrize("budget", ["soon", "0", "-1", "nan", "inf", ""])
+def test_a_budget_that_is_no_time_is_refused(client: Any, budget: str) -> None:
+    answer = client.post("/v1/predict", b'{"instances": [{}]}', {"x-latency-budget-ms": budget})
+    assert answer.status_code == 400
+    assert "X-Latency-Budget-Ms" in answer.json()["error"]
+
+
+def test_a_budget_too_small_to_be_met_gives_504(client: Any) -> None:
+    answer = client.post("/v1/predict", b'{"instances": [{}]}', {"x-latency-budget-ms": "0.000001"})
+    assert answer.status_code == 504
+    assert "passed while the query waited" in answer.json()["error"]
+
+
+def test_the_default_budget_is_the_plans(plan: Plan) -> None:
+    engine = Engine()
+    engine.load(plan.model_copy(update={"default_budget_ms": 12.5}))
+    assert engine.default_budget_s == 0.0125
+    engine.close()
+
+
+def test_an_overfull_queue_gives_429_with_a_time_to_retry(plan: Plan, client: Any) -> None:
+    engine = Engine()
+    limits = plan.limits.model_copy(update={"max_request_rows": 4, "max_queued_rows": 4})
+    engine.load(plan.model_copy(update={"limits": limits}))
+    body = b'{"instances": [{}, {}, {}, {}]}'
+    crowd = type(client)(client.runner, create_app(engine))
+    answers = crowd.together([("POST", "/v1/predict", {"content": body})] * 5)
+    statuses = [a.status_code for a in answers]
+    assert set(statuses) == {200, 429}
+    refused = answers[statuses.index(429)]
+    assert int(refused.headers["retry-after"]) >= 1
+    assert crowd.post("/v1/predict", body).status_code == 200
+    assert 'outcome="overloaded",path="table@cpu"}' in crowd.send("GET", "/metrics").text
+    engine.close()
