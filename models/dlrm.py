@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from models.batch import Batch
 from models.embeddings.stage import PerBlock, Stage, Vectors
+from models.errors import SchemaError
 from models.interaction import Cat, Cross, Dot
 from models.schema import Schema, Strict
 
@@ -67,6 +68,10 @@ class DenseNet(nn.Module):
         self.slots = slots
         self.bottom = mlp((sum(dense), *shape.bottom, shape.width)) if sum(dense) else None
         vectors = sum(slots) + (self.bottom is not None)
+        if shape.interaction == "dot" and vectors < 2 and not shape.itself:
+            raise SchemaError(
+                "a single vector has no pairs: the dot interaction needs a second feature"
+            )
         if shape.interaction == "dot":
             self.interaction: Dot | Cat | Cross = Dot(vectors, self.bottom is not None, shape.itself)
             pairs = vectors * (vectors + (1 if shape.itself else -1)) // 2

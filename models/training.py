@@ -46,7 +46,7 @@ class Recipe(Strict):
     both rise from zero; then they fall linearly to `final_lr` of their height. row_decay, dense_decay:
     decoupled weight decay (of touched rows; of the MLPs). row_spread: see TableStage.initial.
     hide, hide_from_rows: see models/hiding.py. average: see Average. by_request: batches are whole
-    requests, see models/order.py.
+    requests, see models/order.py; what is hidden in a shared context is hidden from all its rows.
     """
 
     epochs: Annotated[int, Field(ge=1)] = 3

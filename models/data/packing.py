@@ -84,7 +84,7 @@ def pack(
         )
     numbers = _Numbers([*(d.name for d in schema.dense), schema.label.column])
     found = survey(reader, clustering, numbers.names, numbers.look, phase("survey", reader.rows_hint))
-    partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
+    partial = target.resolve().with_name(f".{target.resolve().name}.partial-{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
     try:
         partial.mkdir(parents=True)

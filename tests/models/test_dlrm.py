@@ -3,17 +3,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from models.dlrm import DLRM, Architecture, DenseNet, dense_slots
+from models.embeddings.stage import PerBlock
 from models.embeddings.table import TableStage
+from models.errors import SchemaError
 from tests.models.random_batches import random_batch, random_schema, random_table_rows
 
 
 def random_model(seed: int, interaction: str) -> tuple[DLRM, np.random.Generator, object, dict[str, int]]:
     random = np.random.default_rng(seed)
     schema = random_schema(random)
+    if interaction == "dot" and len(schema.slots) + bool(schema.dense) < 2:
+        assume(False)
     table_rows = random_table_rows(random, schema)
     torch.manual_seed(seed)
     stage = TableStage.initial(schema, table_rows, 4, seed)
@@ -46,3 +50,8 @@ def test_a_row_scores_the_same_alone_and_in_a_batch(seed: int, interaction: str)
 def test_a_shape_without_size_is_refused(key: str) -> None:
     with pytest.raises(ValueError, match=key):
         Architecture.model_validate({key: (0,) if key == "bottom" else 0})
+
+
+def test_a_single_vector_has_no_pairs_to_multiply() -> None:
+    with pytest.raises(SchemaError, match="needs a second feature"):
+        DenseNet(Architecture(interaction="dot"), PerBlock(0, 0), PerBlock(0, 1))

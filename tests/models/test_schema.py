@@ -42,12 +42,12 @@ def test_a_schema_survives_json(name: str, tmp_path: Path) -> None:
     assert load_schema(path) == schema
 
 
-def test_single_valued_features_come_before_multi_valued_ones(small: Schema) -> None:
+def test_context_comes_before_candidate_and_single_valued_features_before_bags(small: Schema) -> None:
     assert small.context.names == ("age", "user", "last", "tags", "history")
     assert small.candidate.names == ("price", "item", "place", "code", "extras")
     assert [f.name for f in small.slots] == [
-        *("user", "last", "item", "place", "code"),
-        *("tags", "history", "extras"),
+        *("user", "last", "tags", "history"),
+        *("item", "place", "code", "extras"),
     ]
 
 

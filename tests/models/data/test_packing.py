@@ -240,6 +240,8 @@ def test_mistakes_are_one_line_and_leave_nothing(
     bad = open_data(write([*rows, rows[0] | {"request": None}]), small)
     assert "column 'request': a value is missing" in refusal(bad, small, out)
     assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    assert "cannot write" in refusal(reader, small, tmp_path / "file" / "out")
 
 
 def test_only_packed_data_are_replaced(small: Schema, write: Write, tmp_path: Path) -> None:
