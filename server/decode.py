@@ -27,6 +27,9 @@ _BAD_BYTE = re.compile(r"\(byte (\d+)\)$")
 _NOT_A_NUMBER = re.compile(rb"-?(?:NaN|Infinity|inf|nan)")
 _KEY = re.compile(rb'"([^"\\]{1,64})"\s*:')
 
+COMMAS_A_VALUE = 4
+COUNTED_FROM_BYTES = 2**20
+
 Feature = Dense | Categorical
 
 
@@ -43,6 +46,7 @@ class Decoder:
 
     def __init__(self, schema: Schema, limits: Limits) -> None:
         self._limits = limits
+        self._most_commas = most_commas(schema, limits)
         self._context = _features(schema, "context")
         self._candidate = _features(schema, "candidate")
         self._everything = self._context + self._candidate
@@ -122,6 +126,7 @@ class Decoder:
             raise TooLarge(f"'{where}' has {rows} rows; the limit is {self._limits.max_request_rows}")
 
     def _parse(self, decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
+        check_commas(body, self._most_commas)
         try:
             return decoder.decode(body)
         except msgspec.ValidationError as e:
@@ -151,6 +156,22 @@ class Decoder:
         if not where.startswith(("$.context", "$.candidates")):
             allowed = self._everything
         return f"unknown feature '{name}' at {where}; known: {', '.join(f.name for f in allowed)}"
+
+
+def most_commas(schema: Schema, limits: Limits) -> int:
+    """More commas than a valid body can have, with room for some inside strings."""
+    features = len(schema.dense) + len(schema.categorical)
+    listed = sum(f.max_length for f in schema.categorical if f.multi)
+    return limits.max_request_rows * (COMMAS_A_VALUE * features + listed)
+
+
+def check_commas(body: bytes, most: int) -> None:
+    """Refuses, before it is parsed, a large body of more values than any valid one has.
+
+    Five million empty rows fit into 16 MiB, and would hold the event loop for a second. Raises TooLarge.
+    """
+    if len(body) > COUNTED_FROM_BYTES and body.count(b",") > most:
+        raise TooLarge(f"the body has more than {most} values; that is more than any valid request")
 
 
 def explain_malformed(body: bytes, message: str) -> str:

@@ -20,7 +20,7 @@ import orjson
 from models.batch import F32
 from models.schema import Schema
 from planner.plan import Limits
-from server.decode import explain_malformed
+from server.decode import check_commas, explain_malformed, most_commas
 from server.errors import Malformed
 from server.oip_inputs import Array, Inputs
 from server.rows import RankedTensors, Tensors
@@ -104,6 +104,7 @@ class OipCodec:
 
     def __init__(self, schema: Schema, limits: Limits) -> None:
         self.inputs = Inputs(schema, limits)
+        self._most_commas = most_commas(schema, limits)
 
     def decode(self, body: bytes, header_bytes: int | None) -> InferRequest:
         """body: decompressed; header_bytes: length of its JSON, None if the JSON is all of it, 0 raw.
@@ -117,6 +118,7 @@ class OipCodec:
                 f"Inference-Header-Content-Length is {header_bytes}, the body has {len(body)} bytes"
             )
         header = body if header_bytes is None else body[:header_bytes]
+        check_commas(header, self._most_commas)
         try:
             request = _REQUEST.decode(header)
         except msgspec.ValidationError as e:

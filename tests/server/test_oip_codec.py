@@ -236,6 +236,16 @@ def test_more_rows_than_the_limit_are_too_large() -> None:
         CODEC.decode(b"\0" * 32 * 101, 0)
 
 
+def test_a_large_header_of_more_values_than_any_request_has_is_not_even_parsed() -> None:
+    body = (
+        b'{"inputs": [{"name": "dense", "datatype": "FP32", "shape": [1, 2], "data": ['
+        + b"1," * 2**19
+        + b"1]}]}"
+    )
+    with pytest.raises(TooLarge, match="more than any valid request"):
+        CODEC.decode(body, None)
+
+
 def test_answers_are_json_or_json_and_raw_floats() -> None:
     probabilities = np.array([0.25, 0.1], np.float32)
     request = decoded([D, S], id="q")
