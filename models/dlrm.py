@@ -69,9 +69,7 @@ class DenseNet(nn.Module):
         self.bottom = mlp((sum(dense), *shape.bottom, shape.width)) if sum(dense) else None
         vectors = sum(slots) + (self.bottom is not None)
         if shape.interaction == "dot" and vectors < 2 and not shape.itself:
-            raise SchemaError(
-                "a single vector has no pairs: the dot interaction needs a second feature"
-            )
+            raise SchemaError("a single vector has no pairs: the dot interaction needs a second feature")
         if shape.interaction == "dot":
             self.interaction: Dot | Cat | Cross = Dot(vectors, self.bottom is not None, shape.itself)
             pairs = vectors * (vectors + (1 if shape.itself else -1)) // 2
