@@ -1,0 +1,23 @@
+"""docs/protocol.md: its examples are sent as they stand."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import httpx
+import numpy as np
+
+PAGE = Path(__file__).parents[3] / "docs" / "protocol.md"
+EXAMPLES = re.findall(r"^```json POST (\S+)\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def test_every_example_is_answered_and_a_ranking_is_its_plain_request(http: httpx.Client) -> None:
+    answers = []
+    for path, body in EXAMPLES:
+        answer = http.post(path, content=body)
+        assert answer.status_code == 200, f"{body}\n{answer.text}"
+        answers.append(answer.json()["outputs"][0]["data"])
+    plain, once, twice = answers
+    np.testing.assert_allclose(once, plain, atol=1e-6)
+    assert len(twice) == 3
