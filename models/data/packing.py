@@ -84,7 +84,8 @@ def pack(
         )
     numbers = _Numbers([*(d.name for d in schema.dense), schema.label.column])
     found = survey(reader, clustering, numbers.names, numbers.look, phase("survey", reader.rows_hint))
-    partial = target.resolve().with_name(f".{target.resolve().name}.partial-{os.getpid()}")
+    place = target.resolve()
+    partial = place.with_name(f".{place.name}.partial-{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
     try:
         partial.mkdir(parents=True)
@@ -94,32 +95,32 @@ def pack(
         packing = Packing(
             for_schema=schema.name,
             group=clustering.group,
-            cluster_by=cluster_by,
+            cluster_by=clustering.by,
             columns=tuple(columns),
             shared=shared,
         )
-        writer = PackedWriter(partial, packing, numbers.narrow())
-        with writer:
+        with PackedWriter(partial, packing, numbers.narrow()) as writer:
             for requests in requests_of(chain((first,), rows), shared):
                 writer.add(requests)
-        if target.exists():
-            shutil.rmtree(target)
-        partial.rename(target)
+        if place.exists():
+            shutil.rmtree(place)
+        partial.rename(place)
+        size = sum(f.stat().st_size for f in parquet_files(place))
     except OSError as e:
         raise DataError(f"cannot write '{target}': {e.strerror or e}") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return Packed(
-        target,
-        found.rows,
-        found.requests,
-        writer.stored,
-        sum(f.stat().st_size for f in parquet_files(target)),
-        shared,
-        own,
-        left_out,
-        not found.together,
-        _repeats(first, schema),
+        path=target,
+        rows=found.rows,
+        requests=found.requests,
+        stored=writer.stored,
+        bytes=size,
+        shared=shared,
+        own=own,
+        left_out=left_out,
+        moved=not found.together,
+        repeats=_repeats(first, schema),
     )
 
 

@@ -241,6 +241,7 @@ def test_mistakes_are_one_line_and_leave_nothing(
     assert "column 'request': a value is missing" in refusal(bad, small, out)
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()
+    reader = open_data(write(rows), small)
     assert "cannot write" in refusal(reader, small, tmp_path / "file" / "out")
 
 
