@@ -4,11 +4,12 @@
     python benchmarks/serve_throughput.py --bundle DIR --data FILE --json
 
 For each workload (rows of a data file as predict, rank or inference-protocol requests, no two alike
-in a row) a closed loop over one connection gives the latency alone, and over several the throughput.
-Of several runs the best is kept: on a shared machine the others measure the neighbours. The split of
-the server's time comes from its own metrics: phases as it timed them (queue is waiting, not work),
-`http` is the rest of its processor time. The client is a bare socket loop; its own share of its core is
-printed, and a run in which it passed 80% says so, as it then measures itself.
+in a row; predict and infer repeat in every row the context that rank sends once) a closed loop over one
+connection gives the latency alone, and over several the throughput. Of several runs the best is kept: on
+a shared machine the others measure the neighbours. The split of the server's time comes from its own
+metrics: phases as it timed them (queue is waiting, not work), `http` is the rest of its processor time.
+The client is a bare socket loop; its own share of its core is printed, and a run in which it passed 80%
+says so, as it then measures itself.
 """
 
 from __future__ import annotations
@@ -22,32 +23,29 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import cycle
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import numpy as np
-import orjson
-import pyarrow as pa
-import pyarrow.parquet as pq
 import uvloop
-from numpy.typing import NDArray
 
-from models.bundle import Bundle, load_bundle
-from models.schema import Schema
+from loadtest.client import INFER, PREDICT, RANK
+from loadtest.connection import Target
+from loadtest.queries import Queries, Query, Request, read_rows
+from models.bundle import load_bundle
 from server.running import start
-
-Array = NDArray[Any]
 
 PHASES = ("parse", "queue", "encode", "embed", "dense", "serialise")
 CORES = sorted(os.sched_getaffinity(0))
 SERVER_CORE, CLIENT_CORE = CORES[0], CORES[-1]
 DIFFERENT_REQUESTS = 4096
+MAX_ROWS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,92 +131,14 @@ async def closed_loop(
     return latencies
 
 
-def post(path: str, body: bytes, headers: str = "") -> bytes:
-    return (
-        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n{headers}\r\n".encode()
-        + body
-    )
-
-
-def firsts(data: pa.Table, rows: int) -> list[int]:
-    """Where runs of `rows` rows start, spread over the data."""
+def prepared(path: str, build: Callable[[Query], Request], rows: int, data_rows: int) -> list[bytes]:
+    """Whole requests of `rows` consecutive rows, spread over the data; the first has the context."""
     random = np.random.default_rng(0)
-    starts: list[int] = random.integers(0, max(1, data.num_rows - rows), DIFFERENT_REQUESTS).tolist()
-    return starts
-
-
-def predict_requests(schema: Schema, data: pa.Table, rows: int) -> list[bytes]:
-    names = [*schema.context.names, *schema.candidate.names]
-    columns = data.select(names).to_pydict()
-    return [
-        post("/v1/predict", orjson.dumps({"columns": {n: c[a : a + rows] for n, c in columns.items()}}))
-        for a in firsts(data, rows)
-    ]
-
-
-def rank_requests(schema: Schema, data: pa.Table, rows: int) -> list[bytes]:
-    """The context of the first row with the candidates of all."""
-    context = data.select(list(schema.context.names)).to_pydict()
-    candidates = data.select(list(schema.candidate.names)).to_pydict()
-    return [
-        post(
-            "/v1/rank",
-            orjson.dumps(
-                {
-                    "context": {n: c[a] for n, c in context.items()},
-                    "candidates": {n: c[a : a + rows] for n, c in candidates.items()},
-                }
-            ),
-        )
-        for a in firsts(data, rows)
-    ]
-
-
-def infer_requests(bundle: Bundle, data: pa.Table, rows: int) -> list[bytes]:
-    """Binary tensors of stable ids."""
-    encoder = bundle.encoder
-    schema = encoder.schema
-    id_of_rank = {t: np.argsort(v.rank_of_id) for t, v in encoder.vocabularies.items()}
-    dense = np.zeros((data.num_rows, len(schema.dense)), "<f4")
-    for i, d in enumerate(schema.dense):
-        dense[:, i] = np.nan_to_num(data[d.name].to_numpy())
-    singles: list[Array] = []
-    bags: dict[str, tuple[Array, Array]] = {}
-    for f in schema.categorical:
-        column = data[f.name].combine_chunks()
-        ids, vocabulary = id_of_rank[f.table_name], encoder.vocabulary(f)
-        if f.multi:
-            lengths = column.value_lengths().fill_null(0).to_numpy().astype("<i8")
-            bags[f.name] = ids[vocabulary.encode_arrow(column.flatten())], lengths
-        else:
-            singles.append(ids[vocabulary.encode_arrow(column)])
-    sparse = np.stack(singles, 1) if singles else np.zeros((data.num_rows, 0), "<i8")
-    ends = {name: np.concatenate(([0], np.cumsum(lengths))) for name, (_, lengths) in bags.items()}
     requests = []
-    for a in firsts(data, rows):
-        b = min(a + rows, data.num_rows)
-        arrays = {"dense": dense[a:b], "sparse": sparse[a:b]}
-        for name, (values, lengths) in bags.items():
-            arrays[f"{name}.values"] = values[ends[name][a] : ends[name][b]]
-            arrays[f"{name}.lengths"] = lengths[a:b]
-        arrays = {name: array for name, array in arrays.items() if array.shape[-1] or array.ndim == 1}
-        requests.append(infer_request(arrays))
+    for first in random.integers(0, max(1, data_rows - rows), DIFFERENT_REQUESTS).tolist():
+        body, headers = build(Query(first, np.arange(first, min(first + rows, data_rows))))
+        requests.append(Target(f"http://localhost{path}", headers).request(body))
     return requests
-
-
-def infer_request(arrays: Mapping[str, Array]) -> bytes:
-    inputs = [
-        {
-            "name": name,
-            "datatype": "FP32" if array.dtype.kind == "f" else "INT64",
-            "shape": list(array.shape),
-            "parameters": {"binary_data_size": array.nbytes},
-        }
-        for name, array in arrays.items()
-    ]
-    header = orjson.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}})
-    body = header + b"".join(a.tobytes() for a in arrays.values())
-    return post("/v2/models/dlrm/infer", body, f"Inference-Header-Content-Length: {len(header)}\r\n")
 
 
 def scrape(url: str, path: str) -> dict[str, float]:
@@ -321,14 +241,16 @@ def main() -> int:
         bundle_path, data_path = (args.bundle, args.data) if args.bundle else small_model(Path(folder))
         bundle = load_bundle(bundle_path)
         schema = bundle.manifest.schema_
-        data = pq.read_table(data_path)
+        data = read_rows(data_path, schema, MAX_ROWS)
+        queries = Queries(data, schema, bundle.encoder)
         many = args.rows
-        workloads: list[tuple[str, int, Callable[[], list[bytes]]]] = [
-            ("predict JSON", 1, lambda: predict_requests(schema, data, 1)),
-            ("infer binary", 1, lambda: infer_requests(bundle, data, 1)),
-            ("rank JSON", many, lambda: rank_requests(schema, data, many)),
-            ("predict JSON", many, lambda: predict_requests(schema, data, many)),
-            ("infer binary", many, lambda: infer_requests(bundle, data, many)),
+        workloads: list[tuple[str, int, str, Callable[[Query], Request]]] = [
+            ("predict JSON", 1, PREDICT, queries.predict),
+            ("infer binary", 1, INFER, queries.infer),
+            ("rank JSON", many, RANK, queries.rank),
+            ("rank binary", many, INFER, queries.infer_ranking),
+            ("predict JSON", many, PREDICT, queries.predict),
+            ("infer binary", many, INFER, queries.infer),
         ]
         settings = {
             "bundle": bundle_path,
@@ -343,10 +265,10 @@ def main() -> int:
             if not args.json:
                 print(f"{path['name']}, {path['runtime']}, {path['bundle']['bytes']:,} bytes; {machine()}")
                 print(HEAD)
-            for workload, rows, make in workloads:
+            for workload, rows, endpoint, build in workloads:
                 if args.workload and workload.split()[0] not in args.workload:
                     continue
-                requests = make()
+                requests = prepared(endpoint, build, rows, data.num_rows)
                 for connections in args.connections:
                     result = max(
                         (
