@@ -130,8 +130,7 @@ def write_bundle(
 ) -> Bundle:
     """Writes a bundle and loads it back. Raises BundleError if `path` exists and `replace` is not set."""
     target = Path(path)
-    if target.exists() and not replace:
-        raise BundleError(f"'{target}' exists already; choose another --out or say --replace")
+    refuse_existing(target, replace)
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
@@ -173,6 +172,12 @@ def write_bundle(
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return load_bundle(target)
+
+
+def refuse_existing(path: str | Path, replace: bool) -> None:
+    """Raises BundleError if `path` exists and may not be replaced: asked before long work, too."""
+    if Path(path).exists() and not replace:
+        raise BundleError(f"'{path}' exists already; choose another --out or say --replace")
 
 
 def load_bundle(path: str | Path) -> Bundle:

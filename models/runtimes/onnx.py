@@ -75,6 +75,8 @@ def open_session(model: bytes, device: str) -> ort.InferenceSession:
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 3
+    # what a failing provider logs beside its exception is said in one line below
+    ort.set_default_logger_severity(4)
     settings = {} if kind == "cpu" else {"device_id": index or "0"}
     try:
         session = ort.InferenceSession(model, options, providers=[(provider, settings)])
