@@ -5,7 +5,8 @@ If its rows stand together already, they are streamed as they are. If not, they 
 that each hold whole clusters, in order of first mention, and are sorted one file at a time: clusters
 stand in the order in which they begin, so that time keeps its course as far as clustering allows.
 
-Memory: some batches, one file's rows, and 24 bytes a cluster.
+Memory: some batches, the rows of one file (PARTITION_ROWS, or where there are more than PARTITIONS_MOST
+such files that share of all rows; a cluster is never split) and 24 bytes a cluster.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from models.errors import DataError
 from models.mixing import U64, mix
 
 ROWS = 65536
-PARTITION_ROWS = 1 << 19
+PARTITION_ROWS = 1 << 18
 PARTITIONS_MOST = 512
 MERGE_FROM = 1 << 20
 FIRST = "polyrec.first"
