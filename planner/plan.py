@@ -1,8 +1,9 @@
-"""The plan: which paths a server opens, and the limits it keeps.
+"""The plan: which paths a server opens, on which lanes they run, how requests are routed, what is refused.
 
 A readable JSON file in, one frozen, validated `Plan` out. A path is a representation on a device
-(`table@cpu`): a bundle, the runtime that executes it and where. Paths of bundles are relative to
-the plan file, so that a plan and its bundles travel together.
+(`table@cpu`): a bundle, the runtime that executes it and where, with its measured latency and accuracy.
+A lane is one executor on a device; several lanes of a CPU share its paths. Paths of bundles are
+relative to the plan file, so that a plan and its bundles travel together.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from pydantic import Field, ValidationError, model_validator
 from models.errors import PolyrecError
 from models.precision import DensePrecision
 from models.schema import Strict, one_line
+from planner.latency import LatencyModel
 
 PathName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.@:-]+$", max_length=64)]
 Rows = Annotated[int, Field(ge=1)]
+LaneKind = Literal["inline", "thread", "process"]
 
 
 class PlanError(PolyrecError):
@@ -50,30 +53,94 @@ class Limits(Strict):
 
 
 class PlannedPath(Strict):
-    """One path: `bundle` executed by `runtime` on `device`, its dense net in a precision."""
+    """One path: `bundle` executed by `runtime` on `device`, its dense net in a precision.
+
+    accuracy: share of rows predicted right on held-out data (MP-Rec's measure), what routing maximises;
+    None: the bundle's own figure. latency: of one batch on one lane of the device; None: measured
+    roughly when the server loads.
+    """
 
     name: PathName
     bundle: Path
     runtime: Literal["torch", "onnx"]
     device: str = "cpu"
     precision: DensePrecision = "fp32"
+    accuracy: Annotated[float, Field(ge=0, le=1)] | None = None
+    latency: LatencyModel | None = None
+
+
+class PlannedLane(Strict):
+    """One executor on a device. Every path of that device runs on it.
+
+    kind: `inline` executes in the server's event loop, `thread` in a thread of the server, `process` in
+    a process of its own (a crash costs that lane only). cores: pins a thread or process to these.
+    """
+
+    name: PathName
+    device: str = "cpu"
+    kind: LaneKind = "inline"
+    cores: tuple[Annotated[int, Field(ge=0)], ...] = ()
+
+
+class Routing(Strict):
+    """How a path is chosen. policy: `priced`, `mprec`, `deeprecsys` or `static:PATH`.
+
+    weights: multiplies a path's accuracy in every decision, 1 where not named; 0 takes the path out.
+    query_s, row_s: what a query, and each of its rows, costs the front (parsing, writing) beside the lane.
+    """
+
+    policy: Annotated[str, Field(pattern=r"^(priced|mprec|deeprecsys|static:.+)$")] = "priced"
+    weights: dict[PathName, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = {}
+    query_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    row_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
 
 
 class Plan(Strict):
-    """The chosen paths, the default latency budget in milliseconds, and the limits."""
+    """Chosen paths, their lanes, the routing, the default latency budget in milliseconds, and the limits.
+
+    lanes: empty means one for each device that a path names, inline on the CPU, a thread elsewhere.
+    """
 
     version: Literal[1] = 1
     paths: Annotated[tuple[PlannedPath, ...], Field(min_length=1)]
+    lanes: tuple[PlannedLane, ...] = ()
+    routing: Routing = Routing()
     default_budget_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 100.0
     limits: Limits = Limits()
 
     @model_validator(mode="after")
-    def _path_names_differ(self) -> Plan:
+    def _names_fit(self) -> Plan:
         names = [path.name for path in self.paths]
-        for name in names:
-            if names.count(name) > 1:
-                raise ValueError(f"path '{name}' is planned twice")
+        for kind, given in (("path", names), ("lane", [lane.name for lane in self.lanes])):
+            for name in given:
+                if given.count(name) > 1:
+                    raise ValueError(f"{kind} '{name}' is planned twice")
+        devices = {path.device for path in self.paths}
+        if self.lanes:
+            served = {lane.device for lane in self.lanes}
+            for path in self.paths:
+                if path.device not in served:
+                    raise ValueError(f"path '{path.name}' has no lane: none is on device '{path.device}'")
+            for lane in self.lanes:
+                if lane.device not in devices:
+                    raise ValueError(f"lane '{lane.name}' has no path: none is on device '{lane.device}'")
+        if sum(lane.kind == "inline" for lane in self.lanes) > 1:
+            raise ValueError("two lanes are inline; an event loop executes one batch at a time")
+        static = self.routing.policy.removeprefix("static:")
+        for name in (*self.routing.weights, *([static] if static != self.routing.policy else [])):
+            if name not in names:
+                raise ValueError(f"routing names path '{name}', which is not planned")
         return self
+
+    def all_lanes(self) -> tuple[PlannedLane, ...]:
+        """The lanes as written, or the default ones: one a device."""
+        if self.lanes:
+            return self.lanes
+        devices = dict.fromkeys(path.device for path in self.paths)
+        return tuple(
+            PlannedLane(name=device, device=device, kind="inline" if device == "cpu" else "thread")
+            for device in devices
+        )
 
 
 def single_path_plan(
@@ -125,4 +192,4 @@ def load_plan(file: str | Path) -> Plan:
 
 def save_plan(plan: Plan, file: str | Path) -> None:
     """Writes a plan that `load_plan` reads back; bundles are named as the plan names them."""
-    Path(file).write_text(plan.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    Path(file).write_text(plan.model_dump_json(indent=2, exclude_none=True) + "\n", encoding="utf-8")

@@ -1,0 +1,120 @@
+"""The profile: what every path costs and how good it is, as measured on one machine.
+
+Written by `polyrec profile`, read by `polyrec plan` and the simulator; a readable JSON file. A profile
+may also describe a machine that one does not have: then its figures are derived, and it says so.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError
+
+from models.errors import PolyrecError
+from models.schema import Strict, one_line
+from planner.devices import Machine
+from planner.latency import LatencyModel
+from planner.plan import PlannedPath
+
+Count = Annotated[int, Field(ge=0)]
+Real = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class ProfileError(PolyrecError):
+    """A profile that is missing, malformed, or does not fit what is asked of it."""
+
+
+class Point(Strict):
+    """Batches of `rows` rows, `samples` of them: seconds at quantiles. fitted: the model saw it."""
+
+    rows: Annotated[int, Field(ge=1)]
+    samples: Count
+    p50_s: Real
+    p90_s: Real
+    p99_s: Real
+    max_s: Real
+    fitted: bool = True
+
+
+class FitError(Strict):
+    """Relative error of a latency model at rows that it was not fitted to, the mean over those rows."""
+
+    median: Real
+    tail: Real
+
+
+class Memory(Strict):
+    """Bytes that a path needs. tables: rows by table, in accesses' favour movable between tiers;
+    fixed: decoders and dense net; peak: beside both, while it executes the largest batch."""
+
+    tables: dict[str, Count]
+    fixed: Count
+    peak: Count = 0
+
+    @property
+    def total(self) -> int:
+        return sum(self.tables.values()) + self.fixed + self.peak
+
+
+class PathProfile(Strict):
+    """One path: how fast, how large, how good.
+
+    latency: of a lane that is warm; evicted: with the caches emptied between batches. accuracy and
+    quality: the bundle's own test figures. origin: whether the figures are of this machine.
+    """
+
+    path: PlannedPath
+    representation: str
+    accuracy: Annotated[float, Field(ge=0, le=1)]
+    quality: dict[str, float] = {}
+    memory: Memory
+    startup_s: Real = 0.0
+    latency: LatencyModel
+    points: tuple[Point, ...] = ()
+    evicted: tuple[Point, ...] = ()
+    error: FitError | None = None
+    origin: Literal["measured", "derived"] = "measured"
+
+
+class Front(Strict):
+    """What the server spends beside a lane: seconds a query, and for each of its rows."""
+
+    query_s: Real
+    row_s: Real
+
+
+class Profile(Strict):
+    """The machine and its paths. front: None if it was not measured."""
+
+    version: Literal[1] = 1
+    machine: Machine
+    paths: Annotated[tuple[PathProfile, ...], Field(min_length=1)]
+    front: Front | None = None
+
+
+def load_profile(file: str | Path) -> Profile:
+    """Reads a profile; bundles are relative to it. Raises ProfileError, in one line."""
+    try:
+        raw = json.loads(Path(file).read_text(encoding="utf-8"))
+        profile = Profile.model_validate(raw)
+    except FileNotFoundError:
+        raise ProfileError(f"no profile '{file}'; make one: polyrec profile BUNDLE --out {file}") from None
+    except (OSError, UnicodeDecodeError) as e:
+        raise ProfileError(f"cannot read profile '{file}': {e}") from None
+    except ValidationError as e:
+        raise ProfileError(f"profile '{file}': {one_line(e)}") from None
+    except (json.JSONDecodeError, RecursionError) as e:
+        raise ProfileError(f"profile '{file}' is not JSON: {e}") from None
+    beside = Path(file).parent
+    paths = tuple(
+        p.model_copy(update={"path": p.path.model_copy(update={"bundle": beside / p.path.bundle})})
+        for p in profile.paths
+    )
+    return profile.model_copy(update={"paths": paths})
+
+
+def save_profile(profile: Profile, file: str | Path) -> None:
+    """Writes a profile that `load_profile` reads back; bundles are named as the profile names them."""
+    Path(file).write_text(profile.model_dump_json(indent=2, exclude_none=True) + "\n", encoding="utf-8")

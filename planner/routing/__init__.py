@@ -1,0 +1,1 @@
+"""Routing: which path answers, on which lane, when, and what is refused. Pure: the clock is passed in."""
