@@ -90,7 +90,7 @@ class Routing(Strict):
     """
 
     policy: Annotated[str, Field(pattern=r"^(priced|mprec|deeprecsys|static:.+)$")] = "priced"
-    weights: dict[PathName, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = {}
+    weights: dict[PathName, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(default_factory=dict)
     query_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     row_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
 

@@ -68,7 +68,7 @@ class PathProfile(Strict):
     path: PlannedPath
     representation: str
     accuracy: Annotated[float, Field(ge=0, le=1)]
-    quality: dict[str, float] = {}
+    quality: dict[str, float] = Field(default_factory=dict)
     memory: Memory
     startup_s: Real = 0.0
     latency: LatencyModel
