@@ -1,18 +1,38 @@
 """The machine: its devices, their memories, and how fast those are.
 
-Discovered here, or read from a YAML file for a machine one does not have.
+Discovered here (planner/inventory), or read from a YAML file for a machine one does not have
+(planner/machines has three). Budgets like `gpu0=200MB,cpu=1GB` say how much of a memory a plan may use.
 """
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+import yaml
+from pydantic import Field, ValidationError, model_validator
 
-from models.schema import Strict
+from models.errors import PolyrecError
+from models.schema import Strict, one_line
 
 Bytes = Annotated[int, Field(ge=0)]
 Real = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+
+MACHINES = Path(__file__).parent / "machines"
+
+UNITS = {"": 1, "B": 1} | {
+    f"{prefix}{infix}B": base**power
+    for power, prefix in enumerate("KMGTP", 1)
+    for infix, base in (("", 1000), ("I", 1024))
+}
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)")
+_PLACE = re.compile(r"(gpu|accelerator)([0-9]+)")
+
+
+class MachineError(PolyrecError):
+    """A description of a machine that is missing or malformed, or a name or size it does not have."""
 
 
 class Device(Strict):
@@ -20,25 +40,132 @@ class Device(Strict):
 
     name: as in a path, `cpu`, `cuda:0`. lanes: batches that execute at a time, for a CPU its usable
     cores. bandwidth: bytes/s of its memory, measured; link: bytes/s from host memory to it.
-    flops: fp32 products, FLOP/s of one lane, measured.
+    flops: fp32 products, FLOP/s of one lane, measured. gathers: rows of 64 bytes a lane reads a second
+    from random places of memory. numa: NUMA nodes that its cores lie on; caches: bytes by level, L3
+    that of one sharing domain; vector: what its cores can do at once, widest first. runtimes: those that
+    were seen to execute here, `onnx` being the execution provider of the same name.
     """
 
     name: str
     kind: Literal["cpu", "gpu", "accelerator"]
-    lanes: Annotated[int, Field(ge=1)]
+    lanes: Count
     memory_bytes: Bytes
     bandwidth: Real | None = None
     link: Real | None = None
     flops: Real | None = None
+    gathers: Real | None = None
+    numa: Count = 1
+    caches: dict[str, Bytes] = Field(default_factory=dict)
+    vector: tuple[str, ...] = ()
+    runtimes: tuple[Literal["torch", "onnx"], ...] = ()
     description: str = ""
     price_per_hour: Annotated[float, Field(ge=0)] | None = None
 
 
 class Machine(Strict):
-    """A machine's devices, and what its disk gives."""
+    """A machine's devices, and what its disk gives: bytes/s in long reads, seconds of one of 4 KiB."""
 
     name: str
     devices: Annotated[tuple[Device, ...], Field(min_length=1)]
     disk_bytes: Bytes | None = None
     disk_bandwidth: Real | None = None
     disk_latency_s: Real | None = None
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Machine:
+        names = [d.name for d in self.devices]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"device '{name}' is described twice")
+        return self
+
+    def device(self, name: str) -> Device:
+        """By its name, or by kind and number: `gpu0` is the first GPU. Raises MachineError."""
+        for device in self.devices:
+            if device.name == name:
+                return device
+        if found := _PLACE.fullmatch(name):
+            same = [d for d in self.devices if d.kind == found[1]]
+            if int(found[2]) < len(same):
+                return same[int(found[2])]
+        known = ", ".join(d.name for d in self.devices)
+        raise MachineError(f"machine '{self.name}' has no device '{name}'; it has {known}")
+
+
+def load_machine(name: str | Path) -> Machine:
+    """Reads a YAML file, or one of planner/machines by its name. Raises MachineError, in one line."""
+    file = Path(name)
+    shipped = MACHINES / f"{name}.yaml"
+    if not file.exists() and file.parent == Path() and shipped.exists():
+        file = shipped
+    try:
+        raw = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        known = ", ".join(sorted(f.stem for f in MACHINES.glob("*.yaml")))
+        raise MachineError(f"no machine file '{name}'; shipped by name: {known}") from None
+    except (OSError, UnicodeDecodeError) as e:
+        raise MachineError(f"cannot read machine '{name}': {e}") from None
+    except yaml.YAMLError as e:
+        raise MachineError(f"machine '{name}' is not YAML: {' '.join(str(e).split())}") from None
+    if not isinstance(raw, dict):
+        raise MachineError(f"machine '{name}': the file must be a mapping, not {type(raw).__name__}")
+    raw = {"name": file.stem, **raw}
+    try:
+        raw = _with_sizes(raw)
+        return Machine.model_validate(raw)
+    except ValidationError as e:
+        raise MachineError(f"machine '{name}': {one_line(e)}") from None
+    except MachineError as e:
+        raise MachineError(f"machine '{name}': {e}") from None
+
+
+def parse_bytes(text: str) -> int:
+    """`200MB`, `1.5 GiB`, `4096` -> bytes; KB, MB ... are powers of 1000, KiB ... of 1024.
+
+    Raises MachineError.
+    """
+    found = _SIZE.fullmatch(text.strip())
+    unit = None if found is None else UNITS.get(found[2].upper())
+    if found is None or unit is None:
+        raise MachineError(f"'{text}' is not a size; write it like 200MB, 1.5GB or 4GiB")
+    return round(float(found[1]) * unit)
+
+
+def parse_memory(text: str, machine: Machine) -> dict[str, int]:
+    """`gpu0=200MB,cpu=1GB` -> bytes by the device's own name; `disk` is the machine's disk.
+
+    Raises MachineError: an unknown device, one named twice, a size that is none.
+    """
+    budgets: dict[str, int] = {}
+    for part in text.split(","):
+        given, equals, size = (piece.strip() for piece in part.partition("="))
+        if not equals or not given or not size:
+            raise MachineError(f"memory '{part.strip()}': write DEVICE=SIZE, like cpu=1GB,gpu0=200MB")
+        name = "disk" if given == "disk" else machine.device(given).name
+        if name in budgets:
+            raise MachineError(f"memory '{text}': device '{name}' is given twice")
+        try:
+            budgets[name] = parse_bytes(size)
+        except MachineError as e:
+            raise MachineError(f"memory of '{given}': {e}") from None
+    return budgets
+
+
+def _with_sizes(raw: dict[str, object]) -> dict[str, object]:
+    """A description's sizes in bytes; people write `memory_bytes: 32GB`, and tools plain numbers."""
+
+    def read(value: object) -> object:
+        return parse_bytes(value) if isinstance(value, str) else value
+
+    def device(given: object) -> object:
+        if not isinstance(given, dict):
+            return given
+        sized = {k: read(v) if k in ("memory_bytes", "bandwidth", "link") else v for k, v in given.items()}
+        if isinstance(caches := given.get("caches"), dict):
+            sized["caches"] = {level: read(size) for level, size in caches.items()}
+        return sized
+
+    sized = {k: read(v) if k in ("disk_bytes", "disk_bandwidth") else v for k, v in raw.items()}
+    if isinstance(devices := raw.get("devices"), list):
+        sized["devices"] = [device(d) for d in devices]
+    return sized
