@@ -7,6 +7,7 @@ Discovered here (planner/inventory), or read from a YAML file for a machine one 
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -27,7 +28,7 @@ UNITS = {"": 1, "B": 1} | {
     for power, prefix in enumerate("KMGTP", 1)
     for infix, base in (("", 1000), ("I", 1024))
 }
-_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)")
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,2})?)\s*([A-Za-z]*)")
 _PLACE = re.compile(r"(gpu|accelerator)([0-9]+)")
 
 
@@ -128,7 +129,7 @@ def parse_bytes(text: str) -> int:
     unit = None if found is None else UNITS.get(found[2].upper())
     if found is None or unit is None:
         raise MachineError(f"'{text}' is not a size; write it like 200MB, 1.5GB or 4GiB")
-    return round(float(found[1]) * unit)
+    return round(Decimal(found[1]) * unit)
 
 
 def parse_memory(text: str, machine: Machine) -> dict[str, int]:
