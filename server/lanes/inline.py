@@ -1,0 +1,31 @@
+"""The inline lane: the event loop executes the batch itself, and nothing is paid for getting there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from models.batch import Batch
+from models.runtimes.runtime import Runtime
+from planner.plan import LaneKind
+from server.lanes.lane import Settle, attempt
+
+
+class InlineLane:
+    """Executes in `execute`, which settles before it returns."""
+
+    kind: LaneKind = "inline"
+    pid: None = None
+
+    def __init__(self, name: str, runtimes: Mapping[str, Runtime]) -> None:
+        self.name = name
+        self.alive = True
+        self._runtimes = runtimes
+
+    def execute(self, path: str, batch: Batch, settle: Settle) -> None:
+        settle(attempt(self._runtimes[path], batch))
+
+    async def restart(self) -> None:
+        return
+
+    def close(self) -> None:
+        self.alive = False

@@ -1,0 +1,70 @@
+"""Lanes of every kind over one small trained bundle, and batches for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from models.batch import Batch
+from models.bundle import Bundle
+from models.runtimes import open_runtime
+from models.runtimes.runtime import Runtime
+from planner.plan import LaneKind, PlannedLane, PlannedPath
+from server.lanes.lane import Executed, Lane
+from server.lanes.opening import Paths, open_lane
+from tests.models.random_batches import random_batch
+
+MakeBatch = Callable[..., Batch]
+
+
+@pytest.fixture(scope="session")
+def paths(bundle: Bundle) -> Paths:
+    """Two paths of one bundle: torch and onnx."""
+    return [
+        (PlannedPath(name=f"table-{runtime}@cpu", bundle=bundle.path, runtime=runtime), bundle)
+        for runtime in ("torch", "onnx")
+    ]
+
+
+@pytest.fixture(scope="session")
+def runtimes(paths: Paths) -> dict[str, Runtime]:
+    """What the paths should give, without any lane."""
+    return {path.name: open_runtime(path.runtime, bundle) for path, bundle in paths}
+
+
+@pytest.fixture(scope="session")
+def make_batch(bundle: Bundle) -> MakeBatch:
+    """(seed, rows, contexts) -> a valid batch for the bundle."""
+    table_rows = {t: v.rows for t, v in bundle.encoder.vocabularies.items()}
+
+    def make(seed: int, rows: int, contexts: int | None = None) -> Batch:
+        random = np.random.default_rng(seed)
+        return random_batch(random, bundle.manifest.schema_, table_rows, rows, contexts)
+
+    return make
+
+
+@pytest.fixture(scope="module", params=["inline", "thread"])
+def lane(request: pytest.FixtureRequest, paths: Paths) -> Iterator[Lane]:
+    """A lane of each kind, open for a module's tests."""
+    kind: LaneKind = request.param
+    lane = open_lane(PlannedLane(name="lane", kind=kind), paths, lambda _: None)
+    yield lane
+    lane.close()
+
+
+async def executed(lane: Lane, path: str, batch: Batch) -> Executed:
+    """What the lane makes of a batch; raises what it settles with."""
+    outcome: asyncio.Future[Executed] = asyncio.get_running_loop().create_future()
+
+    def settle(result: Executed | Exception) -> None:
+        if isinstance(result, Exception):
+            outcome.set_exception(result)
+        else:
+            outcome.set_result(result)
+
+    lane.execute(path, batch, settle)
+    return await asyncio.wait_for(outcome, 30)

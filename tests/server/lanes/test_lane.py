@@ -1,0 +1,75 @@
+"""What every kind of lane promises."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.runtimes.runtime import Runtime
+from server.lanes.lane import Executed, Lane
+from tests.server.lanes.conftest import MakeBatch, executed
+
+PATHS = ("table-torch@cpu", "table-onnx@cpu")
+
+
+@given(
+    path=st.sampled_from(PATHS),
+    seed=st.integers(0, 10_000),
+    rows=st.integers(1, 50),
+    contexts=st.none() | st.integers(1, 60),
+)
+@settings(max_examples=40)
+def test_a_lane_gives_what_its_runtime_gives(
+    lane: Lane,
+    runtimes: dict[str, Runtime],
+    make_batch: MakeBatch,
+    path: str,
+    seed: int,
+    rows: int,
+    contexts: int | None,
+) -> None:
+    batch = make_batch(seed, rows, contexts)
+    got = asyncio.run(executed(lane, path, batch))
+    np.testing.assert_array_equal(got.probabilities, runtimes[path].predict(batch))
+    assert got.took_s == got.embed_s + got.dense_s > 0
+
+
+def test_an_answer_outlives_the_next_batch(lane: Lane, make_batch: MakeBatch) -> None:
+    async def two() -> None:
+        first = (await executed(lane, PATHS[0], make_batch(1, 20))).probabilities
+        kept = first.copy()
+        second = (await executed(lane, PATHS[0], make_batch(2, 20))).probabilities
+        np.testing.assert_array_equal(first, kept)
+        assert (first != second).any()
+
+    asyncio.run(two())
+
+
+def test_what_a_runtime_raises_is_settled_and_the_lane_goes_on(
+    lane: Lane, make_batch: MakeBatch, runtimes: dict[str, Runtime]
+) -> None:
+    wrong, right = make_batch(1, 4), make_batch(2, 4)
+    wrong.candidate.ranks[0, 0] = 10**9
+
+    async def both() -> Executed:
+        with pytest.raises(Exception, match="index out of range"):
+            await executed(lane, PATHS[0], wrong)
+        return await executed(lane, PATHS[0], right)
+
+    got = asyncio.run(both())
+    np.testing.assert_array_equal(got.probabilities, runtimes[PATHS[0]].predict(right))
+    assert lane.alive
+
+
+def test_a_batch_is_settled_on_the_event_loop(lane: Lane, make_batch: MakeBatch) -> None:
+    async def settled_on() -> threading.Thread:
+        where: asyncio.Future[threading.Thread] = asyncio.get_running_loop().create_future()
+        lane.execute(PATHS[0], make_batch(3, 5), lambda _: where.set_result(threading.current_thread()))
+        return await where
+
+    assert asyncio.run(settled_on()) is threading.current_thread()
