@@ -17,7 +17,9 @@ from pydantic import Field, ValidationError, model_validator
 from models.errors import PolyrecError
 from models.precision import DensePrecision
 from models.schema import Strict, one_line
+from planner.expected import Expected
 from planner.latency import LatencyModel
+from planner.placed import Placement
 
 PathName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.@:-]+$", max_length=64)]
 Rows = Annotated[int, Field(ge=1)]
@@ -99,6 +101,8 @@ class Plan(Strict):
     """Chosen paths, their lanes, the routing, the default latency budget in milliseconds, and the limits.
 
     lanes: empty means one for each device that a path names, inline on the CPU, a thread elsewhere.
+    placement: which tier holds which rows; None: every path's device holds all. expected: what the
+    planner foresees, which a server ignores.
     """
 
     version: Literal[1] = 1
@@ -107,6 +111,8 @@ class Plan(Strict):
     routing: Routing = Routing()
     default_budget_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 100.0
     limits: Limits = Limits()
+    placement: Placement | None = None
+    expected: Expected | None = None
 
     @model_validator(mode="after")
     def _names_fit(self) -> Plan:
@@ -130,6 +136,9 @@ class Plan(Strict):
         for name in (*self.routing.weights, *([static] if static != self.routing.policy else [])):
             if name not in names:
                 raise ValueError(f"routing names path '{name}', which is not planned")
+        for placed in self.placement.paths if self.placement else ():
+            if placed.path not in names:
+                raise ValueError(f"placement names path '{placed.path}', which is not planned")
         return self
 
     def all_lanes(self) -> tuple[PlannedLane, ...]:
