@@ -89,7 +89,7 @@ class Bundle:
 
     @cached_property
     def _rows(self) -> dict[str, Tensor]:
-        return _tensors(self.path / EMBEDDINGS)
+        return mapped(self.path / EMBEDDINGS)
 
     @property
     def name(self) -> str:
@@ -111,7 +111,7 @@ class Bundle:
         stage = self.stage()
         schema = self.manifest.schema_
         net = DenseNet(self.manifest.architecture, dense_slots(schema), stage.slots)
-        net.load_state_dict(_tensors(self.path / NET))
+        net.load_state_dict(mapped(self.path / NET))
         return net.eval()
 
     def model(self) -> DLRM:
@@ -194,7 +194,7 @@ def load_bundle(path: str | Path) -> Bundle:
         if _digest(file).sha256 != expected.sha256:
             raise BundleError(f"bundle '{path}': {name} is corrupt (its sha256 is not the manifest's)")
     try:
-        arrays = _tensors(folder / VOCABULARY)
+        arrays = mapped(folder / VOCABULARY)
         vocabularies = vocabularies_from_tensors(
             {k: v.numpy() for k, v in arrays.items()}, manifest.vocabularies
         )
@@ -248,8 +248,8 @@ def _portable(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
 
 
-def _tensors(file: Path) -> dict[str, Tensor]:
-    """All tensors of a file, mapped."""
+def mapped(file: Path) -> dict[str, Tensor]:
+    """All tensors of a safetensors file, mapped. Raises BundleError if it cannot be read."""
     try:
         with safe_open(file, framework="pt") as tensors:
             return {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118

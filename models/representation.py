@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Protocol
 
 import numpy as np
 import torch
@@ -31,6 +31,18 @@ from models.vocabulary import Vocabulary
 
 Kind = Literal["table", "dhe", "select", "hybrid"]
 KINDS: tuple[Kind, ...] = ("table", "dhe", "select", "hybrid")
+
+
+class Ranked(Protocol):
+    """What a stage asks of a table's vocabulary."""
+
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def rank_of_id(self) -> I64:
+        """int64 [rows], a permutation."""
+        ...
 
 
 class Representation(Strict):
@@ -83,7 +95,7 @@ def initial_stage(
 def stage_from_tensors(
     representation: Representation,
     schema: Schema,
-    vocabularies: Mapping[str, Vocabulary],
+    vocabularies: Mapping[str, Ranked],
     tensors: Mapping[str, Tensor],
 ) -> Stage:
     """The embedding stage over the tensors that its `state_dict` was saved as, without copying them."""
@@ -107,7 +119,7 @@ def stage_from_tensors(
 def _computed(
     representation: Representation,
     schema: Schema,
-    vocabularies: Mapping[str, Vocabulary],
+    vocabularies: Mapping[str, Ranked],
     width: int,
     stored: Tensor,
     precision: Precision = "fp32",

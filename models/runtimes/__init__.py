@@ -15,14 +15,15 @@ if TYPE_CHECKING:
     from models.data.encoded import Encoded
     from models.precision import DensePrecision
     from models.runtimes.runtime import Runtime
+    from models.weights import Weights
 
 NAMES = ("torch", "onnx")
 
 
 def open_runtime(
-    name: str, bundle: Bundle, device: str = "cpu", precision: DensePrecision = "fp32"
+    name: str, bundle: Bundle | Weights, device: str = "cpu", precision: DensePrecision = "fp32"
 ) -> Runtime:
-    """Loads a bundle on a device, its dense net in a precision.
+    """Loads a bundle, or its weights alone, on a device, its dense net in a precision.
 
     Raises RuntimeUnavailable if this machine cannot.
     """

@@ -15,6 +15,7 @@ from models.dlrm import Inputs, inputs_of
 from models.errors import RuntimeUnavailable
 from models.precision import DensePrecision
 from models.runtimes.graph import plain_graph, ranking_graph
+from models.weights import Weights
 
 PROVIDERS = {
     "cpu": "CPUExecutionProvider",
@@ -28,7 +29,9 @@ class OnnxRuntime:
 
     name = "onnx"
 
-    def __init__(self, bundle: Bundle, device: str = "cpu", precision: DensePrecision = "fp32") -> None:
+    def __init__(
+        self, bundle: Bundle | Weights, device: str = "cpu", precision: DensePrecision = "fp32"
+    ) -> None:
         if precision not in ("fp32", "int8"):
             raise RuntimeUnavailable(f"onnx has no dense precision '{precision}'; known: fp32, int8")
         self.device = device

@@ -10,6 +10,7 @@ from models.context_once import ContextOnce
 from models.dlrm import Inputs, inputs_of
 from models.errors import RuntimeUnavailable
 from models.precision import DensePrecision
+from models.weights import Weights
 
 DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -19,7 +20,9 @@ class TorchRuntime:
 
     name = "torch"
 
-    def __init__(self, bundle: Bundle, device: str = "cpu", precision: DensePrecision = "fp32") -> None:
+    def __init__(
+        self, bundle: Bundle | Weights, device: str = "cpu", precision: DensePrecision = "fp32"
+    ) -> None:
         if precision not in DTYPES:
             raise RuntimeUnavailable(
                 f"torch has no dense precision '{precision}'; known: {', '.join(DTYPES)}"

@@ -21,6 +21,9 @@ class InlineLane:
         self.alive = True
         self._runtimes = runtimes
 
+    def attach(self) -> None:
+        return
+
     def execute(self, path: str, batch: Batch, settle: Settle) -> None:
         settle(attempt(self._runtimes[path], batch))
 

@@ -62,6 +62,13 @@ class Lane(Protocol):
         """Of a process lane that is alive; None for the other kinds."""
         ...
 
+    def attach(self) -> None:
+        """To be called once on the event loop that will use the lane.
+
+        From then on a death is told, also while idle; without it, from the first batch on.
+        """
+        ...
+
     def execute(self, path: str, batch: Batch, settle: Settle) -> None:
         """Starts on a batch (on the event loop) and calls `settle` with the outcome, on the same loop.
 

@@ -11,6 +11,8 @@ from models.runtimes.runtime import Runtime
 from planner.plan import PlanError, PlannedLane, PlannedPath
 from server.lanes.inline import InlineLane
 from server.lanes.lane import Lane, OnDeath
+from server.lanes.process import ProcessLane
+from server.lanes.task import OpenPath, Task
 from server.lanes.threaded import ThreadedLane
 from server.lanes.warm import warm_up
 
@@ -34,11 +36,30 @@ def open_lane(
     if missing := [core for core in planned.cores if core not in usable]:
         listed = ", ".join(map(str, sorted(usable)))
         raise PlanError(f"lane '{planned.name}': core {missing[0]} cannot be used here; usable: {listed}")
+    if planned.kind == "process":
+        return ProcessLane(planned.name, _task(planned, paths), on_death)
     given = runtimes or {}
     own = {path.name: given.get(path.name) or opened(path, bundle) for path, bundle in paths}
     if planned.kind == "inline":
         return InlineLane(planned.name, own)
     return ThreadedLane(planned.name, own, planned.cores)
+
+
+def _task(planned: PlannedLane, paths: Paths) -> Task:
+    return Task(
+        paths=tuple(
+            OpenPath(
+                name=path.name,
+                bundle=bundle.path.resolve(),
+                version=bundle.manifest.version,
+                runtime=path.runtime,
+                device=path.device,
+                precision=path.precision,
+            )
+            for path, bundle in paths
+        ),
+        cores=planned.cores,
+    )
 
 
 def opened(path: PlannedPath, bundle: Bundle) -> Runtime:

@@ -39,6 +39,9 @@ class ThreadedLane:
         self._thread = threading.Thread(target=self._run, name=f"lane {name}", daemon=True)
         self._thread.start()
 
+    def attach(self) -> None:
+        return
+
     def execute(self, path: str, batch: Batch, settle: Settle) -> None:
         self._work.put((self._runtimes[path], batch, settle, asyncio.get_running_loop()))
 

@@ -47,7 +47,7 @@ def make_batch(bundle: Bundle) -> MakeBatch:
     return make
 
 
-@pytest.fixture(scope="module", params=["inline", "thread"])
+@pytest.fixture(scope="module", params=["inline", "thread", "process"])
 def lane(request: pytest.FixtureRequest, paths: Paths) -> Iterator[Lane]:
     """A lane of each kind, open for a module's tests."""
     kind: LaneKind = request.param

@@ -1,0 +1,76 @@
+"""A bundle's numbers without what reads requests: all that a runtime needs, for processes that only execute.
+
+No checksums, which is for whoever opened the bundle, and no vocabulary values: a process that opens the
+same bundle after another has little to read, and shares its rows, which are mapped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from models.batch import I64
+from models.bundle import EMBEDDINGS, NET, VOCABULARY, Manifest, mapped, read_manifest
+from models.dlrm import DenseNet, dense_slots
+from models.embeddings.stage import Stage
+from models.errors import BundleError
+from models.representation import stage_from_tensors
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """What a stage asks of a table's vocabulary. stored: [rows], the rank of each id."""
+
+    stored: Tensor
+
+    @property
+    def rows(self) -> int:
+        return self.stored.shape[0]
+
+    @property
+    def rank_of_id(self) -> I64:
+        return self.stored.numpy().astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The stage and the dense net of a bundle."""
+
+    path: Path
+    manifest: Manifest
+    ranks: dict[str, Ranks]
+
+    @cached_property
+    def _rows(self) -> dict[str, Tensor]:
+        return mapped(self.path / EMBEDDINGS)
+
+    def stage(self) -> Stage:
+        """A new embedding stage over the mapped rows."""
+        m = self.manifest
+        return stage_from_tensors(m.representation, m.schema_, self.ranks, self._rows)
+
+    def net(self) -> DenseNet:
+        """A new dense net, ready to evaluate."""
+        m = self.manifest
+        net = DenseNet(m.architecture, dense_slots(m.schema_), self.stage().slots)
+        net.load_state_dict(mapped(self.path / NET))
+        return net.eval()
+
+
+def open_weights(path: str | Path, version: str) -> Weights:
+    """The numbers of a bundle that was checked when it was loaded as this version.
+
+    Raises BundleError if another version stands there by now.
+    """
+    folder = Path(path)
+    manifest = read_manifest(folder)
+    if manifest.version != version:
+        raise BundleError(
+            f"bundle '{path}' was replaced: it has version {manifest.version}, {version} is served; reload it"
+        )
+    stored = mapped(folder / VOCABULARY)
+    return Weights(folder, manifest, {t: Ranks(stored[f"{t}.rank_of_id"]) for t in manifest.vocabularies})

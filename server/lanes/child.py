@@ -1,0 +1,122 @@
+"""The process of a lane, as the server holds it: started fresh, woken, heard, ended.
+
+Five descriptors join the two, none of them a name that could be left behind:
+
+    mailbox    shared memory (memfd)
+    wake       eventfd: the server has put a batch
+    done       eventfd: the worker has answered; the event loop watches it
+    lifeline   pipe that nobody writes to: when the server ends, however that happens, the kernel closes
+               its end and kills the worker. (PR_SET_PDEATHSIG would not do: it fires when the *thread*
+               that started the worker ends.)
+    pidfd      readable once the worker has ended; the event loop watches it
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from models.errors import BundleError, PolyrecError, RuntimeUnavailable
+from server.lanes.mailbox import Mailbox, State
+
+ROOT = Path(__file__).parents[2]
+START_S = 300.0
+"""A worker that is not ready by then is given up; opening gigabytes from a cold disk takes a minute."""
+END_S = 5.0
+ERRORS: dict[str, type[PolyrecError]] = {e.__name__: e for e in (BundleError, RuntimeUnavailable)}
+
+
+class Child:
+    """A worker process. Starting returns at once; `wait_ready` says when it takes batches."""
+
+    def __init__(self, name: str, task: str) -> None:
+        """name: of the lane, shown by ps. task: what server.lanes.worker.Task says, as JSON."""
+        self.name = name
+        self.mailbox = Mailbox.create(name)
+        self.mailbox.say(State.STARTING, task)
+        self.wake = os.eventfd(0, os.EFD_CLOEXEC)
+        self.done = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        theirs, self._lifeline = os.pipe()
+        shared = (self.mailbox.fd, self.wake, self.done, theirs)
+        command = [sys.executable, "-m", "server.lanes.worker", name, *map(str, shared)]
+        try:
+            self._process = subprocess.Popen(
+                command,
+                pass_fds=shared,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,  # the server's own may be read by a program
+                env=_environment(),
+                process_group=0,  # Ctrl-C in a terminal is for the server, which ends its workers
+            )
+        finally:
+            os.close(theirs)
+        self.pid = self._process.pid
+        self.ended = os.pidfd_open(self.pid)
+
+    def wait_ready(self) -> None:
+        """Blocks until the worker takes batches.
+
+        Raises what kept it from that, RuntimeUnavailable or BundleError; it has then ended.
+        """
+        poller = select.poll()
+        poller.register(self.done, select.POLLIN)
+        poller.register(self.ended, select.POLLIN)
+        heard = {fd for fd, _ in poller.poll(START_S * 1e3)}
+        if self.done in heard:
+            os.eventfd_read(self.done)
+            state, message = self.mailbox.said()
+            if state is State.READY:
+                return
+            kind, _, message = message.partition(": ")
+            self.end()
+            raise ERRORS.get(kind, RuntimeUnavailable)(f"lane '{self.name}': {message}")
+        how = self.obituary() if heard else f"was not ready after {START_S:g} s"
+        self.end()
+        raise RuntimeUnavailable(f"lane '{self.name}': its process {how} while it started")
+
+    def obituary(self) -> str:
+        """How a process that has ended did so: `exited with status 1`, `was killed by SIGKILL`."""
+        status = self._process.wait()
+        if status >= 0:
+            return f"exited with status {status}"
+        try:
+            return f"was killed by {signal.Signals(-status).name}"
+        except ValueError:
+            return f"was killed by signal {-status}"
+
+    def has_answered(self) -> bool:
+        """Whether it said that it was done, and nobody has listened yet."""
+        try:
+            return os.eventfd_read(self.done) > 0
+        except BlockingIOError:
+            return False
+
+    def kill(self) -> None:
+        """SIGKILL: a worker has nothing that it would have to save."""
+        self._process.kill()
+
+    def end(self) -> None:
+        """Kills the worker and lets everything go."""
+        self._process.kill()
+        poller = select.poll()
+        poller.register(self.ended, select.POLLIN)
+        if poller.poll(END_S * 1e3):
+            self._process.wait()
+        for fd in (self.wake, self.done, self._lifeline, self.ended):
+            os.close(fd)
+        self.mailbox.close()
+
+
+def _environment() -> dict[str, str]:
+    """The server's, with one thread a library, and this very code to import."""
+    search: Sequence[str] = (str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")]))
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join(search),
+        "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",
+    }

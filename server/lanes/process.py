@@ -1,0 +1,125 @@
+"""The process lane: batches execute in a process of the lane's own.
+
+The event loop writes a batch to shared memory, wakes the worker, and hears by a descriptor when it is
+done. A worker that ends costs this lane only: its batch is settled with LaneDied, and `restart` starts
+another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from models.batch import Batch
+from planner.plan import LaneKind
+from server.lanes.child import Child
+from server.lanes.lane import Executed, LaneDied, OnDeath, Settle
+from server.lanes.task import Task
+
+
+class ProcessLane:
+    """Opening blocks until the worker is ready; raises RuntimeUnavailable, BundleError."""
+
+    kind: LaneKind = "process"
+
+    def __init__(self, name: str, task: Task, on_death: OnDeath) -> None:
+        self.name = name
+        self._task = task.model_dump_json()
+        self._number = {path.name: i for i, path in enumerate(task.paths)}
+        self._on_death = on_death
+        self._settle: Settle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._restarting: asyncio.Task[None] | None = None
+        self._starting: Child | None = None
+        self._closed = False
+        self._child: Child | None = self._start()
+
+    @property
+    def alive(self) -> bool:
+        return self._child is not None
+
+    @property
+    def pid(self) -> int | None:
+        return self._child.pid if self._child else None
+
+    def attach(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._child is None or loop is self._loop:
+            return
+        loop.add_reader(self._child.done, self._answered)
+        loop.add_reader(self._child.ended, self._died)
+        self._loop = loop
+
+    def execute(self, path: str, batch: Batch, settle: Settle) -> None:
+        child = self._child
+        if child is None:
+            error = LaneDied(f"lane '{self.name}' has no process")
+            asyncio.get_running_loop().call_soon(settle, error)
+            return
+        self.attach()
+        self._settle = settle
+        child.mailbox.put(self._number[path], batch)
+        os.eventfd_write(child.wake, 1)
+
+    async def restart(self) -> None:
+        if self._restarting is None:
+            self._restarting = asyncio.create_task(self._restart())
+        await asyncio.shield(self._restarting)
+
+    def close(self) -> None:
+        self._closed = True
+        if self._starting is not None:
+            self._starting.kill()  # whoever waits for it cleans up
+        self._end()
+
+    def _start(self) -> Child:
+        self._starting = child = Child(self.name, self._task)
+        try:
+            if self._closed:
+                child.kill()
+            child.wait_ready()
+        finally:
+            self._starting = None
+        return child
+
+    async def _restart(self) -> None:
+        try:
+            if self._child is None and not self._closed:
+                self._child = await asyncio.get_running_loop().run_in_executor(None, self._start)
+                self.attach()
+        finally:
+            self._restarting = None
+            if self._closed:
+                self._end()
+
+    def _answered(self) -> None:
+        assert self._child is not None
+        os.eventfd_read(self._child.done)
+        settle, self._settle = self._settle, None
+        if settle is not None:
+            settle(self._child.mailbox.outcome())
+
+    def _died(self) -> None:
+        assert self._child is not None
+        error = LaneDied(f"lane '{self.name}': process {self.pid} {self._child.obituary()}")
+        settle, self._settle = self._settle, None
+        outcome: Executed | Exception = error
+        if settle is not None and self._child.has_answered():
+            outcome = self._child.mailbox.outcome()  # it ended after its work
+        self._end()
+        try:
+            if settle is not None:
+                settle(outcome)
+        finally:
+            self._on_death(self)
+
+    def _end(self) -> None:
+        child, self._child = self._child, None
+        self._settle = None
+        if child is None:
+            return
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(child.done)
+            self._loop.remove_reader(child.ended)
+        self._loop = None
+        child.end()

@@ -1,0 +1,101 @@
+"""The worker: the process of a lane, `python -m server.lanes.worker`. Only server/lanes/child.py starts it.
+
+What it shall open is read from the mailbox; then it executes the batches put there, one after another,
+until the server ends. It knows nothing of requests, queues or deadlines.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import os
+import select
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from models.runtimes.runtime import Runtime
+    from server.lanes.mailbox import Mailbox
+
+
+def main(name: str, mailbox_fd: int, wake: int, done: int, lifeline: int) -> None:
+    die_with(lifeline)
+    # The server drains when it is told to stop, and ends its workers after that.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    from server.lanes.mailbox import Mailbox, State
+
+    mailbox = Mailbox(mailbox_fd)
+    try:
+        runtimes = _opened(mailbox.said()[1])
+    except Exception as e:
+        from models.errors import PolyrecError
+
+        if not isinstance(e, PolyrecError):
+            traceback.print_exc()
+        mailbox.say(State.UNAVAILABLE, f"{type(e).__name__}: {_one_line(e)}")
+        os.eventfd_write(done, 1)
+        return
+    gc.collect()
+    gc.freeze()
+    mailbox.say(State.READY)
+    os.eventfd_write(done, 1)
+    _work(mailbox, runtimes, wake, done)
+
+
+def die_with(lifeline: int) -> None:
+    """The kernel kills this process as soon as the other end of the pipe is closed.
+
+    Without a thread, and whatever this process is doing: the pipe's signal for input, which nobody
+    writes, is made SIGKILL.
+    """
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+    poller = select.poll()
+    poller.register(lifeline)
+    if poller.poll(0):  # it was closed before the signal was asked for
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _opened(task: str) -> Sequence[Runtime]:
+    from server.lanes.task import Task
+
+    opening = Task.model_validate_json(task)
+    if opening.cores:
+        os.sched_setaffinity(0, opening.cores)
+
+    import torch
+
+    from models.memory import keep_memory
+
+    keep_memory()
+    torch.set_num_threads(1)
+    return opening.open()
+
+
+def _work(mailbox: Mailbox, runtimes: Sequence[Runtime], wake: int, done: int) -> None:
+    from server.lanes.lane import run
+    from server.lanes.mailbox import State
+
+    while True:
+        os.eventfd_read(wake)
+        try:
+            path, batch = mailbox.take()
+            mailbox.answer(run(runtimes[path], batch))
+        except Exception as e:
+            traceback.print_exc()
+            mailbox.say(State.FAILED, f"{type(e).__name__}: {_one_line(e)}")
+        os.eventfd_write(done, 1)
+
+
+def _one_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], *map(int, sys.argv[2:]))
