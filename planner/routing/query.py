@@ -6,7 +6,7 @@ Times are seconds of one monotonic clock, whichever.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -62,7 +62,12 @@ class Part:
 
 @dataclass(slots=True, eq=False)
 class Dispatch:
-    """A batch for a lane: parts of queries, one path. median_s, tail_s: what it is expected to take."""
+    """A batch for a lane: parts of queries, one path. median_s, tail_s: what it is expected to take.
+
+    probe: tries out a lane that was slow or stalled on a query that stays in the queue for another lane;
+    whichever answers first counts. lost: given up, its queries are queued again or out; an answer that
+    comes nevertheless counts if the query has none.
+    """
 
     lane: int
     path: int
@@ -72,7 +77,8 @@ class Dispatch:
     started_s: float
     median_s: float
     tail_s: float
-    lost: bool = field(default=False)
+    lost: bool = False
+    probe: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,249 @@
+"""The board: what every policy sees. Paths with their tables, lanes with their corrections and what they are
+doing, the queue, what was observed of the traffic. The router keeps it; policies read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from planner.latency import LatencyModel
+from planner.plan import LaneKind, Limits, Routing
+from planner.routing.breaker import Breaker, BreakerState
+from planner.routing.correction import Correction
+from planner.routing.curve import Curve
+from planner.routing.observed import Observed
+from planner.routing.query import Dispatch, Part, Query
+from planner.routing.queue import Queue
+
+LOOP_HOLD_S = 0.005
+"""An inline lane holds the event loop no longer than this if a smaller batch can do."""
+BATCH_SHARE = 0.4
+"""A merged batch takes at most this share of the usual budget: it delays whatever comes behind it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PathSpec:
+    """A path: its place, how often it is right on held-out rows, and what a batch on one lane takes."""
+
+    name: str
+    device: str
+    accuracy: float
+    latency: LatencyModel
+
+
+@dataclass(frozen=True, slots=True)
+class LaneSpec:
+    """An executor on a device."""
+
+    name: str
+    device: str
+    kind: LaneKind
+
+
+class PathState:
+    """A path as decisions see it. value: accuracy times weight; representation: the name before `@`."""
+
+    __slots__ = ("curve", "device", "index", "name", "representation", "rows", "value")
+
+    def __init__(self, index: int, spec: PathSpec, device: int, representation: int, curve: Curve) -> None:
+        self.index, self.name, self.device = index, spec.name, device
+        self.representation = representation
+        self.value = spec.accuracy
+        self.curve = curve
+        self.rows = 0.0
+
+
+class LaneState:
+    """A lane as decisions see it. All lists are by path index.
+
+    order: its usable paths, most accurate first, without those that another beats in both ways. fastest: of
+    these the one with most rows/s; rate: those, rows/s as corrected. most: rows that one batch may have;
+    merge: rows beyond which queries are not merged. free_s: when its batch should be over; due_s: the first
+    deadline in it; overdue_s: when the lane counts as stalled; stranded: parts of a stalled batch that no
+    other lane can make in time. again_s: when to ask it again although nothing happened.
+    heard_s: when it last finished a batch; used: share of the last seconds that it worked.
+    """
+
+    __slots__ = (
+        "again_s", "alive", "breaker", "busy_s", "correction", "device", "due_s", "fastest", "flight",
+        "free_s", "heard_s", "index", "inline", "merge", "most", "name", "order", "overdue_s", "paths",
+        "rate", "stranded", "used",
+    )  # fmt: skip
+
+    def __init__(self, index: int, spec: LaneSpec, device: int, paths: list[int], all_paths: int) -> None:
+        self.index, self.name, self.device = index, spec.name, device
+        self.inline = spec.kind == "inline"
+        self.paths = paths
+        self.order: list[int] = []
+        self.fastest = -1
+        self.rate = 0.0
+        self.most = [1] * all_paths
+        self.merge = [1] * all_paths
+        self.correction = Correction(all_paths)
+        self.breaker = Breaker()
+        self.alive = True
+        self.flight: Dispatch | None = None
+        self.free_s = 0.0
+        self.due_s = self.overdue_s = self.again_s = float("inf")
+        self.stranded: list[Part] = []
+        self.heard_s = 0.0
+        self.busy_s = 0.0
+        self.used = 0.0
+
+    @property
+    def usable(self) -> bool:
+        """It is alive and trusted with work."""
+        return self.alive and self.breaker.state is BreakerState.CLOSED
+
+
+class Board:
+    """All of it. usable: lanes to count on, those that are closed, or if there are none all that are alive.
+
+    total_rate: their rows/s on their fastest paths; least_s: what the smallest query takes at best.
+    best: the highest value of a path; allowed: paths that the policy uses at all.
+    """
+
+    __slots__ = (
+        "allowed", "best", "devices", "front_query_s", "front_row_s", "lanes", "least_s", "limits",
+        "observed", "paths", "queue", "routing", "total_rate", "usable",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        paths: Sequence[PathSpec],
+        lanes: Sequence[LaneSpec],
+        routing: Routing,
+        limits: Limits,
+        now_s: float,
+    ) -> None:
+        self.limits = limits
+        self.devices = list(dict.fromkeys(lane.device for lane in lanes))
+        representations = list(dict.fromkeys(_representation(p.name) for p in paths))
+        size = max(limits.max_batch_rows, limits.max_request_rows)
+        self.paths = [
+            PathState(
+                i,
+                p,
+                self.devices.index(p.device),
+                representations.index(_representation(p.name)),
+                Curve(p.latency, size),
+            )
+            for i, p in enumerate(paths)
+        ]
+        self.lanes = [
+            LaneState(
+                i,
+                lane,
+                self.devices.index(lane.device),
+                [p for p, path in enumerate(paths) if path.device == lane.device],
+                len(paths),
+            )
+            for i, lane in enumerate(lanes)
+        ]
+        self.queue = Queue()
+        self.observed = Observed(now_s)
+        self.total_rate = 0.0
+        self.least_s = 0.0
+        self.usable: list[LaneState] = []
+        self.allowed: frozenset[int] = frozenset(range(len(paths)))
+        self.set_routing(routing, [p.accuracy for p in paths])
+
+    def set_routing(self, routing: Routing, accuracies: Sequence[float]) -> None:
+        """Takes over weights and the front's cost."""
+        self.routing = routing
+        for path, accuracy in zip(self.paths, accuracies, strict=True):
+            path.value = accuracy * routing.weights.get(path.name, 1.0)
+        # What the front spends before a query is offered has been spent when the router first sees it;
+        # half is taken to be that, parsing, and half the answer.
+        self.front_query_s = routing.query_s / 2
+        self.front_row_s = routing.row_s / 2
+        self.best = max((p.value for p in self.paths), default=0.0)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Recomputes what follows from corrections, breakers and the usual budget. Off the request path."""
+        budget_s = self.observed.budget_s
+        for lane in self.lanes:
+            factors = lane.correction.median
+            for p in lane.paths:
+                curve, factor = self.paths[p].curve, factors[p]
+                most = min(self.limits.max_batch_rows, curve.rows)
+                if lane.inline:
+                    most = min(most, max(1, curve.rows_within(LOOP_HOLD_S / factor)))
+                lane.most[p] = most
+                tail = lane.correction.tail[p]
+                lane.merge[p] = min(
+                    most,
+                    max(1, curve.efficient_rows),
+                    max(1, curve.rows_safe_within(BATCH_SHARE * budget_s / tail)),
+                )
+            usable = [p for p in lane.paths if p in self.allowed and self.paths[p].value > 0]
+            row_s = {p: self._row_s(lane, p) for p in usable}
+            usable.sort(key=lambda p: (-self.paths[p].value, row_s[p]))
+            lane.order = []
+            for p in usable:
+                if not lane.order or row_s[p] < row_s[lane.order[-1]]:
+                    lane.order.append(p)
+            lane.fastest = lane.order[-1] if lane.order else -1
+            front = 0.0
+            if lane.inline:
+                front = self.routing.row_s + self.routing.query_s / self.observed.mean_rows
+            lane.rate = 1 / (row_s[lane.fastest] + front) if lane.order else 0.0
+        self.count()
+
+    def _row_s(self, lane: LaneState, path: int) -> float:
+        rows = lane.merge[path]
+        return self.paths[path].curve.median[rows] * lane.correction.median[path] / rows
+
+    def count(self) -> None:
+        """Which lanes can be counted on, and what they do together."""
+        self.usable = [lane for lane in self.lanes if lane.usable and lane.order] or [
+            lane for lane in self.lanes if lane.alive and lane.order
+        ]
+        self.total_rate = sum(lane.rate for lane in self.usable)
+        self.least_s = min(
+            (
+                self.paths[p].curve.median[1] * lane.correction.median[p]
+                for lane in self.usable
+                for p in lane.order
+            ),
+            default=0.0,
+        ) + (self.front_query_s + self.front_row_s)
+
+    def front_s(self, query: Query) -> float:
+        """What the front will spend on the answer."""
+        return self.front_query_s + self.front_row_s * query.rows
+
+    def committed_rows(self, now_s: float) -> float:
+        """What executes now, in rows of the lanes' fastest paths."""
+        rows = 0.0
+        for lane in self.usable:
+            left = lane.free_s - now_s
+            if left > 0 and lane.flight is not None:
+                rows += left * lane.rate
+        return rows
+
+    def own_s(self, rows: int) -> float:
+        """Seconds at the tail of a query of `rows` rows on the fastest device, alone, split if large."""
+        best = float("inf")
+        lanes: dict[int, int] = {}
+        for lane in self.usable:
+            lanes[lane.device] = lanes.get(lane.device, 0) + 1
+        seen = set()
+        for lane in self.usable:
+            if lane.device in seen:
+                continue
+            seen.add(lane.device)
+            p = lane.fastest
+            tail = self.paths[p].curve.tail
+            parts = min(lanes[lane.device], max(1, rows // lane.merge[p]))
+            share = -(-rows // parts)
+            turns, rest = divmod(share, lane.most[p])
+            seconds = turns * tail[lane.most[p]] + (tail[rest] if rest else 0.0)
+            best = min(best, seconds * lane.correction.tail[p])
+        return best
+
+
+def _representation(path: str) -> str:
+    return path.partition("@")[0]

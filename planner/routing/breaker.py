@@ -1,0 +1,58 @@
+"""The breaker of a lane: out at once when it fails or stalls, back by a probe.
+
+closed: the lane works. open: it gets nothing until `again_s` (or, stalled, until its batch returns). Then
+one small batch is tried; if that is as fast as it should be the lane is closed again, else the wait doubles.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+FIRST_WAIT_S, MOST_WAIT_S = 0.02, 1.0
+PROBE_GOOD = 3.0
+"""A probe is good if it takes at most this many times its profiled tail."""
+OVERDUE_TAILS, OVERDUE_EXTRA_S = 3.0, 0.005
+"""A batch is overdue after this many times its tail and this much more."""
+
+
+class BreakerState(StrEnum):
+    CLOSED = "closed"
+    OPEN = "open"
+    PROBING = "probing"
+
+
+class Breaker:
+    """Whether a lane gets work. Changed by what its batches do."""
+
+    __slots__ = ("_wait_s", "again_s", "state")
+
+    def __init__(self) -> None:
+        self.state = BreakerState.CLOSED
+        self.again_s = 0.0
+        self._wait_s = FIRST_WAIT_S
+
+    def trip(self, now_s: float) -> None:
+        """It failed or stalled: nothing until the wait is over; the wait doubles if it fails again."""
+        self.state = BreakerState.OPEN
+        self.again_s = now_s + self._wait_s
+        self._wait_s = min(2 * self._wait_s, MOST_WAIT_S)
+
+    def ready(self, now_s: float) -> bool:
+        """Whether a probe may be tried now."""
+        return self.state is BreakerState.OPEN and now_s >= self.again_s
+
+    def probed(self, took_s: float, tail_s: float, now_s: float) -> None:
+        """A probe came back."""
+        if took_s <= PROBE_GOOD * tail_s:
+            self.close()
+        else:
+            self.trip(now_s)
+
+    def close(self) -> None:
+        self.state = BreakerState.CLOSED
+        self._wait_s = FIRST_WAIT_S
+
+
+def overdue_at_s(started_s: float, tail_s: float) -> float:
+    """When a batch that should take tail_s at most counts as stalled."""
+    return started_s + OVERDUE_TAILS * tail_s + OVERDUE_EXTRA_S

@@ -1,0 +1,58 @@
+"""A path's latency as a table over rows: a list look-up on the hot path instead of a search.
+
+Built once from the plan's `LatencyModel`; in, rows of a batch; out, seconds at the median and the tail, and
+which batch sizes pay.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+import numpy as np
+
+from planner.latency import LatencyModel
+
+EFFICIENT = 1.05
+"""A batch is large enough to be merged no further when a row costs at most this times its least cost."""
+
+
+class Curve:
+    """median, tail: seconds at 0 ... rows rows (index 0 is the cost of an empty batch, as of one row).
+
+    efficient_rows: merging beyond buys nothing. row_s: seconds a row in such a batch.
+    """
+
+    __slots__ = ("efficient_rows", "median", "row_s", "rows", "spread", "tail")
+
+    def __init__(self, model: LatencyModel, rows: int) -> None:
+        self.rows = rows
+        self.median = _table(model.rows, model.median_s, rows)
+        self.tail = _table(model.rows, model.tail_s, rows)
+        at = np.arange(1, rows + 1)
+        per_row = np.asarray(self.median[1:]) / at
+        # The least at or below each size: a step in the curve must not end the search early.
+        good = per_row <= EFFICIENT * per_row.min()
+        self.efficient_rows = int(at[np.argmax(good)])
+        self.row_s = self.median[self.efficient_rows] / self.efficient_rows
+
+    def rows_within(self, seconds: float) -> int:
+        """The most rows whose median is at most `seconds`; 0 if even one row takes longer."""
+        return max(0, bisect_right(self.median, seconds) - 1)
+
+    def rows_safe_within(self, seconds: float) -> int:
+        """The most rows whose tail is at most `seconds`; 0 if even one row takes longer."""
+        return max(0, bisect_right(self.tail, seconds) - 1)
+
+
+def _table(knots: tuple[int, ...], seconds: tuple[float, ...], rows: int) -> list[float]:
+    """As `LatencyModel.median`, for all of 0 ... rows at once."""
+    at = np.arange(rows + 1, dtype=np.float64)
+    values = np.interp(at, knots, seconds)
+    beyond = at > knots[-1]
+    if len(knots) == 1:
+        values[beyond] = seconds[0] * at[beyond] / knots[0]
+    else:
+        slope = (seconds[-1] - seconds[-2]) / (knots[-1] - knots[-2])
+        values[beyond] = seconds[-1] + slope * (at[beyond] - knots[-1])
+    table: list[float] = values.tolist()
+    return table

@@ -1,0 +1,66 @@
+"""What is observed of the traffic: arrival rate, sizes, budgets. Fed on every offer, summed up by ticks."""
+
+from __future__ import annotations
+
+from math import exp
+
+import numpy as np
+
+KEPT = 512
+RATE_MEMORY_S = 0.3
+"""The rate forgets with this time constant: a step in load is two thirds known after it."""
+FIRST_ROWS, FIRST_BUDGET_S = 23.0, 0.1
+
+
+class Observed:
+    """queries_s, rows_s: rates. mean_rows, mean_square: of sizes. budget_s: the median budget."""
+
+    __slots__ = (
+        "_at", "_budgets", "_last_s", "_new_queries", "_new_rows", "_sizes", "budget_s", "mean_rows",
+        "mean_square", "queries_s", "rows_s",
+    )  # fmt: skip
+
+    def __init__(self, now_s: float) -> None:
+        self._sizes: list[int] = []
+        self._budgets: list[float] = []
+        self._at = 0
+        self._last_s = now_s
+        self._new_queries = 0
+        self._new_rows = 0
+        self.queries_s = 0.0
+        self.rows_s = 0.0
+        self.mean_rows = FIRST_ROWS
+        self.mean_square = FIRST_ROWS**2
+        self.budget_s = FIRST_BUDGET_S
+
+    def arrived(self, rows: int, budget_s: float) -> None:
+        self._new_queries += 1
+        self._new_rows += rows
+        if len(self._sizes) < KEPT:
+            self._sizes.append(rows)
+            self._budgets.append(budget_s)
+        else:
+            at = self._at
+            self._sizes[at] = rows
+            self._budgets[at] = budget_s
+            self._at = (at + 1) % KEPT
+
+    def tick(self, now_s: float) -> None:
+        """Sums up what arrived since the last tick."""
+        passed = now_s - self._last_s
+        if passed <= 0:
+            return
+        weight = 1 - exp(-passed / RATE_MEMORY_S)
+        self.queries_s += weight * (self._new_queries / passed - self.queries_s)
+        self.rows_s += weight * (self._new_rows / passed - self.rows_s)
+        self._new_queries = self._new_rows = 0
+        self._last_s = now_s
+        if self._sizes:
+            sizes = np.asarray(self._sizes, np.float64)
+            self.mean_rows = float(sizes.mean())
+            self.mean_square = float((sizes * sizes).mean())
+            self.budget_s = float(np.median(self._budgets))
+
+    def size_quantiles(self, at: tuple[float, ...]) -> tuple[float, ...]:
+        """Rows at quantiles; empty before the first query."""
+        return tuple(np.quantile(self._sizes, at).tolist()) if self._sizes else ()

@@ -1,0 +1,51 @@
+"""The policy: which work a free lane gets, and what is refused at the door.
+
+State in (the board), a choice out. `choose` is asked for one free lane at a time; it may leave the work to
+another lane by answering None. `Choice` names the pieces of the queue that make the batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from planner.routing.board import Board, LaneState
+from planner.routing.query import Query, Reason
+from planner.routing.queue import Piece
+
+
+@dataclass(slots=True)
+class Choice:
+    """pieces: consecutive in the queue from `start` on, or scattered (start -1).
+
+    rows: of the batch; below those of a single piece, the piece is split and the rest stays first in line.
+    """
+
+    path: int
+    pieces: list[Piece]
+    start: int
+    rows: int
+    reason: Reason
+
+
+class Policy(Protocol):
+    """name: as in the plan. fifo: work in order of arrival, not of deadline."""
+
+    name: str
+    fifo: bool
+
+    def prepare(self, board: Board) -> None:
+        """Off the request path: at the start, on every tick, and when lanes come or go."""
+        ...
+
+    def admit(self, board: Board, query: Query, now_s: float) -> float:
+        """Seconds by which the backlog is too long for the query; 0 or less: it is taken."""
+        ...
+
+    def choose(self, board: Board, lane: LaneState, now_s: float) -> Choice | None:
+        """What a free lane does now."""
+        ...
+
+    def prices(self, board: Board) -> dict[str, float]:
+        """Correct predictions that a second of one lane is worth, by device; empty if it has no prices."""
+        ...

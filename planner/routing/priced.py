@@ -1,0 +1,26 @@
+"""Policy `priced`: expected correct predictions, minus the price of device time; ties broken by slack."""
+
+from __future__ import annotations
+
+from planner.routing import late
+from planner.routing.board import Board, LaneState
+from planner.routing.policy import Choice
+from planner.routing.query import Query
+
+
+class Priced:
+    name = "priced"
+    fifo = False
+
+    def prepare(self, board: Board) -> None:
+        board.allowed = frozenset(range(len(board.paths)))
+        board.refresh()
+
+    def admit(self, board: Board, query: Query, now_s: float) -> float:
+        return late.admit(board, query, now_s)
+
+    def choose(self, board: Board, lane: LaneState, now_s: float) -> Choice | None:
+        return late.choose(board, lane, now_s)
+
+    def prices(self, board: Board) -> dict[str, float]:
+        return {}

@@ -1,0 +1,382 @@
+"""The router: which query is taken or refused, which batch a free lane executes, what is out of time.
+
+Queries and the news of lanes go in, dispatches come out. Pure: the clock is passed in, nothing is awaited,
+so the live server and the simulator run this same object. What to choose is the policy's affair; here
+is what holds for every policy: the queue, splitting and joining, deadlines, lanes that break,
+stall, slow down or come back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from planner.plan import Limits, Routing
+from planner.routing import explain as explaining
+from planner.routing.board import Board, LaneSpec, LaneState, PathSpec
+from planner.routing.breaker import BreakerState, overdue_at_s
+from planner.routing.policies import make_policy
+from planner.routing.policy import Choice
+from planner.routing.query import Dispatch, Part, Query, Reason, Refusal, Refused
+from planner.routing.queue import Piece
+from planner.routing.state import Explanation, RouterState
+
+__all__ = ["LaneSpec", "PathSpec", "Router"]
+
+MOST_RETRIES = 2
+"""A query that broke that many lanes is given back: it may be what breaks them."""
+STALE_S = 0.05
+"""A lane known to be slow is tried again after so long without news."""
+SLOW = 1.5
+SHARE_MEMORY_S = 2.0
+INF = float("inf")
+
+
+class Router:
+    """One server's decisions. paths, lanes: as given; Query.path, Dispatch.path, Dispatch.lane index them."""
+
+    def __init__(
+        self,
+        paths: Sequence[PathSpec],
+        lanes: Sequence[LaneSpec],
+        routing: Routing,
+        limits: Limits,
+        now_s: float,
+    ) -> None:
+        self.paths, self.lanes = tuple(paths), tuple(lanes)
+        self.board = Board(paths, lanes, routing, limits, now_s)
+        self.policy = make_policy(routing, self.board)
+        self.policy.prepare(self.board)
+        self._ticked_s = now_s
+
+    def offer(self, query: Query, now_s: float) -> Refused | None:
+        """Takes a query into the queue, or says why not and when it would fit."""
+        board = self.board
+        queue = board.queue
+        rows = query.rows
+        board.observed.arrived(rows, query.deadline_s - query.arrival_s)
+        if not board.usable:
+            return Refused(Refusal.UNAVAILABLE, 1.0, queue.rows)
+        if queue.rows + rows > board.limits.max_queued_rows:
+            drained = (queue.rows + rows - board.limits.max_queued_rows) / board.total_rate
+            return Refused(Refusal.OVERLOAD, drained, queue.rows)
+        if query.deadline_s <= now_s:
+            return Refused(Refusal.EXPIRED, 0.0, queue.rows)
+        over_s = self.policy.admit(board, query, now_s)
+        if over_s > 0 and not self._worth_a_try(now_s):
+            return Refused(Refusal.OVERLOAD, over_s, queue.rows)
+        queue.push(query, 0, rows, query.arrival_s if self.policy.fifo else query.deadline_s)
+        return None
+
+    def next(self, lane: int, now_s: float) -> Dispatch | None:
+        """What a free lane executes now; recorded as in flight. None: nothing, or better on another lane."""
+        state = self.board.lanes[lane]
+        state.again_s = INF
+        if state.flight is not None or not state.alive:
+            return None
+        pieces = self.board.queue.pieces
+        if not pieces:
+            return None
+        if state.breaker.state is not BreakerState.CLOSED:
+            if not state.breaker.ready(now_s):
+                return None
+            return self._probe(state, now_s)
+        if state.correction.factor > SLOW and now_s - state.heard_s > STALE_S:
+            return self._probe(state, now_s)
+        choice = self.policy.choose(self.board, state, now_s)
+        return None if choice is None else self._dispatch(state, choice, now_s)
+
+    def done(self, dispatch: Dispatch, now_s: float, took_s: float) -> None:
+        """A batch was executed: corrects what is known of its lane, completes its queries.
+
+        Of a lost dispatch or a probe, only queries that are in it whole and not yet settled are completed.
+        """
+        board = self.board
+        lane = board.lanes[dispatch.lane]
+        if lane.flight is dispatch:
+            self._free(lane, now_s)
+        curve = board.paths[dispatch.path].curve
+        rows = dispatch.rows
+        lane.heard_s = now_s
+        lane.busy_s += took_s
+        lane.correction.observe(dispatch.path, took_s, curve.median[rows], curve.tail[rows])
+        breaker = lane.breaker
+        if breaker.state is not BreakerState.CLOSED:
+            if dispatch.lost:
+                breaker.again_s = min(breaker.again_s, now_s)
+            elif breaker.state is BreakerState.PROBING:
+                breaker.probed(took_s, curve.tail[rows], now_s)
+                self._lanes_changed()
+        queue = board.queue
+        whole_only = dispatch.lost or dispatch.probe
+        for part in dispatch.parts:
+            query = part.query
+            if whole_only:
+                if not query.settled and part.rows == query.rows and not query.done_rows:
+                    query.settled = True
+                    query.done_rows = query.rows
+                    query.path, query.reason = dispatch.path, dispatch.reason
+            else:
+                query.done_rows += part.rows
+                if query.done_rows >= query.rows:
+                    query.settled = True
+            if query.settled and query.taken_rows < query.rows:
+                queue.forget(query)
+
+    def failed(self, dispatch: Dispatch, now_s: float) -> list[Query]:
+        """Execution broke or the lane died: queries that another lane can still make are queued again.
+
+        Returns the others, settled: their owner answers them.
+        """
+        lane = self.board.lanes[dispatch.lane]
+        parts = dispatch.parts
+        if dispatch.lost:
+            parts = lane.stranded
+        if lane.flight is dispatch:
+            self._free(lane, now_s)
+        was_lost, dispatch.lost = dispatch.lost, True
+        if not was_lost:
+            lane.breaker.trip(now_s)
+            self._lanes_changed()
+        if dispatch.probe:
+            return []
+        out = []
+        for part in self._again(parts, now_s):
+            query = part.query
+            if not query.settled:
+                self._settle(query)
+                out.append(query)
+        return out
+
+    def expire(self, now_s: float) -> list[Query]:
+        """Queries, waiting or executing, whose deadline has passed or cannot be met any more; settled.
+
+        Lanes that should have finished long ago count as stalled from here on.
+        """
+        board = self.board
+        out: list[Query] = []
+        if board.queue.earliest_s - board.least_s <= now_s:
+            out = board.queue.sweep(now_s, board.least_s)
+        for lane in board.lanes:
+            flight = lane.flight
+            if flight is None:
+                continue
+            if lane.overdue_s <= now_s:
+                self._stall(lane, flight, now_s)
+            if lane.due_s <= now_s:
+                lane.due_s = INF
+                for part in flight.parts:
+                    query = part.query
+                    if query.settled:
+                        continue
+                    if query.deadline_s <= now_s:
+                        self._settle(query)
+                        out.append(query)
+                    elif query.deadline_s < lane.due_s:
+                        lane.due_s = query.deadline_s
+        return out
+
+    def wake_s(self) -> float | None:
+        """When `expire` and `next` should be called again if nothing happens before; None: no need."""
+        board = self.board
+        at = board.queue.earliest_s - board.least_s if board.queue.pieces else INF
+        for lane in board.lanes:
+            if lane.flight is not None:
+                if lane.due_s < at:
+                    at = lane.due_s
+                if lane.overdue_s < at:
+                    at = lane.overdue_s
+            elif lane.again_s < at:
+                at = lane.again_s
+            elif lane.breaker.state is BreakerState.OPEN and lane.alive and board.queue.pieces:
+                at = min(at, lane.breaker.again_s)
+        return at if at < INF else None
+
+    def cancel(self, query: Query) -> None:
+        """The client left: the query is out at once, its rows count no more."""
+        if not query.settled:
+            self._settle(query)
+
+    def lane_down(self, lane: int, now_s: float) -> None:
+        """A lane died. What it executed comes by `failed`."""
+        state = self.board.lanes[lane]
+        state.alive = False
+        self._lanes_changed()
+
+    def lane_up(self, lane: int, now_s: float) -> None:
+        """A lane was started again: it gets a probe first."""
+        state = self.board.lanes[lane]
+        state.alive = True
+        state.correction.reset()
+        state.breaker.state = BreakerState.OPEN
+        state.breaker.again_s = now_s
+        self._lanes_changed()
+
+    def tick(self, now_s: float) -> None:
+        """The control loop, about ten times a second: rates, sizes, corrections, prices."""
+        board = self.board
+        board.observed.tick(now_s)
+        passed = now_s - self._ticked_s
+        if passed > 0:
+            weight = min(1.0, passed / SHARE_MEMORY_S)
+            for lane in board.lanes:
+                lane.used += weight * (min(1.0, lane.busy_s / passed) - lane.used)
+                lane.busy_s = 0.0
+            for path in board.paths:
+                path.rows *= 1.0 - weight
+            self._ticked_s = now_s
+        self.policy.prepare(board)
+
+    def explain(self, rows: int, budget_s: float, now_s: float, required: bool = False) -> Explanation:
+        """What would be chosen now for a query of `rows` rows, and why. Changes nothing."""
+        return explaining.explain(self.board, self.policy, rows, budget_s, now_s, required)
+
+    def state(self, now_s: float) -> RouterState:
+        """Everything as numbers."""
+        return explaining.state(self.board, self.policy, now_s)
+
+    def set_policy(self, routing: Routing, now_s: float) -> None:
+        """Another policy, other weights, at run time; what waits is routed by the new one."""
+        board = self.board
+        board.set_routing(routing, [p.accuracy for p in self.paths])
+        self.policy = make_policy(routing, board)
+        self.policy.prepare(board)
+        waiting = list(board.queue.unsettled())
+        board.queue.pieces.clear()
+        board.queue.rows = 0
+        for _, _, _, query, first, rows in waiting:
+            if rows == query.rows:
+                query.path = -1
+            board.queue.push(query, first, rows, query.arrival_s if self.policy.fifo else query.deadline_s)
+
+    def _dispatch(self, lane: LaneState, choice: Choice, now_s: float, probe: bool = False) -> Dispatch:
+        board = self.board
+        path = choice.path
+        rows = choice.rows
+        state = board.paths[path]
+        taken = choice.pieces
+        first = taken[0]
+        if len(taken) == 1 and rows < first[5]:
+            query = first[3]
+            parts = [Part(query, first[4], rows)]
+            if not probe:
+                queue = board.queue
+                at = choice.start if choice.start >= 0 else queue.pieces.index(first)
+                queue.pieces[at] = (*first[:3], query, first[4] + rows, first[5] - rows)
+        else:
+            parts = [Part(piece[3], piece[4], piece[5]) for piece in taken]
+            if not probe:
+                pieces = board.queue.pieces
+                if choice.start >= 0:
+                    del pieces[choice.start : choice.start + len(taken)]
+                else:
+                    gone = {piece[2] for piece in taken}
+                    pieces[:] = [piece for piece in pieces if piece[2] not in gone]
+        due = INF
+        for part in parts:
+            query = part.query
+            if not probe:
+                query.taken_rows += part.rows
+                query.path = path
+                query.reason = choice.reason
+                if query.deadline_s < due:
+                    due = query.deadline_s
+        if not probe:
+            board.queue.rows -= rows
+        correction = lane.correction
+        median_s = state.curve.median[rows] * correction.median[path]
+        tail_s = state.curve.tail[rows] * correction.tail[path]
+        dispatch = Dispatch(
+            lane.index, path, parts, rows, choice.reason, now_s, median_s, tail_s, False, probe
+        )
+        lane.flight = dispatch
+        lane.free_s = now_s + median_s
+        lane.due_s = due
+        lane.overdue_s = INF if lane.inline else overdue_at_s(now_s, tail_s)
+        state.rows += rows
+        return dispatch
+
+    def _probe(self, lane: LaneState, now_s: float) -> Dispatch | None:
+        """Tries a lane on a query; if other lanes are there, on one that stays in the queue for them."""
+        board = self.board
+        piece = self._probe_piece(lane)
+        if piece is None:
+            return None
+        others = any(other is not lane and other.usable for other in board.usable)
+        if lane.breaker.state is BreakerState.OPEN:
+            lane.breaker.state = BreakerState.PROBING
+        else:
+            lane.heard_s = now_s
+        path = self._probe_path(lane, piece)
+        choice = Choice(path, [piece], -1, min(piece[5], lane.most[path]), Reason.FAILURE)
+        return self._dispatch(lane, choice, now_s, probe=others)
+
+    def _probe_piece(self, lane: LaneState) -> Piece | None:
+        """The piece with most time left that this lane could answer whole."""
+        for piece in reversed(self.board.queue.pieces):
+            query = piece[3]
+            if not query.settled and self._probe_path(lane, piece) >= 0:
+                return piece
+        return None
+
+    def _probe_path(self, lane: LaneState, piece: Piece) -> int:
+        """The lane's fastest path, or that of the parts that are already on their way; -1: it has none."""
+        query = piece[3]
+        paths = self.board.paths
+        if query.path >= 0 and piece[5] < query.rows:
+            kind = paths[query.path].representation
+            return next((p for p in lane.paths if paths[p].representation == kind), -1)
+        if query.required and (not lane.order or paths[lane.order[0]].value < self.board.best):
+            return -1
+        return lane.order[0] if query.required else lane.fastest
+
+    def _worth_a_try(self, now_s: float) -> bool:
+        """Every lane seems too slow and none was heard of for a while: one query finds out."""
+        board = self.board
+        return not board.queue.pieces and any(
+            lane.flight is None and lane.correction.factor > SLOW and now_s - lane.heard_s > STALE_S
+            for lane in board.usable
+        )
+
+    def _free(self, lane: LaneState, now_s: float) -> None:
+        lane.flight = None
+        lane.free_s = now_s
+        lane.due_s = lane.overdue_s = INF
+        lane.stranded = []
+
+    def _stall(self, lane: LaneState, flight: Dispatch, now_s: float) -> None:
+        """A batch takes far too long: the lane is out, its queries go elsewhere if they can."""
+        lane.overdue_s = INF
+        flight.lost = True
+        lane.breaker.trip(now_s)
+        lane.breaker.again_s = INF  # until the batch returns
+        self._lanes_changed()
+        if not flight.probe:
+            lane.stranded = self._again(flight.parts, now_s)
+
+    def _again(self, parts: Sequence[Part], now_s: float) -> list[Part]:
+        """Queues parts again for other lanes; returns those that none can make in time."""
+        board = self.board
+        left: list[Part] = []
+        for part in parts:
+            query = part.query
+            if query.settled:
+                continue
+            in_time = any(lane.usable for lane in board.usable) and (
+                now_s + board.own_s(part.rows) + board.front_s(query) <= query.deadline_s
+            )
+            if query.retries >= MOST_RETRIES or not in_time:
+                left.append(part)
+                continue
+            query.retries += 1
+            query.taken_rows -= part.rows
+            order = query.arrival_s if self.policy.fifo else query.deadline_s
+            board.queue.push(query, part.first, part.rows, order)
+        return left
+
+    def _settle(self, query: Query) -> None:
+        query.settled = True
+        if query.taken_rows < query.rows:
+            self.board.queue.forget(query)
+
+    def _lanes_changed(self) -> None:
+        self.board.count()

@@ -1,0 +1,34 @@
+"""Policy `static:PATH`: one path for everything; queue, merging, refusal and expiry as for any other."""
+
+from __future__ import annotations
+
+from planner.routing import late
+from planner.routing.board import Board, LaneState
+from planner.routing.policy import Choice
+from planner.routing.query import Query, Reason
+
+
+class Static:
+    """path: index of the only path that is used."""
+
+    fifo = False
+
+    def __init__(self, path: int, name: str) -> None:
+        self.name = f"static:{name}"
+        self._path = path
+
+    def prepare(self, board: Board) -> None:
+        board.allowed = frozenset((self._path,))
+        board.refresh()
+
+    def admit(self, board: Board, query: Query, now_s: float) -> float:
+        return late.admit(board, query, now_s)
+
+    def choose(self, board: Board, lane: LaneState, now_s: float) -> Choice | None:
+        choice = late.choose(board, lane, now_s)
+        if choice is not None and choice.reason is not Reason.BEST:
+            choice.reason = Reason.POLICY
+        return choice
+
+    def prices(self, board: Board) -> dict[str, float]:
+        return {}
