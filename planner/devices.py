@@ -20,6 +20,7 @@ from models.schema import Strict, one_line
 Bytes = Annotated[int, Field(ge=0)]
 Real = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
+RuntimeName = Literal["torch", "onnx"]
 
 MACHINES = Path(__file__).parent / "machines"
 
@@ -40,7 +41,8 @@ class Device(Strict):
     """Something that executes: a CPU (all its cores), a GPU, an accelerator.
 
     name: as in a path, `cpu`, `cuda:0`. lanes: batches that execute at a time, for a CPU its usable
-    cores. bandwidth: bytes/s of its memory, measured; link: bytes/s from host memory to it.
+    cores. bandwidth: bytes/s of its memory, measured; link: bytes/s from host memory to it; peers: from
+    another device's, by its name.
     flops: fp32 products, FLOP/s of one lane, measured. gathers: rows of 64 bytes a lane reads a second
     from random places of memory. numa: NUMA nodes that its cores lie on; caches: bytes by level, L3
     that of one sharing domain; vector: what its cores can do at once, widest first. runtimes: those that
@@ -53,12 +55,13 @@ class Device(Strict):
     memory_bytes: Bytes
     bandwidth: Real | None = None
     link: Real | None = None
+    peers: dict[str, Real] = Field(default_factory=dict)
     flops: Real | None = None
     gathers: Real | None = None
     numa: Count = 1
     caches: dict[str, Bytes] = Field(default_factory=dict)
     vector: tuple[str, ...] = ()
-    runtimes: tuple[Literal["torch", "onnx"], ...] = ()
+    runtimes: tuple[RuntimeName, ...] = ()
     description: str = ""
     price_per_hour: Annotated[float, Field(ge=0)] | None = None
 
@@ -126,10 +129,10 @@ def parse_bytes(text: str) -> int:
     Raises MachineError.
     """
     found = _SIZE.fullmatch(text.strip())
-    unit = None if found is None else UNITS.get(found[2].upper())
+    unit: int | None = None if found is None else UNITS.get(found[2].upper())
     if found is None or unit is None:
         raise MachineError(f"'{text}' is not a size; write it like 200MB, 1.5GB or 4GiB")
-    return round(Decimal(found[1]) * unit)
+    return int((Decimal(found[1]) * unit).to_integral_value())
 
 
 def parse_memory(text: str, machine: Machine) -> dict[str, int]:

@@ -62,7 +62,9 @@ class PathProfile(Strict):
     """One path: how fast, how large, how good.
 
     latency: of a lane that is warm; evicted: with the caches emptied between batches. accuracy and
-    quality: the bundle's own test figures. origin: whether the figures are of this machine.
+    quality: the bundle's own test figures, unless `accuracy_from` says that they were measured on `data`
+    with this very path, or `assumed` (`note` says from what). origin: whether the figures are of this
+    machine. bundle_version: of the bundle that was measured.
     """
 
     path: PlannedPath
@@ -76,6 +78,9 @@ class PathProfile(Strict):
     evicted: tuple[Point, ...] = ()
     error: FitError | None = None
     origin: Literal["measured", "derived"] = "measured"
+    accuracy_from: Literal["bundle", "data", "assumed"] = "bundle"
+    note: str = ""
+    bundle_version: str | None = None
 
 
 class Front(Strict):

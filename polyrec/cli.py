@@ -23,6 +23,7 @@ VERBS = (
     "distil",
     "materialise",
     "inspect",
+    "profile",
     "serve",
 )
 

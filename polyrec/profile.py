@@ -1,0 +1,226 @@
+"""`polyrec profile`: bundles in, what each costs and how good it is on this machine out."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from models.bundle import Bundle
+    from planner.profile import Profile
+    from planner.profiling.log import Log
+    from planner.profiling.measure import Asked
+    from planner.profiling.paths import Candidate
+    from planner.profiling.quality import Accuracy
+
+HELP = "measure latency, memory and quality of bundles on every device of this machine"
+EXAMPLE = "polyrec profile runs/table runs/hybrid --devices auto --out profile.json"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("bundles", metavar="BUNDLE", nargs="*", help="folder of a bundle")
+    parser.add_argument("--out", help="profile file to write (default profile.json)", default="profile.json")
+    parser.add_argument("--devices", default="auto", help="auto, or names like cpu,gpu0 (default auto)")
+    parser.add_argument("--list", action="store_true", help="show this machine's devices and stop")
+    parser.add_argument(
+        "--runtimes", help="torch,onnx (default: a device's best, onnx on a CPU, torch on a GPU)"
+    )
+    parser.add_argument(
+        "--precisions", help="of the dense net: fp32,bf16,int8 (default: all that a runtime has)"
+    )
+    parser.add_argument("--data", help="measure accuracy on this file's test rows, by each path itself")
+    parser.add_argument("--seconds", type=float, default=8.0, help="measuring time of a path (default 8)")
+    parser.add_argument("--max-rows", type=int, default=4096, help="rows of the largest batch (default 4096)")
+    parser.add_argument("--seed", type=int, default=0, help="of the requests that are drawn (default 0)")
+    parser.add_argument(
+        "--front",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="measure what the server spends beside a lane (default: yes)",
+    )
+    parser.add_argument("--fresh", action="store_true", help="do not go on where an interrupted run stopped")
+    parser.add_argument("--plot", metavar="PNG", help="draw the latency curves; without bundles: of --out")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    import os
+
+    # before torch is imported: one thread a lane, as the server has it
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if args.list:
+        return _list(args)
+    if args.plot:
+        from models.report.folder import require_drawing
+
+        require_drawing()
+    if not args.bundles and args.plot:
+        from planner.profile import load_profile
+
+        return _plot(args, load_profile(args.out))
+    profile = _measured(args)
+    if args.plot:
+        _plot(args, profile)
+    if args.json:
+        print(profile.model_dump_json(exclude_none=True))
+    else:
+        from planner.profiling.words import lines
+
+        print("\n".join(lines(profile)))
+        print(f"\nprofile: {args.out}")
+    return 0
+
+
+def _list(args: argparse.Namespace) -> int:
+    from planner.inventory import discover
+    from planner.profiling.words import machine_lines
+
+    inventory = discover(Path(args.out).parent)
+    if args.json:
+        machine = inventory.machine.model_dump(exclude_none=True)
+        print(json.dumps({"machine": machine, "unusable": inventory.unusable}))
+        return 0
+    print("\n".join(machine_lines(inventory.machine)))
+    for name, why in inventory.unusable.items():
+        print(f"not usable: {name}: {why}")
+    return 0
+
+
+def _measured(args: argparse.Namespace) -> Profile:
+    import torch
+
+    from models.bundle import load_bundle
+    from planner.inventory import chosen, discover
+    from planner.profile import Profile, ProfileError, save_profile
+    from planner.profiling.log import Log
+    from planner.profiling.measure import Asked, path_profile, wiped_bytes
+    from planner.profiling.paths import candidates
+    from planner.profiling.quality import carried
+    from polyrec.evaluate import labels_of
+
+    _refuse(args)
+    torch.set_num_threads(1)
+    labels = labels_of(args.bundles)
+    bundles = {labels[path]: load_bundle(path) for path in args.bundles}
+    out = Path(args.out)
+    print("looking at the machine ...", file=sys.stderr)
+    inventory = discover(out.parent)
+    devices = chosen(inventory.machine, args.devices)
+    found = candidates(
+        {label.replace("/", "-"): bundle for label, bundle in bundles.items()},
+        devices,
+        _listed(args.runtimes),
+        _listed(args.precisions),
+        out.parent,
+        _versions(),
+    )
+    if not found:
+        raise ProfileError(
+            "there is no path to measure: the devices asked for have none of the runtimes and precisions"
+        )
+    caches = [size for device in inventory.machine.devices for size in device.caches.values()]
+    asked = Asked(args.max_rows, args.seconds, wiped_bytes(max(caches, default=0)), args.seed)
+    partial = out.with_name(f"{out.name}.partial")
+    if args.fresh:
+        partial.unlink(missing_ok=True)
+    place = [d.model_dump(include={"name", "lanes", "description"}) for d in inventory.machine.devices]
+    about = {"largest": asked.largest, "seconds": asked.seconds, "seed": asked.seed, "machine": place}
+    with Log(partial, about) as log:
+        if log.resumed:
+            print(f"going on where an earlier run stopped ({partial}); --fresh starts anew", file=sys.stderr)
+        if not args.data:
+            for candidate in found:
+                carried(candidate, bundles)  # what is not known is told before the work
+        found, refused = _with_bar(found, asked, log, out.parent)
+        for line in refused:
+            print(f"left out: {line}", file=sys.stderr)
+        if not found:
+            raise ProfileError(f"no path could be measured: {refused[0]}")
+        accuracies = _accuracies(args.data, found, bundles, log)
+        paths = tuple(path_profile(c, asked, log, accuracies[c.name]) for c in found)
+        profile = Profile(machine=inventory.machine, paths=paths, front=None)
+        try:
+            save_profile(profile, out)
+        except OSError as e:
+            raise ProfileError(f"cannot write '{out}': {e.strerror}") from None
+        log.remove()
+    return profile
+
+
+def _with_bar(
+    found: list[Candidate], asked: Asked, log: Log, folder: Path
+) -> tuple[list[Candidate], list[str]]:
+    from tqdm import tqdm
+
+    from planner.profiling.measure import measure
+
+    with tqdm(
+        total=1000, file=sys.stderr, mininterval=0.5, bar_format="{l_bar}{bar}| {elapsed}<{remaining}"
+    ) as bar:
+
+        def advance(share: float, what: str) -> None:
+            bar.set_description(f"{what:<28}", refresh=False)
+            bar.update(round(1000 * share) - bar.n)
+
+        return measure(found, asked, log, advance, folder)
+
+
+def _accuracies(
+    data: str | None, found: Sequence[Candidate], bundles: Mapping[str, Bundle], log: Log
+) -> dict[str, Accuracy]:
+    from planner.profiling.quality import carried, measured
+    from polyrec.progress import Bars
+
+    if data is None:
+        return {c.name: carried(c, bundles) for c in found}
+    with Bars() as bars:
+        return measured(found, bundles, data, log, bars.phase)
+
+
+def _plot(args: argparse.Namespace, profile: Profile) -> int:
+    from planner.profile import ProfileError
+    from planner.profiling.picture import draw
+
+    try:
+        Path(args.plot).write_bytes(draw(profile))
+    except OSError as e:
+        raise ProfileError(f"cannot write '{args.plot}': {e.strerror}") from None
+    return 0
+
+
+def _refuse(args: argparse.Namespace) -> None:
+    """What can be told before the work. Raises ProfileError."""
+    from planner.profile import ProfileError
+
+    if not args.bundles:
+        raise ProfileError("name the folder of a bundle, or --list to see the devices")
+    for path in args.bundles:
+        if args.bundles.count(path) > 1:
+            raise ProfileError(f"bundle '{path}' is named twice")
+    if not 0 < args.seconds < 1e6:
+        raise ProfileError(f"--seconds must be a time above 0, not {args.seconds:g}")
+    if not 1 <= args.max_rows <= 1_000_000:
+        raise ProfileError(f"--max-rows must be between 1 and 1000000, not {args.max_rows}")
+    for flag, known in (("runtimes", ("torch", "onnx")), ("precisions", ("fp32", "bf16", "int8"))):
+        for name in _listed(getattr(args, flag)) or ():
+            if name not in known:
+                raise ProfileError(f"--{flag}: there is no '{name}'; known: {', '.join(known)}")
+    if not Path(args.out).resolve().parent.is_dir():
+        raise ProfileError(f"--out '{args.out}': there is no folder '{Path(args.out).parent}'")
+
+
+def _listed(text: str | None) -> list[Any] | None:
+    """The names of a flag, which `_refuse` has checked."""
+    return None if text is None else [part.strip() for part in text.split(",")]
+
+
+def _versions() -> str:
+    """Software whose change makes old samples another thing's."""
+    from importlib.metadata import version
+
+    return " ".join(f"{name} {version(name)}" for name in ("torch", "onnxruntime-gpu", "numpy"))
