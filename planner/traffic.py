@@ -6,13 +6,31 @@ A description in (a short text like `rate=400,sizes=lognormal`, a YAML or JSON f
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import json
+from math import exp, log
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+from pydantic import Field, ValidationError, model_validator
 
-from models.schema import Strict
+from models.errors import PolyrecError
+from models.schema import Strict, one_line
 
+I64 = NDArray[np.int64]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+MLPERF = (100,) * 2 + (200,) * 12 + (300,) * 2 + (400, 500, 600, 700)
+DEEPRECSYS_MU, DEEPRECSYS_SIGMA = 5.1, 0.2
+DEEPRECSYS_MEAN = exp(DEEPRECSYS_MU + DEEPRECSYS_SIGMA**2 / 2)
+HEAVY_SIGMA = 1.0
+MOST_ROWS = 4096
+
+
+class TrafficError(PolyrecError):
+    """A description of traffic that is malformed, or names a file that cannot be read."""
 
 
 class Sizes(Strict):
@@ -20,7 +38,7 @@ class Sizes(Strict):
 
     `fixed`: always `mean`. `lognormal`: DeepRecSys's, mu 5.1, sigma 0.2 scaled to `mean`; `mlperf`: the 20
     equally likely quantiles of DLRM-v2's server scenario; `heavy`: a lognormal with sigma 1, clipped to
-    [1, 4096]; `measured`: `values` with `shares`.
+    [1, 4096]; `measured`: `values` with `shares` (equal ones if none are given).
     """
 
     kind: Literal["fixed", "lognormal", "mlperf", "heavy", "measured"] = "fixed"
@@ -28,11 +46,61 @@ class Sizes(Strict):
     values: tuple[Annotated[int, Field(ge=1)], ...] = ()
     shares: tuple[Positive, ...] = ()
 
+    @model_validator(mode="after")
+    def _says_how_many(self) -> Sizes:
+        if self.kind == "fixed" and self.mean is None:
+            raise ValueError("sizes 'fixed' need their mean: the rows of every query")
+        if self.kind in ("mlperf", "measured") and self.mean is not None:
+            raise ValueError(f"sizes '{self.kind}' have a mean of their own; leave 'mean' out")
+        if self.kind == "measured":
+            if not self.values:
+                raise ValueError("sizes 'measured' need 'values'")
+            if self.shares and len(self.shares) != len(self.values):
+                raise ValueError(f"{len(self.values)} values have {len(self.shares)} shares")
+        elif self.values or self.shares:
+            raise ValueError(f"'values' and 'shares' belong to sizes 'measured', not '{self.kind}'")
+        return self
+
+    @property
+    def mean_rows(self) -> float:
+        """Expected rows of a query, as they are drawn: rounded and clipped."""
+        if self.kind == "measured":
+            return float(np.average(self.values, weights=self.shares or None))
+        if self.kind == "mlperf":
+            return float(np.mean(MLPERF))
+        if self.kind == "fixed":
+            return float(_whole(np.asarray([self.mean])).item())
+        normal = _normal_quantiles()
+        return float(_whole(np.exp(self._mu + self._sigma * normal)).mean())
+
+    def sample(self, n: int, rng: np.random.Generator) -> I64:
+        """Sizes of n queries: int64 [n], each at least 1."""
+        if self.kind == "mlperf":
+            return rng.choice(np.asarray(MLPERF, np.int64), n)
+        if self.kind == "measured":
+            shares = np.asarray(self.shares or (1.0,) * len(self.values))
+            return rng.choice(np.asarray(self.values, np.int64), n, p=shares / shares.sum())
+        if self.kind == "fixed":
+            return _whole(np.full(n, self.mean, np.float64))
+        return _whole(rng.lognormal(self._mu, self._sigma, n))
+
+    @property
+    def _sigma(self) -> float:
+        return HEAVY_SIGMA if self.kind == "heavy" else DEEPRECSYS_SIGMA
+
+    @property
+    def _mu(self) -> float:
+        return log(self.mean or DEEPRECSYS_MEAN) - self._sigma**2 / 2
+
 
 class Arrivals(Strict):
-    """When queries come, around the mean rate. `poisson`; `bursty`: a two-state MMPP, `factor` times the
-    low rate for `burst_s` every `period_s`; `diurnal`: a sine of `period_s` from rate / factor; `step`:
-    `factor` times the rate from `start_s` for `burst_s`; `trace`: the times in `file`."""
+    """When queries come, around the mean rate.
+
+    `poisson`; `bursty`: a two-state MMPP, `factor` times the low rate for `burst_s` every `period_s`, both
+    on average; `diurnal`: a sine of `period_s` from rate / factor; `step`: `factor` times the rate from
+    `start_s` for `burst_s`; `trace`: the times in `file` (seconds, a line each, or a .npy), stretched
+    to the rate.
+    """
 
     kind: Literal["poisson", "bursty", "diurnal", "step", "trace"] = "poisson"
     factor: Positive = 5.0
@@ -41,10 +109,121 @@ class Arrivals(Strict):
     start_s: Annotated[float, Field(ge=0)] = 10.0
     file: str | None = None
 
+    @model_validator(mode="after")
+    def _fits_together(self) -> Arrivals:
+        if self.kind == "bursty" and self.burst_s >= self.period_s:
+            raise ValueError(f"a burst of {self.burst_s:g} s does not fit a period of {self.period_s:g} s")
+        if self.kind in ("bursty", "diurnal") and self.factor < 1:
+            raise ValueError(f"factor {self.factor:g} is below 1")
+        if (self.kind == "trace") != (self.file is not None):
+            raise ValueError("arrivals 'trace' need 'file', and only they have one")
+        return self
+
 
 class Traffic(Strict):
-    """rate: mean queries a second."""
+    """rate: mean queries a second (of `step`: outside the step)."""
 
     rate: Positive
     sizes: Sizes = Sizes(mean=23)
     arrivals: Arrivals = Arrivals()
+
+    @property
+    def rows_s(self) -> float:
+        """Mean rows a second."""
+        return self.rate * self.sizes.mean_rows
+
+
+SHORT = (
+    "rate=400,sizes=mlperf,arrivals=bursty; keys: rate, sizes=KIND[:MEAN], arrivals=KIND, "
+    "factor, period_s, burst_s, start_s, file"
+)
+
+
+def parse_traffic(text_or_file: str | Path) -> Traffic:
+    """A traffic from its short form, or from a YAML or JSON file. Raises TrafficError, in one line."""
+    text = str(text_or_file)
+    file = Path(text)
+    if file.suffix in (".yaml", ".yml", ".json"):
+        where, raw = f"traffic '{text}'", _read(file)
+    elif "=" in text:
+        where, raw = f"traffic '{text}'", _short(text)
+    else:
+        raise TrafficError(
+            f"traffic '{text}' is neither a .yaml or .json file nor of the form {SHORT.partition(';')[0]}"
+        )
+    try:
+        return Traffic.model_validate(raw)
+    except ValidationError as e:
+        raise TrafficError(f"{where}: {one_line(e)}") from None
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        text = file.read_text(encoding="utf-8")
+        raw = json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)
+    except FileNotFoundError:
+        raise TrafficError(f"no traffic file '{file}'") from None
+    except (OSError, UnicodeDecodeError) as e:
+        raise TrafficError(f"cannot read traffic '{file}': {e}") from None
+    except (json.JSONDecodeError, yaml.YAMLError, RecursionError) as e:
+        reason = " ".join(str(e).split())
+        raise TrafficError(f"traffic '{file}' is malformed: {reason}") from None
+    if not isinstance(raw, dict):
+        raise TrafficError(f"traffic '{file}': the file must be an object with 'rate', 'sizes', 'arrivals'")
+    return _tuples(raw)
+
+
+def _tuples(raw: dict[str, Any]) -> dict[str, Any]:
+    """Lists of a file as the tuples that the strict model wants."""
+    return {
+        key: _tuples(value) if isinstance(value, dict) else tuple(value) if isinstance(value, list) else value
+        for key, value in raw.items()
+    }
+
+
+def _short(text: str) -> dict[str, Any]:
+    raw: dict[str, Any] = {}
+    arrivals: dict[str, Any] = {}
+    seen = set()
+    for pair in text.split(","):
+        key, equals, value = (part.strip() for part in pair.partition("="))
+        if not equals or not value:
+            raise TrafficError(f"traffic '{text}': '{pair.strip()}' is not KEY=VALUE; like {SHORT}")
+        if key in seen:
+            raise TrafficError(f"traffic '{text}': '{key}' is given twice")
+        seen.add(key)
+        if key == "rate":
+            raw["rate"] = _number(text, key, value)
+        elif key == "sizes":
+            kind, colon, mean = value.partition(":")
+            raw["sizes"] = {"kind": kind} | ({"mean": _number(text, key, mean)} if colon else {})
+        elif key == "arrivals":
+            arrivals["kind"] = value
+        elif key == "file":
+            arrivals["file"] = value
+        elif key in ("factor", "period_s", "burst_s", "start_s"):
+            arrivals[key] = _number(text, key, value)
+        else:
+            raise TrafficError(f"traffic '{text}': unknown key '{key}'; like {SHORT}")
+    if arrivals:
+        raw["arrivals"] = arrivals
+    return raw
+
+
+def _number(text: str, key: str, value: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        raise TrafficError(f"traffic '{text}': {key} '{value}' is not a number") from None
+
+
+def _whole(rows: NDArray[np.float64]) -> I64:
+    return np.clip(np.rint(rows), 1, MOST_ROWS).astype(np.int64)
+
+
+def _normal_quantiles(n: int = 4096) -> NDArray[np.float64]:
+    """The standard normal's quantiles at (i + 1/2) / n, by inverting its distribution on a fine grid."""
+    grid = np.linspace(-6.0, 6.0, 48_001)
+    density = np.exp(-grid * grid / 2)
+    below = np.cumsum(density) - density / 2
+    return np.interp((np.arange(n) + 0.5) / n, below / density.sum(), grid)

@@ -29,7 +29,7 @@ class Queue:
         self._number = 0
 
     def push(self, query: Query, first: int, rows: int, order: float) -> None:
-        """Adds rows that wait; `order` is the deadline, or the arrival where the first come is served first."""
+        """Adds rows that wait; `order` is the deadline, or the arrival where first come is served first."""
         self._number += 1
         piece = (query.priority or LOWEST, order, self._number, query, first, rows)
         pieces = self.pieces

@@ -307,7 +307,8 @@ class Router:
         else:
             lane.heard_s = now_s
         path = self._probe_path(lane, piece)
-        choice = Choice(path, [piece], -1, min(piece[5], lane.most[path]), Reason.FAILURE)
+        reason = Reason.BEST if board.paths[path].value >= board.best else Reason.FAILURE
+        choice = Choice(path, [piece], -1, min(piece[5], lane.most[path]), reason)
         return self._dispatch(lane, choice, now_s, probe=others)
 
     def _probe_piece(self, lane: LaneState) -> Piece | None:

@@ -28,7 +28,7 @@ class PathView:
 
     name: str
     value: float
-    latency_s: dict[int, float]
+    latency_s: dict[str, float]
     share: float
 
 

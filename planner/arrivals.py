@@ -1,0 +1,96 @@
+"""When queries arrive: a description of arrivals in, times out.
+
+Every kind but a trace is a Poisson process whose rate varies: given the expected count up to each moment,
+a piecewise linear curve, its events are those of a process of rate one, mapped back through the curve. So one
+way of drawing serves all, exactly, without a loop over queries.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.traffic import Arrivals, TrafficError
+
+F64 = NDArray[np.float64]
+SINE_KNOTS = 256
+
+
+def arrival_times(arrivals: Arrivals, rate: float, seconds: float, rng: np.random.Generator) -> F64:
+    """Times in [0, seconds), ascending: float64 [n], n as it falls. Raises TrafficError for a bad trace.
+
+    rate: mean queries a second, of `step` outside the step.
+    """
+    if arrivals.kind == "trace":
+        return _trace(arrivals, rate, seconds)
+    at, expected = _expected(arrivals, rate, seconds, rng)
+    n = rng.poisson(expected[-1])
+    times: F64 = np.interp(np.sort(rng.random(n)) * expected[-1], expected, at)
+    return times
+
+
+def rate_at(arrivals: Arrivals, rate: float, times: F64) -> F64:
+    """Queries a second expected at `times`, of the kinds whose rate is known beforehand.
+
+    For bursty arrivals and a trace, the mean rate.
+    """
+    if arrivals.kind == "diurnal":
+        swing = 1 - 1 / arrivals.factor
+        return rate * (1 - swing * np.cos(2 * np.pi * times / arrivals.period_s))
+    if arrivals.kind == "step":
+        inside = (times >= arrivals.start_s) & (times < arrivals.start_s + arrivals.burst_s)
+        return rate * np.where(inside, arrivals.factor, 1.0)
+    return np.full(times.shape, rate)
+
+
+def _expected(arrivals: Arrivals, rate: float, seconds: float, rng: np.random.Generator) -> tuple[F64, F64]:
+    """Knots of the expected number of arrivals up to a time: times from 0 to `seconds`, and counts."""
+    if arrivals.kind == "diurnal":
+        knots = max(2, int(SINE_KNOTS * seconds / arrivals.period_s))
+        at = np.linspace(0.0, seconds, knots + 1)
+        swing, turn = 1 - 1 / arrivals.factor, 2 * np.pi / arrivals.period_s
+        return at, rate * (at - swing * np.sin(turn * at) / turn)
+    if arrivals.kind == "step":
+        inner = np.asarray([arrivals.start_s, arrivals.start_s + arrivals.burst_s])
+        at = np.concatenate([[0.0], inner[(inner > 0) & (inner < seconds)], [seconds]])
+        rates = np.where((at[:-1] >= inner[0]) & (at[:-1] < inner[1]), arrivals.factor, 1.0) * rate
+    elif arrivals.kind == "bursty":
+        at, rates = _two_states(arrivals, rate, seconds, rng)
+    else:
+        at, rates = np.asarray([0.0, seconds]), np.asarray([rate])
+    return at, np.concatenate([[0.0], np.cumsum(rates * np.diff(at))])
+
+
+def _two_states(arrivals: Arrivals, rate: float, seconds: float, rng: np.random.Generator) -> tuple[F64, F64]:
+    """Times at which a two-state Markov chain changes state, and the rate in between; mean rate `rate`."""
+    burst, calm = arrivals.burst_s, arrivals.period_s - arrivals.burst_s
+    low = rate * arrivals.period_s / (calm + arrivals.factor * burst)
+    bursting = rng.random() < burst / arrivals.period_s
+    at, rates, now = [0.0], [], 0.0
+    while now < seconds:
+        now += rng.exponential(burst if bursting else calm)
+        at.append(min(now, seconds))
+        rates.append(low * arrivals.factor if bursting else low)
+        bursting = not bursting
+    return np.asarray(at), np.asarray(rates)
+
+
+def _trace(arrivals: Arrivals, rate: float, seconds: float) -> F64:
+    """The times of a file from its first on, stretched to the rate, up to `seconds`."""
+    file = Path(arrivals.file or "")
+    try:
+        times = np.load(file, allow_pickle=False) if file.suffix == ".npy" else np.loadtxt(file, ndmin=1)
+    except OSError as e:
+        raise TrafficError(f"cannot read trace '{file}': {e.strerror or e}") from None
+    except ValueError as e:
+        raise TrafficError(f"trace '{file}' is not a list of seconds: {' '.join(str(e).split())}") from None
+    if times.ndim != 1 or times.size < 2 or times.dtype.kind not in "fiu" or not np.isfinite(times).all():
+        raise TrafficError(f"trace '{file}': needs two or more times in seconds, one a line")
+    times = np.sort(times.astype(np.float64))
+    length = times[-1] - times[0]
+    if length <= 0:
+        raise TrafficError(f"trace '{file}': all its times are the same")
+    stretched: F64 = (times - times[0]) * ((times.size - 1) / length / rate)
+    return stretched[stretched < seconds]
