@@ -32,8 +32,11 @@ class ExpectedPath(Strict):
 
 
 class ExpectedDevice(Strict):
-    """One device. load: share of its time that the traffic takes, of what the promise leaves usable.
-    price: correct predictions a second that one more lane's time would add (the dual of its time)."""
+    """One device, or `front`, the core that reads requests and writes answers.
+
+    load: share of its time that the traffic takes, of what the promise leaves usable. price: correct
+    predictions a second that one more lane's time would add (the dual of its time).
+    """
 
     device: str
     lanes: Annotated[int, Field(ge=1)]
@@ -59,13 +62,12 @@ class More(Strict):
 
 
 class Expected(Strict):
-    """At the traffic's mean rate.
+    """Averaged over the traffic's time.
 
     asked_rows_per_s: the traffic's. rows_per_s: of those, answered within the promise (goodput).
     accuracy: mean over those. unserved: share of the rows that no path answers within the promise at
-    any load. gap: how far the plan may be from the best one, relative (the solver's bound). front_load:
-    of the core that reads requests and writes answers. cost_per_million: predictions, of the devices
-    used, where they have prices.
+    any load. gap: how far the plan may be from the best one, relative (the solver's bound).
+    cost_per_million: predictions, of the devices used, where they have prices.
     """
 
     traffic: Traffic
@@ -78,7 +80,6 @@ class Expected(Strict):
     unserved: Share = 0.0
     paths: tuple[ExpectedPath, ...]
     devices: tuple[ExpectedDevice, ...]
-    front_load: Real = 0.0
     bound: tuple[Bound, ...] = ()
     more: tuple[More, ...] = ()
     gap: Real = 0.0

@@ -1,0 +1,204 @@
+"""An option: a path with so many of its rows resident, what it costs of its device, what it can promise.
+
+A profiled path, the lanes it would run on and the `Ask` go in; device seconds by class of queries come
+out. The assumptions, all of them (docs/planner.md says why):
+
+- A batch lasts at most L / (L + 1) of the promise on a device of L lanes, and a query waits at most one
+  L-th of a batch until a lane is free; so waiting and execution together keep the promise.
+- When lanes are full, waiting queries are merged into batches as large as that allows.
+- Of a window's capacity only so much is planned for that the rows which arrive in a window, as a
+  compound Poisson process, exceed it one time in a hundred: headroom comes from the traffic's own noise.
+- A lane is as fast beside others as alone, and a look-up beyond the resident rows costs its tier's time.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.ask import Ask
+from planner.classes import F64, SizeClass
+from planner.devices import Device, Machine
+from planner.latency import LatencyModel
+from planner.plan import LaneKind, Limits
+from planner.profile import Front, PathProfile
+from planner.residency import (
+    NOTHING_MISSING,
+    P99,
+    PAGE,
+    Missing,
+    Tables,
+    Tier,
+    covered,
+    cuts_within,
+    missing,
+    resident_bytes,
+)
+
+LARGEST = Limits().max_request_rows
+RESIDENT = (0.8, 0.6, 0.45, 0.3, 0.2, 0.12, 0.07, 0.04, 0.02, 0.01)
+"""Shares of a bundle's rows, in bytes, that are tried; what memory is left is filled afterwards."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """The lanes of one device: how many, of which kind, the tail time that a batch may last on one."""
+
+    device: Device
+    count: int
+    kind: LaneKind
+
+    @property
+    def share(self) -> float:
+        """Of the promise, that a batch may last: the rest is for waiting until a lane is free."""
+        return self.count / (self.count + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How long a batch lasts: as measured with all rows resident, and what look-ups elsewhere add."""
+
+    latency: LatencyModel
+    miss: Missing
+
+    def median(self, rows: float) -> float:
+        """Seconds of a batch of `rows` rows."""
+        return self.latency.median(round(rows)) + self.miss.median(rows)
+
+    def tail(self, rows: float) -> float:
+        """The same at the 99th percentile."""
+        return self.latency.tail(round(rows)) + self.miss.tail(rows)
+
+    def model(self) -> LatencyModel:
+        """As one curve, at the same rows."""
+        rows = self.latency.rows
+        return LatencyModel(
+            rows=rows,
+            median_s=tuple(self.median(n) for n in rows),
+            tail_s=tuple(self.tail(n) for n in rows),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A path with some of its rows resident on its device.
+
+    group: the bundle on the device; options of a group share their rows' bytes. cuts: rows of each table
+    that are resident; None: all. resident, elsewhere: bytes of rows within the cuts, and beyond, which
+    lie in `tier`. lookups: share of them that the cuts cover. cost_s: float64 [classes], device
+    seconds of a query of each class; inf where it cannot keep the promise. batch_rows: to which
+    queries are merged when the lanes are full.
+    """
+
+    path: int
+    group: int
+    cuts: tuple[int, ...] | None
+    resident: float
+    elsewhere: float
+    tier: str | None
+    lookups: float
+    cost_s: F64
+    batch_rows: int
+    largest_rows: int
+    timing: Timing
+
+
+def headroom(capacity: float, dispersion: float) -> float:
+    """Share of a window's capacity to plan for, in (0, 1].
+
+    capacity: mean-sized jobs that a window can do. dispersion: second moment of a job's size over its
+    squared mean. The jobs arriving in a window exceed its capacity with probability 1%, by the normal
+    approximation of a compound Poisson process: m + 2.33 sqrt(m * dispersion) = capacity.
+    """
+    spread = P99 * math.sqrt(dispersion)
+    root = (math.sqrt(spread**2 + 4 * capacity) - spread) / 2
+    return root**2 / capacity
+
+
+@dataclass(frozen=True, slots=True)
+class Costing:
+    """What options of one path cost."""
+
+    path: PathProfile
+    tables: Tables | None
+    on: Lanes
+    front: Front
+    ask: Ask
+    machine: Machine
+    classes: tuple[SizeClass, ...]
+
+    def residencies(self) -> list[tuple[int, ...] | None]:
+        """Which rows may be resident: all, and parts of them where a slower tier can hold the rest."""
+        if (
+            self.tables is None
+            or not self.tables.lookups
+            or slower_tier(self.on.device, self.machine) is None
+        ):
+            return [None]
+        tables = self.tables
+        return [None, *(cuts_within(tables, share * tables.bytes) for share in RESIDENT)]
+
+    def option(self, index: int, group: int, cuts: tuple[int, ...] | None) -> Option:
+        """The path, with the rows within the cuts resident (None: all of them)."""
+        everything = float(sum(self.path.memory.tables.values()))
+        tier = slower_tier(self.on.device, self.machine)
+        if cuts is None or tier is None or self.tables is None:
+            resident, lookups, miss, name = everything, 1.0, NOTHING_MISSING, None
+        else:
+            resident, lookups = resident_bytes(self.tables, cuts), covered(self.tables, cuts)
+            miss, name = missing(self.tables, lookups, tier), tier.name
+        timing = Timing(self.path.latency, miss)
+        batch = self._batch(timing)
+        cost, largest = self._costs(timing, batch)
+        return Option(
+            index, group, cuts, resident, everything - resident, name, lookups, cost, batch, largest, timing
+        )
+
+    def window(self, rows: float) -> float:
+        """What a batch may last for a query of `rows` rows, the front's part taken off."""
+        return (self.ask.slo_s - self.front.query_s - self.front.row_s * rows) * self.on.share
+
+    def _batch(self, timing: Timing) -> int:
+        """Rows of the largest batch that mean queries are merged to within the promise, at least 1."""
+        window = self.window(float(np.dot([c.rows for c in self.classes], [c.share for c in self.classes])))
+        low, high = 1, self.ask.max_batch_rows
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if timing.tail(middle) <= window else (low, middle - 1)
+        return low
+
+    def _costs(self, timing: Timing, merged: int) -> tuple[F64, int]:
+        """Device seconds a query [classes], and the largest query within the promise, 0 if none is."""
+        classes = self.classes
+        cost = np.full(len(classes), np.inf)
+        kept = [i for i, c in enumerate(classes) if timing.tail(c.largest) <= self.window(c.largest)]
+        if not kept:
+            return cost, 0
+        shares = np.array([classes[i].share for i in kept])
+        rows = np.array([classes[i].rows for i in kept])
+        mean = float(np.average(rows, weights=shares))
+        dispersion = float(np.average(rows**2, weights=shares)) / mean**2
+        for i in kept:
+            own = classes[i].rows
+            batch = max(float(merged), own)
+            seconds = timing.median(batch)
+            window_rows = self.on.count * batch * self.window(own) / seconds
+            # a window holds at least one query
+            cost[i] = own / batch * seconds / headroom(max(window_rows / mean, 1.0), dispersion)
+        low, high = max(classes[i].largest for i in kept), max(LARGEST, classes[-1].largest)
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if timing.tail(middle) <= self.window(middle) else (low, middle - 1)
+        return cost, low
+
+
+def slower_tier(device: Device, machine: Machine) -> Tier | None:
+    """Where rows go that do not fit a device: to the host over the link, from the host to the disk."""
+    if device.kind != "cpu":
+        host = any(d.kind == "cpu" for d in machine.devices)
+        return Tier("host", 0.0, device.link) if device.link and host else None
+    if machine.disk_latency_s and machine.disk_bandwidth:
+        return Tier("disk", machine.disk_latency_s, machine.disk_bandwidth, PAGE)
+    return None

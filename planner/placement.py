@@ -1,0 +1,115 @@
+"""The placement: what of which bundle lies in which memory, from what was chosen.
+
+The program tries a few shares of a bundle's rows; what memory is left then is filled here, by one
+threshold on accesses per byte over all tables of all bundles that are only partly resident.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from planner.choice import Choice
+from planner.occupancy import occupied
+from planner.option import Option
+from planner.placed import MemoryUse, PlacedPath, Placement, TierRows
+from planner.problem import Problem
+from planner.residency import Tables, cuts_within
+
+
+def filled(problem: Problem, choice: Choice) -> Problem:
+    """The problem with the chosen options grown: memory that was left goes to rows that were not resident.
+    Options keep their places."""
+    chosen = [problem.options[i] for i in choice.options]
+    served = choice.served.sum(axis=(1, 2))
+    used = occupied(problem, chosen)
+    options = list(problem.options)
+    for device in problem.lanes:
+        partial = [
+            k
+            for k, o in enumerate(chosen)
+            if o.tier is not None and problem.paths[o.path].path.device == device
+        ]
+        budget = problem.budget[device]
+        if not partial or budget is None:
+            continue
+        # options of one bundle share its rows: the widest stands for all
+        widest = {chosen[k].group: k for k in sorted(partial, key=lambda k: chosen[k].resident)}
+        joined, owners = _rest(problem, chosen, list(widest.values()), served)
+        more = cuts_within(joined, max(budget - used[device].bytes, 0.0))
+        for group, k in widest.items():
+            cuts = np.array(chosen[k].cuts)
+            np.add.at(cuts, owners[k][1], [more[j] for j in owners[k][0]])
+            for j in partial:
+                if chosen[j].group == group:
+                    path = chosen[j].path
+                    grown = problem.costing(path).option(path, group, tuple(cuts.tolist()))
+                    options[choice.options[j]] = grown
+    return replace(problem, options=tuple(options))
+
+
+def _rest(
+    problem: Problem, options: Sequence[Option], which: Sequence[int], served: np.ndarray
+) -> tuple[Tables, dict[int, tuple[list[int], list[int]]]]:
+    """The rows beyond the cuts of some options as one set of tables, each counted as often as the traffic
+    looks it up; and by option, which of those are its tables: (joined index, own index)."""
+    names: list[str] = []
+    counts = []
+    row_bytes: list[float] = []
+    owners: dict[int, tuple[list[int], list[int]]] = {}
+    for k in which:
+        option = options[k]
+        tables = problem.tables[option.path]
+        assert tables is not None
+        assert option.cuts is not None
+        total = sum(int(c[-1]) for c in tables.covered_by) or 1
+        owners[k] = ([], [])
+        for i, cut in enumerate(option.cuts):
+            if cut < tables.counts[i].size:
+                owners[k][0].append(len(names))
+                owners[k][1].append(i)
+                names.append(f"{k}.{tables.names[i]}")
+                counts.append(tables.counts[i][cut:] * (tables.lookups * max(served[k], 1e-9) / total))
+                row_bytes.append(tables.row_bytes[i])
+    return Tables(tuple(names), tuple(counts), tuple(row_bytes), 1.0), owners
+
+
+def place(problem: Problem, choice: Choice) -> Placement:
+    """Where everything of the chosen options lies."""
+    options = [problem.options[i] for i in choice.options]
+    memories = []
+    for where, use in occupied(problem, options).items():
+        if where == "disk" and not use.bytes:
+            continue
+        budget = problem.budget.get(where)
+        memories.append(
+            MemoryUse(
+                place=where,
+                budget_bytes=math.ceil(use.bytes) if budget is None else int(budget),
+                rows_bytes=round(use.rows),
+                fixed_bytes=round(use.fixed),
+                working_bytes=round(use.working),
+            )
+        )
+    return Placement(memories=tuple(memories), paths=tuple(_placed(problem, o) for o in options))
+
+
+def _placed(problem: Problem, option: Option) -> PlacedPath:
+    p = problem.paths[option.path]
+    on_cpu = problem.lanes[p.path.device].device.kind == "cpu"
+    near, far = ("host", "disk") if on_cpu else ("device", "host")
+    tables = problem.tables[option.path]
+    rows: dict[str, TierRows] = {}
+    if tables is not None:
+        cuts = option.cuts or tuple(c.size for c in tables.counts)
+        for name, counts, cut in zip(tables.names, tables.counts, cuts, strict=True):
+            rows[name] = TierRows.model_validate({near: cut, far: counts.size - cut})
+    sizes = {near: round(option.resident)}
+    lookups = {near: option.lookups}
+    if option.tier is not None:
+        sizes[far] = round(option.elsewhere)
+        lookups[far] = max(0.0, 1.0 - option.lookups)
+    return PlacedPath(path=p.path.name, bytes=sizes, lookups=lookups, tables=rows)

@@ -1,0 +1,132 @@
+"""The question put to the solver: all paths at all residencies, the load, and what there is of everything.
+
+A profile, an `Ask` and the access counts of the bundles go in; out comes a `Problem`, numbers only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.ask import Ask
+from planner.classes import F64, Level, SizeClass, load_levels, size_classes
+from planner.devices import Device, Machine
+from planner.option import Costing, Lanes, Option, headroom
+from planner.profile import Front, PathProfile, Profile
+from planner.residency import Tables
+
+NO_FRONT = Front(query_s=0.0, row_s=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """All numbers of the choice.
+
+    lanes: by device, of those that have paths. budget: bytes by memory, a device's or `disk`; None is
+    unlimited. host: the device whose memory is the host's. front_s: [classes], of a query, headroom
+    included; inline: the device whose lane shares a core with the front, if any.
+    """
+
+    ask: Ask
+    machine: Machine
+    paths: tuple[PathProfile, ...]
+    tables: tuple[Tables | None, ...]
+    options: tuple[Option, ...]
+    classes: tuple[SizeClass, ...]
+    levels: tuple[Level, ...]
+    lanes: dict[str, Lanes]
+    budget: dict[str, float | None]
+    capacity: dict[str, float | None]
+    host: str | None
+    front_s: F64
+    inline: str | None
+    front: Front
+    front_capacity: float | None = 1.0
+
+    @property
+    def rows(self) -> F64:
+        """Of a query of each class, [classes]."""
+        return np.array([c.rows for c in self.classes])
+
+    def costing(self, path: int) -> Costing:
+        """Makes options of one path."""
+        on = self.lanes[self.paths[path].path.device]
+        return Costing(
+            self.paths[path], self.tables[path], on, self.front, self.ask, self.machine, self.classes
+        )
+
+    def fits_alone(self, option: Option) -> str | None:
+        """The memory in which the option does not fit even alone, or None."""
+        for place, needed in self.needs(option).items():
+            budget = self.budget.get(place)
+            if budget is not None and needed > budget:
+                return place
+        return None
+
+    def needs(self, option: Option) -> dict[str, float]:
+        """Bytes by memory that the option takes if nothing else is there."""
+        p = self.paths[option.path]
+        device = p.path.device
+        needs = {device: option.resident + p.memory.fixed + p.memory.peak * self.lanes[device].count}
+        if option.elsewhere:
+            place = self.host if option.tier == "host" else "disk"
+            assert place is not None
+            needs[place] = needs.get(place, 0.0) + option.elsewhere
+        return needs
+
+
+def pose(profile: Profile, ask: Ask, tables: Sequence[Tables | None]) -> Problem:
+    """The problem of a profile. tables: of each path, None where its bundle's counts are not known (then
+    its rows are all resident or none)."""
+    machine, front = profile.machine, profile.front or NO_FRONT
+    classes, levels = size_classes(ask.traffic.sizes), load_levels(ask.traffic)
+    used = dict.fromkeys(p.path.device for p in profile.paths)
+    lanes = {name: _lanes(machine.device(name), list(used), machine, ask) for name in used}
+    host = next((d.name for d in machine.devices if d.kind == "cpu"), None)
+    budget: dict[str, float | None] = {
+        d.name: float(ask.memory.get(d.name, d.memory_bytes)) for d in machine.devices
+    }
+    budget["disk"] = float(ask.memory["disk"]) if "disk" in ask.memory else machine.disk_bytes
+    groups: dict[tuple[str, str], int] = {}
+    options: list[Option] = []
+    for i, path in enumerate(profile.paths):
+        device = path.path.device
+        group = groups.setdefault((str(path.path.bundle), device), len(groups))
+        costing = Costing(path, tables[i], lanes[device], front, ask, machine, classes)
+        found = [costing.option(i, group, cuts) for cuts in costing.residencies()]
+        options += [option for option in found if option.largest_rows]
+    inline = next((name for name, one in lanes.items() if one.kind == "inline"), None)
+    spent = np.array([front.query_s + front.row_s * c.rows for c in classes])
+    mean = float(np.dot(spent, [c.share for c in classes]))
+    if mean:
+        square = float(np.dot(spent**2, [c.share for c in classes]))
+        spent = spent / headroom(ask.slo_s / mean, square / mean**2)
+    return Problem(
+        ask=ask,
+        machine=machine,
+        paths=profile.paths,
+        tables=tuple(tables),
+        options=tuple(options),
+        classes=classes,
+        levels=levels,
+        lanes=lanes,
+        budget=budget,
+        capacity={name: float(one.count) for name, one in lanes.items()},
+        host=host,
+        front_s=spent,
+        inline=inline,
+        front=front,
+    )
+
+
+def _lanes(device: Device, used: list[str], machine: Machine, ask: Ask) -> Lanes:
+    """One lane a core, less one for the front and one for each lane elsewhere, which a thread feeds; on
+    two cores or fewer a single one, in the front's own loop (docs/lanes.md)."""
+    if device.kind != "cpu":
+        return Lanes(device, device.lanes * ask.copies.get(device.name, 1), "thread")
+    cores = ask.cores or device.lanes
+    fed = sum(machine.device(n).lanes * ask.copies.get(n, 1) for n in used if n != device.name)
+    kind = ask.lane or ("inline" if cores <= 2 else "process")
+    return Lanes(device, 1 if kind == "inline" else max(1, cores - 1 - fed), kind)

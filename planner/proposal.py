@@ -1,0 +1,162 @@
+"""From a profile and what is asked to a plan: pose, choose, fill the memory, say what to expect.
+
+A profile and an `Ask` in; a `Plan` out that a server can open, with the placement of every row and what
+the planner expects of it. Raises PlanImpossible, in one line that says what is missing by how much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from models.errors import BundleError
+from planner.amounts import ms, size
+from planner.ask import Ask
+from planner.choice import TIME_LIMIT_S, Choice, choose, shared, with_reserve
+from planner.placement import filled, place
+from planner.plan import Limits, Plan, PlannedLane, PlannedPath, Routing
+from planner.problem import Problem, pose
+from planner.profile import PathProfile, Profile
+from planner.program import PlanImpossible
+from planner.prospect import expect
+from planner.residency import Tables, read_tables
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A plan, and the problem and choice that it came from, for pictures and sweeps."""
+
+    plan: Plan
+    problem: Problem
+    choice: Choice
+
+
+def tables_of(paths: Sequence[PathProfile]) -> tuple[Tables | None, ...]:
+    """The stored rows of each path's bundle, read once a bundle; None where a derived profile names a
+    bundle that is not here. Raises BundleError: a measured path's bundle is missing."""
+    read: dict[tuple[Path, tuple[tuple[str, int], ...]], Tables] = {}
+    found: list[Tables | None] = []
+    for p in paths:
+        key = (p.path.bundle, tuple(p.memory.tables.items()))
+        try:
+            if key not in read:
+                read[key] = read_tables(p.path.bundle, p.memory)
+            found.append(read[key])
+        except BundleError as e:
+            if p.origin == "measured":
+                raise BundleError(f"path '{p.path.name}' of the profile: {e}") from None
+            found.append(None)
+    return tuple(found)
+
+
+def propose(
+    profile: Profile,
+    ask: Ask,
+    tables: Sequence[Tables | None] | None = None,
+    *,
+    what_if: bool = True,
+    time_limit_s: float = TIME_LIMIT_S,
+) -> Proposal:
+    """The best plan. tables: as `tables_of` reads them, to read them once for many plans. what_if: also
+    plan with one more core, device, GB, to say what that buys. Raises PlanImpossible or BundleError."""
+    tables = tables_of(profile.paths) if tables is None else tables
+    problem = pose(profile, ask, tables)
+    refuse_impossible(profile, problem)
+    choice = choose(problem, time_limit_s)
+    problem = filled(problem, choice)
+    choice = with_reserve(problem, shared(problem, list(choice.options), choice.gap))
+    others = (lambda other: _chosen(profile, other, tables, time_limit_s)) if what_if else None
+    plan = Plan(
+        paths=tuple(_planned(problem, i) for i in choice.options),
+        lanes=_lanes(problem, choice),
+        routing=Routing(query_s=problem.front.query_s, row_s=problem.front.row_s),
+        default_budget_ms=1e3 * ask.slo_s,
+        limits=_limits(problem, choice),
+        placement=place(problem, choice),
+        expected=expect(problem, choice, others),
+    )
+    return Proposal(plan, problem, choice)
+
+
+def _chosen(profile: Profile, ask: Ask, tables: Sequence[Tables | None], limit_s: float) -> Choice | None:
+    """What would be chosen for another ask; None if nothing can be."""
+    try:
+        return choose(pose(profile, ask, tables), limit_s)
+    except PlanImpossible:
+        return None
+
+
+def refuse_impossible(profile: Profile, problem: Problem) -> None:
+    """Raises PlanImpossible if no path keeps the promise, or none that does fits the memory."""
+    ask = problem.ask
+    if not problem.options:
+        least = problem.classes[0].largest
+        needed = []
+        for i in range(len(problem.paths)):
+            costing = problem.costing(i)
+            tail = problem.paths[i].latency.tail(least)
+            front = problem.front.query_s + problem.front.row_s * least
+            needed.append((tail / costing.on.share + front, tail, front, i))
+        total, tail, front, i = min(needed)
+        rows = f"{least} {'row' if least == 1 else 'rows'}"
+        parts = f"execution {ms(tail)}, waiting for a lane {ms(total - tail - front)}"
+        raise PlanImpossible(
+            f"no path answers {rows} (the smallest queries) within {ms(ask.slo_s)}: the fastest, "
+            f"{problem.paths[i].path.name}, needs {ms(total)} ({parts}, reading and writing {ms(front)}), "
+            f"{ms(total - ask.slo_s)} more"
+        )
+    short = []
+    for option in problem.options:
+        where = problem.fits_alone(option)
+        if where is None:
+            return
+        needed_bytes, budget = problem.needs(option)[where], problem.budget[where]
+        assert budget is not None
+        short.append((needed_bytes - budget, needed_bytes, budget, where, option))
+    lacking, needed_bytes, budget, where, option = min(short, key=lambda s: s[0])
+    raise PlanImpossible(
+        f"no path that keeps {ms(ask.slo_s)} fits the memory: the smallest, "
+        f"{problem.paths[option.path].path.name}, needs {size(needed_bytes)} of {where}, which has "
+        f"{size(budget)}; {size(lacking)} are missing"
+    )
+
+
+def _planned(problem: Problem, index: int) -> PlannedPath:
+    option = problem.options[index]
+    p = problem.paths[option.path]
+    latency = p.latency if option.tier is None else option.timing.model()
+    return p.path.model_copy(update={"accuracy": p.accuracy, "latency": latency})
+
+
+def _lanes(problem: Problem, choice: Choice) -> tuple[PlannedLane, ...]:
+    used = dict.fromkeys(problem.paths[problem.options[i].path].path.device for i in choice.options)
+    return tuple(
+        PlannedLane(name=device if on.count == 1 else f"{device}.{n}", device=device, kind=on.kind)
+        for device in used
+        for on in (problem.lanes[device],)
+        for n in range(on.count)
+    )
+
+
+def _limits(problem: Problem, choice: Choice) -> Limits:
+    """Batches as large as the promise allows on the widest path; queues as long as it can be kept."""
+    usual = Limits()
+    options = [problem.options[i] for i in choice.options]
+    batch = max(o.batch_rows for o in options)
+    within = 0.0
+    for device, on in problem.lanes.items():
+        rates = [
+            o.batch_rows / o.timing.median(o.batch_rows)
+            for o in options
+            if problem.paths[o.path].path.device == device
+        ]
+        within += max(rates, default=0.0) * on.count * problem.ask.slo_s
+    largest = max(usual.max_request_rows, *(c.largest for c in problem.classes))
+    return Limits(
+        max_request_rows=largest,
+        max_batch_rows=max(batch, *(int(np.ceil(c.rows)) for c in problem.classes)),
+        max_queued_rows=max(largest, int(within)),
+    )
