@@ -13,10 +13,11 @@ read or computed into a small matrix, and gathered and pooled from there.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -45,7 +46,7 @@ class Encoding(Strict):
 class ComputedStage(nn.Module):
     """Stored prefixes and decoders for the tails.
 
-    ids: int64 [total rows], the stable id behind each row of the fused order; what is hashed is that
+    ids: whole numbers [total rows], the stable id behind each row of the fused order; what is hashed is that
     id's place among all tables' ids, so that no two tables share codes, and so that another
     popularity order gives the same vectors.
     stored: rows [sum of cuts, width], table by table.
@@ -62,7 +63,7 @@ class ComputedStage(nn.Module):
         encoding: Encoding,
         width: int,
         cuts: Mapping[str, int],
-        ids: I64,
+        ids: NDArray[np.signedinteger[Any]],
         stored: Tensor,
         precision: Precision = "fp32",
     ) -> None:

@@ -11,18 +11,18 @@ every product below 2^53 is exact; the tests compare them with Python's integers
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
-
-from models.batch import I64
 
 EXACT = 2**53
 CACHED = 32_768
 
 CodeTransform = Literal["uniform", "gaussian"]
+Whole = TypeVar("Whole", bound="np.signedinteger[Any]")
 
 
 class UniversalHashes(nn.Module):
@@ -93,8 +93,8 @@ def reference_hash(x: int, a: int, b: int, p: int, m: int) -> int:
     return ((a * x + b) % p) % m
 
 
-def ids_of_ranks(rank_of_id: I64) -> I64:
-    """The inverse permutation: rank -> stable id, int64 [rows]."""
+def ids_of_ranks(rank_of_id: NDArray[Whole]) -> NDArray[Whole]:
+    """The inverse permutation: rank -> stable id, [rows], of the same type."""
     ids = np.empty_like(rank_of_id)
     ids[rank_of_id] = np.arange(rank_of_id.size)
     return ids

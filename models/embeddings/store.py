@@ -96,12 +96,7 @@ class QuantisedRows(nn.Module):
 
     def gather(self, index: Tensor) -> Tensor:
         picked = self.get_buffer("weight").index_select(0, index)
-        # flat before it is viewed: a single row counts as contiguous whatever its stride
-        scale = picked[:, :2].reshape(-1).view(torch.bfloat16).float().unsqueeze(1)
-        numbers = picked[:, HEAD:]
-        if self.halves:
-            numbers = torch.stack((numbers & 15, numbers >> 4), dim=2).flatten(1)
-        return (numbers.float() - picked[:, 2:HEAD].float()).mul_(scale)
+        return dequantise(picked, "int4" if self.halves else "int8")
 
     def pool(self, index: Tensor, offsets: Tensor) -> Tensor:
         return pool_gathered(self.gather(index), offsets)
@@ -118,6 +113,16 @@ class ComputedRows:
 
     def pool(self, index: Tensor, offsets: Tensor) -> Tensor:
         return pool_rows(self._rows, index, offsets)
+
+
+def dequantise(picked: Tensor, precision: Precision) -> Tensor:
+    """Packed rows, uint8 [n, 3 + width * bits / 8] of int8 or int4 -> float32 [n, width]."""
+    # flat before it is viewed: a single row counts as contiguous whatever its stride
+    scale = picked[:, :2].reshape(-1).view(torch.bfloat16).float().unsqueeze(1)
+    numbers = picked[:, HEAD:]
+    if precision == "int4":
+        numbers = torch.stack((numbers & 15, numbers >> 4), dim=2).flatten(1)
+    return (numbers.float() - picked[:, 2:HEAD].float()).mul_(scale)
 
 
 def open_rows(weight: Tensor, precision: Precision) -> FloatRows | QuantisedRows:

@@ -1,0 +1,43 @@
+"""New values of rows, laid over the tiers until they are written into them.
+
+Readers that see a layer read all of it: its rows replace what the tiers gave. So an update is visible whole
+from one assignment on, however many tiers it touches, and the tiers can be written at leisure.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from models.batch import I64
+from models.embeddings.tiers.form import RowForm
+from models.embeddings.tiers.slab import Bytes
+
+
+class Layer:
+    """rows: int64 [n], of the fused weight; values: uint8 [n, bytes of a row]. Of equal ones the last."""
+
+    def __init__(self, form: RowForm, rows: I64, values: Bytes) -> None:
+        last, back = np.unique(rows[::-1], return_index=True)
+        self.rows: I64 = last
+        self.values: Bytes = np.ascontiguousarray(values[::-1][back])
+        self._units: Tensor = torch.from_numpy(self.values).view(form.unit)
+        # most look-ups are of rows that a layer does not have: one byte tells most of them
+        self._mask = (1 << max(int(4 * last.size).bit_length(), 10)) - 1
+        self._maybe: NDArray[np.bool_] = np.zeros(self._mask + 1, bool)
+        self._maybe[last & self._mask] = True
+
+    def over(self, rows: I64, out: Tensor) -> int:
+        """Replaces those of out [n, units], the rows `rows` [n], that the layer has; gives how many."""
+        where = np.flatnonzero(self._maybe[rows & self._mask])
+        if not where.size:
+            return 0
+        wanted = rows[where]
+        place = np.minimum(np.searchsorted(self.rows, wanted), self.rows.size - 1)
+        found = self.rows[place] == wanted
+        if not found.any():
+            return 0
+        out.index_copy_(0, torch.from_numpy(where[found]), self._units[torch.from_numpy(place[found])])
+        return int(found.sum())

@@ -1,0 +1,277 @@
+"""The disk tier: rows in a file of pages, in popularity order, read through a bounded cache of pages.
+
+Pages hold rows of like heat, since rows stand in the order of their accesses; a page is the unit of reading
+and of caching (MTrainS, section 3: the block-addressable level). A batch's missing pages are found by whole
+arrays, each is read once however many of its rows are wanted, all at the same time, straight into the
+slab that the batch is gathered from. `prefetch` starts the same reads for a batch that still waits in a
+queue. The file is opened for direct reads where its file system has them: the cache above knows what to keep
+better than the kernel's, and memory is not spent twice.
+
+The file is a working copy: bundles are immutable, and new values of rows are written here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.batch import I64
+from models.embeddings.tiers.pages import DEFAULT, NOWHERE, Admission, PageCache
+from models.embeddings.tiers.reads import Kind, open_reader
+from models.embeddings.tiers.slab import Bytes, Slab
+
+log = logging.getLogger("polyrec.tiers")
+
+PAGES_AT_ONCE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Rows that are in the cache until `release`: their addresses in the slab, and what was read for them."""
+
+    addresses: I64
+    slots: I64
+    tickets: tuple[int, ...]
+    missed: NDArray[np.bool_]
+    pages_read: int
+
+
+class CacheTooSmall(Exception):
+    """A batch needs more pages at once than the cache has: it must be gathered in parts."""
+
+
+class DiskTier:
+    """Rows `0 ... rows - 1` in pages of a file, cached in the pages of a slab. Thread-safe.
+
+    heat: float [pages], expected accesses of each page, or None.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        slab: Slab,
+        rows: int,
+        heat: NDArray[np.float64] | None = None,
+        admission: Admission = DEFAULT,
+        reader: Kind | None = None,
+    ) -> None:
+        self.path, self.rows = path, rows
+        self._slab = slab
+        self.pages = pages_of(slab, rows)
+        self.cache = PageCache(self.pages, slab.pages, heat, admission)
+        self._lock = threading.Lock()
+        self._released = threading.Condition(self._lock)
+        self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        if os.fstat(self._file).st_size < self.pages * slab.page_bytes:
+            os.close(self._file)
+            raise OSError(f"'{path}' is shorter than the {self.pages} pages that it should hold")
+        self._direct, self.direct = _open_direct(path)
+        self._reader = open_reader(self._direct, slab.bytes, reader)
+        self.reader = self._reader.kind
+        self._ticket_of_slot = np.zeros(slab.pages, np.int64)
+        self._flying: deque[tuple[int, I64]] = deque()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the file."""
+        return self.pages * self._slab.page_bytes
+
+    def acquire(self, rows: I64) -> Held:
+        """rows: int64 [n], addresses in this tier. Starts the reads of what is missing, and pins all of it.
+
+        Raises CacheTooSmall, and then holds nothing. Every other call must be followed by `ready`, which
+        waits for the reads, and `release`.
+        """
+        page, place = np.divmod(rows, self._slab.rows_a_page)
+        with self._lock:
+            self._reap()
+            if rows.size == 1:
+                self._wait_for_room()
+            cache = self.cache
+            cache.touch(page)
+            slots = cache.slot_of_page[page].astype(np.int64)
+            missed = slots == NOWHERE
+            wanted = np.unique(page[missed])
+            # what is here must not be evicted for what is not
+            here = slots[~missed]
+            cache.pins[here] += 1
+            if wanted.size:
+                claimed = self._read(wanted)
+                if claimed.size < wanted.size:
+                    cache.pins[here] -= 1
+                    raise CacheTooSmall(f"{wanted.size} pages are wanted, {claimed.size} have room")
+                slots[missed] = cache.slot_of_page[page[missed]]
+                cache.pins[slots[missed]] += 1
+            tickets: tuple[int, ...] = ()
+            if self._flying:
+                own = np.unique(self._ticket_of_slot[slots])
+                tickets = tuple(own[own > 0].tolist())
+        return Held(self._slab.of_pages(slots, place), slots, tickets, missed, int(wanted.size))
+
+    def ready(self, held: Held) -> None:
+        """Waits for the reads of what is held. Raises OSError if one failed: release all the same."""
+        for ticket in held.tickets:
+            try:
+                self._reader.wait(ticket)
+            except OSError:
+                self._lost(ticket)
+                raise
+
+    def release(self, held: Held) -> None:
+        """What was held may be evicted again."""
+        with self._lock:
+            self.cache.pins[held.slots] -= 1
+            self._released.notify_all()
+
+    def prefetch(self, rows: I64) -> int:
+        """Starts the reads of missing pages, as far as there is room; gives how many. Does not wait."""
+        page = rows // self._slab.rows_a_page
+        with self._lock:
+            self._reap()
+            missing = np.unique(page[self.cache.slot_of_page[page] == NOWHERE])
+            return int(self._read(missing).size) if missing.size else 0
+
+    def warm(self) -> int:
+        """Reads the hottest pages, as the calibration has it, until the cache is full; gives how many."""
+        order = np.argsort(-self.cache.heat.astype(np.int16), kind="stable")[: self._slab.pages]
+        with self._lock:
+            slots = self.cache.fill(order)
+            # in the order of the file, which disks like
+            by_page = np.argsort(order)
+            order, slots = order[by_page], slots[by_page]
+            for start in range(0, order.size, PAGES_AT_ONCE):
+                part = slice(start, start + PAGES_AT_ONCE)
+                self._reader.wait(self._submit(order[part], slots[part]))
+        return int(order.size)
+
+    def write(self, rows: I64, values: Bytes) -> None:
+        """New values of rows: into the file, then into what is cached or being read of it.
+
+        rows: int64 [n], addresses in this tier, distinct. One writer at a time.
+        """
+        size = self._slab.page_bytes
+        order = np.argsort(rows, kind="stable")
+        page, place = np.divmod(rows[order], self._slab.rows_a_page)
+        row_bytes = self._slab.form.bytes
+        offsets = (page * size + place * row_bytes).tolist()
+        for offset, value in zip(offsets, values[order], strict=True):
+            os.pwrite(self._file, value, offset)
+        # A read that began before may bring the old values; one that begins from here on brings the new.
+        with self._lock:
+            slots = self.cache.slot_of_page[page].astype(np.int64)
+            here = slots != NOWHERE
+            slots, place, values = slots[here], place[here], values[order][here]
+            self.cache.pins[slots] += 1
+            tickets = np.unique(self._ticket_of_slot[slots])
+        for ticket in tickets[tickets > 0].tolist():
+            try:
+                self._reader.wait(ticket)
+            except OSError:
+                self._lost(ticket)
+        start = self._slab.page(slots) + place * row_bytes
+        self._slab.bytes[start[:, None] + np.arange(row_bytes)] = values
+        with self._lock:
+            self.cache.pins[slots] -= 1
+
+    def close(self) -> None:
+        """Ends reading. The file stays, if it has a name still."""
+        self._reader.close()
+        os.close(self._direct)
+        os.close(self._file)
+
+    def _wait_for_room(self) -> None:
+        """Until a slot is free: others hold every page of a very small cache."""
+        while self.cache.pins.all():
+            # reads that end tell nobody, so they are looked for again
+            self._released.wait(0.001 if self._flying else None)
+            self._reap()
+
+    def _read(self, pages: I64) -> I64:
+        slots = self.cache.claim(pages)
+        self._submit(pages[: slots.size], slots)
+        return slots
+
+    def _submit(self, pages: I64, slots: I64) -> int:
+        size = self._slab.page_bytes
+        ticket = self._reader.submit(pages * size, self._slab.page(slots), size)
+        if ticket:
+            # a page that is on its way must not be evicted: the disk would write into another's slot
+            self.cache.pins[slots] += 1
+            self._ticket_of_slot[slots] = ticket
+            self._flying.append((ticket, slots))
+        return ticket
+
+    def _reap(self) -> None:
+        """Frees the slots of reads that have ended."""
+        for _ in range(len(self._flying)):
+            ticket, slots = self._flying.popleft()
+            if not self._reader.done(ticket):
+                self._flying.append((ticket, slots))
+                continue
+            try:
+                self._reader.wait(ticket)
+            except OSError as e:
+                log.warning("%s: %s", self.path, e)
+                self.cache.drop(self.cache.page_of_slot[slots].astype(np.int64))
+            self._landed(ticket, slots)
+
+    def _lost(self, ticket: int) -> None:
+        """Forgets the pages of a read that failed: whoever wants them next reads again."""
+        with self._lock:
+            for flying in list(self._flying):
+                if flying[0] == ticket:
+                    self._flying.remove(flying)
+                    self.cache.drop(self.cache.page_of_slot[flying[1]].astype(np.int64))
+                    self._landed(*flying)
+
+    def _landed(self, ticket: int, slots: I64) -> None:
+        own = slots[self._ticket_of_slot[slots] == ticket]
+        self._ticket_of_slot[own] = 0
+        self.cache.pins[slots] -= 1
+
+
+def pages_of(slab: Slab, rows: int) -> int:
+    """Pages that so many rows fill."""
+    return -(-rows // slab.rows_a_page)
+
+
+def write_pages(path: Path, slab: Slab, parts: Iterable[Bytes]) -> None:
+    """Writes the file of a disk tier. parts: uint8 [n, bytes of a row] each, in the order of addresses."""
+    size = slab.rows_a_page * slab.form.bytes
+    left = np.empty((0, slab.form.bytes), np.uint8)
+    with path.open("wb") as file:
+
+        def put(rows: Bytes) -> None:
+            pages = np.zeros((pages_of(slab, len(rows)), slab.page_bytes), np.uint8)
+            flat = pages[:, :size]
+            whole = len(rows) // slab.rows_a_page * slab.rows_a_page
+            flat[: whole // slab.rows_a_page] = rows[:whole].reshape(-1, size)
+            if whole < len(rows):
+                flat[-1, : (len(rows) - whole) * slab.form.bytes] = rows[whole:].ravel()
+            file.write(pages.data)
+
+        for part in parts:
+            rows = np.concatenate((left, part)) if len(left) else part
+            whole = len(rows) // slab.rows_a_page * slab.rows_a_page
+            put(rows[:whole])
+            left = rows[whole:].copy()
+        if len(left):
+            put(left)
+
+
+def _open_direct(path: Path) -> tuple[int, bool]:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC), True
+    except OSError:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        # pages far from one another are wanted: reading on behind each would only cost
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
+        return file, False

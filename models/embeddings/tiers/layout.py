@@ -1,0 +1,74 @@
+"""Which tier holds a row, and where in it: ranks and cuts in, tiers and addresses out.
+
+Each table is cut into ranges of ranks, one a tier, hottest first; some may be empty. In a tier the
+ranges of all tables stand one after another in the tables' order, so a row's address in its tier is its row
+of the fused weight plus a constant of its range, and finding it is one binary search in a few dozen
+boundaries, whatever the number of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.batch import I64
+
+TIERS = ("device", "host", "disk", "remote")
+DEVICE, HOST, DISK, REMOTE = range(4)
+
+
+class Layout:
+    """The ranges of every table.
+
+    sizes: rows of each table, in the order of the fused weight. cuts: table -> rows in each of TIERS,
+    hottest first; their sum is the table's rows. A table that is not named lies in host memory.
+    Raises ValueError where a table is unknown, or its cuts do not add up to its rows.
+    """
+
+    def __init__(self, sizes: Mapping[str, int], cuts: Mapping[str, Sequence[int]]) -> None:
+        for table, given in cuts.items():
+            if table not in sizes:
+                raise ValueError(f"tier cuts name table '{table}', which the model does not have")
+            if len(given) != len(TIERS) or min(given) < 0 or sum(given) != sizes[table]:
+                said = dict(zip(TIERS, given, strict=False))
+                raise ValueError(f"table '{table}' has {sizes[table]} rows, its tier cuts are {said}")
+        self.tables = tuple(sizes)
+        self.cuts = {t: tuple(cuts.get(t, (0, n, 0, 0))) for t, n in sizes.items()}
+        held = np.array([self.cuts[t] for t in self.tables], np.int64).reshape(-1, len(TIERS))
+        self.rows = tuple(int(n) for n in held.sum(axis=0))
+        self.total = sum(self.rows)
+        starts = (np.cumsum(held.ravel()) - held.ravel()).reshape(held.shape)
+        local = np.cumsum(held, axis=0) - held
+        used = held.ravel() > 0
+        self.starts: I64 = starts.ravel()[used]
+        self.tier: NDArray[np.int8] = np.tile(np.arange(len(TIERS), dtype=np.int8), len(held))[used]
+        self.table: I64 = np.repeat(np.arange(len(held)), len(TIERS))[used]
+        self._shift: I64 = (local - starts).ravel()[used]
+        self.counts: I64 = held.ravel()[used]
+
+    def locate(self, rows: I64) -> tuple[NDArray[np.int8], I64]:
+        """rows: int64 [n], of the fused weight -> (tier [n], address within the tier [n])."""
+        segment = self.segments(rows)
+        return self.tier[segment], rows + self._shift[segment]
+
+    def local(self, rows: I64, segments: I64) -> I64:
+        """The address of each row within its tier, given the ranges that they lie in."""
+        return rows + self._shift[segments]
+
+    def segments(self, rows: I64) -> I64:
+        """The range that each row lies in; int64 [n], index into `tier`, `table`, `starts` and `counts`."""
+        return np.searchsorted(self.starts, rows, side="right") - 1
+
+    def rows_of(self, tier: int) -> I64:
+        """Every row of a tier in the order of its addresses; int64 [rows[tier]]."""
+        chosen = self.tier == tier
+        counts, starts = self.counts[chosen], self.starts[chosen]
+        first = np.repeat(starts - (np.cumsum(counts) - counts), counts)
+        return first + np.arange(counts.sum())
+
+    def ranges(self, tier: int) -> list[tuple[int, int]]:
+        """(first row, rows) of each range of a tier, in the order of its addresses."""
+        chosen = self.tier == tier
+        return list(zip(self.starts[chosen].tolist(), self.counts[chosen].tolist(), strict=True))

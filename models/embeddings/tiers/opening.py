@@ -1,0 +1,167 @@
+"""Fills the tiers: rows of a bundle and a placement in, a stack that gathers them out."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from models.batch import I64
+from models.embeddings.hashing import ids_of_ranks
+from models.embeddings.tiers.disk import DiskTier, pages_of, write_pages
+from models.embeddings.tiers.form import RowForm
+from models.embeddings.tiers.layout import DEVICE, DISK, HOST, REMOTE, Layout
+from models.embeddings.tiers.placement import PAGE_BYTES, Placement, RemoteStore
+from models.embeddings.tiers.remote import RemoteTier
+from models.embeddings.tiers.slab import Bytes, Slab
+from models.embeddings.tiers.stack import Tiers, TierStack
+from models.encoder import Encoder
+from models.errors import RuntimeUnavailable
+from models.vocabulary import Vocabulary
+
+ROWS_AT_ONCE = 1 << 16
+
+RowSource = Callable[[int, int], Bytes]
+"""(first row of the fused weight, count) -> uint8 [count, bytes of a row]."""
+
+
+def rows_of_weight(weight: Tensor, form: RowForm) -> RowSource:
+    """Rows of a store's weight, as bytes."""
+    flat = weight.detach().contiguous().view(torch.uint8).numpy().reshape(-1, form.bytes)
+    return lambda first, count: flat[first : first + count]
+
+
+def open_stack(
+    form: RowForm,
+    sizes: Mapping[str, int],
+    source: RowSource,
+    placement: Placement,
+    encoder: Encoder | None = None,
+    device: torch.device | str = "cpu",
+) -> TierStack:
+    """Copies every row into its tier. sizes: rows of each table, in the order of the fused weight.
+
+    encoder: gives the popularity of pages, the stable ids of remote rows and the out-of-vocabulary rows;
+    needed where rows are remote. Raises RuntimeUnavailable: cuts that are not the model's, a folder that
+    cannot be written, a reader that the kernel refuses, a store that is to be filled and does not answer.
+    """
+    try:
+        layout = Layout(sizes, {t: c.counts for t, c in placement.cuts.items()})
+    except ValueError as e:
+        raise RuntimeUnavailable(f"placement: {e}") from None
+    if layout.rows[REMOTE] and encoder is None:
+        raise RuntimeUnavailable("placement: remote rows need the vocabularies, for their ids")
+    vocabularies = [] if encoder is None else [encoder.vocabularies[t] for t in layout.tables]
+    page_bytes = -(-form.bytes // PAGE_BYTES) * PAGE_BYTES
+    pages = -(-layout.rows[DISK] // (page_bytes // form.bytes))
+    slots = min(max(placement.cache_bytes // page_bytes, 1), pages)
+    slab = Slab(form, layout.rows[HOST], slots, page_bytes, placement.huge_pages)
+    _fill(slab.row_bytes(), layout, HOST, source)
+    hot = _device_rows(form, layout, source, torch.device(device)) if layout.rows[DEVICE] else None
+    disk = _open_disk(slab, layout, source, placement, vocabularies) if layout.rows[DISK] else None
+    ids, remote = None, None
+    if layout.rows[REMOTE] and placement.remote is not None:
+        ids = _remote_ids(layout, vocabularies)
+        remote = _open_remote(form, layout, source, placement.remote, vocabularies, ids)
+    return TierStack(Tiers(layout, slab, hot, disk, remote), encoder, ids)
+
+
+def _fill(out: Bytes, layout: Layout, tier: int, source: RowSource) -> None:
+    done = 0
+    for part in _parts(layout, tier, source):
+        out[done : done + len(part)] = part
+        done += len(part)
+
+
+def _parts(layout: Layout, tier: int, source: RowSource) -> Iterator[Bytes]:
+    for first, count in layout.ranges(tier):
+        for start in range(first, first + count, ROWS_AT_ONCE):
+            yield source(start, min(ROWS_AT_ONCE, first + count - start))
+
+
+def _device_rows(form: RowForm, layout: Layout, source: RowSource, device: torch.device) -> Tensor:
+    rows = np.empty((layout.rows[DEVICE], form.bytes), np.uint8)
+    _fill(rows, layout, DEVICE, source)
+    return torch.from_numpy(rows).view(form.unit).to(device)
+
+
+def _open_disk(
+    slab: Slab, layout: Layout, source: RowSource, placement: Placement, vocabularies: Sequence[Vocabulary]
+) -> DiskTier:
+    assert placement.directory is not None
+    try:
+        placement.directory.mkdir(parents=True, exist_ok=True)
+        file, name = tempfile.mkstemp(".pages", "polyrec-", placement.directory)
+        os.close(file)
+        path = Path(name)
+        try:
+            write_pages(path, slab, _parts(layout, DISK, source))
+            heat = page_heat(layout, [v.counts for v in vocabularies], slab)
+            disk = DiskTier(path, slab, layout.rows[DISK], heat, reader=placement.reader)
+        finally:
+            # without a name the file goes with the process, however that ends
+            path.unlink(missing_ok=True)
+    except OSError as e:
+        raise RuntimeUnavailable(
+            f"placement: the disk tier in '{placement.directory}' cannot be opened: {e.strerror or e}"
+        ) from None
+    disk.warm()
+    return disk
+
+
+def page_heat(layout: Layout, counts: Sequence[I64], slab: Slab) -> NDArray[np.float64] | None:
+    """Sampled accesses of each page of the disk tier. counts: of each table, in rank order; empty: None."""
+    if not counts:
+        return None
+    heat = np.zeros(pages_of(slab, layout.rows[DISK]) * slab.rows_a_page)
+    done = 0
+    for (_, held), own in zip(layout.cuts.items(), counts, strict=True):
+        start = held[DEVICE] + held[HOST]
+        heat[done : done + held[DISK]] = own[start : start + held[DISK]]
+        done += held[DISK]
+    by_page: NDArray[np.float64] = heat.reshape(-1, slab.rows_a_page).sum(axis=1)
+    return by_page
+
+
+def _remote_ids(layout: Layout, vocabularies: Sequence[Vocabulary]) -> I64:
+    ids = []
+    for vocabulary, held in zip(vocabularies, layout.cuts.values(), strict=True):
+        if held[REMOTE]:
+            ids.append(ids_of_ranks(vocabulary.rank_of_id)[-held[REMOTE] :])
+    return np.concatenate(ids).astype(np.int64)
+
+
+def _open_remote(
+    form: RowForm,
+    layout: Layout,
+    source: RowSource,
+    store: RemoteStore,
+    vocabularies: Sequence[Vocabulary],
+    ids: I64,
+) -> RemoteTier:
+    fallback = np.zeros((len(layout.tables), form.bytes), np.uint8)
+    first = 0
+    for i, vocabulary in enumerate(vocabularies):
+        if vocabulary.specials:
+            rank = int(vocabulary.rank_of_id[vocabulary.oov_id])
+            fallback[i] = source(first + rank, 1)[0]
+        first += vocabulary.rows
+    remote = RemoteTier(store.url, layout.tables, fallback, store.timeout_ms / 1e3, store.prefix)
+    if store.fill:
+        done = 0
+        tables = layout.table[layout.segments(layout.rows_of(REMOTE))]
+        try:
+            for part in _parts(layout, REMOTE, source):
+                own = slice(done, done + len(part))
+                remote.write(tables[own], ids[own], part)
+                done += len(part)
+        except OSError as e:
+            remote.close()
+            raise RuntimeUnavailable(f"placement: the remote store cannot be filled: {e}") from None
+    return remote

@@ -1,0 +1,88 @@
+"""Rows in tiers as a stage sees them: a store like those of models.embeddings.store, one for each lane."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from models.batch import I64
+from models.embeddings.store import pool_gathered
+from models.embeddings.tiers.stack import TierStack
+from models.embeddings.tiers.view import View
+
+HOST = torch.device("cpu")
+
+
+class OlderOrder(RuntimeError):
+    """Rows were asked for by ranks of an order that is no longer the newest, outside of `generation`."""
+
+
+class TieredRows:
+    """Gathers through a stack into a buffer kept between calls. Belongs to one lane: not thread-safe."""
+
+    def __init__(self, stack: TierStack) -> None:
+        self.stack = stack
+        self.form = stack.tiers.form
+        self.rows, self.width = stack.tiers.layout.total, self.form.width
+        self._order = stack.views.newest.order
+        self._view: View | None = None
+        self._buffer = torch.empty((0, self.form.units), dtype=self.form.unit)
+        self._fallbacks = 0
+
+    @property
+    def device(self) -> torch.device:
+        """Where gathered rows are; look-ups are given on the host, whichever it is."""
+        return self.stack.device
+
+    @contextmanager
+    def generation(self) -> Iterator[View]:
+        """One order and its updates, for one batch: encode with its encoder, gather, all within.
+
+        Whoever reads so follows new orders; whoever does not is bound to the order that it was opened with.
+        """
+        view = self._view = self.stack.views.enter()
+        self._order = view.order
+        try:
+            yield view
+        finally:
+            self._view = None
+            self.stack.views.leave(view)
+
+    def gather(self, index: Tensor) -> Tensor:
+        """index: int64 [n] on the host -> float32 [n, width] on `device`, valid until the next call.
+
+        Raises OlderOrder; OSError if a page of the disk tier cannot be read.
+        """
+        wanted = index.numel()
+        if self._buffer.shape[0] < wanted:
+            shape = (1 << (wanted - 1).bit_length(), self.form.units)
+            self._buffer = torch.empty(shape, dtype=self.form.unit, device=self.device)
+        out = self._buffer[:wanted]
+        rows = index.numpy()
+        if self._view is not None:
+            self._fallbacks += self.stack.gather(self._view, rows, out)
+        else:
+            view = self.stack.views.enter()
+            try:
+                if view.order != self._order:
+                    raise OlderOrder("the rows have a new order: encode and gather within `generation()`")
+                self._fallbacks += self.stack.gather(view, rows, out)
+            finally:
+                self.stack.views.leave(view)
+        return self.form.decode(out)
+
+    def pool(self, index: Tensor, offsets: Tensor) -> Tensor:
+        """index: int64 [n], offsets: int64 [bags + 1], both on the host -> float32 [bags, width], sums."""
+        return pool_gathered(self.gather(index), offsets.to(self.device))
+
+    def prefetch(self, rows: I64) -> int:
+        """Starts reading what a waiting batch will look up; gives how many pages of the file that are."""
+        return self.stack.prefetch(rows)
+
+    def take_fallbacks(self) -> int:
+        """Rows since the last call that the remote store did not give: out-of-vocabulary rows instead."""
+        taken, self._fallbacks = self._fallbacks, 0
+        return taken

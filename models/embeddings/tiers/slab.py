@@ -1,0 +1,91 @@
+"""One piece of host memory for everything that a batch gathers from: stored rows and cached pages.
+
+Because all of them stand in one slab, a batch is one gather, whichever tier its rows came from. Rows of any
+length stand in pages of any size: an address counts grains, the greatest length that divides both, and the
+gather reads the slab through a view of overlapping rows, one at every grain.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from models.batch import I64
+from models.embeddings.tiers.form import RowForm
+
+Bytes = NDArray[np.uint8]
+
+
+class Slab:
+    """Host memory: `rows` rows one after another, then `pages` pages of `page_bytes`.
+
+    Addresses (int64, in grains) are what `gather` takes; `of_rows` and `of_pages` give them.
+    huge_pages: asks the kernel for huge pages, where it has them.
+    """
+
+    def __init__(
+        self, form: RowForm, rows: int, pages: int, page_bytes: int, huge_pages: bool = True
+    ) -> None:
+        self.form = form
+        self.rows, self.pages, self.page_bytes = rows, pages, page_bytes
+        self.rows_a_page = page_bytes // form.bytes
+        if not self.rows_a_page:
+            raise ValueError(f"a page of {page_bytes} bytes holds no row of {form.bytes}")
+        self.grain = math.gcd(form.bytes, page_bytes)
+        # a whole page's multiple: it stands on a grain, and on what direct reads ask of memory
+        self._first_page = -(-rows * form.bytes // page_bytes) * page_bytes
+        # one row more: address 0 is there even where nothing is stored
+        size = self._first_page + pages * page_bytes + form.bytes
+        self._memory = mmap.mmap(-1, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
+        self.huge_pages = huge_pages and self._ask_for_huge_pages()
+        self.bytes: Bytes = np.frombuffer(self._memory, np.uint8)
+        flat = torch.from_numpy(self.bytes).view(form.unit)
+        step = self.grain // form.unit.itemsize
+        places = (flat.numel() - form.units) // step + 1
+        self._view = flat.as_strided((places, form.units), (step, 1))
+
+    def _ask_for_huge_pages(self) -> bool:
+        try:
+            self._memory.madvise(mmap.MADV_HUGEPAGE)
+        except (AttributeError, OSError):
+            return False
+        return True
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.bytes.size)
+
+    @property
+    def address(self) -> int:
+        """Where the slab lies in the process's memory."""
+        return int(self.bytes.ctypes.data)
+
+    def row_bytes(self) -> Bytes:
+        """The stored rows, uint8 [rows, bytes of a row], to be written."""
+        return self.bytes[: self.rows * self.form.bytes].reshape(self.rows, self.form.bytes)
+
+    def page(self, slots: I64) -> I64:
+        """Byte offset of each page."""
+        return self._first_page + slots * self.page_bytes
+
+    def all_pages(self) -> Bytes:
+        """uint8 [pages, page_bytes]."""
+        end = self._first_page + self.pages * self.page_bytes
+        return self.bytes[self._first_page : end].reshape(self.pages, self.page_bytes)
+
+    def of_rows(self, rows: I64) -> I64:
+        return rows * (self.form.bytes // self.grain)
+
+    def of_pages(self, slots: I64, places: I64) -> I64:
+        """The row at `places` within each of the pages."""
+        first = self._first_page // self.grain
+        return first + slots * (self.page_bytes // self.grain) + places * (self.form.bytes // self.grain)
+
+    def gather(self, addresses: I64, out: Tensor) -> Tensor:
+        """addresses: int64 [n] -> out [n, units of a row], of the form's unit."""
+        return torch.index_select(self._view, 0, torch.from_numpy(addresses), out=out)

@@ -1,0 +1,312 @@
+"""The tiers of one bundle's rows: a batch's look-ups in, its rows out, each tier touched once.
+
+Where a row lies is arithmetic (layout). Look-ups of the remote store are sent off first, then the missing
+pages of the file are asked for; while both are on their way, rows in device memory are gathered. What lies
+in host memory, and what has landed there, is then one gather. New values and new orders are installed as
+views (view) and written into the tiers by a thread of their own.
+
+One stack serves any number of readers (`rows.TieredRows`, one a lane).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from models.batch import I64
+from models.embeddings.tiers.delta import Layer
+from models.embeddings.tiers.disk import CacheTooSmall, DiskTier
+from models.embeddings.tiers.figures import Counters, Figures
+from models.embeddings.tiers.form import RowForm
+from models.embeddings.tiers.layout import DEVICE, DISK, HOST, REMOTE, Layout
+from models.embeddings.tiers.remote import RemoteTier
+from models.embeddings.tiers.slab import Bytes, Slab
+from models.embeddings.tiers.view import View, Views
+from models.encoder import Encoder
+
+log = logging.getLogger("polyrec.tiers")
+
+RETRY_S = 0.2
+clock = time.perf_counter
+
+
+@dataclass(frozen=True, slots=True)
+class Tiers:
+    """The parts of a stack, opened and filled. device: rows of the device tier [rows, units], None if there
+    is none; disk, remote: None where no row lies there."""
+
+    layout: Layout
+    slab: Slab
+    device: Tensor | None = None
+    disk: DiskTier | None = None
+    remote: RemoteTier | None = None
+
+    @property
+    def form(self) -> RowForm:
+        return self.slab.form
+
+
+class TierStack:
+    """Gathers rows of the fused weight from wherever they lie, and takes new ones.
+
+    remote_ids: stable ids of the rows in the remote tier, in the order of their addresses.
+    """
+
+    def __init__(self, tiers: Tiers, encoder: Encoder | None = None, remote_ids: I64 | None = None) -> None:
+        self.tiers = tiers
+        ids = np.empty(0, np.int64) if remote_ids is None else remote_ids
+        if ids.size != tiers.layout.rows[REMOTE]:
+            raise ValueError(f"{tiers.layout.rows[REMOTE]} rows are remote, {ids.size} ids are given")
+        self.views = Views(View(0, encoder, ids))
+        self._counters = Counters(tiers.layout, tiers.form.bytes, tiers.slab.page_bytes)
+        self._count = threading.Lock()
+        self._writer = threading.RLock()
+        self._settling = threading.Lock()
+        self._work = threading.Event()
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where gathered rows are."""
+        return torch.device("cpu") if self.tiers.device is None else self.tiers.device.device
+
+    def figures(self) -> Figures:
+        """What has been looked up so far."""
+        return self._counters.snapshot()
+
+    def gather(self, view: View, rows: I64, out: Tensor) -> int:
+        """rows: int64 [n], of the fused weight in the view's order -> out [n, units], on `device`.
+
+        Gives how many rows the remote store did not give: those are out-of-vocabulary rows.
+        Raises OSError if a page of the file cannot be read.
+        """
+        layout = self.tiers.layout
+        segment = layout.segments(rows)
+        tier = layout.tier[segment]
+        local = layout.local(rows, segment)
+        if self.tiers.device is None:
+            lost = self._below(view, rows, segment, tier, local, out)
+        else:
+            lost = self._with_device(self.tiers.device, view, rows, segment, tier, local, out)
+        replaced = 0
+        for layer in view.layers:
+            replaced += layer.over(rows, out)
+        with self._count:
+            self._counters.batches += 1
+            self._counters.replaced += replaced
+            self._counters.lookups += np.bincount(segment, minlength=layout.tier.size)
+        return lost
+
+    def _with_device(
+        self,
+        hot: Tensor,
+        view: View,
+        rows: I64,
+        segment: I64,
+        tier: NDArray[np.int8],
+        local: I64,
+        out: Tensor,
+    ) -> int:
+        """Hot rows where they are; the rest gathered on the host and copied over (Hotline)."""
+        start = clock()
+        cold = np.flatnonzero(tier != DEVICE)
+        if cold.size == rows.size:
+            staged = self._staging(cold.size)
+            lost = self._below(view, rows, segment, tier, local, staged)
+            out.copy_(staged, non_blocking=True)
+            return lost
+        address = torch.from_numpy(np.where(tier == DEVICE, local, 0))
+        torch.index_select(hot, 0, address.to(hot.device, non_blocking=True), out=out)
+        self._counters.seconds["device"] += clock() - start
+        if not cold.size:
+            return 0
+        staged = self._staging(cold.size)
+        lost = self._below(view, rows[cold], segment[cold], tier[cold], local[cold], staged)
+        where = torch.from_numpy(cold).to(hot.device, non_blocking=True)
+        out.index_copy_(0, where, staged.to(hot.device, non_blocking=True))
+        return lost
+
+    def _staging(self, rows: int) -> Tensor:
+        form = self.tiers.form
+        return torch.empty((rows, form.units), dtype=form.unit, pin_memory=self.device.type == "cuda")
+
+    def _below(
+        self, view: View, rows: I64, segment: I64, tier: NDArray[np.int8], local: I64, out: Tensor
+    ) -> int:
+        """Rows of host, disk and remote tiers, all in `out` [n, units] on the host."""
+        remote = self.tiers.remote
+        start = clock()
+        fetching = None
+        if remote is not None:
+            away = np.flatnonzero(tier == REMOTE)
+            if away.size:
+                tables = self.tiers.layout.table[segment[away]]
+                fetching = remote.ask(tables, view.remote_ids[local[away]])
+        asked = clock()
+        try:
+            self._stored(segment, tier, local, out)
+        except BaseException:
+            if remote is not None and fetching is not None:
+                remote.abandon(fetching)
+            raise
+        if remote is None or fetching is None:
+            return 0
+        waited = clock()
+        values, found = remote.receive(fetching)
+        out.index_copy_(0, torch.from_numpy(away), torch.from_numpy(values).view(self.tiers.form.unit))
+        lost = int(away.size - np.count_nonzero(found))
+        with self._count:
+            self._counters.seconds["remote"] += clock() - waited + asked - start
+            self._counters.fallbacks += lost
+            if lost:
+                self._missed(segment[away[~found]])
+        return lost
+
+    def _stored(self, segment: I64, tier: NDArray[np.int8], local: I64, out: Tensor) -> None:
+        """Rows of host and disk tiers; whatever stands first in the slab for rows of others."""
+        disk = self.tiers.disk
+        below = np.flatnonzero(tier == DISK) if disk is not None else local[:0]
+        if disk is not None and below.size:
+            self._through_cache(disk, below, segment, tier, local, out)
+        elif self.tiers.layout.rows[HOST] == self.tiers.layout.total:
+            self._from_slab(self.tiers.slab.of_rows(local), out)
+        else:
+            self._from_slab(self.tiers.slab.of_rows(np.where(tier == HOST, local, 0)), out)
+
+    def _through_cache(
+        self, disk: DiskTier, below: I64, segment: I64, tier: NDArray[np.int8], local: I64, out: Tensor
+    ) -> None:
+        start = clock()
+        try:
+            held = disk.acquire(local[below])
+        except CacheTooSmall:
+            half = int(below[below.size // 2])
+            for part in (slice(0, half), slice(half, None)):
+                self._stored(segment[part], tier[part], local[part], out[part])
+            return
+        acquired = clock()
+        try:
+            disk.ready(held)
+            landed = clock()
+            addresses = self.tiers.slab.of_rows(local)
+            addresses[tier == REMOTE] = 0
+            addresses[below] = held.addresses
+            self._from_slab(addresses, out)
+        finally:
+            disk.release(held)
+        with self._count:
+            self._counters.seconds["cache"] += acquired - start
+            self._counters.seconds["disk"] += landed - acquired
+            if held.pages_read:
+                self._counters.pages += held.pages_read
+                self._missed(segment[below[held.missed]])
+
+    def _from_slab(self, addresses: I64, out: Tensor) -> None:
+        start = clock()
+        self.tiers.slab.gather(addresses, out)
+        self._counters.seconds["host"] += clock() - start
+
+    def _missed(self, segments: I64) -> None:
+        self._counters.missed += np.bincount(segments, minlength=self._counters.missed.size)
+
+    def prefetch(self, rows: I64) -> int:
+        """Starts reading what a waiting batch will need of the file; gives how many pages. Does not wait."""
+        disk = self.tiers.disk
+        if disk is None:
+            return 0
+        tier, local = self.tiers.layout.locate(rows)
+        below = local[tier == DISK]
+        pages = disk.prefetch(below) if below.size else 0
+        self._counters.prefetched += pages
+        return pages
+
+    def update(self, rows: I64, values: Bytes) -> None:
+        """New values of rows, visible all at once; written into the tiers behind.
+
+        rows: int64 [n], of the fused weight in the newest order. values: uint8 [n, bytes of a row].
+        """
+        with self._writer:
+            newest = self.views.newest
+            layer = Layer(self.tiers.form, rows, values)
+            self.views.install(replace(newest, layers=(*newest.layers, layer), readers=0))
+        self._settle_soon()
+
+    def reorder(self, encoder: Encoder, rows: I64, values: Bytes, remote_ids: I64) -> None:
+        """A new order of the rows: the encoder that goes with it, and every row whose values change by it."""
+        with self._writer:
+            newest = self.views.newest
+            layer = Layer(self.tiers.form, rows, values)
+            # older layers lie under rows of the older order; all that moved is in the new one
+            self.views.install(View(newest.order + 1, encoder, remote_ids, (*newest.layers, layer)))
+        self._settle_soon()
+
+    @property
+    def writing(self) -> threading.RLock:
+        """Held by who reads the newest view in order to write what follows from it."""
+        return self._writer
+
+    def settle(self, timeout_s: float | None = None) -> bool:
+        """Writes every layer into the tiers; False where readers, or the remote store, were in the way."""
+        with self._settling:
+            while layers := self.views.newest.layers:
+                if not self.views.wait_until_all_see(layers[0], timeout_s):
+                    return False
+                try:
+                    self._write(layers[0])
+                except OSError as e:
+                    log.warning("new values of %d rows are not written yet: %s", layers[0].rows.size, e)
+                    return False
+                with self._writer:
+                    newest = self.views.newest
+                    self.views.install(replace(newest, layers=newest.layers[1:], readers=0))
+        return True
+
+    def _write(self, layer: Layer) -> None:
+        tiers = self.tiers
+        segment = tiers.layout.segments(layer.rows)
+        tier, local = tiers.layout.tier[segment], tiers.layout.local(layer.rows, segment)
+        away = tier == REMOTE
+        # the one that may fail first: then nothing is half done but what will be done again
+        if tiers.remote is not None and away.any():
+            ids = self.views.newest.remote_ids[local[away]]
+            tiers.remote.write(tiers.layout.table[segment[away]], ids, layer.values[away])
+        if tiers.device is not None and (tier == DEVICE).any():
+            hot = torch.from_numpy(layer.values[tier == DEVICE]).view(tiers.form.unit)
+            where = torch.from_numpy(local[tier == DEVICE]).to(tiers.device.device)
+            tiers.device.index_copy_(0, where, hot.to(tiers.device.device))
+        tiers.slab.row_bytes()[local[tier == HOST]] = layer.values[tier == HOST]
+        if tiers.disk is not None and (tier == DISK).any():
+            tiers.disk.write(local[tier == DISK], layer.values[tier == DISK])
+
+    def _settle_soon(self) -> None:
+        with self._writer:
+            if self._thread is None and not self._closed.is_set():
+                self._thread = threading.Thread(target=self._settle_on, name="polyrec-tiers", daemon=True)
+                self._thread.start()
+        self._work.set()
+
+    def _settle_on(self) -> None:
+        while not self._closed.is_set():
+            self._work.wait()
+            self._work.clear()
+            while not self._closed.is_set() and not self.settle(RETRY_S):
+                self._closed.wait(RETRY_S)
+
+    def close(self) -> None:
+        """Ends the tiers; nothing is gathered afterwards."""
+        self._closed.set()
+        self._work.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self.tiers.disk is not None:
+            self.tiers.disk.close()
+        if self.tiers.remote is not None:
+            self.tiers.remote.close()
