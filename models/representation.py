@@ -12,14 +12,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from models.batch import I64
 from models.embeddings.computed import ComputedStage, Encoding, HybridStage
 from models.embeddings.hashing import ids_of_ranks
 from models.embeddings.stage import Stage
@@ -40,8 +40,8 @@ class Ranked(Protocol):
     def rows(self) -> int: ...
 
     @property
-    def rank_of_id(self) -> I64:
-        """int64 [rows], a permutation."""
+    def rank_of_id(self) -> NDArray[np.signedinteger[Any]]:
+        """[rows], a permutation; of 32 bits where nobody computes with it."""
         ...
 
 
@@ -126,7 +126,7 @@ def _computed(
 ) -> ComputedStage:
     assert representation.encoding is not None
     rows = {t: v.rows for t, v in vocabularies.items()}
-    ids: I64 = np.concatenate([ids_of_ranks(vocabularies[t].rank_of_id) for t in schema.tables])
+    ids = np.concatenate([ids_of_ranks(vocabularies[t].rank_of_id) for t in schema.tables])
     return ComputedStage(
         schema, rows, representation.encoding, width, representation.cuts, ids, stored, precision
     )

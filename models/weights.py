@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
-from models.batch import I64
 from models.bundle import EMBEDDINGS, NET, VOCABULARY, Manifest, mapped, read_manifest
 from models.dlrm import DenseNet, dense_slots
 from models.embeddings.stage import Stage
@@ -32,8 +33,9 @@ class Ranks:
         return self.stored.shape[0]
 
     @property
-    def rank_of_id(self) -> I64:
-        return self.stored.numpy().astype(np.int64)
+    def rank_of_id(self) -> NDArray[np.signedinteger[Any]]:
+        found: NDArray[np.signedinteger[Any]] = self.stored.numpy()
+        return found
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ class Child:
         self.done = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         theirs, self._lifeline = os.pipe()
         shared = (self.mailbox.fd, self.wake, self.done, theirs)
-        command = [sys.executable, "-m", "server.lanes.worker", name, *map(str, shared)]
+        command = [sys.executable, "-P", "-m", "server.lanes.worker", name, *map(str, shared)]
         try:
             self._process = subprocess.Popen(
                 command,

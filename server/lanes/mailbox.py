@@ -26,13 +26,11 @@ from server.lanes.lane import Executed, ExecutionFailed
 HEAD_BYTES = 4096
 FIRST_BYTES = 4 << 20
 
-# path, rows, contexts, whether they are shared; then by role: columns of ranks, values and offsets of
-# bags, columns of dense
-_REQUEST = Struct("=12q")
+# size of the data area, path, rows, contexts, whether they are shared; then, context before candidate:
+# columns of ranks, values and offsets of bags, columns of dense
+_REQUEST = Struct("=13q")
 _REPLY = Struct("=qddq")  # state, seconds of embed and dense, bytes of the message
 _REPLY_AT = _REQUEST.size
-_CAPACITY = Struct("=q")
-_CAPACITY_AT = _REPLY_AT + _REPLY.size
 
 
 class State(IntEnum):
@@ -81,6 +79,11 @@ class Mailbox:
     def put(self, path: int, batch: Batch) -> None:
         """The server's: a batch for the path of this number."""
         context, candidate, row = batch.context, batch.candidate, batch.context_row
+        contexts, singles = context.ranks.shape
+        rows, own_singles = candidate.ranks.shape
+        dense, own_dense = context.dense.shape[1], candidate.dense.shape[1]
+        values, own_values = context.bag_values.size, candidate.bag_values.size
+        offsets, own_offsets = context.bag_offsets.size, candidate.bag_offsets.size
         ints = [
             context.ranks.reshape(-1),
             candidate.ranks.reshape(-1),
@@ -89,42 +92,44 @@ class Mailbox:
             context.bag_offsets,
             candidate.bag_offsets,
         ]
+        end = contexts * singles + rows * own_singles + values + own_values + offsets + own_offsets
         if row is not None:
             ints.append(row)
-        floats = [context.dense.reshape(-1), candidate.dense.reshape(-1)]
-        end = sum(a.size for a in ints)
+            end += rows
         first = 2 * end
-        last = first + floats[0].size + floats[1].size
-        rows = candidate.dense.shape[0]
+        last = first + contexts * dense + rows * own_dense
         if (needed := 4 * (last + rows)) > self.capacity:
             self._grow(needed)
         np.concatenate(ints, out=self._ints[:end])
-        np.concatenate(floats, out=self._floats[first:last])
+        if last > first:
+            floats = (context.dense.reshape(-1), candidate.dense.reshape(-1))
+            np.concatenate(floats, out=self._floats[first:last])
         self._answer = last, last + rows
-        _CAPACITY.pack_into(self._memory, _CAPACITY_AT, self.capacity)
         _REQUEST.pack_into(
             self._memory,
             0,
+            self.capacity,
             path,
             rows,
-            context.dense.shape[0],
+            contexts,
             row is not None,
-            context.ranks.shape[1],
-            candidate.ranks.shape[1],
-            context.bag_values.size,
-            candidate.bag_values.size,
-            context.bag_offsets.size,
-            candidate.bag_offsets.size,
-            context.dense.shape[1],
-            candidate.dense.shape[1],
+            singles,
+            own_singles,
+            values,
+            own_values,
+            offsets,
+            own_offsets,
+            dense,
+            own_dense,
         )
 
     def take(self) -> tuple[int, Batch]:
         """The worker's: (number of the path, the batch), its arrays views that last until the answer."""
-        if _CAPACITY.unpack_from(self._memory, _CAPACITY_AT)[0] != self.capacity:
+        head = _REQUEST.unpack_from(self._memory)
+        capacity, path, rows, contexts, shared = head[:5]
+        singles, own_singles, values, own_values, offsets, own_offsets, dense, own_dense = head[5:]
+        if capacity != self.capacity:
             self._map()
-        path, rows, contexts, shared, *sizes = _REQUEST.unpack_from(self._memory)
-        singles, own_singles, values, own_values, offsets, own_offsets, dense, own_dense = sizes
         a = contexts * singles
         b = a + rows * own_singles
         c = b + values

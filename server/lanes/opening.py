@@ -32,12 +32,9 @@ def open_lane(
     on_death: see server.lanes.lane.OnDeath; only a process can die.
     Raises RuntimeUnavailable, BundleError, or PlanError for cores that this machine does not have.
     """
-    usable = os.sched_getaffinity(0)
-    if missing := [core for core in planned.cores if core not in usable]:
-        listed = ", ".join(map(str, sorted(usable)))
-        raise PlanError(f"lane '{planned.name}': core {missing[0]} cannot be used here; usable: {listed}")
+    _check_cores(planned)
     if planned.kind == "process":
-        return ProcessLane(planned.name, _task(planned, paths), on_death)
+        return ProcessLane(planned.name, task_of(planned, paths), on_death)
     given = runtimes or {}
     own = {path.name: given.get(path.name) or opened(path, bundle) for path, bundle in paths}
     if planned.kind == "inline":
@@ -45,7 +42,8 @@ def open_lane(
     return ThreadedLane(planned.name, own, planned.cores)
 
 
-def _task(planned: PlannedLane, paths: Paths) -> Task:
+def task_of(planned: PlannedLane, paths: Paths) -> Task:
+    """What the worker of a process lane is told."""
     return Task(
         paths=tuple(
             OpenPath(
@@ -60,6 +58,21 @@ def _task(planned: PlannedLane, paths: Paths) -> Task:
         ),
         cores=planned.cores,
     )
+
+
+def _check_cores(planned: PlannedLane) -> None:
+    """By trying: a server that was itself pinned may still give its lanes other cores."""
+    before = os.sched_getaffinity(0)
+    for core in planned.cores:
+        try:
+            os.sched_setaffinity(0, {core})  # of this thread
+        except OSError:
+            raise PlanError(
+                f"lane '{planned.name}': there is no core {core} for it; "
+                f"this machine has {os.cpu_count()}, from 0"
+            ) from None
+        finally:
+            os.sched_setaffinity(0, before)
 
 
 def opened(path: PlannedPath, bundle: Bundle) -> Runtime:

@@ -93,19 +93,20 @@ class ProcessLane:
                 self._end()
 
     def _answered(self) -> None:
-        assert self._child is not None
-        os.eventfd_read(self._child.done)
-        settle, self._settle = self._settle, None
-        if settle is not None:
-            settle(self._child.mailbox.outcome())
+        child, settle = self._child, self._settle
+        if child is not None and child.has_answered() and settle is not None:
+            self._settle = None
+            settle(child.mailbox.outcome())
 
     def _died(self) -> None:
-        assert self._child is not None
-        error = LaneDied(f"lane '{self.name}': process {self.pid} {self._child.obituary()}")
-        settle, self._settle = self._settle, None
-        outcome: Executed | Exception = error
-        if settle is not None and self._child.has_answered():
-            outcome = self._child.mailbox.outcome()  # it ended after its work
+        child, settle = self._child, self._settle
+        if child is None:
+            return
+        outcome: Executed | Exception = LaneDied(
+            f"lane '{self.name}': process {child.pid} {child.obituary()}"
+        )
+        if settle is not None and child.has_answered():  # it ended after its work
+            outcome = child.mailbox.outcome()
         self._end()
         try:
             if settle is not None:

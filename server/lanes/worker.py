@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from models.runtimes.runtime import Runtime
     from server.lanes.mailbox import Mailbox
+    from server.lanes.task import Task
 
 
 def main(name: str, mailbox_fd: int, wake: int, done: int, lifeline: int) -> None:
@@ -31,7 +32,7 @@ def main(name: str, mailbox_fd: int, wake: int, done: int, lifeline: int) -> Non
 
     mailbox = Mailbox(mailbox_fd)
     try:
-        runtimes = _opened(mailbox.said()[1])
+        task, runtimes = _opened(mailbox.said()[1])
     except Exception as e:
         from models.errors import PolyrecError
 
@@ -44,7 +45,7 @@ def main(name: str, mailbox_fd: int, wake: int, done: int, lifeline: int) -> Non
     gc.freeze()
     mailbox.say(State.READY)
     os.eventfd_write(done, 1)
-    _work(mailbox, runtimes, wake, done)
+    _work(mailbox, runtimes, wake, done, task.spin_s)
 
 
 def die_with(lifeline: int) -> None:
@@ -62,27 +63,33 @@ def die_with(lifeline: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _opened(task: str) -> Sequence[Runtime]:
+def _opened(told: str) -> tuple[Task, Sequence[Runtime]]:
     from server.lanes.task import Task
 
-    opening = Task.model_validate_json(task)
-    if opening.cores:
-        os.sched_setaffinity(0, opening.cores)
+    task = Task.model_validate_json(told)
+    if task.cores:
+        os.sched_setaffinity(0, task.cores)
 
     import torch
 
     from models.memory import keep_memory
 
-    keep_memory()
     torch.set_num_threads(1)
-    return opening.open()
+    runtimes = task.open()
+    keep_memory()  # only from here on: what opening needed for a while is given back
+    return task, runtimes
 
 
-def _work(mailbox: Mailbox, runtimes: Sequence[Runtime], wake: int, done: int) -> None:
-    from server.lanes.lane import run
+def _work(mailbox: Mailbox, runtimes: Sequence[Runtime], wake: int, done: int, spin_s: float) -> None:
+    from server.lanes.lane import clock, run
     from server.lanes.mailbox import State
 
+    woken = select.poll()
+    woken.register(wake, select.POLLIN)
     while True:
+        until = clock() + spin_s
+        while clock() < until and not woken.poll(0):
+            pass
         os.eventfd_read(wake)
         try:
             path, batch = mailbox.take()
