@@ -226,7 +226,7 @@ def main() -> int:
     parser.add_argument("--bundle", type=Path, help="bundle to serve (default: a small one, trained now)")
     parser.add_argument("--data", type=Path, help="Parquet file whose rows are asked about")
     parser.add_argument("--runtime", default="auto", choices=["auto", "torch", "onnx"])
-    parser.add_argument("--driver", default="auto", choices=["auto", "inline", "thread"])
+    parser.add_argument("--lane", default="auto", choices=["auto", "inline", "thread", "process"])
     parser.add_argument("--rows", type=int, default=23, help="candidates of a ranking request")
     parser.add_argument("--connections", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--workload", action="append", help="only these (predict, rank, infer)")
@@ -255,7 +255,7 @@ def main() -> int:
         settings = {
             "bundle": bundle_path,
             "runtime": args.runtime,
-            "driver": args.driver,
+            "lane": args.lane,
             "default_budget_ms": 60_000,
             "drain_grace_s": 0,
         }

@@ -23,6 +23,7 @@ from planner.placed import Placement
 
 PathName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.@:-]+$", max_length=64)]
 Rows = Annotated[int, Field(ge=1)]
+Policy = Annotated[str, Field(pattern=r"^(priced|mprec|deeprecsys|static:.+)$")]
 LaneKind = Literal["inline", "thread", "process"]
 
 
@@ -91,7 +92,7 @@ class Routing(Strict):
     query_s, row_s: what a query, and each of its rows, costs the front (parsing, writing) beside the lane.
     """
 
-    policy: Annotated[str, Field(pattern=r"^(priced|mprec|deeprecsys|static:.+)$")] = "priced"
+    policy: Policy = "priced"
     weights: dict[PathName, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(default_factory=dict)
     query_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     row_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0

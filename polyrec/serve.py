@@ -16,7 +16,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runtime", choices=["auto", "torch", "onnx"], help="with --bundle (default auto)")
     parser.add_argument("--device", help="with --bundle: cpu, cuda:0, ... (default: the best)")
     parser.add_argument("--precision", choices=["fp32", "bf16", "int8"], help="of the dense net's products")
-    parser.add_argument("--driver", choices=["auto", "inline", "thread"], help="where batches execute")
+    parser.add_argument("--lanes", type=int, help="with --bundle: executors (default 1)")
+    parser.add_argument(
+        "--lane", choices=["auto", "inline", "thread", "process"], help="with --bundle: their kind"
+    )
+    parser.add_argument("--policy", help="priced, mprec, deeprecsys or static:PATH, instead of the plan's")
     parser.add_argument("--default-budget-ms", type=float, help="latency budget of requests that name none")
     parser.add_argument("--max-body-bytes", type=int, help="of one request; 413 beyond")
     parser.add_argument("--max-request-rows", type=int, help="of one request; 413 beyond")

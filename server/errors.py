@@ -40,6 +40,12 @@ class Forbidden(RequestError):
     status = HTTPStatus.FORBIDDEN
 
 
+class Unauthorised(RequestError):
+    """Who asks did not say who they are."""
+
+    status = HTTPStatus.UNAUTHORIZED
+
+
 class NotFound(RequestError):
     """No such model, version or page."""
 
@@ -81,13 +87,13 @@ class NotReady(RequestError):
 
 
 class DeadlinePassed(RequestError):
-    """The latency budget was spent before the query reached the front of its queue."""
+    """The latency budget was spent, or could not be met any more, before the query was executed."""
 
     status = HTTPStatus.GATEWAY_TIMEOUT
     outcome = "expired"
 
     def __init__(self, budget_s: float) -> None:
-        super().__init__(f"the latency budget of {budget_s * 1e3:g} ms passed while the query waited")
+        super().__init__(f"the latency budget of {budget_s * 1e3:g} ms passed, or could not be met any more")
 
 
 class Defect(RequestError):
@@ -116,6 +122,8 @@ def refusal(error: Exception) -> Refusal:
     headers: list[tuple[bytes, bytes]] = []
     if isinstance(error, Overloaded):
         headers.append((b"retry-after", b"%d" % error.retry_after_s))
+    if isinstance(error, Unauthorised):
+        headers.append((b"www-authenticate", b"Bearer"))
     if isinstance(error, MethodNotAllowed):
         headers.append((b"allow", error.allowed.encode()))
     return Refusal(int(error.status), error.outcome, error_body(str(error)), tuple(headers))

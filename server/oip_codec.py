@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -69,10 +69,14 @@ class OutputHeader(msgspec.Struct):
 
 
 class RequestParameters(msgspec.Struct):
-    """timeout: microseconds, 0 is the default. priority: 0 is the default, 1 the highest."""
+    """timeout: microseconds, 0 is the default. priority: 0 is the default, 1 the highest.
+
+    quality: `required` forbids a less accurate path than the best one.
+    """
 
     timeout: int | None = None
     priority: int = 0
+    quality: Literal["any", "required"] = "any"
     binary_data_output: bool = False
 
 
@@ -95,8 +99,9 @@ class InferRequest:
     rows: Tensors | RankedTensors
     id: str | None
     binary_output: bool
-    timeout_us: int
-    priority: int
+    timeout_us: int = 0
+    priority: int = 0
+    required: bool = False
 
 
 class OipCodec:
@@ -112,7 +117,7 @@ class OipCodec:
         Raises Malformed (400) naming the input, or TooLarge.
         """
         if header_bytes == 0:
-            return InferRequest(self.inputs.rows(self.inputs.raw(body)), None, True, 0, 0)
+            return InferRequest(self.inputs.rows(self.inputs.raw(body)), None, True)
         if header_bytes is not None and header_bytes > len(body):
             raise Malformed(
                 f"Inference-Header-Content-Length is {header_bytes}, the body has {len(body)} bytes"
@@ -135,7 +140,12 @@ class OipCodec:
         binary_output = self._outputs(request.outputs, parameters.binary_data_output)
         tensors = self._tensors(request.inputs, memoryview(body)[len(header) :])
         return InferRequest(
-            self.inputs.rows(tensors), request.id, binary_output, parameters.timeout or 0, parameters.priority
+            self.inputs.rows(tensors),
+            request.id,
+            binary_output,
+            parameters.timeout or 0,
+            parameters.priority,
+            parameters.quality == "required",
         )
 
     def _outputs(self, outputs: Sequence[OutputHeader] | None, by_default: bool) -> bool:
@@ -219,14 +229,19 @@ def _json_tensor(name: str, raw: bytes, shape: tuple[int, ...], dtype: np.dtype[
 
 
 def encode(
-    request: InferRequest, probabilities: F32, model: str, version: str, path: str
+    request: InferRequest, probabilities: F32, model: str, version: str, path: str, reason: str | None = None
 ) -> tuple[bytes, int | None]:
-    """probabilities: float32 [B] -> (body, length of its JSON if binary data follow)."""
+    """probabilities: float32 [B] -> (body, length of its JSON if binary data follow).
+
+    reason: why quality was reduced, None if it was not.
+    """
     output: dict[str, Any] = {"name": OUTPUT, "datatype": "FP32", "shape": [probabilities.size]}
     answer: dict[str, Any] = {"model_name": model, "model_version": version}
     if request.id is not None:
         answer["id"] = request.id
-    answer["parameters"] = {"path": path, "reduced": False}
+    answer["parameters"] = {"path": path, "reduced": reason is not None}
+    if reason is not None:
+        answer["parameters"]["reason"] = reason
     answer["outputs"] = [output]
     if not request.binary_output:
         output["data"] = probabilities

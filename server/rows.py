@@ -40,6 +40,10 @@ class Rows(Protocol):
         """Raises FeatureError."""
         ...
 
+    def part(self, first: int, rows: int) -> Self:
+        """Rows [first, first + rows): a share of a query that is split over lanes."""
+        ...
+
 
 @dataclass(slots=True)
 class Columns:
@@ -85,6 +89,15 @@ class Columns:
             self.context_row,
         )
 
+    def part(self, first: int, rows: int) -> Columns:
+        end = first + rows
+        candidate = [None if c is None else c[first:end] for c in self.candidate]
+        if self.context_row is not None:
+            row = self.context_row[first:end]
+            return Columns(self.names, self.context, candidate, rows, self.context_rows, row)
+        context = [None if c is None else c[first:end] for c in self.context]
+        return Columns(self.names, context, candidate, rows, rows)
+
 
 def _joined(columns: Sequence[Column], rows: Sequence[int]) -> Column:
     """One feature's columns, one after another."""
@@ -119,6 +132,12 @@ class Tensors:
     def encode(self, encoder: Encoder) -> Batch:
         return encoder.from_ids(self.dense, self.sparse, self.bags)
 
+    def part(self, first: int, rows: int) -> Tensors:
+        end = first + rows
+        return Tensors(
+            self.dense[first:end], self.sparse[first:end], _part_of_bags(self.bags, first, end), rows
+        )
+
 
 @dataclass(slots=True)
 class RoleTensors:
@@ -131,6 +150,12 @@ class RoleTensors:
     @property
     def rows(self) -> int:
         return len(self.sparse)
+
+    def part(self, first: int, rows: int) -> RoleTensors:
+        end = first + rows
+        return RoleTensors(
+            self.dense[first:end], self.sparse[first:end], _part_of_bags(self.bags, first, end)
+        )
 
     @staticmethod
     def merged(parts: Sequence[RoleTensors]) -> RoleTensors:
@@ -172,6 +197,18 @@ class RankedTensors:
             for role, own in zip(ROLES, (self.context, self.candidate), strict=True)
         )
         return Batch(context, candidate, self.context_row)
+
+    def part(self, first: int, rows: int) -> RankedTensors:
+        row = self.context_row[first : first + rows]
+        return RankedTensors(self.context, self.candidate.part(first, rows), row)
+
+
+def _part_of_bags(bags: Bags, first: int, end: int) -> Bags:
+    parts = {}
+    for name, (ids, lengths) in bags.items():
+        skipped = int(lengths[:first].sum())
+        parts[name] = ids[skipped : skipped + int(lengths[first:end].sum())], lengths[first:end]
+    return parts
 
 
 def _joined_bags(parts: Sequence[Bags]) -> Bags:

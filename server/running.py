@@ -17,9 +17,9 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
@@ -27,12 +27,14 @@ import orjson
 import uvicorn
 import uvloop
 
-from models.bundle import load_bundle
+from models.bundle import Bundle, load_bundle
 from models.errors import PolyrecError
 from models.memory import keep_memory
 from models.runtimes import best_runtime
-from planner.plan import load_plan, single_path_plan
+from planner.plan import Plan, PlannedLane, load_plan, single_path_plan
+from server.background import in_thread
 from server.engine import Engine, State
+from server.http.admin import Admin
 from server.http.app import create_app
 from server.http.protocol import Protocol
 from server.settings import Settings
@@ -51,23 +53,27 @@ class StartFailed(PolyrecError):
     """A child server ended before it was ready; the message is its last line."""
 
 
-def load(engine: Engine, settings: Settings) -> None:
-    """Opens what the settings name: the paths of a plan, or one bundle by the best runtime.
+def plan_of(settings: Settings) -> tuple[Plan, Mapping[Path, Bundle]]:
+    """What the settings name: a plan, or one bundle by the best runtime; and the bundles that it opened.
 
-    Raises PlanError, BundleError, RuntimeUnavailable or SettingsError.
+    Raises PlanError, BundleError or SettingsError.
     """
     if settings.plan is not None:
-        engine.load(settings.bend(load_plan(settings.plan)))
-    elif settings.bundle is not None:
-        bundle = load_bundle(settings.bundle)
-        if settings.runtime == "auto":
-            runtime, device = best_runtime(bundle)
-            # A device that was asked for stands, whatever would be best.
-            device = settings.device or device
-        else:
-            runtime, device = settings.runtime, settings.device or "cpu"
-        plan = single_path_plan(settings.bundle, bundle.name, runtime, device, settings.precision)
-        engine.load(settings.bend(plan), {settings.bundle: bundle})
+        return settings.bend(load_plan(settings.plan)), {}
+    assert settings.bundle is not None
+    bundle = load_bundle(settings.bundle)
+    if settings.runtime == "auto":
+        runtime, device = best_runtime(bundle)
+        # A device that was asked for stands, whatever would be best.
+        device = settings.device or device
+    else:
+        runtime, device = settings.runtime, settings.device or "cpu"
+    plan = single_path_plan(settings.bundle, bundle.name, runtime, device, settings.precision)
+    if settings.lanes > 1 or settings.lane != "auto":
+        kind = settings.lane if settings.lane != "auto" else "process"
+        lanes = [{"name": f"{device}.{i}", "device": device, "kind": kind} for i in range(settings.lanes)]
+        plan = plan.model_copy(update={"lanes": tuple(PlannedLane.model_validate(lane) for lane in lanes)})
+    return settings.bend(plan), {settings.bundle: bundle}
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -141,9 +147,9 @@ def serve(settings: Settings, on_ready: Callable[[Ready], object]) -> int:
 
 
 async def _serve(settings: Settings, listener: socket.socket, on_ready: Callable[[Ready], object]) -> int:
-    engine = Engine(None if settings.driver == "auto" else settings.driver)
+    engine = Engine()
     config = uvicorn.Config(
-        create_app(engine),
+        create_app(engine, Admin(engine, settings.admin_token, lambda: plan_of(settings))),
         http=Protocol,
         ws="none",
         lifespan="off",
@@ -157,7 +163,7 @@ async def _serve(settings: Settings, listener: socket.socket, on_ready: Callable
     )
     server = Server(config, engine, settings.drain_grace_s)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    loading = _in_thread(lambda: load(engine, settings))
+    loading = in_thread(lambda: engine.load(*plan_of(settings)))
     try:
         await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
@@ -176,38 +182,14 @@ async def _serve(settings: Settings, listener: socket.socket, on_ready: Callable
 
 def _ready(engine: Engine, listener: socket.socket) -> Ready:
     host, port = listener.getsockname()[:2]
-    first = engine.choose()
+    serving = engine.serving
     return Ready(
         url=f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}",
         pid=os.getpid(),
-        paths=tuple(s.name for s in engine.serving),
-        runtime=first.runtime.name,
-        bundle_version=first.version,
+        paths=tuple(path.name for path in serving.paths),
+        runtime=serving.plan.paths[0].runtime,
+        bundle_version=serving.version,
     )
-
-
-def _in_thread(work: Callable[[], None]) -> asyncio.Future[None]:
-    """Runs `work` in a daemon thread: a server that is stopped while it loads does not wait for it."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[None] = loop.create_future()
-
-    def finish(error: BaseException | None) -> None:
-        if error is None:
-            done.set_result(None)
-        else:
-            done.set_exception(error)
-
-    def run() -> None:
-        error: BaseException | None = None
-        try:
-            work()
-        except BaseException as e:
-            error = e
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(finish, error)
-
-    threading.Thread(target=run, name="loading", daemon=True).start()
-    return done
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError, model_validator
 from models.errors import PolyrecError
 from models.precision import DensePrecision
 from models.schema import Strict, one_line
-from planner.plan import Limits, Plan, Rows
+from planner.plan import Plan, Policy, Rows
 
 PREFIX = "POLYREC_"
 
@@ -30,9 +30,11 @@ class SettingsError(PolyrecError):
 class Settings(Strict):
     """bundle, plan: what to serve, exactly one of them.
 
-    runtime, device, precision: only with a bundle (a plan names them for each path); `auto` is the best here.
-    driver: where batches execute: in the event loop (`inline`, which `auto` takes for a CPU) or in a
-        thread of the lane.
+    runtime, device, precision, lanes, lane: only with a bundle (a plan names them for each path); `auto` is
+        the best here. lanes, lane: how many executors of which kind (docs/lanes.md); `auto` is inline for a
+        CPU, a thread for any other device, processes where there are several.
+    policy: replaces the plan's routing policy.
+    admin_token: what POST /v1/admin/... must bring as `Authorization: Bearer`; without, there is no admin.
     drain_grace_s: after SIGTERM, how long to keep serving while readiness already says 503.
     drain_timeout_s: then, how long requests in flight may take.
     The rest, if given, replaces the plan's value of the same name.
@@ -45,7 +47,10 @@ class Settings(Strict):
     runtime: Literal["auto", "torch", "onnx"] = "auto"
     device: str | None = None
     precision: DensePrecision = "fp32"
-    driver: Literal["auto", "inline", "thread"] = "auto"
+    lanes: Annotated[int, Field(ge=1, le=256)] = 1
+    lane: Literal["auto", "inline", "thread", "process"] = "auto"
+    policy: Policy | None = None
+    admin_token: Annotated[str, Field(min_length=16)] | None = None
     drain_grace_s: Seconds = 1.0
     drain_timeout_s: Seconds = 10.0
     default_budget_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
@@ -58,20 +63,23 @@ class Settings(Strict):
     def _one_thing_to_serve(self) -> Settings:
         if (self.bundle is None) == (self.plan is None):
             raise ValueError("give either --bundle DIR or --plan FILE")
-        if self.plan is not None and {"runtime", "device", "precision"} & self.model_fields_set:
-            raise ValueError("the plan names runtime, device and precision for each path; leave them out")
+        of_bundle = {"runtime", "device", "precision", "lanes", "lane"} & self.model_fields_set
+        if self.plan is not None and of_bundle:
+            raise ValueError(f"the plan names paths and lanes; leave out {', '.join(sorted(of_bundle))}")
         return self
 
     def bend(self, plan: Plan) -> Plan:
         """The plan with the operator's values in place of its own. Raises SettingsError."""
         limits = plan.limits.model_dump()
         limits |= {k: v for k in limits if (v := getattr(self, k)) is not None}
-        budget_ms = self.default_budget_ms or plan.default_budget_ms
+        bent = plan.model_dump()
+        bent["limits"] = limits
+        bent["default_budget_ms"] = self.default_budget_ms or plan.default_budget_ms
+        bent["routing"]["policy"] = self.policy or plan.routing.policy
         try:
-            bent = Limits.model_validate(limits)
+            return Plan.model_validate(bent)
         except ValidationError as e:
             raise SettingsError(one_line(e)) from None
-        return plan.model_copy(update={"limits": bent, "default_budget_ms": budget_ms})
 
 
 def gather(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:

@@ -138,10 +138,10 @@ def _seconds(board: Board, lane: LaneState, path: int, rows: int) -> float:
     return (turns * tail[lane.most[path]] + (tail[rest] if rest else 0.0)) * lane.correction.tail[path]
 
 
-def _latencies(board: Board, path: int) -> dict[int, float]:
+def _latencies(board: Board, path: int) -> dict[str, float]:
     lanes = [lane for lane in board.usable if path in lane.paths]
     if not lanes:
         return {}
     factor = min(lane.correction.median[path] for lane in lanes)
     median = board.paths[path].curve.median
-    return {rows: median[rows] * factor for rows in ROWS_SHOWN if rows < len(median)}
+    return {str(rows): median[rows] * factor for rows in ROWS_SHOWN if rows < len(median)}

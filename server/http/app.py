@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from models.bundle import code_version
 from server.engine import Engine
 from server.errors import Defect, MethodNotAllowed, NotFound, refusal
+from server.http.admin import Admin, admin_routes
 from server.http.health import health_routes
 from server.http.inference import Inference
 from server.http.oip import MODEL, InferForm, oip_routes
@@ -42,8 +43,8 @@ class Application(FastAPI):
             await super().__call__(scope, receive, send)
 
 
-def create_app(engine: Engine) -> Application:
-    """The application of one engine, which may still be loading."""
+def create_app(engine: Engine, admin: Admin | None = None) -> Application:
+    """The application of one engine, which may still be loading; without `admin` nobody administers it."""
     predict = Inference(engine, PredictForm())
     rank = Inference(engine, RankForm())
     infer = Inference(engine, InferForm())
@@ -54,6 +55,7 @@ def create_app(engine: Engine) -> Application:
             Route("/v1/predict", predict, methods=["POST"]),
             Route("/v1/rank", rank, methods=["POST"]),
             *plan_routes(engine),
+            *admin_routes(admin or Admin(engine)),
             *health_routes(engine),
             *oip_routes(engine, infer),
         ]

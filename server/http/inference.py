@@ -1,9 +1,9 @@
 """One hot endpoint: a request in, its probabilities out, every phase timed.
 
-Reading the body, choosing the path, the latency budget, the lane, the errors and the counters are the
-same for /v1/predict, /v1/rank and the inference protocol. What differs is a `Form`: how a body becomes
-rows and how probabilities become a body. This is plain ASGI: no dependency injection, no
-validation but the form's own.
+Reading the body, the latency budget and the other wishes of the client, the dispatcher, the errors and
+the counters are the same for /v1/predict, /v1/rank and the inference protocol. What differs is a `Form`:
+how a body becomes rows and how probabilities become a body. This is plain ASGI: no dependency
+injection, no validation but the form's own.
 """
 
 from __future__ import annotations
@@ -12,32 +12,44 @@ import asyncio
 import logging
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from starlette.types import Receive, Scope, Send
 
-from models.batch import F32
 from models.errors import FeatureError
-from server.engine import Engine, Serving
+from planner.routing.query import Query
+from server.dispatcher import Answer, Dispatcher, clock
+from server.engine import Engine
 from server.errors import Malformed, RequestError, refusal
-from server.http.body import ClientGone, Headers, header, read_body
+from server.http.body import ClientGone, Headers, read_body
 from server.http.reply import Reply
-from server.lane import clock
 from server.rows import Rows
+from server.serving import OpenPath, Serving
 
 log = logging.getLogger("polyrec.http")
 
 BUDGET = b"x-latency-budget-ms"
+PRIORITY = b"x-polyrec-priority"
+QUALITY = b"x-polyrec-quality"
+WISHES = frozenset({BUDGET, PRIORITY, QUALITY})
+
+GONE = "polyrec.gone"
+"""Key of a scope under which the request leaves what to call when its client has gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A body that was read. `asked` is what the form needs again to answer; budget_s None: the default."""
+    """A body that was read. `asked` is what the form needs again to answer; budget_s None: the default.
+
+    priority: 1 is the highest, 0 the lowest. required: only the most accurate path may answer.
+    """
 
     rows: Rows
     asked: Any = None
     budget_s: float | None = None
     priority: int = 0
+    required: bool = False
 
 
 class Form(Protocol):
@@ -50,8 +62,8 @@ class Form(Protocol):
         """Raises RequestError or FeatureError."""
         ...
 
-    def write(self, serving: Serving, parsed: Parsed, probabilities: F32) -> Reply:
-        """The answer, without the headers that every answer has."""
+    def write(self, serving: Serving, parsed: Parsed, answer: Answer, path: OpenPath) -> Reply:
+        """The answer, with the header of the path that gave it."""
         ...
 
 
@@ -69,22 +81,32 @@ class Inference:
         serving: Serving | None = None
         outcomes = engine.without_path[endpoint]
         try:
-            serving = engine.choose()
-            counters = serving.endpoints[endpoint]
-            outcomes = counters.outcomes
+            serving = engine.serving
             headers: Headers = scope["headers"]
-            body = await read_body(headers, receive, engine.plan.limits.max_body_bytes)
+            body = await read_body(headers, receive, serving.plan.limits.max_body_bytes)
             # From here on the time is ours: a slow client does not spend its budget on sending.
             arrival_s = clock()
             parsed = self._form.parse(serving, scope, body)
             budget_s = parsed.budget_s or engine.default_budget_s
-            asked_ms = header(headers, BUDGET)
-            if asked_ms is not None:
-                budget_s = latency_budget_s(asked_ms)
+            priority, required = parsed.priority, parsed.required
+            for name, value in headers:
+                if name in WISHES:
+                    if name == BUDGET:
+                        budget_s = latency_budget_s(value)
+                    elif name == PRIORITY:
+                        priority = priority_of(value)
+                    else:
+                        required = quality_is_required(value)
             parsed_s = clock()
-            answer = await serving.lane.ask(parsed.rows, arrival_s, budget_s, parsed.priority)
+            dispatcher = serving.dispatcher
+            query = dispatcher.ask(parsed.rows, arrival_s, budget_s, priority, required)
+            scope[GONE] = partial(_leave, dispatcher, query)
+            answer: Answer = await query.payload.answer
             answered_s = clock()
-            reply = self._form.write(serving, parsed, answer.probabilities)
+            path = serving.paths[answer.path]
+            counters = path.endpoints[endpoint]
+            outcomes = counters.outcomes
+            reply = self._form.write(serving, parsed, answer, path)
             written_s = clock()
             await reply(scope, receive, send)
         except asyncio.CancelledError:
@@ -99,26 +121,45 @@ class Inference:
             if serving is not None:
                 serving.statistics.failed(took_s)
             if not isinstance(e, ClientGone):
-                path = () if serving is None else (serving.header,)
-                await Reply(refused.body, refused.status, headers=(*refused.headers, *path))(
-                    scope, receive, send
-                )
+                await Reply(refused.body, refused.status, headers=refused.headers)(scope, receive, send)
         else:
             took_s = clock() - arrival_s
             outcomes.finished("late" if took_s > budget_s else "ok", took_s)
             parse_s, serialise_s = parsed_s - arrival_s, written_s - answered_s
             rows = parsed.rows.rows
-            counters.answered(rows, parse_s, answer.queue_s, serialise_s)
+            counters.answered(rows, parse_s, answer.queue_s, serialise_s, answer.reason)
             serving.statistics.succeeded(rows, took_s, answer.queue_s, parse_s, answer.execute_s, serialise_s)
 
 
-def latency_budget_s(value: bytes) -> float:
-    """X-Latency-Budget-Ms -> seconds. Raises Malformed."""
+def _leave(dispatcher: Dispatcher, query: Query) -> None:
+    dispatcher.gone(query, ClientGone("the client closed the connection"))
+
+
+def latency_budget_s(value: bytes, where: str = "header X-Latency-Budget-Ms") -> float:
+    """Milliseconds as text -> seconds. Raises Malformed."""
     try:
         budget_ms = float(value)
     except ValueError:
         budget_ms = math.nan
     if not 0 < budget_ms < math.inf:
         text = value[:40].decode("latin-1")
-        raise Malformed(f"header X-Latency-Budget-Ms is '{text}'; it is a number of milliseconds above 0")
+        raise Malformed(f"{where} is '{text}'; it is a number of milliseconds above 0")
     return budget_ms / 1e3
+
+
+def priority_of(value: bytes) -> int:
+    """X-Polyrec-Priority: 1 is the highest, 0 the default and lowest. Raises Malformed."""
+    if not value.isdigit() or len(value) > 9:
+        text = value[:40].decode("latin-1")
+        raise Malformed(
+            f"header X-Polyrec-Priority is '{text}'; it is 0 (the default, lowest), 1 (highest) or more"
+        )
+    return int(value)
+
+
+def quality_is_required(value: bytes, where: str = "header X-Polyrec-Quality") -> bool:
+    """`required` or `any`. Raises Malformed."""
+    if value not in (b"required", b"any"):
+        text = value[:40].decode("latin-1")
+        raise Malformed(f"{where} is '{text}'; it is 'required' or 'any'")
+    return value == b"required"

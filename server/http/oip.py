@@ -13,14 +13,15 @@ from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import Scope
 
-from models.batch import F32
 from models.bundle import code_version
-from server.engine import Engine, Serving, State
+from server.dispatcher import Answer
+from server.engine import Engine, State
 from server.errors import Forbidden, Malformed, NotFound, NotReady
 from server.http.body import header
 from server.http.inference import Inference, Parsed
 from server.http.reply import Reply, error_reply, json_reply
 from server.oip_codec import OUTPUT, encode
+from server.serving import OpenPath, Serving
 
 MODEL = "dlrm"
 SERVER = "polyrec"
@@ -50,14 +51,16 @@ class InferForm:
             raise Malformed("header Inference-Header-Content-Length is not a number of bytes")
         request = serving.codec.decode(body, None if given is None else int(given))
         budget_s = request.timeout_us / 1e6 if request.timeout_us else None
-        return Parsed(request.rows, request, budget_s, request.priority)
+        return Parsed(request.rows, request, budget_s, request.priority, request.required)
 
-    def write(self, serving: Serving, parsed: Parsed, probabilities: F32) -> Reply:
-        body, header_bytes = encode(parsed.asked, probabilities, MODEL, serving.version, serving.name)
+    def write(self, serving: Serving, parsed: Parsed, answer: Answer, path: OpenPath) -> Reply:
+        body, header_bytes = encode(
+            parsed.asked, answer.probabilities, MODEL, serving.version, path.name, answer.reason
+        )
         if header_bytes is None:
-            return Reply(body, headers=(serving.header,))
+            return Reply(body, headers=(path.header,))
         length = (HEADER_BYTES, b"%d" % header_bytes)
-        return Reply(body, content_type=BINARY, headers=(length, serving.header))
+        return Reply(body, content_type=BINARY, headers=(length, path.header))
 
 
 def check_model(serving: Serving, parameters: dict[str, str]) -> None:
@@ -79,7 +82,7 @@ def oip_routes(engine: Engine, infer: Inference) -> list[Route]:
     def of_model(document: Callable[[Serving], Any]) -> Page:
         async def page(request: Request) -> Reply:
             try:
-                serving = engine.choose()
+                serving = engine.serving
                 check_model(serving, request.path_params)
             except (NotFound, NotReady) as e:
                 return error_reply(e)
@@ -97,7 +100,7 @@ def oip_routes(engine: Engine, infer: Inference) -> list[Route]:
 
     async def model_ready(request: Request) -> Reply:
         try:
-            serving = engine.choose()
+            serving = engine.serving
             check_model(serving, request.path_params)
         except (NotFound, NotReady) as e:
             return error_reply(e)
@@ -111,7 +114,10 @@ def oip_routes(engine: Engine, infer: Inference) -> list[Route]:
     async def index(request: Request) -> Reply:
         state = "READY" if engine.state is State.READY else "UNAVAILABLE"
         reason = "" if engine.state is State.READY else engine.state.value
-        versions = [s.version for s in engine.serving[:1]] or [""]
+        try:
+            versions = [engine.serving.version]
+        except NotReady:
+            versions = [""]
         return json_reply([{"name": MODEL, "version": v, "state": state, "reason": reason} for v in versions])
 
     async def repository(request: Request) -> Reply:
@@ -147,7 +153,7 @@ def metadata(serving: Serving) -> dict[str, Any]:
     return {
         "name": MODEL,
         "versions": [serving.version],
-        "platform": f"polyrec_{serving.runtime.name}",
+        "platform": f"polyrec_{serving.paths[0].planned.runtime}",
         "inputs": [
             {"name": d.name, "datatype": d.datatype, "shape": list(d.shape)}
             for d in (*inputs.plain, *inputs.ranking)
@@ -166,7 +172,7 @@ def configuration(engine: Engine, serving: Serving) -> dict[str, Any]:
     limits = engine.plan.limits
     return {
         "name": MODEL,
-        "platform": f"polyrec_{serving.runtime.name}",
+        "platform": f"polyrec_{serving.paths[0].planned.runtime}",
         "backend": SERVER,
         "version_policy": {"latest": {"num_versions": 1}},
         "max_batch_size": limits.max_request_rows,
@@ -191,9 +197,10 @@ def configuration(engine: Engine, serving: Serving) -> dict[str, Any]:
         },
         "instance_group": [
             {
-                "name": serving.name,
-                "kind": "KIND_CPU" if serving.runtime.device == "cpu" else "KIND_GPU",
+                "name": lane.name,
+                "kind": "KIND_CPU" if lane.device == "cpu" else "KIND_GPU",
                 "count": 1,
             }
+            for lane in serving.plan.all_lanes()
         ],
     }

@@ -1,4 +1,4 @@
-"""GET /v1/plan and /v1/paths: what this server follows, and what it has open."""
+"""GET /v1/plan, /v1/paths and /v1/route: what this server follows, what it has open, what it would choose."""
 
 from __future__ import annotations
 
@@ -7,40 +7,89 @@ from typing import Any
 from starlette.requests import Request
 from starlette.routing import Route
 
-from server.engine import Engine, Serving
-from server.errors import NotReady
+from server.dispatcher import clock
+from server.engine import Engine
+from server.errors import Malformed, NotReady, RequestError
+from server.http.inference import latency_budget_s, quality_is_required
 from server.http.reply import Reply, error_reply, json_reply
+from server.serving import OpenPath, Serving
+
+MOST_DIGITS = 9
 
 
 def plan_routes(engine: Engine) -> list[Route]:
-    """The plan as it is followed (the operator's settings included), and the open paths."""
+    """The plan as it is followed, settings included; the open paths; a decision explained."""
 
     async def plan(request: Request) -> Reply:
         try:
-            return json_reply(engine.plan.model_dump(mode="json"))
+            return json_reply(engine.plan.model_dump(mode="json", exclude_none=True))
         except NotReady as e:
             return error_reply(e)
 
     async def paths(request: Request) -> Reply:
-        return json_reply({"paths": [describe(serving) for serving in engine.serving]})
+        try:
+            serving = engine.serving
+        except NotReady:
+            return json_reply({"paths": [], "lanes": []})
+        return json_reply(describe(serving))
 
-    return [Route("/v1/plan", plan), Route("/v1/paths", paths)]
+    async def route(request: Request) -> Reply:
+        try:
+            rows, budget_s, required = _asked(request, engine.default_budget_s)
+            router = engine.serving.dispatcher.router
+            return json_reply(router.explain(rows, budget_s, clock(), required).as_dict())
+        except RequestError as e:
+            return error_reply(e)
+
+    return [Route("/v1/plan", plan), Route("/v1/paths", paths), Route("/v1/route", route)]
 
 
 def describe(serving: Serving) -> dict[str, Any]:
-    """One open path: what it is made of, how good its model is, and its queue now."""
-    manifest = serving.bundle.manifest
+    """The open paths, the lanes, and what the router knows at this moment."""
+    state = serving.dispatcher.router.state(clock())
     return {
-        "name": serving.name,
-        "representation": serving.bundle.name,
-        "runtime": serving.runtime.name,
-        "device": serving.runtime.device,
+        "paths": [_path(path) for path in serving.paths],
+        "lanes": [
+            {"name": lane.name, "kind": lane.kind, "alive": lane.alive, "pid": lane.pid}
+            for lane in serving.lanes
+        ],
+        "routing": state.as_dict(),
+    }
+
+
+def _path(path: OpenPath) -> dict[str, Any]:
+    """One open path: what it is made of, and how good its model is."""
+    manifest, planned = path.bundle.manifest, path.planned
+    return {
+        "name": path.name,
+        "representation": path.bundle.name,
+        "runtime": planned.runtime,
+        "device": planned.device,
+        "precision": planned.precision,
+        "accuracy": path.accuracy,
+        "latency": path.latency.model_dump(),
         "bundle": {
-            "path": str(serving.path.bundle),
+            "path": str(planned.bundle),
             "name": manifest.name,
             "version": manifest.version,
-            "bytes": serving.bundle.bytes,
+            "bytes": path.bundle.bytes,
         },
         "quality": manifest.metrics,
-        "queued_rows": serving.lane.queued_rows,
     }
+
+
+def _asked(request: Request, default_budget_s: float) -> tuple[int, float, bool]:
+    """?rows=&budget_ms=&quality= -> what to route. Raises Malformed, which names the parameter."""
+    known = ("rows", "budget_ms", "quality")
+    for name in request.query_params:
+        if name not in known:
+            raise Malformed(f"unknown parameter '{name}'; known: {', '.join(known)}")
+    rows = request.query_params.get("rows", "1")
+    if not (rows.isascii() and rows.isdigit()) or len(rows) > MOST_DIGITS or not int(rows):
+        raise Malformed(f"parameter 'rows' is '{rows[:40]}'; it is a whole number above 0")
+    budget_ms = request.query_params.get("budget_ms")
+    budget_s = default_budget_s
+    if budget_ms is not None:
+        budget_s = latency_budget_s(budget_ms.encode(), "parameter 'budget_ms'")
+    quality = request.query_params.get("quality", "any")
+    return int(rows), budget_s, quality_is_required(quality.encode(), "parameter 'quality'")

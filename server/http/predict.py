@@ -5,10 +5,10 @@ from __future__ import annotations
 import orjson
 from starlette.types import Scope
 
-from models.batch import F32
-from server.engine import Serving
+from server.dispatcher import Answer
 from server.http.inference import Parsed
 from server.http.reply import Reply
+from server.serving import OpenPath, Serving
 
 
 class PredictForm:
@@ -19,6 +19,11 @@ class PredictForm:
     def parse(self, serving: Serving, scope: Scope, body: bytes) -> Parsed:
         return Parsed(serving.decoder.predict(body))
 
-    def write(self, serving: Serving, parsed: Parsed, probabilities: F32) -> Reply:
-        answer = {"predictions": probabilities, "path": serving.name, "reduced": False, "reason": None}
-        return Reply(orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY), headers=(serving.header,))
+    def write(self, serving: Serving, parsed: Parsed, answer: Answer, path: OpenPath) -> Reply:
+        content = {
+            "predictions": answer.probabilities,
+            "path": path.name,
+            "reduced": answer.reduced,
+            "reason": answer.reason,
+        }
+        return Reply(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY), headers=(path.header,))

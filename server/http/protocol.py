@@ -1,22 +1,26 @@
 """uvicorn's HTTP/1.1 protocol with the limits that a public promise needs.
 
 uvicorn bounds neither a request's headers nor what a client goes on sending after it was refused, and
-it answers what is not HTTP in plain text. Here headers are bounded (431), refused bodies are read and
-dropped up to a bound, so that the client finishes sending and reads its answer, and every error is
-JSON. It also writes head and body of an answer apart, a system call each; here they leave together.
+it answers what is not HTTP in plain text. Here headers are bounded in size (431) and in time (408),
+refused bodies are read and dropped up to a bound, so that the client finishes sending and reads its
+answer, every error is JSON, and who waits for an answer that nobody will read is told so. It also writes
+head and body of an answer apart, a system call each; here they leave together.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from server.errors import error_body
+from server.http.inference import GONE
 
 MAX_HEADER_BYTES = 64 * 2**10
 MAX_DROPPED_BYTES = 256 * 2**20
+HEADERS_WITHIN_S = 10.0
 
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -55,6 +59,7 @@ class Protocol(HttpToolsProtocol):
         self._header_bytes = 0
         self._in_headers = True
         self._dropped_bytes = 0
+        self._late: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         whole = WholeAnswers(cast(asyncio.Transport, transport))
@@ -67,9 +72,32 @@ class Protocol(HttpToolsProtocol):
         super().data_received(data)
         if self._in_headers and self._header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
             self._refuse(431, f"the request's headers exceed {MAX_HEADER_BYTES} bytes")
+        elif self._in_headers and self._header_bytes and self._late is None:
+            self._late = self.loop.call_later(HEADERS_WITHIN_S, self._too_slow)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._in_time()
+        cycle = self.cycle
+        gone = None
+        if cycle is not None and not cycle.response_complete:
+            gone = cast(Callable[[], None] | None, cycle.scope.get(GONE))
+        super().connection_lost(exc)
+        if gone is not None:
+            gone()
+
+    def _too_slow(self) -> None:
+        self._late = None
+        if not self.transport.is_closing():
+            self._refuse(408, f"the request's headers did not arrive within {HEADERS_WITHIN_S:g} s")
+
+    def _in_time(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
 
     def on_headers_complete(self) -> None:
         self._in_headers = False
+        self._in_time()
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import orjson
 from starlette.types import Scope
 
-from models.batch import F32
-from server.engine import Serving
+from server.dispatcher import Answer
 from server.http.inference import Parsed
 from server.http.reply import Reply
+from server.serving import OpenPath, Serving
 
 
 class RankForm:
@@ -20,14 +20,15 @@ class RankForm:
         request = serving.decoder.rank(body)
         return Parsed(request.rows, asked=request.top_k)
 
-    def write(self, serving: Serving, parsed: Parsed, probabilities: F32) -> Reply:
+    def write(self, serving: Serving, parsed: Parsed, answer: Answer, path: OpenPath) -> Reply:
         # Stable: candidates of equal score keep the order in which they were sent.
+        probabilities = answer.probabilities
         order = (-probabilities).argsort(kind="stable")[: parsed.asked]
-        answer = {
+        content = {
             "order": order,
             "scores": probabilities[order],
-            "path": serving.name,
-            "reduced": False,
-            "reason": None,
+            "path": path.name,
+            "reduced": answer.reduced,
+            "reason": answer.reason,
         }
-        return Reply(orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY), headers=(serving.header,))
+        return Reply(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY), headers=(path.header,))

@@ -6,43 +6,67 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from models.batch import Batch
 from models.bundle import Bundle
 from models.errors import BundleError, RuntimeUnavailable
-from planner.plan import Plan, PlannedPath, single_path_plan
-from server.engine import Engine, State, warm_up
+from planner.plan import Plan, PlannedPath, Routing, single_path_plan
+from server.dispatcher import clock
+from server.engine import Engine, State
 from server.errors import NotReady
-from server.lane import clock
 
 
 def test_an_engine_is_not_ready_before_it_has_loaded() -> None:
     engine = Engine()
     assert engine.state is State.LOADING
     with pytest.raises(NotReady, match="still loading"):
-        engine.choose()
+        _ = engine.serving
     with pytest.raises(NotReady, match="still loading"):
         _ = engine.plan
 
 
-def test_a_loaded_engine_answers_by_its_first_path(bundle_dir: Path, bundle: Bundle, plan: Plan) -> None:
+def test_every_path_of_a_plan_answers_alike(bundle_dir: Path, bundle: Bundle, plan: Plan) -> None:
     second = PlannedPath(name="table-onnx@cpu", bundle=bundle_dir, runtime="onnx")
     engine = Engine()
-    engine.load(plan.model_copy(update={"paths": (*plan.paths, second)}), {bundle_dir: bundle})
+    both = plan.model_copy(update={"paths": (*plan.paths, second)})
+    engine.load(both, {bundle_dir: bundle})
     assert engine.state is State.READY
-    assert [s.name for s in engine.serving] == ["table@cpu", "table-onnx@cpu"]
-    serving = engine.choose()
-    assert serving.name == "table@cpu"
+    serving = engine.serving
+    assert [p.name for p in serving.paths] == ["table@cpu", "table-onnx@cpu"]
     assert serving.bundle is bundle
 
-    async def both() -> None:
+    async def run() -> None:
         rows = serving.decoder.predict(b'{"instances": [{"item": "1"}, {}]}')
-        first, other = [await s.lane.ask(rows, clock(), 60) for s in engine.serving]
-        np.testing.assert_allclose(first.probabilities, other.probabilities, atol=1e-5)
+        answers = []
+        for name in ("table@cpu", "table-onnx@cpu"):
+            engine.route(Routing(policy=f"static:{name}"))
+            answer = await serving.dispatcher.ask(rows, clock(), 60).payload.answer
+            assert serving.paths[answer.path].name == name
+            assert answer.reason is None
+            answers.append(answer.probabilities)
+        np.testing.assert_allclose(*answers, atol=1e-5)
 
-    asyncio.run(both())
+    asyncio.run(run())
     engine.close()
     with pytest.raises(NotReady):
-        engine.choose()
+        _ = engine.serving
+
+
+def test_another_plan_takes_over_and_the_old_one_ends_when_it_is_idle(
+    bundle_dir: Path, bundle: Bundle, plan: Plan
+) -> None:
+    async def run() -> None:
+        engine = Engine()
+        engine.load(plan, {bundle_dir: bundle})
+        old = engine.serving
+        waiting = old.dispatcher.ask(old.decoder.predict(b'{"instances": [{}]}'), clock(), 60)
+        engine.load(plan, {bundle_dir: bundle})
+        assert engine.serving is not old
+        assert engine.previous == plan
+        assert (await waiting.payload.answer).probabilities.shape == (1,)
+        while old.lanes[0].alive:
+            await asyncio.sleep(0.001)
+        engine.close()
+
+    asyncio.run(run())
 
 
 def test_a_plan_that_cannot_be_opened_leaves_what_is_served(
@@ -50,12 +74,12 @@ def test_a_plan_that_cannot_be_opened_leaves_what_is_served(
 ) -> None:
     engine = Engine()
     engine.load(plan)
-    served = engine.choose()
+    served = engine.serving
     with pytest.raises(BundleError):
         engine.load(single_path_plan(tmp_path, "table", "torch"))
     with pytest.raises(RuntimeUnavailable):
         engine.load(single_path_plan(bundle_dir, "table", "torch", "abacus"))
-    assert engine.choose() is served
+    assert engine.serving is served
     assert engine.plan is plan
     engine.close()
 
@@ -66,16 +90,3 @@ def test_a_server_told_to_stop_while_it_loads_does_not_become_ready(plan: Plan) 
     engine.load(plan)
     assert engine.state is State.DRAINING
     engine.close()
-
-
-def test_warming_up_executes_batches_of_both_kinds(bundle: Bundle) -> None:
-    seen: list[tuple[int, bool]] = []
-
-    class Watched:
-        name, device = "watched", "cpu"
-
-        def predict(self, batch: Batch) -> None:
-            seen.append((batch.rows, batch.context_row is not None))
-
-    warm_up(Watched(), bundle.encoder)  # type: ignore[arg-type]
-    assert seen == [(1, False), (1, True), (64, False), (64, True)]

@@ -48,7 +48,8 @@ def test_every_outcome_is_timed_under_its_label(fresh: Any) -> None:
         ("predict", "expired"),
         ("infer", "invalid"),
     ):
-        labels = {"endpoint": endpoint, "outcome": outcome, "path": "table@cpu"}
+        path = "table@cpu" if outcome == "ok" else "none"
+        labels = {"endpoint": endpoint, "outcome": outcome, "path": path}
         assert total(found, "polyrec_request_seconds_count", **labels) == 1
         assert total(found, "polyrec_request_seconds_sum", **labels) > 0
     assert total(found, "polyrec_rows_total", endpoint="predict") == 2

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -96,3 +97,19 @@ def test_contexts_stay_shared_when_rankings_are_merged(
     assert batch.context.rows == 4
     assert batch.context_row is not None
     assert batch.context_row.tolist() == [0, 0, 1, 2, 2, 3]
+
+
+@given(
+    kind=st.sampled_from(["rank", "predict", "infer", "infer ranking"]),
+    rows=st.integers(1, 6),
+    cuts=st.lists(st.integers(1, 5), max_size=3),
+)
+def test_parts_of_a_query_encode_to_the_whole(
+    kinds: dict[str, Callable[[int], Rows]], bundle: Bundle, kind: str, rows: int, cuts: Sequence[int]
+) -> None:
+    whole = kinds[kind](rows)
+    ends = sorted({min(c, rows) for c in cuts} | {rows})
+    parts = [whole.part(a, b - a) for a, b in pairwise([0, *ends]) if a < b]
+    assert [p.rows for p in parts] == [b - a for a, b in pairwise([0, *ends]) if a < b]
+    together = Batch.concat([p.encode(bundle.encoder) for p in parts])
+    assert_equal(together, whole.encode(bundle.encoder))

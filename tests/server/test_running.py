@@ -77,9 +77,11 @@ def test_a_plan_is_served_with_bundles_relative_to_it(bundle_dir: Path, tmp_path
 
 
 @pytest.mark.parametrize("runtime", ["torch", "onnx"])
-def test_the_runtime_and_driver_asked_for_are_used(bundle_dir: Path, runtime: str) -> None:
-    with start({"bundle": bundle_dir, "runtime": runtime, "driver": "thread", "drain_grace_s": 0}) as server:
-        assert httpx.get(f"{server.url}/v1/paths").json()["paths"][0]["runtime"] == runtime
+def test_the_runtime_and_lane_asked_for_are_used(bundle_dir: Path, runtime: str) -> None:
+    with start({"bundle": bundle_dir, "runtime": runtime, "lane": "thread", "drain_grace_s": 0}) as server:
+        opened = httpx.get(f"{server.url}/v1/paths").json()
+        assert opened["paths"][0]["runtime"] == runtime
+        assert [lane["kind"] for lane in opened["lanes"]] == ["thread"]
         assert httpx.post(f"{server.url}/v1/predict", content=BODY).status_code == 200
 
 

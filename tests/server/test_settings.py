@@ -13,7 +13,7 @@ PLAN = single_path_plan(Path("table"), "table", "onnx")
 def test_a_flag_wins_over_a_variable_and_a_variable_over_the_default() -> None:
     environ = {"POLYREC_PORT": "9000", "POLYREC_HOST": "0.0.0.0", "PATH": "/bin"}
     settings = gather({"bundle": "b", "port": 7000, "host": None}, environ)
-    assert (settings.port, settings.host, settings.driver) == (7000, "0.0.0.0", "auto")
+    assert (settings.port, settings.host, settings.lane) == (7000, "0.0.0.0", "auto")
 
 
 def test_settings_win_over_the_plan_and_leave_the_rest_of_it() -> None:
@@ -46,7 +46,7 @@ def test_a_bundle_on_the_command_line_replaces_a_plan_in_the_environment() -> No
         ({"bundle": "b", "default_budget_ms": float("nan")}, {}, "--default-budget-ms: "),
         ({}, {}, "give either --bundle DIR or --plan FILE"),
         ({"bundle": "b", "plan": "p"}, {}, "give either --bundle DIR or --plan FILE"),
-        ({"plan": "p", "device": "cpu"}, {}, "the plan names runtime, device and precision"),
+        ({"plan": "p", "device": "cpu"}, {}, "the plan names paths and lanes; leave out device"),
     ],
 )
 def test_a_bad_setting_gives_one_line_that_names_it(

@@ -24,7 +24,7 @@ def test_a_server_that_loads_is_alive_but_not_ready(client: Any) -> None:
         answer = loading.send(method, path, content=b"{}" if method == "POST" else None)
         assert answer.status_code == 503, path
         assert "loading" in answer.json()["error"]
-    assert loading.send("GET", "/v1/paths").json() == {"paths": []}
+    assert loading.send("GET", "/v1/paths").json() == {"paths": [], "lanes": []}
     assert loading.send("POST", "/v2/repository/index").json()[0]["state"] == "UNAVAILABLE"
     assert "polyrec_ready 0.0" in loading.send("GET", "/metrics").text
 

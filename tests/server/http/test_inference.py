@@ -27,7 +27,7 @@ def test_every_hot_endpoint_refuses_a_bad_body(
     assert answer.status_code == status
     assert answer.headers["content-type"] == "application/json"
     assert says in answer.json()["error"]
-    assert answer.headers["x-polyrec-path"] == "table@cpu"
+    assert "x-polyrec-path" not in answer.headers
 
 
 @pytest.mark.parametrize("budget", ["soon", "0", "-1", "nan", "inf", ""])
@@ -40,7 +40,7 @@ def test_a_budget_that_is_no_time_is_refused(client: Any, budget: str) -> None:
 def test_a_budget_too_small_to_be_met_gives_504(client: Any) -> None:
     answer = client.post("/v1/predict", b'{"instances": [{}]}', {"x-latency-budget-ms": "0.000001"})
     assert answer.status_code == 504
-    assert "passed while the query waited" in answer.json()["error"]
+    assert "the latency budget of 1e-06 ms passed" in answer.json()["error"]
 
 
 def test_the_default_budget_is_the_plans(plan: Plan) -> None:
@@ -62,5 +62,5 @@ def test_an_overfull_queue_gives_429_with_a_time_to_retry(plan: Plan, client: An
     refused = answers[statuses.index(429)]
     assert int(refused.headers["retry-after"]) >= 1
     assert crowd.post("/v1/predict", body).status_code == 200
-    assert 'outcome="overloaded",path="table@cpu"}' in crowd.send("GET", "/metrics").text
+    assert 'outcome="overloaded",path="none"}' in crowd.send("GET", "/metrics").text
     engine.close()

@@ -1,11 +1,11 @@
-"""The lane with a real runtime where numbers matter, and with one that fails or stalls where order does."""
+"""The dispatcher on real lanes; with real runtimes where numbers matter, failing ones where order does."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,16 @@ from models.bundle import Bundle
 from models.errors import FeatureError
 from models.runtimes import open_runtime
 from models.runtimes.runtime import Runtime
-from planner.plan import Limits
+from planner.latency import LatencyModel
+from planner.plan import LaneKind, Limits, Routing
+from planner.routing.router import LaneSpec, PathSpec, Router
 from server.decode import Decoder
-from server.driver import Driver, Inline, Threaded
+from server.dispatcher import Answer, Batched, Dispatcher, clock
 from server.errors import DeadlinePassed, Defect, Invalid, Overloaded
-from server.lane import Executed, Lane, clock
+from server.http.body import ClientGone
+from server.lanes.inline import InlineLane
+from server.lanes.lane import Lane
+from server.lanes.threaded import ThreadedLane
 from server.rows import Columns, Rows
 
 
@@ -30,8 +35,11 @@ class Tally:
     def __init__(self) -> None:
         self.batches: list[tuple[int, int]] = []
 
-    def batch_executed(self, executed: Executed, queries: int) -> None:
-        self.batches.append((executed.batch.rows, queries))
+    def batch_executed(self, batched: Batched) -> None:
+        self.batches.append((batched.batch.rows, batched.queries))
+
+    def lane_alive(self, lane: int, alive: bool) -> None:
+        raise AssertionError("no lane dies here")
 
 
 class Troubled:
@@ -60,21 +68,39 @@ def runtime(bundle: Bundle) -> Runtime:
     return open_runtime("torch", bundle)
 
 
+QUICK = LatencyModel(rows=(1, 1024), median_s=(1e-6, 1e-4), tail_s=(1e-6, 1e-4))
+
+
+def dispatcher(bundle: Bundle, lane: Lane, kind: LaneKind, **limits: int) -> tuple[Dispatcher, Tally]:
+    """One path on one lane."""
+    bounds = Limits(**{"max_request_rows": 8, **limits})
+    paths, lanes = [PathSpec("table@cpu", "cpu", 0.9, QUICK)], [LaneSpec("cpu", "cpu", kind)]
+    router = Router(paths, lanes, Routing(policy="static:table@cpu"), bounds, clock())
+    tally = Tally()
+    return Dispatcher(router, [lane], ["table@cpu"], [bundle.encoder], tally), tally
+
+
 @pytest.fixture(params=["inline", "thread"])
-def driver(request: pytest.FixtureRequest) -> Iterator[Driver]:
-    driver: Driver = Inline() if request.param == "inline" else Threaded("test")
-    yield driver
-    driver.close()
+def kind(request: pytest.FixtureRequest) -> LaneKind:
+    kind: LaneKind = request.param
+    return kind
 
 
 @pytest.fixture
-def make(bundle: Bundle, runtime: Runtime, driver: Driver) -> Callable[..., tuple[Lane, Tally]]:
-    def make(runtime: Any = runtime, **limits: int) -> tuple[Lane, Tally]:
-        tally = Tally()
-        limits = {"max_request_rows": 8, **limits}
-        return Lane(bundle.encoder, runtime, Limits(**limits), driver, tally), tally
+def make(
+    bundle: Bundle, runtime: Runtime, kind: LaneKind
+) -> Iterator[Callable[..., tuple[Dispatcher, Tally]]]:
+    lanes: list[Lane] = []
 
-    return make
+    def make(runtime: Any = runtime, **limits: int) -> tuple[Dispatcher, Tally]:
+        runtimes = {"table@cpu": runtime}
+        lane: Lane = InlineLane("cpu", runtimes) if kind == "inline" else ThreadedLane("cpu", runtimes)
+        lanes.append(lane)
+        return dispatcher(bundle, lane, kind, **limits)
+
+    yield make
+    for lane in lanes:
+        lane.close()
 
 
 @pytest.fixture(scope="module")
@@ -89,11 +115,13 @@ def ranking(bundle: Bundle) -> Callable[..., Columns]:
     return rows
 
 
-def ask(lane: Lane, rows: Rows, budget_s: float = 60) -> Awaitable[Any]:
-    return lane.ask(rows, clock(), budget_s)
+def ask(lane: Dispatcher, rows: Rows, budget_s: float = 60, arrived_s: float = 0.0) -> asyncio.Future[Answer]:
+    """arrived_s: seconds ago."""
+    future: asyncio.Future[Answer] = lane.ask(rows, clock() - arrived_s, budget_s).payload.answer
+    return future
 
 
-Make = Callable[..., tuple[Lane, Tally]]
+Make = Callable[..., tuple[Dispatcher, Tally]]
 Ranking = Callable[..., Columns]
 
 
@@ -119,17 +147,23 @@ def test_queries_that_wait_together_are_one_batch_and_each_gets_its_own(
             assert answer.batch_rows == 6
             assert answer.queue_s >= 0
             assert answer.execute_s > 0
-        assert lane.queued_rows == 0
+        assert lane.waiting == 0
 
     asyncio.run(run())
 
 
-def test_batches_stop_at_their_limit_and_one_larger_query_runs_alone(make: Make, ranking: Ranking) -> None:
+def test_batches_stop_at_their_limit_and_a_larger_query_is_split_and_joined(
+    bundle: Bundle, runtime: Runtime, make: Make, ranking: Ranking
+) -> None:
+    known = items(bundle, 6)
+
     async def run() -> None:
         lane, tally = make(max_batch_rows=4)
         sizes = (2, 2, 1, 6, 3)
-        await asyncio.gather(*(ask(lane, ranking(*"abcdef"[:n])) for n in sizes))
-        assert tally.batches == [(4, 2), (1, 1), (6, 1), (3, 1)]
+        answers = await asyncio.gather(*(ask(lane, ranking(*known[:n])) for n in sizes))
+        assert tally.batches == [(4, 2), (1, 1), (3, 1), (3, 1), (3, 1)]
+        expected = runtime.predict(ranking(*known).encode(bundle.encoder))
+        np.testing.assert_allclose(answers[3].probabilities, expected, atol=1e-6)
 
     asyncio.run(run())
 
@@ -143,7 +177,7 @@ def test_a_full_queue_refuses_and_says_when_to_come_again(make: Make, ranking: R
         assert refused.value.retry_after_s >= 1
         second = ask(lane, ranking("a"))
         await asyncio.gather(first, second)
-        assert lane.queued_rows == 0
+        assert lane.waiting == 0
         await ask(lane, ranking("a", "b"))
 
     asyncio.run(run())
@@ -152,34 +186,26 @@ def test_a_full_queue_refuses_and_says_when_to_come_again(make: Make, ranking: R
 def test_a_query_whose_time_has_passed_is_not_executed(make: Make, ranking: Ranking) -> None:
     async def run() -> None:
         lane, tally = make()
-        late, timely = lane.ask(ranking("a"), clock() - 1, 0.5), ask(lane, ranking("b", "c"))
         with pytest.raises(DeadlinePassed, match="500 ms"):
-            await late
-        await timely
+            ask(lane, ranking("a"), 0.5, arrived_s=1)
+        await ask(lane, ranking("b", "c"))
         assert tally.batches == [(2, 1)]
-        assert lane.queued_rows == 0
+        assert lane.waiting == 0
 
     asyncio.run(run())
 
 
-def test_a_lane_of_only_late_queries_goes_on(make: Make, ranking: Ranking) -> None:
-    async def run() -> None:
-        lane, _ = make()
-        with pytest.raises(DeadlinePassed):
-            await lane.ask(ranking("a"), clock() - 1, 0.5)
-        await ask(lane, ranking("a"))
-
-    asyncio.run(run())
-
-
-def test_a_cancelled_query_leaves_no_trace(make: Make, ranking: Ranking) -> None:
+def test_a_query_that_nobody_waits_for_is_not_executed(make: Make, ranking: Ranking) -> None:
     async def run() -> None:
         lane, tally = make()
-        gone, stays = lane.ask(ranking("a"), clock(), 60), ask(lane, ranking("b"))
-        gone.cancel()
+        query = lane.ask(ranking("a"), clock(), 60)
+        stays = ask(lane, ranking("b"))
+        lane.gone(query, ClientGone("the client closed the connection"))
+        with pytest.raises(ClientGone):
+            await query.payload.answer
         await stays
         assert tally.batches == [(1, 1)]
-        assert lane.queued_rows == 0
+        assert lane.waiting == 0
 
     asyncio.run(run())
 
@@ -193,7 +219,7 @@ def test_a_query_that_breaks_the_batch_takes_nobody_with_it(
     async def run() -> None:
         lane, tally = make(Troubled(runtime, breaks_at_rank=bad))
         asked = [ask(lane, ranking(item)) for item in known]
-        with caplog.at_level(logging.CRITICAL, "polyrec.lane"):
+        with caplog.at_level(logging.CRITICAL, "polyrec.dispatcher"):
             answers = await asyncio.gather(*asked, return_exceptions=True)
         assert isinstance(answers[1], Defect)
         assert "on fire" not in str(answers[1])
@@ -238,8 +264,8 @@ def test_a_probability_that_is_no_number_is_refused_for_its_query_only(
 
 def test_closing_a_lane_cancels_what_waits(bundle: Bundle, runtime: Runtime, ranking: Ranking) -> None:
     async def run() -> None:
-        lane = Lane(bundle.encoder, runtime, Limits(), Inline(), Tally())
-        waiting = lane.ask(ranking("a"), clock(), 60)
+        lane, _ = dispatcher(bundle, InlineLane("cpu", {"table@cpu": runtime}), "inline")
+        waiting = ask(lane, ranking("a"))
         lane.close()
         with pytest.raises(asyncio.CancelledError):
             await waiting
@@ -257,15 +283,44 @@ def test_a_thread_executes_while_the_loop_goes_on(bundle: Bundle, runtime: Runti
             return super().embed(batch)
 
     async def run() -> None:
-        lane = Lane(bundle.encoder, Held(runtime), Limits(), Threaded("held"), tally := Tally())
+        lane, tally = dispatcher(bundle, ThreadedLane("cpu", {"table@cpu": Held(runtime)}), "thread")
         first = ask(lane, ranking("a"))
         while not entered.is_set():
             await asyncio.sleep(0)
         rest = [ask(lane, ranking(item)) for item in "bcd"]
-        assert lane.queued_rows == 3
+        assert lane.waiting == 4
         held.set()
         await asyncio.gather(first, *rest)
         assert tally.batches == [(1, 1), (3, 3)]
+        lane.close()
+
+    asyncio.run(run())
+
+
+def test_a_query_behind_a_long_batch_is_answered_at_its_own_deadline(
+    bundle: Bundle, runtime: Runtime, ranking: Ranking
+) -> None:
+    """triton-inference-server/server#7512: there it is told only when the batch in front is over."""
+    held, entered = threading.Event(), threading.Event()
+
+    class Held(Troubled):
+        def embed(self, batch: Batch) -> Any:
+            entered.set()
+            held.wait()
+            return super().embed(batch)
+
+    async def run() -> None:
+        lane, tally = dispatcher(bundle, ThreadedLane("cpu", {"table@cpu": Held(runtime)}), "thread")
+        first = ask(lane, ranking("a"))
+        while not entered.is_set():
+            await asyncio.sleep(0)
+        behind = ask(lane, ranking("b"), budget_s=0.05)
+        with pytest.raises(DeadlinePassed):
+            await behind
+        assert not first.done()
+        assert not tally.batches
+        held.set()
+        await first
         lane.close()
 
     asyncio.run(run())

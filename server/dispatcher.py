@@ -1,0 +1,447 @@
+"""The dispatcher: the rim around the router. Requests' rows go in, answers come out, on one event loop.
+
+`planner.routing.router.Router` decides which query is taken, refused, or executed where and when; the
+lanes (`server/lanes`) execute. Here are the effects: the clock, the timers, the futures that requests
+wait on, encoding rows into batches, scattering probabilities over queries, and what to do when a
+batch breaks or a lane dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from models.batch import F32, Batch
+from models.encoder import Encoder
+from models.errors import FeatureError
+from planner.routing.query import Dispatch, Part, Query, Reason, Refusal
+from planner.routing.router import Router
+from server.errors import DeadlinePassed, Defect, Invalid, NotReady, Overloaded
+from server.lanes.lane import Executed, Lane, LaneDied
+from server.rows import Rows, encode
+
+log = logging.getLogger("polyrec.dispatcher")
+
+clock = time.perf_counter
+
+TICK_S = 0.1
+IDLE_TICKS = 50
+"""The control loop sleeps after this many ticks without a query, and wakes with the next one."""
+DEFECTS_UNTIL_LANE_IS_SUSPECT = 3
+RESTART_FIRST_S, RESTART_MOST_S = 0.05, 5.0
+REDUCED = frozenset({Reason.LOAD, Reason.DEADLINE, Reason.FAILURE})
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The probabilities of one query, float32 [rows], and how they came about.
+
+    path: index into the plan's paths. reason: None if nothing was reduced. queue_s is this query's wait;
+    execute_s is the time of the whole batch of batch_rows (of the last one, if it was split).
+    """
+
+    probabilities: F32
+    path: int
+    reason: str | None
+    queue_s: float
+    execute_s: float
+    batch_rows: int
+
+    @property
+    def reduced(self) -> bool:
+        """A less accurate path than the best one answered, and not because the operator wanted it so."""
+        return self.reason is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Batched:
+    """One executed batch: its rows, how many queries shared it, and the time of each stage."""
+
+    lane: int
+    path: int
+    batch: Batch
+    queries: int
+    encode_s: float
+    embed_s: float
+    dense_s: float
+    took_s: float
+
+
+class Observer(Protocol):
+    """Who is told about batches and about lanes."""
+
+    def batch_executed(self, batched: Batched) -> None: ...
+
+    def lane_alive(self, lane: int, alive: bool) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """What a query carries: its rows, who waits for them, and the parts that are there already."""
+
+    rows: Rows
+    answer: asyncio.Future[Answer]
+    probabilities: F32 | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Running:
+    """A dispatch on its way through a lane: groups of parts still to be executed, one after another."""
+
+    dispatch: Dispatch
+    groups: list[list[Part]]
+    batch: Batch | None = None
+    encode_s: float = 0.0
+    broken: int = 0
+    executed: int = 0
+    looping: bool = False
+    in_lane: bool = False
+
+
+class Dispatcher:
+    """Executes queries on the lanes of one plan. Used from one event loop only.
+
+    encoders: one for each path. paths: their names, as the lanes know them.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        lanes: Sequence[Lane],
+        paths: Sequence[str],
+        encoders: Sequence[Encoder],
+        observer: Observer,
+    ) -> None:
+        self.router = router
+        self._lanes = tuple(lanes)
+        self._paths = tuple(paths)
+        self._encoders = tuple(encoders)
+        self._observer = observer
+        self._running: list[Running | None] = [None] * len(self._lanes)
+        self._defects = [0] * len(self._lanes)
+        self._turning = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_s = math.inf
+        self._ticking = False
+        self._idle_ticks = 0
+        self._closed = False
+        self._restarts: set[asyncio.Task[None]] = set()
+        self._open: set[asyncio.Future[Answer]] = set()
+
+    def ask(
+        self, rows: Rows, arrival_s: float, budget_s: float, priority: int = 0, required: bool = False
+    ) -> Query:
+        """Queues a query; `query.payload.answer` is the future to wait on.
+
+        It raises DeadlinePassed, FeatureError, Invalid, NotReady or Defect. Raises Overloaded or NotReady
+        at once if the query is not taken.
+        """
+        loop = asyncio.get_running_loop()
+        waiting = Waiting(rows, loop.create_future())
+        query = Query(rows.rows, arrival_s, arrival_s + budget_s, priority, required, waiting)
+        refused = self.router.offer(query, clock())
+        if refused is not None:
+            if refused.why is Refusal.UNAVAILABLE:
+                raise NotReady("no lane is alive; they are being restarted")
+            if refused.why is Refusal.EXPIRED:
+                raise DeadlinePassed(budget_s)
+            raise Overloaded(refused.queued_rows, max(1, math.ceil(refused.retry_after_s)))
+        self._open.add(waiting.answer)
+        waiting.answer.add_done_callback(self._open.discard)
+        self._idle_ticks = 0
+        if not self._ticking:
+            self._ticking = True
+            for lane in self._lanes:
+                lane.attach()
+            loop.call_later(TICK_S, self._tick, loop)
+        self._wake(loop)
+        return query
+
+    def gone(self, query: Query, error: Exception) -> None:
+        """Nobody waits for this query any more: it leaves the queue, its future raises `error`."""
+        self.router.cancel(query)
+        query.settled = True
+        _fail(query, error)
+
+    def close(self) -> None:
+        """Ends every lane. Queries still waiting are cancelled."""
+        self._closed = True
+        for task in self._restarts:
+            task.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        for lane in self._lanes:
+            lane.close()
+        for answer in tuple(self._open):
+            answer.cancel()
+
+    async def drained(self) -> None:
+        """Returns once no query waits."""
+        while self.waiting:
+            await asyncio.sleep(0.01)
+
+    @property
+    def waiting(self) -> int:
+        """Queries that have no answer yet."""
+        return len(self._open)
+
+    def _wake(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not self._turning:
+            self._turning = True
+            # Two turns of the loop, not one: whatever has reached the sockets by now is read in the first
+            # and parsed in the second, and joins the batch. That is worth a quarter more throughput at 16
+            # connections, and nothing is waited for: an idle loop turns at once.
+            loop.call_soon(loop.call_soon, self._turn, loop)
+
+    def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Answers what is overdue, and gives every free lane the work that the router has for it."""
+        self._turning = False
+        if self._closed:
+            return
+        now_s = clock()
+        self._expire(now_s)
+        for i, lane in enumerate(self._lanes):
+            if self._running[i] is None and lane.alive:
+                dispatch = self.router.next(i, now_s)
+                if dispatch is not None:
+                    running = self._running[i] = Running(dispatch, [dispatch.parts])
+                    self._execute(i, running)
+                    now_s = clock()
+        self._arm(loop)
+
+    def _arm(self, loop: asyncio.AbstractEventLoop) -> None:
+        """One timer, for the earliest moment at which something is due although nothing happens."""
+        due_s = self.router.wake_s()
+        if due_s is None:
+            due_s = math.inf
+        if self._timer is not None:
+            if due_s >= self._timer_s - 1e-4:
+                return
+            self._timer.cancel()
+            self._timer = None
+        if due_s < math.inf:
+            self._timer_s = due_s
+            self._timer = loop.call_later(max(0.0, due_s - clock()), self._due, loop)
+
+    def _due(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = None
+        self._wake(loop)
+
+    def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._closed:
+            return
+        self.router.tick(clock())
+        self._idle_ticks += 1
+        if self.waiting or self._idle_ticks < IDLE_TICKS:
+            loop.call_later(TICK_S, self._tick, loop)
+            if self.waiting:
+                self._wake(loop)
+        else:
+            self._ticking = False
+
+    def _expire(self, now_s: float) -> None:
+        for query in self.router.expire(now_s):
+            _fail(query, DeadlinePassed(query.deadline_s - query.arrival_s))
+
+    def _execute(self, lane: int, running: Running) -> None:
+        """Encodes a group of parts and hands it to the lane, group by group; then ends the dispatch.
+
+        An inline lane settles before it returns: then the loop here goes on, else `_settled` comes back.
+        """
+        running.looping = True
+        while running.groups:
+            parts = [p for p in running.groups.pop() if not p.query.payload.answer.done()]
+            start = clock()
+            try:
+                parts, batch = self._encoded(parts, self._encoders[running.dispatch.path])
+            except Exception as e:
+                self._broken(lane, running, parts, e)
+                continue
+            if batch is None:
+                continue
+            running.batch, running.encode_s = batch, clock() - start
+
+            def settle(result: Executed | Exception, parts: list[Part] = parts) -> None:
+                self._settled(lane, running, parts, result)
+
+            running.in_lane = True
+            self._lanes[lane].execute(self._paths[running.dispatch.path], batch, settle)
+            if running.in_lane:
+                running.looping = False
+                return
+        self._end(lane, running)
+
+    def _encoded(self, parts: list[Part], encoder: Encoder) -> tuple[list[Part], Batch | None]:
+        """The parts' rows as one batch; a query that cannot be encoded is told so and left out."""
+        if not parts:
+            return [], None
+        rows = [_rows(part) for part in parts]
+        try:
+            return parts, encode(rows, encoder)
+        except FeatureError as e:
+            if len(parts) == 1:
+                _fail(parts[0].query, e)
+                return [], None
+        sound: list[Part] = []
+        for part, own in zip(parts, rows, strict=True):
+            try:
+                own.encode(encoder)
+            except FeatureError as e:
+                _fail(part.query, e)
+            else:
+                sound.append(part)
+        return sound, encode([_rows(part) for part in sound], encoder) if sound else None
+
+    def _settled(self, lane: int, running: Running, parts: list[Part], result: Executed | Exception) -> None:
+        """Back on the loop: scatters what was executed over the queries, and goes on."""
+        running.in_lane = False
+        if self._closed:
+            return
+        if isinstance(result, LaneDied):
+            self._died(lane, running, result)
+            return
+        if isinstance(result, Exception):
+            self._broken(lane, running, parts, result)
+        else:
+            running.executed += 1
+            self._scatter(lane, running, parts, result)
+        if not running.looping:
+            self._execute(lane, running)
+
+    def _broken(self, lane: int, running: Running, parts: list[Part], error: Exception) -> None:
+        """The parts of a failed group again, each alone: a query that breaks a batch takes nobody with it."""
+        if len(parts) > 1:
+            running.groups.extend([part] for part in parts)
+            return
+        running.broken += 1
+        log.error("a query failed on lane %s", self._lanes[lane].name, exc_info=error)
+        if running.executed or self._defects[lane] + running.broken < DEFECTS_UNTIL_LANE_IS_SUSPECT:
+            _fail(parts[0].query, Defect("the prediction failed; the server's log has the details"))
+
+    def _end(self, lane: int, running: Running) -> None:
+        """The lane is free again."""
+        now_s = clock()
+        dispatch = running.dispatch
+        self._running[lane] = None
+        if running.broken and not running.executed:
+            self._defects[lane] += running.broken
+            if self._defects[lane] >= DEFECTS_UNTIL_LANE_IS_SUSPECT:
+                for query in self.router.failed(dispatch, now_s):
+                    _fail(query, Defect("the prediction failed; the server's log has the details"))
+            else:
+                self.router.done(dispatch, now_s, dispatch.median_s)
+        else:
+            self._defects[lane] = 0
+            untypical = running.broken or not running.executed
+            self.router.done(dispatch, now_s, dispatch.median_s if untypical else now_s - dispatch.started_s)
+        self._wake(asyncio.get_running_loop())
+
+    def _scatter(self, lane: int, running: Running, parts: list[Part], executed: Executed) -> None:
+        dispatch, batch = running.dispatch, running.batch
+        assert batch is not None
+        probabilities = executed.probabilities
+        rows = probabilities.size
+        now_s = clock()
+        took_s = now_s - dispatch.started_s
+        reason = dispatch.reason.value if dispatch.reason in REDUCED else None
+        finite = math.isfinite(float(probabilities.sum()))
+        first = 0
+        for part in parts:
+            query, own = part.query, probabilities[first : first + part.rows]
+            first += part.rows
+            waiting: Waiting = query.payload
+            if waiting.answer.done():
+                continue
+            if not finite and not math.isfinite(float(own.sum())):
+                _fail(
+                    query, Invalid("the features give no finite probability; a dense value is far too large")
+                )
+                continue
+            if part.rows < query.rows:
+                if waiting.probabilities is None:
+                    waiting.probabilities = np.full(query.rows, np.nan, np.float32)
+                whole = _joined(waiting.probabilities, part, own)
+                if whole is None:
+                    continue
+                own = whole
+            query.settled = True
+            queue_s = max(0.0, dispatch.started_s - query.arrival_s)
+            waiting.answer.set_result(Answer(own, dispatch.path, reason, queue_s, took_s, rows))
+        self._observer.batch_executed(
+            Batched(
+                lane,
+                dispatch.path,
+                batch,
+                len(parts),
+                running.encode_s,
+                executed.embed_s,
+                executed.dense_s,
+                took_s,
+            )
+        )
+
+    def _died(self, lane: int, running: Running, error: LaneDied) -> None:
+        """Its queries go elsewhere if their deadlines allow; `lane_died` sees to the lane itself."""
+        now_s = clock()
+        log.error("lane %s died: %s", self._lanes[lane].name, error)
+        self._running[lane] = None
+        self.router.lane_down(lane, now_s)
+        for query in self.router.failed(running.dispatch, now_s):
+            if query.deadline_s <= now_s:
+                _fail(query, DeadlinePassed(query.deadline_s - query.arrival_s))
+            else:
+                _fail(
+                    query, NotReady("the lane that executed the query died, and no other can answer in time")
+                )
+        self._wake(asyncio.get_running_loop())
+
+    def lane_died(self, lane: int) -> None:
+        """A lane's process ended, working or idle: it is out at once, and started again."""
+        if self._closed:
+            return
+        self.router.lane_down(lane, clock())
+        self._observer.lane_alive(lane, False)
+        task = asyncio.get_running_loop().create_task(self._restart(lane))
+        self._restarts.add(task)
+        task.add_done_callback(self._restarts.discard)
+
+    async def _restart(self, lane: int) -> None:
+        delay_s = RESTART_FIRST_S
+        while not self._closed:
+            try:
+                await self._lanes[lane].restart()
+            except Exception as e:
+                log.error("lane %s does not start: %s; again in %g s", self._lanes[lane].name, e, delay_s)
+                await asyncio.sleep(delay_s)
+                delay_s = min(2 * delay_s, RESTART_MOST_S)
+            else:
+                log.warning("lane %s is back", self._lanes[lane].name)
+                self.router.lane_up(lane, clock())
+                self._observer.lane_alive(lane, True)
+                self._wake(asyncio.get_running_loop())
+                return
+
+
+def _rows(part: Part) -> Rows:
+    rows: Rows = part.query.payload.rows
+    return rows if part.rows == rows.rows else rows.part(part.first, part.rows)
+
+
+def _joined(whole: F32, part: Part, own: F32) -> F32 | None:
+    """A split query's probabilities, once all its rows are there."""
+    whole[part.first : part.first + part.rows] = own
+    return None if np.isnan(whole).any() else whole
+
+
+def _fail(query: Query, error: Exception) -> None:
+    query.settled = True
+    answer = query.payload.answer
+    if not answer.done():
+        answer.set_exception(error)

@@ -1,0 +1,163 @@
+"""POST /v1/admin/...: what an operator changes while the server answers. Needs the token.
+
+    reload    {} or {"plan": FILE}           the plan is read again, or another one; the old serves until then
+    rollback  {}                             the plan before the last reload
+    drain     {}                             not ready any more, as after SIGTERM, but serves on until ended
+    routing   {"policy": ..., "weights": {path: factor}, "default_budget_ms": ...}, each optional
+
+Without a token in the settings everything here is 403. A plan that cannot be opened is refused with 422
+and what it says; what was served still is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import orjson
+from pydantic import Field, ValidationError
+from starlette.requests import Request
+from starlette.routing import Route
+
+from models.bundle import Bundle
+from models.errors import PolyrecError
+from models.schema import Strict, one_line
+from planner.plan import PathName, Plan, Policy, load_plan
+from server.background import in_thread
+from server.engine import Engine, State
+from server.errors import Forbidden, Invalid, Malformed, NotReady, RequestError, Unauthorised
+from server.http.body import read_body
+from server.http.reply import Reply, error_reply, json_reply
+from server.serving import open_serving
+
+MAX_BODY_BYTES = 65536
+Opener = Callable[[], tuple[Plan, Mapping[Path, Bundle]]]
+Model = TypeVar("Model", bound=Strict)
+
+
+class Reload(Strict):
+    """plan: another plan file, as the server sees it; None reads again what it was started with."""
+
+    plan: Path | None = None
+
+
+class Nothing(Strict):
+    """A call without arguments."""
+
+
+class Reroute(Strict):
+    """What is to change; the rest stays."""
+
+    policy: Policy | None = None
+    weights: dict[PathName, Annotated[float, Field(ge=0, allow_inf_nan=False)]] | None = None
+    default_budget_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+
+
+class Admin:
+    """The operator's actions on one engine, one at a time. opener: reads what the server was started with."""
+
+    def __init__(self, engine: Engine, token: str | None = None, opener: Opener | None = None) -> None:
+        self._engine = engine
+        self._token = token
+        self._opener = opener
+        self._lock = asyncio.Lock()
+
+    def check(self, request: Request) -> None:
+        """Raises Forbidden or Unauthorised."""
+        if self._token is None:
+            raise Forbidden("this server has no admin token; start it with POLYREC_ADMIN_TOKEN set")
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not given:
+            raise Unauthorised("send the admin token as 'Authorization: Bearer TOKEN'")
+        if not hmac.compare_digest(given.encode("utf-8", "replace"), self._token.encode()):
+            raise Forbidden("the admin token is not right")
+
+    async def reload(self, asked: Reload) -> dict[str, Any]:
+        """Opens the plan beside what is served, then takes over."""
+        if asked.plan is not None:
+            file = asked.plan
+            return await self._open(lambda: (load_plan(file), {}))
+        if self._opener is None:
+            raise Invalid("name a plan: this server was not started from one")
+        return await self._open(self._opener)
+
+    async def rollback(self, asked: Nothing) -> dict[str, Any]:
+        """Serves the plan from before the last reload again."""
+        before = self._engine.previous
+        if before is None:
+            raise Invalid("there is no earlier plan to go back to")
+        return await self._open(lambda: (before, {}))
+
+    async def drain(self, asked: Nothing) -> dict[str, Any]:
+        """A load balancer sends no more; what comes is still answered."""
+        self._engine.enter(State.DRAINING)
+        return {"state": self._engine.state.value}
+
+    async def routing(self, asked: Reroute) -> dict[str, Any]:
+        """From the next decision on."""
+        engine = self._engine
+        plan, now = engine.plan, engine.routing
+        routing = {
+            **now.model_dump(),
+            **({"policy": asked.policy} if asked.policy is not None else {}),
+            **({"weights": asked.weights} if asked.weights is not None else {}),
+        }
+        try:
+            bent = Plan.model_validate({**plan.model_dump(), "routing": routing}).routing
+        except ValidationError as e:
+            raise Invalid(one_line(e)) from None
+        engine.route(bent)
+        if asked.default_budget_ms is not None:
+            engine.default_budget_s = asked.default_budget_ms / 1e3
+        return {**bent.model_dump(), "default_budget_ms": 1e3 * engine.default_budget_s}
+
+    async def _open(self, read: Opener) -> dict[str, Any]:
+        if self._lock.locked():
+            raise NotReady("another plan is being opened; try again when it is done")
+        async with self._lock:
+            engine = self._engine
+            try:
+                serving = await in_thread(lambda: open_serving(*self._both(read)))
+            except PolyrecError as e:
+                raise Invalid(f"the plan is not opened, the old one still serves: {e}") from None
+            engine.adopt(serving)
+            return {"paths": [p.name for p in serving.paths], "bundle_version": serving.version}
+
+    def _both(self, read: Opener) -> tuple[Plan, Any, Mapping[Path, Bundle]]:
+        plan, loaded = read()
+        return plan, self._engine.metrics, loaded
+
+
+def admin_routes(admin: Admin) -> list[Route]:
+    """The pages, all behind the token."""
+
+    def page(kind: type[Model], act: Callable[[Model], Awaitable[dict[str, Any]]]) -> Callable[..., Any]:
+        async def answer(request: Request) -> Reply:
+            try:
+                admin.check(request)
+                body = await read_body(request.scope["headers"], request.receive, MAX_BODY_BYTES)
+                return json_reply(await act(_parsed(kind, body)))
+            except RequestError as e:
+                return error_reply(e)
+
+        return answer
+
+    pages = {
+        "reload": page(Reload, admin.reload),
+        "rollback": page(Nothing, admin.rollback),
+        "drain": page(Nothing, admin.drain),
+        "routing": page(Reroute, admin.routing),
+    }
+    return [Route(f"/v1/admin/{name}", endpoint, methods=["POST"]) for name, endpoint in pages.items()]
+
+
+def _parsed(kind: type[Model], body: bytes) -> Model:
+    try:
+        return kind.model_validate(orjson.loads(body) if body.strip() else {})
+    except orjson.JSONDecodeError as e:
+        raise Malformed(f"the body is not JSON: {e}") from None
+    except ValidationError as e:
+        raise Invalid(one_line(e)) from None

@@ -1,0 +1,139 @@
+"""What an operator may change while the server answers, who may, and what a mistake leaves untouched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.plan import Plan, PlannedPath, save_plan
+from server.engine import Engine
+from server.http.admin import Admin
+from server.http.app import create_app
+
+TOKEN = "a token of sixteen and more"
+ALLOWED = {"authorization": f"Bearer {TOKEN}"}
+BODY = b'{"instances": [{}]}'
+
+
+@pytest.fixture
+def both(plan: Plan, bundle_dir: Path) -> Iterator[Engine]:
+    engine = Engine()
+    second = PlannedPath(name="table-onnx@cpu", bundle=bundle_dir, runtime="onnx")
+    engine.load(plan.model_copy(update={"paths": (*plan.paths, second)}))
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def admin(client: Any, both: Engine) -> Any:
+    """A client of an engine of two paths, which can be administered."""
+    return type(client)(client.runner, create_app(both, Admin(both, TOKEN)))
+
+
+def act(admin: Any, page: str, body: bytes = b"{}", headers: dict[str, str] = ALLOWED) -> Any:
+    return admin.post(f"/v1/admin/{page}", body, headers)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 401),
+        ({"authorization": f"Basic {TOKEN}"}, 401),
+        ({"authorization": "Bearer"}, 401),
+        ({"authorization": "Bearer another one"}, 403),
+        ({"authorization": f"Bearer {TOKEN}x"}, 403),
+    ],
+)
+@pytest.mark.parametrize("page", ["reload", "rollback", "drain", "routing"])
+def test_without_the_token_nothing_is_allowed(
+    admin: Any, page: str, headers: dict[str, str], status: int
+) -> None:
+    answer = act(admin, page, headers=headers)
+    assert answer.status_code == status
+    assert TOKEN not in answer.text
+    assert ("www-authenticate" in answer.headers) == (status == 401)
+    assert admin.send("GET", "/readyz").status_code == 200
+
+
+def test_a_server_without_a_token_has_no_admin(admin: Any, both: Engine) -> None:
+    bare = type(admin)(admin.runner, create_app(both))
+    answer = act(bare, "drain")
+    assert answer.status_code == 403
+    assert "POLYREC_ADMIN_TOKEN" in answer.json()["error"]
+
+
+def test_the_policy_can_be_changed_and_answers_follow(admin: Any) -> None:
+    for name in ("table-onnx@cpu", "table@cpu"):
+        assert act(admin, "routing", f'{{"policy": "static:{name}"}}'.encode()).status_code == 200
+        assert admin.post("/v1/predict", BODY).headers["x-polyrec-path"] == name
+    answer = act(admin, "routing", b'{"policy": "priced", "weights": {"table@cpu": 0}}')
+    assert answer.json()["weights"] == {"table@cpu": 0}
+    assert admin.post("/v1/predict", BODY).headers["x-polyrec-path"] == "table-onnx@cpu"
+
+
+def test_the_default_budget_can_be_changed(admin: Any) -> None:
+    assert act(admin, "routing", b'{"default_budget_ms": 0.000001}').json()["default_budget_ms"] == 1e-6
+    assert admin.post("/v1/predict", BODY).status_code == 504
+
+
+@pytest.mark.parametrize(
+    ("page", "body", "status", "says"),
+    [
+        ("routing", b'{"policy": "greedy"}', 422, "policy"),
+        ("routing", b'{"policy": "static:nowhere@cpu"}', 422, "nowhere@cpu"),
+        ("routing", b'{"weights": {"nowhere@cpu": 1}}', 422, "nowhere@cpu"),
+        ("routing", b'{"weights": {"table@cpu": -1}}', 422, "weights"),
+        ("routing", b'{"default_budget_ms": 0}', 422, "default_budget_ms"),
+        ("routing", b'{"budget": 1}', 422, "budget"),
+        ("routing", b"{", 400, "JSON"),
+        ("routing", b"[]", 422, "dictionary"),
+        ("reload", b'{"plan": "/no/such/plan.json"}', 422, "no plan file"),
+        ("reload", b"{}", 422, "name a plan"),
+        ("rollback", b"{}", 422, "no earlier plan"),
+        ("drain", b'{"now": true}', 422, "now"),
+    ],
+)
+def test_a_mistake_changes_nothing(
+    admin: Any, both: Engine, page: str, body: bytes, status: int, says: str
+) -> None:
+    before = both.serving, both.routing, both.default_budget_s
+    answer = act(admin, page, body)
+    assert answer.status_code == status
+    assert says in answer.json()["error"]
+    assert (both.serving, both.routing, both.default_budget_s) == before
+    assert admin.post("/v1/predict", BODY).status_code == 200
+
+
+def test_a_plan_is_reloaded_and_rolled_back(admin: Any, both: Engine, plan: Plan, tmp_path: Path) -> None:
+    path = plan.paths[0].model_copy(update={"name": "other@cpu", "bundle": plan.paths[0].bundle.absolute()})
+    save_plan(plan.model_copy(update={"paths": (path,)}), tmp_path / "plan.json")
+    answer = act(admin, "reload", f'{{"plan": "{tmp_path / "plan.json"}"}}'.encode())
+    assert answer.json()["paths"] == ["other@cpu"]
+    assert admin.post("/v1/predict", BODY).headers["x-polyrec-path"] == "other@cpu"
+    assert act(admin, "rollback").json()["paths"] == ["table@cpu", "table-onnx@cpu"]
+    assert admin.post("/v1/predict", BODY).headers["x-polyrec-path"] in ("table@cpu", "table-onnx@cpu")
+
+
+def test_draining_is_seen_by_readiness_and_still_answers(admin: Any) -> None:
+    assert act(admin, "drain").json() == {"state": "draining"}
+    assert admin.send("GET", "/readyz").status_code == 503
+    assert admin.post("/v1/predict", BODY).status_code == 200
+
+
+def test_a_hypothetical_request_is_explained(admin: Any) -> None:
+    answer = admin.send("GET", "/v1/route?rows=23&budget_ms=50&quality=required")
+    assert answer.status_code == 200
+    assert answer.json()["path"] in ("table@cpu", "table-onnx@cpu")
+    for query, says in (
+        ("rows=0", "rows"),
+        ("rows=many", "rows"),
+        ("budget_ms=nan", "budget_ms"),
+        ("quality=best", "quality"),
+        ("row=1", "unknown parameter 'row'"),
+    ):
+        refused = admin.send("GET", f"/v1/route?{query}")
+        assert refused.status_code == 400
+        assert says in refused.json()["error"]
