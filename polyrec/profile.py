@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from models.bundle import Bundle
-    from planner.profile import Profile
+    from planner.profile import Front, PathProfile, Profile
     from planner.profiling.log import Log
     from planner.profiling.measure import Asked
     from planner.profiling.paths import Candidate
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 HELP = "measure latency, memory and quality of bundles on every device of this machine"
 EXAMPLE = "polyrec profile runs/table runs/hybrid --devices auto --out profile.json"
+
+FRONT_SECONDS = 6.0
+FRONT_ROWS = 23
+"""The path that answers a usual request soonest is the one that the front is measured with."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -143,7 +147,8 @@ def _measured(args: argparse.Namespace) -> Profile:
             raise ProfileError(f"no path could be measured: {refused[0]}")
         accuracies = _accuracies(args.data, found, bundles, log)
         paths = tuple(path_profile(c, asked, log, accuracies[c.name]) for c in found)
-        profile = Profile(machine=inventory.machine, paths=paths, front=None)
+        front = _front(paths, found, args.seed) if args.front else None
+        profile = Profile(machine=inventory.machine, paths=paths, front=front)
         try:
             save_profile(profile, out)
         except OSError as e:
@@ -180,6 +185,26 @@ def _accuracies(
         return {c.name: carried(c, bundles) for c in found}
     with Bars() as bars:
         return measured(found, bundles, data, log, bars.phase)
+
+
+def _front(paths: Sequence[PathProfile], found: Sequence[Candidate], seed: int) -> Front | None:
+    """Of the fastest path of the CPU: what is beside a lane hardly depends on the path."""
+    from loadtest.connection import LoadError
+    from polyrec.front import measure_front
+    from server.running import StartFailed
+
+    served = [(p.latency.median(FRONT_ROWS), i) for i, p in enumerate(paths) if p.path.device == "cpu"]
+    if not served:
+        print("the front is not measured: no path is on the CPU", file=sys.stderr)
+        return None
+    candidate = found[min(served)[1]]
+    print(f"measuring the server's front with {candidate.name} ...", file=sys.stderr)
+    path = candidate.path.model_copy(update={"bundle": candidate.bundle.path})
+    try:
+        return measure_front(path, candidate.bundle, FRONT_SECONDS, seed)
+    except (StartFailed, LoadError) as e:
+        print(f"the front is not measured: {e}", file=sys.stderr)
+        return None
 
 
 def _plot(args: argparse.Namespace, profile: Profile) -> int:

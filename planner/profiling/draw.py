@@ -22,6 +22,7 @@ from models.vocabulary import Vocabulary
 
 Columns = dict[str, list[Any]]
 
+AT_ONCE = 8192
 UNKNOWN_BAG = 4
 """Mean values of a multi-valued feature where the counts do not tell."""
 
@@ -131,25 +132,30 @@ class _Values:
 
 
 class _Singles:
+    """Draws many at once and gives them out piece by piece: most requests are small."""
+
     def __init__(self, values: _Values, random: np.random.Generator) -> None:
         self._values, self._random = values, random
+        self._drawn: list[Any] = []
+        self._next = 0
 
     def __call__(self, rows: int) -> list[Any]:
-        return self._values(rows, self._random)
+        if self._next + rows > len(self._drawn):
+            self._drawn, self._next = self._values(max(rows, AT_ONCE), self._random), 0
+        self._next += rows
+        return self._drawn[self._next - rows : self._next]
 
 
 class _Bags:
     def __init__(
         self, values: _Values, feature: Categorical, mean: float, random: np.random.Generator
     ) -> None:
-        self._values, self._mean, self._random = values, mean, random
-        self._longest = feature.max_length
+        self._flat = _Singles(values, random)
+        self._mean, self._longest, self._random = mean, feature.max_length, random
 
     def __call__(self, rows: int) -> list[Any]:
-        lengths = np.minimum(self._random.poisson(self._mean, rows), self._longest)
-        flat = self._values(int(lengths.sum()), self._random)
-        ends = np.cumsum(lengths).tolist()
-        return [flat[end - n : end] for end, n in zip(ends, lengths.tolist(), strict=True)]
+        lengths = np.minimum(self._random.poisson(self._mean, rows), self._longest).tolist()
+        return [self._flat(n) for n in lengths]
 
 
 class _Numbers:

@@ -1,0 +1,137 @@
+"""What the server spends beside a lane: a real server, real requests, its processor time less the lane's.
+
+server CPU time (its threads' own count) - time of encode, embed and dense (its own metrics)
+  = parsing, routing, HTTP, writing; a query and a row, by a line through three sizes
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import urllib.request
+from collections.abc import Sequence
+from itertools import cycle
+from pathlib import Path
+
+import numpy as np
+
+from loadtest.client import PREDICT, RANK, predict_body, rank_body
+from loadtest.connection import Answer, LoadError, Pool, Target
+from models.bundle import Bundle
+from planner.plan import PlannedPath
+from planner.profile import Front
+from planner.profiling.draw import Requests
+from server.running import start
+
+ROWS = (1, 23, 270)
+CONNECTIONS = 4
+DIFFERENT_REQUESTS = 256
+ROUNDS = 5
+LANE_PHASES = ("encode", "embed", "dense")
+
+
+def measure_front(path: PlannedPath, bundle: Bundle, seconds: float, seed: int = 0) -> Front:
+    """Serves one path of a CPU in the event loop and asks it in a closed loop, for about `seconds`.
+
+    Raises StartFailed or LoadError.
+    """
+    drawn = Requests(bundle.encoder, np.random.default_rng(seed))
+    settings = {
+        "bundle": path.bundle,
+        "runtime": path.runtime,
+        "device": path.device,
+        "precision": path.precision,
+    }
+    costs: dict[int, list[float]] = {rows: [] for rows in ROWS}
+    with start(settings) as child:
+        pid = child.process.pid
+        requests = {rows: _requests(child.url, drawn, rows) for rows in ROWS}
+        each = seconds / (ROUNDS * len(ROWS))
+        for _ in range(ROUNDS):
+            for rows in ROWS:
+                lane, cpu = lane_seconds(child.url), cpu_seconds(pid)
+                answered = asyncio.run(_closed_loop(child.url, requests[rows], each))
+                cpu, lane = cpu_seconds(pid) - cpu, lane_seconds(child.url) - lane
+                costs[rows].append(max(cpu - lane, 0.0) / answered)
+    return line(ROWS, [float(np.median(costs[rows])) for rows in ROWS])
+
+
+def line(rows: Sequence[int], costs: Sequence[float]) -> Front:
+    """The line query_s + row_s * rows with the least relative error, neither of them negative."""
+    x, y = np.array(rows, np.float64), np.maximum(np.array(costs, np.float64), 1e-12)
+    scaled = np.stack((1 / y, x / y), axis=1)
+    query, row = np.linalg.lstsq(scaled, np.ones_like(y), rcond=None)[0].tolist()
+    if query < 0:
+        query, row = 0.0, float((x / y).sum() / ((x / y) ** 2).sum())
+    elif row < 0:
+        query, row = float((1 / y).sum() / (1 / y**2).sum()), 0.0
+    return Front(query_s=query, row_s=row)
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of all threads of a process so far."""
+    tasks = Path(f"/proc/{pid}/task")
+    spent = [(task / "schedstat").read_text().split()[0] for task in tasks.iterdir()]
+    return sum(map(int, spent)) / 1e9
+
+
+def lane_seconds(url: str) -> float:
+    """Time that the server's lanes have executed so far, as its metrics say."""
+    with urllib.request.urlopen(f"{url}/metrics") as answer:
+        text = answer.read().decode()
+    return sum(
+        float(line.rsplit(" ", 1)[1])
+        for line in text.splitlines()
+        if line.startswith("polyrec_phase_seconds_sum{")
+        and any(f'phase="{phase}"' in line for phase in LANE_PHASES)
+    )
+
+
+def _requests(url: str, drawn: Requests, rows: int) -> list[bytes]:
+    """Whole requests, no two alike: rankings, or predictions where the schema has one role only."""
+    target = Target(url + (RANK if drawn.ranking else PREDICT))
+    made = []
+    for _ in range(DIFFERENT_REQUESTS):
+        context, candidates = drawn.request(rows)
+        if drawn.ranking:
+            body = rank_body({name: values[0] for name, values in context.items()}, candidates)
+        else:
+            body = predict_body(context | candidates)
+        made.append(target.request(body))
+    return made
+
+
+async def _closed_loop(url: str, requests: Sequence[bytes], seconds: float) -> int:
+    """Sends for so long, each connection its next request when it has its answer; the number answered.
+
+    Raises LoadError at the first answer that is none.
+    """
+    turn = cycle(requests)
+    ends = time.perf_counter() + seconds
+    sent = answered = 0
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def next_one(index: int, answer: Answer) -> None:
+        nonlocal sent, answered
+        if answer.status != 200:
+            if not done.done():
+                why = answer.offence or f"status {answer.status}"
+                done.set_exception(LoadError(f"the server did not answer while it was measured: {why}"))
+            return
+        answered += 1
+        if time.perf_counter() < ends:
+            sent += 1
+            pool.send(sent, next(turn))
+        elif answered == sent and not done.done():
+            done.set_result(None)
+
+    pool = Pool(Target(url), CONNECTIONS, next_one)
+    await pool.open(CONNECTIONS)
+    try:
+        for _ in range(CONNECTIONS):
+            sent += 1
+            pool.send(sent, next(turn))
+        await done
+    finally:
+        await pool.close()
+    return answered
