@@ -19,9 +19,26 @@ import httptools
 from models.errors import PolyrecError
 
 NO_ANSWER = 0
+PATH = b"x-polyrec-path"
+REDUCED = b'"reduced":true'
 
-Answered = Callable[[int, int, str], None]
-"""(request number, HTTP status or NO_ANSWER, what went wrong or '')."""
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How one request ended. status: HTTP, or NO_ANSWER with `offence` saying why.
+
+    path: header X-Polyrec-Path, empty without one. reduced: the body says that quality was reduced;
+    found by its bytes, since parsing every answer would make the driver late.
+    """
+
+    status: int
+    offence: str = ""
+    path: bytes = b""
+    reduced: bool = False
+
+
+Answered = Callable[[int, Answer], None]
+"""(request number, how it ended)."""
 
 
 class LoadError(PolyrecError):
@@ -55,12 +72,12 @@ class Target:
         parts = urlsplit(self.url)
         return cast(str, parts.hostname), parts.port or 80
 
-    def request(self, body: bytes | None) -> bytes:
-        """One whole request: POST with a body, GET without."""
+    def request(self, body: bytes | None, headers: Mapping[str, str] | None = None) -> bytes:
+        """One whole request: POST with a body, GET without. headers: of this request alone."""
         parts = urlsplit(self.url)
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         lines = [f"{'GET' if body is None else 'POST'} {path} HTTP/1.1", f"Host: {parts.netloc}"]
-        lines += [f"{name}: {value}" for name, value in self.headers.items()]
+        lines += [f"{name}: {value}" for name, value in {**self.headers, **(headers or {})}.items()]
         if body is not None:
             lines.append(f"Content-Length: {len(body)}")
         return "\r\n".join([*lines, "", ""]).encode("latin-1") + (body or b"")
@@ -72,6 +89,9 @@ class Connection(asyncio.Protocol):
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
         self.in_flight: int | None = None
+        self._path = b""
+        self._reduced = False
+        self._tail = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -79,31 +99,43 @@ class Connection(asyncio.Protocol):
 
     def send(self, index: int, payload: bytes) -> None:
         self.in_flight = index
+        self._path, self._reduced, self._tail = b"", False, b""
         self.transport.write(payload)
 
     def data_received(self, data: bytes) -> None:
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserError as e:
-            self._finish(NO_ANSWER, f"answer is not HTTP: {e}")
+            self._finish(Answer(NO_ANSWER, f"answer is not HTTP: {e}"))
             self.transport.abort()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if len(name) == len(PATH) and name.lower() == PATH:
+            self._path = value
+
+    def on_body(self, body: bytes) -> None:
+        # an answer may come in pieces that part the words
+        whole = self._tail + body if self._tail else body
+        if REDUCED in whole:
+            self._reduced = True
+        self._tail = whole[1 - len(REDUCED) :]
 
     def on_message_complete(self) -> None:
         reusable = self.in_flight is not None and self.parser.should_keep_alive()
-        self._finish(self.parser.get_status_code(), "")
+        self._finish(Answer(self.parser.get_status_code(), "", self._path, self._reduced))
         if reusable:
             self.pool.release(self)
         else:
             self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._finish(NO_ANSWER, "connection lost")
+        self._finish(Answer(NO_ANSWER, "connection lost"))
         self.pool.forget(self)
 
-    def _finish(self, status: int, offence: str) -> None:
+    def _finish(self, answer: Answer) -> None:
         if self.in_flight is not None:
             index, self.in_flight = self.in_flight, None
-            self.pool.answered(index, status, offence)
+            self.pool.answered(index, answer)
 
 
 class Pool:
@@ -185,7 +217,7 @@ class Pool:
         except OSError as e:
             if self._waiting:
                 index, _ = self._waiting.popleft()
-                self.answered(index, NO_ANSWER, f"cannot connect: {e.strerror or e}")
+                self.answered(index, Answer(NO_ANSWER, f"cannot connect: {e.strerror or e}"))
         finally:
             self._opening.discard(task)
         self._grow()

@@ -1,14 +1,15 @@
 """The outcome of an open-loop run: arrays over its requests in, the figures that describe them out.
 
-The arrays are kept whole, so that other figures (goodput within a budget, curves over time) can be
-made of them. Figures taken while the driver itself was late are refused: they would blame the server
-for what the client did.
+The arrays are kept whole, so that other figures (goodput within a budget, curves over time) can be made of
+them: loadtest/figures.py. Figures taken while the driver itself was late are refused: they would blame the
+server for what the client did.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +17,25 @@ from numpy.typing import NDArray
 from loadtest.connection import NO_ANSWER, LoadError
 
 F64 = NDArray[np.float64]
+NO_PATH = -1
 
 
 class CouldNotKeepUp(LoadError):
     """The driver, not the server, was late."""
+
+
+class Fate(IntEnum):
+    """How a request ended: the statuses of the contract, and 2xx apart by the budget."""
+
+    OK = 0
+    LATE = 1
+    REFUSED = 2  # 429
+    EXPIRED = 3  # 504
+    UNAVAILABLE = 4  # 503
+    OTHER = 5  # any other status, or no answer
+
+
+_FATE_OF_STATUS = {429: Fate.REFUSED, 504: Fate.EXPIRED, 503: Fate.UNAVAILABLE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,29 +44,82 @@ class Outcome:
 
     due_s: when it was to leave, from the start. lag_s: how much later the driver handed it over.
     latency_s: from due to the end of the answer, NaN without one. status: HTTP, or 0 for no answer.
-    offences: request number -> why it had no answer. connections: opened at the end; held_back:
-    requests of the whole run that found all connections busy.
+    rows, budget_s: as sent (one row where it is not known, infinite without a budget).
+    path: int16, position in `paths` of what answered, or NO_PATH. reduced: the answer says so of its quality.
+    offences: request number -> why it had no answer. begin_s, end_s: the time that the schedule covers.
+    connections: opened at the end; held_back: requests of the whole run that found all of them busy.
     """
 
     due_s: F64
     lag_s: F64
     latency_s: F64
     status: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    budget_s: F64
+    path: NDArray[np.int16]
+    paths: tuple[str, ...]
+    reduced: NDArray[np.bool_]
     offences: dict[int, str]
+    begin_s: float
+    end_s: float
     connections: int
     held_back: int
 
-    def since(self, start_s: float) -> Outcome:
-        """Without the requests due earlier: the run after its warm-up."""
-        first = int(np.searchsorted(self.due_s, start_s))
+    @property
+    def seconds(self) -> float:
+        return self.end_s - self.begin_s
+
+    @property
+    def answered(self) -> NDArray[np.bool_]:
+        """bool [requests]: those with a 2xx status, in time or not."""
+        return (self.status >= 200) & (self.status < 300)
+
+    @property
+    def fate(self) -> NDArray[np.int8]:
+        """int8 [requests]: a `Fate` each."""
+        fate = np.full(self.due_s.size, Fate.OTHER, np.int8)
+        for status, meaning in _FATE_OF_STATUS.items():
+            fate[self.status == status] = meaning
+        answered = self.answered
+        fate[answered] = np.where(self.latency_s[answered] <= self.budget_s[answered], Fate.OK, Fate.LATE)
+        return fate
+
+    def between(self, begin_s: float, end_s: float) -> Outcome:
+        """The requests due in [begin_s, end_s)."""
+        first, end = np.searchsorted(self.due_s, (begin_s, end_s)).tolist()
+        part = slice(first, end)
         return replace(
             self,
-            due_s=self.due_s[first:],
-            lag_s=self.lag_s[first:],
-            latency_s=self.latency_s[first:],
-            status=self.status[first:],
-            offences={i - first: why for i, why in self.offences.items() if i >= first},
+            due_s=self.due_s[part],
+            lag_s=self.lag_s[part],
+            latency_s=self.latency_s[part],
+            status=self.status[part],
+            rows=self.rows[part],
+            budget_s=self.budget_s[part],
+            path=self.path[part],
+            reduced=self.reduced[part],
+            offences={i - first: why for i, why in self.offences.items() if first <= i < end},
+            begin_s=max(begin_s, self.begin_s),
+            end_s=min(end_s, self.end_s),
         )
+
+    def since(self, start_s: float) -> Outcome:
+        """Without the requests due earlier: the run after its warm-up."""
+        return self.between(start_s, np.inf)
+
+    def require_punctual(self, max_lag_s: float) -> float:
+        """99th percentile of the driver's own lag. Raises CouldNotKeepUp if it is over `max_lag_s`,
+        LoadError if no request was due."""
+        n = self.due_s.size
+        if not n:
+            raise LoadError("no request was due in the measured time; raise --rate or --seconds")
+        lag_p99 = percentile(self.lag_s, 99)
+        if lag_p99 > max_lag_s:
+            raise CouldNotKeepUp(
+                f"the driver could not keep up: 1% of {n} requests left {1e3 * lag_p99:.2f} ms late or more, "
+                f"allowed are {1e3 * max_lag_s:g}; lower the rate, or give it a core of its own (--core)"
+            )
+        return lag_p99
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +144,12 @@ class Report:
 
 def report(outcome: Outcome, max_lag_s: float = 0.001) -> Report:
     """Raises CouldNotKeepUp if more than 1% of the requests left over `max_lag_s` late."""
+    lag_p99 = outcome.require_punctual(max_lag_s)
     n = outcome.due_s.size
-    if not n:
-        raise LoadError("no request was due in the measured time; raise --rate or --seconds")
-    lag_p99 = _percentile(outcome.lag_s, 99)
-    if lag_p99 > max_lag_s:
-        raise CouldNotKeepUp(
-            f"the driver could not keep up: 1% of {n} requests left {1e3 * lag_p99:.2f} ms late or more, "
-            f"allowed are {1e3 * max_lag_s:g}; lower the rate, or give it a core of its own (--core)"
-        )
-    good = (outcome.status >= 200) & (outcome.status < 300)
+    good = outcome.answered
     latency = outcome.latency_s[good]
     p50, p90, p99, p99_9, top = (
-        round(1e3 * _percentile(latency, q), 3) if latency.size else None for q in (50, 90, 99, 99.9, 100)
+        round(1e3 * percentile(latency, q), 3) if latency.size else None for q in (50, 90, 99, 99.9, 100)
     )
     failures = Counter(outcome.offences.values())
     failures.update(f"HTTP {code}" for code in outcome.status[~good].tolist() if code != NO_ANSWER)
@@ -108,5 +170,6 @@ def report(outcome: Outcome, max_lag_s: float = 0.001) -> Report:
     )
 
 
-def _percentile(values: F64, q: float) -> float:
+def percentile(values: F64, q: float) -> float:
+    """A value that occurred; of percentiles between two the higher."""
     return float(np.percentile(values, q, method="higher"))

@@ -66,13 +66,23 @@ class Queries:
     def __len__(self) -> int:
         return self._ends.size - 1
 
+    @property
+    def firsts(self) -> I64:
+        """int64 [queries], the row that has the context of each."""
+        return self._ends[:-1]
+
+    @property
+    def sizes(self) -> I64:
+        """int64 [queries], candidates of each."""
+        return np.diff(self._ends)
+
     def __getitem__(self, i: int) -> Query:
         first, end = self._ends[i], self._ends[i + 1]
         return Query(int(first), np.arange(first, end))
 
     def drawn(self, candidates: int, random: np.random.Generator) -> Query:
         """A context of the data with candidates from anywhere in it."""
-        context = int(random.choice(self._ends[:-1]))
+        context = int(random.choice(self.firsts))
         return Query(context, random.integers(0, self._data.num_rows, candidates))
 
     def predict(self, query: Query) -> Request:

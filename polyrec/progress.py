@@ -51,3 +51,25 @@ class Bars:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class Doing:
+    """One line that says what is being done, where nobody knows how long it will take."""
+
+    def __init__(self, name: str) -> None:
+        self._bar: tqdm[NoReturn] = tqdm(
+            desc=name, bar_format="{desc} {n} [{elapsed}] {postfix}", file=sys.stderr
+        )
+
+    def tell(self, what: str) -> None:
+        """The next thing begins."""
+        self._bar.set_postfix_str(what, refresh=False)
+        self._bar.update()
+
+    def __enter__(self) -> Doing:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.close()

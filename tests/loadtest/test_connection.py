@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from loadtest.connection import NO_ANSWER, LoadError, Pool, Target
+from loadtest.connection import NO_ANSWER, Answer, LoadError, Pool, Target
 from tests.loadtest.serving import OK, Server, serving
 
 
@@ -18,9 +18,9 @@ class Answers:
     seen: dict[int, tuple[int, str]] = field(default_factory=dict)
     complete: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def __call__(self, index: int, status: int, offence: str) -> None:
+    def __call__(self, index: int, answer: Answer) -> None:
         assert index not in self.seen, "an answer was reported twice"
-        self.seen[index] = (status, offence)
+        self.seen[index] = (answer.status, answer.offence)
         if len(self.seen) == self.expected:
             self.complete.set()
 
@@ -46,7 +46,7 @@ def test_requests_one_after_another_share_one_connection() -> None:
         async with serving(lambda i: OK) as server:
             target = Target(server.url())
             done: asyncio.Queue[int] = asyncio.Queue()
-            pool = Pool(target, 8, lambda index, status, offence: done.put_nowait(status))
+            pool = Pool(target, 8, lambda index, answer: done.put_nowait(answer.status))
             await pool.open(1)
             for i in range(20):
                 pool.send(i, target.request(b"x"))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.connection import LoadError
-from loadtest.outcome import CouldNotKeepUp, Outcome, report
+from loadtest.outcome import CouldNotKeepUp, Fate, Outcome, report
 
 
 def outcome(latency_ms: list[float], *, lag_ms: float = 0.0, status: int = 200) -> Outcome:
@@ -18,7 +18,14 @@ def outcome(latency_ms: list[float], *, lag_ms: float = 0.0, status: int = 200) 
         lag_s=np.full(n, lag_ms / 1e3),
         latency_s=np.array(latency_ms) / 1e3,
         status=np.full(n, status),
+        rows=np.full(n, 10),
+        budget_s=np.full(n, np.inf),
+        path=np.zeros(n, np.int16),
+        paths=("a@cpu",),
+        reduced=np.zeros(n, bool),
         offences={},
+        begin_s=0.0,
+        end_s=n / 100,
         connections=1,
         held_back=0,
     )
@@ -78,3 +85,13 @@ def test_warm_up_is_left_out_and_the_rest_kept_as_it_was(
     assert {int(kept[i]): why for i, why in rest.offences.items()} == {
         i: why for i, why in whole.offences.items() if i in kept
     }
+
+
+def test_fate_follows_status_and_the_requests_own_budget() -> None:
+    mixed = outcome([5.0] * 8)
+    mixed.status[2:] = [429, 504, 503, 500, 0, 200]
+    mixed.latency_s[6] = np.nan
+    mixed.budget_s[[0, 1, 7]] = [0.006, 0.004, 0.005]
+    assert mixed.fate.tolist() == [
+        *(Fate.OK, Fate.LATE, Fate.REFUSED, Fate.EXPIRED, Fate.UNAVAILABLE, Fate.OTHER, Fate.OTHER, Fate.OK)
+    ]

@@ -1,0 +1,183 @@
+"""Policies against one another on a live server: capacity, a ladder of loads, a step, in one run.
+
+Subjects, a source of requests and the conditions go in; what each policy did comes out, with every figure of
+every run. Policies take turns (A B C A B C), with the same requests at the same times, so that a noisy
+neighbour hits all of them and none by chance. A run in which the driver itself was late is repeated, and left
+out if it is late again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from loadtest.client import RANK
+from loadtest.connection import LoadError, Target
+from loadtest.figures import Figures, figures
+from loadtest.load import load_of
+from loadtest.openloop import Limits, run
+from loadtest.outcome import F64, CouldNotKeepUp, Outcome
+from loadtest.pages import accuracies
+from loadtest.search import Search
+from loadtest.source import Source
+from loadtest.steps import AROUND_S, Step, step_of
+from loadtest.subjects import Subjects
+from planner.arrivals import arrival_times
+from planner.traffic import Arrivals, Sizes
+
+ATTEMPTS = 3
+RECOVERY_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What holds for every run of a contest.
+
+    slo_s: the promise, from the intended departure to the end of the answer. margin_s: what the client keeps
+    of it for the way there and back; the server is told the rest. share: of requests that must be answered in
+    time.
+    seconds: of a run; warmup_s: sent before it, and left out. sizes: None takes requests as the data
+    have them. max_lag_s: 99th percentile of the driver's own lag that is accepted.
+    """
+
+    slo_s: float
+    margin_s: float = 0.0005
+    share: float = 0.99
+    seconds: float = 4.0
+    warmup_s: float = 1.0
+    sizes: Sizes | None = None
+    repeats: int = 1
+    max_lag_s: float = 0.002
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.margin_s < self.slo_s:
+            raise LoadError(
+                f"a margin of {1e3 * self.margin_s:g} ms leaves the server nothing of {1e3 * self.slo_s:g} ms"
+            )
+
+
+@dataclass(slots=True)
+class Trial:
+    """One policy's figures. tried: every run of its search; capacity: the highest rate that it kept.
+
+    ladder: rate -> its runs. step, stepped: through a step of load, and what that was made of.
+    """
+
+    tried: list[Figures] = field(default_factory=list)
+    capacity: float | None = None
+    ladder: dict[float, list[Figures]] = field(default_factory=dict)
+    step: Step | None = None
+    stepped: Outcome | None = None
+
+    def at(self, rate: float) -> Figures | None:
+        """The median run, by goodput, at a rate of the ladder."""
+        runs = sorted(self.ladder.get(rate, ()), key=lambda f: f.goodput)
+        return runs[len(runs) // 2] if runs else None
+
+
+Progress = Callable[[str], object]
+
+
+class Contest:
+    """Subjects under the same conditions. accuracy: path -> share of rows right, as the servers say."""
+
+    def __init__(
+        self, subjects: Subjects, source: Source, conditions: Conditions, progress: Progress = lambda _: None
+    ) -> None:
+        self.subjects = subjects
+        self.conditions = conditions
+        self.accuracy = accuracies(subjects.url)
+        self.trials = {policy: Trial() for policy in subjects.policies}
+        self.refused_runs = 0
+        self._source = source
+        self._progress = progress
+
+    def find_capacities(self, first: float, highest: float = 20_000.0) -> float:
+        """Each policy's highest rate that keeps the promise; gives the highest of all.
+
+        Raises LoadError if no policy keeps it at any rate.
+        """
+        searches = {policy: Search(first, highest=highest) for policy in self.trials}
+        while turn := {p: rate for p, s in searches.items() if (rate := s.rate) is not None}:
+            for policy, rate in turn.items():
+                search = searches[policy]
+                seconds = self.conditions.seconds / (2 if search.growing else 1)
+                seen = self._at(policy, rate, seconds, seed=len(search.verdicts))
+                if seen is None:
+                    search.most = len(search.verdicts)
+                    continue
+                search.tell(rate, seen.keeps(self.conditions.slo_s, self.conditions.share))
+                self.trials[policy].tried.append(seen)
+        for policy, search in searches.items():
+            self.trials[policy].capacity = search.kept
+        kept = [t.capacity for t in self.trials.values() if t.capacity is not None]
+        if not kept:
+            raise LoadError(
+                f"no policy keeps {1e3 * self.conditions.slo_s:g} ms at any rate that was tried; "
+                "raise --slo-ms, or plan faster paths"
+            )
+        return max(kept)
+
+    def climb(self, rates: Sequence[float]) -> None:
+        """Every policy at every rate, the conditions' number of times."""
+        for repeat in range(self.conditions.repeats):
+            for rate in rates:
+                for policy, trial in self.trials.items():
+                    seen = self._at(policy, rate, self.conditions.seconds, seed=1000 + repeat)
+                    if seen is not None:
+                        trial.ladder.setdefault(rate, []).append(seen)
+
+    def step(self, base: float, factor: float = 5.0) -> None:
+        """Every policy through a step of `factor` times `base` and back."""
+        up = self.conditions.warmup_s + AROUND_S
+        down = up + 2 * AROUND_S
+        end = down + RECOVERY_S
+        shape = Arrivals(kind="step", factor=factor, start_s=up, burst_s=down - up)
+        due = arrival_times(shape, base, end, np.random.default_rng(self.conditions.seed))
+        for policy, trial in self.trials.items():
+            self._progress(f"{policy}: a step from {base:.0f}/s to {base * factor:.0f}/s and back")
+            outcome = self._run(policy, due, end, self.conditions.seed)
+            if outcome is not None:
+                trial.stepped = outcome
+                trial.step = step_of(outcome, self.accuracy, up, down, base, factor)
+
+    def _at(self, policy: str, rate: float, seconds: float, seed: int) -> Figures | None:
+        self._progress(f"{policy} at {rate:.0f}/s")
+        c = self.conditions
+        random = np.random.default_rng((c.seed, seed, round(rate)))
+        due = arrival_times(Arrivals(), rate, c.warmup_s + seconds, random)
+        outcome = self._run(policy, due, c.warmup_s + seconds, seed)
+        return None if outcome is None else figures(outcome.since(c.warmup_s), self.accuracy)
+
+    def _run(self, policy: str, due_s: F64, seconds: float, seed: int) -> Outcome | None:
+        """None if the driver was late however often it was tried."""
+        c = self.conditions
+        if c.sizes is None:
+            rows, body = self._source.own(due_s.size, seed)
+        else:
+            sizes = c.sizes.sample(due_s.size, np.random.default_rng((c.seed, seed)))
+            rows, body = self._source.drawn(sizes, seed)
+        self.subjects.follow(policy)
+        target = Target(self.subjects.url + RANK, {"Content-Type": "application/json"})
+        load = load_of(
+            target,
+            due_s,
+            seconds,
+            body,
+            rows=rows,
+            budget_s=c.slo_s,
+            told_s=c.slo_s - c.margin_s,
+            prepare=True,
+        )
+        for _ in range(ATTEMPTS):
+            outcome = run(target, load, Limits())
+            try:
+                outcome.since(c.warmup_s).require_punctual(c.max_lag_s)
+                return outcome
+            except CouldNotKeepUp as e:
+                self.refused_runs += 1
+                self._progress(f"left out: {e}")
+        return None

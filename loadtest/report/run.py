@@ -1,0 +1,232 @@
+"""The report of one run: what each request came to, over time.
+
+An `Outcome` in; a folder with report.html, report.png and report.json out.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from loadtest.figures import Figures, Timeline, figures, timeline
+from loadtest.histogram import histogram
+from loadtest.outcome import Fate, Outcome
+from loadtest.report.chart import Chart, Limit, Series
+from loadtest.report.page import COLOURS, Page, Table, Tile, html
+from loadtest.report.png import save_png
+
+FATES = {
+    Fate.OK: ("in budget", 2),
+    Fate.LATE: ("late", 1),
+    Fate.REFUSED: ("refused early (429)", 4),
+    Fate.EXPIRED: ("deadline passed (504)", 3),
+    Fate.UNAVAILABLE: ("unavailable (503)", 7),
+    Fate.OTHER: ("other, or no answer", 9),
+}
+PROMISED = 0.99
+
+
+def write_run(
+    folder: Path,
+    outcome: Outcome,
+    accuracy: Mapping[str, float],
+    made: Mapping[str, str],
+    *,
+    title: str = "Load test",
+    more: Mapping[str, Any] | None = None,
+    marks: tuple[tuple[float, str], ...] = (),
+) -> Path:
+    """Writes the folder, gives the page's path. made: how and where, for the reader. more: into the JSON."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found = figures(outcome, accuracy)
+    line = timeline(outcome, accuracy)
+    charts = run_charts(outcome, line, marks)
+    page = Page(
+        title=title,
+        verdict=_verdict(outcome, found),
+        kept=_kept(outcome, found),
+        tiles=_tiles(outcome, found),
+        charts=(("Over time", charts),),
+        tables=(_fates(found), *_paths(found, accuracy)),
+        made=tuple(made.items()),
+        notes=(
+            "Latency runs from the time at which a request was meant to leave, so a stall counts for every "
+            "request that it held up. Slices go by the time at which requests were due.",
+        ),
+    )
+    (folder / "report.html").write_text(html(page), encoding="utf-8")
+    save_png(charts, folder / "report.png", f"{title}: {page.verdict}")
+    document = {
+        "made": dict(made),
+        "figures": asdict(found),
+        "latency_histogram": histogram(outcome.latency_s[outcome.answered]),
+        "timeline": plain(asdict(line)),
+        **(more or {}),
+    }
+    (folder / "report.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    return folder / "report.html"
+
+
+def run_charts(
+    outcome: Outcome, line: Timeline, marks: tuple[tuple[float, str], ...] = ()
+) -> tuple[Chart, ...]:
+    """The charts of a run; those that would say nothing are left out."""
+    x = line.at_s
+    budget = _budget_ms(outcome)
+    limit = None if budget is None else Limit(budget, f"budget {budget:g} ms")
+    time = "seconds"
+    charts = [
+        Chart(
+            "Latency",
+            "Percentiles of the answers due in each slice. Below the dashed line the promise is kept.",
+            time,
+            "ms (log scale)",
+            tuple(
+                Series(f"p{q:g}", x, line.latency_ms[i], i)
+                for i, q in reversed(list(enumerate(line.percentiles)))
+            ),
+            log=True,
+            limit=limit,
+            marks=marks,
+        ),
+        Chart(
+            "What requests came to",
+            "Requests a second by how they ended, stacked: the height is the load.",
+            time,
+            "requests/s",
+            tuple(
+                Series(FATES[fate][0], x, line.fates[fate], FATES[fate][1])
+                for fate in Fate
+                if line.fates[fate].any()
+            ),
+            kind="layers",
+            marks=marks,
+        ),
+        Chart(
+            "Goodput",
+            "Rows answered within their budget, a second.",
+            time,
+            "rows/s",
+            (Series("goodput", x, line.goodput, 0),),
+            marks=marks,
+        ),
+    ]
+    if line.paths:
+        charts.append(
+            Chart(
+                "Which path answered",
+                "Share of the rows answered, by path. Under load cheaper paths take over.",
+                time,
+                "share of rows",
+                tuple(Series(name, x, line.mix[i], i % COLOURS) for i, name in enumerate(line.paths)),
+                kind="layers",
+                y_high=1.0,
+                percent=True,
+                marks=marks,
+            )
+        )
+    if np.isfinite(line.accuracy).any():
+        charts.append(
+            Chart(
+                "Accuracy",
+                "Mean accuracy of the rows answered in budget: what quality the load left. Note the scale.",
+                time,
+                "share of rows right",
+                (Series("accuracy", x, line.accuracy, 0),),
+                y_low=None,
+                percent=True,
+                marks=marks,
+            )
+        )
+    charts.append(
+        Chart(
+            "Requests in flight",
+            "Sent and not yet answered, at the end of each slice: the queue as a client sees it.",
+            time,
+            "requests",
+            (Series("in flight", x, line.in_flight, 0),),
+            marks=marks,
+        )
+    )
+    return tuple(charts)
+
+
+def _budget_ms(outcome: Outcome) -> float | None:
+    budgets = outcome.budget_s[np.isfinite(outcome.budget_s)]
+    return round(1e3 * float(np.median(budgets)), 3) if budgets.size else None
+
+
+def _kept(outcome: Outcome, found: Figures) -> bool | None:
+    return None if _budget_ms(outcome) is None else found.ok >= PROMISED
+
+
+def _verdict(outcome: Outcome, found: Figures) -> str:
+    budget = _budget_ms(outcome)
+    if budget is None:
+        asked = f"{found.requests:,} requests at {found.rate:,.0f} a second"
+        return f"{asked}; p99 {_ms(found.p99_ms)}. No budget was set."
+    kept = "kept" if found.ok >= PROMISED else "broken"
+    return (
+        f"The promise of {budget:g} ms was {kept}: {100 * found.ok:.2f}% of {found.requests:,} requests at "
+        f"{found.rate:,.0f} a second were answered in time."
+    )
+
+
+def _tiles(outcome: Outcome, found: Figures) -> tuple[Tile, ...]:
+    kept = _kept(outcome, found)
+    tiles = (
+        [Tile(f"{100 * found.ok:.2f}%", "of requests answered in budget", kept)] if kept is not None else []
+    )
+    tiles += [
+        Tile(_ms(found.p50_ms), "median latency"),
+        Tile(_ms(found.p99_ms), "99th percentile"),
+        Tile(f"{found.goodput:,.0f}", "rows/s in budget"),
+    ]
+    if found.accuracy is not None:
+        tiles.append(Tile(f"{100 * found.accuracy:.3f}%", "mean accuracy of those"))
+    tiles.append(Tile(f"{100 * found.reduced:.1f}%", "answered at reduced quality"))
+    tiles.append(Tile(f"{100 * found.refused:.2f}%", "refused early (429)"))
+    return tuple(tiles)
+
+
+def _fates(found: Figures) -> Table:
+    shares = (found.ok, found.late, found.refused, found.expired, found.unavailable, found.other)
+    rows = tuple(
+        (FATES[fate][0], f"{share * found.requests:,.0f}", f"{100 * share:.3f}%")
+        for fate, share in zip(Fate, shares, strict=True)
+        if share
+    )
+    return Table("How requests ended", ("outcome", "requests", "share"), rows)
+
+
+def _paths(found: Figures, accuracy: Mapping[str, float]) -> tuple[Table, ...]:
+    if not found.mix:
+        return ()
+    rows = tuple(
+        (path, f"{100 * share:.2f}%", f"{100 * accuracy[path]:.3f}%" if path in accuracy else "not known")
+        for path, share in found.mix.items()
+    )
+    return (Table("Paths that answered", ("path", "share of rows", "accuracy"), rows),)
+
+
+def _ms(value: float | None) -> str:
+    return "none" if value is None else f"{value:.3g} ms"
+
+
+def plain(value: Any) -> Any:
+    """Arrays as lists, what is not a number as null: JSON knows neither."""
+    if isinstance(value, np.ndarray):
+        return plain(value.tolist())
+    if isinstance(value, dict):
+        return {k: plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    if isinstance(value, float):
+        return round(value, 6) if math.isfinite(value) else None
+    return value
