@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -13,7 +12,7 @@ from models.bundle import Bundle
 from models.runtimes import open_runtime
 from models.runtimes.runtime import Runtime
 from planner.plan import LaneKind, PlannedLane, PlannedPath
-from server.lanes.lane import Executed, Lane
+from server.lanes.lane import Lane
 from server.lanes.opening import Paths, open_lane
 from tests.models.random_batches import random_batch
 
@@ -54,17 +53,3 @@ def lane(request: pytest.FixtureRequest, paths: Paths) -> Iterator[Lane]:
     lane = open_lane(PlannedLane(name="lane", kind=kind), paths, lambda _: None)
     yield lane
     lane.close()
-
-
-async def executed(lane: Lane, path: str, batch: Batch) -> Executed:
-    """What the lane makes of a batch; raises what it settles with."""
-    outcome: asyncio.Future[Executed] = asyncio.get_running_loop().create_future()
-
-    def settle(result: Executed | Exception) -> None:
-        if isinstance(result, Exception):
-            outcome.set_exception(result)
-        else:
-            outcome.set_result(result)
-
-    lane.execute(path, batch, settle)
-    return await asyncio.wait_for(outcome, 30)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -11,8 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.runtimes.runtime import Runtime
+from planner.plan import PlannedLane
 from server.lanes.lane import Executed, Lane
-from tests.server.lanes.conftest import MakeBatch, executed
+from server.lanes.opening import Paths, open_lane
+from tests.server.lanes.asking import executed
+from tests.server.lanes.conftest import MakeBatch
 
 PATHS = ("table-torch@cpu", "table-onnx@cpu")
 
@@ -73,3 +77,33 @@ def test_a_batch_is_settled_on_the_event_loop(lane: Lane, make_batch: MakeBatch)
         return await where
 
     assert asyncio.run(settled_on()) is threading.current_thread()
+
+
+@pytest.fixture
+def other(lane: Lane, paths: Paths) -> Iterator[Lane]:
+    """A second lane of the same kind."""
+    other = open_lane(PlannedLane(name="other", kind=lane.kind), paths[:1], lambda _: None)
+    yield other
+    other.close()
+
+
+def test_two_lanes_answer_at_the_same_time_and_close_alone(
+    lane: Lane, other: Lane, make_batch: MakeBatch, runtimes: dict[str, Runtime]
+) -> None:
+    settled: list[object] = []
+
+    async def both() -> list[Executed]:
+        batches = [make_batch(seed, 30) for seed in range(10)]
+        found = []
+        for mine, its in zip(batches[::2], batches[1::2], strict=True):
+            found += await asyncio.gather(executed(lane, PATHS[0], mine), executed(other, PATHS[0], its))
+        other.execute(PATHS[0], make_batch(10, 20_000), settled.append)
+        other.close()
+        found.append(await executed(lane, PATHS[0], make_batch(10, 30)))
+        return found
+
+    for seed, got in enumerate(asyncio.run(both())):
+        expected = runtimes[PATHS[0]].predict(make_batch(seed, 30))
+        np.testing.assert_array_equal(got.probabilities, expected)
+    assert (lane.alive, other.alive) == (True, False)
+    assert len(settled) == (lane.kind == "inline"), "a closed lane settles nothing any more"

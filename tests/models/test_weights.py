@@ -1,0 +1,39 @@
+"""Weights opened alone execute as their bundle does."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from models.bundle import Bundle, write_bundle
+from models.dlrm import DLRM, Architecture, DenseNet, dense_slots
+from models.embeddings.computed import Encoding
+from models.errors import BundleError
+from models.representation import KINDS, Kind, Representation, initial_stage
+from models.runtimes import open_runtime
+from models.weights import open_weights
+from tests.models.random_batches import random_batch
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_predict_what_their_bundle_predicts(
+    kind: Kind, bundle: Bundle, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    schema, vocabularies = bundle.manifest.schema_, bundle.encoder.vocabularies
+    encoding = None if kind == "table" else Encoding(k=16, hidden=(8,))
+    stored = {} if kind == "table" else {t: v.rows // 2 for t, v in vocabularies.items()}
+    representation = Representation(kind=kind, encoding=encoding, cuts=stored)
+    stage = initial_stage(representation, schema, vocabularies, 8, 0)
+    net = DenseNet(Architecture(width=8, bottom=(8,), top=(8,)), dense_slots(schema), stage.slots)
+    folder = tmp_path_factory.mktemp(kind) / "bundle"
+    written = write_bundle(folder, DLRM(stage, net), representation, bundle.encoder, {}, {})
+    weights = open_weights(written.path, written.manifest.version)
+    rows = {t: v.rows for t, v in vocabularies.items()}
+    batch = random_batch(np.random.default_rng(5), schema, rows, 60, 4)
+    expected = open_runtime("torch", written).predict(batch)
+    np.testing.assert_array_equal(open_runtime("torch", weights).predict(batch), expected)
+
+
+def test_weights_of_another_version_are_refused(bundle: Bundle) -> None:
+    with pytest.raises(BundleError, match=r"was replaced: it has version .*, another is served; reload it"):
+        open_weights(bundle.path, "another")

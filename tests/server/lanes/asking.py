@@ -1,0 +1,33 @@
+"""Asks a lane and waits for what it settles with."""
+
+from __future__ import annotations
+
+import asyncio
+import select
+
+from models.batch import Batch
+from server.lanes.lane import Executed, Lane
+
+LIVENESS_S = 30
+
+
+def asked(lane: Lane, path: str, batch: Batch) -> asyncio.Future[Executed | Exception]:
+    """The outcome, as a result in either case. Settling twice fails the test."""
+    outcome: asyncio.Future[Executed | Exception] = asyncio.get_running_loop().create_future()
+    lane.execute(path, batch, outcome.set_result)
+    return outcome
+
+
+async def executed(lane: Lane, path: str, batch: Batch) -> Executed:
+    """What the lane makes of a batch; raises what it settles with."""
+    outcome = await asyncio.wait_for(asked(lane, path, batch), LIVENESS_S)
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
+
+
+def ends(pidfd: int) -> bool:
+    """Whether a process ends within the time that a live system needs."""
+    poller = select.poll()
+    poller.register(pidfd, select.POLLIN)
+    return bool(poller.poll(LIVENESS_S * 1000))

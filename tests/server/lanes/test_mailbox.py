@@ -1,0 +1,114 @@
+"""The two ends of the shared memory, in one process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.batch import Batch, Block
+from server.lanes.lane import Executed, ExecutionFailed
+from server.lanes.mailbox import FIRST_BYTES, Mailbox, State
+from tests.models.random_batches import random_batch, random_schema, random_table_rows
+
+Ends = tuple[Mailbox, Mailbox]
+
+
+@pytest.fixture(scope="module")
+def ends() -> Iterator[Ends]:
+    """The server's end and the worker's."""
+    server = Mailbox.create("test")
+    worker = Mailbox(os.dup(server.fd))
+    yield server, worker
+    server.close()
+    worker.close()
+
+
+def arrays(batch: Batch) -> list[np.ndarray]:
+    blocks = [getattr(b, name) for b in (batch.context, batch.candidate) for name in Block.__slots__]
+    return blocks if batch.context_row is None else [*blocks, batch.context_row]
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    rows=st.integers(0, 20),
+    contexts=st.none() | st.integers(1, 25),
+    path=st.integers(0, 9),
+)
+def test_what_is_taken_is_what_was_put(
+    ends: Ends, seed: int, rows: int, contexts: int | None, path: int
+) -> None:
+    server, worker = ends
+    random = np.random.default_rng(seed)
+    schema = random_schema(random)
+    put = random_batch(random, schema, random_table_rows(random, schema), rows, contexts)
+    server.put(path, put)
+    number, taken = worker.take()
+    assert number == path
+    for mine, its in zip(arrays(put), arrays(taken), strict=True):
+        np.testing.assert_array_equal(mine, its, strict=True)
+        assert not its.flags.owndata
+    said = random.random(rows).astype(np.float32)
+    worker.answer(Executed(said, 0.25, 0.5))
+    got = server.outcome()
+    assert isinstance(got, Executed)
+    assert (got.embed_s, got.dense_s) == (0.25, 0.5)
+    np.testing.assert_array_equal(got.probabilities, said, strict=True)
+
+
+def wide(rows: int) -> Batch:
+    """Dense values only; 64 of them a row."""
+    return Batch(
+        Block(*_no_features(rows, 0)),
+        Block(np.arange(rows * 64, dtype=np.float32).reshape(rows, 64), *_no_features(rows, 0)[1:]),
+    )
+
+
+def _no_features(rows: int, dense: int) -> tuple[np.ndarray, ...]:
+    nothing = np.empty((rows, dense), np.float32), np.empty((rows, 0), np.int64)
+    return *nothing, np.empty(0, np.int64), np.zeros(1, np.int64)
+
+
+def test_it_grows_for_a_batch_that_does_not_fit_and_stays_so(ends: Ends) -> None:
+    server, worker = ends
+    rows = FIRST_BYTES // (64 * 4) + 1
+    for size, path in ((rows, 1), (3 * rows, 2), (2, 3)):
+        server.put(path, wide(size))
+        number, taken = worker.take()
+        assert number == path
+        np.testing.assert_array_equal(taken.candidate.dense, wide(size).candidate.dense)
+        assert worker.capacity == server.capacity >= size * 64 * 4
+    assert server.capacity >= 3 * rows * 64 * 4
+
+
+def test_an_answer_does_not_change_with_the_next_batch(ends: Ends) -> None:
+    server, worker = ends
+    kept = []
+    for value in (0.25, 0.75):
+        server.put(0, wide(5))
+        worker.take()
+        worker.answer(Executed(np.full(5, value, np.float32), 0.0, 0.0))
+        kept.append(server.outcome())
+    assert [k.probabilities.tolist() for k in kept if isinstance(k, Executed)] == [[0.25] * 5, [0.75] * 5]
+
+
+@given(st.text(max_size=40))
+def test_a_message_arrives_as_it_was_said(ends: Ends, text: str) -> None:
+    server, worker = ends
+    worker.say(State.FAILED, text)
+    # a lone surrogate, which UTF-8 has not, comes as its escape
+    assert server.said() == (State.FAILED, text.encode("utf-8", "backslashreplace").decode())
+    failed = server.outcome()
+    assert isinstance(failed, ExecutionFailed)
+    assert str(failed) == server.said()[1]
+
+
+def test_a_message_too_long_is_cut() -> None:
+    server = Mailbox.create("small")
+    server.say(State.FAILED, "ä" * FIRST_BYTES)
+    assert len(server.said()[1].encode()) <= FIRST_BYTES
+    server.close()

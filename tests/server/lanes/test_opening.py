@@ -1,0 +1,73 @@
+"""Lanes as a plan names them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+
+import pytest
+
+from models.runtimes.runtime import Runtime
+from planner.plan import LaneKind, PlanError, PlannedLane
+from server.lanes.opening import Paths, open_lane
+from tests.server.lanes.asking import asked, executed
+from tests.server.lanes.conftest import MakeBatch
+
+PATH = "table-torch@cpu"
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_a_core_that_is_not_there_is_named(kind: LaneKind, paths: Paths) -> None:
+    before = os.sched_getaffinity(0)
+    planned = PlannedLane(name="cpu-3", kind=kind, cores=(0, 4000))
+    with pytest.raises(PlanError, match=r"^lane 'cpu-3': there is no core 4000 for it; this machine has \d+"):
+        open_lane(planned, paths, lambda _: None)
+    assert os.sched_getaffinity(0) == before
+
+
+def test_a_lane_takes_the_runtimes_it_is_given(paths: Paths, make_batch: MakeBatch) -> None:
+    class Given(Exception):
+        pass
+
+    class Raising:
+        def embed(self, batch: object) -> object:
+            raise Given
+
+    given: dict[str, Runtime] = {PATH: Raising()}  # type: ignore[dict-item]
+    lane = open_lane(PlannedLane(name="cpu", kind="inline"), paths[:1], lambda _: None, given)
+    with pytest.raises(Given):
+        asyncio.run(executed(lane, PATH, make_batch(1, 3)))
+
+
+def test_a_thread_is_pinned_and_leaves_the_loop_free(
+    paths: Paths, runtimes: dict[str, Runtime], make_batch: MakeBatch
+) -> None:
+    """The runtime waits for the loop: in the loop's own thread it would wait for ever."""
+    gate = threading.Event()
+    cores: list[set[int]] = []
+
+    class Gated:
+        def embed(self, batch: object) -> object:
+            cores.append(os.sched_getaffinity(0))
+            assert gate.wait(30)
+            return runtimes[PATH].embed(batch)  # type: ignore[arg-type]
+
+        def dense(self, embedded: object) -> object:
+            return runtimes[PATH].dense(embedded)
+
+    planned = PlannedLane(name="gated", kind="thread", cores=(0,))
+    given: dict[str, Runtime] = {PATH: Gated()}  # type: ignore[dict-item]
+    lane = open_lane(planned, paths[:1], lambda _: None, given)
+
+    async def open_the_gate() -> None:
+        outcome = asked(lane, PATH, make_batch(2, 3))
+        await asyncio.sleep(0)
+        gate.set()
+        assert not isinstance(await asyncio.wait_for(outcome, 30), Exception)
+
+    before = os.sched_getaffinity(0)
+    asyncio.run(open_the_gate())
+    lane.close()
+    assert cores == [{0}]
+    assert os.sched_getaffinity(0) == before

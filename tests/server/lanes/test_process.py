@@ -1,0 +1,285 @@
+"""What only a process lane has: a process, which may die, stop, or lose its server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from models.errors import BundleError, RuntimeUnavailable
+from models.runtimes.runtime import Runtime
+from planner.plan import PlannedLane
+from server.lanes.lane import ExecutionFailed, Lane, LaneDied
+from server.lanes.opening import Paths, open_lane, task_of
+from server.lanes.process import ProcessLane
+from tests.server.lanes.asking import LIVENESS_S, asked, ends, executed
+from tests.server.lanes.conftest import MakeBatch
+
+ROOT = Path(__file__).parents[3]
+PATH = "table-torch@cpu"
+PROCESS = PlannedLane(name="cpu-1", kind="process")
+
+
+class Deaths:
+    """Who died, and an event for it."""
+
+    def __init__(self) -> None:
+        self.lanes: list[Lane] = []
+        self.heard = asyncio.Event()
+
+    def __call__(self, lane: Lane) -> None:
+        assert not lane.alive
+        self.lanes.append(lane)
+        self.heard.set()
+
+
+@pytest.fixture
+def deaths() -> Deaths:
+    return Deaths()
+
+
+@pytest.fixture
+def lane(paths: Paths, deaths: Deaths) -> Iterator[Lane]:
+    lane = open_lane(PROCESS, paths, deaths)
+    yield lane
+    lane.close()
+
+
+@pytest.fixture(scope="module")
+def steady(paths: Paths) -> Iterator[Lane]:
+    """One that nobody kills."""
+    lane = open_lane(PlannedLane(name="steady", kind="process"), paths, Deaths())
+    yield lane
+    lane.close()
+
+
+def pid_of(lane: Lane) -> int:
+    assert lane.pid is not None
+    return lane.pid
+
+
+def test_a_worker_killed_while_executing_settles_its_batch_and_comes_back(
+    lane: Lane, deaths: Deaths, make_batch: MakeBatch, runtimes: dict[str, Runtime]
+) -> None:
+    batch = make_batch(1, 30)
+
+    async def kill_and_restart() -> None:
+        first = pid_of(lane)
+        os.kill(first, signal.SIGSTOP)  # so that it is surely not done before it is killed
+        outcome = asked(lane, PATH, batch)
+        os.kill(first, signal.SIGKILL)
+        died = await asyncio.wait_for(outcome, LIVENESS_S)
+        assert isinstance(died, LaneDied)
+        assert str(died) == f"lane 'cpu-1': process {first} was killed by SIGKILL"
+        assert deaths.lanes == [lane]
+        assert (lane.alive, lane.pid) == (False, None)
+        with pytest.raises(LaneDied, match="lane 'cpu-1'"):
+            await executed(lane, PATH, batch)
+        await asyncio.gather(lane.restart(), lane.restart())
+        assert lane.alive
+        assert lane.pid != first
+        got = (await executed(lane, PATH, batch)).probabilities
+        np.testing.assert_array_equal(got, runtimes[PATH].predict(batch))
+        assert len(deaths.lanes) == 1
+
+    asyncio.run(kill_and_restart())
+
+
+def test_a_worker_killed_while_idle_is_heard_of(
+    lane: Lane, deaths: Deaths, paths: Paths, tmp_path: Path
+) -> None:
+    bundle = paths[0][1].path
+
+    async def kill() -> None:
+        lane.attach()
+        os.kill(pid_of(lane), signal.SIGKILL)
+        await asyncio.wait_for(deaths.heard.wait(), LIVENESS_S)
+        assert deaths.lanes == [lane]
+        bundle.rename(tmp_path / "away")
+        try:
+            with pytest.raises(BundleError, match="lane 'cpu-1': no bundle at"):
+                await lane.restart()
+        finally:
+            (tmp_path / "away").rename(bundle)
+        assert not lane.alive
+
+    asyncio.run(kill())
+
+
+def test_a_lane_closed_while_it_restarts_leaves_no_process(lane: Lane, deaths: Deaths) -> None:
+    async def close_meanwhile() -> None:
+        lane.attach()
+        os.kill(pid_of(lane), signal.SIGKILL)
+        await asyncio.wait_for(deaths.heard.wait(), LIVENESS_S)
+        restarting = asyncio.ensure_future(lane.restart())
+        await asyncio.sleep(0)
+        lane.close()
+        await asyncio.gather(restarting, return_exceptions=True)
+        assert not lane.alive
+
+    asyncio.run(close_meanwhile())
+    assert _children() == []
+
+
+def test_a_stalled_worker_answers_when_it_goes_on(
+    steady: Lane, make_batch: MakeBatch, runtimes: dict[str, Runtime]
+) -> None:
+    batch = make_batch(2, 30)
+
+    async def stall() -> None:
+        os.kill(pid_of(steady), signal.SIGSTOP)
+        outcome = asked(steady, PATH, batch)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(outcome), 0.05)
+        os.kill(pid_of(steady), signal.SIGCONT)
+        got = await asyncio.wait_for(outcome, LIVENESS_S)
+        assert not isinstance(got, Exception)
+        np.testing.assert_array_equal(got.probabilities, runtimes[PATH].predict(batch))
+
+    asyncio.run(stall())
+
+
+def test_signals_of_a_terminal_or_a_supervisor_are_the_servers_affair(
+    steady: Lane, make_batch: MakeBatch
+) -> None:
+    pid = pid_of(steady)
+    for told in (signal.SIGINT, signal.SIGTERM):
+        os.kill(pid, told)
+    asyncio.run(executed(steady, PATH, make_batch(3, 3)))
+    assert os.getpgid(pid) != os.getpgid(0)
+    assert steady.pid == pid
+
+
+def test_an_error_comes_back_in_one_line(steady: Lane, make_batch: MakeBatch) -> None:
+    batch = make_batch(1, 4)
+    batch.candidate.ranks[0, 0] = 10**9
+    with pytest.raises(ExecutionFailed) as caught:
+        asyncio.run(executed(steady, PATH, batch))
+    assert "index out of range" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_batch_larger_than_the_mailbox_makes_it_grow(
+    steady: Lane, make_batch: MakeBatch, runtimes: dict[str, Runtime]
+) -> None:
+    for rows in (40_000, 3, 90_000, 5):
+        batch = make_batch(rows, rows, 7)
+        got = asyncio.run(executed(steady, PATH, batch)).probabilities
+        np.testing.assert_array_equal(got, runtimes[PATH].predict(batch))
+
+
+def test_rows_are_shared_and_not_copied(steady: Lane, paths: Paths, make_batch: MakeBatch) -> None:
+    asyncio.run(executed(steady, PATH, make_batch(6, 500)))
+    mappings = _mappings(pid_of(steady), "embeddings.safetensors")
+    assert mappings
+    assert sum(m["Rss"] for m in mappings) > 0
+    assert sum(m["Private_Dirty"] + m["Anonymous"] for m in mappings) == 0
+
+
+def test_a_worker_outlives_the_thread_that_opened_it_but_not_its_lane(
+    paths: Paths, make_batch: MakeBatch
+) -> None:
+    shared, files = set(os.listdir("/dev/shm")), _open_files()
+    opened: list[Lane] = []
+    pinned = PROCESS.model_copy(update={"cores": (0,)})
+    opening = threading.Thread(target=lambda: opened.append(open_lane(pinned, paths[:1], Deaths())))
+    opening.start()
+    opening.join()
+    (lane,) = opened
+    pid = pid_of(lane)
+    assert os.sched_getaffinity(pid) == {0}
+    for _ in range(2):  # from one event loop after another
+        asyncio.run(executed(lane, PATH, make_batch(7, 3)))
+
+    async def close_while_it_stands_still() -> None:
+        os.kill(pid, signal.SIGSTOP)
+        asked(lane, PATH, make_batch(8, 3))
+        lane.close()
+
+    asyncio.run(close_while_it_stands_still())
+    lane.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert _open_files() == files
+    assert set(os.listdir("/dev/shm")) <= shared
+
+
+SERVER = """
+import os, signal, sys
+from models.bundle import load_bundle
+from planner.plan import PlannedLane, PlannedPath
+from server.lanes.opening import open_lane
+
+path = PlannedPath(name="p", bundle=sys.argv[1], runtime="torch")
+planned = PlannedLane(name="orphan", kind="process")
+lane = open_lane(planned, [(path, load_bundle(sys.argv[1]))], print)
+os.kill(lane.pid, signal.SIGSTOP)  # the kernel has to do it: this worker cannot
+print(lane.pid, flush=True)
+signal.pause()
+"""
+
+
+def test_a_server_that_is_killed_takes_its_workers_along(bundle_dir: Path) -> None:
+    shared = set(os.listdir("/dev/shm"))
+    command = [sys.executable, "-c", SERVER, str(bundle_dir)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as server:
+        assert server.stdout is not None
+        worker = os.pidfd_open(int(server.stdout.readline()))
+        server.kill()
+    try:
+        assert ends(worker)
+    finally:
+        os.close(worker)
+    assert set(os.listdir("/dev/shm")) <= shared
+
+
+def test_a_worker_that_cannot_open_its_paths_says_why_in_one_line(paths: Paths) -> None:
+    task = task_of(PROCESS, paths)
+    elsewhere = task.paths[0].model_copy(update={"device": "teapot"})
+    with pytest.raises(RuntimeUnavailable, match="lane 'cpu-1': torch has no device 'teapot'") as caught:
+        ProcessLane("cpu-1", task.model_copy(update={"paths": (elsewhere,)}), Deaths())
+    assert "\n" not in str(caught.value)
+    assert _children() == []
+
+
+def test_a_worker_that_ends_while_it_starts_is_said_to_have(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONHOME", "/nowhere")  # the interpreter does not come up
+    with pytest.raises(RuntimeUnavailable, match="its process exited with status 1 while it started"):
+        open_lane(PROCESS, paths, Deaths())
+
+
+def _open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def _children() -> list[str]:
+    """Processes of lanes that this one has started and that still are."""
+    tasks = Path("/proc/self/task")
+    pids = [pid for task in tasks.iterdir() for pid in (task / "children").read_text().split()]
+    lines = [Path(f"/proc/{pid}/cmdline").read_bytes().decode() for pid in pids]
+    return [line for line in lines if "server.lanes.worker" in line and "cpu-1" in line.split("\0")]
+
+
+def _mappings(pid: int, name: str) -> list[dict[str, int]]:
+    """The mappings of a file by a process, in KiB by kind."""
+    found: list[dict[str, int]] = []
+    wanted = False
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        first, *rest = line.split()
+        if not first.endswith(":"):
+            wanted = line.endswith(name)
+            if wanted:
+                found.append({})
+        elif wanted and rest[-1] == "kB":
+            found[-1][first.rstrip(":")] = int(rest[0])
+    return found
