@@ -1,0 +1,105 @@
+"""What became of simulated queries, as arrays, and the figures that summarise them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+
+
+class Status(IntEnum):
+    PENDING = 0
+    ANSWERED = 1
+    REFUSED = 2
+    EXPIRED = 3
+    FAILED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """goodput: rows/s answered within their deadline; correct: those times their path's accuracy.
+
+    in_budget: share of all queries; of_taken: of those not refused. late: answered after the deadline. p50_s,
+    p99_s: from arrival to answer. accuracy: mean over answered rows. paths: share of answered rows.
+    """
+
+    queries: int
+    rows_s: float
+    goodput: float
+    correct: float
+    in_budget: float
+    of_taken: float
+    refused: float
+    expired: float
+    late: float
+    p50_s: float
+    p99_s: float
+    accuracy: float
+    paths: dict[str, float]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    """One entry a query, in order of arrival: int64 or float64 [queries].
+
+    path: -1 if not answered. finish_s: when it was answered, refused or expired.
+    """
+
+    names: tuple[str, ...]
+    accuracies: tuple[float, ...]
+    arrival_s: F64
+    rows: I64
+    deadline_s: F64
+    finish_s: F64
+    path: I64
+    status: I64
+    seconds: float
+
+    def figures(self, since_s: float = 0.0, until_s: float | None = None) -> Figures:
+        """Of queries that arrived in [since_s, until_s)."""
+        until_s = self.seconds if until_s is None else until_s
+        span = max(until_s - since_s, 1e-9)
+        chosen = (self.arrival_s >= since_s) & (self.arrival_s < until_s)
+        rows, path, status = self.rows[chosen], self.path[chosen], self.status[chosen]
+        finish, deadline = self.finish_s[chosen], self.deadline_s[chosen]
+        answered = status == Status.ANSWERED
+        good = answered & (finish <= deadline)
+        accuracy = np.asarray(self.accuracies)[path]
+        took = (finish - self.arrival_s[chosen])[answered]
+        n = max(1, rows.size)
+        refused = int((status == Status.REFUSED).sum())
+        by_path = np.bincount(path[answered], weights=rows[answered], minlength=len(self.names))
+        all_answered = float(rows[answered].sum())
+        return Figures(
+            queries=int(rows.size),
+            rows_s=float(rows.sum() / span),
+            goodput=float(rows[good].sum() / span),
+            correct=float((rows * accuracy)[good].sum() / span),
+            in_budget=float(good.sum() / n),
+            of_taken=float(good.sum() / max(1, rows.size - refused)),
+            refused=refused / n,
+            expired=float((status == Status.EXPIRED).sum() / n),
+            late=float((answered & ~good).sum() / n),
+            p50_s=float(np.quantile(took, 0.5)) if took.size else 0.0,
+            p99_s=float(np.quantile(took, 0.99)) if took.size else 0.0,
+            accuracy=float((rows * accuracy)[answered].sum() / all_answered) if all_answered else 0.0,
+            paths={
+                name: float(share / all_answered) if all_answered else 0.0
+                for name, share in zip(self.names, by_path, strict=True)
+            },
+        )
+
+    def over_time(self, step_s: float) -> list[dict[str, Any]]:
+        """Figures of consecutive steps."""
+        steps = np.arange(0.0, self.seconds, step_s)
+        spans = ((float(at), min(float(at) + step_s, self.seconds)) for at in steps)
+        return [{"from_s": at, **self.figures(at, until).as_dict()} for at, until in spans]
