@@ -21,14 +21,11 @@ def rate(per_s: float) -> str:
 
 
 def percent(share: float) -> str:
-    """A share that never rounds up to all or down to nothing: `99.98%`."""
-    if share in (0.0, 1.0):
+    """A share that is not rounded up to all or down to nothing: `99.98%`."""
+    if not 1e-6 < share < 1 - 1e-6:
         return f"{share:.0%}"
-    for decimals in range(1, 7):
-        shown = f"{100 * share:.{decimals}f}"
-        if 0 < float(shown) < 100:
-            return f"{shown}%"
-    return f"{100 * share:.6f}%"
+    decimals = next(n for n in range(1, 6) if 0 < float(f"{100 * share:.{n}f}") < 100)
+    return f"{100 * share:.{decimals}f}%"
 
 
 def ms(seconds: float) -> str:

@@ -14,15 +14,21 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.traffic import Sizes, Traffic
+from planner.traffic import (
+    DEEPRECSYS_MEAN,
+    DEEPRECSYS_SIGMA,
+    HEAVY_SIGMA,
+    MLPERF,
+    MOST_ROWS,
+    Sizes,
+    Traffic,
+)
 
 F64 = NDArray[np.float64]
 
 EDGES = (0.0, 0.1, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999, 1.0)
 """Quantiles between classes: finer where queries are large, for those decide what a path can promise."""
 GRID = 20_000
-DEEPRECSYS_MU = 5.1
-MLPERF = {100: 2, 200: 12, 300: 2, 400: 1, 500: 1, 600: 1, 700: 1}
 SINE_LEVELS = 4
 
 
@@ -46,19 +52,17 @@ class Level:
 def size_classes(sizes: Sizes) -> tuple[SizeClass, ...]:
     """At most 12 classes, in ascending size; their shares sum to 1."""
     if sizes.kind == "fixed":
-        rows = float(sizes.mean or 1)
+        rows = sizes.mean_rows
         return (SizeClass(rows, math.ceil(rows), 1.0),)
     if sizes.kind == "measured":
-        return grouped(np.array(sizes.values, np.float64), np.array(sizes.shares, np.float64))
+        shares = np.array(sizes.shares or (1.0,) * len(sizes.values), np.float64)
+        return grouped(np.array(sizes.values, np.float64), shares)
     if sizes.kind == "mlperf":
-        values = np.repeat(np.array(list(MLPERF), np.float64), list(MLPERF.values()))
-        return grouped(values, np.ones(values.size))
-    sigma = 0.2 if sizes.kind == "lognormal" else 1.0
-    mu = math.log(sizes.mean) - sigma**2 / 2 if sizes.mean else DEEPRECSYS_MU
-    normal = NormalDist(mu, sigma)
+        return grouped(np.array(MLPERF, np.float64), np.ones(len(MLPERF)))
+    sigma = HEAVY_SIGMA if sizes.kind == "heavy" else DEEPRECSYS_SIGMA
+    normal = NormalDist(math.log(sizes.mean or DEEPRECSYS_MEAN) - sigma**2 / 2, sigma)
     at = np.array([normal.inv_cdf((i + 0.5) / GRID) for i in range(GRID)])
-    values = np.clip(np.rint(np.exp(at)), 1, 4096)
-    return grouped(values, np.ones(GRID))
+    return grouped(np.clip(np.rint(np.exp(at)), 1, MOST_ROWS), np.ones(GRID))
 
 
 def grouped(values: F64, shares: F64) -> tuple[SizeClass, ...]:

@@ -120,6 +120,25 @@ def load_profile(file: str | Path) -> Profile:
     return profile.model_copy(update={"paths": paths})
 
 
+def on_machine(profile: Profile, machine: Machine, named: str) -> Profile:
+    """The profile with another description of its machine: other memories, lanes, links, prices. Its
+    latencies stay. Raises ProfileError: it describes another machine, or lacks a device of a path."""
+    if machine.name != profile.machine.name:
+        raise ProfileError(
+            f"the profile is of machine '{profile.machine.name}', '{named}' describes '{machine.name}': "
+            "latencies do not carry over; profile there, or give the description the profile's name to ask "
+            "what its other figures would change"
+        )
+    known = {d.name for d in machine.devices}
+    for p in profile.paths:
+        if p.path.device not in known:
+            raise ProfileError(
+                f"path '{p.path.name}' was profiled on device '{p.path.device}', which '{named}' does not "
+                f"describe; it has {', '.join(sorted(known))}"
+            )
+    return profile.model_copy(update={"machine": machine})
+
+
 def save_profile(profile: Profile, file: str | Path) -> None:
     """Writes a profile that `load_profile` reads back; bundles are named as the profile names them."""
     Path(file).write_text(profile.model_dump_json(indent=2, exclude_none=True) + "\n", encoding="utf-8")

@@ -20,6 +20,9 @@ from planner.problem import Problem
 
 GAP = 1e-7
 """Relative. Accuracies of representations differ by as little as 1e-4 of themselves."""
+TIE = 1e-6
+"""Relative worth of a path not deployed, and of a device's whole time: what decides between plans that
+predict equally well, and less than one test row of most data sets."""
 
 
 class PlanImpossible(PolyrecError):
@@ -61,16 +64,18 @@ class Program:
         self._values: list[float] = []
         self._limits: list[float] = []
         self.time_rows: dict[tuple[str, int], int] = {}
-        self.gain: list[float] = [0.0] * self.n
+        self.gain: list[float] = [-TIE] * self.n
         self.share: dict[int, dict[int, int]] = {}
+        lasting = np.array([level.share for level in problem.levels])
         self._scale = max(float(self.weights.sum()), 1e-300)
         for k, i in enumerate(candidates):
             option = problem.options[i]
-            accuracy = problem.paths[option.path].accuracy
+            accuracy, device = problem.paths[option.path].accuracy, problem.paths[option.path].path.device
             self.share[k] = {}
             for c in np.flatnonzero(np.isfinite(option.cost_s)).tolist():
                 self.share[k][c] = len(self.gain)
-                self.gain += (accuracy * self.weights[c] / self._scale).tolist()
+                time = option.cost_s[c] * self.queries[c] * lasting / problem.lanes[device].count
+                self.gain += (accuracy * self.weights[c] / self._scale - TIE * time).tolist()
         self.shares_end = len(self.gain)
         self._queries_once()
         self._time()

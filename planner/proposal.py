@@ -57,18 +57,23 @@ def propose(
     ask: Ask,
     tables: Sequence[Tables | None] | None = None,
     *,
-    what_if: bool = True,
+    bounds: bool = True,
+    more: bool = True,
     time_limit_s: float = TIME_LIMIT_S,
 ) -> Proposal:
-    """The best plan. tables: as `tables_of` reads them, to read them once for many plans. what_if: also
-    plan with one more core, device, GB, to say what that buys. Raises PlanImpossible or BundleError."""
+    """The best plan.
+
+    tables: as `tables_of` reads them, to read them once for many plans. bounds: also plan without each
+    limit, to say which of them bind; more: and with one more core, device, GB, to say what that buys.
+    Raises PlanImpossible or BundleError.
+    """
     tables = tables_of(profile.paths) if tables is None else tables
     problem = pose(profile, ask, tables)
     refuse_impossible(profile, problem)
     choice = choose(problem, time_limit_s)
     problem = filled(problem, choice)
     choice = with_reserve(problem, shared(problem, list(choice.options), choice.gap))
-    others = (lambda other: _chosen(profile, other, tables, time_limit_s)) if what_if else None
+    others = (lambda other: _chosen(profile, other, tables, time_limit_s)) if more else None
     plan = Plan(
         paths=tuple(_planned(problem, i) for i in choice.options),
         lanes=_lanes(problem, choice),
@@ -76,7 +81,7 @@ def propose(
         default_budget_ms=1e3 * ask.slo_s,
         limits=_limits(problem, choice),
         placement=place(problem, choice),
-        expected=expect(problem, choice, others),
+        expected=expect(problem, choice, bounds, others),
     )
     return Proposal(plan, problem, choice)
 

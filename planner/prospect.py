@@ -21,8 +21,9 @@ TELLING = 1e-6
 Others = Callable[[Ask], Choice | None]
 
 
-def expect(problem: Problem, choice: Choice, others: Others | None = None) -> Expected:
-    """others: what would be chosen for another ask; None leaves out what bounds and what more would buy."""
+def expect(problem: Problem, choice: Choice, bounds: bool = True, others: Others | None = None) -> Expected:
+    """bounds: whether to find out what binds. others: what would be chosen for another ask, to say what
+    more would buy; None leaves that out."""
     levels = problem.levels
     stated = np.array([level.share for level in levels])
     rates = np.array([level.rate for level in levels])
@@ -52,9 +53,9 @@ def expect(problem: Problem, choice: Choice, others: Others | None = None) -> Ex
     best = max(p.accuracy for p in problem.paths)
     bound: tuple[Bound, ...] = ()
     more: tuple[More, ...] = ()
-    if others is not None and choice.correct < asked * best * (1 - TELLING):
-        bound = _bounds(problem, choice, asked * unserved * best)
-        more = _more(problem, choice, others)
+    if choice.correct < asked * best * (1 - TELLING):
+        bound = _bounds(problem, choice, asked * unserved * best) if bounds else ()
+        more = _more(problem, choice, others) if others is not None else ()
     return Expected(
         traffic=problem.ask.traffic,
         slo_ms=1e3 * problem.ask.slo_s,
@@ -118,7 +119,7 @@ def _more(problem: Problem, choice: Choice, others: Others) -> tuple[More, ...]:
         else:
             asks[f"1 {device}"] = replace(ask, copies={**ask.copies, device: ask.copies.get(device, 1) + 1})
     for place, budget in problem.budget.items():
-        if budget is not None:
+        if budget is not None and (place != "disk" or any(o.tier == "disk" for o in problem.options)):
             asks[f"{size(MORE_BYTES)} of {place}"] = replace(
                 ask, memory={**ask.memory, place: int(budget) + MORE_BYTES}
             )

@@ -24,6 +24,7 @@ VERBS = (
     "materialise",
     "inspect",
     "profile",
+    "plan",
     "serve",
 )
 

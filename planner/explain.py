@@ -1,0 +1,151 @@
+"""A plan in words: what is served, by which paths, from where, what bounds it, what more would buy.
+
+A `Plan` in, the lines of a page out, for a terminal. Everything on it stands in the plan file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from planner.amounts import percent, rate, size
+from planner.expected import Bound, Expected
+from planner.placed import Placement
+from planner.plan import Plan
+from planner.traffic import Sizes, Traffic
+
+TELLING = 0.5
+"""Correct predictions a second that are worth a line."""
+
+
+def page(plan: Plan) -> list[str]:
+    """The lines."""
+    lines: list[str] = []
+    expected = plan.expected
+    if expected is not None:
+        lines += _promise(expected)
+    lines += ["", *_paths(plan)]
+    if expected is not None:
+        lines += ["", *_devices(plan, expected)]
+    if plan.placement is not None:
+        lines += ["", *_memory(plan.placement)]
+    if expected is not None:
+        lines += ["", *_bounds(expected)]
+        lines += _more(expected)
+    routing, limits = plan.routing, plan.limits
+    lines += [
+        "",
+        f"Routing by '{routing.policy}', default budget {plan.default_budget_ms:g} ms; a query costs the "
+        f"front {routing.query_s * 1e6:.0f} us and {routing.row_s * 1e6:.2f} us a row",
+        f"Batches up to {limits.max_batch_rows:,} rows, requests up to {limits.max_request_rows:,}, "
+        f"a queue of up to {limits.max_queued_rows:,} rows",
+    ]
+    return lines[1:] if expected is None else lines
+
+
+def table(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
+    """Aligned columns, the first `left` to the left and the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if i < left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def traffic_words(traffic: Traffic) -> str:
+    """`4,000 queries/s of 23 rows (lognormal), Poisson`."""
+    kind: str = traffic.arrivals.kind
+    if kind not in ("poisson", "trace"):
+        kind = f"{kind} by {traffic.arrivals.factor:g}"
+    return f"{rate(traffic.rate)} queries/s of {_sizes(traffic.sizes)}, {kind}"
+
+
+def bound_words(bound: Bound) -> str:
+    """`time of cpu (+2,090 correct/s without it)`."""
+    gain = f" (+{rate(bound.gain)} correct/s without it)"
+    if bound.kind == "promise":
+        return f"the promise: {bound.what}{gain}"
+    return f"{bound.kind} of {bound.what}{gain}"
+
+
+def _sizes(sizes: Sizes) -> str:
+    rows = f"{sizes.mean_rows:.4g} rows"
+    return rows if sizes.kind == "fixed" else f"{rows} on average ({sizes.kind})"
+
+
+def _promise(e: Expected) -> Iterator[str]:
+    yield f"Plan for machine '{e.machine}': {traffic_words(e.traffic)}, within {e.slo_ms:g} ms"
+    yield (
+        f"Serves {percent(e.served)} of it: {rate(e.rows_per_s)} of {rate(e.asked_rows_per_s)} rows/s, "
+        f"{rate(e.correct_per_s)} of them right (accuracy {e.accuracy:.5f})"
+    )
+    if e.unserved:
+        yield f"{percent(e.unserved)} of the rows come in queries that no path answers within the promise"
+    if e.cost_per_million is not None:
+        yield f"A million predictions cost {e.cost_per_million:.3g} at the prices of the devices used"
+    if e.gap > 1e-6:
+        yield f"A better plan can be at most {percent(e.gap)} better (the solver stopped there)"
+
+
+def _paths(plan: Plan) -> list[str]:
+    if plan.expected is None:
+        return [
+            "Paths",
+            *(f"  {p.name:<24} {p.runtime} on {p.device}, bundle {p.bundle}" for p in plan.paths),
+        ]
+    rows = [["path", "of the rows", "accuracy", "queries up to", "batches up to", "lies in"]]
+    where = {p.path: p for p in plan.placement.paths} if plan.placement else {}
+    for p in plan.expected.paths:
+        lies = ""
+        if p.path in where:
+            placed = where[p.path]
+            lies = ", ".join(
+                f"{size(n)} {tier}"
+                + ("" if placed.lookups[tier] == 1 else f" ({percent(placed.lookups[tier])})")
+                for tier, n in placed.bytes.items()
+            )
+        share = percent(p.share) if p.share else "in reserve"
+        rows.append(
+            [p.path, share, f"{p.accuracy:.5f}", f"{p.largest_rows:,} rows", f"{p.batch_rows:,} rows", lies]
+        )
+    lines = table(rows)
+    if any(len(p.bytes) > 1 for p in where.values()):
+        lines.append("(in brackets: share of the look-ups that find their row there)")
+    return lines
+
+
+def _devices(plan: Plan, e: Expected) -> list[str]:
+    kinds = {lane.device: lane.kind for lane in plan.all_lanes()}
+    rows = [["device", "lanes", "busy", "one more lane's time is worth"]]
+    for d in e.devices:
+        name = "front" if d.device == "front" else f"{d.device} ({kinds[d.device]})"
+        worth = f"{rate(d.price)} correct/s" if d.price > TELLING else "nothing"
+        rows.append([name, str(d.lanes), percent(min(d.load, 1.0)) if d.load < 1 - 1e-6 else "full", worth])
+    return table(rows)
+
+
+def _memory(placement: Placement) -> list[str]:
+    rows = [["memory", "used", "of", "rows", "decoders, nets", "buffers"]]
+    for m in placement.memories:
+        parts = (m.used_bytes, m.budget_bytes, m.rows_bytes, m.fixed_bytes, m.working_bytes)
+        rows.append([m.place, *(size(n) for n in parts)])
+    return table(rows)
+
+
+def _bounds(e: Expected) -> Iterator[str]:
+    if not e.bound:
+        yield "Bound by nothing: everything is served by the most accurate path"
+    for i, bound in enumerate(e.bound):
+        yield f"{'Bound by' if not i else '     and'} {bound_words(bound)}"
+
+
+def _more(e: Expected) -> Iterator[str]:
+    useful = [m for m in e.more if m.correct_per_s > TELLING]
+    for m in useful:
+        rows = "" if abs(m.rows_per_s) < TELLING else f", {m.rows_per_s:+,.0f} rows/s"
+        yield f"{m.what} more would buy {rate(m.correct_per_s)} correct/s{rows}"
+    useless = [m.what for m in e.more if m.correct_per_s <= TELLING]
+    if useless:
+        yield f"{', '.join(useless)} more would buy nothing"

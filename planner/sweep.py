@@ -1,0 +1,176 @@
+"""What if: plans for many promises, rates, machines; what each would give, as a frontier.
+
+Texts like `slo=5,10,20` go in, one axis each; every combination is planned. Out comes a `Point` each:
+goodput, quality, what bound it, what a million predictions cost. An ask that nothing can do is a point
+as well, with its reason.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from typing import Any
+
+from planner.amounts import percent, rate, size
+from planner.ask import Ask
+from planner.devices import Machine, MachineError, parse_bytes
+from planner.explain import table
+from planner.plan import PlanError
+from planner.profile import Profile
+from planner.program import PlanImpossible
+from planner.proposal import propose
+from planner.residency import Tables
+
+KEYS = ("slo", "rate", "cores", "memory.DEVICE", "copies.DEVICE")
+MOST = 400
+"""Plans of one sweep."""
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """key: as asked. values: in its unit: ms, queries a second, cores, bytes, copies."""
+
+    key: str
+    values: tuple[float, ...]
+
+    def show(self, value: float) -> str:
+        """A value in words."""
+        if self.key.startswith("memory."):
+            return size(value)
+        return f"{value:g} ms" if self.key == "slo" else f"{value:,g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One combination: values by key, and what it asks."""
+
+    values: dict[str, float]
+    ask: Ask
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What one combination gives. shares: of the rows, by path. reason: why there is no plan."""
+
+    values: dict[str, float]
+    rows_per_s: float = 0.0
+    correct_per_s: float = 0.0
+    served: float = 0.0
+    accuracy: float | None = None
+    shares: dict[str, float] | None = None
+    bound: str = ""
+    cost_per_million: float | None = None
+    reason: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        return asdict(self)
+
+
+def parse_sweep(text: str, machine: Machine) -> Axis:
+    """`slo=5,10`, `memory.cpu=1GB,2GB` -> an axis. Raises PlanError or MachineError."""
+    key, equals, listed = (part.strip() for part in text.partition("="))
+    if not equals or not listed:
+        raise PlanError(f"sweep '{text}': write KEY=VALUE,VALUE, like slo=5,10,20")
+    kind, dot, device = key.partition(".")
+    if kind in ("memory", "copies") and dot:
+        try:
+            known = machine.device(device).name if (kind, device) != ("memory", "disk") else "disk"
+        except MachineError as e:
+            raise PlanError(f"sweep '{text}': {e}") from None
+        if kind == "copies" and machine.device(known).kind == "cpu":
+            raise PlanError(f"sweep '{text}': a machine has one CPU; sweep cores instead")
+        key = f"{kind}.{known}"
+    elif key not in KEYS:
+        raise PlanError(f"sweep '{text}': unknown key '{key}'; sweep one of {', '.join(KEYS)}")
+    return Axis(key, tuple(_value(text, kind, part.strip()) for part in listed.split(",")))
+
+
+def _value(text: str, kind: str, given: str) -> float:
+    try:
+        value = float(parse_bytes(given)) if kind == "memory" else float(given)
+    except (MachineError, ValueError):
+        raise PlanError(
+            f"sweep '{text}': '{given}' is not a {'size' if kind == 'memory' else 'number'}"
+        ) from None
+    whole = kind in ("cores", "copies")
+    if not math.isfinite(value) or value <= 0 or (whole and value != int(value)):
+        raise PlanError(f"sweep '{text}': {given} is not a positive {'whole ' if whole else ''}number")
+    return value
+
+
+def steps(ask: Ask, axes: Sequence[Axis]) -> list[Step]:
+    """All combinations, the last axis fastest. Raises PlanError: a key twice, or too many."""
+    keys = [axis.key for axis in axes]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise PlanError(f"'{key}' is swept twice; give all its values in one --sweep")
+    n = math.prod(len(axis.values) for axis in axes)
+    if n > MOST:
+        raise PlanError(f"this sweep has {n:,} combinations, at most {MOST} are planned; give fewer values")
+    found = []
+    for combination in product(*(axis.values for axis in axes)):
+        values = dict(zip(keys, combination, strict=True))
+        one = ask
+        for key, value in values.items():
+            one = _with(one, key, value)
+        found.append(Step(values, one))
+    return found
+
+
+def _with(ask: Ask, key: str, value: float) -> Ask:
+    kind, _, device = key.partition(".")
+    if kind == "slo":
+        return replace(ask, slo_s=value / 1e3)
+    if kind == "rate":
+        return replace(ask, traffic=ask.traffic.model_copy(update={"rate": value}))
+    if kind == "cores":
+        return replace(ask, cores=int(value))
+    if kind == "memory":
+        return replace(ask, memory={**ask.memory, device: int(value)})
+    return replace(ask, copies={**ask.copies, device: int(value)})
+
+
+def outcome(profile: Profile, step: Step, tables: Sequence[Tables | None]) -> Point:
+    """Plans one combination."""
+    try:
+        e = propose(profile, step.ask, tables, more=False).plan.expected
+    except PlanImpossible as impossible:
+        return Point(step.values, reason=str(impossible))
+    assert e is not None
+    return Point(
+        step.values,
+        e.rows_per_s,
+        e.correct_per_s,
+        e.served,
+        e.accuracy,
+        {p.path: p.share for p in e.paths if p.share},
+        ", ".join(f"{b.kind} of {b.what}" if b.kind != "promise" else "promise" for b in e.bound)
+        or "nothing",
+        e.cost_per_million,
+    )
+
+
+def lines(points: Iterable[Point], axes: Sequence[Axis]) -> list[str]:
+    """The frontier as a table."""
+    points = list(points)
+    priced = any(p.cost_per_million is not None for p in points)
+    head = [a.key for a in axes] + ["rows/s", "served", "accuracy", "correct/s"]
+    rows = [[*head, *(["a million cost"] if priced else []), "bound by", "paths"]]
+    for p in points:
+        cells = [a.show(p.values[a.key]) for a in axes]
+        if p.shares is None:
+            none = ["-"] * (4 + priced)
+            rows.append([*cells, *none, "", f"none: {p.reason}"])
+            continue
+        cost = ["-" if p.cost_per_million is None else f"{p.cost_per_million:.3g}"] if priced else []
+        figures = [rate(p.rows_per_s), percent(p.served), f"{p.accuracy:.5f}", rate(p.correct_per_s)]
+        paths = ", ".join(
+            f"{name} {percent(share)}" for name, share in sorted(p.shares.items(), key=lambda s: -s[1])
+        )
+        rows.append([*cells, *figures, *cost, p.bound, paths])
+    words = [row[-2:] for row in rows]
+    left = table([row[:-2] for row in rows], left=0)
+    return [f"{a}  {b}".rstrip() for a, b in zip(left, table(words, left=2), strict=True)]
