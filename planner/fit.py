@@ -24,8 +24,10 @@ from planner.profile import FitError, Point
 
 F64 = NDArray[np.float64]
 
-ENOUGH = 100
-"""Samples that a round needs for its own 99th percentile."""
+ENOUGH = 200
+"""Samples that a 99th percentile takes at least: so many that two of them lie beyond it."""
+ENOUGH_A_ROUND = 100
+OWN_MEDIAN = 8
 NEIGHBOURS = 3
 """Sizes to each side that are pooled at most: with a ladder of doublings, a factor of eight."""
 TOLERANCE = 0.02
@@ -53,7 +55,10 @@ class Size:
         return max(float(r.max()) for r in self.rounds)
 
     def ratios(self) -> list[F64]:
-        """Each round's samples over that round's median: drift between rounds is no tail."""
+        """Samples over their round's median, since drift between rounds is no tail; over that of all
+        rounds where a round is too small to have one of its own."""
+        if self.samples < OWN_MEDIAN * len(self.rounds):
+            return [r / max(self.median_s, LEAST_S) for r in self.rounds]
         return [r / max(float(np.median(r)), LEAST_S) for r in self.rounds]
 
 
@@ -80,15 +85,17 @@ def points(sizes: Sequence[Size], fitted: bool = True) -> tuple[Point, ...]:
 def tail_ratio(sizes: Sequence[Size], at: int, share: float = 0.99) -> float:
     """The quantile `share` of sample / median at one of the sizes, at least 1.
 
-    The median over the rounds of each round's quantile, if every round has ENOUGH samples of the size
-    and as many neighbours as that takes, NEIGHBOURS to each side at most; else one quantile of all
-    rounds and those neighbours together.
+    Of the size alone where it has ENOUGH samples, else with as many neighbours as that takes, NEIGHBOURS
+    to each side at most. The median over the rounds of each round's quantile where the rounds are large
+    enough, which forgives a disturbed round; else the quantile of all of them together.
     """
     for reach in range(NEIGHBOURS + 1):
         near = sizes[max(0, at - reach) : at + reach + 1]
         rounds = [np.concatenate(r) for r in _by_round(near)]
-        if min(r.size for r in rounds) >= ENOUGH:
-            return max(1.0, float(np.median([np.quantile(r, share) for r in rounds])))
+        if sum(r.size for r in rounds) >= ENOUGH:
+            break
+    if min(r.size for r in rounds) >= ENOUGH_A_ROUND:
+        return max(1.0, float(np.median([np.quantile(r, share) for r in rounds])))
     return max(1.0, float(np.quantile(np.concatenate(rounds), share)))
 
 

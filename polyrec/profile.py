@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 HELP = "measure latency, memory and quality of bundles on every device of this machine"
 EXAMPLE = "polyrec profile runs/table runs/hybrid --devices auto --out profile.json"
 
+BUSY = 0.05
 FRONT_SECONDS = 6.0
 FRONT_ROWS = 23
 """The path that answers a usual request soonest is the one that the front is measured with."""
@@ -102,7 +103,7 @@ def _measured(args: argparse.Namespace) -> Profile:
     from planner.inventory import chosen, discover
     from planner.profile import Profile, ProfileError, save_profile
     from planner.profiling.log import Log
-    from planner.profiling.measure import Asked, path_profile, wiped_bytes
+    from planner.profiling.measure import Asked, path_profile, taken_by_others, wiped_bytes
     from planner.profiling.paths import candidates
     from planner.profiling.quality import carried
     from polyrec.evaluate import labels_of
@@ -145,6 +146,13 @@ def _measured(args: argparse.Namespace) -> Profile:
             print(f"left out: {line}", file=sys.stderr)
         if not found:
             raise ProfileError(f"no path could be measured: {refused[0]}")
+        others = taken_by_others(found, asked, log)
+        if others is not None and others > BUSY:
+            print(
+                f"warning: this machine is busy: other work held the core for {others:.0%} of the measuring "
+                "time, and latencies have it in them; measure it quiet, or as root with chrt -r 1",
+                file=sys.stderr,
+            )
         accuracies = _accuracies(args.data, found, bundles, log)
         paths = tuple(path_profile(c, asked, log, accuracies[c.name]) for c in found)
         front = _front(paths, found, args.seed) if args.front else None

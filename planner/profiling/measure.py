@@ -21,7 +21,7 @@ from planner.profiling.quality import Accuracy
 from planner.profiling.schedule import ROUNDS, Block, blocks, evicted_sizes, ladder
 
 SCOUTED = (1, 64)
-SCOUTS = 3
+SCOUTS = 9
 LEAST_WIPED = 8 * 2**20
 MOST_WIPED = 256 * 2**20
 RESTED = 0.08
@@ -86,7 +86,8 @@ def measure(
             candidate = opened[block.path]
             if log.get(block.path, candidate.identity, block.key) is None:
                 answer = _timed(worker(candidate), block, asked, scouted[block.path])
-                log.add(block.path, candidate.identity, block.key, {"seconds": answer["seconds"]})
+                kept = {"seconds": answer["seconds"], "executed": answer["executed"]}
+                log.add(block.path, candidate.identity, block.key, kept)
                 time.sleep(rest * sum(answer["seconds"]))
         advance(1.0, "done")
     return list(opened.values()), refused
@@ -106,7 +107,7 @@ def _scouted(
         own = worker(candidate)
         known = {}
         for rows in sorted({*(r for r in SCOUTED if r < asked.largest), asked.largest}):
-            answer = own.measure(rows, SCOUTS, asked.seconds)
+            answer = own.measure(rows, SCOUTS, asked.seconds / 20)
             known[str(rows)] = answer["batch_s"]
         log.add(candidate.name, candidate.identity, "scouted", known)
     return {int(rows): float(s) for rows, s in known.items()}
@@ -120,6 +121,21 @@ def _timed(worker: Worker, block: Block, asked: Asked, scouted: Mapping[int, flo
     if block.evicted:
         most += block.batches * asked.seconds / 100
     return worker.measure(block.rows, block.batches, most, asked.wiped if block.evicted else 0)
+
+
+def taken_by_others(found: Sequence[Candidate], asked: Asked, log: Log) -> float | None:
+    """Share of the measuring time in which paths on the CPU waited for a core; None without any."""
+    sizes = [rows for part in ladder(asked.largest) for rows in part]
+    blocks = [
+        log.get(c.name, c.identity, f"warm {rows} {k}")
+        for c in found
+        if c.path.device == "cpu"
+        for rows in sizes
+        for k in range(ROUNDS)
+    ]
+    spent = [(sum(b["seconds"]), b["executed"]) for b in blocks if b is not None]
+    total = sum(seconds for seconds, _ in spent)
+    return 1.0 - sum(seconds * own for seconds, own in spent) / total if total else None
 
 
 def path_profile(candidate: Candidate, asked: Asked, log: Log, accuracy: Accuracy) -> PathProfile:

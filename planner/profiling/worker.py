@@ -3,7 +3,7 @@
     {"do": "open", "bundle": ..., "runtime": ..., "device": ..., "precision": ..., "largest": rows}
         -> {"startup_s": ..., "peak_bytes": ...}
     {"do": "measure", "rows": n, "batches": most, "seconds": most, "evict": bytes}
-        -> {"seconds": [...], "batch_s": ...}
+        -> {"seconds": [...], "batch_s": ..., "executed": ...}
 
 One JSON object a line, on stdin and stdout. A process of its own makes memory figures its own, keeps
 one path's libraries from another's, and lets its owner go from path to path without opening anything
@@ -16,6 +16,7 @@ import gc
 import json
 import os
 import signal
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -31,7 +32,7 @@ from models.memory import keep_memory
 from models.runtimes import open_runtime
 from models.runtimes.runtime import Runtime
 from planner.inventory.runtimes import onnx_works, torch_works
-from planner.profiling.draw import Requests
+from planner.profiling.draw import Columns, Requests
 
 clock = time.perf_counter
 WARM_BATCHES = 2
@@ -55,12 +56,14 @@ class Opened:
         self.bundle: Bundle = load_bundle(asked["bundle"])
         self.bundle.encoder.prepare()
         self.runtime: Runtime = open_runtime(asked["runtime"], self.bundle, device, asked["precision"])
-        self._drawn = Requests(self.bundle.encoder, np.random.default_rng(asked["seed"]))
-        for rows in (1, 64):
-            self._execute(rows)
         self.startup_s = clock() - start
         loaded = _status("RssAnon")
-        peak = _peak_of(lambda: self._execute(asked["largest"]))
+        self._drawn = Requests(self.bundle.encoder, np.random.default_rng(asked["seed"]))
+        first = [(self._drawn.request(rows), rows) for rows in (1, 64, asked["largest"])]
+        start = clock()
+        peak = _peak_of(lambda: [self._predict(*r, rows) for r, rows in first[:2]])
+        self.startup_s += clock() - start
+        peak = max(peak, _peak_of(lambda: self._predict(*first[2][0], first[2][1])))
         own = self.bundle.bytes if device != "cpu" else _copied(self.bundle)
         grown = before - _free(device) if device != "cpu" else loaded - before + peak
         self.peak_bytes = max(0, grown - own)
@@ -73,7 +76,8 @@ class Opened:
         """Times up to `batches` different batches of `rows` rows, at least one, within `seconds`.
 
         evict: bytes to write to before each batch, so that the caches hold nothing of the path; 0: none.
-        Gives `seconds` of each, and `batch_s`, the mean with all that is around one.
+        Gives `seconds` of each, and `batch_s`, the median with what is around one, and
+        `executed`, the share of the time in which this process had a core.
         """
         if evict > self._wiper.size:
             self._wiper = np.zeros(evict, np.uint8)
@@ -83,17 +87,25 @@ class Opened:
             self._execute(rows)
             unmeasured += 1
         taken: list[float] = []
+        whole: list[float] = []
+        start, own = clock(), time.process_time()
         while len(taken) < batches and (not taken or clock() - began < seconds):
+            drawn = clock()
             taken.append(self._execute(rows, evict))
-        return {"seconds": taken, "batch_s": (clock() - began) / (unmeasured + len(taken))}
+            whole.append(clock() - drawn)
+        executed = (time.process_time() - own) / max(clock() - start, 1e-9)
+        return {"seconds": taken, "batch_s": statistics.median(whole), "executed": executed}
 
     def _execute(self, rows: int, evict: int = 0) -> float:
         request = self._drawn.request(rows)
         if evict:
             wiper = self._wiper[:evict]
             np.add(wiper, 1, out=wiper)
+        return self._predict(*request, rows)
+
+    def _predict(self, context: Columns, candidates: Columns, rows: int) -> float:
         start = clock()
-        batch: Batch = self._drawn.encode(*request, rows)
+        batch: Batch = self._drawn.encode(context, candidates, rows)
         self.runtime.dense(self.runtime.embed(batch))
         return clock() - start
 
