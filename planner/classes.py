@@ -77,7 +77,7 @@ def grouped(values: F64, shares: F64) -> tuple[SizeClass, ...]:
         group = np.searchsorted(EDGES, np.cumsum(weight) - weight / 2, side="right") - 1
     return tuple(
         SizeClass(
-            float(np.average(found[own], weights=weight[own])),
+            min(float(np.average(found[own], weights=weight[own])), float(found[own].max())),
             int(found[own].max()),
             float(weight[own].sum()),
         )
