@@ -35,6 +35,7 @@ ENDPOINTS = ("predict", "rank", "infer")
 MEASURED_ROWS = (1, 16, 128, 1024)
 MEASURED_TIMES = 5
 TAIL_OVER_MEDIAN = 2.0
+UNKNOWN_ACCURACY = 0.5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,9 +160,12 @@ def open_serving(plan: Plan, metrics: Metrics, loaded: Mapping[Path, Bundle]) ->
 
 
 def accuracy(bundle: Bundle) -> float:
-    """Share of held-out rows that the bundle predicts right, as its manifest has it; 0 if it does not."""
+    """Share of held-out rows that the bundle predicts right, as its manifest has it.
+
+    UNKNOWN_ACCURACY if it has none (an imported model); never 0, which would take the path out.
+    """
     found = bundle.manifest.metrics.get("test", {}).get("accuracy")
-    return float(found) if found is not None else 0.0
+    return float(found) if found else UNKNOWN_ACCURACY
 
 
 def measure(runtime: Runtime, encoder: Encoder) -> LatencyModel:
