@@ -27,8 +27,9 @@ from models.embeddings.hashing import CodeTransform, UniversalHashes
 from models.embeddings.lookups import FusedRows
 from models.embeddings.pooling import assemble
 from models.embeddings.stage import PerBlock, Vectors
-from models.embeddings.store import ComputedRows, as_index, open_rows
+from models.embeddings.store import ComputedRows, FloatRows, QuantisedRows, as_index, open_rows
 from models.embeddings.table import TableStage
+from models.embeddings.tiers.rows import HOST, TieredRows
 from models.precision import Precision
 from models.schema import Schema, Strict
 
@@ -78,7 +79,7 @@ class ComputedStage(nn.Module):
         self._bases = np.array([self.rows.base[t] for t in self.rows.tables], np.int64)
         self._stored_bases = np.cumsum(self.cuts) - self.cuts
         self._ids = ids
-        self.store = open_rows(stored, precision)
+        self.store: FloatRows | QuantisedRows | TieredRows = open_rows(stored, precision)
         self.hashes = UniversalHashes(
             encoding.k, encoding.m, self.rows.total, encoding.seed, encoding.transform
         )
@@ -104,7 +105,7 @@ class ComputedStage(nn.Module):
         self.decoders.initialise(generator, [own[t] for t in self.computed_tables])
 
     def sparse_parameters(self) -> list[nn.Parameter]:
-        return [self.store.weight] if isinstance(self.store.weight, nn.Parameter) else []
+        return [self.store.weight] if isinstance(self.store, FloatRows) else []
 
     def dense_parameters(self) -> list[nn.Parameter]:
         return list(self.decoders.parameters())
@@ -135,7 +136,8 @@ class ComputedStage(nn.Module):
         device = self.decoders.biases[0].device
         parts = []
         if hot.any():
-            index = as_index((self._stored_bases[table] + rank)[hot], device)
+            on_host = isinstance(self.store, TieredRows)
+            index = as_index((self._stored_bases[table] + rank)[hot], HOST if on_host else device)
             parts.append(self.store.gather(index))
         if not hot.all():
             ids = self._bases[table] + self._ids[rows]

@@ -8,6 +8,7 @@ from torch import Tensor
 from models.embeddings.lookups import Bags, Lookups
 from models.embeddings.stage import Vectors
 from models.embeddings.store import Source, as_index
+from models.embeddings.tiers.rows import HOST, TieredRows
 
 
 def assemble(lookups: Lookups, source: Source, width: int, device: torch.device) -> Vectors:
@@ -16,8 +17,10 @@ def assemble(lookups: Lookups, source: Source, width: int, device: torch.device)
     Bags come first: a source may keep one buffer for all its gathers, and the singles stay in it.
     """
     blocks = (lookups.context, lookups.candidate)
-    pooled = [None if b.bags is None else _pool(b.bags, source, width, device) for b in blocks]
-    gathered = source.gather(as_index(lookups.singles(), device))
+    # tiers look on the host for where rows lie, whatever device they give them on
+    asked = HOST if isinstance(source, TieredRows) else device
+    pooled = [None if b.bags is None else _pool(b.bags, source, asked, device) for b in blocks]
+    gathered = source.gather(as_index(lookups.singles(), asked))
     out = []
     start = 0
     for block, sums in zip(blocks, pooled, strict=True):
@@ -32,9 +35,9 @@ def assemble(lookups: Lookups, source: Source, width: int, device: torch.device)
     return Vectors(out[0], out[1])
 
 
-def _pool(bags: Bags, source: Source, width: int, device: torch.device) -> Tensor:
+def _pool(bags: Bags, source: Source, asked: torch.device, device: torch.device) -> Tensor:
     """[block rows * features, width]: sums, scaled where the pooling is a mean."""
-    pooled = source.pool(as_index(bags.rows, device), as_index(bags.offsets, device))
+    pooled = source.pool(as_index(bags.rows, asked), as_index(bags.offsets, asked))
     if bags.scale is None:
         return pooled
     return pooled * torch.from_numpy(bags.scale).to(device).view(-1, 1)

@@ -11,7 +11,8 @@ from models.batch import Batch
 from models.embeddings.lookups import FusedRows
 from models.embeddings.pooling import assemble
 from models.embeddings.stage import PerBlock, Vectors
-from models.embeddings.store import open_rows
+from models.embeddings.store import FloatRows, QuantisedRows, open_rows
+from models.embeddings.tiers.rows import TieredRows
 from models.precision import Precision
 from models.schema import Schema
 
@@ -34,7 +35,7 @@ class TableStage(nn.Module):
         self.rows = FusedRows(schema, table_rows)
         if weight.shape[0] != self.rows.total:
             raise ValueError(f"weight has {weight.shape[0]} rows, the tables {self.rows.total}")
-        self.store = open_rows(weight, precision)
+        self.store: FloatRows | QuantisedRows | TieredRows = open_rows(weight, precision)
         self.slots = PerBlock(len(schema.context.categorical), len(schema.candidate.categorical))
 
     @staticmethod
@@ -62,7 +63,7 @@ class TableStage(nn.Module):
         return PerBlock(0, 0)
 
     def sparse_parameters(self) -> list[nn.Parameter]:
-        return [self.store.weight] if isinstance(self.store.weight, nn.Parameter) else []
+        return [self.store.weight] if isinstance(self.store, FloatRows) else []
 
     def dense_parameters(self) -> list[nn.Parameter]:
         return []

@@ -13,6 +13,7 @@ from models.errors import RuntimeUnavailable
 if TYPE_CHECKING:
     from models.bundle import Bundle
     from models.data.encoded import Encoded
+    from models.embeddings.tiers.stack import TierStack
     from models.precision import DensePrecision
     from models.runtimes.runtime import Runtime
     from models.weights import Weights
@@ -21,20 +22,27 @@ NAMES = ("torch", "onnx")
 
 
 def open_runtime(
-    name: str, bundle: Bundle | Weights, device: str = "cpu", precision: DensePrecision = "fp32"
+    name: str,
+    bundle: Bundle | Weights,
+    device: str = "cpu",
+    precision: DensePrecision = "fp32",
+    tiers: TierStack | None = None,
 ) -> Runtime:
     """Loads a bundle, or its weights alone, on a device, its dense net in a precision.
+
+    tiers: where its rows are (models.embeddings.tiers.stage.open_tiers), which the caller closes; None:
+    all on the device.
 
     Raises RuntimeUnavailable if this machine cannot.
     """
     if name == "torch":
         from models.runtimes.torch import TorchRuntime
 
-        return TorchRuntime(bundle, device, precision)
+        return TorchRuntime(bundle, device, precision, tiers)
     if name == "onnx":
         from models.runtimes.onnx import OnnxRuntime
 
-        return OnnxRuntime(bundle, device, precision)
+        return OnnxRuntime(bundle, device, precision, tiers)
     raise RuntimeUnavailable(f"no runtime '{name}'; known: {', '.join(NAMES)}")
 
 

@@ -12,6 +12,8 @@ import torch
 from models.batch import F32, Batch
 from models.bundle import Bundle
 from models.dlrm import Inputs, inputs_of
+from models.embeddings.tiers.stack import TierStack
+from models.embeddings.tiers.stage import open_stage
 from models.errors import RuntimeUnavailable
 from models.precision import DensePrecision
 from models.runtimes.graph import plain_graph, ranking_graph
@@ -30,13 +32,17 @@ class OnnxRuntime:
     name = "onnx"
 
     def __init__(
-        self, bundle: Bundle | Weights, device: str = "cpu", precision: DensePrecision = "fp32"
+        self,
+        bundle: Bundle | Weights,
+        device: str = "cpu",
+        precision: DensePrecision = "fp32",
+        tiers: TierStack | None = None,
     ) -> None:
         if precision not in ("fp32", "int8"):
             raise RuntimeUnavailable(f"onnx has no dense precision '{precision}'; known: fp32, int8")
         self.device = device
         self.precision = precision
-        self.stage = bundle.stage()
+        self.stage = open_stage(bundle, tiers)
         net = bundle.net()
         self._plain = _named(open_session(plain_graph(net, precision).SerializeToString(), device))
         self._ranking: tuple[ort.InferenceSession, list[str]] | None = None

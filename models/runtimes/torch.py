@@ -8,6 +8,8 @@ from models.batch import F32, Batch
 from models.bundle import Bundle
 from models.context_once import ContextOnce
 from models.dlrm import Inputs, inputs_of
+from models.embeddings.tiers.stack import TierStack
+from models.embeddings.tiers.stage import open_stage
 from models.errors import RuntimeUnavailable
 from models.precision import DensePrecision
 from models.weights import Weights
@@ -21,7 +23,11 @@ class TorchRuntime:
     name = "torch"
 
     def __init__(
-        self, bundle: Bundle | Weights, device: str = "cpu", precision: DensePrecision = "fp32"
+        self,
+        bundle: Bundle | Weights,
+        device: str = "cpu",
+        precision: DensePrecision = "fp32",
+        tiers: TierStack | None = None,
     ) -> None:
         if precision not in DTYPES:
             raise RuntimeUnavailable(
@@ -35,7 +41,7 @@ class TorchRuntime:
         self.device = str(self._device)
         self.precision = precision
         self._type = DTYPES[precision]
-        self.stage = bundle.stage().to(self._device)
+        self.stage = open_stage(bundle, tiers, self._device)
         self._net = ContextOnce(bundle.net()).to(self._device, self._type)
 
     def embed(self, batch: Batch) -> Inputs:

@@ -180,6 +180,7 @@ class DiskTier:
         self._slab.bytes[start[:, None] + np.arange(row_bytes)] = values
         with self._lock:
             self.cache.pins[slots] -= 1
+            self._released.notify_all()
 
     def close(self) -> None:
         """Ends reading. The file stays, if it has a name still."""
@@ -191,7 +192,7 @@ class DiskTier:
         """Until a slot is free: others hold every page of a very small cache."""
         while self.cache.pins.all():
             # reads that end tell nobody, so they are looked for again
-            self._released.wait(0.001 if self._flying else None)
+            self._released.wait(0.001)
             self._reap()
 
     def _read(self, pages: I64) -> I64:
