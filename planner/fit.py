@@ -117,6 +117,10 @@ def fit(measured: Sequence[Point], tolerance: float = TOLERANCE) -> LatencyModel
     tail = np.maximum(isotonic(np.array([max(p.p99_s, p.p50_s) for p in measured]), weights), median)
     limits = np.array([[tolerance], [tolerance * TAIL_TOLERANCE / TOLERANCE]]) + 1e-9
     kept = knots(rows, np.stack((median, tail)), limits)
+    if len(kept) > 1:
+        # beyond the last knot both go on by their slopes, and the tail must stay above the median
+        before, last = kept[-2:]
+        tail[last] = max(tail[last], tail[before] + median[last] - median[before])
     return LatencyModel(
         rows=tuple(int(rows[i]) for i in kept),
         median_s=tuple(float(median[i]) for i in kept),
