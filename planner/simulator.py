@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from planner.faults import Fault
 from planner.outcomes import F64, I64, Outcomes, Status
 from planner.plan import Limits, Plan, PlanError, Routing
+from planner.routing.curve import TAIL_DEVIATIONS
 from planner.routing.query import Dispatch, Query
 from planner.routing.router import LaneSpec, PathSpec, Router
 
 TICK_S = 0.1
-TAIL_DEVIATIONS = 2.326347874040841
 INF = float("inf")
 Progress = Callable[[int], None]
 

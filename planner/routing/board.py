@@ -13,11 +13,19 @@ from planner.routing.breaker import Breaker, BreakerState
 from planner.routing.correction import Correction
 from planner.routing.curve import Curve
 from planner.routing.observed import Observed
+from planner.routing.prices import Prices, price
 from planner.routing.query import Dispatch, Part, Query
 from planner.routing.queue import Queue
 
 LOOP_HOLD_S = 0.005
 """An inline lane holds the event loop no longer than this if a smaller batch can do."""
+SURE = 0.42
+"""Beyond the tail, 2.33 standard deviations of a lognormal, 3.3 of them: in powers of tail/median."""
+FASTER = 2.0
+"""A lane of the same device counts as faster if it is that many times as fast."""
+SLACK_IN_VALUE = 1e-6
+"""Paths whose value less price differs by no more than that many correct predictions a row tie."""
+INF = float("inf")
 BATCH_SHARE = 0.4
 """A merged batch takes at most this share of the usual budget: it delays whatever comes behind it."""
 
@@ -42,23 +50,34 @@ class LaneSpec:
 
 
 class PathState:
-    """A path as decisions see it. value: accuracy times weight; representation: the name before `@`."""
+    """A path as decisions see it. value: accuracy times weight; representation: the name before `@`.
 
-    __slots__ = ("curve", "device", "index", "name", "representation", "rows", "value")
+    row_s: seconds of a row in a batch worth merging, as corrected. sure: how much longer than the tail a batch may
+    be assumed to take if it must not be late. efficient: no mix of two others of its device beats it.
+    rows: dispatched recently.
+    """
+
+    __slots__ = (
+        "curve", "device", "efficient", "index", "name", "representation", "row_s", "rows", "sure", "value",
+    )  # fmt: skip
 
     def __init__(self, index: int, spec: PathSpec, device: int, representation: int, curve: Curve) -> None:
         self.index, self.name, self.device = index, spec.name, device
         self.representation = representation
         self.value = spec.accuracy
         self.curve = curve
+        self.sure = (curve.tail[1] / curve.median[1]) ** SURE
+        self.row_s = INF
+        self.efficient = True
         self.rows = 0.0
 
 
 class LaneState:
     """A lane as decisions see it. All lists are by path index.
 
-    order: its usable paths, most accurate first, without those that another beats in both ways. fastest: of
-    these the one with most rows/s; rate: those, rows/s as corrected. most: rows that one batch may have;
+    order: paths it may use, most accurate first, without those that another beats in both ways. fastest: of
+    these the one with most rows/s; rate: those, rows/s as corrected. faster: lanes that are much faster, with the rows/s
+    at which they would have to do the work for this one not to be needed. most: rows that one batch may have;
     merge: rows beyond which queries are not merged. free_s: when its batch should be over; due_s: the first
     deadline in it; overdue_s: when the lane counts as stalled; stranded: parts of a stalled batch that no
     other lane can make in time. again_s: when to ask it again although nothing happened.
@@ -66,7 +85,7 @@ class LaneState:
     """
 
     __slots__ = (
-        "again_s", "alive", "breaker", "busy_s", "correction", "device", "due_s", "fastest", "flight",
+        "again_s", "alive", "breaker", "busy_s", "correction", "device", "due_s", "faster", "fastest", "flight",
         "free_s", "heard_s", "index", "inline", "merge", "most", "name", "order", "overdue_s", "paths",
         "rate", "stranded", "used",
     )  # fmt: skip
@@ -76,6 +95,7 @@ class LaneState:
         self.inline = spec.kind == "inline"
         self.paths = paths
         self.order: list[int] = []
+        self.faster: list[tuple[LaneState, float]] = []
         self.fastest = -1
         self.rate = 0.0
         self.most = [1] * all_paths
@@ -105,8 +125,8 @@ class Board:
     """
 
     __slots__ = (
-        "allowed", "best", "devices", "front_query_s", "front_row_s", "lanes", "least_s", "limits",
-        "observed", "paths", "queue", "routing", "total_rate", "usable",
+        "_merge", "_own", "allowed", "best", "devices", "front_query_s", "front_row_s", "lanes", "least_s", "limits",
+        "observed", "paths", "prices", "queue", "routing", "total_rate", "usable",
     )  # fmt: skip
 
     def __init__(
@@ -144,7 +164,10 @@ class Board:
         self.queue = Queue()
         self.observed = Observed(now_s)
         self.total_rate = 0.0
+        self.prices: Prices | None = None
         self.least_s = 0.0
+        self._own: dict[int, float] = {}
+        self._merge = 1
         self.usable: list[LaneState] = []
         self.allowed: frozenset[int] = frozenset(range(len(paths)))
         self.set_routing(routing, [p.accuracy for p in paths])
@@ -178,30 +201,34 @@ class Board:
                     max(1, curve.efficient_rows),
                     max(1, curve.rows_safe_within(BATCH_SHARE * budget_s / tail)),
                 )
-            usable = [p for p in lane.paths if p in self.allowed and self.paths[p].value > 0]
-            row_s = {p: self._row_s(lane, p) for p in usable}
-            usable.sort(key=lambda p: (-self.paths[p].value, row_s[p]))
-            lane.order = []
-            for p in usable:
-                if not lane.order or row_s[p] < row_s[lane.order[-1]]:
-                    lane.order.append(p)
-            lane.fastest = lane.order[-1] if lane.order else -1
-            front = 0.0
-            if lane.inline:
-                front = self.routing.row_s + self.routing.query_s / self.observed.mean_rows
-            lane.rate = 1 / (row_s[lane.fastest] + front) if lane.order else 0.0
+            for p in lane.paths:
+                self.paths[p].row_s = INF
+        for lane in self.lanes:
+            if lane.alive:
+                for p in lane.paths:
+                    self.paths[p].row_s = min(self.paths[p].row_s, self._row_s(lane, p))
         self.count()
 
     def _row_s(self, lane: LaneState, path: int) -> float:
         rows = lane.merge[path]
-        return self.paths[path].curve.median[rows] * lane.correction.median[path] / rows
+        curve = self.paths[path].curve
+        seconds = curve.median[rows] * curve.mean * lane.correction.median[path] / rows
+        if lane.inline:
+            seconds += self.routing.row_s + self.routing.query_s / self.observed.mean_rows
+        return seconds
 
     def count(self) -> None:
-        """Which lanes can be counted on, and what they do together."""
-        self.usable = [lane for lane in self.lanes if lane.usable and lane.order] or [
-            lane for lane in self.lanes if lane.alive and lane.order
+        """Which lanes can be counted on, what they do together, and what their time is worth."""
+        self.usable = [lane for lane in self.lanes if lane.usable and lane.paths] or [
+            lane for lane in self.lanes if lane.alive and lane.paths
         ]
+        tops = self._price()
+        for lane in self.lanes:
+            self._order(lane, tops[lane.device])
         self.total_rate = sum(lane.rate for lane in self.usable)
+        self.usable = [lane for lane in self.usable if lane.order]
+        for lane in self.lanes:
+            self._compare(lane)
         self.least_s = min(
             (
                 self.paths[p].curve.median[1] * lane.correction.median[p]
@@ -210,6 +237,68 @@ class Board:
             ),
             default=0.0,
         ) + (self.front_query_s + self.front_row_s)
+        self._own = {}
+        self._merge = max((lane.merge[lane.fastest] for lane in self.usable), default=1)
+
+    def _price(self) -> list[float]:
+        """Prices at the observed rate. Returns for each device the highest value that is worth its price."""
+        lanes = [0.0] * len(self.devices)
+        for lane in self.usable:
+            lanes[lane.device] += 1.0
+        paths: list[list[PathState]] = [[] for _ in self.devices]
+        for path in self.paths:
+            if path.index in self.allowed and path.value > 0 and path.row_s < INF:
+                paths[path.device].append(path)
+        options = [[(p.value, p.row_s) for p in own] for own in paths]
+        self.prices = prices = price(self.observed.rows_s, lanes, options)
+        tops = []
+        for d, own in enumerate(paths):
+            best = max((prices.earns(d, p.value, p.row_s) for p in own), default=0.0)
+            tops.append(
+                max(
+                    (p.value for p in own if prices.earns(d, p.value, p.row_s) >= best - SLACK_IN_VALUE),
+                    default=0.0,
+                )
+            )
+            for p in own:
+                p.efficient = not any(
+                    a.row_s < p.row_s < b.row_s
+                    and p.value < a.value + (b.value - a.value) * (p.row_s - a.row_s) / (b.row_s - a.row_s)
+                    for a in own
+                    for b in own
+                )
+        return tops
+
+    def _order(self, lane: LaneState, top: float) -> None:
+        usable = [p for p in lane.paths if p in self.allowed and self.paths[p].value > 0]
+        row_s = {p: self._row_s(lane, p) for p in usable}
+        usable.sort(key=lambda p: (-self.paths[p].value, row_s[p]))
+        lane.order = []
+        for p in usable:
+            if self.paths[p].value <= top and (not lane.order or row_s[p] < row_s[lane.order[-1]]):
+                lane.order.append(p)
+        lane.fastest = lane.order[-1] if lane.order else -1
+        lane.rate = 1 / row_s[lane.fastest] if lane.order else 0.0
+
+    def _compare(self, lane: LaneState) -> None:
+        """Which lanes are much faster than this one, and at what rate they would do without it."""
+        assert self.prices is not None
+        lane.faster = []
+        if not lane.order:
+            return
+        earns = max(
+            self.prices.earns(lane.device, self.paths[p].value, self.paths[p].row_s) for p in lane.order
+        )
+        paid = earns >= self.prices.row - SLACK_IN_VALUE
+        for other in self.usable:
+            if other is lane or not other.order:
+                continue
+            factor = FASTER if other.device == lane.device else 1.0
+            if other.rate > factor * lane.rate:
+                at = other.rate
+                if paid and other.device != lane.device:
+                    at = 1 / self._row_s(other, other.order[0])
+                lane.faster.append((other, at))
 
     def front_s(self, query: Query) -> float:
         """What the front will spend on the answer."""
@@ -224,17 +313,24 @@ class Board:
                 rows += left * lane.rate
         return rows
 
-    def own_s(self, rows: int) -> float:
-        """Seconds at the tail of a query of `rows` rows on the fastest device, alone, split if large."""
-        best = float("inf")
+    def own_s(self, rows: int, queued: float) -> float:
+        """Seconds at the tail of a query of `rows` rows on the fastest device, in a batch with those queued.
+
+        Split if it is large. Remembered between refreshes.
+        """
+        with_others = min(rows + int(queued), self._merge) if queued else rows
+        size = max(rows, with_others)
+        known = self._own.get(size)
+        if known is None:
+            known = self._own[size] = self._own_s(size)
+        return known
+
+    def _own_s(self, rows: int) -> float:
+        best = INF
         lanes: dict[int, int] = {}
         for lane in self.usable:
             lanes[lane.device] = lanes.get(lane.device, 0) + 1
-        seen = set()
         for lane in self.usable:
-            if lane.device in seen:
-                continue
-            seen.add(lane.device)
             p = lane.fastest
             tail = self.paths[p].curve.tail
             parts = min(lanes[lane.device], max(1, rows // lane.merge[p]))

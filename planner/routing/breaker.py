@@ -1,7 +1,8 @@
 """The breaker of a lane: out at once when it fails or stalls, back by a probe.
 
 closed: the lane works. open: it gets nothing until `again_s` (or, stalled, until its batch returns). Then
-one small batch is tried; if that is as fast as it should be the lane is closed again, else the wait doubles.
+one small batch is tried; if that is about as fast as on other lanes the lane is closed again, else the wait
+doubles. A lane that is merely slow is kept out for the sake of faster ones: where there are none it works on.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from enum import StrEnum
 
 FIRST_WAIT_S, MOST_WAIT_S = 0.02, 1.0
 PROBE_GOOD = 3.0
-"""A probe is good if it takes at most this many times its profiled tail."""
+"""A probe is good if it takes at most this many times its tail on the best of the other lanes."""
 OVERDUE_TAILS, OVERDUE_EXTRA_S = 3.0, 0.005
 """A batch is overdue after this many times its tail and this much more."""
 
@@ -24,16 +25,18 @@ class BreakerState(StrEnum):
 class Breaker:
     """Whether a lane gets work. Changed by what its batches do."""
 
-    __slots__ = ("_wait_s", "again_s", "state")
+    __slots__ = ("_wait_s", "again_s", "broken", "state")
 
     def __init__(self) -> None:
         self.state = BreakerState.CLOSED
+        self.broken = False
         self.again_s = 0.0
         self._wait_s = FIRST_WAIT_S
 
-    def trip(self, now_s: float) -> None:
-        """It failed or stalled: nothing until the wait is over; the wait doubles if it fails again."""
+    def trip(self, now_s: float, broken: bool = False) -> None:
+        """It stalled, or it failed (`broken`): nothing until the wait is over, which doubles each time."""
         self.state = BreakerState.OPEN
+        self.broken = broken
         self.again_s = now_s + self._wait_s
         self._wait_s = min(2 * self._wait_s, MOST_WAIT_S)
 
@@ -42,7 +45,7 @@ class Breaker:
         return self.state is BreakerState.OPEN and now_s >= self.again_s
 
     def probed(self, took_s: float, tail_s: float, now_s: float) -> None:
-        """A probe came back."""
+        """A probe came back. tail_s: what it would take on the best of the other lanes; infinite without any."""
         if took_s <= PROBE_GOOD * tail_s:
             self.close()
         else:
@@ -50,6 +53,7 @@ class Breaker:
 
     def close(self) -> None:
         self.state = BreakerState.CLOSED
+        self.broken = False
         self._wait_s = FIRST_WAIT_S
 
 

@@ -1,8 +1,8 @@
 """Corrections of the latency models by what execution really takes, one lane at a time.
 
 Observed seconds go in, factors on the profiled median and tail come out. Two speeds: the *lane's* factor is
-the median of its last few residuals, so a lane that slows down tenfold (a neighbour, heat) is believed
-after two or three batches, and so is its recovery; each *path's* own bias and tail on that lane
+the median of its last few residuals once that is more than noise, so a lane that slows down tenfold (a
+neighbour, heat) is believed after two or three batches, and so is its recovery; each *path's* own bias and tail on that lane
 follow slowly by quantile tracking (a step up for each value above, down for each below, in the
 quantile's proportion), so that a single outlier moves neither.
 """
@@ -12,6 +12,8 @@ from __future__ import annotations
 from math import exp, log
 
 RECENT = 3
+NOISE = 0.3
+"""The lane's factor stays 1 while the last residuals' median, a logarithm, is below this."""
 BIAS_STEP = 0.02
 TAIL_STEP = 0.05
 TAIL_QUANTILE = 0.99
@@ -44,7 +46,10 @@ class Correction:
         recent = self._recent
         recent.append(residual - self._bias[path])
         del recent[0]
-        self._shared = shared = sorted(recent)[RECENT // 2]
+        shared = sorted(recent)[RECENT // 2]
+        if -NOISE < shared < NOISE:
+            shared = 0.0
+        self._shared = shared
         off = residual - shared - self._bias[path]
         if off:
             step = BIAS_STEP if off > 0 else -BIAS_STEP

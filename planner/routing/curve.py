@@ -7,11 +7,14 @@ which batch sizes pay.
 from __future__ import annotations
 
 from bisect import bisect_right
+from math import exp, log
 
 import numpy as np
 
 from planner.latency import LatencyModel
 
+TAIL_DEVIATIONS = 2.326347874040841
+"""The 99th percentile of a normal distribution."""
 EFFICIENT = 1.05
 """A batch is large enough to be merged no further when a row costs at most this times its least cost."""
 
@@ -19,10 +22,10 @@ EFFICIENT = 1.05
 class Curve:
     """median, tail: seconds at 0 ... rows rows (index 0 is the cost of an empty batch, as of one row).
 
-    efficient_rows: merging beyond buys nothing. row_s: seconds a row in such a batch.
+    efficient_rows: merging beyond buys nothing. mean: over the median, of a lognormal with that tail.
     """
 
-    __slots__ = ("efficient_rows", "median", "row_s", "rows", "spread", "tail")
+    __slots__ = ("efficient_rows", "mean", "median", "rows", "tail")
 
     def __init__(self, model: LatencyModel, rows: int) -> None:
         self.rows = rows
@@ -33,7 +36,8 @@ class Curve:
         # The least at or below each size: a step in the curve must not end the search early.
         good = per_row <= EFFICIENT * per_row.min()
         self.efficient_rows = int(at[np.argmax(good)])
-        self.row_s = self.median[self.efficient_rows] / self.efficient_rows
+        spread = log(self.tail[self.efficient_rows] / self.median[self.efficient_rows]) / TAIL_DEVIATIONS
+        self.mean = exp(spread * spread / 2)
 
     def rows_within(self, seconds: float) -> int:
         """The most rows whose median is at most `seconds`; 0 if even one row takes longer."""

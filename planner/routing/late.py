@@ -3,11 +3,13 @@
 The head of the queue decides how long a batch may take; what follows it joins as long as the head is still in
 time and merging pays. Among the paths, the most accurate one that leaves the rest of the queue, and the
 arrivals expected meanwhile, feasible on the fastest paths. A query too large for one batch is split into
-parts for several lanes. A lane that is slow leaves the work if a faster one will make it.
+parts for several lanes. A lane that is much slower than others helps from the end of the queue, and
+only with what those would not make.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from math import sqrt
 
 from planner.routing.board import Board, LaneState
@@ -20,20 +22,26 @@ LOOK = 8
 SURE = 1.42
 """A more accurate path must meet the deadline with 3.3 standard deviations, not the tail's 2.33 only: one
 query lost costs as much as hundreds gain. In powers of tail/median, of a lognormal."""
-SPARE = 0.75
+SPARE = 0.6
 """Share of the time left that the backlog may fill after a more accurate path was chosen."""
+HELP = 0.5
+"""A slow lane helps where faster ones would need more than this share of the time left."""
 DEVIATIONS = 2.0
 """Arrivals while a batch runs are counted with so many standard deviations."""
-SLOWED = 2.0
-"""A lane that many times slower than the best of its device helps only if it helps."""
+BEHIND = 0.6
+"""There is more than enough to do when the backlog fills that share of the last deadline's time."""
+PAYS = 0.7
+"""A batch pays if it does at least that share of the rows a second that one after it would."""
+MARGIN = 1.1
+"""The backlog takes that many times what the latency models say, before a query is taken."""
 
 
 def admit(board: Board, query: Query, now_s: float) -> float:
     """Seconds by which the backlog is too long for the query; 0 or less: it can be made."""
-    rows = query.rows
     left = query.deadline_s - now_s - board.front_s(query)
-    ahead = board.queue.rows + board.committed_rows(now_s)
-    return ahead / board.total_rate + board.own_s(rows) - left
+    queued = board.queue.rows
+    wait = MARGIN * (queued + board.committed_rows(now_s)) / board.total_rate
+    return wait + board.own_s(query.rows, queued) - left
 
 
 def choose(board: Board, lane: LaneState, now_s: float) -> Choice | None:
@@ -41,6 +49,13 @@ def choose(board: Board, lane: LaneState, now_s: float) -> Choice | None:
     pieces = board.queue.clean()
     if not pieces or not lane.order:
         return None
+    first = 0
+    if lane.faster:
+        over_s = _needed(board, lane, pieces, now_s)
+        if over_s <= 0:
+            lane.again_s = now_s - over_s
+            return None
+        first = -1
     busy = 0.0
     peers = 1
     for other in board.usable:
@@ -53,14 +68,65 @@ def choose(board: Board, lane: LaneState, now_s: float) -> Choice | None:
             left = other.free_s - now_s
             if left > 0:
                 busy += left * other.rate
-    for start in range(min(LOOK, len(pieces))):
-        piece = pieces[start]
-        if piece[3].settled:
+    if busy + board.queue.rows > BEHIND * board.total_rate * (pieces[-1][1] - now_s):
+        first = _behind(board, lane, pieces, now_s)
+    elif first:
+        first = _from_the_end(lane, pieces)
+    for start in range(first, min(first + LOOK, len(pieces))):
+        if pieces[start][3].settled:
             continue
         choice = _batch(board, lane, pieces, start, now_s, busy, peers)
         if choice is not None:
             return choice
     return None
+
+
+def _needed(board: Board, lane: LaneState, pieces: list[Piece], now_s: float) -> float:
+    """Seconds by which faster lanes would take too long for what waits; 0 or less: they need no help."""
+    rows = float(board.queue.rows)
+    rate = 0.0
+    for other, at in lane.faster:
+        rate += at
+        left = other.free_s - now_s
+        if left > 0 and other.flight is not None:
+            rows += left * at
+    last = pieces[-1][3]
+    left = last.deadline_s - now_s - board.front_s(last)
+    return rows / rate + board.own_s(last.rows, board.queue.rows) - HELP * left
+
+
+def _from_the_end(lane: LaneState, pieces: list[Piece]) -> int:
+    """Where a batch of the last pieces begins."""
+    start = len(pieces) - 1
+    rows = pieces[start][5]
+    most = lane.merge[lane.fastest]
+    while start and rows + pieces[start - 1][5] <= most:
+        start -= 1
+        rows += pieces[start][5]
+    return start
+
+
+def _behind(board: Board, lane: LaneState, pieces: list[Piece], now_s: float) -> int:
+    """Where to begin when there is more than enough to do: at the head, or at what has time for a batch that pays.
+
+    Serving the head in what little time it has left makes a small, dear batch, and then the next is
+    late too, and so on: most of what is spared by that expires all the same.
+    """
+    p = lane.fastest
+    factor = lane.correction.tail[p]
+    curve = board.paths[p].curve
+    merge = lane.merge[p]
+    needed = curve.tail[merge] * factor
+    if pieces[0][1] - now_s >= needed:
+        return 0
+    start = bisect_left(pieces, (pieces[0][0], now_s + needed))
+    if start >= len(pieces):
+        return 0
+    small = max(1, curve.rows_safe_within((pieces[0][1] - now_s) / factor))
+    large = min(merge, board.queue.rows - sum(piece[5] for piece in pieces[:start]))
+    if large <= 0:
+        return 0
+    return start if small / curve.median[small] < PAYS * large / curve.median[large] else 0
 
 
 def _batch(
@@ -83,16 +149,20 @@ def _batch(
         kind = board.paths[query.path].representation
         order = [p for p in lane.paths if board.paths[p].representation == kind]
     elif query.required:
-        order = [p for p in order if board.paths[p].value >= board.best]
+        order = [p for p in lane.paths if board.paths[p].value >= board.best]
     share = -(-board.queue.rows // peers)
+    crowded = False
     for p in order:
         last = p == order[-1]
-        found = _form(board, lane, p, pieces, start, left, share, 1.0 if last else SURE, now_s)
+        if crowded and not last and not board.paths[p].efficient:
+            continue
+        found = _form(board, lane, p, pieces, start, left, share, peers, last)
         if found is None:
             continue
         taken, rows = found
-        if last or _rest_is_feasible(board, lane, p, pieces, start + len(taken), rows, now_s, busy, peers):
+        if last or _rest_is_feasible(board, lane, p, pieces, start, len(taken), rows, now_s, busy, peers):
             return Choice(p, taken, start, rows, reason(board, p, query))
+        crowded = True
     if order:
         p = order[-1]
         curve = board.paths[p].curve
@@ -110,24 +180,20 @@ def _form(
     start: int,
     left: float,
     share: int,
-    sure: float,
-    now_s: float,
+    peers: int,
+    last: bool,
 ) -> tuple[list[Piece], int] | None:
     """The pieces from `start` on that this path makes in time, and their rows; None if not even the first."""
     state = board.paths[path]
     curve = state.curve
-    factor = lane.correction.tail[path]
     first = pieces[start]
     rows = first[5]
-    allowed = left / factor
-    if sure != 1.0:
-        # tail * (tail / median) ** (sure - 1), near enough linear for the spreads that lanes have
-        one = min(rows, curve.rows)
-        allowed /= 1.0 + (sure - 1.0) * (curve.tail[one] / curve.median[one] - 1.0)
+    allowed = left / lane.correction.tail[path]
+    if not last:
+        allowed /= state.sure
     tail = curve.tail
-    most = lane.most[path]
-    if rows > most or tail[rows] > allowed:
-        part = _part(board, lane, path, rows, allowed, left, now_s)
+    if rows > lane.most[path] or tail[rows] > allowed:
+        part = _part(board, lane, path, rows, allowed, peers)
         return ([first], part) if part else None
     merge = min(lane.merge[path], share)
     taken = [first]
@@ -148,24 +214,19 @@ def _form(
     return taken, rows
 
 
-def _part(
-    board: Board, lane: LaneState, path: int, rows: int, allowed: float, left: float, now_s: float
-) -> int:
-    """Rows of the first part of a query that is split so that all are in time; 0 if that is impossible."""
+def _part(board: Board, lane: LaneState, path: int, rows: int, allowed: float, peers: int) -> int:
+    """Rows of the first part of a query that is split over lanes that are free now; 0 if that is not enough."""
     curve = board.paths[path].curve
     fits = min(lane.most[path], curve.rows_safe_within(allowed))
     if fits < 1:
         return 0
     parts = -(-rows // fits)
-    part = -(-rows // parts)
-    each = curve.tail[part] * lane.correction.tail[path]
-    turns = 0
-    for other in board.usable:
-        if other.device == lane.device:
-            wait = max(0.0, other.free_s - now_s) if other.flight is not None else 0.0
-            if wait < left:
-                turns += int((left - wait) / each)
-    return part if turns >= parts else 0
+    if parts <= peers:
+        return -(-rows // parts)
+    each = -(-rows // peers)
+    turns = -(-each // lane.most[path])
+    part = -(-each // turns)
+    return part if turns * curve.tail[part] <= allowed else 0
 
 
 def _rest_is_feasible(
@@ -173,34 +234,46 @@ def _rest_is_feasible(
     lane: LaneState,
     path: int,
     pieces: list[Piece],
-    after: int,
+    start: int,
+    count: int,
     rows: int,
     now_s: float,
     busy: float,
     peers: int,
 ) -> bool:
     """Whether what waits, and comes while this batch runs, can still be made on the fastest paths."""
-    state = board.paths[path]
-    took = state.curve.median[rows] * lane.correction.median[path]
+    curve = board.paths[path].curve
+    took = curve.median[rows] * lane.correction.median[path]
     observed = board.observed
     coming = observed.rows_s * took
     if coming:
         coming += DEVIATIONS * sqrt(observed.queries_s * took * observed.mean_square)
     waiting = board.queue.rows - rows
-    drained = (busy + took * lane.rate + waiting + coming) / board.total_rate
-    if after < len(pieces):
-        until = pieces[-1][3].deadline_s - now_s
+    rate = board.total_rate
+    busy += took * lane.rate
+    if (busy + waiting + coming) / rate + board.own_s(
+        int(observed.mean_rows), waiting + coming
+    ) > SPARE * observed.budget_s:
+        return False
+    if start == 0 and count < len(pieces):
+        head = pieces[count]
+        free = 0.0
         if peers == 1:
-            head = pieces[after]
-            start = state.curve.tail[rows] * lane.correction.tail[path]
+            free = curve.tail[rows] * lane.correction.tail[path]
             for other in board.usable:
-                if other is not lane and other.flight is not None:
-                    start = min(start, max(0.0, other.free_s - now_s))
-            if start + board.own_s(head[5]) > head[3].deadline_s - now_s:
-                return False
-    else:
-        until = observed.budget_s
-    return drained + board.own_s(int(observed.mean_rows)) <= SPARE * until
+                if other is not lane and other.device == lane.device and other.flight is not None:
+                    free = min(free, max(0.0, other.free_s - now_s))
+        if free + board.own_s(head[5], waiting) > SPARE * (head[3].deadline_s - now_s):
+            return False
+        middle = pieces[(count + len(pieces)) // 2]
+        if (busy + waiting / 2) / rate + board.own_s(middle[5], waiting) > SPARE * (
+            middle[3].deadline_s - now_s
+        ):
+            return False
+        final = pieces[-1]
+        if (busy + waiting) / rate + board.own_s(final[5], waiting) > SPARE * (final[3].deadline_s - now_s):
+            return False
+    return True
 
 
 def reason(board: Board, path: int, query: Query) -> Reason:

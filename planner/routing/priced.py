@@ -23,4 +23,5 @@ class Priced:
         return late.choose(board, lane, now_s)
 
     def prices(self, board: Board) -> dict[str, float]:
-        return {}
+        assert board.prices is not None
+        return dict(zip(board.devices, board.prices.device, strict=True))

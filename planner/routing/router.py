@@ -76,8 +76,9 @@ class Router:
         pieces = self.board.queue.pieces
         if not pieces:
             return None
-        if state.breaker.state is not BreakerState.CLOSED:
-            if not state.breaker.ready(now_s):
+        breaker = state.breaker
+        if breaker.state is not BreakerState.CLOSED and (breaker.broken or self._others(state)):
+            if not breaker.ready(now_s):
                 return None
             return self._probe(state, now_s)
         if state.correction.factor > SLOW and now_s - state.heard_s > STALE_S:
@@ -103,8 +104,9 @@ class Router:
         if breaker.state is not BreakerState.CLOSED:
             if dispatch.lost:
                 breaker.again_s = min(breaker.again_s, now_s)
-            elif breaker.state is BreakerState.PROBING:
-                breaker.probed(took_s, curve.tail[rows], now_s)
+            elif breaker.state is BreakerState.PROBING or not breaker.broken:
+                others = [other.correction.factor for other in self._others(lane)]
+                breaker.probed(took_s, curve.tail[rows] * max(1.0, min(others, default=INF)), now_s)
                 self._lanes_changed()
         queue = board.queue
         whole_only = dispatch.lost or dispatch.probe
@@ -135,7 +137,7 @@ class Router:
             self._free(lane, now_s)
         was_lost, dispatch.lost = dispatch.lost, True
         if not was_lost:
-            lane.breaker.trip(now_s)
+            lane.breaker.trip(now_s, broken=True)
             self._lanes_changed()
         if dispatch.probe:
             return []
@@ -208,6 +210,7 @@ class Router:
         state.alive = True
         state.correction.reset()
         state.breaker.state = BreakerState.OPEN
+        state.breaker.broken = False
         state.breaker.again_s = now_s
         self._lanes_changed()
 
@@ -301,7 +304,7 @@ class Router:
         piece = self._probe_piece(lane)
         if piece is None:
             return None
-        others = any(other is not lane and other.usable for other in board.usable)
+        others = bool(self._others(lane))
         if lane.breaker.state is BreakerState.OPEN:
             lane.breaker.state = BreakerState.PROBING
         else:
@@ -338,6 +341,10 @@ class Router:
             for lane in board.usable
         )
 
+    def _others(self, lane: LaneState) -> list[LaneState]:
+        """Other lanes that are trusted with work."""
+        return [other for other in self.board.lanes if other is not lane and other.usable]
+
     def _free(self, lane: LaneState, now_s: float) -> None:
         lane.flight = None
         lane.free_s = now_s
@@ -363,7 +370,7 @@ class Router:
             if query.settled:
                 continue
             in_time = any(lane.usable for lane in board.usable) and (
-                now_s + board.own_s(part.rows) + board.front_s(query) <= query.deadline_s
+                now_s + board.own_s(part.rows, board.queue.rows) + board.front_s(query) <= query.deadline_s
             )
             if query.retries >= MOST_RETRIES or not in_time:
                 left.append(part)
