@@ -62,7 +62,7 @@ class Router:
         if query.deadline_s <= now_s:
             return Refused(Refusal.EXPIRED, 0.0, queue.rows)
         over_s = self.policy.admit(board, query, now_s)
-        if over_s > 0 and not self._worth_a_try(now_s):
+        if over_s > 0 and not self._worth_a_try():
             return Refused(Refusal.OVERLOAD, over_s, queue.rows)
         queue.push(query, 0, rows, query.arrival_s if self.policy.fifo else query.deadline_s)
         return None
@@ -333,13 +333,10 @@ class Router:
             return -1
         return lane.order[0] if query.required else lane.fastest
 
-    def _worth_a_try(self, now_s: float) -> bool:
-        """Every lane seems too slow and none was heard of for a while: one query finds out."""
+    def _worth_a_try(self) -> bool:
+        """Nothing waits and a lane is idle: trying costs nobody anything, whatever is thought of the lane."""
         board = self.board
-        return not board.queue.pieces and any(
-            lane.flight is None and lane.correction.factor > SLOW and now_s - lane.heard_s > STALE_S
-            for lane in board.usable
-        )
+        return not board.queue.pieces and any(lane.flight is None for lane in board.usable)
 
     def _others(self, lane: LaneState) -> list[LaneState]:
         """Other lanes that are trusted with work."""
