@@ -75,11 +75,13 @@ class Batched:
 
 
 class Observer(Protocol):
-    """Who is told about batches and about lanes."""
+    """Who is told about batches, lanes and turns of the control loop (how late it came, what it took)."""
 
     def batch_executed(self, batched: Batched) -> None: ...
 
     def lane_alive(self, lane: int, alive: bool) -> None: ...
+
+    def ticked(self, late_s: float, took_s: float) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -160,7 +162,7 @@ class Dispatcher:
             self._ticking = True
             for lane in self._lanes:
                 lane.attach()
-            loop.call_later(TICK_S, self._tick, loop)
+            loop.call_later(TICK_S, self._tick, loop, clock() + TICK_S)
         self._wake(loop)
         return query
 
@@ -234,13 +236,15 @@ class Dispatcher:
         self._timer = None
         self._wake(loop)
 
-    def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _tick(self, loop: asyncio.AbstractEventLoop, due_s: float) -> None:
         if self._closed:
             return
-        self.router.tick(clock())
+        now_s = clock()
+        self.router.tick(now_s)
+        self._observer.ticked(max(0.0, now_s - due_s), clock() - now_s)
         self._idle_ticks += 1
         if self.waiting or self._idle_ticks < IDLE_TICKS:
-            loop.call_later(TICK_S, self._tick, loop)
+            loop.call_later(TICK_S, self._tick, loop, clock() + TICK_S)
             if self.waiting:
                 self._wake(loop)
         else:

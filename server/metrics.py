@@ -1,42 +1,54 @@
-"""What the server counts, for Prometheus.
+"""What the server counts, for Prometheus and for the status page.
 
-Every finished request, every phase of it and every executed batch is recorded here; `render` gives
-the text that is scraped. One registry per server, so that several can live in one process. Labels
-are bounded (endpoints, paths, lanes, outcomes, reasons, features, tiers), and their children are bound
-once. What the router knows (rates, prices, corrections) is asked of it at every scrape.
+Every finished request, every phase of it, every executed batch and every turn of the control loop is recorded
+here; `render` gives the text that is scraped, `families` the same numbers to the status page and to
+docs/metrics.md. One instance per server, so that several can live in one process. Labels are
+bounded (endpoints, paths, lanes, outcomes, reasons, features, tiers), and their children are bound once.
+What the router knows (rates, prices, corrections, breakers) is asked of it at every scrape.
 """
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from weakref import WeakSet
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    Info,
-    ProcessCollector,
-    disable_created_metrics,
-)
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.exposition import generate_latest
 
 from models.batch import Batch
+from models.embeddings.tiers.figures import Figures
 from models.encoder import Encoder
-from planner.routing.router import Router
-from server.dispatcher import Batched
+from server.dispatcher import Batched, Dispatcher
+from server.instruments import AnyFamily, Counter, Family, Histogram, Registry
+from server.router_metrics import RouterMetrics
 from server.statistics import Statistics
 
-CONTENT_TYPE = CONTENT_TYPE_LATEST
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-# A second series per counter, which says nothing that a scraper does not know.
-disable_created_metrics()  # type: ignore[no-untyped-call]
+PROMISED_SHARE = 0.99
+"""Of the requests that are the server's to answer, this share is answered within its latency budget."""
+KEPT = "ok"
+BROKEN = ("late", "overloaded", "expired", "unavailable", "error")
+"""Outcomes that break the promise. `invalid` and `cancelled` are the client's, and do not count."""
+OUTCOMES = (KEPT, *BROKEN, "invalid", "cancelled")
+REASONS = ("load", "deadline", "failure")
 
-# Edges stand on latency targets, so that "the share within 10 ms" is read off, not interpolated.
-REQUEST_EDGES_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.06, 0.08, 0.1, 0.2, 0.5, 1.0)
-PHASE_EDGES_S = (0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.2)
+# Latency targets (0.5, 1, 2, 5, 10, 20, 50, 60, 80, 100 ms ...) are edges, so that the share within one is
+# read off. Between 0.5 and 100 ms neighbours are at most 13% apart: a p50 or p99 interpolated between
+# them is then within 5% of the exact one.
+_DECADE = (1, 1.1, 1.2, 1.3, 1.4, 1.5, 1.65, 1.8, 2, 2.2, 2.4, 2.6, 2.8, 3, 3.3, 3.6, 4, 4.5, 5, 5.5, 6,
+           6.6, 7.2, 8, 9)  # fmt: skip
+REQUEST_EDGES_S = (
+    *(0.0001, 0.0002, 0.0003, 0.0004),
+    *(round(1e-4 * edge, 8) for edge in _DECADE if edge >= 5),
+    *(round(1e-3 * edge, 8) for edge in _DECADE),
+    *(round(1e-2 * edge, 8) for edge in _DECADE),
+    *(0.1, 0.12, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0),
+)
+PHASE_EDGES_S = (*(round(10.0**d * e, 8) for d in range(-5, 0) for e in (1, 2, 3, 5, 7)), 1.0)
+TICK_EDGES_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 ROW_EDGES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 COUNT_UNKNOWN_EVERY_BATCHES = 16
 
@@ -45,140 +57,165 @@ class Metrics:
     """The instruments of one server."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        ProcessCollector(registry=registry)
-        self._requests = Histogram(
+        self._registry = registry = Registry()
+        self._process = CollectorRegistry()
+        ProcessCollector(registry=self._process)
+        self.requests = registry.histogram(
             "polyrec_request_seconds",
-            "Time from the last byte of a request to its answer. outcome: ok; late (after its deadline);"
-            " invalid (4xx); overloaded (429); expired (504); unavailable (503); cancelled; error (500).",
-            ("endpoint", "path", "outcome"),
-            buckets=REQUEST_EDGES_S,
-            registry=registry,
+            "Time from the last byte of a request to its answer, whatever the outcome. ok: within its budget;"
+            " late: answered after it; overloaded: 429; expired: 504; unavailable: 503; error: 500; invalid:"
+            " another 4xx; cancelled: the client left. path is none where none was chosen.",
+            REQUEST_EDGES_S,
+            *("endpoint", "path", "outcome"),
         )
-        self._phases = Histogram(
+        self.phases = registry.histogram(
             "polyrec_phase_seconds",
             "Time of a phase. parse, queue and serialise are observed once a request, encode, embed and dense"
             " once a batch, so that the sums are the time spent.",
-            ("path", "phase"),
-            buckets=PHASE_EDGES_S,
-            registry=registry,
+            PHASE_EDGES_S,
+            *("path", "phase"),
         )
-        self._rows = Counter("polyrec_rows", "Rows answered.", ("endpoint", "path"), registry=registry)
-        self._batch_rows = Histogram(
-            "polyrec_batch_rows",
-            "Rows of an executed batch.",
-            ("path",),
-            buckets=ROW_EDGES,
-            registry=registry,
+        self.rows = registry.counter(
+            "polyrec_rows",
+            "Rows answered. outcome: ok (their rate is the goodput) or late.",
+            *("endpoint", "path", "outcome"),
         )
-        self._batch_queries = Counter(
-            "polyrec_batch_queries", "Queries executed in batches.", ("path",), registry=registry
-        )
-        self._reduced = Counter(
+        self.reduced = registry.counter(
             "polyrec_reduced",
             "Answers of less than the best quality that the plan has. reason: load, deadline, failure.",
-            ("path", "reason"),
-            registry=registry,
+            *("path", "reason"),
         )
-        self._accuracy = Gauge(
-            "polyrec_path_accuracy",
-            "Share of held-out rows that a path predicts right, as routing takes it.",
-            ("path",),
-            registry=registry,
+        self._batch_rows = registry.histogram(
+            "polyrec_batch_rows", "Rows of an executed batch.", ROW_EDGES, "path"
         )
-        self._lane_up = Gauge(
-            "polyrec_lane_up", "1 while a lane's executor is alive.", ("lane",), registry=registry
+        self._batch_queries = registry.counter(
+            "polyrec_batch_queries", "Queries executed in batches.", "path"
         )
-        self._lane_deaths = Counter(
-            "polyrec_lane_deaths", "Times that a lane's process ended unasked.", ("lane",), registry=registry
+        self.lane_deaths = registry.counter(
+            "polyrec_lane_deaths", "Times that a lane's process ended unasked.", "lane"
         )
-        self._lane_busy = Counter(
-            "polyrec_lane_busy_seconds", "Time that a lane spent on batches.", ("lane",), registry=registry
+        self._lane_busy = registry.counter(
+            "polyrec_lane_busy_seconds", "Time that a lane spent on batches.", "lane"
+        )
+        self.lookups = registry.counter(
+            "polyrec_embedding_lookups", "Embedding rows looked up in a tier of memory.", "tier"
+        )
+        self.hits = registry.counter(
+            "polyrec_embedding_hits", "Embedding rows that a tier had; the rest goes to the next one.", "tier"
+        )
+        self._read_bytes = registry.counter(
+            "polyrec_embedding_read_bytes", "Bytes that a tier gave, where rows are placed in tiers.", "tier"
+        )
+        self._read_seconds = registry.counter(
+            "polyrec_embedding_read_seconds",
+            "Time spent on reading from a tier, where rows are in tiers.",
+            "tier",
+        )
+        self._unknown = registry.counter(
+            "polyrec_oov_lookups", "Look-ups of values that the vocabulary lacks.", "feature"
         )
         self._routed = RouterMetrics(registry)
-        self._unknown = Counter(
-            "polyrec_oov_lookups",
-            "Look-ups of values that the vocabulary lacks.",
-            ("feature",),
-            registry=registry,
+        self._tick = registry.histogram(
+            "polyrec_control_tick_seconds",
+            "Time of one turn of the control loop: rates, corrections, prices.",
+            TICK_EDGES_S,
         )
-        self._lookups = Counter(
-            "polyrec_embedding_lookups", "Embedding rows looked up in a tier.", ("tier",), registry=registry
+        self._lag = registry.histogram(
+            "polyrec_loop_lag_seconds",
+            "How late the event loop came to the control loop's timer: as long may a request wait unread.",
+            TICK_EDGES_S,
         )
-        self._hits = Counter(
-            "polyrec_embedding_hits", "Embedding rows found in a tier.", ("tier",), registry=registry
+        self.generations = registry.counter(
+            "polyrec_generations", "Plans that took over: the first, every reload and every rollback."
         )
-        self._ready = Gauge("polyrec_ready", "1 while the server is ready to answer.", registry=registry)
-        self._build = Info("polyrec_build", "The code and the bundle that are running.", registry=registry)
-        self._flushes: list[Callable[[], None]] = []
+        self._ready = registry.gauge("polyrec_ready", "1 while the server is ready to answer.")
+        registry.gauge(
+            "polyrec_promised_share", "Share of requests that is promised to be answered within budget."
+        ).only.set(PROMISED_SHARE)
+        self._build = registry.info(
+            "polyrec_build_info",
+            "The code and the bundle that are running.",
+            *("version", "bundle", "bundle_version", "runtime", "python"),
+        )
+        self._batches: WeakSet[BatchMetrics] = WeakSet()
+        self._tiered: list[Tiered] = []
+
+    @property
+    def families(self) -> Sequence[AnyFamily]:
+        """Every metric of Polyrec's own."""
+        return self._registry.families
 
     def ready(self, is_ready: bool) -> None:
-        self._ready.set(is_ready)
+        self._ready.only.set(is_ready)
 
     def build(self, code_version: str, bundle: str, bundle_version: str, runtime: str) -> None:
-        self._build.info(
-            {
-                "version": code_version,
-                "bundle": bundle,
-                "bundle_version": bundle_version,
-                "runtime": runtime,
-                "python": platform.python_version(),
-            }
-        )
+        self._build.clear()
+        self._build.labels(code_version, bundle, bundle_version, runtime, platform.python_version()).set(1)
 
     def outcomes(self, endpoint: str, path: str) -> Outcomes:
         """How requests of one endpoint on one path end; path `none` before one is chosen."""
-        return Outcomes(lambda outcome: self._requests.labels(endpoint, path, outcome))
+        return Outcomes(lambda outcome: self.requests.labels(endpoint, path, outcome))
 
     def endpoint(self, endpoint: str, path: str) -> EndpointMetrics:
         """The instruments of one endpoint's requests on one path."""
-        outcomes = self.outcomes(endpoint, path)
-        outcomes.bind("ok")
         return EndpointMetrics(
-            outcomes,
-            self._phases.labels(path, "parse"),
-            self._phases.labels(path, "queue"),
-            self._phases.labels(path, "serialise"),
-            self._rows.labels(endpoint, path),
-            {reason: self._reduced.labels(path, reason) for reason in ("load", "deadline", "failure")},
+            self.outcomes(endpoint, path),
+            [self.phases.labels(path, phase) for phase in ("parse", "queue", "serialise")],
+            [self.rows.labels(endpoint, path, outcome) for outcome in ("late", KEPT)],
+            {reason: self.reduced.labels(path, reason) for reason in REASONS},
         )
 
-    def path(self, path: str, accuracy: float, encoder: Encoder, tier: str) -> BatchMetrics:
-        """The instruments of one path's batches."""
-        self._accuracy.labels(path).set(accuracy)
+    def path(self, path: str, encoder: Encoder, tier: str | None) -> BatchMetrics:
+        """The instruments of one path's batches.
+
+        tier: which memory all its rows are in; None if they are in several, whose own figures `tiers` brings.
+        """
         for feature in encoder.schema.categorical:
             self._unknown.labels(feature.name)
         batches = BatchMetrics(
             encoder,
-            self._phases.labels(path, "encode"),
-            self._phases.labels(path, "embed"),
-            self._phases.labels(path, "dense"),
+            [self.phases.labels(path, phase) for phase in ("encode", "embed", "dense")],
             self._batch_rows.labels(path),
             self._batch_queries.labels(path),
-            self._lookups.labels(tier),
-            self._hits.labels(tier),
+            None if tier is None else (self.lookups.labels(tier), self.hits.labels(tier)),
             self._unknown,
         )
-        self._flushes.append(batches.flush)
+        self._batches.add(batches)
         return batches
+
+    def tiers(self, sources: Iterable[Callable[[], Figures]]) -> None:
+        """Tiers of memory whose figures are asked for at every scrape, in place of those before."""
+        self._tiered = [
+            Tiered(source, self.lookups, self.hits, self._read_bytes, self._read_seconds)
+            for source in sources
+        ]
 
     def lane(self, lane: str) -> LaneMetrics:
         """The instruments of one lane."""
-        self._lane_up.labels(lane).set(1)
-        return LaneMetrics(
-            self._lane_up.labels(lane), self._lane_deaths.labels(lane), self._lane_busy.labels(lane)
-        )
+        return LaneMetrics(self.lane_deaths.labels(lane), self._lane_busy.labels(lane))
 
-    def watch(self, router: Router, clock: Callable[[], float]) -> None:
-        """`router` is asked at every scrape, in place of any before it."""
-        self._routed.watch(router, clock)
+    def ticked(self, late_s: float, took_s: float) -> None:
+        """One turn of the control loop."""
+        self._lag.only.observe(late_s)
+        self._tick.only.observe(took_s)
+
+    def watch(self, dispatcher: Dispatcher, clock: Callable[[], float], default_budget_s: float) -> None:
+        """`dispatcher` and its router are asked at every scrape, in place of any before."""
+        self.generations.only.inc()
+        self._routed.watch(dispatcher, clock, default_budget_s)
+
+    def refresh(self) -> None:
+        """Brings up to date what is asked for rather than told."""
+        for batches in self._batches:
+            batches.flush()
+        for tiered in self._tiered:
+            tiered.refresh()
+        self._routed.refresh()
 
     def render(self) -> bytes:
         """Everything, in Prometheus's text format."""
-        for flush in self._flushes:
-            flush()
-        self._routed.refresh()
-        return generate_latest(self.registry)
+        self.refresh()
+        return self._registry.text().encode() + generate_latest(self._process)
 
 
 class Outcomes:
@@ -188,37 +225,41 @@ class Outcomes:
         self._histogram = histogram
         self._bound: dict[str, Histogram] = {}
 
-    def bind(self, outcome: str) -> Histogram:
-        histogram = self._bound[outcome] = self._histogram(outcome)
-        return histogram
-
     def finished(self, outcome: str, seconds: float) -> None:
-        (self._bound.get(outcome) or self.bind(outcome)).observe(seconds)
+        histogram = self._bound.get(outcome)
+        if histogram is None:
+            histogram = self._bound[outcome] = self._histogram(outcome)
+        histogram.observe(seconds)
 
 
 class EndpointMetrics:
-    """Requests of one endpoint on one path."""
+    """Requests of one endpoint on one path. rows: of late answers, and of those in time."""
 
     def __init__(
         self,
         outcomes: Outcomes,
-        parse: Histogram,
-        queue: Histogram,
-        serialise: Histogram,
-        rows: Counter,
+        phases: Sequence[Histogram],
+        rows: Sequence[Counter],
         reduced: dict[str, Counter],
     ) -> None:
         self.outcomes = outcomes
-        self._parse = parse
-        self._queue = queue
-        self._serialise = serialise
-        self._rows = rows
+        self._parse, self._queue, self._serialise = phases
+        self._rows = tuple(rows)
         self._reduced = reduced
 
     def answered(
-        self, rows: int, parse_s: float, queue_s: float, serialise_s: float, reason: str | None
+        self,
+        in_time: bool,
+        took_s: float,
+        rows: int,
+        parse_s: float,
+        queue_s: float,
+        serialise_s: float,
+        reason: str | None,
     ) -> None:
-        self._rows.inc(rows)
+        """A request got its answer. reason: why it was of less than the best quality, None if it was not."""
+        self.outcomes.finished(KEPT if in_time else "late", took_s)
+        self._rows[in_time].inc(rows)
         if reason is not None:
             self._reduced[reason].inc()
         self._parse.observe(parse_s)
@@ -237,23 +278,17 @@ class BatchMetrics:
     def __init__(
         self,
         encoder: Encoder,
-        encode: Histogram,
-        embed: Histogram,
-        dense: Histogram,
+        phases: Sequence[Histogram],
         batch_rows: Histogram,
         queries: Counter,
-        lookups: Counter,
-        hits: Counter,
-        unknown: Counter,
+        tier: tuple[Counter, Counter] | None,
+        unknown: Family[Counter],
     ) -> None:
         self._encoder = encoder
-        self._encode = encode
-        self._embed = embed
-        self._dense = dense
+        self._encode, self._embed, self._dense = phases
         self._batch_rows = batch_rows
         self._queries = queries
-        self._lookups = lookups
-        self._hits = hits
+        self._tier = tier
         self._unknown = unknown
         self._pending: list[Batch] = []
 
@@ -264,12 +299,13 @@ class BatchMetrics:
         self._dense.observe(batched.dense_s)
         self._batch_rows.observe(batch.rows)
         self._queries.inc(batched.queries)
-        context, candidate = batch.context, batch.candidate
-        found = (
-            context.ranks.size + context.bag_values.size + candidate.ranks.size + candidate.bag_values.size
-        )
-        self._lookups.inc(found)
-        self._hits.inc(found)
+        if self._tier is not None:
+            context, candidate = batch.context, batch.candidate
+            found = context.ranks.size + context.bag_values.size
+            found += candidate.ranks.size + candidate.bag_values.size
+            lookups, hits = self._tier
+            lookups.inc(found)
+            hits.inc(found)
         self._pending.append(batch)
         if len(self._pending) >= COUNT_UNKNOWN_EVERY_BATCHES:
             self.flush()
@@ -282,29 +318,45 @@ class BatchMetrics:
         self._pending.clear()
 
 
+class Tiered:
+    """What one stack of tiers has done since it was last asked, added to the counters of all."""
+
+    def __init__(self, source: Callable[[], Figures], *counters: Family[Counter]) -> None:
+        self._source = source
+        self._counters = counters
+        self._told: dict[str, tuple[float, ...]] = {}
+
+    def refresh(self) -> None:
+        for tier, level in self._source().levels.items():
+            now = (level.lookups, level.hits, level.bytes, level.seconds)
+            before = self._told.get(tier, (0,) * len(now))
+            for family, new, old in zip(self._counters, now, before, strict=True):
+                family.labels(tier).inc(new - old)
+            self._told[tier] = now
+
+
 @dataclass(frozen=True, slots=True)
 class LaneMetrics:
-    """One lane: is it there, how often did it die, how long did it work."""
+    """One lane: how often did it die, how long did it work."""
 
-    up: Gauge
     deaths: Counter
     busy: Counter
-
-    def alive(self, alive: bool) -> None:
-        self.up.set(alive)
-        if not alive:
-            self.deaths.inc()
 
 
 class Recorder:
     """Tells the dispatcher's batches and lanes to the metrics and to the protocol's statistics."""
 
     def __init__(
-        self, lanes: Sequence[LaneMetrics], paths: Sequence[BatchMetrics], statistics: Statistics
+        self,
+        lanes: Sequence[LaneMetrics],
+        paths: Sequence[BatchMetrics],
+        statistics: Statistics,
+        ticked: Callable[[float, float], None],
     ) -> None:
         self._lanes = tuple(lanes)
         self._paths = tuple(paths)
         self._statistics = statistics
+        self.ticked = ticked
 
     def batch_executed(self, batched: Batched) -> None:
         self._paths[batched.path].executed(batched)
@@ -312,51 +364,5 @@ class Recorder:
         self._statistics.executed(batched.batch.rows, batched.took_s)
 
     def lane_alive(self, lane: int, alive: bool) -> None:
-        self._lanes[lane].alive(alive)
-
-
-class RouterMetrics:
-    """What the router knows, asked at a scrape."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        def gauge(name: str, what: str, *labels: str) -> Gauge:
-            return Gauge(f"polyrec_{name}", what, labels, registry=registry)
-
-        self._queue_rows = gauge("queue_rows", "Rows waiting for a lane.")
-        self._queue_queries = gauge("queue_queries", "Queries waiting for a lane.")
-        self._arrival_queries = gauge(
-            "arrival_queries_per_second", "Recent rate of queries, as routing sees it."
-        )
-        self._arrival_rows = gauge("arrival_rows_per_second", "Recent rate of rows, as routing sees it.")
-        self._price = gauge(
-            "device_price", "Price of a second of a device's time, in correct predictions.", "device"
-        )
-        self._correction = gauge(
-            "lane_correction", "Measured over profiled time of a lane's batches, the median.", "lane"
-        )
-        self._open = gauge(
-            "lane_open", "1 while the lane is given work, 0 while its breaker keeps it out.", "lane"
-        )
-        self._utilisation = gauge("lane_utilisation", "Recent share of time that a lane was busy.", "lane")
-        self._router: Router | None = None
-        self._clock: Callable[[], float] = float
-
-    def watch(self, router: Router, clock: Callable[[], float]) -> None:
-        for labelled in (self._price, self._correction, self._open, self._utilisation):
-            labelled.clear()
-        self._router, self._clock = router, clock
-
-    def refresh(self) -> None:
-        if self._router is None:
-            return
-        state = self._router.state(self._clock())
-        self._queue_rows.set(state.queued_rows)
-        self._queue_queries.set(state.queued_queries)
-        self._arrival_queries.set(state.queries_s)
-        self._arrival_rows.set(state.rows_s)
-        for device, price in state.prices.items():
-            self._price.labels(device).set(price)
-        for lane in state.lanes:
-            self._correction.labels(lane.name).set(lane.factor)
-            self._open.labels(lane.name).set(lane.breaker == "closed")
-            self._utilisation.labels(lane.name).set(lane.used)
+        if not alive:
+            self._lanes[lane].deaths.inc()

@@ -121,11 +121,9 @@ def open_serving(plan: Plan, metrics: Metrics, loaded: Mapping[Path, Bundle]) ->
     statistics = Statistics()
     observer = Recorder(
         [metrics.lane(lane.name) for lane in lanes_of],
-        [
-            metrics.path(p.name, p.accuracy, p.encoder, "host" if p.planned.device == "cpu" else "device")
-            for p in paths
-        ],
+        [metrics.path(p.name, p.encoder, "host" if p.planned.device == "cpu" else "device") for p in paths],
         statistics,
+        metrics.ticked,
     )
     dispatchers: list[Dispatcher] = []
     lanes: list[Lane] = []

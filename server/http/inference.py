@@ -124,10 +124,11 @@ class Inference:
                 await Reply(refused.body, refused.status, headers=refused.headers)(scope, receive, send)
         else:
             took_s = clock() - arrival_s
-            outcomes.finished("late" if took_s > budget_s else "ok", took_s)
             parse_s, serialise_s = parsed_s - arrival_s, written_s - answered_s
             rows = parsed.rows.rows
-            counters.answered(rows, parse_s, answer.queue_s, serialise_s, answer.reason)
+            counters.answered(
+                took_s <= budget_s, took_s, rows, parse_s, answer.queue_s, serialise_s, answer.reason
+            )
             serving.statistics.succeeded(rows, took_s, answer.queue_s, parse_s, answer.execute_s, serialise_s)
 
 

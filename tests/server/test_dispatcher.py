@@ -41,6 +41,10 @@ class Tally:
     def lane_alive(self, lane: int, alive: bool) -> None:
         raise AssertionError("no lane dies here")
 
+    def ticked(self, late_s: float, took_s: float) -> None:
+        assert late_s >= 0
+        assert took_s >= 0
+
 
 class Troubled:
     """A runtime around another: fails on batches that hold a given rank, or answers what it is told."""
