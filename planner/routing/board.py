@@ -52,8 +52,9 @@ class LaneSpec:
 class PathState:
     """A path as decisions see it. value: accuracy times weight; representation: the name before `@`.
 
-    row_s: seconds of a row in a batch worth merging, as corrected. sure: how much longer than the tail a batch may
-    be assumed to take if it must not be late. efficient: no mix of two others of its device beats it.
+    row_s: seconds of a row in a batch worth merging, as corrected. sure: how much longer than the tail a
+    batch may be assumed to take if it must not be late. efficient: no mix of two others of its
+    device beats it.
     rows: dispatched recently.
     """
 
@@ -76,8 +77,8 @@ class LaneState:
     """A lane as decisions see it. All lists are by path index.
 
     order: paths it may use, most accurate first, without those that another beats in both ways. fastest: of
-    these the one with most rows/s; rate: those, rows/s as corrected. faster: lanes that are much faster, with the rows/s
-    at which they would have to do the work for this one not to be needed. most: rows that one batch may have;
+    these the one with most rows/s; rate: those, rows/s as corrected. faster: lanes that are much faster,
+    with the rows/s at which they would have to do the work for this one not to be needed. most: rows that one batch may have;
     merge: rows beyond which queries are not merged. free_s: when its batch should be over; due_s: the first
     deadline in it; overdue_s: when the lane counts as stalled; stranded: parts of a stalled batch that no
     other lane can make in time. again_s: when to ask it again although nothing happened.
@@ -85,8 +86,8 @@ class LaneState:
     """
 
     __slots__ = (
-        "again_s", "alive", "breaker", "busy_s", "correction", "device", "due_s", "faster", "fastest", "flight",
-        "free_s", "heard_s", "index", "inline", "merge", "most", "name", "order", "overdue_s", "paths",
+        "again_s", "alive", "breaker", "busy_s", "correction", "device", "due_s", "faster", "fastest",
+        "flight", "free_s", "heard_s", "index", "inline", "merge", "most", "name", "order", "overdue_s", "paths",
         "rate", "stranded", "used",
     )  # fmt: skip
 
@@ -125,8 +126,8 @@ class Board:
     """
 
     __slots__ = (
-        "_merge", "_own", "allowed", "best", "devices", "front_query_s", "front_row_s", "lanes", "least_s", "limits",
-        "observed", "paths", "prices", "queue", "routing", "total_rate", "usable",
+        "_merge", "_own", "allowed", "best", "devices", "front_query_s", "front_row_s", "lanes", "least_s",
+        "limits",         "observed", "paths", "prices", "queue", "routing", "total_rate", "usable",
     )  # fmt: skip
 
     def __init__(

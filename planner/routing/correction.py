@@ -2,9 +2,9 @@
 
 Observed seconds go in, factors on the profiled median and tail come out. Two speeds: the *lane's* factor is
 the median of its last few residuals once that is more than noise, so a lane that slows down tenfold (a
-neighbour, heat) is believed after two or three batches, and so is its recovery; each *path's* own bias and tail on that lane
-follow slowly by quantile tracking (a step up for each value above, down for each below, in the
-quantile's proportion), so that a single outlier moves neither.
+neighbour, heat) is believed after two or three batches, and so is its recovery; each *path's* own bias
+and tail on that lane follow slowly by quantile tracking (a step up for each value above, down for each
+below, in the quantile's proportion), so that a single outlier moves neither.
 """
 
 from __future__ import annotations

@@ -19,9 +19,6 @@ from planner.routing.queue import Piece
 
 LOOK = 8
 """Pieces that are looked at for one that this lane can make."""
-SURE = 1.42
-"""A more accurate path must meet the deadline with 3.3 standard deviations, not the tail's 2.33 only: one
-query lost costs as much as hundreds gain. In powers of tail/median, of a lognormal."""
 SPARE = 0.6
 """Share of the time left that the backlog may fill after a more accurate path was chosen."""
 HELP = 0.5
@@ -107,7 +104,7 @@ def _from_the_end(lane: LaneState, pieces: list[Piece]) -> int:
 
 
 def _behind(board: Board, lane: LaneState, pieces: list[Piece], now_s: float) -> int:
-    """Where to begin when there is more than enough to do: at the head, or at what has time for a batch that pays.
+    """Where to begin when there is more than enough to do: the head, or what has time for a batch that pays.
 
     Serving the head in what little time it has left makes a small, dear batch, and then the next is
     late too, and so on: most of what is spared by that expires all the same.
@@ -215,7 +212,7 @@ def _form(
 
 
 def _part(board: Board, lane: LaneState, path: int, rows: int, allowed: float, peers: int) -> int:
-    """Rows of the first part of a query that is split over lanes that are free now; 0 if that is not enough."""
+    """Rows of the first part of a query split over lanes that are free now; 0 if that is not enough."""
     curve = board.paths[path].curve
     fits = min(lane.most[path], curve.rows_safe_within(allowed))
     if fits < 1:

@@ -29,10 +29,11 @@ class Choice:
 
 
 class Policy(Protocol):
-    """name: as in the plan. fifo: work in order of arrival, not of deadline."""
+    """name: as in the plan. fifo: work in order of arrival, not of deadline. learns: wants `finished`."""
 
     name: str
     fifo: bool
+    learns: bool
 
     def prepare(self, board: Board) -> None:
         """Off the request path: at the start, on every tick, and when lanes come or go."""
@@ -48,4 +49,8 @@ class Policy(Protocol):
 
     def prices(self, board: Board) -> dict[str, float]:
         """Correct predictions that a second of one lane is worth, by device; empty if it has no prices."""
+        ...
+
+    def finished(self, query: Query, now_s: float) -> None:
+        """A query was answered, or its deadline passed; called if the policy learns from that."""
         ...

@@ -11,6 +11,7 @@ from planner.routing.query import Query
 class Priced:
     name = "priced"
     fifo = False
+    learns = False
 
     def prepare(self, board: Board) -> None:
         board.allowed = frozenset(range(len(board.paths)))
@@ -25,3 +26,6 @@ class Priced:
     def prices(self, board: Board) -> dict[str, float]:
         assert board.prices is not None
         return dict(zip(board.devices, board.prices.device, strict=True))
+
+    def finished(self, query: Query, now_s: float) -> None:
+        """It does not learn from single queries."""

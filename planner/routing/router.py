@@ -110,6 +110,7 @@ class Router:
                 self._lanes_changed()
         queue = board.queue
         whole_only = dispatch.lost or dispatch.probe
+        learner = self.policy if self.policy.learns else None
         for part in dispatch.parts:
             query = part.query
             if whole_only:
@@ -117,10 +118,14 @@ class Router:
                     query.settled = True
                     query.done_rows = query.rows
                     query.path, query.reason = dispatch.path, dispatch.reason
+                    if learner is not None:
+                        learner.finished(query, now_s)
             else:
                 query.done_rows += part.rows
                 if query.done_rows >= query.rows:
                     query.settled = True
+                    if learner is not None:
+                        learner.finished(query, now_s)
             if query.settled and query.taken_rows < query.rows:
                 queue.forget(query)
 
@@ -175,6 +180,9 @@ class Router:
                         out.append(query)
                     elif query.deadline_s < lane.due_s:
                         lane.due_s = query.deadline_s
+        if out and self.policy.learns:
+            for query in out:
+                self.policy.finished(query, now_s)
         return out
 
     def wake_s(self) -> float | None:
@@ -384,4 +392,4 @@ class Router:
             self.board.queue.forget(query)
 
     def _lanes_changed(self) -> None:
-        self.board.count()
+        self.policy.prepare(self.board)

@@ -12,6 +12,7 @@ class Static:
     """path: index of the only path that is used."""
 
     fifo = False
+    learns = False
 
     def __init__(self, path: int, name: str) -> None:
         self.name = f"static:{name}"
@@ -32,3 +33,6 @@ class Static:
 
     def prices(self, board: Board) -> dict[str, float]:
         return {}
+
+    def finished(self, query: Query, now_s: float) -> None:
+        """It does not learn from single queries."""
