@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planner.devices import Device, Machine, MachineError
-from planner.inventory.cpu import cpu
-from planner.inventory.disk import Disk, disk
-from planner.inventory.gpu import gpus
+from planner.inventory.cpu import cpu_device
+from planner.inventory.disk import Disk, look_at_disk
+from planner.inventory.gpu import gpu_devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,8 @@ def discover(folder: str | Path = ".", measure: bool = True) -> Inventory:
     folder: on the disk that tier files would lie on.
     """
     unusable: dict[str, str] = {}
-    devices: list[Device] = [cpu(measure, unusable), *gpus(measure, unusable)]
-    found: Disk = disk(Path(folder), measure)
+    devices: list[Device] = [cpu_device(measure, unusable), *gpu_devices(measure, unusable)]
+    found: Disk = look_at_disk(Path(folder), measure)
     machine = Machine(
         name=socket.gethostname() or "this machine",
         devices=tuple(devices),

@@ -20,7 +20,7 @@ SYS = Path("/sys")
 PROC = Path("/proc")
 
 
-def cpu(measure: bool, unusable: dict[str, str]) -> Device:
+def cpu_device(measure: bool, unusable: dict[str, str]) -> Device:
     """All usable cores as one device; a runtime that does not work is told in `unusable`."""
     cores = usable_cores()
     quota = cpu_quota()

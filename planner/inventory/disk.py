@@ -33,7 +33,7 @@ class Disk:
     latency_s: float | None = None
 
 
-def disk(folder: Path, measure: bool) -> Disk:
+def look_at_disk(folder: Path, measure: bool) -> Disk:
     """The disk of a folder, or of its nearest ancestor that is there; unmeasured if it cannot be written."""
     while not folder.is_dir() and folder != folder.parent:
         folder = folder.parent

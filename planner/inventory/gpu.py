@@ -17,7 +17,7 @@ REPEATS = 10
 NVIDIA_SMI = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
 
 
-def gpus(measure: bool, unusable: dict[str, str]) -> list[Device]:
+def gpu_devices(measure: bool, unusable: dict[str, str]) -> list[Device]:
     """Every CUDA device that some runtime executes on; why one does not is told in `unusable`."""
     import torch
 
