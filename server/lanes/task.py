@@ -32,15 +32,10 @@ class OpenPath(Strict):
 
 
 class Task(Strict):
-    """All paths of a lane; a batch names one by its position.
-
-    cores: empty for any. spin_s: how long the worker asks for its next batch again and again before it
-    sleeps.
-    """
+    """All paths of a lane; a batch names one by its position. cores: empty for any."""
 
     paths: tuple[OpenPath, ...]
     cores: tuple[int, ...] = ()
-    spin_s: float = 0.0
 
     def open(self) -> tuple[Runtime, ...]:
         return tuple(path.open() for path in self.paths)

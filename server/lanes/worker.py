@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from models.runtimes.runtime import Runtime
     from server.lanes.mailbox import Mailbox
-    from server.lanes.task import Task
 
 
 def main(name: str, mailbox_fd: int, wake: int, done: int, lifeline: int) -> None:
@@ -32,7 +31,7 @@ def main(name: str, mailbox_fd: int, wake: int, done: int, lifeline: int) -> Non
 
     mailbox = Mailbox(mailbox_fd)
     try:
-        task, runtimes = _opened(mailbox.said()[1])
+        runtimes = _opened(mailbox.said()[1])
     except Exception as e:
         from models.errors import PolyrecError
 
@@ -45,7 +44,7 @@ def main(name: str, mailbox_fd: int, wake: int, done: int, lifeline: int) -> Non
     gc.freeze()
     mailbox.say(State.READY)
     os.eventfd_write(done, 1)
-    _work(mailbox, runtimes, wake, done, task.spin_s)
+    _work(mailbox, runtimes, wake, done)
 
 
 def die_with(lifeline: int) -> None:
@@ -63,7 +62,7 @@ def die_with(lifeline: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _opened(told: str) -> tuple[Task, Sequence[Runtime]]:
+def _opened(told: str) -> Sequence[Runtime]:
     from server.lanes.task import Task
 
     task = Task.model_validate_json(told)
@@ -77,19 +76,14 @@ def _opened(told: str) -> tuple[Task, Sequence[Runtime]]:
     torch.set_num_threads(1)
     runtimes = task.open()
     keep_memory()  # only from here on: what opening needed for a while is given back
-    return task, runtimes
+    return runtimes
 
 
-def _work(mailbox: Mailbox, runtimes: Sequence[Runtime], wake: int, done: int, spin_s: float) -> None:
-    from server.lanes.lane import clock, run
+def _work(mailbox: Mailbox, runtimes: Sequence[Runtime], wake: int, done: int) -> None:
+    from server.lanes.lane import run
     from server.lanes.mailbox import State
 
-    woken = select.poll()
-    woken.register(wake, select.POLLIN)
     while True:
-        until = clock() + spin_s
-        while clock() < until and not woken.poll(0):
-            pass
         os.eventfd_read(wake)
         try:
             path, batch = mailbox.take()
