@@ -2,42 +2,66 @@
 
     locust -f loadtest/locustfile.py --host http://127.0.0.1:8000            # and open localhost:8089
     locust -f loadtest/locustfile.py --headless -u 8 -t 60s --host URL Rank  # one kind of user
+    locust -f loadtest/locustfile.py --headless --shape spike -u 60 -t 2m --rate 10 --host URL Rank
 
-Environment, all of it optional; locust's own variables begin with LOCUST_:
+Flags (or environment, in brackets), all of them optional; --help has Locust's own:
 
-    LOADTEST_BUNDLE  the bundle that is served; `Infer` needs its vocabularies, and is absent without
-    LOADTEST_SCHEMA  schema file or shipped name (the bundle's, else trivago)
-    LOADTEST_DATA    Parquet file, or packed folder, to ask about (without: generated, trivago's shape)
-    LOADTEST_ROWS    how many of its rows are used (20000)
-    LOADTEST_RATE    requests a second of each user (as many as it can)
+    --shape      [LOADTEST_SHAPE]    steady, step, spike, diurnal or knee, over -t, with -u users at the peak
+    --rate       [LOADTEST_RATE]     requests a second of each user, at Poisson times (as many as it can)
+    --budget-ms  [LOADTEST_BUDGET_MS]  latency budget of each request, sent with it
+    --slo-share  [LOADTEST_SLO_SHARE]  exit status 1 if fewer were answered in budget (0.99)
+    LOADTEST_BUNDLE      the bundle that is served; `Infer` needs its vocabularies, and is absent without
+    LOADTEST_SCHEMA      schema file or shipped name (the bundle's, else trivago)
+    LOADTEST_DATA        Parquet file, or packed folder, to ask about (without: generated, trivago's shape)
+    LOADTEST_ROWS        how many of its rows are used (20000)
+    LOADTEST_CANDIDATES  candidates of each request (as many as the data's own have)
 
-`Infer` sends rankings as binary tensors, the context once. Locust drives a closed loop: a slow server is
-asked less. For latencies at a given rate use loadtest/openloop.py.
+`Infer` sends rankings as binary tensors, the context once. With a rate, latency runs from the time at which a
+request was meant to leave, and a user that is behind sends at once. Each user still has one request in
+flight, so a load is as open as there are users; for exact rates use loadtest/openloop.py.
 """
 
 from __future__ import annotations
 
 import os
+import random
+import sys
 import tempfile
+from argparse import ArgumentParser
 from collections.abc import Iterator
 from functools import cache
+from itertools import cycle
 from pathlib import Path
+from time import perf_counter
+from typing import Any
 
 import gevent  # type: ignore[import-untyped]
-from locust import FastHttpUser, constant, constant_throughput, events, task
+import numpy as np
+from flask import request as flask_request
+from locust import FastHttpUser, LoadTestShape, events, task
 from locust.env import Environment
-from locust.runners import MasterRunner
+from locust.runners import MasterRunner, WorkerRunner
+from locust.web import WebUI
 
 from loadtest.client import INFER, PREDICT, RANK
-from loadtest.connection import LoadError
-from loadtest.queries import Queries, Request, read_rows, rotation
+from loadtest.connection import REDUCED, LoadError
+from loadtest.load import BUDGET
+from loadtest.promise import HEAD, Promise, text
+from loadtest.queries import Queries, Query, read_rows
+from loadtest.shapes import KINDS, Knee, share_at
 from models.bundle import load_bundle
 from models.data.generator import generate
 from models.schema import load_schema
 
 PREFIX = "LOADTEST_"
-KNOWN = ("BUNDLE", "DATA", "RATE", "ROWS", "SCHEMA")
+KNOWN = ("BUDGET_MS", "BUNDLE", "CANDIDATES", "DATA", "RATE", "ROWS", "SCHEMA", "SHAPE", "SLO_SHARE")
 DIFFERENT_REQUESTS = 1000
+DWELL_S = 10.0
+SPAWN_RATE = 100.0
+FEWEST = 10
+
+PROMISE = Promise()
+KNEE = Knee(DWELL_S)
 
 
 def _setting(name: str) -> str | None:
@@ -58,8 +82,24 @@ def _number(name: str, default: float) -> float:
 for _variable in os.environ:
     if _variable.startswith(PREFIX) and _variable.removeprefix(PREFIX) not in KNOWN:
         raise LoadError(f"unknown variable {_variable}; there are {', '.join(PREFIX + k for k in KNOWN)}")
-_RATE = _number("RATE", 0)
 _ROWS = int(_number("ROWS", 20_000))
+_CANDIDATES = int(_number("CANDIDATES", 0))
+_DEFAULTS = {"rate": _number("RATE", 0), "budget_ms": _number("BUDGET_MS", 0)}
+_SHARE = _number("SLO_SHARE", 0.99)
+
+
+@events.init_command_line_parser.add_listener  # type: ignore[untyped-decorator]
+def _flags(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--shape",
+        choices=KINDS,
+        default=_setting("SHAPE"),
+        help="the load over -t, with -u users at the peak",
+    )
+    add("--rate", type=float, default=_DEFAULTS["rate"], help="requests/s of each user, 0: all it can")
+    add("--budget-ms", type=float, default=_DEFAULTS["budget_ms"], help="latency budget, 0: none")
+    add("--slo-share", type=float, default=_SHARE, help="share in budget below which the exit status is 1")
 
 
 @cache
@@ -81,11 +121,22 @@ def _queries() -> Queries:
 
 
 @cache
-def _requests(kind: str) -> Iterator[Request]:
-    """Shared by all users of a kind, so that no request follows itself."""
+def _requests(kind: str) -> Iterator[tuple[bytes, dict[str, str], int]]:
+    """Body, headers and rows, for ever; shared by all users of a kind, so that no request follows itself."""
     queries = _queries()
     build = getattr(queries, kind)
-    return rotation(build(queries[i]) for i in range(min(len(queries), DIFFERENT_REQUESTS)))
+    drawing = np.random.default_rng(1)
+
+    def made(i: int) -> tuple[bytes, dict[str, str], int]:
+        query: Query = queries.drawn(_CANDIDATES, drawing) if _CANDIDATES else queries[i]
+        body, headers = build(query)
+        return body, headers, query.candidates.size
+
+    n = DIFFERENT_REQUESTS if _CANDIDATES else min(len(queries), DIFFERENT_REQUESTS)
+    different = {body: (body, headers, rows) for body, headers, rows in map(made, range(n))}
+    if len(different) < 2:
+        raise LoadError("all rows make the same request; a load test needs two different ones")
+    return cycle(different.values())
 
 
 @events.init.add_listener  # type: ignore[untyped-decorator]
@@ -95,26 +146,116 @@ def _prepare(environment: Environment, **_: object) -> None:
         for user in environment.user_classes:
             if issubclass(user, _User):
                 _requests(user.kind)
+    if environment.web_ui is not None:
+        _extend(environment, environment.web_ui)
     # gevent's clock stood still meanwhile; --run-time would count from before.
     gevent.get_hub().loop.update_now()
 
 
+def _extend(environment: Environment, page: WebUI) -> None:
+    """A tab of Locust's page with the columns of the promise."""
+    app = page.app
+    assert app is not None
+    columns = [{"key": str(i), "title": title} for i, title in enumerate(HEAD)]
+    page.template_args |= {
+        "extended_tabs": [{"title": "Promise", "key": "promise"}],
+        "extended_tables": [{"key": "promise", "structure": columns}],
+    }
+
+    @app.after_request  # type: ignore[untyped-decorator]
+    def with_the_promise(response: Any) -> Any:
+        if flask_request.path == "/stats/requests" and response.is_json:
+            rows = PROMISE.table(_seconds(environment))[1:]
+            data = [{str(i): cell for i, cell in enumerate(row)} for row in rows]
+            more = {"extended_stats": [{"key": "promise", "data": data}]}
+            response.set_data(app.json.dumps(response.json | more))
+        return response
+
+
+def _seconds(environment: Environment) -> float:
+    total = environment.stats.total
+    last: float = total.last_request_timestamp or total.start_time
+    return last - float(total.start_time)
+
+
+@events.test_start.add_listener  # type: ignore[untyped-decorator]
+def _begin(**_: object) -> None:
+    PROMISE.kinds = {}
+
+
+@events.report_to_master.add_listener  # type: ignore[untyped-decorator]
+def _tell(client_id: str, data: dict[str, Any]) -> None:
+    data["promise"] = PROMISE.taken()
+
+
+@events.worker_report.add_listener  # type: ignore[untyped-decorator]
+def _hear(client_id: str, data: dict[str, Any]) -> None:
+    PROMISE.merge(data.get("promise", {}))
+
+
+@events.quitting.add_listener  # type: ignore[untyped-decorator]
+def _verdict(environment: Environment, **_: object) -> None:
+    """The columns that Locust's table lacks; with a budget, the exit status says whether it was kept."""
+    options = environment.parsed_options
+    if isinstance(environment.runner, WorkerRunner) or options is None or not PROMISE.kinds:
+        return
+    print("\n" + text(PROMISE.table(_seconds(environment))), file=sys.stderr)
+    if KNEE.kept is not None or KNEE.broken is not None:
+        peak = (options.num_users or FEWEST) * options.rate
+        kept, broken = (f"{s * peak:.0f} requests/s" if s else "none" for s in (KNEE.kept, KNEE.broken))
+        print(
+            f"knee: highest load that kept the promise: {kept}; lowest that broke it: {broken}",
+            file=sys.stderr,
+        )
+    elif options.budget_ms:
+        environment.process_exit_code = int(PROMISE.total().share < options.slo_share)
+
+
 class _User(FastHttpUser):
-    """Sends requests of one kind, one after another."""
+    """Sends requests of one kind, one after another, each at its time if there is a rate."""
 
     abstract = True
-    wait_time = constant_throughput(_RATE) if _RATE else constant(0)
     kind: str
     path: str
 
     def on_start(self) -> None:
         self.requests = _requests(self.kind)
+        options = self.environment.parsed_options
+        self.rate: float = getattr(options, "rate", _DEFAULTS["rate"])
+        budget_ms: float = getattr(options, "budget_ms", _DEFAULTS["budget_ms"])
+        self.budget_s = budget_ms / 1e3 if budget_ms else float("inf")
+        self.more = {BUDGET: f"{budget_ms:g}"} if budget_ms else {}
+        self.random = random.Random()
+        # users that start together would ask together
+        self.due = perf_counter() + (self.random.expovariate(self.rate) if self.rate else 0.0)
+
+    def wait_time(self) -> float:
+        """Seconds to the next departure; none if it has passed already."""
+        return max(0.0, self.due - perf_counter())
 
     @task
     def ask(self) -> None:
-        body, headers = next(self.requests)
+        if self.rate:
+            # the first request is not waited for by Locust
+            gevent.sleep(self.wait_time())
+        sent = perf_counter()
+        due = self.due if self.rate else sent
+        body, headers, rows = next(self.requests)
         # Typed for text, but made for bytes too: they go out as they are.
-        self.client.post(self.path, data=body, headers=headers, name=self.kind)  # type: ignore[arg-type]
+        with self.client.post(
+            self.path,
+            data=body,  # type: ignore[arg-type]
+            headers=headers | self.more,
+            name=self.kind,
+            catch_response=True,
+        ) as answer:
+            took = answer.request_meta["response_time"] / 1e3 + (sent - due)
+            answer.request_meta["response_time"] = 1e3 * took
+            status = answer.status_code or 0
+            reduced = REDUCED in (answer.content or b"")
+            PROMISE.answered(self.kind, rows, took, self.budget_s, status, reduced, sent - due)
+        if self.rate:
+            self.due += self.random.expovariate(self.rate)
 
 
 class Predict(_User):
@@ -134,3 +275,25 @@ class Infer(_User):
 
     abstract = _setting("BUNDLE") is None
     kind, path = "infer_ranking", INFER
+
+
+if _setting("SHAPE") or any(a.split("=")[0] == "--shape" for a in sys.argv):
+    # Locust takes a shape for asked for wherever a file has one, and then leaves -u and -t to it.
+
+    class Shape(LoadTestShape):
+        """The load that --shape says, over the time that -t says, with -u users at the peak."""
+
+        use_common_options = True
+
+        def tick(self) -> tuple[int, float] | None:
+            assert self.runner is not None
+            options: Any = self.runner.environment.parsed_options
+            at_s = perf_counter() - self.start_time
+            if options.shape == "knee":
+                total = PROMISE.total()
+                share = KNEE.at(at_s, total.asked, total.in_budget, options.slo_share)
+            else:
+                share = share_at(options.shape, at_s, float(options.run_time or 60))
+            return (
+                None if share is None else (max(1, round((options.num_users or FEWEST) * share)), SPAWN_RATE)
+            )

@@ -51,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--server-core", type=int, help="the server's processor core (default: the first)")
     add("--client-core", type=int, help="the load driver's (default: the last)")
     add("--max-lag-ms", type=float, default=2.0, help="p99 of the driver's own lag that is accepted (2)")
+    add("--ahead", action="store_true", help="server and driver at the highest normal priority; takes root")
     add("--seed", type=int, default=0, help="of arrivals, sizes and requests (0)")
     add("--out", help="folder for bench.html, bench.png and bench.json")
     add("--json", action="store_true", help="print everything as JSON")
@@ -75,6 +76,15 @@ def _rates(text: str | None) -> tuple[float, ...]:
 
 
 def run(args: argparse.Namespace) -> int:
+    from contextlib import nullcontext
+
+    from loadtest.machine import ahead_of_others
+
+    with ahead_of_others() if args.ahead else nullcontext():
+        return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
     import json
     import os
     from pathlib import Path

@@ -1,0 +1,71 @@
+"""Shapes of a load test over time: how much of the peak is asked for at each moment.
+
+Time in, a share of the peak out; None ends the test. Pure, so that a shape can be plotted and tested without
+Locust. `knee` is the exception: it climbs for as long as it is told that the promise is kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import cos, pi
+
+KINDS = ("steady", "step", "spike", "diurnal", "knee")
+LOW = 0.2
+"""The base of every shape: a fifth of the peak, so that a step is one of five times the load."""
+SPIKE_FROM, SPIKE_TO = 0.4, 0.6
+KNEE_GROWTH = 1.25
+KNEE_STEPS = 12
+KNEE_FIRST = KNEE_GROWTH ** -(KNEE_STEPS - 1)
+
+
+def share_at(kind: str, at_s: float, seconds: float) -> float | None:
+    """Share of the peak at `at_s` of a test of `seconds`; None past its end.
+
+    steady: the peak. step: low, the peak in the middle third, low. spike: low, the peak for a fifth, low.
+    diurnal: a day from low to the peak and back, as a cosine.
+    """
+    if at_s >= seconds:
+        return None
+    part = at_s / seconds
+    if kind == "steady":
+        return 1.0
+    if kind == "step":
+        return 1.0 if 1 / 3 <= part < 2 / 3 else LOW
+    if kind == "spike":
+        return 1.0 if SPIKE_FROM <= part < SPIKE_TO else LOW
+    if kind == "diurnal":
+        return LOW + (1 - LOW) * (1 - cos(2 * pi * part)) / 2
+    raise ValueError(f"no shape '{kind}'; there are {', '.join(KINDS)}")
+
+
+@dataclass(slots=True)
+class Knee:
+    """The climb to the load at which the promise breaks: dwell, look, climb by a quarter.
+
+    dwell_s: at each load, its first half left out. kept: the highest share of the peak that kept the promise.
+    """
+
+    dwell_s: float
+    share: float = KNEE_FIRST
+    kept: float | None = None
+    broken: float | None = None
+    _since_s: float = field(default=0.0, init=False)
+    _looked: tuple[int, int] | None = field(default=None, init=False)
+
+    def at(self, at_s: float, asked: int, in_budget: int, slo: float) -> float | None:
+        """Share of the peak now, None when the knee is found. asked, in_budget: requests since the start."""
+        dwelt = at_s - self._since_s
+        if self._looked is None and dwelt >= self.dwell_s / 2:
+            self._looked = (asked, in_budget)
+        if dwelt < self.dwell_s or self._looked is None or asked == self._looked[0]:
+            return self.share
+        kept = (in_budget - self._looked[1]) >= slo * (asked - self._looked[0])
+        if not kept:
+            self.broken = self.share
+            return None
+        self.kept = self.share
+        if self.share >= 1.0 - 1e-9:
+            return None
+        self.share = min(1.0, self.share * KNEE_GROWTH)
+        self._since_s, self._looked = at_s, None
+        return self.share
