@@ -148,6 +148,12 @@ class Dispatcher:
         loop = asyncio.get_running_loop()
         waiting = Waiting(rows, loop.create_future())
         query = Query(rows.rows, arrival_s, arrival_s + budget_s, priority, required, waiting)
+        self._idle_ticks = 0
+        if not self._ticking:
+            self._ticking = True
+            for lane in self._lanes:
+                lane.attach()
+            loop.call_later(TICK_S, self._tick, loop, clock() + TICK_S)
         refused = self.router.offer(query, clock())
         if refused is not None:
             if refused.why is Refusal.UNAVAILABLE:
@@ -157,12 +163,6 @@ class Dispatcher:
             raise Overloaded(refused.queued_rows, max(1, math.ceil(refused.retry_after_s)))
         self._open.add(waiting.answer)
         waiting.answer.add_done_callback(self._open.discard)
-        self._idle_ticks = 0
-        if not self._ticking:
-            self._ticking = True
-            for lane in self._lanes:
-                lane.attach()
-            loop.call_later(TICK_S, self._tick, loop, clock() + TICK_S)
         self._wake(loop)
         return query
 
