@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -37,7 +37,7 @@ class Tables:
     increasing) and bytes of a row. lookups: of these tables, for one row of a query."""
 
     names: tuple[str, ...]
-    counts: tuple[I64, ...]
+    counts: tuple[I64, ...] = field(repr=False)
     row_bytes: tuple[float, ...]
     lookups: float
 

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from models.bundle import Bundle
+from planner.ask import Ask
+from planner.profile import Memory, PathProfile
+from planner.proposal import Proposal, propose
+from planner.residency import Tables, covered
+from tests.planner.planning import machine, path, profile, skewed, traffic
+
+
+def placed(
+    *paths: PathProfile, memory: dict[str, int], tables: list[Tables | None], gpu: int | None
+) -> Proposal:
+    on = machine(cores=4, memory=10**8, gpu=gpu, disk=True)
+    return propose(profile(*paths, on=on), Ask(0.1, traffic(20), memory=memory), tables)
+
+
+def test_memory_that_is_left_is_filled_to_the_last_row_with_the_hottest() -> None:
+    table = path("table@cpu", tables={"t": 500_000, "t1": 500_000}, fixed=0)
+    tables = skewed(500, tables=2, lookups=2.0)
+    proposal = placed(table, memory={"cpu": 333_500}, tables=[tables], gpu=None)
+    placement = proposal.plan.placement
+    assert placement is not None
+    (one,) = placement.paths
+    cpu = next(m for m in placement.memories if m.place == "cpu")
+    assert cpu.used_bytes == 333_000
+    # equally accessed tables share evenly
+    assert [t.host for t in one.tables.values()] == [167, 166]
+    assert all(t.total == 500 for t in one.tables.values())
+    assert one.bytes == {"host": 333_000, "disk": 667_000}
+    assert one.lookups["host"] == pytest.approx(covered(tables, (167, 166)))
+    assert one.lookups["host"] + one.lookups["disk"] == pytest.approx(1.0)
+
+
+def test_latency_of_a_partly_resident_path_has_its_misses_in_it() -> None:
+    table = path("table@cpu", tables={"t": 1_000_000}, fixed=0)
+    proposal = placed(table, memory={"cpu": 500_000}, tables=[skewed(1000)], gpu=None)
+    assert proposal.plan.placement is not None
+    (planned,) = proposal.plan.paths
+    beyond = proposal.plan.placement.paths[0].lookups["disk"]
+    assert planned.latency is not None
+    for rows in (64, 512):
+        extra = rows * beyond * (1e-4 + 4096 / 2e9)
+        assert planned.latency.median(rows) == pytest.approx(table.latency.median(rows) + extra)
+
+
+def test_a_gpus_rest_lies_with_the_host() -> None:
+    table = path("table@cuda:0", tables={"t": 1_000_000}, fixed=0)
+    proposal = placed(table, memory={"cuda:0": 400_000}, tables=[skewed(1000)], gpu=10**6)
+    placement = proposal.plan.placement
+    assert placement is not None
+    by = {m.place: m for m in placement.memories}
+    assert by["cuda:0"].rows_bytes == 400_000
+    assert by["cpu"].rows_bytes == 600_000
+    assert placement.paths[0].tables["t"].model_dump() == {"device": 400, "host": 600, "disk": 0, "remote": 0}
+
+
+def test_everything_stays_where_it_fits() -> None:
+    table = path("table@cpu", tables={"t": 1_000_000}, fixed=70, peak=5)
+    placement = placed(table, memory={}, tables=[skewed(1000)], gpu=None).plan.placement
+    assert placement is not None
+    assert placement.paths[0].bytes == {"host": 1_000_000}
+    (cpu,) = placement.memories
+    assert (cpu.rows_bytes, cpu.fixed_bytes, cpu.budget_bytes) == (1_000_000, 70, 10**8)
+    assert cpu.working_bytes == 3 * 5  # one core of four reads requests
+
+
+def test_a_real_bundle_in_half_its_memory_keeps_the_hotter_rows(bundle: Bundle) -> None:
+    rows = {t: v.rows for t, v in bundle.encoder.vocabularies.items()}
+    memory = Memory(tables={t: 32 * n for t, n in rows.items()}, fixed=100)
+    measured = path("table@cpu", bundle=bundle.path, origin="measured").model_copy(update={"memory": memory})
+    half = memory.total // 2
+    on = machine(disk=True)
+    proposal = propose(profile(measured, on=on), Ask(0.1, traffic(20), memory={"cpu": half}))
+    placement = proposal.plan.placement
+    assert placement is not None
+    cuts = {t: placement.paths[0].tables[t] for t in rows}
+    assert {t: c.total for t, c in cuts.items()} == rows
+    cpu = next(m for m in placement.memories if m.place == "cpu")
+    assert half - 32 < cpu.used_bytes <= half
+    counts = {t: v.counts for t, v in bundle.encoder.vocabularies.items()}
+    coldest = min(counts[t][c.host - 1] for t, c in cuts.items() if c.host)
+    hottest = max(counts[t][c.host] for t, c in cuts.items() if c.disk)
+    assert coldest >= hottest
+
+
+def test_more_memory_never_serves_fewer_look_ups_from_it() -> None:
+    table = path("table@cpu", tables={"t": 1_000_000}, fixed=0)
+    tables = skewed(1000)
+    found = []
+    for memory in np.linspace(60_000, 1_000_000, 12, dtype=int).tolist():
+        placement = placed(table, memory={"cpu": memory}, tables=[tables], gpu=None).plan.placement
+        assert placement is not None
+        found.append(placement.paths[0].lookups["host"])
+    assert all(a <= b for a, b in pairwise(found))
+
+
+def test_paths_of_one_bundle_count_its_rows_once() -> None:
+    one = path("table@cpu", bundle="/b", accuracy=0.8, fixed=10)
+    two = path("table.int8@cpu", bundle="/b", accuracy=0.79, row_s=1e-7, fixed=20)
+    on = machine(cores=2)
+    proposal = propose(profile(one, two, on=on), Ask(0.01, traffic(200_000)), [None, None])
+    assert len(proposal.plan.paths) == 2
+    assert proposal.plan.placement is not None
+    (cpu,) = proposal.plan.placement.memories
+    assert (cpu.rows_bytes, cpu.fixed_bytes) == (1_000_000, 30)
+
+
+def test_a_plans_bundle_is_the_profiles(tmp_path: Path) -> None:
+    one = path("table@cpu", bundle=tmp_path / "b")
+    plan = propose(profile(one), replace(Ask(0.01, traffic(10))), [None]).plan
+    assert plan.paths[0].bundle == tmp_path / "b"
