@@ -60,11 +60,17 @@ class Metrics:
         self._registry = registry = Registry()
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)
-        self.requests = registry.histogram(
+        self.requests = registry.counter(
+            "polyrec_requests",
+            "Requests by how they ended. ok: answered within the budget; late: answered after it;"
+            " overloaded: 429; expired: 504; unavailable: 503; error: 500; invalid: another 4xx; cancelled:"
+            " the client left.",
+            *("endpoint", "outcome"),
+        )
+        self.seconds = registry.histogram(
             "polyrec_request_seconds",
-            "Time from the last byte of a request to its answer, whatever the outcome. ok: within its budget;"
-            " late: answered after it; overloaded: 429; expired: 504; unavailable: 503; error: 500; invalid:"
-            " another 4xx; cancelled: the client left. path is none where none was chosen.",
+            "Time from the last byte of a request to its answer, whatever the outcome; path is none where"
+            " none was chosen. Combinations that did not occur are left out.",
             REQUEST_EDGES_S,
             *("endpoint", "path", "outcome"),
         )
@@ -154,7 +160,10 @@ class Metrics:
 
     def outcomes(self, endpoint: str, path: str) -> Outcomes:
         """How requests of one endpoint on one path end; path `none` before one is chosen."""
-        return Outcomes(lambda outcome: self.requests.labels(endpoint, path, outcome))
+        return Outcomes(
+            {outcome: self.requests.labels(endpoint, outcome) for outcome in OUTCOMES},
+            lambda outcome: self.seconds.labels(endpoint, path, outcome),
+        )
 
     def endpoint(self, endpoint: str, path: str) -> EndpointMetrics:
         """The instruments of one endpoint's requests on one path."""
@@ -219,13 +228,15 @@ class Metrics:
 
 
 class Outcomes:
-    """Time of requests by how they ended. A histogram that nothing fell into yet is not there."""
+    """Requests by how they ended. A histogram that nothing fell into yet is not there; a counter is, at 0."""
 
-    def __init__(self, histogram: Callable[[str], Histogram]) -> None:
+    def __init__(self, counters: dict[str, Counter], histogram: Callable[[str], Histogram]) -> None:
+        self._counters = counters
         self._histogram = histogram
         self._bound: dict[str, Histogram] = {}
 
     def finished(self, outcome: str, seconds: float) -> None:
+        self._counters[outcome].value += 1
         histogram = self._bound.get(outcome)
         if histogram is None:
             histogram = self._bound[outcome] = self._histogram(outcome)

@@ -129,7 +129,7 @@ def test_clients_that_leave_in_the_middle_leave_no_trace(server: Child) -> None:
         assert client.post("/v1/predict", content=BODY).status_code == 200
         metrics = client.get("/metrics").text
     assert "polyrec_queue_rows 0.0" in metrics
-    assert 'outcome="error"' not in metrics
+    assert 'outcome="error",path' not in metrics
 
 
 @pytest.mark.parametrize("method", ["HEAD", "GET"])
