@@ -178,7 +178,7 @@ class Simulator:
             self._finish[i] = now_s
         running = self._running
         again = False
-        for lane in range(len(running)):
+        for lane in tuple(router.asking):
             if running[lane] is None and self._alive[lane]:
                 dispatch = router.next(lane, now_s)
                 if dispatch is None:

@@ -209,8 +209,8 @@ class Dispatcher:
             return
         now_s = clock()
         self._expire(now_s)
-        for i, lane in enumerate(self._lanes):
-            if self._running[i] is None and lane.alive:
+        for i in tuple(self.router.asking):
+            if self._running[i] is None and self._lanes[i].alive:
                 dispatch = self.router.next(i, now_s)
                 if dispatch is not None:
                     running = self._running[i] = Running(dispatch, [dispatch.parts])

@@ -47,6 +47,8 @@ class Router:
         self.policy = make_policy(routing, self.board)
         self.policy.prepare(self.board)
         self._ticked_s = now_s
+        self.asking = list(range(len(self.lanes)))
+        """The order in which free lanes ask: those on probation first, or the others leave them nothing."""
 
     def offer(self, query: Query, now_s: float) -> Refused | None:
         """Takes a query into the queue, or says why not and when it would fit."""
@@ -393,3 +395,4 @@ class Router:
 
     def _lanes_changed(self) -> None:
         self.policy.prepare(self.board)
+        self.asking.sort(key=lambda i: (self.board.lanes[i].usable, i))

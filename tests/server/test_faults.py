@@ -1,0 +1,109 @@
+"""Lanes of a real server that die or stall under load: everybody is answered, and the lanes come back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from loadtest.connection import Target
+from loadtest.load import load_of
+from loadtest.openloop import Limits, run
+from loadtest.outcome import Outcome
+from planner.plan import Plan, PlannedLane, save_plan
+from server.running import Child, start
+
+BODY = b'{"candidates": [{"item": "1"}, {}, {"item": "3"}]}'
+MEANT = {200, 429, 503, 504}
+COMES_BACK_S = 60
+
+
+@pytest.fixture(scope="module")
+def lanes(plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
+    """A server of one path on two lanes in processes of their own."""
+    folder = tmp_path_factory.mktemp("faults")
+    executors = tuple(PlannedLane(name=f"cpu.{i}", kind="process") for i in range(2))
+    path = plan.paths[0].model_copy(update={"bundle": Path(plan.paths[0].bundle).absolute()})
+    changed = {"paths": (path,), "lanes": executors, "default_budget_ms": 2000.0}
+    save_plan(plan.model_copy(update=changed), folder / "plan.json")
+    with start({"plan": folder / "plan.json", "drain_grace_s": 0}) as child:
+        yield child
+
+
+def told(server: Child) -> list[dict[str, Any]]:
+    page = httpx.get(f"{server.url}/v1/paths").json()
+    routed = {lane["name"]: lane for lane in page["routing"]["lanes"]}
+    return [lane | routed[lane["name"]] for lane in page["lanes"]]
+
+
+def under_load(server: Child, act: Callable[[], None]) -> Outcome:
+    """Three seconds of load, and what happens one second after its start."""
+    due = np.arange(0, 3, 0.02)
+    target = Target(f"{server.url}/v1/rank", {"Content-Type": "application/json"})
+    load = load_of(target, due, 3.0, lambda i: BODY, budget_s=2.0)
+    striker = threading.Timer(1.0, act)
+    striker.start()
+    try:
+        return run(target, load, Limits(grace_s=COMES_BACK_S))
+    finally:
+        striker.join()
+
+
+def answered(server: Child) -> bool:
+    return httpx.post(f"{server.url}/v1/rank", content=BODY, timeout=COMES_BACK_S).status_code == 200
+
+
+def wait_until(server: Child, true_of: Callable[[list[dict[str, Any]]], bool]) -> None:
+    """Asks (with requests, which are what probes are made of) until it is so."""
+    end = time.monotonic() + COMES_BACK_S
+    while not true_of(told(server)):
+        assert time.monotonic() < end, told(server)
+        answered(server)
+
+
+def test_a_lane_that_is_killed_costs_nobody_an_answer_and_comes_back(lanes: Child) -> None:
+    pid = told(lanes)[0]["pid"]
+    outcome = under_load(lanes, lambda: os.kill(pid, signal.SIGKILL))
+    assert not outcome.offences
+    assert set(outcome.status.tolist()) <= MEANT
+    assert Counter(outcome.status.tolist())[200] > 50
+    wait_until(lanes, lambda now: all(lane["alive"] and lane["breaker"] == "closed" for lane in now))
+    assert told(lanes)[0]["pid"] != pid
+    text = httpx.get(f"{lanes.url}/metrics").text
+    assert 'polyrec_lane_deaths_total{lane="cpu.0"} 1' in text
+    assert answered(lanes)
+
+
+def test_a_lane_that_stalls_loses_its_work_and_gets_it_back(lanes: Child) -> None:
+    pid = told(lanes)[1]["pid"]
+    try:
+        outcome = under_load(lanes, lambda: os.kill(pid, signal.SIGSTOP))
+        assert not outcome.offences
+        assert set(outcome.status.tolist()) <= MEANT
+        assert Counter(outcome.status.tolist())[200] > 50
+        assert answered(lanes)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    wait_until(lanes, lambda now: all(lane["breaker"] == "closed" for lane in now))
+    assert told(lanes)[1]["pid"] == pid
+
+
+def test_a_server_without_any_lane_refuses_until_one_is_back(lanes: Child) -> None:
+    for lane in told(lanes):
+        os.kill(lane["pid"], signal.SIGKILL)
+    seen: set[int] = set()
+    end = time.monotonic() + COMES_BACK_S
+    while 200 not in seen or not all(lane["alive"] for lane in told(lanes)):
+        assert time.monotonic() < end
+        seen.add(httpx.post(f"{lanes.url}/v1/rank", content=BODY, timeout=COMES_BACK_S).status_code)
+    assert seen <= MEANT
+    assert answered(lanes)
