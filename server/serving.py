@@ -24,7 +24,7 @@ from planner.routing.router import LaneSpec, PathSpec, Router
 from server.decode import Decoder
 from server.dispatcher import Dispatcher, clock
 from server.lanes.lane import Lane, OnDeath
-from server.lanes.opening import open_lane, opened
+from server.lanes.opening import Opening, open_lanes, opened
 from server.metrics import EndpointMetrics, Metrics, Recorder
 from server.oip_codec import OipCodec
 from server.statistics import Statistics
@@ -126,30 +126,26 @@ def open_serving(plan: Plan, metrics: Metrics, loaded: Mapping[Path, Bundle]) ->
         metrics.ticked,
     )
     dispatchers: list[Dispatcher] = []
-    lanes: list[Lane] = []
 
     def told(lane: int) -> OnDeath:
         return lambda _: dispatchers[0].lane_died(lane)
 
-    try:
-        for i, lane in enumerate(lanes_of):
-            here = [(p.planned, p.bundle) for p in paths if p.planned.device == lane.device]
-            own: dict[str, Runtime] = {}
-            if lane.kind != "process":
-                # a runtime belongs to one lane: the first takes those that are open
-                own = {p.name: runtimes.pop(p.name) for p, _ in here if p.name in runtimes}
-            lanes.append(open_lane(lane, here, told(i), own))
-            log.info("lane %s: %s on %s", lane.name, lane.kind, lane.device)
-    except BaseException:
-        for started in lanes:
-            started.close()
-        raise
+    openings: list[Opening] = []
+    for i, lane in enumerate(lanes_of):
+        here = [(p.planned, p.bundle) for p in paths if p.planned.device == lane.device]
+        own: dict[str, Runtime] = {}
+        if lane.kind != "process":
+            # a runtime belongs to one lane: the first takes those that are open
+            own = {p.name: runtimes.pop(p.name) for p, _ in here if p.name in runtimes}
+        openings.append(Opening(lane, here, told(i), own))
+        log.info("lane %s: %s on %s", lane.name, lane.kind, lane.device)
+    lanes = open_lanes(openings)
     dispatchers.append(Dispatcher(router, lanes, [p.name for p in paths], encoders, observer))
     schema = paths[0].bundle.manifest.schema_
     return Serving(
         plan,
         paths,
-        tuple(lanes),
+        lanes,
         dispatchers[0],
         Decoder(schema, plan.limits),
         OipCodec(schema, plan.limits),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from models.bundle import Bundle
 from models.runtimes import open_runtime
@@ -17,13 +19,14 @@ from server.lanes.threaded import ThreadedLane
 from server.lanes.warm import warm_up
 
 Paths = Sequence[tuple[PlannedPath, Bundle]]
+NOTHING: Mapping[str, Runtime] = {}
 
 
 def open_lane(
     planned: PlannedLane,
     paths: Paths,
     on_death: OnDeath,
-    runtimes: Mapping[str, Runtime] | None = None,
+    runtimes: Mapping[str, Runtime] = NOTHING,
 ) -> Lane:
     """A lane ready for batches of `paths`, those of its device; blocks until it is warm.
 
@@ -35,11 +38,60 @@ def open_lane(
     _check_cores(planned)
     if planned.kind == "process":
         return ProcessLane(planned.name, task_of(planned, paths), on_death)
-    given = runtimes or {}
-    own = {path.name: given.get(path.name) or opened(path, bundle) for path, bundle in paths}
+    own = {path.name: runtimes.get(path.name) or opened(path, bundle) for path, bundle in paths}
     if planned.kind == "inline":
         return InlineLane(planned.name, own)
     return ThreadedLane(planned.name, own, planned.cores)
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What `open_lane` takes."""
+
+    planned: PlannedLane
+    paths: Paths
+    on_death: OnDeath
+    runtimes: Mapping[str, Runtime] = field(default_factory=dict)
+
+    def open(self) -> Lane | Exception:
+        """The lane, or why there is none."""
+        try:
+            return open_lane(self.planned, self.paths, self.on_death, self.runtimes)
+        except Exception as e:
+            return e
+
+
+def open_lanes(openings: Sequence[Opening]) -> tuple[Lane, ...]:
+    """All lanes of a plan; their processes, which take seconds to start, start side by side.
+
+    Raises what `open_lane` raises; no lane is left open then.
+    """
+    opened: dict[int, Lane | Exception] = {}
+
+    def open_at(i: int) -> None:
+        opened[i] = openings[i].open()
+
+    # daemons: a server that is stopped while it loads does not wait for them
+    starting = {
+        i: threading.Thread(target=open_at, args=(i,), name=f"opening {o.planned.name}", daemon=True)
+        for i, o in enumerate(openings)
+        if o.planned.kind == "process"
+    }
+    for thread in starting.values():
+        thread.start()
+    for i in range(len(openings)):
+        if i not in starting:
+            open_at(i)
+    for thread in starting.values():
+        thread.join()
+    found = [opened[i] for i in range(len(openings))]
+    lanes = tuple(lane for lane in found if not isinstance(lane, Exception))
+    for error in found:
+        if isinstance(error, Exception):
+            for lane in lanes:
+                lane.close()
+            raise error
+    return lanes
 
 
 def task_of(planned: PlannedLane, paths: Paths) -> Task:

@@ -8,9 +8,10 @@ import threading
 
 import pytest
 
+from models.errors import RuntimeUnavailable
 from models.runtimes.runtime import Runtime
 from planner.plan import LaneKind, PlanError, PlannedLane
-from server.lanes.opening import Paths, open_lane
+from server.lanes.opening import Opening, Paths, open_lane, open_lanes
 from tests.server.lanes.asking import asked, executed
 from tests.server.lanes.conftest import MakeBatch
 
@@ -38,6 +39,27 @@ def test_a_lane_takes_the_runtimes_it_is_given(paths: Paths, make_batch: MakeBat
     lane = open_lane(PlannedLane(name="cpu", kind="inline"), paths[:1], lambda _: None, given)
     with pytest.raises(Given):
         asyncio.run(executed(lane, PATH, make_batch(1, 3)))
+
+
+def test_a_plan_with_a_lane_that_cannot_be_opened_leaves_none_open(paths: Paths) -> None:
+    path, bundle = paths[0]
+    elsewhere = [(path.model_copy(update={"device": "teapot"}), bundle)]
+    sound = [
+        Opening(PlannedLane(name=kind, kind=kind), paths[:1], lambda _: None)
+        for kind in ("inline", "process")
+    ]
+    lanes = open_lanes(sound)
+    try:
+        assert [lane.name for lane in lanes] == ["inline", "process"]
+        assert all(lane.alive for lane in lanes)
+    finally:
+        for lane in lanes:
+            lane.close()
+    broken = Opening(PlannedLane(name="broken", kind="thread"), elsewhere, lambda _: None)
+    files = os.listdir("/proc/self/fd")
+    with pytest.raises(RuntimeUnavailable, match="torch has no device 'teapot'"):
+        open_lanes([*sound, broken])
+    assert os.listdir("/proc/self/fd") == files
 
 
 def test_a_thread_is_pinned_and_leaves_the_loop_free(
