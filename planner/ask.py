@@ -15,8 +15,8 @@ class Ask:
 
     slo_s: the promise, a tail latency. memory: bytes by device, in place of the machine's own. cores: of
     the CPU, in place of the machine's. copies: how many there are of a device, all with the same content
-    (default 1). lane: kind of the CPU's lanes. surge: multiple of the stated rate for which memory that is
-    left over takes further, cheaper paths, so that a server has something to bend to; 1: none.
+    (default 1). lane: kind of the CPU's lanes. swing: how many times the stated rate, and how many times
+    less, memory that is left over takes further paths for; 1: none.
     """
 
     slo_s: float
@@ -25,5 +25,5 @@ class Ask:
     cores: int | None = None
     copies: Mapping[str, int] = field(default_factory=dict)
     lane: LaneKind | None = None
-    surge: float = 4.0
+    swing: float = 4.0
     max_batch_rows: int = Limits().max_batch_rows

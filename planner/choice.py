@@ -4,7 +4,7 @@ A `Problem` in, a `Choice` out, by a mixed-integer program (HiGHS). One binary v
 option is deployed; one continuous variable says which part of the queries of a size class, at a level of
 load, goes to it. The program maximises correct predictions a second, under the time of every device and
 of the front, and the bytes of every memory. A second, purely linear program with the deployment held
-gives the duals. What memory is left then takes paths in reserve, to bend to when the load rises.
+gives the duals. What memory is left then takes paths in reserve, for when the load rises or falls.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TIME_LIMIT_S = 20.0
 NOTHING = 1e-7
 """Shares below this are the solver's rounding."""
 ROUNDING = 1e-9
-WORTH = 1e-3
+WORTH = 1e-5
 """Relative gain for which a path is kept in reserve."""
 
 
@@ -73,28 +73,31 @@ def shared(problem: Problem, deployed: list[int], gap: float) -> Choice:
 
 
 def with_reserve(problem: Problem, choice: Choice) -> Choice:
-    """The choice with further paths, all their rows resident, in the memory that is left: at each step
-    the one that adds most correct predictions a second when the load is `surge` times the stated."""
-    if problem.ask.surge <= 1:
-        return choice
-    levels = tuple(Level(level.rate * problem.ask.surge, level.share) for level in problem.levels)
-    swamped = replace(problem, levels=levels)
+    """The choice with further paths, all their rows resident, in the memory that is left: cheaper ones for
+    `swing` times the stated load, and more accurate ones for as many times less."""
     deployed = list(choice.options)
-    best = shared(swamped, deployed, 0.0).correct
+    for factor in (problem.ask.swing, 1 / problem.ask.swing):
+        levels = tuple(Level(level.rate * factor, level.share) for level in problem.levels)
+        _add_reserve(replace(problem, levels=levels), deployed)
+    none = np.zeros((len(deployed) - len(choice.options), *choice.served.shape[1:]))
+    return replace(choice, options=tuple(deployed), served=np.concatenate((choice.served, none)))
+
+
+def _add_reserve(problem: Problem, deployed: list[int]) -> None:
+    """At each step the path that adds most correct predictions, until none fits or adds any."""
+    best = shared(problem, deployed, 0.0).correct
     while True:
         paths = {problem.options[i].path for i in deployed}
         tried = [
-            (shared(swamped, [*deployed, i], 0.0).correct, -i)
+            (shared(problem, [*deployed, i], 0.0).correct, -i)
             for i, o in enumerate(problem.options)
             if o.tier is None and o.path not in paths and fits(problem, [*deployed, i])
         ]
         correct, least = max(tried, default=(0.0, 0))
         if correct <= best * (1 + WORTH):
-            break
+            return
         best = correct
         deployed.append(-least)
-    none = np.zeros((len(deployed) - len(choice.options), *choice.served.shape[1:]))
-    return replace(choice, options=tuple(deployed), served=np.concatenate((choice.served, none)))
 
 
 def fits(problem: Problem, which: Sequence[int]) -> bool:

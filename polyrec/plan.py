@@ -41,10 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="kind of the CPU's lanes (default: inline on two cores or fewer, else process)",
     )
     parser.add_argument(
-        "--surge",
+        "--swing",
         type=float,
         default=4.0,
-        help="memory left over takes paths in reserve for so many times the rate; 1: none (default 4)",
+        help="memory left over takes paths in reserve for so many times the rate, and as many times less; "
+        "1: none (default 4)",
     )
     parser.add_argument("--out", metavar="FILE", help="plan file to write")
     parser.add_argument("--explain", metavar="PLAN", help="print a plan file as a page instead of making one")
@@ -110,7 +111,7 @@ def _refuse(args: argparse.Namespace) -> None:
         if getattr(args, flag) is None:
             named = "--" + flag.replace("_", "-")
             raise PlanError(f"{named} is missing; like {EXAMPLE} (or --explain PLAN)")
-    for flag, least in (("slo_ms", 0.0), ("surge", None), ("cores", None)):
+    for flag, least in (("slo_ms", 0.0), ("swing", None), ("cores", None)):
         value = getattr(args, flag)
         if value is None:
             continue
@@ -137,7 +138,7 @@ def _asked(args: argparse.Namespace) -> tuple[Profile, Ask]:
         memory=parse_memory(args.memory, profile.machine) if args.memory else {},
         cores=args.cores,
         lane=args.lane,
-        surge=args.surge,
+        swing=args.swing,
     )
     return profile, ask
 

@@ -232,6 +232,16 @@ def test_a_reserve_is_kept_in_memory_that_is_left_and_nowhere_else() -> None:
         assert choice.served[1:].sum() == 0.0
 
 
+def test_when_the_load_falls_a_more_accurate_path_is_in_reserve() -> None:
+    good, fast = path("hybrid@cpu", accuracy=0.81, row_s=2e-5), path("table@cpu", accuracy=0.8)
+    problem = pose(profile(fast, good), Ask(0.01, traffic(60_000)), (None, None))
+    choice = choose(problem)
+    assert [problem.paths[problem.options[i].path].path.name for i in choice.options] == ["table@cpu"]
+    still = replace(problem, ask=replace(problem.ask, swing=1.0))
+    assert with_reserve(still, choice).options == choice.options
+    assert len(with_reserve(problem, choice).options) == 2
+
+
 def test_what_is_unlimited_no_longer_binds() -> None:
     good, small = path("table@cpu", accuracy=0.81), path("dhe@cpu", accuracy=0.7, tables={"t": 1000})
     ask = Ask(0.01, traffic(200), memory={"cpu": 500_000})
