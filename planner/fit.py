@@ -24,12 +24,12 @@ from planner.profile import FitError, Point
 
 F64 = NDArray[np.float64]
 
-ENOUGH = 200
-"""Samples that a 99th percentile takes at least: so many that two of them lie beyond it."""
+ENOUGH = 500
+"""Samples that a 99th percentile should have: so many that five of them lie beyond it."""
 ENOUGH_A_ROUND = 100
 OWN_MEDIAN = 8
-NEIGHBOURS = 3
-"""Sizes to each side that are pooled at most: with a ladder of doublings, a factor of eight."""
+NEIGHBOURS = 2
+"""Sizes to each side that are pooled at most: with a ladder of doublings, a factor of four."""
 TOLERANCE = 0.02
 TAIL_TOLERANCE = 0.05
 LEAST_S = 1e-9

@@ -101,7 +101,7 @@ def _measured(args: argparse.Namespace) -> Profile:
 
     from models.bundle import load_bundle
     from planner.inventory import chosen, discover
-    from planner.profile import Profile, ProfileError, save_profile
+    from planner.profile import Profile, ProfileError
     from planner.profiling.log import Log
     from planner.profiling.measure import Asked, path_profile, taken_by_others, wiped_bytes
     from planner.profiling.paths import candidates
@@ -155,14 +155,22 @@ def _measured(args: argparse.Namespace) -> Profile:
             )
         accuracies = _accuracies(args.data, found, bundles, log)
         paths = tuple(path_profile(c, asked, log, accuracies[c.name]) for c in found)
-        front = _front(paths, found, args.seed) if args.front else None
-        profile = Profile(machine=inventory.machine, paths=paths, front=front)
-        try:
-            save_profile(profile, out)
-        except OSError as e:
-            raise ProfileError(f"cannot write '{out}': {e.strerror}") from None
+        profile = Profile(machine=inventory.machine, paths=paths)
+        _save(profile, out)
         log.remove()
+    if args.front:
+        profile = profile.model_copy(update={"front": _front(paths, found, args.seed)})
+        _save(profile, out)
     return profile
+
+
+def _save(profile: Profile, out: Path) -> None:
+    from planner.profile import ProfileError, save_profile
+
+    try:
+        save_profile(profile, out)
+    except OSError as e:
+        raise ProfileError(f"cannot write '{out}': {e.strerror}") from None
 
 
 def _with_bar(
