@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 from models.errors import PolyrecError
 
-FORM = re.compile(
-    r"(?P<kind>slow|stall|kill):(?P<lane>[^:]+(?::\d+)?):(?:x?(?P<factor>[\d.]+):)?(?P<begin>[\d.]+)(?:-(?P<end>[\d.]+))?"
-)
 SHORT = "slow:LANE:FACTOR:FROM-TO, stall:LANE:FROM-TO or kill:LANE:FROM[-TO], in seconds"
 
 

@@ -78,17 +78,17 @@ class LaneState:
 
     order: paths it may use, most accurate first, without those that another beats in both ways. fastest: of
     these the one with most rows/s; rate: those, rows/s as corrected. faster: lanes that are much faster,
-    with the rows/s at which they would have to do the work for this one not to be needed. most: rows that one batch may have;
-    merge: rows beyond which queries are not merged. free_s: when its batch should be over; due_s: the first
-    deadline in it; overdue_s: when the lane counts as stalled; stranded: parts of a stalled batch that no
-    other lane can make in time. again_s: when to ask it again although nothing happened.
+    with the rows/s at which they would have to do the work for this one not to be needed. most: rows that
+    one batch may have; merge: rows beyond which queries are not merged. free_s: when its batch should be
+    over; due_s: the first deadline in it; overdue_s: when the lane counts as stalled; stranded: parts of a
+    stalled batch that no other lane can make in time. again_s: when to ask it again if nothing happens.
     heard_s: when it last finished a batch; used: share of the last seconds that it worked.
     """
 
     __slots__ = (
         "again_s", "alive", "breaker", "busy_s", "correction", "device", "due_s", "faster", "fastest",
-        "flight", "free_s", "heard_s", "index", "inline", "merge", "most", "name", "order", "overdue_s", "paths",
-        "rate", "stranded", "used",
+        "flight", "free_s", "heard_s", "index", "inline", "merge", "most", "name", "order", "overdue_s",
+        "paths", "rate", "stranded", "used",
     )  # fmt: skip
 
     def __init__(self, index: int, spec: LaneSpec, device: int, paths: list[int], all_paths: int) -> None:
@@ -127,7 +127,7 @@ class Board:
 
     __slots__ = (
         "_merge", "_own", "allowed", "best", "devices", "front_query_s", "front_row_s", "lanes", "least_s",
-        "limits",         "observed", "paths", "prices", "queue", "routing", "total_rate", "usable",
+        "limits", "observed", "paths", "prices", "queue", "routing", "total_rate", "usable",
     )  # fmt: skip
 
     def __init__(

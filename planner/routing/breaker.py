@@ -12,8 +12,9 @@ from enum import StrEnum
 FIRST_WAIT_S, MOST_WAIT_S = 0.02, 1.0
 PROBE_GOOD = 3.0
 """A probe is good if it takes at most this many times its tail on the best of the other lanes."""
+SUSPECT_TAILS = 2.0
 OVERDUE_TAILS, OVERDUE_EXTRA_S = 3.0, 0.005
-"""A batch is overdue after this many times its tail and this much more."""
+"""A batch is overdue after this many times its tail and this much more, at the latest."""
 
 
 class BreakerState(StrEnum):
@@ -45,7 +46,7 @@ class Breaker:
         return self.state is BreakerState.OPEN and now_s >= self.again_s
 
     def probed(self, took_s: float, tail_s: float, now_s: float) -> None:
-        """A probe came back. tail_s: what it would take on the best of the other lanes; infinite without any."""
+        """A probe came back. tail_s: what it would take on the best other lane; infinite if there is none."""
         if took_s <= PROBE_GOOD * tail_s:
             self.close()
         else:
@@ -57,6 +58,11 @@ class Breaker:
         self._wait_s = FIRST_WAIT_S
 
 
-def overdue_at_s(started_s: float, tail_s: float) -> float:
-    """When a batch that should take tail_s at most counts as stalled."""
-    return started_s + OVERDUE_TAILS * tail_s + OVERDUE_EXTRA_S
+def overdue_at_s(started_s: float, tail_s: float, last_s: float) -> float:
+    """When a batch that should take tail_s at most counts as stalled.
+
+    last_s: the last moment at which another lane could still make its first deadline; after
+    twice the tail that decides.
+    """
+    latest_s = started_s + OVERDUE_TAILS * tail_s + OVERDUE_EXTRA_S
+    return max(started_s + SUSPECT_TAILS * tail_s, min(latest_s, last_s))

@@ -15,12 +15,15 @@ from math import sqrt
 from planner.routing.board import Board, LaneState
 from planner.routing.policy import Choice
 from planner.routing.query import Query, Reason
-from planner.routing.queue import Piece
+from planner.routing.queue import LOWEST, Piece
 
 LOOK = 8
 """Pieces that are looked at for one that this lane can make."""
 SPARE = 0.6
 """Share of the time left that the backlog may fill after a more accurate path was chosen."""
+KEPT = 0.3
+"""Share of its budget that the next query must have left then: what waits long for the sake of accuracy has
+no time for surprises."""
 HELP = 0.5
 """A slow lane helps where faster ones would need more than this share of the time left."""
 DEVIATIONS = 2.0
@@ -37,8 +40,21 @@ def admit(board: Board, query: Query, now_s: float) -> float:
     """Seconds by which the backlog is too long for the query; 0 or less: it can be made."""
     left = query.deadline_s - now_s - board.front_s(query)
     queued = board.queue.rows
-    wait = MARGIN * (queued + board.committed_rows(now_s)) / board.total_rate
-    return wait + board.own_s(query.rows, queued) - left
+    committed = board.committed_rows(now_s)
+    over_s = MARGIN * (queued + committed) / board.total_rate + board.own_s(query.rows, queued) - left
+    pieces = board.queue.pieces
+    if over_s <= 0 or not pieces:
+        return over_s
+    at = bisect_left(pieces, (query.priority or LOWEST, query.deadline_s))
+    if at == len(pieces):
+        return over_s
+    # It would go before others: only what is before it counts, if those behind it bear the delay.
+    final = pieces[-1][3]
+    behind = MARGIN * (queued + query.rows + committed) / board.total_rate
+    if behind > final.deadline_s - now_s:
+        return over_s
+    ahead = sum(piece[5] for piece in pieces[:at])
+    return MARGIN * (ahead + committed) / board.total_rate + board.own_s(query.rows, ahead) - left
 
 
 def choose(board: Board, lane: LaneState, now_s: float) -> Choice | None:
@@ -260,7 +276,10 @@ def _rest_is_feasible(
             for other in board.usable:
                 if other is not lane and other.device == lane.device and other.flight is not None:
                     free = min(free, max(0.0, other.free_s - now_s))
-        if free + board.own_s(head[5], waiting) > SPARE * (head[3].deadline_s - now_s):
+        query = head[3]
+        left = query.deadline_s - now_s
+        spared = min(SPARE * left, left - KEPT * (query.deadline_s - query.arrival_s))
+        if free + board.own_s(head[5], waiting) > spared:
             return False
         middle = pieces[(count + len(pieces)) // 2]
         if (busy + waiting / 2) / rate + board.own_s(middle[5], waiting) > SPARE * (

@@ -304,7 +304,7 @@ class Router:
         lane.flight = dispatch
         lane.free_s = now_s + median_s
         lane.due_s = due
-        lane.overdue_s = INF if lane.inline else overdue_at_s(now_s, tail_s)
+        lane.overdue_s = INF if lane.inline else overdue_at_s(now_s, tail_s, due - 2 * tail_s)
         state.rows += rows
         return dispatch
 

@@ -1,0 +1,106 @@
+"""Small made-up servers for tests of routing, and an owner that drives a router by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from planner.latency import LatencyModel
+from planner.plan import LaneKind, Limits, Routing
+from planner.routing.query import Dispatch, Query
+from planner.routing.router import LaneSpec, PathSpec, Router
+
+
+def line(fixed_s: float, row_s: float, tail: float = 1.3) -> LatencyModel:
+    rows = (1, 4096)
+    median = tuple(fixed_s + row_s * n for n in rows)
+    return LatencyModel(rows=rows, median_s=median, tail_s=tuple(tail * m for m in median))
+
+
+HYBRID = PathSpec("hybrid@cpu", "cpu", 0.79, line(2e-4, 2e-5))
+TABLE = PathSpec("table@cpu", "cpu", 0.78, line(5e-5, 4e-6))
+GPU_HYBRID = PathSpec("hybrid@cuda:0", "cuda:0", 0.79, line(5e-4, 4e-7))
+GPU_TABLE = PathSpec("table@cuda:0", "cuda:0", 0.78, line(3e-4, 1e-7))
+CPU = (HYBRID, TABLE)
+BOTH = (GPU_HYBRID, GPU_TABLE, HYBRID, TABLE)
+POLICIES = ("priced", "mprec", "deeprecsys", "static:table@cpu", "static:hybrid@cpu")
+
+
+def cpu_lanes(n: int, kind: LaneKind = "process") -> tuple[LaneSpec, ...]:
+    return tuple(LaneSpec(f"cpu{i}", "cpu", kind) for i in range(n))
+
+
+GPU_LANE = LaneSpec("gpu0", "cuda:0", "thread")
+
+
+def router(
+    paths: tuple[PathSpec, ...] = CPU,
+    lanes: tuple[LaneSpec, ...] | None = None,
+    limits: Limits | None = None,
+    **routing: object,
+) -> Router:
+    lanes = cpu_lanes(2) if lanes is None else lanes
+    return Router(paths, lanes, Routing.model_validate(routing), limits or Limits(), 0.0)
+
+
+@dataclass
+class Owner:
+    """Keeps what became of each query: its ends, in words. Every query must have exactly one."""
+
+    router: Router
+    now_s: float = 0.0
+    ends: dict[Query, list[str]] = field(default_factory=dict)
+    running: dict[int, Dispatch] = field(default_factory=dict)
+    dispatches: list[Dispatch] = field(default_factory=list)
+
+    def offer(self, rows: int, budget_s: float, priority: int = 0, required: bool = False) -> Query:
+        query = Query(rows, self.now_s, self.now_s + budget_s, priority, required)
+        self.ends[query] = []
+        if self.router.offer(query, self.now_s) is not None:
+            self.ends[query].append("refused")
+        return query
+
+    def turn(self) -> None:
+        """As the dispatcher's: expire, then every free lane."""
+        for query in self.router.expire(self.now_s):
+            assert query.settled
+            self.ends[query].append("expired")
+        for lane in range(len(self.router.lanes)):
+            if lane not in self.running:
+                dispatch = self.router.next(lane, self.now_s)
+                if dispatch is not None:
+                    assert dispatch.lane == lane
+                    assert dispatch.rows == sum(part.rows for part in dispatch.parts)
+                    self.running[lane] = dispatch
+                    self.dispatches.append(dispatch)
+
+    def done(self, lane: int, took_s: float | None = None) -> None:
+        dispatch = self.running.pop(lane)
+        before = {part.query for part in dispatch.parts if not part.query.settled}
+        took_s = self.now_s - dispatch.started_s if took_s is None else took_s
+        self.router.done(dispatch, self.now_s, max(took_s, 1e-6))
+        for query in before:
+            if query.settled:
+                assert query.done_rows == query.rows
+                self.ends[query].append("answered")
+
+    def failed(self, lane: int) -> None:
+        for query in self.router.failed(self.running.pop(lane), self.now_s):
+            self.ends[query].append("failed")
+
+    def cancel(self, query: Query) -> None:
+        if not query.settled and not self.ends[query]:
+            self.router.cancel(query)
+            self.ends[query].append("cancelled")
+
+    def run(self, until_s: float) -> None:
+        """Batches take what they are expected to."""
+        while self.now_s < until_s:
+            self.turn()
+            ends = [d.started_s + d.median_s for d in self.running.values()]
+            wake_s = self.router.wake_s()
+            soonest = min([*ends, until_s, *([wake_s] if wake_s is not None else [])])
+            self.now_s = max(self.now_s + 1e-6, soonest)
+            for lane, dispatch in list(self.running.items()):
+                if dispatch.started_s + dispatch.median_s <= self.now_s + 1e-12:
+                    self.done(lane, dispatch.median_s)
+        self.turn()

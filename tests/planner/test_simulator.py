@@ -1,0 +1,211 @@
+"""The simulator: the router under random traffic and faults, in virtual time."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.arrivals import arrival_times
+from planner.faults import Fault, FaultError, parse_fault
+from planner.outcomes import Outcomes, Status
+from planner.plan import Limits, Routing
+from planner.simulator import Simulator
+from planner.traffic import Arrivals, Sizes
+from tests.planner.routing.worlds import BOTH, CPU, GPU_LANE, POLICIES, cpu_lanes
+
+SERVERS = {
+    "inline": (CPU, cpu_lanes(1, "inline")),
+    "lanes": (CPU, cpu_lanes(3)),
+    "gpu": (BOTH, (GPU_LANE, *cpu_lanes(2))),
+}
+
+
+def simulator(
+    server: str,
+    rate: float,
+    seconds: float = 1.0,
+    policy: str = "priced",
+    budget_s: float = 0.02,
+    faults: tuple[Fault, ...] = (),
+    seed: int = 0,
+    arrivals: Arrivals | None = None,
+    **routing: float,
+) -> Simulator:
+    rng = np.random.default_rng(seed)
+    times = arrival_times(arrivals or Arrivals(), rate, seconds, rng)
+    rows = Sizes(kind="heavy", mean=60).sample(times.size, rng)
+    return Simulator(
+        *SERVERS[server], Routing(policy=policy, **routing), Limits(), times, rows, budget_s, rng, faults
+    )
+
+
+FAULTS = st.lists(
+    st.builds(
+        lambda kind, lane, begin, length, factor: Fault(
+            kind, lane, begin, begin + length, factor if kind == "slow" else 1.0
+        ),
+        st.sampled_from(["slow", "stall", "kill"]),
+        st.just(0),
+        st.floats(0.0, 0.15),
+        st.floats(0.01, 0.1),
+        st.floats(2.0, 20.0),
+    ),
+    max_size=1,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    server=st.sampled_from(list(SERVERS)),
+    policy=st.sampled_from(POLICIES),
+    rate=st.floats(50, 8000),
+    faults=FAULTS,
+    front=st.sampled_from([0.0, 1e-4]),
+    seed=st.integers(0, 1000),
+)
+def test_every_query_ends_once_and_rows_return_to_zero(server, policy, rate, faults, front, seed):
+    sim = simulator(server, rate, 0.25, policy, faults=tuple(faults), seed=seed, query_s=front)
+    outcomes = sim.run()
+    assert (outcomes.status != Status.PENDING).all()
+    assert sim.router.board.queue.rows == 0
+    assert list(sim.router.board.queue.unsettled()) == []
+    answered = outcomes.status == Status.ANSWERED
+    assert (outcomes.path[answered] >= 0).all()
+    assert (outcomes.finish_s >= outcomes.arrival_s).all()
+
+
+@settings(max_examples=20, deadline=None)
+@given(policy=st.sampled_from(POLICIES), rate=st.floats(500, 12000), seed=st.integers(0, 1000))
+def test_nothing_is_answered_or_dropped_after_its_deadline_where_lanes_are_not_inline(policy, rate, seed):
+    outcomes = simulator("lanes", rate, 0.25, policy, seed=seed).run()
+    dropped = outcomes.status == Status.EXPIRED
+    assert (outcomes.finish_s[dropped] <= outcomes.deadline_s[dropped] + 2e-6).all()
+    answered = outcomes.status == Status.ANSWERED
+    assert (outcomes.finish_s[answered] <= outcomes.deadline_s[answered] + 2e-6).all()
+
+
+def test_same_seed_gives_same_outcomes():
+    one, other = (simulator("gpu", 3000, 0.3).run() for _ in range(2))
+    assert (one.finish_s == other.finish_s).all()
+    assert (one.path == other.path).all()
+
+
+def test_accuracy_bends_with_load_and_answers_stay_in_time():
+    light, heavy = (simulator("lanes", rate, 1.5).run().figures(0.5) for rate in (30, 6000))
+    assert light.accuracy == pytest.approx(0.79, abs=2e-4)
+    assert light.in_budget == 1.0
+    assert heavy.accuracy < 0.785
+    assert heavy.in_budget > 0.995
+
+
+@pytest.mark.parametrize("server", list(SERVERS))
+def test_overload_is_refused_at_the_door_and_goodput_stays(server):
+    rates = {"inline": 4000, "lanes": 12_000, "gpu": 25_000}
+    full, over = (simulator(server, k * rates[server], 0.8).run().figures(0.3) for k in (1, 3))
+    assert over.goodput > 0.93 * full.goodput
+    assert over.expired < 0.03
+    assert over.refused > 0.4
+
+
+def test_the_front_shares_the_core_of_an_inline_lane():
+    free, busy = (
+        simulator("inline", 3000, 0.8, query_s=cost).run().figures(0.3).goodput for cost in (0.0, 4e-4)
+    )
+    assert busy < 0.85 * free
+
+
+def rows_on(sim: Simulator, lane: int, begin_s: float, end_s: float) -> int:
+    """Rows that a lane was given in a span, by a simulator whose router was watched."""
+    return sum(d.rows for d in sim.dispatched if d.lane == lane and begin_s <= d.started_s < end_s)
+
+
+class Watched(Simulator):
+    """Remembers dispatches."""
+
+    def __init__(self, *args, **keywords) -> None:
+        super().__init__(*args, **keywords)
+        self.dispatched = []
+
+    def _takes(self, dispatch, now_s):
+        self.dispatched.append(dispatch)
+        return super()._takes(dispatch, now_s)
+
+
+def watched(rate: float, seconds: float, faults: tuple[Fault, ...], budget_s: float = 0.02):
+    rng = np.random.default_rng(4)
+    times = arrival_times(Arrivals(), rate, seconds, rng)
+    rows = Sizes(kind="fixed", mean=100).sample(times.size, rng)
+    sim = Watched(*SERVERS["lanes"], Routing(), Limits(), times, rows, budget_s, rng, faults)
+    return sim, sim.run()
+
+
+def missed(outcomes: Outcomes, begin_s: float, end_s: float) -> int:
+    inside = (outcomes.arrival_s >= begin_s) & (outcomes.arrival_s < end_s)
+    return int((outcomes.status[inside] != Status.ANSWERED).sum())
+
+
+def test_a_slowed_lane_loses_work_within_200_ms_and_gets_it_back():
+    sim, outcomes = watched(3000, 3.0, (Fault("slow", 1, 1.0, 2.0, 10.0),))
+    usual = rows_on(sim, 1, 0.5, 1.0)
+    assert rows_on(sim, 1, 1.2, 1.7) < 0.15 * usual
+    assert rows_on(sim, 1, 2.3, 2.8) > 0.6 * usual
+    assert missed(outcomes, 0.0, 1.0) == 0
+    assert missed(outcomes, 1.0, 1.2) <= 12
+    assert missed(outcomes, 1.2, 3.0) <= 2
+
+
+def test_a_stalled_lane_is_out_its_queries_go_elsewhere_and_it_comes_back():
+    sim, outcomes = watched(3000, 3.0, (Fault("stall", 1, 1.0, 2.0),), budget_s=0.05)
+    usual = rows_on(sim, 1, 0.5, 1.0)
+    assert rows_on(sim, 1, 1.05, 1.95) == 0
+    assert rows_on(sim, 1, 2.2, 2.7) > 0.6 * usual
+    assert missed(outcomes, 0.0, 3.0) <= 1
+    late = outcomes.finish_s - outcomes.deadline_s
+    assert late.max() <= 2e-6
+
+
+def test_a_killed_lane_is_out_at_once_and_back_by_a_probe():
+    sim, outcomes = watched(3000, 3.0, (Fault("kill", 1, 1.0, 2.0),))
+    usual = rows_on(sim, 1, 0.5, 1.0)
+    assert rows_on(sim, 1, 1.0, 2.0) == 0
+    assert rows_on(sim, 1, 2.1, 2.6) > 0.6 * usual
+    assert missed(outcomes, 0.0, 3.0) == 0
+
+
+def test_a_lane_whose_process_never_returns_leaves_the_rest_working():
+    _, outcomes = watched(2000, 1.5, (Fault("kill", 0, 0.5, float("inf")),))
+    assert missed(outcomes, 0.0, 1.5) == 0
+
+
+def test_the_only_lane_stalled_drops_at_deadlines_and_recovers():
+    rng = np.random.default_rng(1)
+    times = arrival_times(Arrivals(), 300, 2.0, rng)
+    rows = Sizes(kind="fixed", mean=50).sample(times.size, rng)
+    fault = Fault("stall", 0, 0.5, 1.0)
+    sim = Simulator(CPU, cpu_lanes(1), Routing(), Limits(), times, rows, 0.05, rng, (fault,))
+    outcomes = sim.run()
+    assert missed(outcomes, 0.0, 0.45) == 0
+    assert missed(outcomes, 0.55, 0.94) > 50
+    assert missed(outcomes, 1.3, 2.0) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("slow:gpu0:10:2-4", Fault("slow", 0, 2.0, 4.0, 10.0)),
+        ("stall:cuda:0:1.5-2", Fault("stall", 1, 1.5, 2.0)),
+        ("kill:gpu0:3", Fault("kill", 0, 3.0, float("inf"))),
+    ],
+)
+def test_faults_are_read(text, fault):
+    assert parse_fault(text, ["gpu0", "cuda:0"]) == fault
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["slow:gpu0:2-4", "melt:gpu0:1-2", "stall:cpu:1-2", "stall:gpu0:2-1", "stall:gpu0:1", "slow:gpu0:x:1-2"],
+)
+def test_bad_faults_are_told_in_one_line(text):
+    with pytest.raises(FaultError, match="fault") as caught:
+        parse_fault(text, ["gpu0"])
+    assert "\n" not in str(caught.value)
