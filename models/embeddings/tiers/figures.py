@@ -56,6 +56,14 @@ class Counters:
         self.seconds = dict.fromkeys(LEVELS, 0.0)
         self.batches = self.pages = self.replaced = self.fallbacks = self.prefetched = 0
 
+    def lookup(self, ranges: I64) -> None:
+        """Rows of these ranges were looked up."""
+        self.lookups += np.bincount(ranges, minlength=self.lookups.size)
+
+    def miss(self, ranges: I64) -> None:
+        """Rows of these ranges were not where they were looked up: not in the cache, or not in the store."""
+        self.missed += np.bincount(ranges, minlength=self.missed.size)
+
     def snapshot(self) -> Figures:
         layout = self._layout
         lookups, missed = self.lookups.copy(), self.missed.copy()

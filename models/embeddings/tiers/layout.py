@@ -36,6 +36,8 @@ class Layout:
                 raise ValueError(f"table '{table}' has {sizes[table]} rows, its tier cuts are {said}")
         self.tables = tuple(sizes)
         self.cuts = {t: tuple(cuts.get(t, (0, n, 0, 0))) for t, n in sizes.items()}
+        self.sizes = tuple(sizes.values())
+        self.base = {t: int(b) for t, b in zip(sizes, np.cumsum((0, *self.sizes)), strict=False)}
         held = np.array([self.cuts[t] for t in self.tables], np.int64).reshape(-1, len(TIERS))
         self.rows = tuple(int(n) for n in held.sum(axis=0))
         self.total = sum(self.rows)

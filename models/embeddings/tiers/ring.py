@@ -88,7 +88,9 @@ class Ring:
         self._sqes["opcode"] = _READ
         self._sqes["fd"] = file
         self._state = threading.Lock()
-        self._asleep = threading.Lock()
+        # Whoever takes completions out of the queue holds this: a thread asleep in the kernel would never
+        # hear of those that another took. Taken before `_state`.
+        self._reaping = threading.Lock()
         self._left: dict[int, int] = {}
         self._failed: dict[int, int] = {}
         self._flying = 0
@@ -108,8 +110,8 @@ class Ring:
             self._left[ticket] = offsets.size
         start = 0
         while start < offsets.size:
+            self._reap_unless_awaited()
             with self._state:
-                self._reap()
                 room = min(self._capacity - self._flying, self.entries, offsets.size - start)
                 if room:
                     part = slice(start, start + room)
@@ -167,33 +169,39 @@ class Ring:
             ):
                 self._failed[ticket] = result
 
+    def _reap_unless_awaited(self) -> None:
+        if self._reaping.acquire(blocking=False):
+            try:
+                with self._state:
+                    self._reap()
+            finally:
+                self._reaping.release()
+
     def _sleep(self) -> None:
-        """Until something has completed. One thread at a time: a second would miss what the first reaps."""
-        with self._asleep:
+        """Until something has completed, if anything is in flight."""
+        with self._reaping:
             with self._state:
                 self._reap()
                 waiting = self._flying
             if waiting:
                 self._enter(0, 1, _GETEVENTS)
-                with self._state:
-                    self._reap()
 
     def done(self, ticket: int) -> bool:
         """Whether every read of the ticket has ended, well or not."""
+        self._reap_unless_awaited()
         with self._state:
-            self._reap()
             return ticket not in self._left
 
     def wait(self, ticket: int) -> None:
-        """Until every read of the ticket has ended. Raises OSError if one failed."""
-        while not self.done(ticket):
-            with self._asleep:
-                # asked again: what this ticket waits for may have been reaped by who slept before
+        """Until every read of the ticket has ended. Raises OSError if one failed, however often asked."""
+        while True:
+            with self._reaping:
                 with self._state:
                     self._reap()
-                    waiting = ticket in self._left
-                if waiting:
-                    self._enter(0, 1, _GETEVENTS)
+                    if ticket not in self._left:
+                        break
+                # nobody else reaps now, so what the kernel wakes us for is still there
+                self._enter(0, 1, _GETEVENTS)
         with self._state:
             failed = self._failed.get(ticket)
         if failed is not None:

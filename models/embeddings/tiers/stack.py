@@ -27,6 +27,7 @@ from models.embeddings.tiers.figures import Counters, Figures
 from models.embeddings.tiers.form import RowForm
 from models.embeddings.tiers.layout import DEVICE, DISK, HOST, REMOTE, Layout
 from models.embeddings.tiers.remote import RemoteTier
+from models.embeddings.tiers.sample import Sample
 from models.embeddings.tiers.slab import Bytes, Slab
 from models.embeddings.tiers.view import View, Views
 from models.encoder import Encoder
@@ -34,6 +35,7 @@ from models.encoder import Encoder
 log = logging.getLogger("polyrec.tiers")
 
 RETRY_S = 0.2
+
 clock = time.perf_counter
 
 
@@ -53,6 +55,27 @@ class Tiers:
         return self.slab.form
 
 
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where rows lie. segment: range of the layout; tier; local: address within the tier; all [n]."""
+
+    segment: I64
+    tier: NDArray[np.int8]
+    local: I64
+
+    @staticmethod
+    def of(layout: Layout, rows: I64) -> Places:
+        segment = layout.segments(rows)
+        return Places(segment, layout.tier[segment], layout.local(rows, segment))
+
+    def at(self, part: I64 | slice) -> Places:
+        return Places(self.segment[part], self.tier[part], self.local[part])
+
+    def address(self, tier: int) -> I64:
+        """The address within that tier; 0, which is read and thrown away, for rows of others."""
+        return np.where(self.tier == tier, self.local, 0)
+
+
 class TierStack:
     """Gathers rows of the fused weight from wherever they lie, and takes new ones.
 
@@ -66,6 +89,8 @@ class TierStack:
             raise ValueError(f"{tiers.layout.rows[REMOTE]} rows are remote, {ids.size} ids are given")
         self.views = Views(View(0, encoder, ids))
         self._counters = Counters(tiers.layout, tiers.form.bytes, tiers.slab.page_bytes)
+        self._aside = Counters(tiers.layout, tiers.form.bytes, tiers.slab.page_bytes)
+        self.sample = Sample()
         self._count = threading.Lock()
         self._writer = threading.RLock()
         self._settling = threading.Lock()
@@ -82,140 +107,122 @@ class TierStack:
         """What has been looked up so far."""
         return self._counters.snapshot()
 
-    def gather(self, view: View, rows: I64, out: Tensor) -> int:
+    def gather(self, view: View, rows: I64, out: Tensor, counted: bool = True) -> int:
         """rows: int64 [n], of the fused weight in the view's order -> out [n, units], on `device`.
 
         Gives how many rows the remote store did not give: those are out-of-vocabulary rows.
+        counted: False for reads that are nobody's request.
         Raises OSError if a page of the file cannot be read.
         """
-        layout = self.tiers.layout
-        segment = layout.segments(rows)
-        tier = layout.tier[segment]
-        local = layout.local(rows, segment)
+        counters = self._counters if counted else self._aside
+        where = Places.of(self.tiers.layout, rows)
         if self.tiers.device is None:
-            lost = self._below(view, rows, segment, tier, local, out)
+            lost = self._below(counters, view, where, out)
         else:
-            lost = self._with_device(self.tiers.device, view, rows, segment, tier, local, out)
+            lost = self._with_device(self.tiers.device, counters, view, where, out)
+        if counted:
+            self.sample.note(view.order, rows)
         replaced = 0
         for layer in view.layers:
             replaced += layer.over(rows, out)
         with self._count:
-            self._counters.batches += 1
-            self._counters.replaced += replaced
-            self._counters.lookups += np.bincount(segment, minlength=layout.tier.size)
+            counters.batches += 1
+            counters.replaced += replaced
+            counters.lookup(where.segment)
         return lost
 
-    def _with_device(
-        self,
-        hot: Tensor,
-        view: View,
-        rows: I64,
-        segment: I64,
-        tier: NDArray[np.int8],
-        local: I64,
-        out: Tensor,
-    ) -> int:
+    def _with_device(self, hot: Tensor, counters: Counters, view: View, where: Places, out: Tensor) -> int:
         """Hot rows where they are; the rest gathered on the host and copied over (Hotline)."""
         start = clock()
-        cold = np.flatnonzero(tier != DEVICE)
-        if cold.size == rows.size:
+        cold = np.flatnonzero(where.tier != DEVICE)
+        if cold.size == where.tier.size:
             staged = self._staging(cold.size)
-            lost = self._below(view, rows, segment, tier, local, staged)
+            lost = self._below(counters, view, where, staged)
             out.copy_(staged, non_blocking=True)
             return lost
-        address = torch.from_numpy(np.where(tier == DEVICE, local, 0))
+        address = torch.from_numpy(where.address(DEVICE))
         torch.index_select(hot, 0, address.to(hot.device, non_blocking=True), out=out)
-        self._counters.seconds["device"] += clock() - start
+        counters.seconds["device"] += clock() - start
         if not cold.size:
             return 0
         staged = self._staging(cold.size)
-        lost = self._below(view, rows[cold], segment[cold], tier[cold], local[cold], staged)
-        where = torch.from_numpy(cold).to(hot.device, non_blocking=True)
-        out.index_copy_(0, where, staged.to(hot.device, non_blocking=True))
+        lost = self._below(counters, view, where.at(cold), staged)
+        there = torch.from_numpy(cold).to(hot.device, non_blocking=True)
+        out.index_copy_(0, there, staged.to(hot.device, non_blocking=True))
         return lost
 
     def _staging(self, rows: int) -> Tensor:
         form = self.tiers.form
         return torch.empty((rows, form.units), dtype=form.unit, pin_memory=self.device.type == "cuda")
 
-    def _below(
-        self, view: View, rows: I64, segment: I64, tier: NDArray[np.int8], local: I64, out: Tensor
-    ) -> int:
+    def _below(self, counters: Counters, view: View, where: Places, out: Tensor) -> int:
         """Rows of host, disk and remote tiers, all in `out` [n, units] on the host."""
         remote = self.tiers.remote
+        away = np.flatnonzero(where.tier == REMOTE) if remote is not None else where.local[:0]
+        if remote is None or not away.size:
+            self._stored(counters, where, out)
+            return 0
         start = clock()
-        fetching = None
-        if remote is not None:
-            away = np.flatnonzero(tier == REMOTE)
-            if away.size:
-                tables = self.tiers.layout.table[segment[away]]
-                fetching = remote.ask(tables, view.remote_ids[local[away]])
+        own = where.at(away)
+        fetching = remote.ask(self.tiers.layout.table[own.segment], view.remote_ids[own.local])
         asked = clock()
         try:
-            self._stored(segment, tier, local, out)
+            self._stored(counters, where, out)
         except BaseException:
-            if remote is not None and fetching is not None:
-                remote.abandon(fetching)
+            remote.abandon(fetching)
             raise
-        if remote is None or fetching is None:
-            return 0
         waited = clock()
         values, found = remote.receive(fetching)
         out.index_copy_(0, torch.from_numpy(away), torch.from_numpy(values).view(self.tiers.form.unit))
         lost = int(away.size - np.count_nonzero(found))
         with self._count:
-            self._counters.seconds["remote"] += clock() - waited + asked - start
-            self._counters.fallbacks += lost
-            if lost:
-                self._missed(segment[away[~found]])
+            counters.seconds["remote"] += clock() - waited + asked - start
+            counters.fallbacks += lost
+            counters.miss(own.segment[~found])
         return lost
 
-    def _stored(self, segment: I64, tier: NDArray[np.int8], local: I64, out: Tensor) -> None:
+    def _stored(self, counters: Counters, where: Places, out: Tensor) -> None:
         """Rows of host and disk tiers; whatever stands first in the slab for rows of others."""
         disk = self.tiers.disk
-        below = np.flatnonzero(tier == DISK) if disk is not None else local[:0]
+        below = np.flatnonzero(where.tier == DISK) if disk is not None else where.local[:0]
         if disk is not None and below.size:
-            self._through_cache(disk, below, segment, tier, local, out)
+            self._through_cache(disk, counters, where, below, out)
         elif self.tiers.layout.rows[HOST] == self.tiers.layout.total:
-            self._from_slab(self.tiers.slab.of_rows(local), out)
+            self._from_slab(counters, self.tiers.slab.of_rows(where.local), out)
         else:
-            self._from_slab(self.tiers.slab.of_rows(np.where(tier == HOST, local, 0)), out)
+            self._from_slab(counters, self.tiers.slab.of_rows(where.address(HOST)), out)
 
     def _through_cache(
-        self, disk: DiskTier, below: I64, segment: I64, tier: NDArray[np.int8], local: I64, out: Tensor
+        self, disk: DiskTier, counters: Counters, where: Places, below: I64, out: Tensor
     ) -> None:
         start = clock()
         try:
-            held = disk.acquire(local[below])
+            held = disk.acquire(where.local[below])
         except CacheTooSmall:
             half = int(below[below.size // 2])
             for part in (slice(0, half), slice(half, None)):
-                self._stored(segment[part], tier[part], local[part], out[part])
+                self._stored(counters, where.at(part), out[part])
             return
         acquired = clock()
         try:
             disk.ready(held)
             landed = clock()
-            addresses = self.tiers.slab.of_rows(local)
-            addresses[tier == REMOTE] = 0
+            addresses = self.tiers.slab.of_rows(where.address(HOST))
             addresses[below] = held.addresses
-            self._from_slab(addresses, out)
+            self._from_slab(counters, addresses, out)
         finally:
             disk.release(held)
         with self._count:
-            self._counters.seconds["cache"] += acquired - start
-            self._counters.seconds["disk"] += landed - acquired
+            counters.seconds["cache"] += acquired - start
+            counters.seconds["disk"] += landed - acquired
             if held.pages_read:
-                self._counters.pages += held.pages_read
-                self._missed(segment[below[held.missed]])
+                counters.pages += held.pages_read
+                counters.miss(where.segment[below[held.missed]])
 
-    def _from_slab(self, addresses: I64, out: Tensor) -> None:
+    def _from_slab(self, counters: Counters, addresses: I64, out: Tensor) -> None:
         start = clock()
         self.tiers.slab.gather(addresses, out)
-        self._counters.seconds["host"] += clock() - start
-
-    def _missed(self, segments: I64) -> None:
-        self._counters.missed += np.bincount(segments, minlength=self._counters.missed.size)
+        counters.seconds["host"] += clock() - start
 
     def prefetch(self, rows: I64) -> int:
         """Starts reading what a waiting batch will need of the file; gives how many pages. Does not wait."""

@@ -1,0 +1,128 @@
+"""New values of rows, named by table and stable id: a file or a request in, rows of every tier out.
+
+A file of updates is safetensors: for each table `TABLE.ids`, int64 [n], and `TABLE.rows`, float32
+[n, width]. All of one update is seen at once by whoever looks rows up, and no batch sees half of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from models.batch import F32, I64
+from models.embeddings.store import quantise
+from models.embeddings.tiers.layout import REMOTE
+from models.embeddings.tiers.stack import TierStack
+from models.errors import PolyrecError
+
+
+class UpdateError(PolyrecError):
+    """An update that names what the model does not have, or values that no row can have."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableUpdate:
+    """ids: int64 [n], stable ids (the vocabulary's missing and out-of-vocabulary rows included).
+    values: float32 [n, width]. Of equal ids the last counts."""
+
+    ids: I64
+    values: F32
+
+
+Update = Mapping[str, TableUpdate]
+
+
+def apply_update(stack: TierStack, update: Update) -> int:
+    """Lays the new values over the tiers; gives how many rows. They are written into the tiers behind.
+
+    Raises UpdateError, and then nothing has changed.
+    """
+    form, layout, remote = stack.tiers.form, stack.tiers.layout, stack.tiers.remote
+    rows: list[I64] = []
+    values: list[F32] = []
+    fallbacks: list[tuple[int, int]] = []
+    with stack.writing:
+        encoder = stack.views.newest.encoder
+        if encoder is None:
+            raise UpdateError("these tiers were opened without vocabularies: rows cannot be named by id")
+        done = 0
+        for table, given in update.items():
+            if table not in layout.base:
+                raise UpdateError(f"update: there is no table '{table}'; known: {', '.join(layout.tables)}")
+            vocabulary = encoder.vocabularies[table]
+            number = layout.tables.index(table)
+            rows.append(
+                layout.base[table] + _ranks(table, given, vocabulary.rank_of_id, layout.sizes[number])
+            )
+            values.append(_values(table, given, form.width))
+            if remote is not None and vocabulary.specials:
+                fallbacks += [
+                    (number, done + i) for i in np.flatnonzero(given.ids == vocabulary.oov_id).tolist()
+                ]
+            done += given.ids.size
+        if not done:
+            return 0
+        packed = quantise(torch.from_numpy(np.concatenate(values)), form.precision)
+        stored = packed.contiguous().view(torch.uint8).numpy().reshape(done, form.bytes)
+        stack.update(np.concatenate(rows), stored)
+        if remote is not None and layout.rows[REMOTE]:
+            for number, row in fallbacks:
+                remote.fallback[number] = stored[row]
+    return done
+
+
+def _ranks(table: str, given: TableUpdate, rank_of_id: I64, stored: int) -> I64:
+    outside = (given.ids < 0) | (given.ids >= rank_of_id.size)
+    if outside.any():
+        raise UpdateError(
+            f"update: table '{table}' has ids 0 to {rank_of_id.size - 1}, not {given.ids[outside][0]}"
+        )
+    ranks = rank_of_id[given.ids]
+    if ranks.size and ranks.max() >= stored:
+        computed = given.ids[ranks >= stored][0]
+        raise UpdateError(f"update: the vector of id {computed} of table '{table}' is computed, not stored")
+    return ranks
+
+
+def _values(table: str, given: TableUpdate, width: int) -> F32:
+    if given.values.shape != (given.ids.size, width):
+        raise UpdateError(
+            f"update: table '{table}' wants ({given.ids.size}, {width}) numbers, not {given.values.shape}"
+        )
+    if not np.isfinite(given.values).all():
+        raise UpdateError(f"update: a value of table '{table}' is not finite")
+    return given.values
+
+
+def load_update(file: str | Path) -> dict[str, TableUpdate]:
+    """Reads a file of updates. Raises UpdateError: no such file, or not one of these."""
+    try:
+        with safe_open(file, "np") as tensors:
+            arrays = {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        raise UpdateError(f"no file of updates '{file}'") from None
+    except (OSError, SafetensorError, ValueError, TypeError) as e:
+        raise UpdateError(f"'{file}' is not a file of updates: {e}") from None
+    tables = {name.rpartition(".")[0] for name in arrays}
+    if arrays.keys() != {f"{t}.{part}" for t in tables for part in ("ids", "rows")}:
+        raise UpdateError(f"'{file}' is not a file of updates: it wants TABLE.ids and TABLE.rows, no others")
+    out = {}
+    for table in sorted(tables):
+        ids, values = arrays[f"{table}.ids"], arrays[f"{table}.rows"]
+        if ids.dtype != np.int64 or ids.ndim != 1 or values.dtype != np.float32 or values.ndim != 2:
+            raise UpdateError(f"'{file}': table '{table}' wants int64 ids [n] and float32 rows [n, width]")
+        out[table] = TableUpdate(ids, values)
+    return out
+
+
+def save_update(update: Update, file: str | Path) -> None:
+    """Writes a file of updates that `load_update` reads."""
+    arrays = {f"{t}.ids": np.ascontiguousarray(u.ids, np.int64) for t, u in update.items()}
+    arrays |= {f"{t}.rows": np.ascontiguousarray(u.values, np.float32) for t, u in update.items()}
+    save_file(arrays, file)
