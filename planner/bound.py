@@ -1,0 +1,138 @@
+"""The clairvoyant bound: more correct predictions within deadlines than any policy can make of a trace.
+
+All arrivals are known beforehand; a linear program says how many rows of the queries that arrive in each
+bin of time are executed on which path in which bin. It leaves out what only makes things harder: that
+batches are whole, that rows of a query go together, that work begins after, and ends before, the very
+moment, and the noise of execution (medians are what it charges). It keeps what limits every policy:
+
+- a device has so many lanes, and a bin so many seconds of each;
+- rows are executed after they arrive and before their deadline, to the bin;
+- a batch's fixed cost: a row costs at least median(n) / n, where all n rows of a batch must have come
+  within (longest budget - median(n)), for the batch begins after the last and ends before the first's
+  deadline. So n is at most what the trace has in any such window near the bin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linprog
+from scipy.sparse import coo_array
+
+from planner.plan import Limits
+from planner.routing.curve import Curve
+from planner.routing.router import LaneSpec, PathSpec
+
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+BINS_A_BUDGET = 4
+SIZES = 32
+"""Batch sizes at which a row's least cost is looked at; between them the next larger batch is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """correct: most correct predictions within deadlines; rows: answered in that solution.
+
+    bin_s: width of the bins. by_bin: correct predictions by arrival bin, float64 [bins].
+    """
+
+    correct: float
+    rows: float
+    bin_s: float
+    by_bin: F64
+
+    def between(self, since_s: float, until_s: float) -> float:
+        """Correct predictions of what arrives in a span, whole bins. No bound by itself, but nearly."""
+        return float(self.by_bin[round(since_s / self.bin_s) : round(until_s / self.bin_s)].sum())
+
+
+def bound(
+    paths: Sequence[PathSpec],
+    lanes: Sequence[LaneSpec],
+    limits: Limits,
+    arrival_s: F64,
+    rows: I64,
+    budget_s: float | F64,
+    bin_s: float | None = None,
+) -> Bound:
+    """The bound of a trace. arrival_s, rows: [queries], ascending; budget_s: of each, or of all."""
+    budgets = np.broadcast_to(np.asarray(budget_s, np.float64), arrival_s.shape)
+    if not arrival_s.size:
+        return Bound(0.0, 0.0, 1.0, np.zeros(0))
+    width = float(budgets.min()) / BINS_A_BUDGET if bin_s is None else bin_s
+    longest_s = float(budgets.max())
+    devices = list(dict.fromkeys(lane.device for lane in lanes))
+    count = [sum(lane.device == d for lane in lanes) for d in devices]
+    first = (arrival_s / width).astype(np.int64)
+    last = ((arrival_s + budgets) / width).astype(np.int64)
+    bins = int(last.max()) + 1
+    # Queries of one arrival bin and one deadline bin are one group: their rows cost the same.
+    groups, group_of = np.unique(np.stack([first, last]), axis=1, return_inverse=True)
+    group_rows = np.bincount(group_of.ravel(), weights=rows)
+    biggest = min(int(rows.sum()), max(limits.max_batch_rows, limits.max_request_rows, int(rows.max())))
+    variables: list[tuple[I64, I64, F64, float]] = []
+    for path in paths:
+        device = devices.index(path.device)
+        cost = _row_costs(Curve(path.latency, biggest), arrival_s, rows, longest_s, groups[0], width)
+        # What cannot be done within the longest budget even alone is not done on this path.
+        usable = np.isfinite(cost)
+        for offset in range(int((groups[1] - groups[0]).max()) + 1):
+            at = groups[0] + offset
+            chosen = np.flatnonzero(usable & (at <= groups[1]))
+            if chosen.size:
+                variables.append((chosen, device * bins + at[chosen], cost[chosen], path.accuracy))
+    if not variables:
+        return Bound(0.0, 0.0, width, np.zeros(bins))
+    group = np.concatenate([v[0] for v in variables])
+    place = np.concatenate([v[1] for v in variables])
+    cost = np.concatenate([v[2] for v in variables])
+    value = np.concatenate([np.full(v[0].size, v[3]) for v in variables])
+    columns = np.arange(group.size)
+    matrix = coo_array(
+        (
+            np.concatenate([cost, np.ones(group.size)]),
+            (np.concatenate([place, len(devices) * bins + group]), np.concatenate([columns, columns])),
+        ),
+        shape=(len(devices) * bins + group_rows.size, group.size),
+    ).tocsr()
+    limit = np.concatenate([np.repeat(np.asarray(count, np.float64) * width, bins), group_rows])
+    solved = linprog(-value, A_ub=matrix, b_ub=limit, bounds=(0, None), method="highs")
+    if solved.status != 0:
+        raise RuntimeError(f"the bound's linear program was not solved: {solved.message}")
+    by_bin: F64 = np.bincount(groups[0][group], weights=value * solved.x, minlength=bins).astype(np.float64)
+    return Bound(float(-solved.fun), float(solved.x.sum()), width, by_bin)
+
+
+def _row_costs(curve: Curve, arrival_s: F64, rows: I64, longest_s: float, bins: I64, width: float) -> F64:
+    """The least seconds that a row arriving in each of `bins` can cost; infinity if it cannot be done."""
+    sizes = np.unique(np.geomspace(1, curve.rows, SIZES).astype(np.int64))
+    median = np.asarray(curve.median)
+    least = np.full(bins.size, np.inf)
+    total = np.concatenate([[0], np.cumsum(rows)])
+    nearest = np.minimum.accumulate(median[1:] / np.arange(1, curve.rows + 1))
+    lower = 0
+    for size in sizes:
+        # A batch of more than `lower` rows takes at least this long, so they came within that window.
+        window = longest_s - median[lower + 1]
+        if window < 0:
+            break
+        come = total[np.searchsorted(arrival_s, arrival_s + window, side="right")] - total[:-1]
+        possible = _near(arrival_s, come > lower, window, bins, width)
+        least[possible] = nearest[min(size, int(come.max())) - 1]
+        lower = int(size)
+    return least
+
+
+def _near(
+    arrival_s: F64, start: NDArray[np.bool_], window: float, bins: I64, width: float
+) -> NDArray[np.bool_]:
+    """Whether a marked window [arrival, arrival + window] may cover a moment of each bin."""
+    marked = arrival_s[start]
+    if not marked.size:
+        return np.zeros(bins.size, np.bool_)
+    lowest, highest = bins * width - window, (bins + 1) * width
+    return np.searchsorted(marked, lowest, side="left") < np.searchsorted(marked, highest, side="right")
