@@ -19,16 +19,20 @@ from loadtest.figures import Figures, figures
 from loadtest.load import load_of
 from loadtest.openloop import Limits, run
 from loadtest.outcome import F64, CouldNotKeepUp, Outcome
-from loadtest.pages import accuracies
+from loadtest.pages import accuracies, ask
 from loadtest.search import Search
-from loadtest.source import Source
+from loadtest.simulated import completed, simulated
+from loadtest.source import Bodies, Source
 from loadtest.steps import AROUND_S, Step, step_of
 from loadtest.subjects import Subjects
+from models.batch import I64
 from planner.arrivals import arrival_times
+from planner.plan import Plan
 from planner.traffic import Arrivals, Sizes
 
 ATTEMPTS = 3
 RECOVERY_S = 10.0
+LADDER_SEED = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +67,14 @@ class Conditions:
 class Trial:
     """One policy's figures. tried: every run of its search; capacity: the highest rate that it kept.
 
-    ladder: rate -> its runs. step, stepped: through a step of load, and what that was made of.
+    ladder: rate -> its runs. simulated: rate -> the same on virtual lanes.
+    step, stepped: through a step of load, and what that was made of.
     """
 
     tried: list[Figures] = field(default_factory=list)
     capacity: float | None = None
     ladder: dict[float, list[Figures]] = field(default_factory=dict)
+    simulated: dict[float, Figures] = field(default_factory=dict)
     step: Step | None = None
     stepped: Outcome | None = None
 
@@ -126,9 +132,26 @@ class Contest:
         for repeat in range(self.conditions.repeats):
             for rate in rates:
                 for policy, trial in self.trials.items():
-                    seen = self._at(policy, rate, self.conditions.seconds, seed=1000 + repeat)
+                    seen = self._at(policy, rate, self.conditions.seconds, LADDER_SEED + repeat)
                     if seen is not None:
                         trial.ladder.setdefault(rate, []).append(seen)
+
+    def simulate(self, plan: Plan) -> None:
+        """The ladder again, with the same arrivals and sizes, on virtual lanes. Raises PlanError.
+
+        The server says which latencies and accuracies it goes by, where the plan does not.
+        """
+        whole = completed(plan, ask(self.subjects.url, "/v1/paths")["paths"])
+        c = self.conditions
+        seconds = c.warmup_s + c.seconds
+        for policy, trial in self.trials.items():
+            for rate in trial.ladder:
+                self._progress(f"simulated: {policy} at {rate:.0f}/s")
+                due = self._due(rate, seconds, LADDER_SEED)
+                rows, _ = self._requests(due.size, LADDER_SEED)
+                told_s = c.slo_s - c.margin_s
+                outcome = simulated(whole, policy, due, rows, seconds, c.slo_s, told_s, c.seed)
+                trial.simulated[rate] = figures(outcome.since(c.warmup_s), self.accuracy)
 
     def step(self, base: float, factor: float = 5.0) -> None:
         """Every policy through a step of `factor` times `base` and back."""
@@ -147,19 +170,25 @@ class Contest:
     def _at(self, policy: str, rate: float, seconds: float, seed: int) -> Figures | None:
         self._progress(f"{policy} at {rate:.0f}/s")
         c = self.conditions
-        random = np.random.default_rng((c.seed, seed, round(rate)))
-        due = arrival_times(Arrivals(), rate, c.warmup_s + seconds, random)
+        due = self._due(rate, c.warmup_s + seconds, seed)
         outcome = self._run(policy, due, c.warmup_s + seconds, seed)
         return None if outcome is None else figures(outcome.since(c.warmup_s), self.accuracy)
+
+    def _due(self, rate: float, seconds: float, seed: int) -> F64:
+        random = np.random.default_rng((self.conditions.seed, seed, round(rate)))
+        return arrival_times(Arrivals(), rate, seconds, random)
+
+    def _requests(self, n: int, seed: int) -> tuple[I64, Bodies]:
+        sizes = self.conditions.sizes
+        if sizes is None:
+            return self._source.own(n, seed)
+        random = np.random.default_rng((self.conditions.seed, seed))
+        return self._source.drawn(sizes.sample(n, random), seed)
 
     def _run(self, policy: str, due_s: F64, seconds: float, seed: int) -> Outcome | None:
         """None if the driver was late however often it was tried."""
         c = self.conditions
-        if c.sizes is None:
-            rows, body = self._source.own(due_s.size, seed)
-        else:
-            sizes = c.sizes.sample(due_s.size, np.random.default_rng((c.seed, seed)))
-            rows, body = self._source.drawn(sizes, seed)
+        rows, body = self._requests(due_s.size, seed)
         self.subjects.follow(policy)
         target = Target(self.subjects.url + RANK, {"Content-Type": "application/json"})
         load = load_of(

@@ -129,20 +129,19 @@ def _run(args: argparse.Namespace) -> int:
     }
     source = open_source(args.data, load_bundle(plan.paths[0].bundle), args.seed)
     os.sched_setaffinity(0, {client_core})
-    simulated = None
     with Doing("bench") as doing, Subjects(plan, policies, server_core, {}) as subjects:
         contest = Contest(subjects, source, conditions, doing.tell)
         capacity = None if args.no_search else contest.find_capacities(args.first_rate)
         contest.climb(rates or tuple(round((capacity or 0.0) * share, 1) for share in LADDER))
+        if args.simulate:
+            contest.simulate(plan)
         base = args.step_base or (capacity and capacity * STEP_TO / 5)
         if base and not args.no_step:
             contest.step(base)
     if args.out:
-        page = write_contest(
-            Path(args.out), contest, made, simulated, f"Routing policies of {Path(args.plan).name}"
-        )
+        page = write_contest(Path(args.out), contest, made, f"Routing policies of {Path(args.plan).name}")
     if args.json:
-        print(json.dumps(document(contest, made, simulated)))
+        print(json.dumps(document(contest, made)))
         return 0
     print(text(tables(contest)))
     if args.out:

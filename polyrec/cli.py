@@ -26,6 +26,7 @@ VERBS = (
     "profile",
     "plan",
     "serve",
+    "bench",
 )
 
 

@@ -29,7 +29,7 @@ def best_kept(trial: Trial, slo_s: float, share: float) -> Figures | None:
     return max(kept, key=lambda f: f.correct or 0.0, default=None)
 
 
-def document(contest: Contest, made: Mapping[str, str], simulated: Any = None) -> dict[str, Any]:
+def document(contest: Contest, made: Mapping[str, str]) -> dict[str, Any]:
     """Everything, as JSON has it."""
     c = contest.conditions
     trials = {}
@@ -41,18 +41,18 @@ def document(contest: Contest, made: Mapping[str, str], simulated: Any = None) -
             "tried": [asdict(f) for f in trial.tried],
             "ladder": {f"{rate:g}": [asdict(f) for f in runs] for rate, runs in trial.ladder.items()},
             "step": None if trial.step is None else asdict(trial.step),
+            "simulated": {f"{rate:g}": asdict(f) for rate, f in trial.simulated.items()},
         }
     conditions = asdict(c) | {"sizes": None if c.sizes is None else c.sizes.model_dump()}
-    whole = {
-        "made": dict(made),
-        "conditions": conditions,
-        "accuracy": contest.accuracy,
-        "refused_runs": contest.refused_runs,
-        "trials": trials,
-    }
-    if simulated is not None:
-        whole["simulated"] = simulated
-    found: dict[str, Any] = plain(whole)
+    found: dict[str, Any] = plain(
+        {
+            "made": dict(made),
+            "conditions": conditions,
+            "accuracy": contest.accuracy,
+            "refused_runs": contest.refused_runs,
+            "trials": trials,
+        }
+    )
     return found
 
 
@@ -113,7 +113,44 @@ def tables(contest: Contest) -> tuple[Table, ...]:
         ladder("Mean accuracy of the rows answered in budget", "", _accuracy),
         ladder("99th percentile, ms", "Of the answers.", lambda f: "" if f is None else _number(f.p99_ms)),
         ladder("Refused early (429)", "", lambda f: "" if f is None else f"{100 * f.refused:.2f}%"),
+        *_simulated(contest),
     )
+
+
+def _simulated(contest: Contest) -> tuple[Table, ...]:
+    """Measured beside simulated, at every rate that has both."""
+    rows = []
+    for policy, trial in contest.trials.items():
+        for rate, there in sorted(trial.simulated.items()):
+            seen = trial.at(rate)
+            if seen is None:
+                continue
+            cells = (
+                *(_number(seen.p99_ms), _number(there.p99_ms), _apart(there.p99_ms, seen.p99_ms)),
+                *(_number(seen.goodput), _number(there.goodput), _apart(there.goodput, seen.goodput)),
+                *(_accuracy(seen), _accuracy(there)),
+            )
+            rows.append((policy, f"{rate:,.0f}/s", *cells))
+    if not rows:
+        return ()
+    head = (
+        *(
+            "policy",
+            "rate",
+            "p99 ms, live",
+            "simulated",
+            "apart",
+            "goodput rows/s, live",
+            "simulated",
+            "apart",
+        ),
+        *("accuracy, live", "simulated"),
+    )
+    return (Table("Simulated against live", head, tuple(rows)),)
+
+
+def _apart(there: float | None, seen: float | None) -> str:
+    return "" if not there or not seen else f"{100 * (there / seen - 1):+.0f}%"
 
 
 def text(found: Sequence[Table]) -> str:
@@ -133,12 +170,10 @@ def text(found: Sequence[Table]) -> str:
     return "\n".join(out)
 
 
-def write_contest(
-    folder: Path, contest: Contest, made: Mapping[str, str], simulated: Any = None, title: str = "Policies"
-) -> Path:
+def write_contest(folder: Path, contest: Contest, made: Mapping[str, str], title: str = "Policies") -> Path:
     """Writes bench.html, bench.png and bench.json; gives the page's path."""
     folder.mkdir(parents=True, exist_ok=True)
-    whole = document(contest, made, simulated)
+    whole = document(contest, made)
     (folder / "bench.json").write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
     ladder, steps = ladder_charts(contest), step_charts(contest)
     headings = (("By offered load", ladder), ("A step of load and back", steps))
