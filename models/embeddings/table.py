@@ -38,6 +38,14 @@ class TableStage(nn.Module):
         self.store: FloatRows | QuantisedRows | TieredRows = open_rows(weight, precision)
         self.slots = PerBlock(len(schema.context.categorical), len(schema.candidate.categorical))
 
+    @classmethod
+    def over(cls, schema: Schema, table_rows: Mapping[str, int], store: TieredRows) -> TableStage:
+        """A stage whose rows are elsewhere: it has no weight of its own."""
+        stage = cls(schema, table_rows, torch.empty(sum(table_rows.values()), 0))
+        del stage.store
+        stage.store = store
+        return stage
+
     @staticmethod
     def initial(
         schema: Schema,

@@ -59,7 +59,7 @@ def open_stack(
         raise RuntimeUnavailable("placement: remote rows need the vocabularies, for their ids")
     vocabularies = [] if encoder is None else [encoder.vocabularies[t] for t in layout.tables]
     page_bytes = -(-form.bytes // PAGE_BYTES) * PAGE_BYTES
-    pages = -(-layout.rows[DISK] // (page_bytes // form.bytes))
+    pages = -(-layout.file_rows // (page_bytes // form.bytes))
     slots = min(max(placement.cache_bytes // page_bytes, 1), pages)
     slab = Slab(form, layout.rows[HOST], slots, page_bytes, placement.huge_pages)
     _fill(slab.row_bytes(), layout, HOST, source)
@@ -81,8 +81,18 @@ def _fill(out: Bytes, layout: Layout, tier: int, source: RowSource) -> None:
 
 def _parts(layout: Layout, tier: int, source: RowSource) -> Iterator[Bytes]:
     for first, count in layout.ranges(tier):
-        for start in range(first, first + count, ROWS_AT_ONCE):
-            yield source(start, min(ROWS_AT_ONCE, first + count - start))
+        yield from _read(source, first, count)
+
+
+def file_parts(layout: Layout, source: RowSource) -> Iterator[Bytes]:
+    """What the file of the disk tier holds, in order."""
+    for table in layout.filed:
+        yield from _read(source, layout.base[table], layout.sizes[layout.tables.index(table)])
+
+
+def _read(source: RowSource, first: int, count: int) -> Iterator[Bytes]:
+    for start in range(first, first + count, ROWS_AT_ONCE):
+        yield source(start, min(ROWS_AT_ONCE, first + count - start))
 
 
 def _device_rows(form: RowForm, layout: Layout, source: RowSource, device: torch.device) -> Tensor:
@@ -101,9 +111,9 @@ def _open_disk(
         os.close(file)
         path = Path(name)
         try:
-            write_pages(path, slab, _parts(layout, DISK, source))
+            write_pages(path, slab, file_parts(layout, source))
             heat = page_heat(layout, [v.counts for v in vocabularies], slab)
-            disk = DiskTier(path, slab, layout.rows[DISK], heat, reader=placement.reader)
+            disk = DiskTier(path, slab, layout.file_rows, heat, reader=placement.reader)
         finally:
             # without a name the file goes with the process, however that ends
             path.unlink(missing_ok=True)
@@ -116,15 +126,17 @@ def _open_disk(
 
 
 def page_heat(layout: Layout, counts: Sequence[I64], slab: Slab) -> NDArray[np.float64] | None:
-    """Sampled accesses of each page of the disk tier. counts: of each table, in rank order; empty: None."""
+    """Sampled accesses of the rows of each page that are read from there. counts: of each table, in rank
+    order; empty: None."""
     if not counts:
         return None
-    heat = np.zeros(pages_of(slab, layout.rows[DISK]) * slab.rows_a_page)
+    heat = np.zeros(pages_of(slab, layout.file_rows) * slab.rows_a_page)
     done = 0
-    for (_, held), own in zip(layout.cuts.items(), counts, strict=True):
-        start = held[DEVICE] + held[HOST]
-        heat[done : done + held[DISK]] = own[start : start + held[DISK]]
-        done += held[DISK]
+    for table, held, own in zip(layout.tables, layout.cuts.values(), counts, strict=True):
+        if table in layout.filed:
+            start = held[DEVICE] + held[HOST]
+            heat[done + start : done + start + held[DISK]] = own[start : start + held[DISK]]
+            done += own.size
     by_page: NDArray[np.float64] = heat.reshape(-1, slab.rows_a_page).sum(axis=1)
     return by_page
 
