@@ -20,6 +20,10 @@ from planner.profiling.process import MeasureError, Worker
 from planner.profiling.quality import Accuracy
 from planner.profiling.schedule import ROUNDS, Block, blocks, evicted_sizes, ladder
 
+TOGETHER = 16
+"""Paths that are open at a time: each process takes some hundred megabytes for its libraries alone."""
+OPENING = 0.1
+"""Share of the progress bar."""
 SCOUTED = (1, 64)
 SCOUTS = 9
 LEAST_WIPED = 8 * 2**20
@@ -54,11 +58,32 @@ def measure(
     """Fills the log with everything that is not in it yet.
 
     folder: what the candidates' bundles are relative to. Gives the candidates that could be measured,
-    and a line for each of the others that says why not.
+    and a line for each of the others that says why not. Raises MeasureError if one breaks meanwhile.
     """
+    opened: list[Candidate] = []
+    refused: list[str] = []
+    for first in range(0, len(found), TOGETHER):
+        group = found[first : first + TOGETHER]
+        before, share = first / len(found), len(group) / len(found)
+
+        def within(done: float, what: str, before: float = before, share: float = share) -> None:
+            advance(before + share * done, what)
+
+        own, complaints = _group(group, asked, log, within, folder)
+        opened += own
+        refused += complaints
+    advance(1.0, "done")
+    return opened, refused
+
+
+def _group(
+    found: Sequence[Candidate], asked: Asked, log: Log, advance: Advance, folder: Path
+) -> tuple[list[Candidate], list[str]]:
+    """`measure` of candidates that are open, and interleaved, together."""
     refused: list[str] = []
     scouted: dict[str, dict[int, float]] = {}
     opened: dict[str, Candidate] = {}
+    rest = RESTED if _real_time() else 0.0
     with ExitStack() as stack:
         workers: dict[str, Worker] = {}
 
@@ -73,23 +98,21 @@ def measure(
             return workers[candidate.name]
 
         for i, candidate in enumerate(found):
-            advance(0.1 * i / len(found), f"open {candidate.name}")
+            advance(OPENING * i / len(found), f"open {candidate.name}")
             try:
                 scouted[candidate.name] = _scouted(candidate, asked, log, worker)
                 opened[candidate.name] = candidate
             except MeasureError as e:
                 refused.append(str(e))
-        rest = RESTED if _real_time() else 0.0
         order = blocks(scouted, asked.largest, asked.seconds, asked.seed)
         for i, block in enumerate(order):
-            advance(0.1 + 0.9 * i / len(order), f"{block.path} {block.rows}")
+            advance(OPENING + (1 - OPENING) * i / len(order), f"{block.path} {block.rows}")
             candidate = opened[block.path]
             if log.get(block.path, candidate.identity, block.key) is None:
                 answer = _timed(worker(candidate), block, asked, scouted[block.path])
                 kept = {"seconds": answer["seconds"], "executed": answer["executed"]}
                 log.add(block.path, candidate.identity, block.key, kept)
                 time.sleep(rest * sum(answer["seconds"]))
-        advance(1.0, "done")
     return list(opened.values()), refused
 
 
