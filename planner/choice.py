@@ -49,10 +49,9 @@ class Choice:
 
 def choose(problem: Problem, time_limit_s: float = TIME_LIMIT_S) -> Choice:
     """The best deployment. Raises PlanImpossible if no option fits its memory."""
-    candidates = [i for i, o in enumerate(problem.options) if problem.fits_alone(o) is None]
+    candidates = worth_trying(problem)
     if not candidates:
         raise PlanImpossible("no path fits the memory given; give it more (--memory DEVICE=SIZE)")
-    candidates = _worth_trying(problem, candidates)
     found = Program(problem, candidates).solve(time_limit_s)
     deployed = list(found.deployed)
     served, _, _ = Program(problem, deployed).share_out()
@@ -121,8 +120,8 @@ def timeless(problem: Problem, device: str) -> Problem:
     return replace(problem, capacity={**problem.capacity, device: None})
 
 
-def _worth_trying(problem: Problem, candidates: list[int]) -> list[int]:
-    """Without partly resident rows on devices that hold all rows of all their paths together."""
+def worth_trying(problem: Problem) -> list[int]:
+    """Options that fit alone; without partly resident ones on devices that hold all rows of all paths."""
     full: dict[str, float] = {}
     for option in problem.options:
         if option.tier is None:
@@ -133,4 +132,4 @@ def _worth_trying(problem: Problem, candidates: list[int]) -> list[int]:
     def kept(option: Option) -> bool:
         return option.tier is None or problem.paths[option.path].path.device not in roomy
 
-    return [i for i in candidates if kept(problem.options[i])]
+    return [i for i, o in enumerate(problem.options) if kept(o) and problem.fits_alone(o) is None]

@@ -24,22 +24,10 @@ from planner.devices import Device, Machine
 from planner.latency import LatencyModel
 from planner.plan import LaneKind, Limits
 from planner.profile import Front, PathProfile
-from planner.residency import (
-    NOTHING_MISSING,
-    P99,
-    PAGE,
-    Missing,
-    Tables,
-    Tier,
-    covered,
-    cuts_within,
-    missing,
-    resident_bytes,
-)
+from planner.residency import Residency, Tables
+from planner.tier import NOTHING_MISSING, P99, Missing, tier_below
 
 LARGEST = Limits().max_request_rows
-RESIDENT = (0.8, 0.6, 0.45, 0.3, 0.2, 0.12, 0.07, 0.04, 0.02, 0.01)
-"""Shares of a bundle's rows, in bytes, that are tried; what memory is left is filled afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,31 +117,30 @@ class Costing:
     machine: Machine
     classes: tuple[SizeClass, ...]
 
-    def residencies(self) -> list[tuple[int, ...] | None]:
-        """Which rows may be resident: all, and parts of them where a slower tier can hold the rest."""
-        if (
-            self.tables is None
-            or not self.tables.lookups
-            or slower_tier(self.on.device, self.machine) is None
-        ):
-            return [None]
-        tables = self.tables
-        return [None, *(cuts_within(tables, share * tables.bytes) for share in RESIDENT)]
-
-    def option(self, index: int, group: int, cuts: tuple[int, ...] | None) -> Option:
-        """The path, with the rows within the cuts resident (None: all of them)."""
+    def option(self, index: int, group: int, resident: Residency | None) -> Option:
+        """The path, with only some rows resident (None: all of them)."""
         everything = float(sum(self.path.memory.tables.values()))
-        tier = slower_tier(self.on.device, self.machine)
-        if cuts is None or tier is None or self.tables is None:
-            resident, lookups, miss, name = everything, 1.0, NOTHING_MISSING, None
+        tier = tier_below(self.on.device, self.machine)
+        if resident is None or tier is None or self.tables is None:
+            resident, miss, name = Residency((), everything, 1.0), NOTHING_MISSING, None
         else:
-            resident, lookups = resident_bytes(self.tables, cuts), covered(self.tables, cuts)
-            miss, name = missing(self.tables, lookups, tier), tier.name
+            per_row = self.tables.lookups * (1.0 - resident.lookups)
+            miss, name = Missing(per_row, tier.seconds(self.tables.mean_row_bytes)), tier.name
         timing = Timing(self.path.latency, miss)
         batch = self._batch(timing)
         cost, largest = self._costs(timing, batch)
         return Option(
-            index, group, cuts, resident, everything - resident, name, lookups, cost, batch, largest, timing
+            path=index,
+            group=group,
+            cuts=resident.cuts if name else None,
+            resident=resident.bytes,
+            elsewhere=everything - resident.bytes,
+            tier=name,
+            lookups=resident.lookups,
+            cost_s=cost,
+            batch_rows=batch,
+            largest_rows=largest,
+            timing=timing,
         )
 
     def window(self, rows: float) -> float:
@@ -192,13 +179,3 @@ class Costing:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if timing.tail(middle) <= self.window(middle) else (low, middle - 1)
         return cost, low
-
-
-def slower_tier(device: Device, machine: Machine) -> Tier | None:
-    """Where rows go that do not fit a device: to the host over the link, from the host to the disk."""
-    if device.kind != "cpu":
-        host = any(d.kind == "cpu" for d in machine.devices)
-        return Tier("host", 0.0, device.link) if device.link and host else None
-    if machine.disk_latency_s and machine.disk_bandwidth:
-        return Tier("disk", machine.disk_latency_s, machine.disk_bandwidth, PAGE)
-    return None

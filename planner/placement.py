@@ -17,7 +17,8 @@ from planner.occupancy import occupied
 from planner.option import Option
 from planner.placed import MemoryUse, PlacedPath, Placement, TierRows
 from planner.problem import Problem
-from planner.residency import Tables, cuts_within
+from planner.ranked import Ranked
+from planner.residency import Tables, cuts_within, residency
 
 
 def filled(problem: Problem, choice: Choice) -> Problem:
@@ -46,7 +47,9 @@ def filled(problem: Problem, choice: Choice) -> Problem:
             for j in partial:
                 if chosen[j].group == group:
                     path = chosen[j].path
-                    grown = problem.costing(path).option(path, group, tuple(cuts.tolist()))
+                    grown = problem.costing(path).option(
+                        path, group, residency(problem.tables[path], tuple(cuts.tolist()))
+                    )
                     options[choice.options[j]] = grown
     return replace(problem, options=tuple(options))
 
@@ -57,7 +60,7 @@ def _rest(
     """The rows beyond the cuts of some options as one set of tables, each counted as often as the traffic
     looks it up; and by option, which of those are its tables: (joined index, own index)."""
     names: list[str] = []
-    counts = []
+    ranked: list[Ranked] = []
     row_bytes: list[float] = []
     owners: dict[int, tuple[list[int], list[int]]] = {}
     for k in which:
@@ -65,16 +68,16 @@ def _rest(
         tables = problem.tables[option.path]
         assert tables is not None
         assert option.cuts is not None
-        total = sum(int(c[-1]) for c in tables.covered_by) or 1
+        weight = tables.lookups * max(served[k], 1e-9) / (tables.accesses or 1.0)
         owners[k] = ([], [])
         for i, cut in enumerate(option.cuts):
-            if cut < tables.counts[i].size:
+            if cut < tables.ranked[i].size:
                 owners[k][0].append(len(names))
                 owners[k][1].append(i)
                 names.append(f"{k}.{tables.names[i]}")
-                counts.append(tables.counts[i][cut:] * (tables.lookups * max(served[k], 1e-9) / total))
+                ranked.append(tables.ranked[i].beyond(cut).scaled(weight))
                 row_bytes.append(tables.row_bytes[i])
-    return Tables(tuple(names), tuple(counts), tuple(row_bytes), 1.0), owners
+    return Tables(tuple(names), tuple(ranked), tuple(row_bytes), 1.0), owners
 
 
 def place(problem: Problem, choice: Choice) -> Placement:
@@ -104,9 +107,9 @@ def _placed(problem: Problem, option: Option) -> PlacedPath:
     tables = problem.tables[option.path]
     rows: dict[str, TierRows] = {}
     if tables is not None:
-        cuts = option.cuts or tuple(c.size for c in tables.counts)
-        for name, counts, cut in zip(tables.names, tables.counts, cuts, strict=True):
-            rows[name] = TierRows.model_validate({near: cut, far: counts.size - cut})
+        cuts = option.cuts or tuple(t.size for t in tables.ranked)
+        for name, ranked, cut in zip(tables.names, tables.ranked, cuts, strict=True):
+            rows[name] = TierRows.model_validate({near: cut, far: ranked.size - cut})
     sizes = {near: round(option.resident)}
     lookups = {near: option.lookups}
     if option.tier is not None:

@@ -15,7 +15,8 @@ from planner.classes import F64, Level, SizeClass, load_levels, size_classes
 from planner.devices import Device, Machine
 from planner.option import Costing, Lanes, Option, headroom
 from planner.profile import Front, PathProfile, Profile
-from planner.residency import Tables
+from planner.residency import Residency, Tables, residencies
+from planner.tier import tier_below
 
 NO_FRONT = Front(query_s=0.0, row_s=0.0)
 
@@ -91,11 +92,16 @@ def pose(profile: Profile, ask: Ask, tables: Sequence[Tables | None]) -> Problem
     budget["disk"] = float(ask.memory["disk"]) if "disk" in ask.memory else machine.disk_bytes
     groups: dict[tuple[str, str], int] = {}
     options: list[Option] = []
+    # paths of one bundle have the very same tables
+    tried: dict[int, tuple[Residency, ...]] = {}
     for i, path in enumerate(profile.paths):
         device = path.path.device
         group = groups.setdefault((str(path.path.bundle), device), len(groups))
         costing = Costing(path, tables[i], lanes[device], front, ask, machine, classes)
-        found = [costing.option(i, group, cuts) for cuts in costing.residencies()]
+        if id(tables[i]) not in tried:
+            tried[id(tables[i])] = residencies(tables[i])
+        parts = tried[id(tables[i])] if tier_below(lanes[device].device, machine) else ()
+        found = [costing.option(i, group, part) for part in (None, *parts)]
         options += [option for option in found if option.largest_rows]
     inline = next((name for name, one in lanes.items() if one.kind == "inline"), None)
     spent = np.array([front.query_s + front.row_s * c.rows for c in classes])

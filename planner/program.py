@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 from scipy.sparse import csr_array
 
@@ -40,13 +39,10 @@ def weights_of(problem: Problem) -> tuple[F64, F64]:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    deployed: list[int]
-    values: F64
-    first: dict[int, NDArray[np.int64]]
-    gap: float
+    """Options deployed, and how far they may be from the best, relative."""
 
-    def shares(self, option: int) -> F64:
-        return self.values[self.first[option]]
+    deployed: list[int]
+    gap: float
 
 
 class Program:
@@ -241,13 +237,23 @@ class Program:
                 f"the solver found no plan in {time_limit_s:g} s ({result.message}); give it fewer paths"
             )
         deployed = [i for k, i in enumerate(self.candidates) if result.x[k] > 0.5]
-        first = {
-            i: np.concatenate([np.arange(f, f + self.levels) for f in self.share[k].values()])
-            for k, i in enumerate(self.candidates)
-        }
         best = -float(result.fun)
         bound = best if result.mip_dual_bound is None else -float(result.mip_dual_bound)
-        return Found(deployed, result.x, first, max(bound - best, 0.0) / best if best > 0 else 0.0)
+        return Found(deployed, max(bound - best, 0.0) / best if best > 0 else 0.0)
+
+    def relaxed(self) -> float:
+        """Correct predictions a second that parts of deployments could give: no plan gives more."""
+        n = len(self.gain)
+        upper = np.full(n, np.inf)
+        upper[: self.shares_end] = 1.0
+        result = linprog(
+            -np.array(self.gain),
+            A_ub=self._matrix(len(self._limits), n),
+            b_ub=self._limits,
+            bounds=np.stack((np.zeros(n), upper), axis=1),
+            method="highs",
+        )
+        return -float(result.fun) * self._scale
 
     def share_out(self) -> tuple[F64, dict[str, float], float]:
         """With all candidates deployed: who answers what, [options, classes, levels]; and the prices of

@@ -22,7 +22,8 @@ from planner.problem import Problem, pose
 from planner.profile import PathProfile, Profile
 from planner.program import PlanImpossible
 from planner.prospect import expect
-from planner.residency import Tables, read_tables
+from planner.residency import Tables
+from planner.stored import read_tables
 
 
 @dataclass(frozen=True, slots=True)

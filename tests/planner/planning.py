@@ -12,6 +12,7 @@ from planner.devices import Device, Machine
 from planner.latency import LatencyModel
 from planner.plan import PlannedPath
 from planner.profile import Front, Memory, PathProfile, Profile
+from planner.ranked import Ranked
 from planner.residency import Tables
 from planner.traffic import Arrivals, Sizes, Traffic
 
@@ -75,4 +76,4 @@ def skewed(rows: int = 1000, row_bytes: float = 1000.0, tables: int = 1, lookups
     """Tables in which the row of rank r is accessed in proportion to 1 / (r + 1)."""
     counts = np.maximum(100_000 // np.arange(1, rows + 1), 1)
     names = ("t", *(f"t{i}" for i in range(1, tables)))
-    return Tables(names, (counts,) * tables, (row_bytes,) * tables, lookups)
+    return Tables(names, (Ranked.of(counts),) * tables, (row_bytes,) * tables, lookups)

@@ -11,7 +11,7 @@ from models.bundle import Bundle
 from planner.ask import Ask
 from planner.profile import Memory, PathProfile
 from planner.proposal import Proposal, propose
-from planner.residency import Tables, covered
+from planner.residency import Tables, residency
 from tests.planner.planning import machine, path, profile, skewed, traffic
 
 
@@ -35,7 +35,7 @@ def test_memory_that_is_left_is_filled_to_the_last_row_with_the_hottest() -> Non
     assert [t.host for t in one.tables.values()] == [167, 166]
     assert all(t.total == 500 for t in one.tables.values())
     assert one.bytes == {"host": 333_000, "disk": 667_000}
-    assert one.lookups["host"] == pytest.approx(covered(tables, (167, 166)))
+    assert one.lookups["host"] == pytest.approx(residency(tables, (167, 166)).lookups)
     assert one.lookups["host"] + one.lookups["disk"] == pytest.approx(1.0)
 
 

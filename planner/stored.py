@@ -1,0 +1,63 @@
+"""What a bundle stores and how often each row of it is looked up, read without opening the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from models.bundle import VOCABULARY, Manifest, read_manifest
+from models.errors import BundleError
+from planner.profile import Memory, ProfileError
+from planner.ranked import I64, Ranked
+from planner.residency import Tables
+
+
+def read_tables(folder: Path, memory: Memory) -> Tables:
+    """The rows that `memory` says a path of the bundle at `folder` stores, with the bundle's access counts.
+
+    Raises BundleError: no such bundle. ProfileError: it is not the one that was profiled.
+    """
+    manifest = read_manifest(folder)
+    try:
+        with safe_open(folder / VOCABULARY, "np") as f:
+            accesses = {t: f.get_tensor(f"{t}.counts").astype(np.int64) for t in manifest.schema_.tables}
+    except (OSError, SafetensorError) as e:
+        raise BundleError(f"bundle '{folder}': {VOCABULARY} cannot be read: {e}") from None
+    try:
+        return stored_tables(manifest, accesses, memory)
+    except ValueError as e:
+        raise ProfileError(
+            f"bundle '{folder}' is not the one that was profiled: {e}; profile it again"
+        ) from None
+
+
+def stored_tables(manifest: Manifest, accesses: Mapping[str, I64], memory: Memory) -> Tables:
+    """accesses: by table, in rank order. Raises ValueError if `memory` has rows that are not stored.
+
+    A table of single-valued features is looked up once a row for each, which tells how many sampled
+    rows the counts are of, and so how often a row looks up a bag.
+    """
+    schema, representation = manifest.schema_, manifest.representation
+    counts: dict[str, I64] = {}
+    sampled = 0.0
+    for table, features in schema.tables.items():
+        all_rows = accesses[table]
+        if not any(f.multi for f in features):
+            sampled = max(sampled, float(all_rows.sum()) / len(features))
+        stored = all_rows.size
+        if representation.kind in ("dhe", "select"):
+            stored = representation.cuts.get(table, 0)
+        if stored and memory.tables.get(table):
+            counts[table] = all_rows[:stored]
+    for table, size in memory.tables.items():
+        if size and table not in counts:
+            raise ValueError(f"it stores no rows of table '{table}'")
+    row_bytes = tuple(memory.tables[t] / c.size for t, c in counts.items())
+    # without single-valued features every table counts as looked up once a row
+    sampled = sampled or max((float(c.sum()) for c in accesses.values()), default=1.0)
+    lookups = sum(float(c.sum()) for c in counts.values()) / max(sampled, 1.0)
+    ranked = tuple(Ranked.of(c) for c in counts.values())
+    return Tables(tuple(counts), ranked, row_bytes, lookups)
