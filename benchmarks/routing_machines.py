@@ -1,9 +1,9 @@
 """Two described machines for the routing benchmark: eight CPU lanes, and the same with one H200.
 
-Derived, not measured: CPU costs from FACTS and docs/results/representations.json (ONNX Runtime, one core: the dense net
-7.3 ms for 1,024 rows in fp32 and 2.8 ms in int8; a 1024-128-16 decoder is 6.9 MFLOP a row at about
+Derived, not measured: CPU costs from figures of one core under ONNX Runtime (the dense net of the Kaggle
+model 7.3 ms for 1,024 rows in fp32 and 2.8 ms in int8; a 1024-128-16 decoder is 6.9 MFLOP a row at about
 230 GFLOP/s), GPU costs assumed: launches of a few hundred microseconds, then fractions of a microsecond a
-row. Accuracies are MP-Rec's for Kaggle; int8's is assumed 0.0003 below its table.
+row. Accuracies are those recalled of MP-Rec for Kaggle; int8's is assumed 0.0003 below its table.
 """
 
 from __future__ import annotations

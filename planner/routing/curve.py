@@ -15,7 +15,7 @@ from planner.latency import LatencyModel
 
 TAIL_DEVIATIONS = 2.326347874040841
 """The 99th percentile of a normal distribution."""
-EFFICIENT = 1.05
+EFFICIENT = 1.02
 """A batch is large enough to be merged no further when a row costs at most this times its least cost."""
 
 
