@@ -178,7 +178,7 @@ def read_summary(text: str, queries: int, failed: int) -> Verdict:
     result = re.search(r"^Result is : (\w+)", text, re.MULTILINE)
     if result is None:
         raise LoadError("LoadGen's summary has no result")
-    reasons = re.findall(r"^\s*(?:\* )?(.*satisfied : NO.*)$", text, re.MULTILINE)
+    reasons = re.findall(r"^\s*(?:\* )?(.*satisfied ?: NO.*)$", text, re.MULTILINE)
     return Verdict(
         valid=result[1] == "VALID",
         reasons=tuple(reason.strip() for reason in reasons),
