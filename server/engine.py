@@ -59,7 +59,7 @@ class Engine:
         manifest = serving.bundle.manifest
         self.metrics.build(code_version(), manifest.name, manifest.version, serving.plan.paths[0].runtime)
         self.default_budget_s = serving.plan.default_budget_ms / 1e3
-        self.metrics.watch(serving.dispatcher, clock, self.default_budget_s)
+        self.metrics.watch(serving.dispatcher, self.default_budget_s)
         self.routing = serving.plan.routing
         if old is not None:
             self.previous = old.plan

@@ -12,6 +12,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 from weakref import WeakSet
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -20,7 +21,8 @@ from prometheus_client.exposition import generate_latest
 from models.batch import Batch
 from models.embeddings.tiers.figures import Figures
 from models.encoder import Encoder
-from server.dispatcher import Batched, Dispatcher
+from server.dispatcher import Batched, Dispatcher, clock
+from server.history import History
 from server.instruments import AnyFamily, Counter, Family, Histogram, Registry
 from server.router_metrics import RouterMetrics
 from server.statistics import Statistics
@@ -143,6 +145,7 @@ class Metrics:
             "The code and the bundle that are running.",
             *("version", "bundle", "bundle_version", "runtime", "python"),
         )
+        self.history = History(self.sample, clock())
         self._batches: WeakSet[BatchMetrics] = WeakSet()
         self._tiered: list[Tiered] = []
 
@@ -207,11 +210,13 @@ class Metrics:
         """One turn of the control loop."""
         self._lag.only.observe(late_s)
         self._tick.only.observe(took_s)
+        self.history.note(clock())
 
-    def watch(self, dispatcher: Dispatcher, clock: Callable[[], float], default_budget_s: float) -> None:
+    def watch(self, dispatcher: Dispatcher, default_budget_s: float) -> None:
         """`dispatcher` and its router are asked at every scrape, in place of any before."""
         self.generations.only.inc()
-        self._routed.watch(dispatcher, clock, default_budget_s)
+        self._routed.watch(dispatcher, default_budget_s)
+        self.history.note(clock())
 
     def refresh(self) -> None:
         """Brings up to date what is asked for rather than told."""
@@ -220,6 +225,40 @@ class Metrics:
         for tiered in self._tiered:
             tiered.refresh()
         self._routed.refresh()
+
+    def sample(self) -> dict[str, Any]:
+        """What the status page draws over time: cumulative counts, and the queue and budget of this moment.
+
+        rows: by path, [late, ok]; reduced: answers by reason; latency: answers by bucket of REQUEST_EDGES_S,
+        the last beyond all; tiers: [look-ups, hits].
+        """
+        outcomes = dict.fromkeys(OUTCOMES, 0.0)
+        for (_, outcome), requests in self.requests.children.items():
+            outcomes[outcome] += requests.value
+        rows: dict[str, list[float]] = {}
+        for (_, path, outcome), counter in self.rows.children.items():
+            rows.setdefault(path, [0, 0])[outcome == KEPT] += counter.value
+        reduced = dict.fromkeys(REASONS, 0.0)
+        for (_, reason), answers in self.reduced.children.items():
+            reduced[reason] += answers.value
+        latency = [0] * (len(REQUEST_EDGES_S) + 1)
+        for (_, _, outcome), seconds in list(self.seconds.children.items()):
+            if outcome in (KEPT, "late"):
+                latency = [a + b for a, b in zip(latency, seconds.counts, strict=True)]
+        tiers = {
+            tier: [lookups.value, self.hits.labels(tier).value]
+            for (tier,), lookups in self.lookups.children.items()
+        }
+        queue_rows, budget_s = self._routed.now()
+        return {
+            "outcomes": outcomes,
+            "rows": rows,
+            "reduced": reduced,
+            "latency": latency,
+            "tiers": tiers,
+            "queue_rows": queue_rows,
+            "budget_s": budget_s,
+        }
 
     def render(self) -> bytes:
         """Everything, in Prometheus's text format."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from planner.routing.breaker import BreakerState
 from planner.routing.state import RouterState
-from server.dispatcher import Dispatcher
+from server.dispatcher import Dispatcher, clock
 from server.instruments import Family, Gauge, Registry
 
 
@@ -61,9 +59,8 @@ class RouterMetrics:
         )
         self._used = gauge("polyrec_lane_utilisation", "Recent share of time that a lane was busy.", "lane")
         self._dispatcher: Dispatcher | None = None
-        self._clock: Callable[[], float] = float
 
-    def watch(self, dispatcher: Dispatcher, clock: Callable[[], float], default_budget_s: float) -> None:
+    def watch(self, dispatcher: Dispatcher, default_budget_s: float) -> None:
         of_plan: tuple[Family[Gauge], ...] = (
             *(self._accuracy, self._value, self._predicted, self._price),
             *(self._lane, self._up, self._breaker, self._correction, self._used),
@@ -75,12 +72,19 @@ class RouterMetrics:
         for lane in dispatcher.router.lanes:
             self._lane.labels(lane.name, lane.device, lane.kind).set(1)
         self._default_budget.only.set(default_budget_s)
-        self._dispatcher, self._clock = dispatcher, clock
+        self._dispatcher = dispatcher
+
+    def now(self) -> tuple[float, float]:
+        """Rows waiting, and the usual budget in seconds."""
+        if self._dispatcher is None:
+            return 0.0, 0.0
+        board = self._dispatcher.router.board
+        return board.queue.rows, board.observed.budget_s
 
     def refresh(self) -> None:
         if self._dispatcher is None:
             return
-        state: RouterState = self._dispatcher.router.state(self._clock())
+        state: RouterState = self._dispatcher.router.state(clock())
         self._queue_rows.only.set(state.queued_rows)
         self._queue_queries.only.set(state.queued_queries)
         self._in_flight.only.set(self._dispatcher.waiting)

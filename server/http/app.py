@@ -26,6 +26,7 @@ from server.http.oip import MODEL, InferForm, oip_routes
 from server.http.plan import plan_routes
 from server.http.predict import PredictForm
 from server.http.rank import RankForm
+from server.http.status_page import status_routes
 
 log = logging.getLogger("polyrec.http")
 
@@ -57,6 +58,7 @@ def create_app(engine: Engine, admin: Admin | None = None) -> Application:
             *plan_routes(engine),
             *admin_routes(admin or Admin(engine)),
             *health_routes(engine),
+            *status_routes(engine),
             *oip_routes(engine, infer),
         ]
     )

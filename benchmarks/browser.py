@@ -1,0 +1,127 @@
+"""A headless Chromium over its DevTools protocol: pages in, pictures and what the console said out.
+
+For pictures of our own pages and for the tests that look at them. Only Chromium itself is needed.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from websockets.sync.client import ClientConnection, connect
+
+PROGRAM = next((p for p in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if p), None)
+"""Where Chromium is on this machine; None if it is not."""
+PATIENCE_S = 30.0
+
+
+class Page:
+    """One tab. complaints: errors and warnings of the console, exceptions, violations of the policy."""
+
+    def __init__(self, connection: ClientConnection) -> None:
+        self._connection = connection
+        self._calls = 0
+        self.complaints: list[str] = []
+        for domain in ("Page", "Runtime", "Log"):
+            self.call(f"{domain}.enable")
+
+    def call(self, method: str, **parameters: Any) -> Any:
+        """A command of the protocol, its result; what happens meanwhile is noted. Raises RuntimeError."""
+        self._calls += 1
+        self._connection.send(json.dumps({"id": self._calls, "method": method, "params": parameters}))
+        while True:
+            message = json.loads(self._connection.recv(PATIENCE_S))
+            if message.get("id") == self._calls:
+                if "error" in message:
+                    raise RuntimeError(f"{method}: {message['error']['message']}")
+                return message["result"]
+            self._note(message)
+
+    def open(self, url: str) -> None:
+        """Loads a page, until its scripts have run."""
+        self.call("Page.navigate", url=url)
+        self.run("new Promise(r => document.readyState === 'complete' ? r() : addEventListener('load', r))")
+
+    def run(self, script: str) -> Any:
+        """The value of a JavaScript expression; of a promise, what it resolves to. Raises RuntimeError."""
+        result = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        if "exceptionDetails" in result:
+            raise RuntimeError(f"{script}: {result['exceptionDetails']}")
+        return result["result"].get("value")
+
+    def until(self, condition: str, seconds: float = PATIENCE_S) -> None:
+        """Returns once a JavaScript condition holds. Raises RuntimeError if it does not in time."""
+        self.run(
+            f"new Promise((yes, no) => {{ const began = Date.now(); (function ask() {{ if ({condition})"
+            f" yes(); else if (Date.now() - began > {1000 * seconds}) no(new Error('not in time'));"
+            " else setTimeout(ask, 50); })(); })"
+        )
+
+    def size(self, width: int, height: int, phone: bool = False) -> None:
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            **{"width": width, "height": height, "deviceScaleFactor": 1, "mobile": phone},
+        )
+
+    def prefer(self, scheme: str) -> None:
+        """`light` or `dark`, as the user's system would say."""
+        feature = {"name": "prefers-color-scheme", "value": scheme}
+        self.call("Emulation.setEmulatedMedia", features=[feature])
+
+    def press(self, key: str, code: int) -> None:
+        for kind in ("rawKeyDown", "keyUp"):
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
+
+    def picture(self, file: Path, whole: bool = True) -> None:
+        """A PNG of the whole page, or of the part that is seen."""
+        shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
+        file.write_bytes(base64.b64decode(shot["data"]))
+
+    def _note(self, message: dict[str, Any]) -> None:
+        what, said = message.get("method"), message.get("params", {})
+        if what == "Runtime.exceptionThrown":
+            self.complaints.append(str(said["exceptionDetails"]))
+        elif what == "Runtime.consoleAPICalled" and said["type"] in ("error", "warning", "assert"):
+            self.complaints.append(str(said["args"]))
+        elif what == "Log.entryAdded" and said["entry"]["level"] in ("error", "warning"):
+            self.complaints.append(f"{said['entry']['text']} {said['entry'].get('url', '')}")
+
+
+@contextmanager
+def browser() -> Iterator[Page]:
+    """A fresh browser with one tab, ended afterwards. Raises RuntimeError where there is none."""
+    if PROGRAM is None:
+        raise RuntimeError("no Chromium on this machine (Debian: apt-get install chromium)")
+    flags = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run")
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        process = subprocess.Popen(
+            [PROGRAM, *flags, f"--user-data-dir={profile}", "--remote-debugging-port=0", "about:blank"],
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+        )
+        assert process.stderr is not None
+        try:
+            found = next((m for line in process.stderr if (m := re.search(r"ws://\S+", line))), None)
+            if found is None:
+                raise RuntimeError("Chromium ended before it listened")
+            with connect(found[0], max_size=None, proxy=None) as root:
+                tab = Page.__new__(Page)
+                tab._connection, tab._calls, tab.complaints = root, 0, []
+                target = tab.call("Target.createTarget", url="about:blank")["targetId"]
+            address = urlsplit(found[0]).netloc
+            with connect(f"ws://{address}/devtools/page/{target}", max_size=None, proxy=None) as connection:
+                yield Page(connection)
+        finally:
+            process.terminate()
+            process.wait(10)
+            process.stderr.close()

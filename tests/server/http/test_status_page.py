@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from benchmarks.browser import PROGRAM, Page, browser
+from planner.plan import Plan
+from server.engine import Engine
+from server.http.app import create_app
+from server.http.status_page import FILES
+from server.running import Child, start
+
+TAB = 9
+
+
+@pytest.fixture(scope="module")
+def own(bundle_dir: Path) -> Iterator[Child]:
+    """A server that only this file asks."""
+    with start({"bundle": bundle_dir, "drain_grace_s": 0}) as child:
+        yield child
+
+
+@pytest.fixture(scope="module")
+def asked(own: Child) -> Child:
+    """It has answered twenty requests, and refused one for its budget."""
+    with httpx.Client(base_url=own.url) as client:
+        for _ in range(20):
+            assert client.post("/v1/predict", content=b'{"instances": [{}, {}]}').status_code == 200
+        budget = {"x-latency-budget-ms": "1e-6"}
+        assert client.post("/v1/predict", content=b'{"instances": [{}]}', headers=budget).status_code == 504
+    return own
+
+
+@pytest.fixture(scope="module")
+def tab() -> Iterator[Page]:
+    if PROGRAM is None:
+        pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
+    with browser() as page:
+        yield page
+
+
+@pytest.fixture
+def page(tab: Page, asked: Child) -> Page:
+    """The status page, once it has drawn."""
+    tab.complaints.clear()
+    tab.size(1200, 900)
+    tab.prefer("light")
+    tab.open(asked.url)
+    tab.until("document.querySelector('#latency-chart svg')")
+    return tab
+
+
+def text(page: Page, selector: str) -> str:
+    return str(page.run(f"document.querySelector({json.dumps(selector)}).innerText"))
+
+
+def test_every_file_comes_with_a_policy_that_allows_nothing_else(client: Any) -> None:
+    for path, (_, content_type) in FILES.items():
+        answer = client.send("GET", path)
+        assert answer.status_code == 200
+        assert answer.headers["content-type"] == content_type.decode()
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert "http://" not in answer.text.replace("http://www.w3.org/2000/svg", "")
+        assert "https://" not in answer.text
+        assert "innerHTML" not in answer.text
+        assert " style=" not in answer.text
+
+
+def test_status_counts_what_was_asked(plan: Plan, client: Any) -> None:
+    engine = Engine()
+    app = type(client)(client.runner, create_app(engine))
+    assert app.send("GET", "/v1/status").json()["serving"] is None
+    assert app.send("GET", "/v1/status").json()["state"] == "loading"
+    engine.load(plan)
+    app.post("/v1/predict", b'{"instances": [{}, {}]}')
+    app.post("/v1/predict", b"{")
+    told = app.send("GET", "/v1/status").json()
+    assert told["now"]["outcomes"]["ok"] == 1
+    assert told["now"]["outcomes"]["invalid"] == 1
+    assert told["now"]["rows"] == {"table@cpu": [0, 2]}
+    assert sum(told["now"]["latency"]) == 1
+    assert len(told["now"]["latency"]) == len(told["edges_s"]) + 1
+    assert told["serving"]["routing"]["lanes"][0]["name"] == "cpu"
+    assert told["history"][0]["t"] < told["now"]["t"]
+    later = app.send("GET", "/v1/status", params={"since": told["now"]["t"]}).json()
+    assert all(sample["t"] > told["now"]["t"] for sample in later["history"])
+    engine.close()
+
+
+@pytest.mark.parametrize("query", ["since=x", "since=nan", "since=", "until=3"])
+def test_a_bad_question_is_told_so(client: Any, query: str) -> None:
+    answer = client.send("GET", f"/v1/status?{query}")
+    assert answer.status_code == 400
+    assert query.partition("=")[0] in answer.json()["error"]
+
+
+def test_a_page_shows_a_promise_that_is_broken_and_why(page: Page) -> None:
+    # 20 of 21 are 95.2%, and 99% are promised
+    assert text(page, "#word") == "Promise broken"
+    assert "95.2% of 21 requests" in text(page, "#sentence")
+    assert "ran out of time" in text(page, "#because")
+    assert "table@cpu" in text(page, "#paths")
+    assert "in service" in text(page, "#lanes")
+    assert "host" in text(page, "#tiers")
+    assert page.run("document.querySelectorAll('.chart svg').length") == 3
+    assert page.complaints == []
+
+
+def test_a_page_follows_the_server(page: Page, asked: Child) -> None:
+    with httpx.Client(base_url=asked.url) as client:
+        for _ in range(200):
+            client.post("/v1/predict", content=b'{"instances": [{}]}')
+    page.until("document.getElementById('sentence').innerText.includes('of 221 requests')")
+
+
+def test_what_the_server_says_is_never_markup(page: Page) -> None:
+    evil = "<img src=x onerror=window.hacked=1>"
+    page.run(
+        f"paused = true; last.model = {json.dumps(evil)}; last.serving.paths[0].device = {json.dumps(evil)};"
+        f" last.serving.lanes[0].kind = {json.dumps(evil)}; draw()"
+    )
+    assert evil in text(page, "#model")
+    assert evil in text(page, "#paths")
+    assert page.run("document.images.length") == 0
+    assert page.run("window.hacked === undefined")
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (390, "dark"), (768, "dark"), (1600, "light")])
+def test_it_fits_phone_and_desk_light_and_dark(page: Page, width: int, scheme: str) -> None:
+    page.prefer(scheme)
+    page.size(width, 800, phone=width < 600)
+    page.run("new Promise(r => setTimeout(r))")
+    page.run("draw()")
+    assert page.run("document.documentElement.scrollWidth") <= width
+    assert page.run("document.documentElement.dataset.theme") == scheme
+    # WCAG AA: 4.5 to 1 for text
+    contrast = """(() => {
+      const light = (c) => { const v = c.match(/[\\d.]+/g).slice(0, 3).map((x) => x / 255)
+        .map((x) => x <= 0.03928 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
+        return 0.2126 * v[0] + 0.7152 * v[1] + 0.0722 * v[2]; };
+      const ground = (e) => { for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor;
+        if (!c.includes(", 0)")) return c; } return "rgb(255, 255, 255)"; };
+      return Math.min(...[...document.querySelectorAll("p, h1, h2, td, th, dt, dd, li, a, button")]
+        .filter((e) => e.innerText && e.offsetParent && !e.classList.contains("skip")).map((e) => {
+          const [a, b] = [light(getComputedStyle(e).color), light(ground(e))].sort((x, y) => y - x);
+          return (a + 0.05) / (b + 0.05); }));
+    })()"""
+    assert page.run(contrast) >= 4.5
+    assert page.complaints == []
+
+
+def test_everything_can_be_reached_by_keyboard(page: Page) -> None:
+    reached = []
+    for _ in range(16):
+        page.press("Tab", TAB)
+        reached.append(page.run("document.activeElement.id || document.activeElement.innerText"))
+    for control in ("window", "pause", "theme", "plan", "metrics"):
+        assert control in reached
+
+
+def test_a_server_that_is_gone_is_told(bundle_dir: Path, tab: Page) -> None:
+    with start({"bundle": bundle_dir, "drain_grace_s": 0}) as child:
+        tab.open(child.url)
+        tab.until("document.getElementById('word').innerText === 'Ready, nobody asks'")
+    tab.until("document.getElementById('word').innerText === 'No answer'")
