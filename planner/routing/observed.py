@@ -16,7 +16,7 @@ class Observed:
     """queries_s, rows_s: rates. mean_rows, mean_square: of sizes. budget_s: the median budget."""
 
     __slots__ = (
-        "_at", "_budgets", "_last_s", "_new_queries", "_new_rows", "_sizes", "budget_s", "mean_rows",
+        "_at", "_budgets", "_first_s", "_last_s", "_new_queries", "_new_rows", "_sizes", "budget_s", "mean_rows",
         "mean_square", "queries_s", "rows_s",
     )  # fmt: skip
 
@@ -24,7 +24,7 @@ class Observed:
         self._sizes: list[int] = []
         self._budgets: list[float] = []
         self._at = 0
-        self._last_s = now_s
+        self._first_s = self._last_s = now_s
         self._new_queries = 0
         self._new_rows = 0
         self.queries_s = 0.0
@@ -50,7 +50,8 @@ class Observed:
         passed = now_s - self._last_s
         if passed <= 0:
             return
-        weight = 1 - exp(-passed / RATE_MEMORY_S)
+        # At first there is nothing to forget: the mean of what there is.
+        weight = max(1 - exp(-passed / RATE_MEMORY_S), passed / (now_s - self._first_s))
         self.queries_s += weight * (self._new_queries / passed - self.queries_s)
         self.rows_s += weight * (self._new_rows / passed - self.rows_s)
         self._new_queries = self._new_rows = 0
