@@ -42,18 +42,23 @@ def measure_front(path: PlannedPath, bundle: Bundle, seconds: float, seed: int =
         "device": path.device,
         "precision": path.precision,
     }
-    costs: dict[int, list[float]] = {rows: [] for rows in ROWS}
+    # (share of its time that the server waited for a core, seconds a query)
+    costs: dict[int, list[tuple[float, float]]] = {rows: [] for rows in ROWS}
     with start(settings) as child:
         pid = child.process.pid
         requests = {rows: _requests(child.url, drawn, rows) for rows in ROWS}
         each = seconds / (ROUNDS * len(ROWS))
         for _ in range(ROUNDS):
             for rows in ROWS:
-                lane, cpu = lane_seconds(child.url), cpu_seconds(pid)
+                lane, before = lane_seconds(child.url), core_seconds(pid)
                 answered = asyncio.run(_closed_loop(child.url, requests[rows], each))
-                cpu, lane = cpu_seconds(pid) - cpu, lane_seconds(child.url) - lane
-                costs[rows].append(max(cpu - lane, 0.0) / answered)
-    return line(ROWS, [float(np.median(costs[rows])) for rows in ROWS])
+                after, lane = core_seconds(pid), lane_seconds(child.url) - lane
+                had, waited = (b - a for a, b in zip(before, after, strict=True))
+                # the lane's clock went on while the process waited for a core, its processor time did not
+                spent = max(had - lane * had / (had + waited), 0.0)
+                costs[rows].append((waited / had, spent / answered))
+    # of the rounds the one that neighbours disturbed least
+    return line(ROWS, [min(costs[rows])[1] for rows in ROWS])
 
 
 def line(rows: Sequence[int], costs: Sequence[float]) -> Front:
@@ -68,11 +73,11 @@ def line(rows: Sequence[int], costs: Sequence[float]) -> Front:
     return Front(query_s=query, row_s=row)
 
 
-def cpu_seconds(pid: int) -> float:
-    """Processor time of all threads of a process so far."""
-    tasks = Path(f"/proc/{pid}/task")
-    spent = [(task / "schedstat").read_text().split()[0] for task in tasks.iterdir()]
-    return sum(map(int, spent)) / 1e9
+def core_seconds(pid: int) -> tuple[float, float]:
+    """(time on a core, time of waiting for one) of all threads of a process so far."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    spent = [(task / "schedstat").read_text().split() for task in tasks]
+    return sum(int(s[0]) for s in spent) / 1e9, sum(int(s[1]) for s in spent) / 1e9
 
 
 def lane_seconds(url: str) -> float:

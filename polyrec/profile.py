@@ -39,6 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--precisions", help="of the dense net: fp32,bf16,int8 (default: all that a runtime has)"
     )
     parser.add_argument("--data", help="measure accuracy on this file's test rows, by each path itself")
+    parser.add_argument(
+        "--accuracy",
+        metavar="BUNDLE=SHARE",
+        action="append",
+        default=[],
+        help="share of rows a bundle predicts right, where it has no figure and there are no data",
+    )
     parser.add_argument("--seconds", type=float, default=8.0, help="measuring time of a path (default 8)")
     parser.add_argument("--max-rows", type=int, default=4096, help="rows of the largest batch (default 4096)")
     parser.add_argument("--seed", type=int, default=0, help="of the requests that are drawn (default 0)")
@@ -112,6 +119,7 @@ def _measured(args: argparse.Namespace) -> Profile:
     torch.set_num_threads(1)
     labels = labels_of(args.bundles)
     bundles = {labels[path]: load_bundle(path) for path in args.bundles}
+    given = {labels[path]: share for path, share in _given(args.accuracy, args.bundles).items()}
     out = Path(args.out)
     print("looking at the machine ...", file=sys.stderr)
     inventory = discover(out.parent)
@@ -140,7 +148,7 @@ def _measured(args: argparse.Namespace) -> Profile:
             print(f"going on where an earlier run stopped ({partial}); --fresh starts anew", file=sys.stderr)
         if not args.data:
             for candidate in found:
-                carried(candidate, bundles)  # what is not known is told before the work
+                carried(candidate, bundles, given)  # what is not known is told before the work
         found, refused = _with_bar(found, asked, log, out.parent)
         for line in refused:
             print(f"left out: {line}", file=sys.stderr)
@@ -153,7 +161,7 @@ def _measured(args: argparse.Namespace) -> Profile:
                 "time, and latencies have it in them; measure it quiet, or as root with chrt -r 1",
                 file=sys.stderr,
             )
-        accuracies = _accuracies(args.data, found, bundles, log)
+        accuracies = _accuracies(args.data, found, bundles, given, log)
         paths = tuple(path_profile(c, asked, log, accuracies[c.name]) for c in found)
         profile = Profile(machine=inventory.machine, paths=paths)
         _save(profile, out)
@@ -192,13 +200,17 @@ def _with_bar(
 
 
 def _accuracies(
-    data: str | None, found: Sequence[Candidate], bundles: Mapping[str, Bundle], log: Log
+    data: str | None,
+    found: Sequence[Candidate],
+    bundles: Mapping[str, Bundle],
+    given: Mapping[str, float],
+    log: Log,
 ) -> dict[str, Accuracy]:
     from planner.profiling.quality import carried, measured
     from polyrec.progress import Bars
 
     if data is None:
-        return {c.name: carried(c, bundles) for c in found}
+        return {c.name: carried(c, bundles, given) for c in found}
     with Bars() as bars:
         return measured(found, bundles, data, log, bars.phase)
 
@@ -253,6 +265,24 @@ def _refuse(args: argparse.Namespace) -> None:
                 raise ProfileError(f"--{flag}: there is no '{name}'; known: {', '.join(known)}")
     if not Path(args.out).resolve().parent.is_dir():
         raise ProfileError(f"--out '{args.out}': there is no folder '{Path(args.out).parent}'")
+
+
+def _given(texts: Sequence[str], bundles: Sequence[str]) -> dict[str, float]:
+    """--accuracy -> share by bundle, as the command line names it. Raises ProfileError."""
+    from planner.profile import ProfileError
+
+    given = {}
+    for text in texts:
+        bundle, _, share = text.rpartition("=")
+        if bundle not in bundles:
+            raise ProfileError(f"--accuracy '{text}': write BUNDLE=SHARE with one of {', '.join(bundles)}")
+        try:
+            given[bundle] = float(share)
+        except ValueError:
+            given[bundle] = -1.0
+        if not 0 <= given[bundle] <= 1:
+            raise ProfileError(f"--accuracy '{text}': '{share}' is not a share between 0 and 1")
+    return given
 
 
 def _listed(text: str | None) -> list[Any] | None:

@@ -35,8 +35,13 @@ class Accuracy:
     note: str = ""
 
 
-def carried(candidate: Candidate, bundles: Mapping[str, Bundle]) -> Accuracy:
-    """From the figures that bundles carry.
+NONE_GIVEN: Mapping[str, float] = {}
+
+
+def carried(
+    candidate: Candidate, bundles: Mapping[str, Bundle], given: Mapping[str, float] = NONE_GIVEN
+) -> Accuracy:
+    """From the figures that bundles carry, or that a user gives: accuracy by what the bundle is called.
 
     A derived bundle (materialised, quantised) carries none: it has the dense net of the one it was made
     from, whose figures stand in, as those of fp32 stand in for another dense precision. Both are said.
@@ -44,13 +49,16 @@ def carried(candidate: Candidate, bundles: Mapping[str, Bundle]) -> Accuracy:
     """
     bundle, precision = candidate.bundle, candidate.path.precision
     source, notes = bundle, []
+    for label, own in bundles.items():
+        if own is bundle and label in given:
+            return Accuracy(given[label], {}, "assumed", f"accuracy of '{label}' as it was given")
     if _accuracy(bundle) is None:
         net = bundle.manifest.files[NET].sha256
         like = [n for n, b in bundles.items() if b.manifest.files[NET].sha256 == net and _accuracy(b)]
         if not like:
             raise ProfileError(
                 f"bundle '{bundle.path}' has no test accuracy, nor has one with its dense net: "
-                "measure it with --data FILE"
+                "measure it with --data FILE, or say it with --accuracy BUNDLE=SHARE"
             )
         source = bundles[like[0]]
         notes.append(f"accuracy of '{like[0]}', which has the same dense net, assumed equal")

@@ -192,5 +192,7 @@ def test_mistakes_are_told_in_one_line(
     assert "no bundle at" in told(capsys, str(tmp_path), *out)
     assert "has no device 'gpu7'; it has cpu" in told(capsys, bundle, "--devices", "gpu7", *out)
     assert "no profile" in told(capsys, "--plot", str(tmp_path / "p.png"), *out)
+    assert "write BUNDLE=SHARE with one of" in told(capsys, bundle, "--accuracy", "other=0.9", *out)
+    assert "'79%' is not a share" in told(capsys, bundle, "--accuracy", f"{bundle}=79%", *out)
     only = ("--runtimes", "torch", "--precisions", "int8")
     assert "there is no path to measure" in told(capsys, bundle, "--devices", "cpu", *only, *out)

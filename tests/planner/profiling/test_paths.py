@@ -97,5 +97,12 @@ def test_a_bundle_whose_accuracy_nobody_knows_is_refused(small: Bundle) -> None:
         carried(alone, {"small": small})
 
 
+def test_an_accuracy_that_was_given_stands_and_is_said_to(small: Bundle) -> None:
+    (alone,) = every({"small": small}, precisions=["fp32"], devices=(CPU,))
+    found = carried(alone, {"small": small}, {"small": 0.75})
+    assert (found.accuracy, found.origin) == (0.75, "assumed")
+    assert found.note == "accuracy of 'small' as it was given"
+
+
 def test_the_derived_bundle_really_has_the_net_of_its_origin(bundle: Bundle, small: Bundle) -> None:
     assert load_bundle(small.path).manifest.files[NET].sha256 == bundle.manifest.files[NET].sha256
