@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,21 +12,35 @@ from pathlib import Path
 import httpx
 import pytest
 
+from loadtest.pages import request_buckets
 from server.running import start
 
 ROOT = Path(__file__).parents[2]
 
 
-def locust(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def started(*arguments: str, **environment: str) -> subprocess.Popen[str]:
     own = {k: v for k, v in os.environ.items() if not k.startswith(("LOADTEST_", "LOCUST_", "POLYREC_"))}
-    return subprocess.run(
+    return subprocess.Popen(
         [sys.executable, "-m", "locust", "-f", "loadtest/locustfile.py", "--headless", *arguments],
         cwd=ROOT,
         env=own | environment,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=120,
     )
+
+
+def ended(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+    """Waits; a process that does not end is killed, whatever it waits for."""
+    try:
+        out, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def locust(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return ended(started(*arguments, **environment))
 
 
 @pytest.mark.parametrize("given", [True, False], ids=["given data", "generated data"])
@@ -52,7 +67,10 @@ def test_users_are_answered_by_a_real_server(
 @pytest.mark.parametrize(
     ("environment", "says"),
     [
-        ({"LOADTEST_FILE": "x"}, "unknown variable LOADTEST_FILE; there are LOADTEST_BUNDLE, LOADTEST_DATA"),
+        (
+            {"LOADTEST_FILE": "x"},
+            "unknown variable LOADTEST_FILE; there are LOADTEST_BUDGET_MS, LOADTEST_BUNDLE",
+        ),
         ({"LOADTEST_RATE": "fast"}, "LOADTEST_RATE is 'fast'; give a number"),
     ],
 )
@@ -60,3 +78,62 @@ def test_a_mistake_in_the_environment_is_named(environment: dict[str, str], says
     done = locust("-u", "1", "-t", "1s", "--host", "http://127.0.0.1:9", **environment)
     assert done.returncode != 0
     assert says in done.stderr
+
+
+def test_a_shape_is_followed_and_the_promise_judged(bundle_dir: Path, clicks: Path, tmp_path: Path) -> None:
+    environment = {"LOADTEST_DATA": str(clicks), "LOADTEST_ROWS": "2000"}
+    with start({"bundle": bundle_dir, "drain_grace_s": 0}) as server:
+        flags = ("--shape", "step", "-u", "10", "-t", "3s", "--rate", "30", "--stop-timeout", "5")
+        flags += ("--host", server.url, "--csv", str(tmp_path / "run"), "--only-summary")
+        kept = locust(*flags, "--budget-ms", "30000", "Rank", **environment)
+        # nothing can be answered in a microsecond
+        broken = locust(*flags, "--budget-ms", "0.001", "Rank", **environment)
+        served = request_buckets(server.url, endpoint="rank").total
+    assert kept.returncode == 0, kept.stderr
+    assert broken.returncode == 1
+    assert "in budget" in kept.stderr
+    # a fifth of the users, then all, then a fifth
+    assert kept.stderr.count("updating to 2 users") == 2
+    assert kept.stderr.count("updating to 10 users") == 1
+    counts = [_asked(run.stderr) for run in (kept, broken)]
+    assert min(counts) > 40
+    assert sum(counts) == served
+
+
+def test_a_workers_counts_reach_the_master(bundle_dir: Path, clicks: Path) -> None:
+    environment = {"LOADTEST_DATA": str(clicks), "LOADTEST_ROWS": "2000"}
+    port = str(_free_port())
+    with start({"bundle": bundle_dir, "drain_grace_s": 0}) as server:
+        both = ("--rate", "20", "--budget-ms", "30000", "--stop-timeout", "5", "--host", server.url, "Rank")
+        asked = (
+            "--master",
+            "--master-bind-port",
+            port,
+            "--expect-workers",
+            "1",
+            "-u",
+            "4",
+            "-r",
+            "4",
+            "-t",
+            "2s",
+        )
+        master = started(*asked, *both, **environment)
+        worker = started("--worker", "--master-port", port, *both, **environment)
+        done = ended(master)
+        ended(worker)
+        served = request_buckets(server.url, endpoint="rank").total
+    assert done.returncode == 0, done.stderr
+    assert _asked(done.stderr) == served > 20
+
+
+def _asked(printed: str) -> int:
+    """Requests asked, of the promise's table."""
+    rows = [line.split() for line in printed.splitlines() if line.startswith("rank ")]
+    return int(next(row[1] for row in rows if row[2].endswith("%")))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
