@@ -17,6 +17,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -72,8 +73,8 @@ class Result:
 
 
 def machine(stored_bytes: float) -> Machine:
-    """Memories in proportion to the fp32 tables: the host 1.2 times, each GPU a third, the accelerator a
-    twentieth."""
+    """stored_bytes: of all fp32 tables times what is to be held of them. The host has 1.2 times as much,
+    each GPU a third, the accelerator a twentieth."""
     devices = [Device(name="cpu", kind="cpu", lanes=64, memory_bytes=int(1.2 * stored_bytes))]
     devices += [
         Device(name=f"cuda:{i}", kind="gpu", lanes=1, memory_bytes=int(0.33 * stored_bytes), link=2.5e10)
@@ -86,7 +87,7 @@ def machine(stored_bytes: float) -> Machine:
     return Machine(name="large", devices=tuple(devices), **disk)
 
 
-def instance(seed: int, tables: int = 500) -> tuple[Profile, tuple[Tables | None, ...]]:
+def instance(seed: int, tables: int = 500, held: float = 1.0) -> tuple[Profile, tuple[Tables | None, ...]]:
     """The profile, and each path's tables."""
     rng = np.random.default_rng(seed)
     sizes = np.exp(rng.uniform(np.log(1e3), np.log(1e6), tables)).astype(int)
@@ -95,7 +96,7 @@ def instance(seed: int, tables: int = 500) -> tuple[Profile, tuple[Tables | None
         for n, exponent in zip(sizes, rng.uniform(0.6, 1.3, tables), strict=True)
     )
     names = tuple(f"t{i}" for i in range(tables))
-    on = machine(float(sizes.sum()) * WIDTH * 4)
+    on = machine(held * float(sizes.sum()) * WIDTH * 4)
     # FLOP/s and fixed seconds of a batch
     speeds = {"cpu": (2e11, 2e-4), "npu:0": (1e13, 3e-4)} | {f"cuda:{i}": (3e13, 4e-4) for i in range(4)}
     paths, found = [], []
@@ -136,8 +137,8 @@ def instance(seed: int, tables: int = 500) -> tuple[Profile, tuple[Tables | None
     return Profile(machine=on, paths=tuple(paths), front=Front(query_s=1e-5, row_s=1e-8)), tuple(found)
 
 
-def measure(seed: int, tables: int, rate: float, limit_s: float) -> Result:
-    profile, found = instance(seed, tables)
+def measure(seed: int, tables: int, rate: float, held: float, limit_s: float) -> Result:
+    profile, found = instance(seed, tables, held)
     ask = Ask(0.02, Traffic(rate=rate, sizes=Sizes(kind="lognormal")))
     start = time.perf_counter()
     problem = pose(profile, ask, found)
@@ -170,24 +171,26 @@ def measure(seed: int, tables: int, rate: float, limit_s: float) -> Result:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plan_solve", description=__doc__)
     parser.add_argument("--tables", type=int, default=500)
-    parser.add_argument("--rates", type=float, nargs="+", default=[500, 2000, 8000], help="queries/s")
+    parser.add_argument("--rates", type=float, nargs="+", default=[20_000, 80_000], help="queries/s")
+    parser.add_argument(
+        "--held", type=float, nargs="+", default=[1.0, 0.3, 0.1], help="memories, times the above"
+    )
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--limit", type=float, default=4.0, help="seconds for the solver (4)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results")
     args = parser.parse_args(argv)
     results = []
     print(
-        "queries/s  seed  paths  options   pose s  solve s  gap to the LP bound  proven gap  served  accuracy"
+        "queries/s  memory  seed  paths  options   pose s  solve s  gap to LP bound  proven  served  accuracy"
     )
-    for seed in range(args.seeds):
-        for rate in args.rates:
-            r = measure(seed, args.tables, rate, args.limit)
-            results.append({"rate": rate, **asdict(r)})
-            print(
-                f"{rate:9,.0f}{r.seed:6}{r.paths:7}{r.options:9}{r.pose_s:9.2f}{r.solve_s:9.2f}"
-                f"{r.gap:17.2e}{r.proven:12.1e}{r.served:8.1%}{r.accuracy:10.5f}",
-                flush=True,
-            )
+    for seed, held, rate in product(range(args.seeds), args.held, args.rates):
+        r = measure(seed, args.tables, rate, held, args.limit)
+        results.append({"rate": rate, "held": held, **asdict(r)})
+        print(
+            f"{rate:9,.0f}{held:8g}{r.seed:6}{r.paths:7}{r.options:9}{r.pose_s:9.2f}{r.solve_s:9.2f}"
+            f"{r.gap:17.1e}{r.proven:8.0e}{r.served:8.1%}{r.accuracy:10.5f}",
+            flush=True,
+        )
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps({"limit_s": args.limit, "results": results}, indent=2) + "\n")

@@ -17,11 +17,13 @@ from planner.classes import F64
 from planner.option import Option
 from planner.problem import Problem
 
-GAP = 1e-7
+GAP = 1e-8
 """Relative. Accuracies of representations differ by as little as 1e-4 of themselves."""
-TIE = 1e-6
+TIE = 1e-7
 """Relative worth of a path not deployed, and of a device's whole time: what decides between plans that
-predict equally well, and less than one test row of most data sets."""
+predict equally well, and less than one test row of any data set that fits a machine."""
+BEST = 1000.0
+"""The objective if everything were answered rightly; so large that ties are above the solver's tolerances."""
 
 
 class PlanImpossible(PolyrecError):
@@ -60,10 +62,11 @@ class Program:
         self._values: list[float] = []
         self._limits: list[float] = []
         self.time_rows: dict[tuple[str, int], int] = {}
-        self.gain: list[float] = [-TIE] * self.n
+        self.gain: list[float] = [-BEST * TIE] * self.n
+        self.correct: list[float] = [0.0] * self.n
         self.share: dict[int, dict[int, int]] = {}
         lasting = np.array([level.share for level in problem.levels])
-        self._scale = max(float(self.weights.sum()), 1e-300)
+        self._unit = max(float(self.weights.sum()), 1e-300) / BEST
         for k, i in enumerate(candidates):
             option = problem.options[i]
             accuracy, device = problem.paths[option.path].accuracy, problem.paths[option.path].path.device
@@ -71,7 +74,9 @@ class Program:
             for c in np.flatnonzero(np.isfinite(option.cost_s)).tolist():
                 self.share[k][c] = len(self.gain)
                 time = option.cost_s[c] * self.queries[c] * lasting / problem.lanes[device].count
-                self.gain += (accuracy * self.weights[c] / self._scale - TIE * time).tolist()
+                worth = accuracy * self.weights[c] / self._unit
+                self.correct += worth.tolist()
+                self.gain += (worth - BEST * TIE * time).tolist()
         self.shares_end = len(self.gain)
         self._queries_once()
         self._time()
@@ -247,13 +252,13 @@ class Program:
         upper = np.full(n, np.inf)
         upper[: self.shares_end] = 1.0
         result = linprog(
-            -np.array(self.gain),
+            -np.array([*self.correct, *([0.0] * (n - self.shares_end))]),
             A_ub=self._matrix(len(self._limits), n),
             b_ub=self._limits,
             bounds=np.stack((np.zeros(n), upper), axis=1),
             method="highs",
         )
-        return -float(result.fun) * self._scale
+        return -float(result.fun) * self._unit
 
     def share_out(self) -> tuple[F64, dict[str, float], float]:
         """With all candidates deployed: who answers what, [options, classes, levels]; and the prices of
@@ -277,7 +282,7 @@ class Program:
             for c, first in shares.items():
                 served[k, c] = result.x[first - self.n : first - self.n + self.levels]
         duals = {
-            key: -self._scale * float(result.ineqlin.marginals[row]) for key, row in self.time_rows.items()
+            key: -self._unit * float(result.ineqlin.marginals[row]) for key, row in self.time_rows.items()
         }
         for device in prices:
             prices[device] = sum(v for (name, _), v in duals.items() if name == device)
