@@ -25,6 +25,7 @@ VERBS = (
     "inspect",
     "profile",
     "plan",
+    "simulate",
     "serve",
     "bench",
 )

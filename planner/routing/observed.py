@@ -16,8 +16,8 @@ class Observed:
     """queries_s, rows_s: rates. mean_rows, mean_square: of sizes. budget_s: the median budget."""
 
     __slots__ = (
-        "_at", "_budgets", "_first_s", "_last_s", "_new_queries", "_new_rows", "_sizes", "budget_s", "mean_rows",
-        "mean_square", "queries_s", "rows_s",
+        "_at", "_budgets", "_first_s", "_last_s", "_new_queries", "_new_rows", "_sizes", "budget_s",
+        "mean_rows", "mean_square", "queries_s", "rows_s",
     )  # fmt: skip
 
     def __init__(self, now_s: float) -> None:
