@@ -27,3 +27,25 @@ def stored_within(vocabularies: Mapping[str, Vocabulary], rows: int) -> dict[str
     chosen = np.argsort(-counts, kind="stable")[: max(rows, 0)]
     taken = np.bincount(table[chosen], minlength=len(sizes))
     return {t: int(n) for t, n in zip(vocabularies, taken, strict=True) if n}
+
+
+def tiers_within(
+    vocabularies: Mapping[str, Vocabulary], row_bytes: int, budgets: Mapping[str, int]
+) -> dict[str, dict[str, int]]:
+    """Rows of each table in each tier: table -> tier -> rows, hottest first.
+
+    budgets: bytes by tier, fastest first; the last tier takes what is left, whatever its budget says. Each
+    tier is filled by one threshold on accesses per byte over all tables, so that no other cuts find more
+    accesses in the first tier, nor, that filled, in the first two, and so on.
+    """
+    cuts: dict[str, dict[str, int]] = {t: {} for t in vocabularies}
+    held = dict.fromkeys(vocabularies, 0)
+    room = 0
+    for place, (tier, budget) in enumerate(budgets.items()):
+        room += max(budget, 0) // row_bytes
+        last = place == len(budgets) - 1
+        upto = {t: v.rows for t, v in vocabularies.items()} if last else stored_within(vocabularies, room)
+        for table in vocabularies:
+            cuts[table][tier] = upto.get(table, 0) - held[table]
+            held[table] = upto.get(table, 0)
+    return cuts

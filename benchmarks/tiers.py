@@ -1,0 +1,142 @@
+"""A model of 20 GB served with 2.5 GB of host memory: tiers against all in memory, and against plain mmap.
+
+    python -m benchmarks.tiers --json docs/results/tiers.json
+
+Writes the model (5 large tables and 21 small ones, rows of 64 floats) to --file, runs each case in a process
+of its own under a memory limit (a cgroup, which counts the page cache too; needs root, else it says that
+there was none), and removes the file. A case looks batches of queries up and runs the dense net on them, one
+thread, closed loop: rows/s is of both, p99 of one batch. All in memory is a smaller copy, its large tables
+cut down to what the budget holds. The tiers' file is read past the page cache, by direct reads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from benchmarks.tiers_model import CHUNK, LARGE, ROW_BYTES, model, rows, write
+
+GIB = 1 << 30
+PROCESS_BYTES = 900 << 20
+"""What a process needs beside rows: the interpreter, libraries, queries."""
+
+
+def limited(bytes_: int) -> Path | None:
+    """A cgroup with that much memory, inside this process's own; None where it cannot be made."""
+    try:
+        own = next(
+            line.split(":", 2)[2].strip()
+            for line in Path("/proc/self/cgroup").read_text().splitlines()
+            if line.split(":")[1] == "memory"
+        )
+        folder = Path("/sys/fs/cgroup/memory" + own) / f"polyrec-tiers-{os.getpid()}"
+        folder.mkdir()
+        (folder / "memory.limit_in_bytes").write_text(str(bytes_))
+    except (OSError, StopIteration):
+        return None
+    return folder
+
+
+def one(case: dict[str, Any], limit: int | None) -> dict[str, Any]:
+    folder = limited(limit) if limit else None
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.tiers_case", json.dumps(case | {"cgroup": str(folder or "")})],
+            stdout=subprocess.PIPE,
+            check=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+        result: dict[str, Any] = json.loads(done.stdout)
+        result["memory_limit_bytes"] = limit if folder else None
+        return result
+    finally:
+        if folder:
+            folder.rmdir()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--file", type=Path, default=Path("runs/tiers/model.rows"))
+    parser.add_argument("--large-rows", type=int, default=16_000_000, help="rows of each large table")
+    parser.add_argument("--budget", type=int, default=int(2.5e9), help="bytes of host memory for rows")
+    parser.add_argument("--cache", type=int, default=int(0.4e9), help="of which the page cache has")
+    parser.add_argument("--seconds", type=float, default=5.0, help="measured for each case, at most")
+    parser.add_argument("--batches", type=int, default=2000, help="queried at most, none twice")
+    parser.add_argument("--batch-rows", type=int, default=256)
+    parser.add_argument("--exponents", type=float, nargs="+", default=[1.0, 1.1, 1.2])
+    parser.add_argument("--realtime", action="store_true", help="measure in the real-time class (needs root)")
+    parser.add_argument("--only", default="", help="cases whose name has this")
+    parser.add_argument("--keep", action="store_true", help="leave the file, and use it if it is there")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+
+    whole = model(args.large_rows)
+    total = sum(whole.tables.values())
+    args.file.parent.mkdir(parents=True, exist_ok=True)
+    if not (args.keep and args.file.exists()):
+        parts = (rows(start, min(CHUNK, total - start)) for start in range(0, total, CHUNK))
+        with tqdm(total=total * ROW_BYTES, unit="B", unit_scale=True, desc="model") as progress:
+            write(args.file, parts, progress)
+    small = int(args.budget // (LARGE * ROW_BYTES)) // 16 * 16 - 64_000
+    base = {"batch_rows": args.batch_rows, "seconds": args.seconds, "budget": args.budget}
+    base["realtime"] = args.realtime
+    disk = base | {"file": str(args.file), "large_rows": args.large_rows, "batches": args.batches}
+    memory = base | {"kind": "memory", "large_rows": small, "batches": args.batches}
+    tiers = disk | {"kind": "tiers", "cache": args.cache}
+    limit = args.budget + PROCESS_BYTES
+    cases: list[tuple[str, dict[str, Any], int | None]] = []
+    for exponent in args.exponents:
+        own = {"exponent": exponent}
+        cases += [
+            (f"zipf {exponent}: all in memory, smaller copy", memory | own, None),
+            (f"zipf {exponent}: tiers, prefetch", tiers | own | {"prefetch": True}, limit),
+            (f"zipf {exponent}: tiers, no prefetch", tiers | own, limit),
+            (f"zipf {exponent}: plain mmap", disk | own | {"kind": "mmap", "advice": "none"}, limit),
+        ]
+    cold = {"exponent": 1.0, "cold": args.budget // (LARGE * ROW_BYTES), "batches": 600}
+    cases += [
+        ("cold pages: tiers, prefetch", tiers | cold | {"prefetch": True}, limit),
+        ("cold pages: tiers, no prefetch", tiers | cold, limit),
+        (
+            "cold pages: tiers, prefetch, threads",
+            tiers | cold | {"prefetch": True, "reader": "threads"},
+            limit,
+        ),
+        ("cold pages: plain mmap", disk | cold | {"kind": "mmap", "advice": "none"}, limit),
+        ("cold pages: mmap, MADV_RANDOM", disk | cold | {"kind": "mmap", "advice": "random"}, limit),
+    ]
+    cases = [case for case in cases if args.only in case[0]]
+    found = {}
+    try:
+        for name, case, at_most in tqdm(cases):
+            found[name] = result = one(case, at_most)
+            tqdm.write(
+                f"{name:<44} {result['rows_per_s']:>9,.0f} rows/s  "
+                f"embed alone {result['embed_rows_per_s']:>10,.0f}  "
+                f"p50 {result['p50_ms']:7.2f}  p99 {result['p99_ms']:7.2f} ms"
+            )
+    finally:
+        if not args.keep:
+            args.file.unlink(missing_ok=True)
+    report = {
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release()}",
+        "model_bytes": total * ROW_BYTES,
+        "budget_bytes": args.budget,
+        "cache_bytes": args.cache,
+        "batch_rows": args.batch_rows,
+        "cases": found,
+    }
+    if args.json:
+        args.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
