@@ -19,6 +19,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from models.errors import BundleError, PolyrecError, RuntimeUnavailable
@@ -37,26 +38,32 @@ class Child:
     def __init__(self, name: str, task: str) -> None:
         """name: of the lane, shown by ps. task: what server.lanes.worker.Task says, as JSON."""
         self.name = name
-        self.mailbox = Mailbox.create(name)
-        self.mailbox.say(State.STARTING, task)
-        self.wake = os.eventfd(0, os.EFD_CLOEXEC)
-        self.done = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        theirs, self._lifeline = os.pipe()
-        shared = (self.mailbox.fd, self.wake, self.done, theirs)
-        command = [sys.executable, "-P", "-m", "server.lanes.worker", name, *map(str, shared)]
-        try:
-            self._process = subprocess.Popen(
-                command,
-                pass_fds=shared,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,  # the server's own may be read by a program
-                env=_environment(),
-                process_group=0,  # Ctrl-C in a terminal is for the server, which ends its workers
-            )
-        finally:
-            os.close(theirs)
-        self.pid = self._process.pid
-        self.ended = os.pidfd_open(self.pid)
+        with ExitStack() as opened:
+            self.mailbox = Mailbox.create(name)
+            opened.callback(self.mailbox.close)
+            self.mailbox.say(State.STARTING, task)
+            self.wake = _closed_by(opened, os.eventfd(0, os.EFD_CLOEXEC))
+            self.done = _closed_by(opened, os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+            theirs, ours = os.pipe()
+            _closed_by(opened, ours)
+            shared = (self.mailbox.fd, self.wake, self.done, theirs)
+            command = [sys.executable, "-P", "-m", "server.lanes.worker", name, *map(str, shared)]
+            try:
+                self._process = subprocess.Popen(
+                    command,
+                    pass_fds=shared,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,  # the server's own may be read by a program
+                    env=_environment(),
+                    process_group=0,  # Ctrl-C in a terminal is for the server, which ends its workers
+                )
+            except OSError as e:
+                raise RuntimeUnavailable(f"lane '{name}': its process cannot be started: {e}") from None
+            finally:
+                os.close(theirs)
+            self.pid = self._process.pid
+            self.ended = _closed_by(opened, os.pidfd_open(self.pid))
+            self._opened = opened.pop_all()
 
     def wait_ready(self) -> None:
         """Blocks until the worker takes batches.
@@ -107,9 +114,12 @@ class Child:
         poller.register(self.ended, select.POLLIN)
         if poller.poll(END_S * 1e3):
             self._process.wait()
-        for fd in (self.wake, self.done, self._lifeline, self.ended):
-            os.close(fd)
-        self.mailbox.close()
+        self._opened.close()
+
+
+def _closed_by(opened: ExitStack, fd: int) -> int:
+    opened.callback(os.close, fd)
+    return fd
 
 
 def _environment() -> dict[str, str]:

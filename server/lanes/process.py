@@ -57,8 +57,12 @@ class ProcessLane:
             asyncio.get_running_loop().call_soon(settle, error)
             return
         self.attach()
+        try:
+            child.mailbox.put(self._number[path], batch)
+        except Exception as e:
+            asyncio.get_running_loop().call_soon(settle, e)
+            return
         self._settle = settle
-        child.mailbox.put(self._number[path], batch)
         os.eventfd_write(child.wake, 1)
 
     async def restart(self) -> None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import fcntl
 import gc
+import logging
 import os
 import select
 import signal
 import sys
-import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -20,12 +20,15 @@ if TYPE_CHECKING:
     from models.runtimes.runtime import Runtime
     from server.lanes.mailbox import Mailbox
 
+log = logging.getLogger("polyrec.lane")
+
 
 def main(name: str, mailbox_fd: int, wake: int, done: int, lifeline: int) -> None:
     die_with(lifeline)
     # The server drains when it is told to stop, and ends its workers after that.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    logging.basicConfig(level=logging.WARNING, format=f"%(levelname)s %(name)s {name}: %(message)s")
 
     from server.lanes.mailbox import Mailbox, State
 
@@ -36,7 +39,7 @@ def main(name: str, mailbox_fd: int, wake: int, done: int, lifeline: int) -> Non
         from models.errors import PolyrecError
 
         if not isinstance(e, PolyrecError):
-            traceback.print_exc()
+            log.exception("its paths cannot be opened")
         mailbox.say(State.UNAVAILABLE, f"{type(e).__name__}: {_one_line(e)}")
         os.eventfd_write(done, 1)
         return
@@ -89,7 +92,7 @@ def _work(mailbox: Mailbox, runtimes: Sequence[Runtime], wake: int, done: int) -
             path, batch = mailbox.take()
             mailbox.answer(run(runtimes[path], batch))
         except Exception as e:
-            traceback.print_exc()
+            log.exception("a batch failed")
             mailbox.say(State.FAILED, f"{type(e).__name__}: {_one_line(e)}")
         os.eventfd_write(done, 1)
 

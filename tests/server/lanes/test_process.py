@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from models.batch import Batch, Block
 from models.errors import BundleError, RuntimeUnavailable
 from models.runtimes.runtime import Runtime
 from planner.plan import PlannedLane
@@ -167,6 +168,15 @@ def test_an_error_comes_back_in_one_line(steady: Lane, make_batch: MakeBatch) ->
     assert "\n" not in str(caught.value)
 
 
+def test_a_batch_that_cannot_be_written_is_settled_with_why(steady: Lane, make_batch: MakeBatch) -> None:
+    batch = make_batch(1, 4)
+    block = batch.candidate
+    fractions = Block(block.dense, block.ranks + 0.5, block.bag_values, block.bag_offsets)
+    with pytest.raises(TypeError, match="Cannot cast"):
+        asyncio.run(executed(steady, PATH, Batch(batch.context, fractions)))
+    asyncio.run(executed(steady, PATH, batch))
+
+
 def test_a_batch_larger_than_the_mailbox_makes_it_grow(
     steady: Lane, make_batch: MakeBatch, runtimes: dict[str, Runtime]
 ) -> None:
@@ -248,6 +258,18 @@ def test_a_worker_that_cannot_open_its_paths_says_why_in_one_line(paths: Paths) 
         ProcessLane("cpu-1", task.model_copy(update={"paths": (elsewhere,)}), Deaths())
     assert "\n" not in str(caught.value)
     assert _children() == []
+
+
+def test_a_process_that_cannot_be_started_is_said_in_one_line(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    files = _open_files()
+    with pytest.raises(
+        RuntimeUnavailable, match=r"lane 'cpu-1': its process cannot be started: .*No such file"
+    ):
+        open_lane(PROCESS, paths, Deaths())
+    assert _open_files() == files
 
 
 def test_a_worker_that_ends_while_it_starts_is_said_to_have(
