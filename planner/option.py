@@ -27,6 +27,12 @@ from planner.profile import Front, PathProfile
 from planner.residency import Residency, Tables
 from planner.tier import NOTHING_MISSING, P99, Missing, tier_below
 
+HOPS_S: dict[LaneKind, tuple[float, float]] = {
+    "inline": (0.0, 0.0),
+    "thread": (57e-6, 90e-6),
+    "process": (91e-6, 273e-6),
+}
+"""Median and tail of the way to a lane on another core and back, as docs/lanes.md measured it."""
 LARGEST = Limits().max_request_rows
 
 
@@ -39,6 +45,11 @@ class Lanes:
     kind: LaneKind
 
     @property
+    def hop(self) -> tuple[float, float]:
+        """Seconds to the lane and back beside execution, median and tail."""
+        return HOPS_S[self.kind]
+
+    @property
     def share(self) -> float:
         """Of the promise, that a batch may last: the rest is for waiting until a lane is free."""
         return self.count / (self.count + 1)
@@ -46,26 +57,28 @@ class Lanes:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How long a batch lasts: as measured with all rows resident, and what look-ups elsewhere add."""
+    """How long a batch lasts: as measured with all rows resident, what look-ups elsewhere add, and the way
+    to the lane and back."""
 
     latency: LatencyModel
     miss: Missing
+    hop: tuple[float, float]
 
     def median(self, rows: float) -> float:
         """Seconds of a batch of `rows` rows."""
-        return self.latency.median(round(rows)) + self.miss.median(rows)
+        return self.latency.median(round(rows)) + self.miss.median(rows) + self.hop[0]
 
     def tail(self, rows: float) -> float:
         """The same at the 99th percentile."""
-        return self.latency.tail(round(rows)) + self.miss.tail(rows)
+        return self.latency.tail(round(rows)) + self.miss.tail(rows) + self.hop[1]
 
     def model(self) -> LatencyModel:
-        """As one curve, at the same rows."""
-        rows = self.latency.rows
+        """Of execution alone, as one curve, at the same rows."""
+        rows, latency, miss = self.latency.rows, self.latency, self.miss
         return LatencyModel(
             rows=rows,
-            median_s=tuple(self.median(n) for n in rows),
-            tail_s=tuple(self.tail(n) for n in rows),
+            median_s=tuple(latency.median(n) + miss.median(n) for n in rows),
+            tail_s=tuple(latency.tail(n) + miss.tail(n) for n in rows),
         )
 
 
@@ -126,7 +139,7 @@ class Costing:
         else:
             per_row = self.tables.lookups * (1.0 - resident.lookups)
             miss, name = Missing(per_row, tier.seconds(self.tables.mean_row_bytes)), tier.name
-        timing = Timing(self.path.latency, miss)
+        timing = Timing(self.path.latency, miss, self.on.hop)
         batch = self._batch(timing)
         cost, largest = self._costs(timing, batch)
         return Option(

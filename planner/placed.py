@@ -12,25 +12,11 @@ from typing import Annotated
 
 from pydantic import Field
 
+from models.embeddings.tiers.placement import TierCuts
 from models.schema import Strict
 
 Count = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
-
-TIERS = ("device", "host", "disk", "remote")
-
-
-class TierRows(Strict):
-    """Rows of one table, hottest first, by the tier that holds them."""
-
-    device: Count = 0
-    host: Count = 0
-    disk: Count = 0
-    remote: Count = 0
-
-    @property
-    def total(self) -> int:
-        return self.device + self.host + self.disk + self.remote
 
 
 class MemoryUse(Strict):
@@ -55,13 +41,14 @@ class PlacedPath(Strict):
     """Where the rows of one path are.
 
     bytes: of rows, by tier. lookups: share of the look-ups that each tier answers, by the bundle's own
-    access counts. tables: rows by table; empty where the profile does not say how many rows there are.
+    access counts. tables: rows of each by tier, as models/embeddings/tiers takes them; empty where the
+    profile does not say how many rows there are.
     """
 
     path: str
     bytes: dict[str, Count]
     lookups: dict[str, Share]
-    tables: dict[str, TierRows] = Field(default_factory=dict)
+    tables: dict[str, TierCuts] = Field(default_factory=dict)
 
 
 class Placement(Strict):

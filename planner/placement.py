@@ -12,10 +12,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from models.embeddings.tiers.placement import TierCuts
 from planner.choice import Choice
 from planner.occupancy import occupied
 from planner.option import Option
-from planner.placed import MemoryUse, PlacedPath, Placement, TierRows
+from planner.placed import MemoryUse, PlacedPath, Placement
 from planner.problem import Problem
 from planner.ranked import Ranked
 from planner.residency import Tables, cuts_within, residency
@@ -105,11 +106,11 @@ def _placed(problem: Problem, option: Option) -> PlacedPath:
     on_cpu = problem.lanes[p.path.device].device.kind == "cpu"
     near, far = ("host", "disk") if on_cpu else ("device", "host")
     tables = problem.tables[option.path]
-    rows: dict[str, TierRows] = {}
+    rows: dict[str, TierCuts] = {}
     if tables is not None:
         cuts = option.cuts or tuple(t.size for t in tables.ranked)
         for name, ranked, cut in zip(tables.names, tables.ranked, cuts, strict=True):
-            rows[name] = TierRows.model_validate({near: cut, far: ranked.size - cut})
+            rows[name] = TierCuts.model_validate({near: cut, far: ranked.size - cut})
     sizes = {near: round(option.resident)}
     lookups = {near: option.lookups}
     if option.tier is not None:

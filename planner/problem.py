@@ -129,7 +129,7 @@ def pose(profile: Profile, ask: Ask, tables: Sequence[Tables | None]) -> Problem
 
 def _lanes(device: Device, used: list[str], machine: Machine, ask: Ask) -> Lanes:
     """One lane a core, less one for the front and one for each lane elsewhere, which a thread feeds; on
-    two cores or fewer a single one, in the front's own loop (docs/lanes.md)."""
+    two cores or fewer a single one, in the front's own loop unless another kind is asked for."""
     if device.kind != "cpu":
         return Lanes(device, device.lanes * ask.copies.get(device.name, 1), "thread")
     cores = ask.cores or device.lanes

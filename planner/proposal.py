@@ -7,7 +7,7 @@ the planner expects of it. Raises PlanImpossible, in one line that says what is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -69,9 +69,7 @@ def propose(
     Raises PlanImpossible or BundleError.
     """
     tables = tables_of(profile.paths) if tables is None else tables
-    problem = pose(profile, ask, tables)
-    refuse_impossible(profile, problem)
-    choice = choose(problem, time_limit_s)
+    ask, problem, choice = _best_lanes(profile, ask, tables, time_limit_s)
     problem = filled(problem, choice)
     choice = with_reserve(problem, shared(problem, list(choice.options), choice.gap))
     others = (lambda other: _chosen(profile, other, tables, time_limit_s)) if more else None
@@ -87,10 +85,37 @@ def propose(
     return Proposal(plan, problem, choice)
 
 
+def _best_lanes(
+    profile: Profile, ask: Ask, tables: Sequence[Tables | None], limit_s: float
+) -> tuple[Ask, Problem, Choice]:
+    """With the CPU's lanes as asked. Where that is left open, two cores can be a loop that executes, or a
+    loop and a process: the better, the simpler of equals."""
+    problem = pose(profile, ask, tables)
+    open_ = ask.lane is None and problem.inline is not None
+    cores = 0 if problem.inline is None else ask.cores or problem.lanes[problem.inline].device.lanes
+    if not open_ or cores < 2:
+        refuse_impossible(profile, problem)
+        return ask, problem, choose(problem, limit_s)
+    apart = replace(ask, lane="process")
+    other = pose(profile, apart, tables)
+    found = []
+    for one, posed in ((ask, problem), (apart, other)):
+        try:
+            refuse_impossible(profile, posed)
+            found.append((one, posed, choose(posed, limit_s)))
+        except PlanImpossible:
+            continue
+    if not found:
+        refuse_impossible(profile, problem)
+    return max(
+        found, key=lambda f: round(f[2].correct / found[0][2].correct, 6) if found[0][2].correct else 0
+    )
+
+
 def _chosen(profile: Profile, ask: Ask, tables: Sequence[Tables | None], limit_s: float) -> Choice | None:
     """What would be chosen for another ask; None if nothing can be."""
     try:
-        return choose(pose(profile, ask, tables), limit_s)
+        return _best_lanes(profile, ask, tables, limit_s)[2]
     except PlanImpossible:
         return None
 

@@ -127,6 +127,15 @@ def test_an_inline_lane_shares_its_core_with_the_front() -> None:
     assert propose(profile(FAST, front=front), Ask(0.01, traffic(10)), [None]).plan.routing.query_s == 1e-4
 
 
+def test_two_cores_read_on_the_one_and_execute_on_the_other_where_that_serves_more() -> None:
+    front = Front(query_s=5e-5, row_s=0.0)
+    for rate, kind in ((10, "inline"), (30_000, "process")):
+        plan = propose(profile(FAST, front=front), Ask(0.01, traffic(rate)), [None]).plan
+        assert [lane.kind for lane in plan.lanes] == [kind]
+    one = propose(profile(FAST, front=front), Ask(0.01, traffic(30_000), cores=1), [None]).plan
+    assert [lane.kind for lane in one.lanes] == ["inline"]
+
+
 def test_bursts_count_for_as_long_as_they_last() -> None:
     steady, bursty = traffic(10_000), traffic(10_000, arrivals=Arrivals(kind="bursty", factor=10))
     found = [propose(profile(GOOD, FAST), Ask(0.01, t), [None, None]).plan.expected for t in (steady, bursty)]
