@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import floor, isfinite, log10
+from math import ceil, floor, isfinite, log10
 from typing import Literal
 
 import numpy as np
@@ -105,10 +105,10 @@ def ticks(low: float, high: float, log: bool = False, most: int = 6) -> list[flo
     return [i * step for i in range(first, int(np.floor(high / step + 1e-9)) + 1)]
 
 
-def label(value: float, percent: bool = False, span: float = 1.0) -> str:
-    """A tick in words: as many digits as tell it from its neighbour."""
+def label(value: float, percent: bool = False, step: float = 1.0) -> str:
+    """A tick in words: as many digits as tell it from its neighbours, `step` away."""
     if percent:
-        digits = 0 if span >= 0.05 else 1 if span >= 0.005 else 2
+        digits = max(0, ceil(-log10(100 * max(step, 1e-8)) - 1e-9))
         return f"{100 * value:.{digits}f}%"
     if value == 0:
         return "0"

@@ -337,6 +337,7 @@ def _tiles(contest: Contest) -> tuple[Tile, ...]:
     return tuple(
         Tile(_number(trial.capacity) + "/s" if trial.capacity else "none", f"highest rate kept: {policy}")
         for policy, trial in contest.trials.items()
+        if any(t.tried for t in contest.trials.values())
     )
 
 

@@ -69,6 +69,7 @@ svg { display: block; height: auto; width: 100%; } .grid { stroke: var(--grid); 
   .layer { opacity: .85; }
 .mark { stroke: var(--faint); stroke-dasharray: 2 4; } .limit { stroke: var(--bad); stroke-dasharray: 6 4; }
 text { font: 12px system-ui, sans-serif; fill: var(--faint); } .limit-name { fill: var(--bad); }
+  .mark-name { fill: var(--text); paint-order: stroke; stroke: var(--page); stroke-width: 3px; }
   .name { fill: var(--text); }
 .legend { display: flex; flex-wrap: wrap; gap: .2rem 1rem; list-style: none; margin: .35rem 0 0;
   padding: 0; font-size: .85rem; }
@@ -77,7 +78,7 @@ text { font: 12px system-ui, sans-serif; fill: var(--faint); } .limit-name { fil
   font-variant-numeric: tabular-nums; }
 th, td { border-bottom: 1px solid var(--grid); padding: .4rem .6rem; text-align: right;
   white-space: nowrap; }
-th { color: var(--faint); font-weight: 600; vertical-align: bottom; }
+th { color: var(--faint); font-weight: 600; max-width: 9rem; vertical-align: bottom; white-space: normal; }
   th:first-child, td:first-child { text-align: left; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; font-size: .9rem; }
   dt { color: var(--faint); }

@@ -12,7 +12,8 @@ from loadtest.outcome import F64
 from loadtest.report.chart import Chart, Series, label, ticks
 
 WIDTH, HEIGHT = 640, 300
-LEFT, RIGHT, TOP, BOTTOM = 62, 14, 14, 42
+LEFT, RIGHT, TOP, BOTTOM = 74, 14, 14, 42
+MOST_DOTS = 40
 
 Scale = Callable[[float], float]
 
@@ -36,10 +37,12 @@ def svg(chart: Chart) -> str:
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
         f'aria-label="{escape(chart.title)}: {escape(chart.says)}">'
     ]
-    for tick in ticks(y_low, y_high, chart.log):
+    levels = ticks(y_low, y_high, chart.log)
+    step = levels[1] - levels[0] if len(levels) > 1 else 1.0
+    for tick in levels:
         at = y(tick)
         parts.append(f'<path class="grid" d="M{LEFT} {at:.1f}H{WIDTH - RIGHT}"/>')
-        words = label(tick, chart.percent, y_high - y_low)
+        words = label(tick, chart.percent, step)
         parts.append(f'<text class="tick" x="{LEFT - 7}" y="{at + 4:.1f}" text-anchor="end">{words}</text>')
     for tick in ticks(x_low, x_high):
         at = x(tick)
@@ -61,7 +64,7 @@ def svg(chart: Chart) -> str:
     for at_x, words in chart.marks:
         at = x(at_x)
         parts.append(f'<path class="mark" d="M{at:.1f} {TOP}V{HEIGHT - BOTTOM}"/>')
-        parts.append(f'<text class="tick" x="{at + 4:.1f}" y="{TOP + 11}">{escape(words)}</text>')
+        parts.append(f'<text class="mark-name" x="{at + 4:.1f}" y="{TOP + 11}">{escape(words)}</text>')
     if chart.limit is not None:
         at = y(chart.limit.y)
         parts.append(f'<path class="limit" d="M{LEFT} {at:.1f}H{WIDTH - RIGHT}"/>')
@@ -83,13 +86,18 @@ def legend(chart: Chart) -> str:
 
 
 def _line(series: Series, x: Scale, y: Scale) -> str:
-    """A path, broken where there is nothing to draw; a point alone is a dot."""
+    """A path, broken where there is nothing to draw; where points are few, each is a dot."""
     runs = _runs(np.isfinite(series.y) & np.isfinite(series.x))
     drawn = []
     for first, end in runs:
         points = [f"{x(series.x[i]):.1f} {y(series.y[i]):.1f}" for i in range(first, end)]
         drawn.append("M" + "L".join(points) + ("h.01" if len(points) == 1 else ""))
-    return f'<path class="line" style="stroke:var(--c{series.colour})" d="{"".join(drawn)}"/>'
+    line = f'<path class="line" style="stroke:var(--c{series.colour})" d="{"".join(drawn)}"/>'
+    if series.x.size > MOST_DOTS:
+        return line
+    there = [i for first, end in runs for i in range(first, end)]
+    dots = [f'<circle cx="{x(series.x[i]):.1f}" cy="{y(series.y[i]):.1f}" r="3"/>' for i in there]
+    return f'{line}<g style="fill:var(--c{series.colour})">{"".join(dots)}</g>'
 
 
 def _layers(chart: Chart, x: Scale, y: Scale) -> list[str]:

@@ -39,7 +39,7 @@ def test_ticks_of_a_log_axis_are_ones_twos_and_fives(low: float, times: float) -
 
 
 def test_labels_tell_neighbours_apart() -> None:
-    assert [label(v, percent=True, span=0.001) for v in (0.9601, 0.9602)] == ["96.01%", "96.02%"]
+    assert [label(v, percent=True, step=0.0001) for v in (0.9601, 0.9602)] == ["96.01%", "96.02%"]
     assert [label(v) for v in (0, 0.5, 2500, 20_000)] == ["0", "0.5", "2500", "20k"]
 
 
