@@ -1,18 +1,23 @@
-"""`polyrec demo`: the whole path on generated data: train, plan, serve, answer, keep serving."""
+"""`polyrec demo`: the whole path on generated data: train, profile, plan, serve, answer, keep serving."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from models.schema import Schema
 
-HELP = "generate data, train, plan, serve and answer a ranking request"
+HELP = "generate data, train, profile, plan, serve and answer a ranking request"
 EXAMPLE = "polyrec demo --once"
+
+KINDS: tuple[Literal["table", "hybrid"], ...] = ("table", "hybrid")
+SLOS_MS = (20, 50, 200, 1000)
+"""The promise that is planned for: the first that this machine can keep."""
+TRAFFIC = "rate=200,sizes=lognormal:23"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,6 +34,7 @@ def run(args: argparse.Namespace) -> int:
     import json
     import signal
     import time
+    from math import nan
 
     import torch
 
@@ -36,10 +42,10 @@ def run(args: argparse.Namespace) -> int:
     from models.data.generator import generate
     from models.data.reader import open_data
     from models.data.split import split_of
+    from models.errors import PolyrecError
     from models.learning import Learner, default_training
-    from models.runtimes import best_runtime
     from models.schema import load_schema
-    from planner.plan import save_plan, single_path_plan
+    from planner.plan import load_plan
     from polyrec.progress import Bars
     from server.running import listen, start
 
@@ -60,33 +66,43 @@ def run(args: argparse.Namespace) -> int:
     schema = load_schema("trivago")
     reader = open_data(planted.path, schema)
     with Bars() as bars:
-        learner = Learner(
-            reader,
-            schema,
-            default_training(schema),
-            phase=bars.phase,
-            progress=bars.training,
-        )
-        bundle = learner.learn(out / "table", replace=True)
+        bundles = [
+            Learner(
+                reader, schema, default_training(schema), kind=kind, phase=bars.phase, progress=bars.training
+            ).learn(out / kind, replace=True)
+            for kind in KINDS
+        ]
     ceiling = planted_quality(planted.path, split_of(reader, schema)).as_dict()
-    test = bundle.manifest.metrics["test"]
-    say(f"2. trained {bundle.path} ({bundle.bytes:,} bytes); on the test rows, beside the ceiling that")
-    say("   the generator planted:")
-    for key in ("auc", "log_loss", "mrr"):
-        say(f"   {key:>9} {test[key]:.4f}   planted {ceiling[key]:.4f}")
-    runtime, device = best_runtime(bundle)
-    plan = single_path_plan(Path("table"), bundle.name, runtime, device)
-    save_plan(plan, out / "plan.json")
-    say(f"3. planned {plan.paths[0].name} on {runtime}: {out / 'plan.json'}")
+    tests = [bundle.manifest.metrics["test"] for bundle in bundles]
+    say("2. trained, and measured on the test rows, beside the ceiling that the generator planted:")
+    say(f"   {'':>9} {''.join(f'{kind:>10}' for kind in KINDS)}   planted")
+    for key in ("auc", "log_loss", "mrr", "accuracy"):
+        say(f"   {key:>9} {''.join(f'{test[key]:10.4f}' for test in tests)} {ceiling.get(key, nan):9.4f}")
+    test = tests[0]
+    folders = [str(out / kind) for kind in KINDS]
+    profile, planned = str(out / "profile.json"), str(out / "plan.json")
+    quickly = ("--seconds", "1", "--max-rows", "1024", "--fresh")
+    if error := _verb("profile", *folders, *quickly, "--out", profile):
+        raise PolyrecError(error)
+    say(f"3. profiled on this machine: {profile} (quickly; `polyrec profile` takes its time)")
+    for slo_ms in SLOS_MS:
+        asked = ("--slo-ms", str(slo_ms), "--traffic", TRAFFIC)
+        if not (error := _verb("plan", "--profile", profile, *asked, "--out", planned)):
+            break
+    else:
+        raise PolyrecError(error)
+    plan = load_plan(planned)
+    say(f"4. planned for {TRAFFIC} within {slo_ms} ms: {planned}")
+    say(f"   {', '.join(path.name for path in plan.paths)} on {', '.join(p.name for p in plan.all_lanes())}")
     rank_body, predict_body = _requests(planted.path, schema)
     (out / "rank.json").write_bytes(rank_body)
     (out / "predict.json").write_bytes(predict_body)
     server = start({"plan": out / "plan.json", "host": args.host, "port": args.port})
     with server:
-        say(f"4. serving at {server.url}")
+        say(f"5. serving at {server.url}")
         headers, answer = _post(f"{server.url}/v1/rank", rank_body)
         seconds = time.perf_counter() - begin
-        say(f"5. POST /v1/rank with {out / 'rank.json'}, answered by {headers['x-polyrec-path']}:")
+        say(f"6. POST /v1/rank with {out / 'rank.json'}, answered by {headers['x-polyrec-path']}:")
         say(f"   {json.dumps(answer)}")
         if args.json:
             result = {"metrics": test, "planted": ceiling, "answer": answer, "url": server.url}
@@ -100,6 +116,23 @@ def run(args: argparse.Namespace) -> int:
         signal.signal(signal.SIGINT, lambda *_: None)
         signal.signal(signal.SIGTERM, lambda *_: server.process.terminate())
         return server.process.wait()
+
+
+def _verb(*arguments: str) -> str:
+    """Another command of the line, without what it prints. Gives what went wrong, or ''."""
+    import io
+    from contextlib import redirect_stdout
+
+    from models.errors import PolyrecError
+    from polyrec.cli import build_parser
+
+    args = build_parser().parse_args(arguments)
+    try:
+        with redirect_stdout(io.StringIO()):
+            args.run(args)
+    except PolyrecError as e:
+        return str(e)
+    return ""
 
 
 def _requests(path: Path, schema: Schema) -> tuple[bytes, bytes]:
@@ -136,6 +169,7 @@ def _tries(url: str, out: str) -> list[str]:
         f"curl -s {url}/v1/rank -d @{out}/rank.json",
         f"curl -si {url}/v1/predict -H 'X-Latency-Budget-Ms: 20' -d @{out}/predict.json",
         f"curl -s {url}/v1/paths",
+        f"curl -s '{url}/v1/route?rows=500&budget_ms=5'",
         f"curl -s {url}/v2/models/dlrm",
         f"curl -s {url}/metrics | grep polyrec_request",
     ]
