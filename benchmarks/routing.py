@@ -32,8 +32,8 @@ from planner.simulator import Simulator, correct
 from planner.traffic import Arrivals, Sizes
 
 BUDGET_S = 0.010
-WARM_S = 0.1
-"""What arrives before is left out: until the first tick a policy knows no rate. The bound is that of the
+WARM_S = 0.2
+"""What arrives before is left out: until its first ticks a policy knows no rate. The bound is that of the
 rest with all lanes free at its beginning, so it still is one."""
 SIZES = {"lognormal": Sizes(kind="lognormal", mean=147), "mlperf": Sizes(kind="mlperf")}
 LOADS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.5)
@@ -296,7 +296,7 @@ class _Timed:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--machine", action="append", choices=sorted(MACHINES), help="both by default")
-    parser.add_argument("--seconds", type=float, default=0.4, help="of virtual time a trace")
+    parser.add_argument("--seconds", type=float, default=0.5, help="of virtual time a trace")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="Poisson arrivals at five loads only")
     parser.add_argument("--json", type=Path)

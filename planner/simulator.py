@@ -205,7 +205,8 @@ class Simulator:
         if self._running[dispatch.lane] is not dispatch:
             return  # its lane was killed meanwhile
         self._running[dispatch.lane] = None
-        self._complete(dispatch, now_s, end[0] - dispatch.started_s)
+        # As live: the loop learns of it when it comes to it, and so long the lane stood still.
+        self._complete(dispatch, now_s, now_s - dispatch.started_s)
 
     def _complete(self, dispatch: Dispatch, now_s: float, took_s: float) -> None:
         self.router.done(dispatch, now_s, took_s)

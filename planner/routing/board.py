@@ -23,6 +23,10 @@ SURE = 0.42
 """Beyond the tail, 2.33 standard deviations of a lognormal, 3.3 of them: in powers of tail/median."""
 FASTER = 2.0
 """A lane of the same device counts as faster if it is that many times as fast."""
+RARELY = 8.0
+"""How rarely a backlog may outgrow what is kept for bursts: once in exp(8), about 3,000."""
+UNSURE = 1.05
+"""Rates are observed and models are models: load is taken to be that much higher."""
 SLACK_IN_VALUE = 1e-6
 """Paths whose value less price differs by no more than that many correct predictions a row tie."""
 INF = float("inf")
@@ -122,12 +126,14 @@ class Board:
     """All of it. usable: lanes to count on, those that are closed, or if there are none all that are alive.
 
     total_rate: their rows/s on their fastest paths; least_s: what the smallest query takes at best.
-    best: the highest value of a path; allowed: paths that the policy uses at all.
+    reserve_s: backlog, in seconds, that random arrivals alone may add before it shrinks again, as in a queue
+    under heavy traffic: log(1 / P) x variance a second / (2 x spare capacity). best: the highest value of a
+    path; allowed: paths that the policy uses at all.
     """
 
     __slots__ = (
         "_merge", "_own", "allowed", "best", "devices", "front_query_s", "front_row_s", "lanes", "least_s",
-        "limits", "observed", "paths", "prices", "queue", "routing", "total_rate", "usable",
+        "limits", "observed", "paths", "prices", "queue", "reserve_s", "routing", "total_rate", "usable",
     )  # fmt: skip
 
     def __init__(
@@ -167,6 +173,7 @@ class Board:
         self.total_rate = 0.0
         self.prices: Prices | None = None
         self.least_s = 0.0
+        self.reserve_s = 0.0
         self._own: dict[int, float] = {}
         self._merge = 1
         self.usable: list[LaneState] = []
@@ -226,7 +233,7 @@ class Board:
         tops = self._price()
         for lane in self.lanes:
             self._order(lane, tops[lane.device])
-        self.total_rate = sum(lane.rate for lane in self.usable)
+        self.total_rate = self._together()
         self.usable = [lane for lane in self.usable if lane.order]
         for lane in self.lanes:
             self._compare(lane)
@@ -240,6 +247,16 @@ class Board:
         ) + (self.front_query_s + self.front_row_s)
         self._own = {}
         self._merge = max((lane.merge[lane.fastest] for lane in self.usable), default=1)
+
+    def _together(self) -> float:
+        """Rows/s of all usable lanes, and of the front; and from that what has to be kept for bursts."""
+        rate = sum(lane.rate for lane in self.usable)
+        if rate and not any(lane.inline for lane in self.usable):
+            rate = 1 / max(1 / rate, self.routing.row_s + self.routing.query_s / self.observed.mean_rows)
+        used = UNSURE * self.observed.high_rows_s / rate if rate else 1.0
+        variance = self.observed.variance_s / (rate * rate) if rate else 0.0
+        self.reserve_s = RARELY / 2 * variance / (1 - used) if used < 1 else INF
+        return rate
 
     def _price(self) -> list[float]:
         """Prices at the observed rate. Returns for each device the highest value that is worth its price."""

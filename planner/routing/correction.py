@@ -13,8 +13,9 @@ from math import exp, log
 
 RECENT = 3
 NOISE = 0.3
-"""The lane's factor stays 1 while the last residuals' median, a logarithm, is below this."""
-BIAS_STEP = 0.02
+"""The lane's factor stays 1 while the last residuals' median, a logarithm, is below this and the tail's.
+That a lane became faster than its profile is believed slowly only, path by path."""
+BIAS_STEP = 0.01
 TAIL_STEP = 0.05
 TAIL_QUANTILE = 0.99
 MOST_BIAS = log(4.0)
@@ -47,14 +48,15 @@ class Correction:
         recent.append(residual - self._bias[path])
         del recent[0]
         shared = sorted(recent)[RECENT // 2]
-        if -NOISE < shared < NOISE:
+        spread = log(tail_s / median_s)
+        if shared < max(NOISE, spread):
             shared = 0.0
         self._shared = shared
         off = residual - shared - self._bias[path]
         if off:
             step = BIAS_STEP if off > 0 else -BIAS_STEP
             self._bias[path] = min(MOST_BIAS, max(-MOST_BIAS, self._bias[path] + step))
-        above = off - log(tail_s / median_s) > self._spread[path]
+        above = off - spread > self._spread[path]
         step = TAIL_STEP * (TAIL_QUANTILE if above else TAIL_QUANTILE - 1)
         self._spread[path] = min(MOST_TAIL, max(LEAST_TAIL, self._spread[path] + step))
         for p, bias in enumerate(self._bias):

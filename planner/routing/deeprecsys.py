@@ -3,8 +3,9 @@
 One representation. Queries of at least a threshold of rows go whole to the accelerator (where they
 merge), others are split into sub-batches over the CPU's lanes, in parallel. Both numbers are found by
 hill climbing on the 95th percentile of the latency: a step is kept while it helps, then the other number
-is tried. Early refusal, which DeepRecSys does not have, is added: without it any policy falls to nothing past
-capacity, and this one would look worse than it is.
+is tried. Two things that DeepRecSys does not have are added, because without them any policy falls to
+nothing past capacity and this one would look worse than it is: early refusal, and queries that a full batch
+would answer too late are left to expire.
 """
 
 from __future__ import annotations
@@ -84,10 +85,12 @@ class DeepRecSys:
             mine = (0, self.threshold)
         whole = lane.device == self._accelerator
         most = lane.merge[path] if whole else min(self.batch, lane.most[path])
+        soonest_s = now_s + board.paths[path].curve.tail[most] * lane.correction.tail[path]
         taken: list[Piece] = []
         rows = 0
         for piece in board.queue.clean():
-            if piece[3].settled or not mine[0] <= piece[3].rows < mine[1]:
+            query = piece[3]
+            if query.settled or query.deadline_s < soonest_s or not mine[0] <= query.rows < mine[1]:
                 continue
             if taken and rows + piece[5] > most:
                 break

@@ -264,9 +264,10 @@ def _rest_is_feasible(
     waiting = board.queue.rows - rows
     rate = board.total_rate
     busy += took * lane.rate
-    if (busy + waiting + coming) / rate + board.own_s(
-        int(observed.mean_rows), waiting + coming
-    ) > SPARE * observed.budget_s:
+    if waiting + coming > SPARE * board.limits.max_queued_rows:
+        return False
+    backlog_s = (busy + waiting + coming) / rate + board.own_s(int(observed.mean_rows), waiting + coming)
+    if backlog_s > min(SPARE * observed.budget_s, observed.budget_s - board.reserve_s):
         return False
     if start == 0 and count < len(pieces):
         head = pieces[count]

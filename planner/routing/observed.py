@@ -7,17 +7,22 @@ from math import exp
 import numpy as np
 
 KEPT = 512
+LONG_MEMORY_S = 1.0
 RATE_MEMORY_S = 0.3
 """The rate forgets with this time constant: a step in load is two thirds known after it."""
 FIRST_ROWS, FIRST_BUDGET_S = 23.0, 0.1
 
 
 class Observed:
-    """queries_s, rows_s: rates. mean_rows, mean_square: of sizes. budget_s: the median budget."""
+    """queries_s, rows_s: rates. high_rows_s: the higher of that and one with a longer memory, so that a lull
+    which is only chance does not look like less load. variance_s: of the rows that arrive, a second; at
+    least that of Poisson arrivals. mean_rows, mean_square: of sizes. budget_s: the median budget.
+    """
 
     __slots__ = (
-        "_at", "_budgets", "_first_s", "_last_s", "_new_queries", "_new_rows", "_sizes", "budget_s",
-        "mean_rows", "mean_square", "queries_s", "rows_s",
+        "_at", "_budgets", "_first_s", "_last_rows", "_last_s", "_long_rows_s", "_new_queries", "_new_rows",
+        "_sizes", "_varies", "budget_s", "high_rows_s", "mean_rows", "mean_square", "queries_s",
+        "rows_s", "variance_s",
     )  # fmt: skip
 
     def __init__(self, now_s: float) -> None:
@@ -29,6 +34,11 @@ class Observed:
         self._new_rows = 0
         self.queries_s = 0.0
         self.rows_s = 0.0
+        self.high_rows_s = 0.0
+        self.variance_s = 0.0
+        self._long_rows_s = 0.0
+        self._last_rows = 0.0
+        self._varies = 0.0
         self.mean_rows = FIRST_ROWS
         self.mean_square = FIRST_ROWS**2
         self.budget_s = FIRST_BUDGET_S
@@ -54,6 +64,13 @@ class Observed:
         weight = max(1 - exp(-passed / RATE_MEMORY_S), passed / (now_s - self._first_s))
         self.queries_s += weight * (self._new_queries / passed - self.queries_s)
         self.rows_s += weight * (self._new_rows / passed - self.rows_s)
+        weight = max(1 - exp(-passed / LONG_MEMORY_S), passed / (now_s - self._first_s))
+        self._long_rows_s += weight * (self._new_rows / passed - self._long_rows_s)
+        self.high_rows_s = max(self.rows_s, self._long_rows_s)
+        # Half the squared difference of consecutive counts: what varies, without what drifts (Allan).
+        change = self._new_rows - self._last_rows * passed
+        self._varies += (1 - exp(-passed / LONG_MEMORY_S)) * (change * change / 2 / passed - self._varies)
+        self._last_rows = self._new_rows / passed
         self._new_queries = self._new_rows = 0
         self._last_s = now_s
         if self._sizes:
@@ -61,6 +78,7 @@ class Observed:
             self.mean_rows = float(sizes.mean())
             self.mean_square = float((sizes * sizes).mean())
             self.budget_s = float(np.median(self._budgets))
+        self.variance_s = max(self._varies, self.queries_s * self.mean_square)
 
     def size_quantiles(self, at: tuple[float, ...]) -> tuple[float, ...]:
         """Rows at quantiles; empty before the first query."""
