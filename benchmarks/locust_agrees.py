@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from loadtest.machine import machine
 from loadtest.pages import request_buckets
 from models.bundle import load_bundle
-from planner.plan import Plan, PlannedLane, PlannedPath, save_plan
+from planner.plan import Limits, Plan, PlannedLane, PlannedPath, save_plan
 from server.running import start
 
 ROOT = Path(__file__).parent.parent
@@ -42,6 +42,8 @@ def plan_of(bundle: Path, lane: str) -> Plan:
         paths=(PlannedPath(name=name, bundle=bundle.resolve(), runtime="onnx"),),
         lanes=(PlannedLane(name="cpu", kind=lane, cores=cores),),  # type: ignore[arg-type]
         default_budget_ms=60_000,
+        # Locust counts refusals as answers, and fast ones
+        limits=Limits(max_queued_rows=1_000_000),
     )
 
 
