@@ -31,6 +31,7 @@ from planner.plan import Plan
 from planner.traffic import Arrivals, Sizes
 
 ATTEMPTS = 3
+MOST_LEFT_OUT = 4
 RECOVERY_S = 10.0
 LADDER_SEED = 1000
 
@@ -107,19 +108,24 @@ class Contest:
         Raises LoadError if no policy keeps it at any rate.
         """
         searches = {policy: Search(first, highest=highest) for policy in self.trials}
+        left_out = dict.fromkeys(self.trials, 0)
         while turn := {p: rate for p, s in searches.items() if (rate := s.rate) is not None}:
             for policy, rate in turn.items():
                 search = searches[policy]
                 seconds = self.conditions.seconds / (2 if search.growing else 1)
                 seen = self._at(policy, rate, seconds, seed=len(search.verdicts))
                 if seen is None:
-                    search.most = len(search.verdicts)
+                    left_out[policy] += 1
+                    if left_out[policy] >= MOST_LEFT_OUT:
+                        search.most = len(search.verdicts)
                     continue
                 search.tell(rate, seen.keeps(self.conditions.slo_s, self.conditions.share))
                 self.trials[policy].tried.append(seen)
         for policy, search in searches.items():
             self.trials[policy].capacity = search.kept
         kept = [t.capacity for t in self.trials.values() if t.capacity is not None]
+        if not any(trial.tried for trial in self.trials.values()):
+            raise LoadError("the load driver was late in every run; the machine is busy (see --ahead)")
         if not kept:
             raise LoadError(
                 f"no policy keeps {1e3 * self.conditions.slo_s:g} ms at any rate that was tried; "
