@@ -46,7 +46,8 @@ def _memories(axes: Axes, plan: Plan, memories: list[MemoryUse]) -> list[str]:
     """Draws the upper panel; the names of the bundles in order of their colours."""
     parts = {m.place: _rows(plan, m) for m in memories}
     bundles = list(dict.fromkeys(name for by in parts.values() for name in by))
-    most = max(m.used_bytes for m in memories) * 1.25
+    # a budget is drawn whole where that leaves its parts visible
+    most = max(m.budget_bytes if m.budget_bytes < 2 * m.used_bytes else 1.25 * m.used_bytes for m in memories)
     unit = 1000 ** max(0, min(4, (len(str(int(most))) - 1) // 3))
     for y, m in enumerate(memories):
         left = 0.0
@@ -96,6 +97,8 @@ def _lookups(axes: Axes, placement: Placement) -> None:
             axes.barh(y, 100 * share, BAR, left=left, color=TIERS[tier])
             if share > 0.12:
                 words = f"{tier} {percent(share)} ({size(p.bytes[tier])})"
+                if not sum(p.bytes.values()):
+                    words = "stores no rows: all vectors are computed"
                 axes.text(left + 1, y, words, va="center", size=FONT - 2, color="white")
             left += 100 * share
             seen.append(tier)
