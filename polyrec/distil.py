@@ -8,20 +8,25 @@ import json
 HELP = "derive another representation from a trained table bundle, with or without data"
 EXAMPLE = "polyrec distil runs/table --representation dhe --out runs/dhe-distilled"
 
+PRECISIONS = ("bf16", "int8", "int4")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundle", help="folder of a fp32 table bundle")
+    parser.add_argument("bundle", help="folder of a fp32 bundle; a table, to derive computed vectors")
     parser.add_argument(
         "--representation",
         required=True,
-        choices=["dhe", "select", "hybrid", "bf16", "int8", "int4"],
+        choices=["dhe", "select", "hybrid", *PRECISIONS],
         help="computed vectors that learn the rows, or the rows in another precision",
     )
     parser.add_argument("--out", required=True, help="folder to write the new bundle to")
     parser.add_argument("--recipe", help="recipe file or shipped name, for the encoding and what is stored")
     parser.add_argument("--share", type=float, help="select: share of all rows to store, the hottest ones")
     parser.add_argument("--steps", type=int, default=3000, help="steps of regressing rows (default 3000)")
-    parser.add_argument("--data", help="also fine-tune on this data, and report quality before and after")
+    parser.add_argument(
+        "--data",
+        help="report quality before and after on this data; computed vectors are fine-tuned on it, too",
+    )
     parser.add_argument("--replace", action="store_true", help="replace the bundle at --out")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
@@ -49,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     begin = time.perf_counter()
     result: dict[str, object] = {"bytes_before": bundle.bytes}
     with Bars() as bars:
-        if args.representation in ("bf16", "int8", "int4"):
+        if args.representation in PRECISIONS:
             model, representation = quantised(bundle, args.representation)
         else:
             kind: Kind = args.representation
@@ -66,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
             reader = open_data(args.data, schema)
             metrics["source"] = quality_on_test(bundle.model(), bundle.encoder, reader, bars.phase)
             metrics["test"] = quality_on_test(model, bundle.encoder, reader, bars.phase)
-            if representation.encoding is not None:
+            if args.representation not in PRECISIONS:
                 metrics["distilled"] = metrics["test"]
                 tune(model, bundle, reader, training.recipe, bars.phase, bars.training)
                 metrics["test"] = quality_on_test(model, bundle.encoder, reader, bars.phase)
