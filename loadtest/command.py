@@ -27,7 +27,7 @@ from loadtest.load import Body, Load, load_of
 from loadtest.machine import machine
 from loadtest.openloop import Limits, run
 from loadtest.outcome import CouldNotKeepUp, Outcome, report
-from loadtest.pages import accuracies
+from loadtest.pages import Served, accuracies, served
 from loadtest.replay import read_times, replay
 from models.errors import PolyrecError
 from planner.arrivals import arrival_times
@@ -161,13 +161,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.core is not None:
             os.sched_setaffinity(0, {args.core})
         target, load = _load(args)
+        before = _served(args.url) if args.report is not None else None
         whole = run(target, load, Limits(args.connections, args.max_connections, args.grace))
         outcome = whole.since(args.warmup)
         result = asdict(report(outcome, args.max_lag_ms / 1e3))
         accuracy = _accuracy(args.url)
-        result |= _served(outcome, accuracy)
+        result |= _owners(outcome, accuracy)
         if args.report is not None:
-            _write(args, outcome, accuracy)
+            _write(args, outcome, accuracy, before)
     except PolyrecError as e:
         print(f"openloop: {e}", file=sys.stderr)
         return COULD_NOT_KEEP_UP if isinstance(e, CouldNotKeepUp) else 2
@@ -179,7 +180,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return BROKEN if args.slo_share is not None and result["ok"] < args.slo_share else 0
 
 
-def _served(outcome: Outcome, accuracy: dict[str, float]) -> dict[str, object]:
+def _owners(outcome: Outcome, accuracy: dict[str, float]) -> dict[str, object]:
     """What a service owner asks beyond latencies: shares by outcome, goodput, quality, paths."""
     from loadtest.figures import figures
 
@@ -196,9 +197,22 @@ def _accuracy(url: str) -> dict[str, float]:
         return {}
 
 
-def _write(args: argparse.Namespace, outcome: Outcome, accuracy: dict[str, float]) -> None:
+def _served(url: str) -> Served | None:
+    """What the server has counted, and its plan; None where what answers is no Polyrec server."""
+    parts = urlsplit(url)
+    try:
+        return served(f"http://{parts.netloc}")
+    except (URLError, OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _write(
+    args: argparse.Namespace, outcome: Outcome, accuracy: dict[str, float], before: Served | None
+) -> None:
     from loadtest.report.run import write_run
 
+    after = _served(args.url)
+    hits = {} if before is None or after is None else after.hits_since(before)
     made = {
         "requests to": args.url,
         "traffic": args.traffic or f"Poisson, {args.rate:g} requests/s",
@@ -206,7 +220,9 @@ def _write(args: argparse.Namespace, outcome: Outcome, accuracy: dict[str, float
         "seed": str(args.seed),
         **machine(),
     }
-    write_run(Path(args.report), outcome, accuracy, made)
+    if after is not None:
+        made = {"server": after.plan, **made}
+    write_run(Path(args.report), outcome, accuracy, made, hits=hits)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import numpy as np
 from loadtest.outcome import F64
 
 TIMEOUT_S = 10.0
+TIER = re.compile(r"^polyrec_embedding_(lookups|hits)_total\{([^}]*)\} (\S+)$", re.MULTILINE)
 LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
@@ -83,3 +84,41 @@ def read_buckets(text: str, name: str, labels: Mapping[str, str]) -> Buckets:
             found[edge] = found.get(edge, 0.0) + float(value)
     edges = np.array(sorted(found))
     return Buckets(edges, np.diff([found[e] for e in edges], prepend=0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a server had counted at one moment, and what it followed.
+
+    tiers: tier of memory -> embedding rows looked up there, and found. plan: in words, for the reader.
+    """
+
+    tiers: dict[str, tuple[float, float]]
+    plan: str
+
+    def hits_since(self, before: Served) -> dict[str, tuple[float, float]]:
+        """Tier -> rows looked up since, and the share that was found; tiers without look-ups are left out."""
+        found = {}
+        for tier, (lookups, hits) in self.tiers.items():
+            asked, there = before.tiers.get(tier, (0.0, 0.0))
+            if lookups > asked:
+                found[tier] = (lookups - asked, (hits - there) / (lookups - asked))
+        return found
+
+
+def served(url: str) -> Served:
+    """Raises OSError, ValueError or KeyError where no Polyrec server answers."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=TIMEOUT_S) as answer:
+        page = answer.read().decode()
+    counted: dict[str, dict[str, float]] = {"lookups": {}, "hits": {}}
+    for what, inside, value in TIER.findall(page):
+        counted[what][dict(LABEL.findall(inside))["tier"]] = float(value)
+    tiers = {tier: (n, counted["hits"].get(tier, 0.0)) for tier, n in counted["lookups"].items()}
+    plan = ask(url, "/v1/plan")
+    lanes = [f"{lane['name']} ({lane['kind']})" for lane in plan.get("lanes") or ()]
+    words = (
+        f"paths {', '.join(path['name'] for path in plan['paths'])}; "
+        f"lanes {', '.join(lanes) or 'one a device'}; policy {plan['routing']['policy']}; "
+        f"default budget {plan['default_budget_ms']:g} ms"
+    )
+    return Served(tiers, words)

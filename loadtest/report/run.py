@@ -39,10 +39,13 @@ def write_run(
     made: Mapping[str, str],
     *,
     title: str = "Load test",
-    more: Mapping[str, Any] | None = None,
+    hits: Mapping[str, tuple[float, float]] | None = None,
     marks: tuple[tuple[float, str], ...] = (),
 ) -> Path:
-    """Writes the folder, gives the page's path. made: how and where, for the reader. more: into the JSON."""
+    """Writes the folder, gives the page's path. made: how and where, for the reader.
+
+    hits: tier of memory -> embedding rows looked up there, and the share that was found.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     found = figures(outcome, accuracy)
     line = timeline(outcome, accuracy)
@@ -53,7 +56,7 @@ def write_run(
         kept=_kept(outcome, found),
         tiles=_tiles(outcome, found),
         charts=(("Over time", charts),),
-        tables=(_fates(found), *_paths(found, accuracy)),
+        tables=(_fates(found), *_paths(found, accuracy), *_tiers(hits or {})),
         made=tuple(made.items()),
         notes=(
             "Latency runs from the time at which a request was meant to leave, so a stall counts for every "
@@ -67,7 +70,7 @@ def write_run(
         "figures": asdict(found),
         "latency_histogram": histogram(outcome.latency_s[outcome.answered]),
         "timeline": plain(asdict(line)),
-        **(more or {}),
+        "tiers": {tier: {"lookups": n, "hit_rate": share} for tier, (n, share) in (hits or {}).items()},
     }
     (folder / "report.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return folder / "report.html"
@@ -213,6 +216,16 @@ def _paths(found: Figures, accuracy: Mapping[str, float]) -> tuple[Table, ...]:
         for path, share in found.mix.items()
     )
     return (Table("Paths that answered", ("path", "share of rows", "accuracy"), rows),)
+
+
+def _tiers(hits: Mapping[str, tuple[float, float]]) -> tuple[Table, ...]:
+    if not hits:
+        return ()
+    rows = tuple((tier, f"{n:,.0f}", f"{100 * share:.2f}%") for tier, (n, share) in hits.items())
+    head = ("tier", "rows looked up", "found")
+    return (
+        Table("Embedding rows by tier of memory", head, rows, "What a tier lacks, the next is asked for."),
+    )
 
 
 def _ms(value: float | None) -> str:

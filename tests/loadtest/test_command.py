@@ -90,6 +90,12 @@ def test_command_asks_rankings_of_a_bundle_and_writes_a_report(
         assert list(made["mix"].values()) == [1.0]
         assert made["accuracy"] is not None
         assert {p.name for p in tmp_path.iterdir()} == {"report.html", "report.png", "report.json"}
+        page, written = ((tmp_path / f"report.{kind}").read_text() for kind in ("html", "json"))
+        assert "Embedding rows by tier" in page
+        assert "policy priced" in page
+        (tier,) = json.loads(written)["tiers"].values()
+        assert tier["lookups"] >= 30 * made["requests"]
+        assert tier["hit_rate"] == 1.0
         # nothing can be answered in a microsecond
         assert main([server.url, *flags, "--budget-ms", "0.001", "--slo-share", "0.99"]) == BROKEN
         replayed = ("--data", str(clicks), "--replay", "request_id")
