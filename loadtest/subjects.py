@@ -7,10 +7,11 @@ that all of them have the same process, memory and warm caches.
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from secrets import token_urlsafe
 from types import TracebackType
@@ -39,15 +40,15 @@ def policies_of(plan: Plan, asked: str) -> tuple[str, ...]:
 
 
 class Subjects:
-    """A live server that follows one policy after another. core: its only one. Use as a context."""
+    """A live server that follows one policy after another. cores: those it may use. Use as a context."""
 
     def __init__(
-        self, plan: Plan, policies: Sequence[str], core: int | None, settings: Mapping[str, object]
+        self, plan: Plan, policies: Sequence[str], cores: Set[int], settings: Mapping[str, object]
     ) -> None:
         """plan: its bundles as paths that are right from here."""
         self.policies = tuple(policies)
         self._plan = plan
-        self._core = core
+        self._cores = cores
         self._settings = dict(settings)
         self._token = token_urlsafe(24)
         self._followed: str | None = None
@@ -60,7 +61,12 @@ class Subjects:
             file = Path(folder) / "plan.json"
             save_plan(self._plan.model_copy(update={"paths": paths}), file)
             own = {"drain_grace_s": 0, "plan": file, "admin_token": self._token}
-            self._child = start(self._settings | own, core=self._core)
+            mine = os.sched_getaffinity(0)
+            os.sched_setaffinity(0, self._cores)  # which a child inherits
+            try:
+                self._child = start(self._settings | own)
+            finally:
+                os.sched_setaffinity(0, mine)
         return self
 
     def __exit__(

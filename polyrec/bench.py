@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="requests/s before and after the 5x step (default: 18%% of the best capacity)",
     )
     add("--simulate", action="store_true", help="also simulate the ladder, and compare p99 and goodput")
-    add("--server-core", type=int, help="the server's processor core (default: the first)")
+    add("--server-cores", help="the server's processor cores, like 0,1,2 (default: all but the driver's)")
     add("--client-core", type=int, help="the load driver's (default: the last)")
     add("--max-lag-ms", type=float, default=2.0, help="p99 of the driver's own lag that is accepted (2)")
     add("--ahead", action="store_true", help="server and driver at the highest normal priority; takes root")
@@ -73,6 +73,20 @@ def _rates(text: str | None) -> tuple[float, ...]:
     if any(not 0 < rate < 1e6 for rate in rates):
         raise LoadError(f"--rates '{text}': give requests a second, like 100,200,400")
     return rates
+
+
+def _cores(text: str | None, usable: list[int], client: int) -> set[int]:
+    from loadtest.connection import LoadError
+
+    if text is None:
+        return set(usable) - {client} or {client}
+    try:
+        cores = {int(part) for part in text.split(",")}
+    except ValueError:
+        cores = set()
+    if not cores or cores - set(usable):
+        raise LoadError(f"--server-cores '{text}': give some of {', '.join(map(str, usable))}")
+    return cores
 
 
 def run(args: argparse.Namespace) -> int:
@@ -116,8 +130,8 @@ def _run(args: argparse.Namespace) -> int:
     if args.no_search and not rates:
         raise LoadError("--no-search needs --rates: without a search there is no capacity to take shares of")
     cores = sorted(os.sched_getaffinity(0))
-    server_core = cores[0] if args.server_core is None else args.server_core
     client_core = cores[-1] if args.client_core is None else args.client_core
+    server_cores = _cores(args.server_cores, cores, client_core)
     made = {
         "plan": f"{args.plan}: {', '.join(path.name for path in plan.paths)}",
         "lanes": ", ".join(f"{lane.name} ({lane.kind}, {lane.device})" for lane in plan.all_lanes()),
@@ -125,11 +139,11 @@ def _run(args: argparse.Namespace) -> int:
         "promise": f"{args.slo_ms:g} ms, of which the server is told {args.slo_ms - args.margin_ms:g}",
         "command": f"polyrec bench --plan {args.plan} --policies {args.policies} --slo-ms {args.slo_ms:g}",
         **machine(),
-        "cores of server and driver": f"{server_core} and {client_core}",
+        "cores of server and driver": f"{', '.join(map(str, sorted(server_cores)))} and {client_core}",
     }
     source = open_source(args.data, load_bundle(plan.paths[0].bundle), args.seed)
     os.sched_setaffinity(0, {client_core})
-    with Doing("bench") as doing, Subjects(plan, policies, server_core, {}) as subjects:
+    with Doing("bench") as doing, Subjects(plan, policies, server_cores, {}) as subjects:
         contest = Contest(subjects, source, conditions, doing.tell)
         capacity = None if args.no_search else contest.find_capacities(args.first_rate)
         contest.climb(rates or tuple(round((capacity or 0.0) * share, 1) for share in LADDER))
