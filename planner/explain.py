@@ -32,10 +32,13 @@ def page(plan: Plan) -> list[str]:
         lines += ["", *_bounds(expected)]
         lines += _more(expected)
     routing, limits = plan.routing, plan.limits
+    front = ""
+    if routing.query_s or routing.row_s:
+        each = f"{routing.query_s * 1e6:.0f} us and {routing.row_s * 1e6:.2f} us a row"
+        front = f"; reading and writing a query takes {each}"
     lines += [
         "",
-        f"Routing by '{routing.policy}', default budget {plan.default_budget_ms:g} ms; a query costs the "
-        f"front {routing.query_s * 1e6:.0f} us and {routing.row_s * 1e6:.2f} us a row",
+        f"Routing by '{routing.policy}', default budget {plan.default_budget_ms:g} ms{front}",
         f"Batches up to {limits.max_batch_rows:,} rows, requests up to {limits.max_request_rows:,}, "
         f"a queue of up to {limits.max_queued_rows:,} rows",
     ]

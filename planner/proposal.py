@@ -69,7 +69,7 @@ def propose(
     Raises PlanImpossible or BundleError.
     """
     tables = tables_of(profile.paths) if tables is None else tables
-    ask, problem, choice = _best_lanes(profile, ask, tables, time_limit_s)
+    problem, choice = _best_lanes(profile, ask, tables, time_limit_s)
     problem = filled(problem, choice)
     choice = with_reserve(problem, shared(problem, list(choice.options), choice.gap))
     others = (lambda other: _chosen(profile, other, tables, time_limit_s)) if more else None
@@ -87,40 +87,42 @@ def propose(
 
 def _best_lanes(
     profile: Profile, ask: Ask, tables: Sequence[Tables | None], limit_s: float
-) -> tuple[Ask, Problem, Choice]:
-    """With the CPU's lanes as asked. Where that is left open, two cores can be a loop that executes, or a
-    loop and a process: the better, the simpler of equals."""
+) -> tuple[Problem, Choice]:
+    """The better of what the lanes can be, the simpler of equals. Two cores can be a loop that executes, or
+    a loop and a process; an accelerator that is left alone needs no core to feed it."""
     problem = pose(profile, ask, tables)
-    open_ = ask.lane is None and problem.inline is not None
-    cores = 0 if problem.inline is None else ask.cores or problem.lanes[problem.inline].device.lanes
-    if not open_ or cores < 2:
-        refuse_impossible(profile, problem)
-        return ask, problem, choose(problem, limit_s)
-    apart = replace(ask, lane="process")
-    other = pose(profile, apart, tables)
-    found = []
-    for one, posed in ((ask, problem), (apart, other)):
+    posed = [problem]
+    if problem.inline is not None and ask.lane is None:
+        cores = ask.cores or problem.lanes[problem.inline].device.lanes
+        if cores > 1:
+            posed.append(pose(profile, replace(ask, lane="process"), tables))
+    on_cpu = [i for i, p in enumerate(profile.paths) if problem.lanes[p.path.device].device.kind == "cpu"]
+    if 0 < len(on_cpu) < len(profile.paths):
+        own = profile.model_copy(update={"paths": tuple(profile.paths[i] for i in on_cpu)})
+        posed.append(pose(own, ask, [tables[i] for i in on_cpu]))
+    found: list[tuple[Problem, Choice]] = []
+    for one in posed:
         try:
-            refuse_impossible(profile, posed)
-            found.append((one, posed, choose(posed, limit_s)))
+            refuse_impossible(one)
+            found.append((one, choose(one, limit_s)))
         except PlanImpossible:
             continue
     if not found:
-        refuse_impossible(profile, problem)
-    return max(
-        found, key=lambda f: round(f[2].correct / found[0][2].correct, 6) if found[0][2].correct else 0
-    )
+        refuse_impossible(problem)
+        raise PlanImpossible("no path fits the memory given; give it more (--memory DEVICE=SIZE)")
+    unit = max(found[0][1].correct, 1e-300)
+    return max(found, key=lambda f: round(f[1].correct / unit, 6))
 
 
 def _chosen(profile: Profile, ask: Ask, tables: Sequence[Tables | None], limit_s: float) -> Choice | None:
     """What would be chosen for another ask; None if nothing can be."""
     try:
-        return _best_lanes(profile, ask, tables, limit_s)[2]
+        return _best_lanes(profile, ask, tables, limit_s)[1]
     except PlanImpossible:
         return None
 
 
-def refuse_impossible(profile: Profile, problem: Problem) -> None:
+def refuse_impossible(problem: Problem) -> None:
     """Raises PlanImpossible if no path keeps the promise, or none that does fits the memory."""
     ask = problem.ask
     if not problem.options:

@@ -1,4 +1,4 @@
-"""`polyrec inspect`: what a bundle or a plan is."""
+"""`polyrec inspect`: what a bundle, a profile, a plan or a machine is."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pydantic import BaseModel
+
     from models.bundle import Bundle
 
-HELP = "show what a bundle or a plan file is"
+HELP = "show what a bundle, a profile, a plan or a machine file is"
 EXAMPLE = "polyrec inspect runs/demo/table"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", help="folder of a bundle, or a plan file")
+    parser.add_argument("path", help="folder of a bundle, or a file: a profile, a plan, a machine's YAML")
     parser.add_argument(
         "--vocabulary", metavar="TABLE", help="print id<TAB>value of every row of a bundle's table instead"
     )
@@ -24,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if Path(args.path).is_file():
-        return _plan(args)
+        return _file(args)
     from models.bundle import load_bundle
     from models.popularity import skew
 
@@ -67,15 +71,40 @@ def _vocabulary(bundle: Bundle, table: str) -> int:
     return 0
 
 
-def _plan(args: argparse.Namespace) -> int:
+def _file(args: argparse.Namespace) -> int:
+    """A file says what it is: a machine is YAML, a profile and a plan differ in their keys."""
+    from models.errors import BundleError
+    from planner.devices import load_machine
     from planner.plan import load_plan
+    from planner.profile import load_profile
+
+    if args.vocabulary:
+        raise BundleError(f"'{args.path}' is a file; --vocabulary is of a bundle's folder")
+    if Path(args.path).suffix in (".yaml", ".yml"):
+        from planner.profiling.words import machine_lines
+
+        machine = load_machine(args.path)
+        return _show(args, machine, lambda: machine_lines(machine))
+    if _is_profile(Path(args.path)):
+        from planner.profiling.words import lines
+
+        profile = load_profile(args.path)
+        return _show(args, profile, lambda: lines(profile))
+    from planner.explain import page
 
     plan = load_plan(args.path)
-    if args.json:
-        print(plan.model_dump_json())
-        return 0
-    print(f"plan, default budget {plan.default_budget_ms:g} ms")
-    for path in plan.paths:
-        print(f"  {path.name:<24} {path.runtime} on {path.device}, bundle {path.bundle}")
-    print("limits " + json.dumps(plan.limits.model_dump()))
+    return _show(args, plan, lambda: page(plan))
+
+
+def _is_profile(file: Path) -> bool:
+    """Whether a JSON file has a profile's key; one that cannot be read is left to whoever loads it."""
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(raw, dict) and "machine" in raw
+
+
+def _show(args: argparse.Namespace, model: BaseModel, lines: Callable[[], Sequence[str]]) -> int:
+    print(model.model_dump_json(exclude_none=True) if args.json else "\n".join(lines()))
     return 0

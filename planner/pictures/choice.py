@@ -101,8 +101,7 @@ def _best(problem: Problem, value: list[F64], seconds: list[F64], floor: float =
 def _panel(axes: Axes, title: str, chosen: F64, n: int, problem: Problem) -> None:
     plain(axes, grid=False)
     axes.set_title(title, size=FONT, loc="left", color=LIGHT.text)
-    colours = ListedColormap([colour(k) for k in range(max(n, 1))])
-    colours.set_bad(NOBODY)
+    colours = ListedColormap([colour(k) for k in range(max(n, 1))]).with_extremes(bad=NOBODY)
     axes.pcolormesh(
         ROWS, BUDGETS_MS, np.ma.masked_invalid(chosen), cmap=colours, vmin=-0.5, vmax=max(n, 1) - 0.5,
         shading="nearest", rasterized=True,

@@ -44,7 +44,7 @@ def draw(plan: Plan) -> bytes:
 
 def _memories(axes: Axes, plan: Plan, memories: list[MemoryUse]) -> list[str]:
     """Draws the upper panel; the names of the bundles in order of their colours."""
-    parts = {m.place: _rows(plan, m) for m in memories}
+    parts = {m.place: rows_by_bundle(plan, m) for m in memories}
     bundles = list(dict.fromkeys(name for by in parts.values() for name in by))
     # a budget is drawn whole where that leaves its parts visible
     most = max(m.budget_bytes if m.budget_bytes < 2 * m.used_bytes else 1.25 * m.used_bytes for m in memories)
@@ -71,7 +71,7 @@ def _memories(axes: Axes, plan: Plan, memories: list[MemoryUse]) -> list[str]:
     return bundles
 
 
-def _rows(plan: Plan, memory: MemoryUse) -> dict[str, int]:
+def rows_by_bundle(plan: Plan, memory: MemoryUse) -> dict[str, int]:
     """Bytes of rows in one memory by bundle, each once however many paths share them."""
     assert plan.placement is not None
     placed = {p.path: p.bytes for p in plan.placement.paths}

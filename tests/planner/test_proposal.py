@@ -116,6 +116,13 @@ def test_lanes_take_the_cores_that_the_front_and_the_accelerators_leave(
     assert [(lane.name, lane.kind) for lane in plan.lanes] == lanes
 
 
+def test_an_accelerator_that_is_not_worth_feeding_leaves_its_core_to_the_cpu() -> None:
+    slow = path("table@cuda:0", fixed_s=4e-3, row_s=1e-5)
+    on = machine(cores=4, gpu=10**9)
+    plan = propose(profile(FAST, slow, on=on), Ask(0.01, traffic(1e7)), [None, None]).plan
+    assert [lane.name for lane in plan.lanes] == ["cpu.0", "cpu.1", "cpu.2"]
+
+
 def test_an_inline_lane_shares_its_core_with_the_front() -> None:
     front = Front(query_s=1e-4, row_s=0.0)
     alone, shared = (

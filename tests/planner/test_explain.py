@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from planner.ask import Ask
+from planner.explain import page
+from planner.plan import single_path_plan
+from planner.proposal import propose
+from planner.traffic import Sizes, Traffic
+from tests.planner.planning import machine, path, profile, skewed, traffic
+
+GOOD = path("hybrid@cpu", accuracy=0.81, row_s=1e-5)
+FAST = path("table@cpu", accuracy=0.8)
+
+
+def text(rate: float, **asked: int) -> str:
+    ask = Ask(0.01, traffic(rate), memory=asked)
+    return "\n".join(page(propose(profile(GOOD, FAST), ask, [None, None]).plan))
+
+
+def test_a_page_says_what_is_served_by_which_paths() -> None:
+    shown = text(100)
+    assert "Plan for machine 'made': 100 queries/s of 20 rows, poisson, within 10 ms" in shown
+    assert "Serves 100% of it: 2,000 of 2,000 rows/s, 1,620 of them right (accuracy 0.81000)" in shown
+    (line,) = (row for row in shown.splitlines() if row.startswith("hybrid@cpu"))
+    assert line.split() == [
+        "hybrid@cpu", "100%", "0.81000", "323", "rows", "323", "rows", "1", "MB", "host",
+    ]  # fmt: skip
+    assert "Bound by nothing" in shown
+
+
+def test_a_reserve_is_called_so() -> None:
+    (line,) = (row for row in text(3000).splitlines() if row.startswith("table@cpu"))
+    assert "in reserve" in line
+
+
+def test_a_full_machine_says_what_bounds_it_and_what_more_buys() -> None:
+    shown = text(1e6)
+    assert "of it:" in shown
+    assert "Serves 100%" not in shown
+    (device,) = (row for row in shown.splitlines() if row.startswith("cpu (inline)"))
+    assert "full" in device
+    assert "correct/s" in device
+    assert "Bound by time of cpu (+" in shown
+    assert "1 core of cpu more would buy" in shown
+    assert "1 GB of cpu more would buy nothing" in shown
+
+
+def test_memory_that_binds_is_named() -> None:
+    small = path("dhe@cpu", accuracy=0.7, tables={"t": 1000})
+    ask = Ask(0.01, traffic(10), memory={"cpu": 500_000})
+    shown = "\n".join(page(propose(profile(GOOD, small), ask, [None, None]).plan))
+    assert "Bound by memory of cpu (+22 correct/s without it)" in shown
+    assert "1 GB of cpu more would buy 22 correct/s" in shown
+
+
+def test_tiers_are_shown_with_their_share_of_the_look_ups() -> None:
+    on = machine(disk=True)
+    ask = Ask(0.1, traffic(20), memory={"cpu": 500_000})
+    plan = propose(profile(path("table@cpu"), on=on), ask, [skewed(1000)]).plan
+    shown = "\n".join(page(plan))
+    assert "kB host (" in shown
+    assert "kB disk (" in shown
+    assert "(in brackets: share of the look-ups that find their row there)" in shown
+
+
+def test_queries_that_nobody_can_answer_are_told() -> None:
+    mixed = Traffic(rate=10, sizes=Sizes(kind="measured", values=(10, 4000), shares=(0.9, 0.1)))
+    shown = "\n".join(page(propose(profile(FAST), Ask(0.005, mixed), [None]).plan))
+    assert "97.8% of the rows come in queries that no path answers within the promise" in shown
+
+
+def test_a_plan_made_by_hand_has_a_page_too() -> None:
+    shown = page(single_path_plan(Path("b"), "table", "onnx"))
+    assert shown[0] == "Paths"
+    assert "table@cpu" in shown[1]
+    assert shown[-1].startswith("Batches up to 1,024 rows")
