@@ -5,9 +5,9 @@ time at which a request was *meant* to leave, so that a stall is paid by every r
 up (no coordinated omission). The driver watches itself as well: `lag` is how late it was in handing
 a request over, and figures taken while it could not keep up are refused, not printed.
 
-asyncio and uvloop count timers in whole milliseconds. The driver therefore sleeps until two before a
-departure and polls the loop from there; above some hundred requests a second it keeps a core busy,
-which should be one that the server does not use.
+asyncio and uvloop count timers in whole milliseconds, and a process that slept is woken when the scheduler
+finds the time. The driver therefore sleeps only in longer gaps, until ten milliseconds before a departure, and
+polls the loop from there: it keeps a core busy, which should be one that the server does not use.
 
     python -m loadtest.openloop http://127.0.0.1:8000/v1/rank --rate 500 --seconds 30 --body rank.json
 
@@ -32,6 +32,7 @@ from loadtest.load import Load
 from loadtest.outcome import NO_PATH, Outcome
 
 NAP_S = 6e-5
+POLLED_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +120,9 @@ async def _until(moment: float, nap: bool) -> None:
     """
     while True:
         left = moment - perf_counter()
-        if nap and NAP_S < left <= 0.003:
+        if nap and NAP_S < left <= POLLED_S:
             sleep(NAP_S / 2)
-        await asyncio.sleep(left - 0.002 if left > 0.003 else 0)
+        await asyncio.sleep(left - POLLED_S / 2 if left > POLLED_S else 0)
         if perf_counter() >= moment:
             return
 
