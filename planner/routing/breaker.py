@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-FIRST_WAIT_S, MOST_WAIT_S = 0.02, 1.0
+FIRST_WAIT_S, MOST_WAIT_S, MOST_BROKEN_WAIT_S = 0.02, 0.1, 1.0
+"""A lane that is slow is tried often, on queries that others answer as well; one that fails not so often."""
 PROBE_GOOD = 3.0
 """A probe is good if it takes at most this many times its tail on the best of the other lanes."""
 SUSPECT_TAILS = 2.0
@@ -39,7 +40,12 @@ class Breaker:
         self.state = BreakerState.OPEN
         self.broken = broken
         self.again_s = now_s + self._wait_s
-        self._wait_s = min(2 * self._wait_s, MOST_WAIT_S)
+        self._wait_s = min(2 * self._wait_s, MOST_BROKEN_WAIT_S if broken else MOST_WAIT_S)
+
+    @property
+    def open(self) -> bool:
+        """It gets no work but probes."""
+        return self.state is not BreakerState.CLOSED
 
     def ready(self, now_s: float) -> bool:
         """Whether a probe may be tried now."""

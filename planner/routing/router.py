@@ -109,6 +109,8 @@ class Router:
             elif breaker.state is BreakerState.PROBING or not breaker.broken:
                 others = [other.correction.factor for other in self._others(lane)]
                 breaker.probed(took_s, curve.tail[rows] * max(1.0, min(others, default=INF)), now_s)
+                if others and not breaker.open:
+                    lane.correction.reset()
                 self._lanes_changed()
         queue = board.queue
         whole_only = dispatch.lost or dispatch.probe

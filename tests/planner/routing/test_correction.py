@@ -1,0 +1,64 @@
+"""Corrections: slowdowns are believed fast, single outliers not, models' errors slowly."""
+
+import numpy as np
+import pytest
+
+from planner.routing.correction import Correction
+
+MEDIAN_S, TAIL_S = 1e-3, 1.5e-3
+SPREAD = np.log(1.5) / 2.326
+
+
+def fed(seconds, correction: Correction | None = None, path: int = 0) -> Correction:
+    correction = correction or Correction(2)
+    for took_s in seconds:
+        correction.observe(path, float(took_s), MEDIAN_S, TAIL_S)
+    return correction
+
+
+def noise(n: int, seed: int = 0) -> np.ndarray:
+    return np.exp(SPREAD * np.random.default_rng(seed).standard_normal(n))
+
+
+def test_what_was_profiled_stays_as_profiled():
+    correction = fed(MEDIAN_S * noise(3000))
+    assert correction.median[0] == pytest.approx(1.0, abs=0.12)
+    assert correction.tail[0] == pytest.approx(1.0, abs=0.35)
+    assert correction.factor == 1.0
+
+
+def test_tenfold_slowness_is_believed_after_two_batches_for_all_paths_and_so_is_recovery():
+    correction = fed(MEDIAN_S * noise(50))
+    fed([10 * MEDIAN_S] * 2, correction)
+    assert correction.factor == pytest.approx(10, rel=0.3)
+    assert correction.median[1] == pytest.approx(10, rel=0.3)
+    fed([MEDIAN_S] * 2, correction)
+    assert correction.factor == 1.0
+
+
+def test_one_outlier_moves_little():
+    correction = fed(MEDIAN_S * noise(200))
+    before = correction.median[0]
+    fed([50 * MEDIAN_S], correction)
+    assert correction.factor == 1.0
+    assert correction.median[0] == pytest.approx(before, rel=0.03)
+
+
+@pytest.mark.parametrize("error", [0.7, 1.25])
+def test_a_wrong_model_of_one_path_is_corrected_for_that_path_only(error):
+    correction = fed(error * MEDIAN_S * noise(400))
+    assert correction.median[0] == pytest.approx(error, rel=0.12)
+    assert correction.median[1] == 1.0
+
+
+def test_a_heavier_tail_than_profiled_is_learnt():
+    rng = np.random.default_rng(1)
+    took = np.where(rng.random(3000) < 0.05, 2.4, 1.0) * MEDIAN_S
+    assert fed(took).tail[0] * TAIL_S > 2.0 * MEDIAN_S
+
+
+def test_reset_forgets_slowness():
+    correction = fed([10 * MEDIAN_S] * 5)
+    correction.reset()
+    assert correction.factor == 1.0
+    assert correction.median[0] < 1.2

@@ -1,0 +1,44 @@
+"""Tables of latency: the latency model's own numbers, and the batches that pay."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.latency import LatencyModel
+from planner.routing.curve import Curve
+from tests.planner.routing.worlds import line
+
+
+@st.composite
+def models(draw):
+    rows = sorted(draw(st.sets(st.integers(1, 600), min_size=1, max_size=5)))
+    median = sorted(draw(st.lists(st.floats(1e-5, 1e-2), min_size=len(rows), max_size=len(rows))))
+    tail = [draw(st.floats(1.0, 3.0)) * median[-1] + m for m in median]
+    return LatencyModel(rows=tuple(rows), median_s=tuple(median), tail_s=tuple(sorted(tail)))
+
+
+@given(model=models(), rows=st.integers(1, 500))
+def test_tables_are_the_latency_model(model, rows):
+    curve = Curve(model, 500)
+    assert curve.median[rows] == pytest.approx(model.median(rows), rel=1e-9)
+    assert curve.tail[rows] == pytest.approx(model.tail(rows), rel=1e-9)
+
+
+@given(model=models(), seconds=st.floats(0, 2e-2))
+def test_most_rows_within_a_time(model, seconds):
+    curve = Curve(model, 500)
+    rows = curve.rows_safe_within(seconds)
+    assert rows == 0 or curve.tail[rows] <= seconds
+    assert rows == 500 or curve.tail[rows + 1] > seconds
+
+
+def test_merging_pays_until_the_fixed_cost_is_spread():
+    curve = Curve(line(1e-4, 1e-6), 2000)
+    least = curve.median[2000] / 2000
+    assert curve.median[curve.efficient_rows] / curve.efficient_rows <= 1.02 * least
+    assert curve.median[curve.efficient_rows - 1] / (curve.efficient_rows - 1) > 1.02 * least
+
+
+def test_merging_does_not_pay_where_cost_is_by_the_row():
+    model = LatencyModel(rows=(1, 2), median_s=(1e-5, 2e-5), tail_s=(1e-5, 2e-5))
+    assert Curve(model, 100).efficient_rows == 1
