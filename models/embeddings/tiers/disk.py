@@ -96,7 +96,7 @@ class DiskTier:
             if rows.size == 1:
                 self._wait_for_room()
             cache = self.cache
-            cache.touch(page)
+            cache.touch(np.unique(page))
             slots = cache.slot_of_page[page].astype(np.int64)
             missed = slots == NOWHERE
             wanted = np.unique(page[missed])
@@ -104,10 +104,11 @@ class DiskTier:
             here = slots[~missed]
             cache.pins[here] += 1
             if wanted.size:
-                claimed = self._read(wanted)
-                if claimed.size < wanted.size:
+                # asked before anything is read: what is read for nothing would displace what is wanted
+                room = cache.slots if wanted.size <= cache.slots // 8 else int((cache.pins == 0).sum())
+                if wanted.size > room or self._read(wanted).size < wanted.size:
                     cache.pins[here] -= 1
-                    raise CacheTooSmall(f"{wanted.size} pages are wanted, {claimed.size} have room")
+                    raise CacheTooSmall(f"{wanted.size} pages are wanted, {room} have room")
                 slots[missed] = cache.slot_of_page[page[missed]]
                 cache.pins[slots[missed]] += 1
             tickets: tuple[int, ...] = ()

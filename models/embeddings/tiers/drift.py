@@ -49,7 +49,7 @@ class Drift:
     sample. most: rows that change places at one boundary of a table, at one time.
     """
 
-    def __init__(self, stack: TierStack, memory: float = 1.0, most: int = 1 << 17) -> None:
+    def __init__(self, stack: TierStack, memory: float = 4.0, most: int = 1 << 17) -> None:
         if stack.views.newest.encoder is None:
             raise ValueError("tiers that were opened without vocabularies cannot be put into a new order")
         self._stack = stack

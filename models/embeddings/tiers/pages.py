@@ -83,7 +83,7 @@ class PageCache:
         return slots
 
     def touch(self, pages: I64) -> None:
-        """Counts accesses. pages: int64 [n]; one that is named often counts once."""
+        """Counts accesses of a batch. pages: int64 [n], distinct: how often a batch has one tells little."""
         heat = self.heat[pages]
         self.heat[pages] = heat + (heat < MOST_HEAT)
         self._accesses += pages.size

@@ -14,7 +14,7 @@ class Sample:
 
     def __init__(self, size: int = 1 << 20, every: int = 16) -> None:
         self._rows: I64 = np.empty(size, np.int64)
-        self._every = every
+        self.every = every
         self._order = self._batches = self._end = self._held = 0
         self._lock = threading.Lock()
 
@@ -22,7 +22,7 @@ class Sample:
         """A batch has looked up rows, in an order. A new order begins a new sample."""
         with self._lock:
             self._batches += 1
-            if order < self._order or self._batches % self._every:
+            if order < self._order or self._batches % self.every:
                 return
             if order > self._order:
                 self._order, self._end, self._held = order, 0, 0
