@@ -119,7 +119,8 @@ def _more(problem: Problem, choice: Choice, others: Others) -> tuple[More, ...]:
         else:
             asks[f"1 {device}"] = replace(ask, copies={**ask.copies, device: ask.copies.get(device, 1) + 1})
     for place, budget in problem.budget.items():
-        if budget is not None and (place != "disk" or any(o.tier == "disk" for o in problem.options)):
+        used = place != "disk" or any(problem.options[i].tier == "disk" for i in choice.options)
+        if budget is not None and used:
             asks[f"{size(MORE_BYTES)} of {place}"] = replace(
                 ask, memory={**ask.memory, place: int(budget) + MORE_BYTES}
             )
