@@ -24,8 +24,8 @@ class Ranked:
     rows: I64
 
     @classmethod
-    def of(cls, counts: I64) -> Ranked:
-        """From accesses by rank, int64 [rows], never increasing."""
+    def of(cls, counts: I64 | F64) -> Ranked:
+        """From accesses by rank, [rows], never increasing."""
         starts = np.flatnonzero(np.append(True, counts[1:] != counts[:-1])[: counts.size])
         return cls(counts[starts].astype(np.float64), np.diff(np.append(starts, counts.size)))
 

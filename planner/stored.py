@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from models.bundle import VOCABULARY, Manifest, read_manifest
 from models.errors import BundleError
 from planner.profile import Memory, ProfileError
-from planner.ranked import I64, Ranked
+from planner.ranked import F64, I64, Ranked
 from planner.residency import Tables
 
 
@@ -34,6 +34,20 @@ def read_tables(folder: Path, memory: Memory) -> Tables:
         ) from None
 
 
+def foreseen(counts: I64) -> F64:
+    """What sampled accesses by rank, int64 [rows], say of accesses to come: float64 [rows], in their order.
+
+    Rows that the sample missed are looked up as well. Together they get what rows seen once got (Turing's
+    estimate; Good, Biometrika 1953), each no more than a row seen once; the others leave them that.
+    """
+    total, once = float(counts.sum()), float((counts == 1).sum())
+    unseen = counts.size - int(np.count_nonzero(counts))
+    if not total or not unseen or once == total:
+        return counts.astype(np.float64)
+    kept = 1.0 - once / total
+    return np.where(counts > 0, counts * kept, min(once / unseen, kept))
+
+
 def stored_tables(manifest: Manifest, accesses: Mapping[str, I64], memory: Memory) -> Tables:
     """accesses: by table, in rank order. Raises ValueError if `memory` has rows that are not stored.
 
@@ -41,7 +55,7 @@ def stored_tables(manifest: Manifest, accesses: Mapping[str, I64], memory: Memor
     rows the counts are of, and so how often a row looks up a bag.
     """
     schema, representation = manifest.schema_, manifest.representation
-    counts: dict[str, I64] = {}
+    counts: dict[str, F64] = {}
     sampled = 0.0
     for table, features in schema.tables.items():
         all_rows = accesses[table]
@@ -51,7 +65,7 @@ def stored_tables(manifest: Manifest, accesses: Mapping[str, I64], memory: Memor
         if representation.kind in ("dhe", "select"):
             stored = representation.cuts.get(table, 0)
         if stored and memory.tables.get(table):
-            counts[table] = all_rows[:stored]
+            counts[table] = foreseen(all_rows)[:stored]
     for table, size in memory.tables.items():
         if size and table not in counts:
             raise ValueError(f"it stores no rows of table '{table}'")
