@@ -32,7 +32,7 @@ from planner.simulator import Simulator, correct
 from planner.traffic import Arrivals, Sizes
 
 BUDGET_S = 0.010
-WARM_S = 0.2
+WARM_S = 0.3
 """What arrives before is left out: until its first ticks a policy knows no rate. The bound is that of the
 rest with all lanes free at its beginning, so it still is one."""
 SIZES = {"lognormal": Sizes(kind="lognormal", mean=147), "mlperf": Sizes(kind="mlperf")}
@@ -296,9 +296,11 @@ class _Timed:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--machine", action="append", choices=sorted(MACHINES), help="both by default")
-    parser.add_argument("--seconds", type=float, default=0.5, help="of virtual time a trace")
+    parser.add_argument("--seconds", type=float, default=0.7, help="of virtual time a trace")
     parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--arrivals", action="append", choices=sorted(ARRIVALS), help="all by default")
     parser.add_argument("--quick", action="store_true", help="Poisson arrivals at five loads only")
+    parser.add_argument("--combine", type=Path, nargs="+", help="results of earlier runs, instead of running")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--hot-path", action="store_true", help="what a decision costs, on this machine")
@@ -312,16 +314,26 @@ def main() -> None:
         return
     machines = arguments.machine or list(MACHINES)
     mixes = (("poisson", "lognormal", FEW_LOADS),) if arguments.quick else MIXES
-    found = compare(machines, mixes, arguments.seconds, arguments.seeds)
+    mixes = tuple(mix for mix in mixes if mix[0] in (arguments.arrivals or ARRIVALS))
+    if arguments.combine:
+        found = [run for file in arguments.combine for run in json.loads(file.read_text())["runs"]]
+    else:
+        found = compare(machines, mixes, arguments.seconds, arguments.seeds)
     for machine in machines:
-        for arrivals, sizes, _ in mixes:
+        for arrivals, sizes in dict.fromkeys((r["arrivals"], r["sizes"]) for r in found):
+            if not any(
+                (r["machine"], r["arrivals"], r["sizes"]) == (machine, arrivals, sizes) for r in found
+            ):
+                continue
             print(f"\n{MACHINES[machine].name}, {arrivals} arrivals, {sizes} sizes; share of the bound\n")
             print("\n".join(summary(found, machine, arrivals, sizes)))
     told = verdict(found)
     print("\n" + json.dumps(told, indent=1))
     if arguments.json:
         result = {"budget_s": BUDGET_S, "seconds": arguments.seconds, "verdict": told, "runs": found}
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+        runs = ",\n".join(json.dumps(run) for run in found)
+        text = json.dumps(result | {"runs": []}, indent=1).replace('"runs": []', f'"runs": [\n{runs}\n]')
+        arguments.json.write_text(text + "\n")
     if arguments.plot:
         plot(found, arguments.plot)
 

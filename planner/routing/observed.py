@@ -8,6 +8,8 @@ import numpy as np
 
 KEPT = 512
 LONG_MEMORY_S = 1.0
+OUTLIER = 100.0
+"""No change between two ticks counts for more than that many times the variance known so far."""
 RATE_MEMORY_S = 0.3
 """The rate forgets with this time constant: a step in load is two thirds known after it."""
 FIRST_ROWS, FIRST_BUDGET_S = 23.0, 0.1
@@ -21,7 +23,7 @@ class Observed:
 
     __slots__ = (
         "_at", "_budgets", "_first_s", "_last_rows", "_last_s", "_long_rows_s", "_new_queries", "_new_rows",
-        "_sizes", "_varies", "budget_s", "high_rows_s", "mean_rows", "mean_square", "queries_s",
+        "_sizes", "_ticks", "_varies", "budget_s", "high_rows_s", "mean_rows", "mean_square", "queries_s",
         "rows_s", "variance_s",
     )  # fmt: skip
 
@@ -39,6 +41,7 @@ class Observed:
         self._long_rows_s = 0.0
         self._last_rows = 0.0
         self._varies = 0.0
+        self._ticks = 0
         self.mean_rows = FIRST_ROWS
         self.mean_square = FIRST_ROWS**2
         self.budget_s = FIRST_BUDGET_S
@@ -68,9 +71,13 @@ class Observed:
         self._long_rows_s += weight * (self._new_rows / passed - self._long_rows_s)
         self.high_rows_s = max(self.rows_s, self._long_rows_s)
         # Half the squared difference of consecutive counts: what varies, without what drifts (Allan).
-        change = self._new_rows - self._last_rows * passed
-        self._varies += (1 - exp(-passed / LONG_MEMORY_S)) * (change * change / 2 / passed - self._varies)
+        # A single large step counts little; bursts come again.
+        poisson = self.queries_s * self.mean_square
+        change = self._new_rows - self._last_rows * passed if self._ticks else 0.0
+        varies = min(change * change / 2 / passed, OUTLIER * max(self._varies, poisson))
+        self._varies += (1 - exp(-passed / LONG_MEMORY_S)) * (varies - self._varies)
         self._last_rows = self._new_rows / passed
+        self._ticks += 1
         self._new_queries = self._new_rows = 0
         self._last_s = now_s
         if self._sizes:
