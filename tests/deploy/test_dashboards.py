@@ -1,0 +1,168 @@
+"""Every panel of every dashboard, its query asked of a real Prometheus that scrapes a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+import yaml
+
+from benchmarks.prometheus import HOW, PROGRAM, Prometheus, prometheus
+from planner.plan import Plan, save_plan
+from server.metrics import Metrics
+from server.running import start
+
+DEPLOY = Path(__file__).parent.parent.parent / "deploy"
+FILES = sorted((DEPLOY / "grafana" / "dashboards").glob("*.json"))
+SCHEMA_OF_GRAFANA = {"12.3": 42}
+"""schemaVersion that a release writes (its DashboardMigrator.ts)."""
+RULES = yaml.safe_load((DEPLOY / "prometheus/rules.yml").read_text())["groups"]
+RECORDED = {rule["record"] for group in RULES for rule in group["rules"] if "record" in rule}
+
+
+def dashboard(file: Path) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads(file.read_text())
+    return loaded
+
+
+def panels(file: Path) -> list[dict[str, Any]]:
+    return [panel for panel in dashboard(file)["panels"] if panel["type"] != "row"]
+
+
+QUERIES = [
+    pytest.param(target["expr"], id=f"{file.stem}: {panel['title']} {target['refId']}")
+    for file in FILES
+    for panel in panels(file)
+    for target in panel["targets"]
+] + [
+    pytest.param(note["expr"], id=f"{file.stem}: {note['name']}")
+    for file in FILES
+    for note in dashboard(file)["annotations"]["list"]
+    if "expr" in note
+]
+MAY_BE_EMPTY = {
+    # more than one plan has to have been opened within the minute
+    "A plan took over",
+}
+
+
+@pytest.fixture(scope="module")
+def observed(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """A server with two paths, asked for some seconds while Prometheus scrapes it every second."""
+    if PROGRAM is None:
+        pytest.skip(f"no Prometheus on this machine ({HOW})")
+    plan = Plan.model_validate(
+        {
+            "paths": [
+                {"name": "table@cpu", "bundle": bundle_dir, "runtime": "onnx"},
+                {"name": "table.int8@cpu", "bundle": bundle_dir, "runtime": "onnx", "precision": "int8"},
+            ]
+        }
+    )
+    file = tmp_path_factory.mktemp("plans") / "plan.json"
+    save_plan(plan, file)
+    with start({"plan": file, "drain_grace_s": 0}) as server:
+        target = urlsplit(server.url).netloc
+        with prometheus([target], every="1s") as prom:
+            # rates need two scrapes: one before and one after something happened
+            prom.until("polyrec_ready == 1 and on () (up == 1)")
+            asyncio.run(_ask(server.url))
+            prom.until(f"sum(polyrec_rows_total) >= {3 * ASKED} and on () count(polyrec:unkept:ratio_rate1h)")
+            asyncio.run(_ask(server.url))
+            prom.until(f"sum(polyrec_rows_total) >= {6 * ASKED} and on () count(polyrec:unkept:ratio_rate1h)")
+            prom.until("sum(rate(polyrec_rows_total[20s])) > 0")
+            prom.until("polyrec:correct_predictions:rate1m > 0")
+            yield prom
+
+
+ASKED = 60
+
+
+async def _ask(url: str) -> None:
+    async with httpx.AsyncClient(base_url=url) as client:
+        for _ in range(ASKED):
+            patient = {"x-latency-budget-ms": "60000"}
+            await client.post("/v1/predict", content=b'{"instances": [{}, {}, {}]}', headers=patient)
+        # one that breaks the promise, one that is not understood
+        await client.post(
+            "/v1/rank", content=b'{"candidates": [{}]}', headers={"x-latency-budget-ms": "1e-6"}
+        )
+        await client.post("/v1/rank", content=b"{")
+
+
+def with_variables(expression: str) -> str:
+    """As Grafana sends it with everything selected and the interval of a scrape a second."""
+    asked = expression.replace("$__rate_interval", "20s").replace("$model", ".*").replace("$instance", ".*")
+    assert "$" not in asked
+    return asked
+
+
+@pytest.mark.parametrize("expression", QUERIES)
+def test_every_query_gives_data(
+    observed: Prometheus, expression: str, request: pytest.FixtureRequest
+) -> None:
+    found = observed.query(with_variables(expression))
+    numbers = [float(series["value"][1]) for series in found]
+    if not any(name in request.node.name for name in MAY_BE_EMPTY):
+        assert numbers
+        assert all(number == number for number in numbers), "NaN draws nothing"
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
+def test_every_variable_finds_values(observed: Prometheus, file: Path) -> None:
+    for variable in dashboard(file)["templating"]["list"]:
+        if variable["type"] == "query":
+            match = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"]["query"])
+            assert match
+            assert observed.label_values(match[2], with_variables(match[1]))
+
+
+def test_alerts_are_evaluated(observed: Prometheus) -> None:
+    states = {
+        alert["labels"]["alertname"]
+        for alert in observed.api("alerts")["alerts"]
+        if alert["state"] == "firing"
+    }
+    # two of 122 requests came with an impossible budget: 1.6%
+    assert states == {"PolyrecPromiseErodes"}
+
+
+def test_uids_are_fixed_and_unique() -> None:
+    uids = [dashboard(file)["uid"] for file in FILES]
+    assert uids == [f"polyrec-{file.stem}" for file in FILES]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
+def test_dashboards_can_be_provisioned(file: Path) -> None:
+    board = dashboard(file)
+    assert board["id"] is None
+    image = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["grafana"]["image"]
+    assert board["schemaVersion"] == SCHEMA_OF_GRAFANA[".".join(image.rpartition(":")[2].split(".")[:2])]
+    names = [variable["name"] for variable in board["templating"]["list"]]
+    assert names == ["datasource", "model", "instance"]
+    ids = [panel["id"] for panel in board["panels"]]
+    assert len(set(ids)) == len(ids)
+    for panel in panels(file):
+        assert panel["description"], panel["title"]
+        assert panel["datasource"]["uid"] == "${datasource}"
+        for target in panel["targets"]:
+            assert target["datasource"]["uid"] == "${datasource}"
+    for one, other in combinations((panel["gridPos"] for panel in board["panels"]), 2):
+        apart = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
+        assert apart or one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
+
+
+@pytest.mark.parametrize("expression", QUERIES)
+def test_queries_name_metrics_that_exist(expression: str) -> None:
+    exposed = {family.exposed for family in Metrics().families} | RECORDED
+    for name in re.findall(r"\bpolyrec[\w:]+", expression):
+        base = re.sub(r"_(bucket|sum|count)$", "", name)
+        assert name in exposed or base in exposed, name
