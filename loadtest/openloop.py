@@ -5,9 +5,9 @@ time at which a request was *meant* to leave, so that a stall is paid by every r
 up (no coordinated omission). The driver watches itself as well: `lag` is how late it was in handing
 a request over, and figures taken while it could not keep up are refused, not printed.
 
-asyncio and uvloop count timers in whole milliseconds, and a process that slept is woken when the scheduler
-finds the time. The driver therefore sleeps only in longer gaps, until ten milliseconds before a departure, and
-polls the loop from there: it keeps a core busy, which should be one that the server does not use.
+asyncio and uvloop count timers in whole milliseconds, and a process that slept is woken when the
+scheduler finds the time. The driver therefore sleeps only in longer gaps, until ten milliseconds before a
+departure, and polls the loop from there: it keeps a core busy, which the server should not use.
 
     python -m loadtest.openloop http://127.0.0.1:8000/v1/rank --rate 500 --seconds 30 --body rank.json
 

@@ -141,19 +141,25 @@ def _run(args: argparse.Namespace) -> int:
         **machine(),
         "cores of server and driver": f"{', '.join(map(str, sorted(server_cores)))} and {client_core}",
     }
+    title = f"Routing policies of {Path(args.plan).name}"
     source = open_source(args.data, load_bundle(plan.paths[0].bundle), args.seed)
     os.sched_setaffinity(0, {client_core})
     with Doing("bench") as doing, Subjects(plan, policies, server_cores, {}) as subjects:
         contest = Contest(subjects, source, conditions, doing.tell)
         capacity = None if args.no_search else contest.find_capacities(args.first_rate)
+        if args.out:
+            # a run that is interrupted later has told what it knew
+            write_contest(Path(args.out), contest, made, title)
         contest.climb(rates or tuple(round((capacity or 0.0) * share, 1) for share in LADDER))
         if args.simulate:
             contest.simulate(plan)
         base = args.step_base or (capacity and capacity * STEP_TO / 5)
         if base and not args.no_step:
+            if args.out:
+                write_contest(Path(args.out), contest, made, title)
             contest.step(base)
     if args.out:
-        page = write_contest(Path(args.out), contest, made, f"Routing policies of {Path(args.plan).name}")
+        page = write_contest(Path(args.out), contest, made, title)
     if args.json:
         print(json.dumps(document(contest, made)))
         return 0

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from time import monotonic
 
 import httpx
 import pytest
@@ -18,10 +19,14 @@ from server.running import start
 ROOT = Path(__file__).parents[2]
 
 
-def started(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+def started(*arguments: str, headless: bool = True, **environment: str) -> subprocess.Popen[str]:
     own = {k: v for k, v in os.environ.items() if not k.startswith(("LOADTEST_", "LOCUST_", "POLYREC_"))}
     return subprocess.Popen(
-        [sys.executable, "-m", "locust", "-f", "loadtest/locustfile.py", "--headless", *arguments],
+        [
+            *(sys.executable, "-m", "locust", "-f", "loadtest/locustfile.py"),
+            *(("--headless",) if headless else ()),
+            *arguments,
+        ],
         cwd=ROOT,
         env=own | environment,
         stdout=subprocess.PIPE,
@@ -125,6 +130,34 @@ def test_a_workers_counts_reach_the_master(bundle_dir: Path, clicks: Path) -> No
         served = request_buckets(server.url, endpoint="rank").total
     assert done.returncode == 0, done.stderr
     assert _asked(done.stderr) == served > 20
+
+
+def test_the_page_has_a_tab_of_the_promise(bundle_dir: Path, clicks: Path) -> None:
+    environment = {"LOADTEST_DATA": str(clicks), "LOADTEST_ROWS": "2000"}
+    port = _free_port()
+    with start({"bundle": bundle_dir, "drain_grace_s": 0}) as server:
+        flags = ("--autostart", "-u", "2", "-r", "2", "-t", "60s", "--rate", "20", "--budget-ms", "30000")
+        where = ("--web-host", "127.0.0.1", "--web-port", str(port), "--host", server.url)
+        process = started(*flags, *where, "Rank", headless=False, **environment)
+        try:
+            rows = _promised(f"http://127.0.0.1:{port}/stats/requests")
+        finally:
+            process.terminate()
+            ended(process)
+    assert rows[-1]["0"] == "Aggregated"
+    assert rows[-1]["2"] == "100.00%"
+
+
+def _promised(url: str) -> list[dict[str, str]]:
+    """Rows of the tab, once something was asked."""
+    until = monotonic() + 60
+    with httpx.Client(transport=httpx.HTTPTransport(retries=30)) as client:
+        while monotonic() < until:
+            answer = client.get(url).json()
+            rows = next((s["data"] for s in answer["extended_stats"] if s["key"] == "promise"), [])
+            if len(rows) > 1 and int(rows[-1]["1"]) > 3:
+                return rows
+    raise AssertionError("nothing was asked in 60 s")
 
 
 def _asked(printed: str) -> int:
