@@ -43,7 +43,7 @@ def test_rows_that_became_hot_move_to_fast_tiers_and_none_is_wrong(tmp_path: Pat
     encoder = encoder_of(SIZES)
     stack = world(encoder, tmp_path)
     coldest = np.flatnonzero(encoder.vocabularies["a"].rank_of_id >= 5900)
-    drift = Drift(stack)
+    drift = Drift(stack, memory=0.1)
     rows = asked(stack, coldest, 50)
     assert fast_hits(stack) == 0
     moves = drift.follow()
@@ -70,7 +70,7 @@ def test_values_encode_to_the_new_ranks(tmp_path: Path) -> None:
     stack = world(encoder, tmp_path)
     coldest = np.flatnonzero(encoder.vocabularies["a"].rank_of_id[:-2] >= 5900)
     asked(stack, coldest, 20)
-    Drift(stack).follow()
+    Drift(stack, memory=0.1).follow()
     after = stack.views.newest.encoder
     assert after is not None
     vocabulary = after.vocabularies["a"]
@@ -86,7 +86,7 @@ def test_nothing_moves_while_the_popular_stay_popular(tmp_path: Path) -> None:
     stack = world(encoder, tmp_path)
     hottest = np.flatnonzero(encoder.vocabularies["a"].rank_of_id < 150)
     asked(stack, hottest, 3)
-    drift = Drift(stack)
+    drift = Drift(stack, memory=0.1)
     drift.follow()
     order = stack.views.newest.order
     assert drift.follow().rows == 0
@@ -100,7 +100,7 @@ def test_ranks_of_an_older_order_are_refused_rather_than_answered_wrongly(tmp_pa
     bound = TieredRows(stack)
     bound.gather(torch.arange(5))
     asked(stack, np.flatnonzero(encoder.vocabularies["a"].rank_of_id >= 5900), 5)
-    Drift(stack).follow()
+    Drift(stack, memory=0.1).follow()
     with pytest.raises(OlderOrder):
         bound.gather(torch.arange(5))
     stack.close()
@@ -137,7 +137,7 @@ def test_no_batch_sees_a_wrong_row_or_half_an_update_under_load(tmp_path: Path) 
     threads = [threading.Thread(target=read, args=(i,)) for i in range(2)]
     for thread in threads:
         thread.start()
-    drift = Drift(stack)
+    drift = Drift(stack, memory=0.1)
     random = np.random.default_rng(9)
     orders = 0
     try:

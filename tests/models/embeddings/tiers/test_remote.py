@@ -105,7 +105,7 @@ def test_updates_and_new_orders_reach_the_store(server: RedisServer, tmp_path: P
         with rows.generation() as view:
             assert view.encoder is not None
             rows.gather(torch.from_numpy(view.encoder.vocabularies["a"].rank_of_id[cold]))
-    moves = Drift(stack).follow()
+    moves = Drift(stack, memory=0.1).follow()
     assert (moves.before, moves.after) == (0.0, 1.0)
     for _ in range(2):
         with rows.generation() as view:

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+import torch
+from starlette.applications import Starlette
+
+from models.bundle import Bundle
+from models.embeddings.tiers.placement import Placement
+from models.embeddings.tiers.rows import TieredRows
+from models.embeddings.tiers.stack import TierStack
+from models.embeddings.tiers.stage import open_tiers
+from models.embeddings.tiers.update import TableUpdate, save_update
+from server.engine import Engine
+from server.http.admin import Admin
+from server.http.admin_embeddings import Embeddings, embeddings_route
+
+TOKEN = {"authorization": "Bearer secret"}
+
+
+@pytest.fixture
+def stack(bundle: Bundle, tmp_path: Path) -> Iterator[TierStack]:
+    rows = bundle.encoder.vocabularies["item"].rows
+    placement = {"cuts": {"item": {"host": 10, "disk": rows - 10}}, "directory": tmp_path}
+    stack = open_tiers(bundle, Placement.model_validate(placement))
+    yield stack
+    stack.close()
+
+
+@pytest.fixture
+def updated(client: Any, stack: TierStack) -> Any:
+    """A client of nothing but the page of updates."""
+    admin = Admin(Engine(), "secret")
+    route = embeddings_route(admin, Embeddings(lambda: {"table@cpu": stack}))
+    return type(client)(client.runner, Starlette(routes=[route]))
+
+
+def post(client: Any, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    answer = client.post("/v1/admin/embeddings", orjson.dumps(body), TOKEN)
+    return answer.status_code, answer.json()
+
+
+def row(stack: TierStack, bundle: Bundle, id: int) -> list[float]:
+    rank = stack.tiers.layout.base["item"] + int(bundle.encoder.vocabularies["item"].rank_of_id[id])
+    return TieredRows(stack).gather(torch.tensor([rank]))[0].tolist()
+
+
+def test_rows_change_by_id_by_value_and_by_file(
+    updated: Any, stack: TierStack, bundle: Bundle, tmp_path: Path
+) -> None:
+    ones = [1.0] * 8
+    status, answer = post(updated, {"tables": {"item": {"ids": [3, 4], "rows": [ones, ones]}}})
+    assert (status, answer) == (200, {"path": "table@cpu", "rows": 2})
+    assert row(stack, bundle, 3) == row(stack, bundle, 4) == ones
+    v = bundle.encoder.vocabularies["item"]
+    assert v.values is not None
+    value = v.values[7].as_py()
+    status, _ = post(updated, {"tables": {"item": {"values": [value, None], "rows": [[2.0] * 8, [3.0] * 8]}}})
+    assert status == 200
+    assert row(stack, bundle, 7) == [2.0] * 8
+    assert row(stack, bundle, v.missing_id) == [3.0] * 8
+    file = tmp_path / "update.safetensors"
+    save_update({"item": TableUpdate(np.array([5]), np.full((1, 8), 4, np.float32))}, file)
+    assert post(updated, {"path": "table@cpu", "file": str(file)})[0] == 200
+    assert row(stack, bundle, 5) == [4.0] * 8
+
+
+@pytest.mark.parametrize(
+    ("body", "offence"),
+    [
+        ({}, "either a `file` or `tables`"),
+        ({"tables": {"item": {"ids": [1], "rows": []}}}, "1 rows are named, 0 are given"),
+        ({"tables": {"item": {"rows": [[1.0]]}}}, "either by `ids` or by `values`"),
+        ({"tables": {"item": {"ids": [1], "rows": [[1.0]]}}}, r"wants \(1, 8\) numbers"),
+        ({"tables": {"item": {"ids": [1, 2], "rows": [[1.0], [1.0, 2.0]]}}}, "different lengths"),
+        ({"tables": {"item": {"ids": [2**63], "rows": [[1.0] * 8]}}}, "is too large"),
+        ({"tables": {"item": {"values": ["no such"], "rows": [[1.0] * 8]}}}, "no value 'no such'"),
+        ({"tables": {"cat": {"ids": [1], "rows": [[1.0] * 8]}}}, "no table 'cat'"),
+        ({"path": "dhe@cpu", "file": "x"}, "path 'dhe@cpu' has no tiers; those that have: table@cpu"),
+        ({"file": "/nothing"}, "no file of updates"),
+    ],
+)
+def test_a_wrong_update_is_422_and_says_why(updated: Any, body: dict[str, Any], offence: str) -> None:
+    status, answer = post(updated, body)
+    assert status == 422
+    assert re.search(offence, answer["error"])
+
+
+def test_the_token_is_asked_for(updated: Any) -> None:
+    page = "/v1/admin/embeddings"
+    assert updated.post(page, b"{}", {}).status_code == 401
+    assert updated.post(page, b"{}", {"authorization": "Bearer no"}).status_code == 403
+    assert updated.post(page, b"{", TOKEN).status_code == 400
