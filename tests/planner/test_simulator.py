@@ -54,7 +54,7 @@ FAULTS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     server=st.sampled_from(list(SERVERS)),
     policy=st.sampled_from(POLICIES),

@@ -70,7 +70,7 @@ def step(owner: Owner, step: tuple, policies: list[str]) -> None:
         owner.router.set_policy(routing, owner.now_s)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(steps=STEPS, server=st.sampled_from(SERVERS), policy=st.sampled_from(POLICIES))
 def test_every_query_ends_exactly_once_whatever_happens(steps, server, policy):
     owner = Owner(router(*server, policy=policy))
@@ -92,7 +92,7 @@ def test_every_query_ends_exactly_once_whatever_happens(steps, server, policy):
     assert list(owner.router.board.queue.unsettled()) == []
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(steps=STEPS, server=st.sampled_from(SERVERS), policy=st.sampled_from(POLICIES))
 def test_same_events_give_same_decisions(steps, server, policy):
     def run() -> list:
@@ -105,7 +105,7 @@ def test_same_events_give_same_decisions(steps, server, policy):
     assert run() == run()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(
     offers=st.lists(st.tuples(ROWS, st.floats(1e-3, 0.05), st.floats(0, 2e-3)), min_size=1, max_size=40),
     server=st.sampled_from(SERVERS),
@@ -121,7 +121,7 @@ def test_no_batch_is_dispatched_that_should_miss_a_deadline_in_it(offers, server
             assert d.started_s + d.median_s <= part.query.deadline_s + 1e-9
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(
     offers=st.lists(st.tuples(ROWS, st.floats(1e-3, 0.05), st.floats(0, 2e-3)), min_size=1, max_size=40),
     server=st.sampled_from(SERVERS),
