@@ -15,7 +15,7 @@ PIP_ARGS ?=
 SUITABLE := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
 
 .PHONY: help setup demo test check lint format-check types imports dockerfile documentation format bench \
-	constraints clean
+	observe constraints clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r name what; do \
@@ -75,6 +75,9 @@ format: setup  ## apply the formatter and the safe fixes of the linter
 
 bench: setup  ## requests/s, rows/s and where the time goes, one core serving, the other asking
 	@$(BIN)/python benchmarks/serve_throughput.py
+
+observe: setup  ## server, Prometheus, a day's load in a minute; then look at it until Ctrl-C (ARGS="--plan FILE")
+	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.observe $(ARGS)
 
 constraints:  ## resolve pyproject.toml anew into constraints.txt, without installing
 	@bash .ci/constraints

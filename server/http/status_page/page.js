@@ -258,10 +258,10 @@ function frame(id, top, unit, label) {
     const v = top * part;
     chart.append(svg("text", { x: LEFT - 6, y: y(v) + 4, "text-anchor": "end" }, unit === "%" ? `${100 * v}%` : v >= 10 || v === 0 ? whole(v) : String(Math.round(v * 100) / 100)));
   }
-  const step = windowS / 4;
-  for (let i = 0; i <= 4; i++) {
-    const ago = windowS - i * step;
-    chart.append(svg("text", { x: x(now - ago), y: H - 6, "text-anchor": i === 4 ? "end" : i ? "middle" : "start" }, ago ? `${windowS > 60 ? ago / 60 : ago}${windowS > 60 ? " min" : " s"} ago` : "now"));
+  const steps = W < 400 ? 2 : 4;
+  for (let i = 0; i <= steps; i++) {
+    const ago = windowS - i * windowS / steps;
+    chart.append(svg("text", { x: x(now - ago), y: H - 6, "text-anchor": i === steps ? "end" : i ? "middle" : "start" }, ago ? `${windowS > 60 ? ago / 60 : ago}${windowS > 60 ? " min" : " s"} ago` : "now"));
   }
   $(id).replaceChildren(chart);
   return { chart, x, y };
