@@ -32,7 +32,7 @@ BEHIND = 0.6
 """There is more than enough to do when the backlog fills that share of the last deadline's time."""
 PAYS = 0.7
 """A batch pays if it does at least that share of the rows a second that one after it would."""
-MARGIN = 1.1
+MARGIN = 1.2
 """The backlog takes that many times what the latency models say, before a query is taken."""
 
 
