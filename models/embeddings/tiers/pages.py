@@ -79,7 +79,7 @@ class PageCache:
         pages: hottest first. The least hot of them stand in the window.
         """
         slots = np.concatenate((self._main, self._window))[: pages.size]
-        self._put(pages, slots)
+        self._put(pages[: slots.size], slots)
         return slots
 
     def touch(self, pages: I64) -> None:

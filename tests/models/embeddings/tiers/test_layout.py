@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.embeddings.tiers.layout import DISK, TIERS, Layout
+
+CUTS = st.lists(st.tuples(*[st.integers(0, 9)] * 4), min_size=1, max_size=5).filter(
+    lambda cuts: sum(map(sum, cuts)) > 0
+)
+
+
+@given(CUTS)
+def test_every_row_has_one_place_and_a_tier_has_the_next_hottest_ranks(cuts: list[tuple[int, ...]]) -> None:
+    sizes = {f"t{i}": sum(c) for i, c in enumerate(cuts)}
+    layout = Layout(sizes, {f"t{i}": c for i, c in enumerate(cuts)})
+    tier, local = layout.locate(np.arange(layout.total))
+    expected = [t for held in cuts for t, n in enumerate(held) for _ in range(n)]
+    assert tier.tolist() == expected
+    for number in range(len(TIERS)):
+        own = local[tier == number]
+        if number != DISK:
+            assert own.tolist() == list(range(layout.rows[number]))
+        assert layout.rows_of(number).tolist() == np.flatnonzero(tier == number).tolist()
+    filed = [t for t, c in zip(sizes, cuts, strict=True) if c[DISK]]
+    assert list(layout.filed) == filed
+    in_file = [layout.base[t] + rank for t in filed for rank in range(sizes[t])]
+    assert [in_file[a] for a in local[tier == DISK]] == np.flatnonzero(tier == DISK).tolist()
+
+
+def test_a_table_without_cuts_lies_in_host_memory() -> None:
+    layout = Layout({"a": 3, "b": 2}, {"b": (1, 0, 1, 0)})
+    assert layout.cuts["a"] == (0, 3, 0, 0)
+    with pytest.raises(ValueError, match="table 'a' has 3 rows, its tier cuts are"):
+        Layout({"a": 3}, {"a": (1, 1, 0, 0)})
