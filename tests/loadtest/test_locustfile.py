@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic
 
@@ -48,18 +49,28 @@ def locust(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
     return ended(started(*arguments, **environment))
 
 
+@pytest.fixture(scope="module")
+def url(bundle_dir: Path) -> Iterator[str]:
+    with start({"bundle": bundle_dir, "drain_grace_s": 0}) as server:
+        yield server.url
+
+
+def served(url: str) -> int:
+    """Rankings that the server has counted, however they ended."""
+    return request_buckets(url, endpoint="rank").total
+
+
 @pytest.mark.parametrize("given", [True, False], ids=["given data", "generated data"])
 def test_users_are_answered_by_a_real_server(
-    bundle_dir: Path, clicks: Path, tmp_path: Path, given: bool
+    url: str, bundle_dir: Path, clicks: Path, tmp_path: Path, given: bool
 ) -> None:
     environment = {"LOADTEST_BUNDLE": str(bundle_dir), "LOADTEST_RATE": "20", "LOADTEST_ROWS": "2000"}
     if given:
         environment["LOADTEST_DATA"] = str(clicks)
-    with start({"bundle": bundle_dir, "drain_grace_s": 0}) as server:
-        results = ("--csv", str(tmp_path / "run"), "--only-summary")
-        done = locust("-u", "3", "-r", "3", "-t", "3s", "--host", server.url, *results, **environment)
-        assert done.returncode == 0, done.stderr
-        metrics = httpx.get(f"{server.url}/metrics").text
+    results = ("--csv", str(tmp_path / "run"), "--only-summary")
+    done = locust("-u", "3", "-r", "3", "-t", "2s", "--host", url, *results, **environment)
+    assert done.returncode == 0, done.stderr
+    metrics = httpx.get(f"{url}/metrics").text
     with (tmp_path / "run_stats.csv").open() as f:
         stats = {row["Name"]: row for row in csv.DictReader(f)}
     for kind in ("predict", "rank", "infer_ranking"):
@@ -85,65 +96,43 @@ def test_a_mistake_in_the_environment_is_named(environment: dict[str, str], says
     assert says in done.stderr
 
 
-def test_a_shape_is_followed_and_the_promise_judged(bundle_dir: Path, clicks: Path, tmp_path: Path) -> None:
-    environment = {"LOADTEST_DATA": str(clicks), "LOADTEST_ROWS": "2000"}
-    with start({"bundle": bundle_dir, "drain_grace_s": 0}) as server:
-        flags = ("--shape", "step", "-u", "10", "-t", "3s", "--rate", "30", "--stop-timeout", "5")
-        flags += ("--host", server.url, "--csv", str(tmp_path / "run"), "--only-summary")
-        kept = locust(*flags, "--budget-ms", "30000", "Rank", **environment)
-        # nothing can be answered in a microsecond
-        broken = locust(*flags, "--budget-ms", "0.001", "Rank", **environment)
-        served = request_buckets(server.url, endpoint="rank").total
-    assert kept.returncode == 0, kept.stderr
-    assert broken.returncode == 1
-    assert "in budget" in kept.stderr
-    # a fifth of the users, then all, then a fifth
-    assert kept.stderr.count("updating to 2 users") == 2
-    assert kept.stderr.count("updating to 10 users") == 1
-    counts = [_asked(run.stderr) for run in (kept, broken)]
-    assert min(counts) > 40
-    assert sum(counts) == served
-
-
-def test_a_workers_counts_reach_the_master(bundle_dir: Path, clicks: Path) -> None:
-    environment = {"LOADTEST_DATA": str(clicks), "LOADTEST_ROWS": "2000"}
-    port = str(_free_port())
-    with start({"bundle": bundle_dir, "drain_grace_s": 0}) as server:
-        both = ("--rate", "20", "--budget-ms", "30000", "--stop-timeout", "5", "--host", server.url, "Rank")
-        asked = (
-            "--master",
-            "--master-bind-port",
-            port,
-            "--expect-workers",
-            "1",
-            "-u",
-            "4",
-            "-r",
-            "4",
-            "-t",
-            "2s",
-        )
-        master = started(*asked, *both, **environment)
-        worker = started("--worker", "--master-port", port, *both, **environment)
-        done = ended(master)
-        ended(worker)
-        served = request_buckets(server.url, endpoint="rank").total
+def test_a_shape_is_followed_and_counts_are_the_servers(url: str, clicks: Path) -> None:
+    environment = {"LOADTEST_DATA": str(clicks), "LOADTEST_ROWS": "1000"}
+    before = served(url)
+    flags = ("--shape", "step", "-u", "10", "-t", "3s", "--rate", "30", "--stop-timeout", "5")
+    done = locust(*flags, "--host", url, "--budget-ms", "30000", "Rank", **environment)
     assert done.returncode == 0, done.stderr
-    assert _asked(done.stderr) == served > 20
+    # a fifth of the users, then all, then a fifth
+    assert done.stderr.count("updating to 2 users") == 2
+    assert done.stderr.count("updating to 10 users") == 1
+    assert _asked(done.stderr) == served(url) - before > 40
 
 
-def test_the_page_has_a_tab_of_the_promise(bundle_dir: Path, clicks: Path) -> None:
-    environment = {"LOADTEST_DATA": str(clicks), "LOADTEST_ROWS": "2000"}
+def test_workers_counts_add_up_and_a_broken_promise_is_the_exit_status(url: str, clicks: Path) -> None:
+    environment = {"LOADTEST_DATA": str(clicks), "LOADTEST_ROWS": "1000"}
+    port, before = str(_free_port()), served(url)
+    # nothing can be answered in a microsecond
+    both = ("--rate", "20", "--budget-ms", "0.001", "--stop-timeout", "5", "--host", url, "Rank")
+    asked = ("-u", "4", "-r", "4", "-t", "1s", "--expect-workers", "1")
+    master = started("--master", "--master-bind-port", port, *asked, *both, **environment)
+    worker = started("--worker", "--master-port", port, *both, **environment)
+    done = ended(master)
+    ended(worker)
+    assert done.returncode == 1
+    assert _asked(done.stderr) == served(url) - before > 5
+
+
+def test_the_page_has_a_tab_of_the_promise(url: str, clicks: Path) -> None:
+    environment = {"LOADTEST_DATA": str(clicks), "LOADTEST_ROWS": "1000"}
     port = _free_port()
-    with start({"bundle": bundle_dir, "drain_grace_s": 0}) as server:
-        flags = ("--autostart", "-u", "2", "-r", "2", "-t", "60s", "--rate", "20", "--budget-ms", "30000")
-        where = ("--web-host", "127.0.0.1", "--web-port", str(port), "--host", server.url)
-        process = started(*flags, *where, "Rank", headless=False, **environment)
-        try:
-            rows = _promised(f"http://127.0.0.1:{port}/stats/requests")
-        finally:
-            process.terminate()
-            ended(process)
+    flags = ("--autostart", "-u", "2", "-r", "2", "-t", "60s", "--rate", "20", "--budget-ms", "30000")
+    where = ("--web-host", "127.0.0.1", "--web-port", str(port), "--host", url)
+    process = started(*flags, *where, "Rank", headless=False, **environment)
+    try:
+        rows = _promised(f"http://127.0.0.1:{port}/stats/requests")
+    finally:
+        process.terminate()
+        ended(process)
     assert rows[-1]["0"] == "Aggregated"
     assert rows[-1]["2"] == "100.00%"
 
