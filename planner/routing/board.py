@@ -343,13 +343,21 @@ class Board:
             known = self._own[size] = self._own_s(size)
         return known
 
-    def _own_s(self, rows: int) -> float:
+    def best_own_s(self, rows: int) -> float:
+        """As `own_s`, on paths of the highest value, alone; infinity if no lane has one."""
+        return self._own_s(rows, required=True)
+
+    def _own_s(self, rows: int, required: bool = False) -> float:
         best = INF
         lanes: dict[int, int] = {}
         for lane in self.usable:
             lanes[lane.device] = lanes.get(lane.device, 0) + 1
         for lane in self.usable:
             p = lane.fastest
+            if required:
+                p = next((p for p in lane.paths if self.paths[p].value >= self.best), -1)
+                if p < 0:
+                    continue
             tail = self.paths[p].curve.tail
             parts = min(lanes[lane.device], max(1, rows // lane.merge[p]))
             share = -(-rows // parts)

@@ -41,6 +41,11 @@ def admit(board: Board, query: Query, now_s: float) -> float:
     left = query.deadline_s - now_s - board.front_s(query)
     queued = board.queue.rows
     committed = board.committed_rows(now_s)
+    if query.required:
+        # Its own time is that of the best path, which no shorter queue makes up for.
+        over_s = MARGIN * committed / board.total_rate + board.best_own_s(query.rows) - left
+        if over_s > 0:
+            return over_s
     over_s = MARGIN * (queued + committed) / board.total_rate + board.own_s(query.rows, queued) - left
     pieces = board.queue.pieces
     if over_s <= 0 or not pieces:

@@ -181,6 +181,12 @@ def test_required_quality_waits_for_the_most_accurate_path_or_is_refused():
     assert {owner.router.paths[q.path].name for q in answered} == {"hybrid@cpu"}
 
 
+def test_required_quality_that_no_lane_can_make_in_time_is_refused_at_the_door():
+    r = router(lanes=cpu_lanes(1))
+    assert r.offer(Query(147, 0.0, 0.002), 0.0) is None
+    assert r.offer(Query(147, 0.0, 0.002, required=True), 0.0) is not None
+
+
 def test_a_query_waiting_behind_a_long_batch_is_dropped_at_its_own_deadline():
     """triton server#7512: there it was dropped when the batch in front of it had finished."""
     slow = (TABLE.__class__("table@cpu", "cpu", 0.78, line(0.5, 1e-6)),)
