@@ -33,7 +33,7 @@ class Choice:
     """What is deployed, and how the load is shared.
 
     options: deployed ones, as indices into the problem's, those in reserve last. served: float64
-    [deployed, classes, levels], share of the queries of a class and level that each answers. correct,
+    [deployed, classes, levels], share of `Problem.queries` that each answers. correct,
     rows: a second. prices: correct predictions a second by one more lane's time, by device. gap:
     relative, to the best that the solver could not exclude.
     """

@@ -51,6 +51,21 @@ class Problem:
         """Of a query of each class, [classes]."""
         return np.array([c.rows for c in self.classes])
 
+    @property
+    def queries(self) -> F64:
+        """A second, of each class at each level, [classes, levels]. At most twice what all devices could do
+        of the class alone: more changes no choice, and shares of it would drown in the solver's tolerances.
+        """
+        asked = np.outer([c.share for c in self.classes], [level.rate for level in self.levels])
+        best = dict.fromkeys(self.lanes, np.zeros(len(self.classes)))
+        for option in self.options:
+            device = self.paths[option.path].path.device
+            capacity = self.capacity[device]
+            able = np.inf if capacity is None else capacity / option.cost_s
+            best[device] = np.maximum(best[device], np.where(np.isfinite(option.cost_s), able, 0.0))
+        able = 2 * np.sum(list(best.values()), axis=0)
+        return np.minimum(asked, np.where(able > 0, able, np.inf)[:, None])
+
     def costing(self, path: int) -> Costing:
         """Makes options of one path."""
         on = self.lanes[self.paths[path].path.device]

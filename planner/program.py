@@ -35,7 +35,7 @@ def weights_of(problem: Problem) -> tuple[F64, F64]:
 
     Both [classes, levels].
     """
-    queries = np.outer([c.share for c in problem.classes], [level.rate for level in problem.levels])
+    queries = problem.queries
     return queries * problem.rows[:, None] * [level.share for level in problem.levels], queries
 
 

@@ -31,7 +31,7 @@ def expect(problem: Problem, choice: Choice, bounds: bool = True, others: Others
     asked = float((rates * stated).sum() * (shares * problem.rows).sum())
     options = [problem.options[i] for i in choice.options]
     # queries a second, [deployed, classes]
-    queries = (choice.served * rates * stated).sum(axis=2) * shares
+    queries = (choice.served * problem.queries * stated).sum(axis=2)
     rows = (queries * problem.rows).sum(axis=1)
     front = float((queries * problem.front_s).sum())
     devices = []

@@ -183,13 +183,9 @@ def _swept(args: argparse.Namespace, profile: Profile, ask: Ask) -> int:
         for step in tqdm(steps(ask, axes), desc="plan", unit=" plans", file=sys.stderr)
     ]
     if args.pictures:
-        from pathlib import Path
-
         from planner.pictures.frontier import draw
 
-        folder = Path(args.pictures)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "frontier.png").write_bytes(draw(points, axes))
+        _written(args.pictures, {"frontier.png": draw(points, axes)})
     if args.json:
         print(json.dumps([point.as_dict() for point in points]))
     else:
@@ -198,11 +194,19 @@ def _swept(args: argparse.Namespace, profile: Profile, ask: Ask) -> int:
 
 
 def _drawn(proposal: Proposal, folder: str) -> None:
-    from pathlib import Path
-
     from planner.pictures import choice, memory
 
-    into = Path(folder)
-    into.mkdir(parents=True, exist_ok=True)
-    (into / "choice.png").write_bytes(choice.draw(proposal))
-    (into / "memory.png").write_bytes(memory.draw(proposal.plan))
+    _written(folder, {"choice.png": choice.draw(proposal), "memory.png": memory.draw(proposal.plan)})
+
+
+def _written(folder: str, pictures: dict[str, bytes]) -> None:
+    from pathlib import Path
+
+    from planner.plan import PlanError
+
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        for name, content in pictures.items():
+            (Path(folder) / name).write_bytes(content)
+    except OSError as e:
+        raise PlanError(f"cannot write pictures to '{folder}': {e.strerror}") from None

@@ -172,13 +172,12 @@ def test_load_is_shared_within_everything_there_is(problem: Problem) -> None:
         return
     assert (choice.served >= -1e-9).all()
     assert (choice.served.sum(axis=0) <= 1 + 1e-7).all()
-    shares = np.array([c.share for c in problem.classes])
-    for s, level in enumerate(problem.levels):
+    for s in range(len(problem.levels)):
         spent = dict.fromkeys(problem.capacity, 0.0)
         front = 0.0
         for k, i in enumerate(choice.options):
             option = problem.options[i]
-            queries = choice.served[k, :, s] * shares * level.rate
+            queries = choice.served[k, :, s] * problem.queries[:, s]
             used = queries > 0
             assert np.isfinite(option.cost_s[used]).all()
             spent[problem.paths[option.path].path.device] += float(

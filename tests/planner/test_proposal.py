@@ -62,6 +62,14 @@ def test_a_rate_beyond_the_machine_gives_a_plan_that_serves_its_share() -> None:
     assert e.devices[0].load == pytest.approx(1.0)
 
 
+def test_a_rate_beyond_all_reason_is_served_as_far_as_a_machine_goes() -> None:
+    most = [planned(GOOD, FAST, rate=rate).expected for rate in (1e6, 1e15)]
+    assert most[0] is not None
+    assert most[1] is not None
+    assert most[1].rows_per_s == pytest.approx(most[0].rows_per_s, rel=1e-3)
+    assert most[1].served == pytest.approx(most[1].rows_per_s / 2e16)
+
+
 def test_queries_too_large_for_the_promise_are_a_share_that_is_told() -> None:
     mixed = Traffic(rate=10, sizes=Sizes(kind="measured", values=(10, 4000), shares=(0.9, 0.1)))
     e = propose(profile(FAST), Ask(0.005, mixed), [None]).plan.expected

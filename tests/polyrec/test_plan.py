@@ -150,6 +150,8 @@ def test_a_description_changes_what_the_machine_has(
         ({"--memory": "cpu=100B"}, "no path that keeps 10 ms fits the memory: the smallest"),
         ({"--sweep": "colour=1"}, "unknown key 'colour'"),
         ({"--sweep": "slo=5", "--out": "x.json"}, "--sweep makes many plans, --out writes one"),
+        ({"--pictures": "/proc/none"}, "cannot write pictures to '/proc/none'"),
+        ({"--out": "/proc/none/plan.json"}, "cannot write plan '/proc/none/plan.json'"),
         ({"--machine": "cpu8"}, "the profile is of machine 'made', 'cpu8' describes 'cpu8'"),
         ({"--machine": "nowhere.yaml"}, "no machine file 'nowhere.yaml'"),
         ({"--profile": "nowhere.json"}, "no profile 'nowhere.json'; make one"),
