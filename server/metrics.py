@@ -321,6 +321,10 @@ class EndpointMetrics:
         if len(self._pending) >= COUNTED_AT_ONCE:
             self.flush()
 
+    def __del__(self) -> None:
+        # a plan that was replaced goes with its last answers put down
+        self.flush()
+
     def flush(self) -> None:
         """Counts what was put down."""
         for in_time, took_s, rows, parse_s, queue_s, serialise_s, reason in self._pending:
@@ -363,6 +367,10 @@ class BatchMetrics:
         self._unknown.add(batch)
         if len(self._pending) >= COUNTED_AT_ONCE:
             self.flush()
+
+    def __del__(self) -> None:
+        # a plan that was replaced goes with its last answers put down
+        self.flush()
 
     def flush(self) -> None:
         """Counts what was put down."""

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import shutil
+import subprocess
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from models.embeddings.tiers.figures import Figures, Level
 from planner.plan import Plan
 from server.engine import Engine
 from server.http.app import create_app
+from server.metrics import OUTCOMES, Metrics
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -103,3 +107,74 @@ def test_names_keep_the_conventions(fresh: Any) -> None:
             assert name.startswith("polyrec_")
             assert (kind == "counter") == name.endswith("_total")
             assert not name.endswith(("_ms", "_us", "_created"))
+
+
+def test_requests_are_counted_by_outcome_and_those_that_did_not_occur_are_0(fresh: Any) -> None:
+    fresh.post("/v1/predict", b'{"instances": [{}]}')
+    fresh.post("/v1/predict", b"{")
+    found = samples(fresh)
+    for outcome in OUTCOMES:
+        expected = 1 if outcome in ("ok", "invalid") else 0
+        labels = (("endpoint", "predict"), ("outcome", outcome))
+        assert found["polyrec_requests_total", labels] == expected
+    assert found["polyrec_promised_share", ()] == 0.99
+
+
+def test_what_routing_knows_is_told(fresh: Any) -> None:
+    fresh.post("/v1/predict", b'{"instances": [{}]}')
+    found = samples(fresh)
+    assert total(found, "polyrec_lane_up", lane="cpu") == 1
+    assert total(found, "polyrec_lane_breaker", lane="cpu", state="closed") == 1
+    assert total(found, "polyrec_lane_breaker", lane="cpu") == 1
+    assert total(found, "polyrec_lane_info", lane="cpu", device="cpu", kind="inline") == 1
+    assert total(found, "polyrec_lane_deaths_total") == 0
+    assert total(found, "polyrec_lane_busy_seconds_total", lane="cpu") > 0
+    assert total(found, "polyrec_capacity_rows_per_second") > 0
+    assert 0 < total(found, "polyrec_path_accuracy", path="table@cpu") <= 1
+    assert total(found, "polyrec_path_predicted_seconds", path="table@cpu", rows="64") > 0
+    assert total(found, "polyrec_policy_info", policy="priced") == 1
+    assert total(found, "polyrec_device_price", device="cpu") >= 0
+    assert total(found, "polyrec_default_budget_seconds") == 0.1
+    assert total(found, "process_cpu_seconds_total") > 0
+
+
+def test_a_reload_keeps_counting_and_forgets_what_is_gone(plan: Plan, client: Any) -> None:
+    engine = Engine()
+    engine.load(plan)
+    app = type(client)(client.runner, create_app(engine))
+    app.post("/v1/predict", b'{"instances": [{}]}')
+    (path,) = plan.paths
+    engine.load(plan.model_copy(update={"paths": (path.model_copy(update={"name": "other@cpu"}),)}))
+    app.post("/v1/predict", b'{"instances": [{}]}')
+    found = samples(app)
+    assert total(found, "polyrec_generations_total") == 2
+    assert total(found, "polyrec_rows_total", path="table@cpu") == 1
+    assert total(found, "polyrec_rows_total", path="other@cpu") == 1
+    assert total(found, "polyrec_path_accuracy", path="other@cpu") > 0
+    assert ("polyrec_path_accuracy", (("path", "table@cpu"),)) not in found
+    engine.close()
+
+
+def test_figures_of_tiers_are_added_as_they_grow() -> None:
+    metrics = Metrics()
+    told = [Level(100, 60, 6000, 0.5), Level(150, 80, 8000, 0.75)]
+    metrics.tiers([lambda: Figures({"host": told[0]}, {}, 1, 0, 0, 0)])
+    metrics.refresh()
+    del told[0]
+    metrics.refresh()
+    metrics.refresh()
+    text = metrics.render().decode()
+    assert 'polyrec_embedding_lookups_total{tier="host"} 150\n' in text
+    assert 'polyrec_embedding_hits_total{tier="host"} 80\n' in text
+    assert 'polyrec_embedding_read_bytes_total{tier="host"} 8000\n' in text
+    assert 'polyrec_embedding_read_seconds_total{tier="host"} 0.75\n' in text
+
+
+def test_what_is_scraped_passes_the_linter(fresh: Any) -> None:
+    program = shutil.which("promtool")
+    if program is None:
+        pytest.skip("no promtool on this machine (Debian: apt-get install prometheus)")
+    fresh.post("/v1/predict", b'{"instances": [{}]}')
+    text = fresh.send("GET", "/metrics").content
+    told = subprocess.run([program, "check", "metrics"], input=text, capture_output=True)
+    assert (told.returncode, told.stdout, told.stderr) == (0, b"", b"")
