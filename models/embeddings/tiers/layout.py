@@ -2,8 +2,8 @@
 
 Each table is cut into ranges of ranks, one a tier, hottest first; some may be empty. In a tier the
 ranges of all tables stand one after another in the tables' order, so a row's address in its tier is its row
-of the fused weight plus a constant of its range, and finding it is one binary search in a few dozen
-boundaries, whatever the number of rows. The disk tier's file has whole tables, those of which any row lies
+of the fused weight plus a constant of its range. Which range is read off a small array, one entry for a
+block of rows; only rows of blocks that a boundary cuts are searched for. The disk tier's file has whole tables, those of which any row lies
 on disk: so it is the same file whatever the cuts.
 """
 
@@ -18,6 +18,7 @@ from models.batch import I64
 
 TIERS = ("device", "host", "disk", "remote")
 DEVICE, HOST, DISK, REMOTE = range(4)
+MOST_BLOCKS = 1 << 18
 
 
 class Layout:
@@ -55,6 +56,11 @@ class Layout:
         self.table: I64 = np.repeat(np.arange(len(held)), len(TIERS))[used]
         self._shift: I64 = (local - starts).ravel()[used]
         self.counts: I64 = held.ravel()[used]
+        self._block = max(4, (self.total // MOST_BLOCKS).bit_length())
+        first = np.arange((self.total >> self._block) + 1) << self._block
+        last = np.minimum(first + (1 << self._block), max(self.total, 1)) - 1
+        begin, end = self._searched(first), self._searched(last)
+        self._range_of_block: NDArray[np.int16] = np.where(begin == end, begin, -1).astype(np.int16)
 
     def locate(self, rows: I64) -> tuple[NDArray[np.int8], I64]:
         """rows: int64 [n], of the fused weight -> (tier [n], address within the tier [n])."""
@@ -67,6 +73,13 @@ class Layout:
 
     def segments(self, rows: I64) -> I64:
         """The range that each row lies in; int64 [n], index into `tier`, `table`, `starts` and `counts`."""
+        segments: I64 = self._range_of_block[rows >> self._block].astype(np.int64)
+        if segments.size and segments.min() < 0:
+            cut = np.flatnonzero(segments < 0)
+            segments[cut] = self._searched(rows[cut])
+        return segments
+
+    def _searched(self, rows: I64) -> I64:
         return np.searchsorted(self.starts, rows, side="right") - 1
 
     def rows_of(self, tier: int) -> I64:

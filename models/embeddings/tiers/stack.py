@@ -66,6 +66,9 @@ class Places:
     @staticmethod
     def of(layout: Layout, rows: I64) -> Places:
         segment = layout.segments(rows)
+        if layout.rows[HOST] == layout.total:
+            # one tier, with the rows in the order of the fused weight
+            return Places(segment, np.broadcast_to(np.int8(HOST), rows.shape), rows)
         return Places(segment, layout.tier[segment], layout.local(rows, segment))
 
     def at(self, part: I64 | slice) -> Places:
