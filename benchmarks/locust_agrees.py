@@ -4,10 +4,10 @@
 
 The lane has one core; Locust and the server's front, which have little to do, share the other. After a spike
 of load, Locust's own table (its CSV) is compared with polyrec_request_seconds: counts must be equal, p50 and
-p99 within 5%. What a client sees on top (its own event loop, the network) is about half a millisecond, and
-Locust rounds to two digits, so the queries are made large enough for that to be small. The bundle runs in a
-lane of its own process: an inline lane keeps the event loop from reading requests while it executes, and what
-waits unread in a socket is in the client's time but not in the server's. Exit status 1 if they disagree.
+p99 within 5%. What a client sees on top (its own event loop, the network) is about a millisecond, and Locust
+rounds to two digits, so the queries are made large enough for that to be small. The bundle runs in a lane of
+its own process: an inline lane keeps the event loop from reading requests while it executes, and what waits
+unread in a socket is in the client's time but not in the server's. Exit status 1 if they disagree.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def locust(url: str, args: argparse.Namespace, folder: Path) -> dict[str, float]
         *("taskset", "-c", str(CORES[-1]), sys.executable, "-m", "locust", "-f", "loadtest/locustfile.py"),
         *("--headless", "--shape", "spike", "-u", str(args.users), "-t", f"{args.seconds:g}s"),
         *("--stop-timeout", "10", "--only-summary", "--loglevel", "WARNING", "--host", url),
-        *("--csv", str(folder / "run"), "--exit-code-on-error", "0", "--rate", str(args.rate), "Rank"),
+        *("--csv", str(folder / "run"), "--exit-code-on-error", "0", "--rate", str(args.rate), "Infer"),
     ]
     subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
     with (folder / "run_stats.csv").open() as f:
@@ -72,9 +72,9 @@ def main() -> int:
     parser.add_argument("--data", type=Path, help="rows to ask about (default: generated)")
     parser.add_argument("--lane", choices=["inline", "thread", "process"], default="process")
     parser.add_argument("--seconds", type=float, default=120.0)
-    parser.add_argument("--users", type=int, default=20, help="at the peak; a fifth of it else")
+    parser.add_argument("--users", type=int, default=10, help="at the peak; a fifth of it else")
     parser.add_argument("--rate", type=float, default=1.0, help="requests/s of each user")
-    parser.add_argument("--candidates", type=int, default=2000)
+    parser.add_argument("--candidates", type=int, default=3000)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     args.bundle = args.bundle.resolve()
@@ -84,7 +84,7 @@ def main() -> int:
         save_plan(plan_of(args.bundle, args.lane), folder / "plan.json")
         with start({"plan": folder / "plan.json", "drain_grace_s": 0}, core=CORES[-1]) as server:
             seen = locust(server.url, args, folder)
-            buckets = request_buckets(server.url, endpoint="rank")
+            buckets = request_buckets(server.url, endpoint="infer")
     served = {
         "count": float(buckets.total),
         "p50_ms": 1e3 * buckets.quantile(0.5),
