@@ -45,13 +45,13 @@ def filled(problem: Problem, choice: Choice) -> Problem:
         for group, k in widest.items():
             cuts = np.array(chosen[k].cuts)
             np.add.at(cuts, owners[k][1], [more[j] for j in owners[k][0]])
+            tables = problem.tables[chosen[k].path]
+            assert tables is not None
+            grown = residency(tables, tuple(cuts.tolist()))
             for j in partial:
                 if chosen[j].group == group:
                     path = chosen[j].path
-                    grown = problem.costing(path).option(
-                        path, group, residency(problem.tables[path], tuple(cuts.tolist()))
-                    )
-                    options[choice.options[j]] = grown
+                    options[choice.options[j]] = problem.costing(path).option(path, group, grown)
     return replace(problem, options=tuple(options))
 
 

@@ -138,7 +138,7 @@ def problems(draw: st.DrawFn) -> Problem:
     return replace(posed, options=tuple(options))
 
 
-@settings(max_examples=50)
+@settings(max_examples=100)
 @given(problems())
 def test_the_plan_is_as_good_as_exhaustive_search(problem: Problem) -> None:
     best = 0.0
