@@ -388,6 +388,7 @@ class Router:
             query.taken_rows -= part.rows
             order = query.arrival_s if self.policy.fifo else query.deadline_s
             board.queue.push(query, part.first, part.rows, order)
+        self._lanes_changed()
         return left
 
     def _settle(self, query: Query) -> None:
