@@ -72,7 +72,7 @@ def main() -> int:
     parser.add_argument("--data", type=Path, help="rows to ask about (default: generated)")
     parser.add_argument("--lane", choices=["inline", "thread", "process"], default="process")
     parser.add_argument("--seconds", type=float, default=120.0)
-    parser.add_argument("--users", type=int, default=10, help="at the peak; a fifth of it else")
+    parser.add_argument("--users", type=int, default=20, help="at the peak; a fifth of it else")
     parser.add_argument("--rate", type=float, default=1.0, help="requests/s of each user")
     parser.add_argument("--candidates", type=int, default=3000)
     parser.add_argument("--json", action="store_true")
