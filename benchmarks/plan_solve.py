@@ -176,7 +176,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--held", type=float, nargs="+", default=[1.0, 0.3, 0.1], help="memories, times the above"
     )
     parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--limit", type=float, default=4.0, help="seconds for the solver (4)")
+    parser.add_argument("--limit", type=float, default=3.4, help="seconds for the solver (3.4)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results")
     args = parser.parse_args(argv)
     results = []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -74,7 +76,8 @@ def run(args: argparse.Namespace) -> int:
         return _swept(args, profile, ask)
     from planner.proposal import propose
 
-    proposal = propose(profile, ask)
+    with _stray_lines_aside():
+        proposal = propose(profile, ask)
     if args.out:
         _saved(proposal.plan, args.out)
     if args.pictures:
@@ -83,6 +86,22 @@ def run(args: argparse.Namespace) -> int:
     if args.out and not args.json:
         print(f"\nplan: {args.out}; serve it: polyrec serve --plan {args.out}")
     return 0
+
+
+@contextmanager
+def _stray_lines_aside() -> Iterator[None]:
+    """The solver prints a line now and then, from C, whatever it is told; --json must stay JSON."""
+    import os
+    import sys
+
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _explained(args: argparse.Namespace) -> int:
@@ -178,10 +197,11 @@ def _swept(args: argparse.Namespace, profile: Profile, ask: Ask) -> int:
 
     axes = [parse_sweep(text, profile.machine) for text in args.sweep]
     tables = tables_of(profile.paths)
-    points = [
-        outcome(profile, step, tables)
-        for step in tqdm(steps(ask, axes), desc="plan", unit=" plans", file=sys.stderr)
-    ]
+    with _stray_lines_aside():
+        points = [
+            outcome(profile, step, tables)
+            for step in tqdm(steps(ask, axes), desc="plan", unit=" plans", file=sys.stderr)
+        ]
     if args.pictures:
         from planner.pictures.frontier import draw
 
