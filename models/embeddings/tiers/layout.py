@@ -3,8 +3,8 @@
 Each table is cut into ranges of ranks, one a tier, hottest first; some may be empty. In a tier the
 ranges of all tables stand one after another in the tables' order, so a row's address in its tier is its row
 of the fused weight plus a constant of its range. Which range is read off a small array, one entry for a
-block of rows; only rows of blocks that a boundary cuts are searched for. The disk tier's file has whole tables, those of which any row lies
-on disk: so it is the same file whatever the cuts.
+block of rows; only rows of blocks that a boundary cuts are searched for. The disk tier's file has whole
+tables, those of which any row lies on disk: so it is the same file whatever the cuts.
 """
 
 from __future__ import annotations
