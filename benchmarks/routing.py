@@ -176,7 +176,7 @@ def plot(found: list[dict[str, Any]], file: Path) -> None:
     from matplotlib import pyplot
 
     machines = list(dict.fromkeys(r["machine"] for r in found))
-    figure, axes = pyplot.subplots(2, len(machines), figsize=(6.4 * len(machines), 8), squeeze=False)
+    figure, axes = pyplot.subplots(2, len(machines), figsize=(6.4 * len(machines), 10), squeeze=False)
     for column, machine in enumerate(machines):
         own = [
             r for r in found if (r["machine"], r["arrivals"], r["sizes"]) == (machine, "poisson", "lognormal")
@@ -195,7 +195,7 @@ def plot(found: list[dict[str, Any]], file: Path) -> None:
                 "color": f"C{rank}",
                 "linestyle": "--" if static else "-",
                 "linewidth": 2.6 if name == "priced" else 1.2,
-                "zorder": 5 if name == "priced" else 2,
+                "zorder": 2 if name == "priced" else 3,
             }
             at = [100 * x for x in loads]
             axes[0][column].plot(at, [100 * v for v in means["of_bound"]], label=name, **style)
@@ -212,7 +212,7 @@ def plot(found: list[dict[str, Any]], file: Path) -> None:
             )
         for row in (0, 1):
             axes[row][column].grid(alpha=0.2)
-            axes[row][column].legend(fontsize=8)
+            axes[row][column].legend(fontsize=8, ncol=3, loc="upper center", bbox_to_anchor=(0.5, -0.13))
     figure.tight_layout()
     figure.savefig(file, dpi=110)
 
