@@ -27,6 +27,7 @@ FILES = {
     "/status/page.css": ("page.css", b"text/css; charset=utf-8"),
     "/status/page.js": ("page.js", b"text/javascript; charset=utf-8"),
 }
+VERSION = code_version()
 POLICY = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:;"
     b" base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -77,7 +78,7 @@ def document(engine: Engine, since: float) -> dict[str, Any]:
         serving, model = None, None
     return {
         "state": engine.state.value,
-        "version": code_version(),
+        "version": VERSION,
         "model": model,
         "promised_share": PROMISED_SHARE,
         "outcomes": OUTCOMES,
