@@ -1,8 +1,8 @@
 """`make observe`: a server, a Prometheus that scrapes it, and a day's load in a minute; then both stay up.
 
 A plan goes in (without one, that of `polyrec demo`, which is run if it was not yet). The load swings like a
-day from a fifth to 1.8 times its mean rate, and the mean is chosen so that the peak takes what the server's
-lanes can just do: at its height quality bends. What to look at is printed; Ctrl-C ends everything.
+day from a fifth to 1.8 times its mean rate; without --rate, the peak takes most of what the server's lanes can
+do, or what one driver on a small machine can send. What to look at is printed; Ctrl-C ends everything.
 
     python -m benchmarks.observe [--plan FILE] [--rate 100] [--budget-ms 50]
 """
@@ -35,6 +35,7 @@ PEAK = 2 - 1 / FACTOR
 MOST_RATE = 300.0
 """Beyond it the driver on a small machine is what is measured."""
 SHARE_OF_CAPACITY = 0.9
+SCRAPED_EVERY_S = 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -74,7 +75,9 @@ def _observe(args: argparse.Namespace, stack: ExitStack) -> None:
         print(f"no Prometheus on this machine ({HOW}); the status page does without")
     else:
         # every second: a day is a minute here
-        prom = stack.enter_context(prometheus([urlsplit(server.url).netloc], "1s", args.prometheus_port))
+        prom = stack.enter_context(
+            prometheus([urlsplit(server.url).netloc], f"{SCRAPED_EVERY_S}s", args.prometheus_port)
+        )
         print(
             f"Prometheus        {prom.url}/graph?g0.expr=polyrec:requests:rate1m&g0.tab=0&g0.range_input=5m"
         )
@@ -103,6 +106,7 @@ def _observe(args: argparse.Namespace, stack: ExitStack) -> None:
             f"p99 {result['p99_ms']:.1f} ms, {result['reduced']:.1%} reduced; paths {result['mix']}"
         )
     if PROGRAM is not None:
+        time.sleep(2 * SCRAPED_EVERY_S)  # the last answers are scraped
         found = prom.query("sum by (outcome) (polyrec_requests_total) > 0")
         print("Prometheus says   " + ", ".join(f"{s['metric']['outcome']} {s['value'][1]}" for s in found))
     if args.once:
