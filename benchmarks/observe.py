@@ -1,8 +1,8 @@
 """`make observe`: a server, a Prometheus that scrapes it, and a day's load in a minute; then both stay up.
 
 A plan goes in (without one, that of `polyrec demo`, which is run if it was not yet). The load swings like a
-day from a fifth to 1.8 times its mean rate; without --rate, the peak takes most of what the server's lanes can
-do, or what one driver on a small machine can send. What to look at is printed; Ctrl-C ends everything.
+day from a fifth to 1.8 times its mean rate; without --rate, the peak takes most of what the server's lanes
+can do, or what one driver on a small machine can send. What to look at is printed; Ctrl-C ends everything.
 
     python -m benchmarks.observe [--plan FILE] [--rate 100] [--budget-ms 50]
 """
