@@ -182,7 +182,8 @@ def main() -> int:
     plan = planned(args.profile, args.paths, args.lanes, args.slo_ms)
     source = open_source(args.data, load_bundle(plan.paths[0].bundle), 0)
     results = []
-    with Subjects(plan, ("priced",), args.core, {}) as subjects:
+    cores = os.sched_getaffinity(0) if args.core is None else {args.core}
+    with Subjects(plan, ("priced",), cores, {}) as subjects:
         subjects.follow("priced")
         for repeat in range(args.repeats):
             for name in FAULTS:

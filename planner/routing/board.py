@@ -239,7 +239,8 @@ class Board:
             self._compare(lane)
         self.least_s = min(
             (
-                self.paths[p].curve.median[1] * lane.correction.median[p]
+                # at best: a lane that is thought slow may be wronged, and its queries are not lost for that
+                self.paths[p].curve.median[1] * min(1.0, lane.correction.median[p])
                 for lane in self.usable
                 for p in lane.order
             ),

@@ -63,6 +63,16 @@ class Correction:
             self.median[p] = factor = exp(shared + bias)
             self.tail[p] = factor * exp(self._spread[p])
 
+    def forget(self, weight: float) -> None:
+        """Nothing was heard for a while: that much of what is thought of the lane is kept."""
+        self._shared *= weight
+        self._recent = [self._shared] * RECENT
+        for p in range(len(self._bias)):
+            self._bias[p] *= weight
+            self._spread[p] *= weight
+            self.median[p] = factor = exp(self._shared + self._bias[p])
+            self.tail[p] = factor * exp(self._spread[p])
+
     def reset(self) -> None:
         """Forgets that the lane was slow: it was started anew."""
         self._recent = [0.0] * RECENT

@@ -26,6 +26,10 @@ MOST_RETRIES = 2
 """A query that broke that many lanes is given back: it may be what breaks them."""
 STALE_S = 0.05
 """A lane known to be slow is tried again after so long without news."""
+FORGOTTEN_S = 0.2
+KEPT_A_TICK = 0.8
+"""A lane that nothing was heard of for so long is believed to be as profiled, little by little: what is
+thought too slow gets no work, and without work nothing would ever be thought otherwise."""
 SLOW = 1.5
 SHARE_MEMORY_S = 2.0
 INF = float("inf")
@@ -83,10 +87,15 @@ class Router:
             if not breaker.ready(now_s):
                 return None
             return self._probe(state, now_s)
-        if state.correction.factor > SLOW and now_s - state.heard_s > STALE_S:
+        stale = now_s - state.heard_s > STALE_S
+        if stale and state.correction.factor > SLOW:
             return self._probe(state, now_s)
         choice = self.policy.choose(self.board, state, now_s)
-        return None if choice is None else self._dispatch(state, choice, now_s)
+        if choice is not None:
+            return self._dispatch(state, choice, now_s)
+        if stale and all(other.flight is None for other in self.board.lanes):
+            return self._probe(state, now_s)  # work waits, and nobody thinks that it can be done
+        return None
 
     def done(self, dispatch: Dispatch, now_s: float, took_s: float) -> None:
         """A batch was executed: corrects what is known of its lane, completes its queries.
@@ -235,6 +244,8 @@ class Router:
             weight = min(1.0, passed / SHARE_MEMORY_S)
             for lane in board.lanes:
                 lane.used += weight * (min(1.0, lane.busy_s / passed) - lane.used)
+                if lane.flight is None and now_s - lane.heard_s > FORGOTTEN_S:
+                    lane.correction.forget(KEPT_A_TICK)
                 lane.busy_s = 0.0
             for path in board.paths:
                 path.rows *= 1.0 - weight
