@@ -17,7 +17,7 @@ EXAMPLE = "polyrec demo --once"
 KINDS: tuple[Literal["table", "hybrid"], ...] = ("table", "hybrid")
 SLOS_MS = (20, 50, 200, 1000)
 """The promise that is planned for: the first that this machine can keep."""
-TRAFFIC = "rate=200,sizes=lognormal:23"
+TRAFFIC = "rate=1000,sizes=lognormal:23"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
