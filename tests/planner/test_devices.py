@@ -41,7 +41,10 @@ def test_shipped_machines_are_read_by_name(name: str) -> None:
     machine = load_machine(name)
     assert machine.name == name
     assert machine.device("cpu").memory_bytes >= 10**9
-    assert machine.disk_bandwidth is not None
+    # a disk is described whole or not at all
+    assert (
+        (machine.disk_bytes is None) == (machine.disk_bandwidth is None) == (machine.disk_latency_s is None)
+    )
 
 
 def test_mp_recs_small_machine_has_the_papers_memories() -> None:

@@ -119,9 +119,14 @@ class RemoteTier:
 
     def write(self, tables: I64, ids: I64, values: Bytes) -> None:
         """Stores rows. values: uint8 [n, bytes of a row]. Raises OSError; part may be written then."""
-        link = self._take()
-        if link is None:
+        if not self._up:
             raise RespError(f"the store at {_place(self.url)} does not answer")
+        # a connection of its own: one that is kept may be of a store that has restarted since
+        try:
+            link = Link(self.url, self.timeout_s)
+        except OSError as e:
+            self._failed(e)
+            raise
         try:
             for table in np.unique(tables).tolist():
                 own = np.flatnonzero(tables == table)

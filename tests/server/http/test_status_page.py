@@ -138,7 +138,7 @@ def test_it_fits_phone_and_desk_light_and_dark(page: Page, width: int, scheme: s
     page.run("new Promise(r => setTimeout(r))")
     page.run("draw()")
     assert page.run("document.documentElement.scrollWidth") <= width
-    assert page.run("document.documentElement.dataset.theme") == scheme
+    page.until(f"document.documentElement.dataset.theme === '{scheme}'")
     # WCAG AA: 4.5 to 1 for text
     contrast = """(() => {
       const light = (c) => { const v = c.match(/[\\d.]+/g).slice(0, 3).map((x) => x / 255)
