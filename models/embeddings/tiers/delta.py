@@ -29,15 +29,15 @@ class Layer:
         self._maybe: NDArray[np.bool_] = np.zeros(self._mask + 1, bool)
         self._maybe[last & self._mask] = True
 
-    def over(self, rows: I64, out: Tensor) -> int:
-        """Replaces those of out [n, units], the rows `rows` [n], that the layer has; gives how many."""
+    def over(self, rows: I64, out: Tensor) -> I64:
+        """Replaces those of out [n, units], the rows `rows` [n], that the layer has; gives their places."""
         where = np.flatnonzero(self._maybe[rows & self._mask])
         if not where.size:
-            return 0
+            return where
         wanted = rows[where]
         place = np.minimum(np.searchsorted(self.rows, wanted), self.rows.size - 1)
         found = self.rows[place] == wanted
-        if not found.any():
-            return 0
-        out.index_copy_(0, torch.from_numpy(where[found]), self._units[torch.from_numpy(place[found])])
-        return int(found.sum())
+        where = np.compress(found, where)
+        if where.size:
+            out.index_copy_(0, torch.from_numpy(where), self._units[torch.from_numpy(place[found])])
+        return where

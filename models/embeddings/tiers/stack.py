@@ -113,7 +113,7 @@ class TierStack:
     def gather(self, view: View, rows: I64, out: Tensor, counted: bool = True) -> int:
         """rows: int64 [n], of the fused weight in the view's order -> out [n, units], on `device`.
 
-        Gives how many rows the remote store did not give: those are out-of-vocabulary rows.
+        Gives how many rows neither the remote store nor a layer gave: those are out-of-vocabulary rows.
         counted: False for reads that are nobody's request.
         Raises OSError if a page of the file cannot be read.
         """
@@ -127,14 +127,18 @@ class TierStack:
             self.sample.note(view.order, rows)
         replaced = 0
         for layer in view.layers:
-            replaced += layer.over(rows, out)
+            given = layer.over(rows, out)
+            replaced += given.size
+            if lost.size:
+                lost = np.setdiff1d(lost, given, assume_unique=True)
         with self._count:
             counters.batches += 1
             counters.replaced += replaced
+            counters.fallbacks += lost.size
             counters.lookup(where.segment)
-        return lost
+        return lost.size
 
-    def _with_device(self, hot: Tensor, counters: Counters, view: View, where: Places, out: Tensor) -> int:
+    def _with_device(self, hot: Tensor, counters: Counters, view: View, where: Places, out: Tensor) -> I64:
         """Hot rows where they are; the rest gathered on the host and copied over (Hotline)."""
         start = clock()
         cold = np.flatnonzero(where.tier != DEVICE)
@@ -147,24 +151,27 @@ class TierStack:
         torch.index_select(hot, 0, address.to(hot.device, non_blocking=True), out=out)
         counters.seconds["device"] += clock() - start
         if not cold.size:
-            return 0
+            return cold
         staged = self._staging(cold.size)
         lost = self._below(counters, view, where.at(cold), staged)
         there = torch.from_numpy(cold).to(hot.device, non_blocking=True)
         out.index_copy_(0, there, staged.to(hot.device, non_blocking=True))
-        return lost
+        return cold[lost]
 
     def _staging(self, rows: int) -> Tensor:
         form = self.tiers.form
         return torch.empty((rows, form.units), dtype=form.unit, pin_memory=self.device.type == "cuda")
 
-    def _below(self, counters: Counters, view: View, where: Places, out: Tensor) -> int:
-        """Rows of host, disk and remote tiers, all in `out` [n, units] on the host."""
+    def _below(self, counters: Counters, view: View, where: Places, out: Tensor) -> I64:
+        """Rows of host, disk and remote tiers, all in `out` [n, units] on the host.
+
+        Gives the places of those that the remote store did not give.
+        """
         remote = self.tiers.remote
         away = np.flatnonzero(where.tier == REMOTE) if remote is not None else where.local[:0]
         if remote is None or not away.size:
             self._stored(counters, where, out)
-            return 0
+            return where.local[:0]
         start = clock()
         own = where.at(away)
         fetching = remote.ask(self.tiers.layout.table[own.segment], view.remote_ids[own.local])
@@ -177,12 +184,10 @@ class TierStack:
         waited = clock()
         values, found = remote.receive(fetching)
         out.index_copy_(0, torch.from_numpy(away), torch.from_numpy(values).view(self.tiers.form.unit))
-        lost = int(away.size - np.count_nonzero(found))
         with self._count:
             counters.seconds["remote"] += clock() - waited + asked - start
-            counters.fallbacks += lost
             counters.miss(own.segment[~found])
-        return lost
+        return away[~found]
 
     def _stored(self, counters: Counters, where: Places, out: Tensor) -> None:
         """Rows of host and disk tiers; whatever stands first in the slab for rows of others."""
