@@ -4,8 +4,8 @@
 
 Machines: planner/machines/{mprec-large,small-accelerator}.yaml, 32 GB DRAM + 32 GB GPU and 1 GB DRAM +
 200 MB GPU, without a disk tier, which the paper has not. Models: its DLRMs for Criteo Kaggle and Terabyte;
-sizes and FLOP are counted from their published shapes, accuracies are the paper's as recalled ([M] in
-FACTS: not checked against it). Latencies are rooflines (planner/roofline.py), origin `derived`. Quantised
+sizes and FLOP are counted from their published shapes, accuracies are the paper's as recalled ([M] in FACTS:
+not checked against it). Latencies are rooflines (planner/profiling/roofline.py), origin `derived`. Quantised
 rows are not in the paper; of the fp32 rows' accuracy they lose what docs/quality.md measured on trivago.
 Traffic: lognormal sizes of mean 128, Poisson.
 """
@@ -20,14 +20,14 @@ from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
-from planner.amounts import percent, rate, size
-from planner.ask import Ask
+from planner.deployment.amounts import percent, rate, size
+from planner.deployment.ask import Ask
+from planner.deployment.program import PlanImpossible
+from planner.deployment.proposal import Proposal, propose
 from planner.devices import Machine, load_machine
 from planner.plan import PlannedPath
 from planner.profile import Memory, PathProfile, Profile
-from planner.program import PlanImpossible
-from planner.proposal import Proposal, propose
-from planner.roofline import Assumed, Work, latency
+from planner.profiling.roofline import Assumed, Work, latency
 from planner.traffic import Sizes, Traffic
 
 TABLES, DENSE = 26, 13

@@ -39,13 +39,13 @@ from loadtest.openloop import Limits, run
 from loadtest.outcome import CouldNotKeepUp
 from loadtest.source import Source, open_source
 from models.bundle import load_bundle
-from planner.amounts import percent, rate
 from planner.arrivals import arrival_times
-from planner.ask import Ask
+from planner.deployment.amounts import percent, rate
+from planner.deployment.ask import Ask
+from planner.deployment.program import PlanImpossible
+from planner.deployment.proposal import propose, tables_of
 from planner.plan import Plan, save_plan
 from planner.profile import Profile, load_profile
-from planner.program import PlanImpossible
-from planner.proposal import propose, tables_of
 from planner.traffic import Traffic, parse_traffic
 from server.running import start
 

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from planner.amounts import percent
 from planner.arrivals import arrival_times
-from planner.ask import Ask
+from planner.deployment.amounts import percent
+from planner.deployment.ask import Ask
+from planner.deployment.proposal import propose, tables_of
 from planner.profile import load_profile
-from planner.proposal import propose, tables_of
-from planner.simulator import simulate, specs
+from planner.simulation.simulator import simulate, specs
 from planner.traffic import parse_traffic
 
 TRAFFICS = {

@@ -22,16 +22,16 @@ from pathlib import Path
 
 import numpy as np
 
-from planner.ask import Ask
-from planner.choice import choose, worth_trying
+from planner.deployment.ask import Ask
+from planner.deployment.choice import choose, worth_trying
+from planner.deployment.problem import pose
+from planner.deployment.program import Program
+from planner.deployment.ranked import Ranked
+from planner.deployment.residency import Tables
 from planner.devices import Device, Machine
 from planner.latency import LatencyModel
 from planner.plan import PlannedPath
-from planner.problem import pose
 from planner.profile import Front, Memory, PathProfile, Profile
-from planner.program import Program
-from planner.ranked import Ranked
-from planner.residency import Tables
 from planner.traffic import Sizes, Traffic
 
 ROWS = (1, 16, 64, 256, 1024, 4096)

@@ -4,7 +4,7 @@
 
 Every policy sees the same traces (paired: same arrivals, sizes and noise) at 10 ... 150% of capacity, the
 rows a second of all lanes on their cheapest paths at the largest batches. What is told is the share of the
-bound (planner/bound.py): correct predictions within their deadline. Queries of DeepRecSys's sizes
+bound (planner/simulation/bound.py): correct predictions within their deadline. Queries of DeepRecSys's sizes
 (lognormal, mean 147), a budget of 10 ms. `--hot-path` measures what a decision costs instead.
 """
 
@@ -24,11 +24,11 @@ from tqdm import tqdm
 
 from benchmarks.routing_machines import MACHINES, Machine
 from planner.arrivals import arrival_times
-from planner.bound import bound
-from planner.outcomes import F64, I64
 from planner.plan import Routing
 from planner.routing.router import Router
-from planner.simulator import Simulator, correct
+from planner.simulation.bound import bound
+from planner.simulation.outcomes import F64, I64
+from planner.simulation.simulator import Simulator, correct
 from planner.traffic import Arrivals, Sizes
 
 BUDGET_S = 0.010

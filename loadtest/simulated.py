@@ -14,9 +14,9 @@ import numpy as np
 from loadtest.outcome import F64, Outcome
 from models.batch import I64
 from planner.latency import LatencyModel
-from planner.outcomes import Status
 from planner.plan import Plan
-from planner.simulator import simulate, specs
+from planner.simulation.outcomes import Status
+from planner.simulation.simulator import simulate, specs
 
 HTTP = {Status.ANSWERED: 200, Status.REFUSED: 429, Status.EXPIRED: 504, Status.FAILED: 503}
 

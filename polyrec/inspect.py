@@ -90,7 +90,7 @@ def _file(args: argparse.Namespace) -> int:
 
         profile = load_profile(args.path)
         return _show(args, profile, lambda: lines(profile))
-    from planner.explain import page
+    from planner.deployment.explain import page
 
     plan = load_plan(args.path)
     return _show(args, plan, lambda: page(plan))

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from planner.ask import Ask
+    from planner.deployment.ask import Ask
+    from planner.deployment.proposal import Proposal
     from planner.plan import Plan
     from planner.profile import Profile
-    from planner.proposal import Proposal
 
 HELP = "choose paths, lanes and the place of every row for a promise, a traffic and memory budgets"
 EXAMPLE = "polyrec plan --profile profile.json --slo-ms 10 --traffic rate=400,sizes=mlperf --out plan.json"
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     profile, ask = _asked(args)
     if args.sweep:
         return _swept(args, profile, ask)
-    from planner.proposal import propose
+    from planner.deployment.proposal import propose
 
     with _stray_lines_aside():
         proposal = propose(profile, ask)
@@ -115,7 +115,7 @@ def _shown(plan: Plan, as_json: bool) -> None:
     if as_json:
         print(plan.model_dump_json(exclude_none=True))
         return
-    from planner.explain import page
+    from planner.deployment.explain import page
 
     print("\n".join(page(plan)))
 
@@ -143,7 +143,7 @@ def _refuse(args: argparse.Namespace) -> None:
 
 
 def _asked(args: argparse.Namespace) -> tuple[Profile, Ask]:
-    from planner.ask import Ask
+    from planner.deployment.ask import Ask
     from planner.devices import load_machine, parse_memory
     from planner.profile import load_profile, on_machine
     from planner.traffic import parse_traffic
@@ -192,8 +192,8 @@ def _swept(args: argparse.Namespace, profile: Profile, ask: Ask) -> int:
 
     from tqdm import tqdm
 
-    from planner.proposal import tables_of
-    from planner.sweep import lines, outcome, parse_sweep, steps
+    from planner.deployment.proposal import tables_of
+    from planner.deployment.sweep import lines, outcome, parse_sweep, steps
 
     axes = [parse_sweep(text, profile.machine) for text in args.sweep]
     tables = tables_of(profile.paths)

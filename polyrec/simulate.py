@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from planner.outcomes import Figures
+    from planner.simulation.outcomes import Figures
 
 HELP = "simulate a plan under traffic: goodput, latency, quality, what faults cost"
 EXAMPLE = "polyrec simulate --plan plan.json --traffic rate=400,sizes=mlperf,arrivals=bursty --bound"
@@ -51,10 +51,10 @@ def run(args: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     from planner.arrivals import arrival_times
-    from planner.bound import bound
-    from planner.faults import parse_fault
     from planner.plan import PlanError, load_plan
-    from planner.simulator import correct, simulate, specs
+    from planner.simulation.bound import bound
+    from planner.simulation.faults import parse_fault
+    from planner.simulation.simulator import correct, simulate, specs
     from planner.traffic import TrafficError, parse_traffic
 
     plan = load_plan(args.plan)

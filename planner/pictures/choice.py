@@ -12,13 +12,13 @@ from matplotlib.colors import ListedColormap
 from matplotlib.patches import Patch
 
 from models.report.axes import FONT, LIGHT
-from planner.amounts import percent
-from planner.classes import F64
-from planner.explain import traffic_words
-from planner.option import Option
+from planner.deployment.amounts import percent
+from planner.deployment.classes import F64
+from planner.deployment.explain import traffic_words
+from planner.deployment.option import Option
+from planner.deployment.problem import Problem
+from planner.deployment.proposal import Proposal
 from planner.pictures.paper import colour, figure, log_axis, plain, png
-from planner.problem import Problem
-from planner.proposal import Proposal
 
 ROWS = np.unique(np.geomspace(1, 4096, 160).round())
 BUDGETS_MS = np.geomspace(0.5, 200, 160)

@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
 from models.report.axes import FONT, LIGHT
+from planner.deployment.sweep import Axis, Point
 from planner.pictures.paper import colour, figure, log_axis, plain, png
-from planner.sweep import Axis, Point
 
 WORDS = {"slo": "promise, ms", "rate": "traffic, queries/s", "cores": "CPU cores"}
 SIZES = 1e6

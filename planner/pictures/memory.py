@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from models.report.axes import FONT, LIGHT
-from planner.amounts import percent, size
+from planner.deployment.amounts import percent, size
 from planner.pictures.paper import colour, figure, plain, png
 from planner.placed import MemoryUse, Placement
 from planner.plan import Plan, PlanError

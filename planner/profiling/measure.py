@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from planner.fit import Size, fit, fit_error, points
 from planner.profile import PathProfile
+from planner.profiling.fit import Size, fit, fit_error, points
 from planner.profiling.log import Log
 from planner.profiling.paths import Candidate, weigh
 from planner.profiling.process import MeasureError, Worker

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.mprec_machines import MODELS, Model, cost, described, main, plan, profile
-from planner.roofline import Assumed
+from planner.profiling.roofline import Assumed
 
 KAGGLE, TERABYTE = MODELS
 ASSUMED = (Assumed(0.0, 0.0), Assumed(), Assumed(200e-6, 2e-3))

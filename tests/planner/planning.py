@@ -8,12 +8,12 @@ from typing import Literal
 
 import numpy as np
 
+from planner.deployment.ranked import Ranked
+from planner.deployment.residency import Tables
 from planner.devices import Device, Machine
 from planner.latency import LatencyModel
 from planner.plan import PlannedPath
 from planner.profile import Front, Memory, PathProfile, Profile
-from planner.ranked import Ranked
-from planner.residency import Tables
 from planner.traffic import Arrivals, Sizes, Traffic
 
 ROWS = (1, 64, 512, 4096)

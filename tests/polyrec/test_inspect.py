@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from planner.ask import Ask
+from planner.deployment.ask import Ask
+from planner.deployment.proposal import propose
 from planner.plan import save_plan
 from planner.profile import save_profile
-from planner.proposal import propose
 from polyrec.cli import main
 from tests.planner.planning import path, profile, traffic
 

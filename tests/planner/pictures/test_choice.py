@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.ask import Ask
+from planner.deployment.ask import Ask
+from planner.deployment.proposal import Proposal, propose
 from planner.pictures import choice
 from planner.pictures.choice import BUDGETS_MS, ROWS
-from planner.proposal import Proposal, propose
 from tests.planner.planning import path, profile, traffic
 
 GOOD = path("hybrid@cpu", accuracy=0.81, row_s=1e-5)

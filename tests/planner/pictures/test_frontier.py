@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+from planner.deployment.sweep import Axis, Point
 from planner.pictures import frontier
-from planner.sweep import Axis, Point
 
 
 def test_a_picture_is_a_png_with_and_without_prices_and_gaps() -> None:

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from planner.ask import Ask
+from planner.deployment.ask import Ask
+from planner.deployment.proposal import propose
 from planner.pictures import memory
 from planner.pictures.memory import rows_by_bundle
 from planner.plan import Plan, PlanError, single_path_plan
-from planner.proposal import propose
 from tests.planner.planning import machine, path, profile, skewed, traffic
 
 

@@ -10,7 +10,7 @@ from planner.routing.deeprecsys import DeepRecSys
 from planner.routing.mprec import MPRec
 from planner.routing.policies import make_policy
 from planner.routing.query import Query
-from planner.simulator import Simulator, correct
+from planner.simulation.simulator import Simulator, correct
 from planner.traffic import Arrivals, Sizes
 from tests.planner.routing.worlds import BOTH, CPU, GPU_LANE, POLICIES, Owner, cpu_lanes, router
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from models.bundle import Bundle
 from models.errors import BundleError
+from planner.deployment.ranked import Ranked
+from planner.deployment.stored import foreseen, read_tables
 from planner.profile import Memory, ProfileError
-from planner.ranked import Ranked
-from planner.stored import foreseen, read_tables
 
 
 def test_a_bundles_tables_are_read_with_its_access_counts(bundle: Bundle) -> None:

@@ -4,10 +4,10 @@ from itertools import pairwise
 
 import pytest
 
-from planner.ask import Ask
+from planner.deployment.ask import Ask
+from planner.deployment.sweep import Axis, Point, lines, outcome, parse_sweep, steps
 from planner.devices import MachineError
 from planner.plan import PlanError
-from planner.sweep import Axis, Point, lines, outcome, parse_sweep, steps
 from tests.planner.planning import machine, path, profile, traffic
 
 MADE = machine(gpu=10**9, price=1.0)

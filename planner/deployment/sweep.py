@@ -13,15 +13,15 @@ from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
 
-from planner.amounts import percent, rate, size
-from planner.ask import Ask
+from planner.deployment.amounts import percent, rate, size
+from planner.deployment.ask import Ask
+from planner.deployment.explain import table
+from planner.deployment.program import PlanImpossible
+from planner.deployment.proposal import propose
+from planner.deployment.residency import Tables
 from planner.devices import Machine, MachineError, parse_bytes
-from planner.explain import table
 from planner.plan import PlanError
 from planner.profile import Profile
-from planner.program import PlanImpossible
-from planner.proposal import propose
-from planner.residency import Tables
 
 KEYS = ("slo", "rate", "cores", "memory.DEVICE", "copies.DEVICE")
 MOST = 400

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from planner.amounts import ms, percent, rate, size
+from planner.deployment.amounts import ms, percent, rate, size
 
 
 @pytest.mark.parametrize(

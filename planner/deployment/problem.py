@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.ask import Ask
-from planner.classes import F64, Level, SizeClass, load_levels, size_classes
+from planner.deployment.ask import Ask
+from planner.deployment.classes import F64, Level, SizeClass, load_levels, size_classes
+from planner.deployment.option import Costing, Lanes, Option, headroom
+from planner.deployment.residency import Residency, Tables, residencies
+from planner.deployment.tier import tier_below
 from planner.devices import Device, Machine
-from planner.option import Costing, Lanes, Option, headroom
 from planner.profile import Front, PathProfile, Profile
-from planner.residency import Residency, Tables, residencies
-from planner.tier import tier_below
 
 NO_FRONT = Front(query_s=0.0, row_s=0.0)
 

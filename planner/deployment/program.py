@@ -13,9 +13,9 @@ from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 from scipy.sparse import csr_array
 
 from models.errors import PolyrecError
-from planner.classes import F64
-from planner.option import Option
-from planner.problem import Problem
+from planner.deployment.classes import F64
+from planner.deployment.option import Option
+from planner.deployment.problem import Problem
 
 GAP = 1e-8
 """Relative. Accuracies of representations differ by as little as 1e-4 of themselves."""

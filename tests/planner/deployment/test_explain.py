@@ -2,10 +2,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from planner.ask import Ask
-from planner.explain import page
+from planner.deployment.ask import Ask
+from planner.deployment.explain import page
+from planner.deployment.proposal import propose
 from planner.plan import single_path_plan
-from planner.proposal import propose
 from planner.traffic import Sizes, Traffic
 from tests.planner.planning import machine, path, profile, skewed, traffic
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from planner.tier import PAGE, Missing, Tier, tier_below
+from planner.deployment.tier import PAGE, Missing, Tier, tier_below
 from tests.planner.planning import machine
 
 

@@ -6,11 +6,11 @@ import pytest
 
 from models.bundle import Bundle
 from models.errors import BundleError
-from planner.ask import Ask
+from planner.deployment.ask import Ask
+from planner.deployment.program import PlanImpossible
+from planner.deployment.proposal import propose, tables_of
 from planner.plan import Limits, Plan, load_plan, save_plan
 from planner.profile import Front, PathProfile, ProfileError, on_machine
-from planner.program import PlanImpossible
-from planner.proposal import propose, tables_of
 from planner.traffic import Arrivals, Sizes, Traffic
 from tests.planner.planning import machine, path, profile, traffic
 

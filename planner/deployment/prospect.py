@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.amounts import size
-from planner.ask import Ask
-from planner.choice import Choice, choose, timeless, without
+from planner.deployment.amounts import size
+from planner.deployment.ask import Ask
+from planner.deployment.choice import Choice, choose, timeless, without
+from planner.deployment.problem import Problem
+from planner.deployment.program import PlanImpossible
 from planner.expected import Bound, Expected, ExpectedDevice, ExpectedPath, More
-from planner.problem import Problem
-from planner.program import PlanImpossible
 
 MORE_BYTES = 10**9
 TELLING = 1e-6

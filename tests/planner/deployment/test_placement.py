@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from models.bundle import Bundle
-from planner.ask import Ask
+from planner.deployment.ask import Ask
+from planner.deployment.proposal import Proposal, propose
+from planner.deployment.residency import Tables, residency
 from planner.profile import Memory, PathProfile
-from planner.proposal import Proposal, propose
-from planner.residency import Tables, residency
 from tests.planner.planning import machine, path, profile, skewed, traffic
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from planner.amounts import percent, rate, size
+from planner.deployment.amounts import percent, rate, size
 from planner.expected import Bound, Expected
 from planner.placed import Placement
 from planner.plan import Plan

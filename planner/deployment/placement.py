@@ -13,13 +13,13 @@ from dataclasses import replace
 import numpy as np
 
 from models.embeddings.tiers.placement import TierCuts
-from planner.choice import Choice
-from planner.occupancy import occupied
-from planner.option import Option
+from planner.deployment.choice import Choice
+from planner.deployment.occupancy import occupied
+from planner.deployment.option import Option
+from planner.deployment.problem import Problem
+from planner.deployment.ranked import Ranked
+from planner.deployment.residency import Tables, cuts_within, residency
 from planner.placed import MemoryUse, PlacedPath, Placement
-from planner.problem import Problem
-from planner.ranked import Ranked
-from planner.residency import Tables, cuts_within, residency
 
 
 def filled(problem: Problem, choice: Choice) -> Problem:

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.classes import F64, Level
-from planner.occupancy import occupied
-from planner.option import Option
-from planner.problem import Problem
-from planner.program import PlanImpossible, Program, weights_of
+from planner.deployment.classes import F64, Level
+from planner.deployment.occupancy import occupied
+from planner.deployment.option import Option
+from planner.deployment.problem import Problem
+from planner.deployment.program import PlanImpossible, Program, weights_of
 
 TIME_LIMIT_S = 20.0
 NOTHING = 1e-7

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from planner.ask import Ask
-from planner.choice import choose, fits, timeless, with_reserve, without
-from planner.option import Option
-from planner.problem import Problem, pose
+from planner.deployment.ask import Ask
+from planner.deployment.choice import choose, fits, timeless, with_reserve, without
+from planner.deployment.option import Option
+from planner.deployment.problem import Problem, pose
+from planner.deployment.program import TIE, PlanImpossible
+from planner.deployment.residency import Tables
 from planner.profile import Front
-from planner.program import TIE, PlanImpossible
-from planner.residency import Tables
 from planner.traffic import Arrivals, Sizes, Traffic
 from tests.planner.planning import machine, path, profile, skewed, traffic
 

@@ -15,12 +15,12 @@ from math import exp, log
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.faults import Fault
-from planner.outcomes import F64, I64, Outcomes, Status
 from planner.plan import Limits, Plan, PlanError, Routing
 from planner.routing.curve import TAIL_DEVIATIONS
 from planner.routing.query import Dispatch, Query
 from planner.routing.router import LaneSpec, PathSpec, Router
+from planner.simulation.faults import Fault
+from planner.simulation.outcomes import F64, I64, Outcomes, Status
 
 TICK_S = 0.1
 INF = float("inf")

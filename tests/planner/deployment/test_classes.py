@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.classes import EDGES, load_levels, size_classes
+from planner.deployment.classes import EDGES, load_levels, size_classes
 from planner.traffic import Arrivals, Sizes, Traffic
 
 SIZES = st.one_of(

@@ -10,9 +10,9 @@ from safetensors import SafetensorError, safe_open
 
 from models.bundle import VOCABULARY, Manifest, read_manifest
 from models.errors import BundleError
+from planner.deployment.ranked import F64, I64, Ranked
+from planner.deployment.residency import Tables
 from planner.profile import Memory, ProfileError
-from planner.ranked import F64, I64, Ranked
-from planner.residency import Tables
 
 
 def read_tables(folder: Path, memory: Memory) -> Tables:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.option import Option
-from planner.problem import Problem
+from planner.deployment.option import Option
+from planner.deployment.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,17 +13,17 @@ from pathlib import Path
 import numpy as np
 
 from models.errors import BundleError
-from planner.amounts import ms, size
-from planner.ask import Ask
-from planner.choice import TIME_LIMIT_S, Choice, choose, shared, with_reserve
-from planner.placement import filled, place
+from planner.deployment.amounts import ms, size
+from planner.deployment.ask import Ask
+from planner.deployment.choice import TIME_LIMIT_S, Choice, choose, shared, with_reserve
+from planner.deployment.placement import filled, place
+from planner.deployment.problem import Problem, pose
+from planner.deployment.program import PlanImpossible
+from planner.deployment.prospect import expect
+from planner.deployment.residency import Tables
+from planner.deployment.stored import read_tables
 from planner.plan import Limits, Plan, PlannedLane, PlannedPath, Routing
-from planner.problem import Problem, pose
 from planner.profile import PathProfile, Profile
-from planner.program import PlanImpossible
-from planner.prospect import expect
-from planner.residency import Tables
-from planner.stored import read_tables
 
 
 @dataclass(frozen=True, slots=True)

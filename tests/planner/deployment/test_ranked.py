@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.ranked import Ranked
+from planner.deployment.ranked import Ranked
 
 COUNTS = st.lists(st.integers(0, 5), min_size=1, max_size=12).map(lambda c: np.array(sorted(c, reverse=True)))
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from models.embeddings.cuts import stored_within
 from models.vocabulary import Vocabulary
-from planner.ranked import Ranked
-from planner.residency import Tables, cuts_within, residency
+from planner.deployment.ranked import Ranked
+from planner.deployment.residency import Tables, cuts_within, residency
 
 COUNTS = st.lists(st.integers(0, 9), min_size=1, max_size=5).map(lambda c: sorted(c, reverse=True))
 

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.arrivals import arrival_times
-from planner.faults import Fault, FaultError, parse_fault
-from planner.outcomes import Outcomes, Status
 from planner.plan import Limits, Routing
-from planner.simulator import Simulator
+from planner.simulation.faults import Fault, FaultError, parse_fault
+from planner.simulation.outcomes import Outcomes, Status
+from planner.simulation.simulator import Simulator
 from planner.traffic import Arrivals, Sizes
 from tests.planner.routing.worlds import BOTH, CPU, GPU_LANE, POLICIES, cpu_lanes
 

@@ -18,14 +18,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.ask import Ask
-from planner.classes import F64, SizeClass
+from planner.deployment.ask import Ask
+from planner.deployment.classes import F64, SizeClass
+from planner.deployment.residency import Residency, Tables
+from planner.deployment.tier import NOTHING_MISSING, P99, Missing, tier_below
 from planner.devices import Device, Machine
 from planner.latency import LatencyModel
 from planner.plan import LaneKind, Limits
 from planner.profile import Front, PathProfile
-from planner.residency import Residency, Tables
-from planner.tier import NOTHING_MISSING, P99, Missing, tier_below
 
 HOPS_S: dict[LaneKind, tuple[float, float]] = {
     "inline": (0.0, 0.0),

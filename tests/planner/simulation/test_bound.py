@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.arrivals import arrival_times
-from planner.bound import bound
 from planner.latency import LatencyModel
 from planner.plan import Limits, Routing
 from planner.routing.router import PathSpec
-from planner.simulator import correct, simulate
+from planner.simulation.bound import bound
+from planner.simulation.simulator import correct, simulate
 from planner.traffic import Arrivals, Sizes
 from tests.planner.routing.worlds import BOTH, CPU, GPU_LANE, POLICIES, cpu_lanes
 

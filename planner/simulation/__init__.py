@@ -1,0 +1,1 @@
+"""The router on virtual lanes in virtual time, and the bound that no policy passes."""
