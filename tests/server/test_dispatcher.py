@@ -67,6 +67,19 @@ class Troubled:
         return p if self._answers is None else np.where(np.arange(p.size) == 0, self._answers, p)
 
 
+class Held(Troubled):
+    """Embeds when it is let go."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__(runtime)
+        self.entered, self.let_go = threading.Event(), threading.Event()
+
+    def embed(self, batch: Batch) -> Any:
+        self.entered.set()
+        self.let_go.wait()
+        return super().embed(batch)
+
+
 @pytest.fixture(scope="module")
 def runtime(bundle: Bundle) -> Runtime:
     return open_runtime("torch", bundle)
@@ -278,22 +291,15 @@ def test_closing_a_lane_cancels_what_waits(bundle: Bundle, runtime: Runtime, ran
 
 
 def test_a_thread_executes_while_the_loop_goes_on(bundle: Bundle, runtime: Runtime, ranking: Ranking) -> None:
-    held, entered = threading.Event(), threading.Event()
-
-    class Held(Troubled):
-        def embed(self, batch: Batch) -> Any:
-            entered.set()
-            held.wait()
-            return super().embed(batch)
-
     async def run() -> None:
-        lane, tally = dispatcher(bundle, ThreadedLane("cpu", {"table@cpu": Held(runtime)}), "thread")
+        held = Held(runtime)
+        lane, tally = dispatcher(bundle, ThreadedLane("cpu", {"table@cpu": held}), "thread")
         first = ask(lane, ranking("a"))
-        while not entered.is_set():
+        while not held.entered.is_set():
             await asyncio.sleep(0)
         rest = [ask(lane, ranking(item)) for item in "bcd"]
         assert lane.waiting == 4
-        held.set()
+        held.let_go.set()
         await asyncio.gather(first, *rest)
         assert tally.batches == [(1, 1), (3, 3)]
         lane.close()
@@ -305,25 +311,19 @@ def test_a_query_behind_a_long_batch_is_answered_at_its_own_deadline(
     bundle: Bundle, runtime: Runtime, ranking: Ranking
 ) -> None:
     """triton-inference-server/server#7512: there it is told only when the batch in front is over."""
-    held, entered = threading.Event(), threading.Event()
-
-    class Held(Troubled):
-        def embed(self, batch: Batch) -> Any:
-            entered.set()
-            held.wait()
-            return super().embed(batch)
 
     async def run() -> None:
-        lane, tally = dispatcher(bundle, ThreadedLane("cpu", {"table@cpu": Held(runtime)}), "thread")
+        held = Held(runtime)
+        lane, tally = dispatcher(bundle, ThreadedLane("cpu", {"table@cpu": held}), "thread")
         first = ask(lane, ranking("a"))
-        while not entered.is_set():
+        while not held.entered.is_set():
             await asyncio.sleep(0)
         behind = ask(lane, ranking("b"), budget_s=0.05)
         with pytest.raises(DeadlinePassed):
             await behind
         assert not first.done()
         assert not tally.batches
-        held.set()
+        held.let_go.set()
         await first
         lane.close()
 
