@@ -46,9 +46,10 @@ class Prometheus:
         except urllib.error.HTTPError as e:
             raise RuntimeError(json.load(e).get("error", str(e))) from None
 
-    def query(self, expression: str) -> list[dict[str, Any]]:
-        """The vector of an expression at this moment. Raises RuntimeError."""
-        found: list[dict[str, Any]] = self.api("query", query=expression)["result"]
+    def query(self, expression: str, at_s: float | None = None) -> list[dict[str, Any]]:
+        """The vector of an expression at a moment (Unix time), now by default. Raises RuntimeError."""
+        moment = {} if at_s is None else {"time": f"{at_s:.3f}"}
+        found: list[dict[str, Any]] = self.api("query", query=expression, **moment)["result"]
         return found
 
     def label_values(self, label: str, match: str) -> list[str]:

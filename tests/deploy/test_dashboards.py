@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -54,8 +56,16 @@ MAY_BE_EMPTY = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """A Prometheus, and the moment (Unix time) at which it had scraped what happened before."""
+
+    prom: Prometheus
+    at_s: float
+
+
 @pytest.fixture(scope="module")
-def observed(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+def observed(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
     """A server with two paths, asked for some seconds while Prometheus scrapes it every second."""
     if PROGRAM is None:
         pytest.skip(f"no Prometheus on this machine ({HOW})")
@@ -80,7 +90,7 @@ def observed(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
             prom.until(f"sum(polyrec_rows_total) >= {6 * ASKED} and on () count(polyrec:unkept:ratio_rate1h)")
             prom.until("sum(rate(polyrec_rows_total[20s])) > 0")
             prom.until("polyrec:correct_predictions:rate1m > 0")
-            yield prom
+            yield Observed(prom, time.time())
 
 
 ASKED = 60
@@ -106,10 +116,8 @@ def with_variables(expression: str) -> str:
 
 
 @pytest.mark.parametrize("expression", QUERIES)
-def test_every_query_gives_data(
-    observed: Prometheus, expression: str, request: pytest.FixtureRequest
-) -> None:
-    found = observed.query(with_variables(expression))
+def test_every_query_gives_data(observed: Observed, expression: str, request: pytest.FixtureRequest) -> None:
+    found = observed.prom.query(with_variables(expression), observed.at_s)
     numbers = [float(series["value"][1]) for series in found]
     if not any(name in request.node.name for name in MAY_BE_EMPTY):
         assert numbers
@@ -117,20 +125,20 @@ def test_every_query_gives_data(
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
-def test_every_variable_finds_values(observed: Prometheus, file: Path) -> None:
+def test_every_variable_finds_values(observed: Observed, file: Path) -> None:
     for variable in dashboard(file)["templating"]["list"]:
         if variable["type"] == "query":
             match = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"]["query"])
             assert match
-            assert observed.label_values(match[2], with_variables(match[1]))
+            assert observed.prom.label_values(match[2], with_variables(match[1]))
 
 
-def test_alerts_are_evaluated(observed: Prometheus) -> None:
+def test_alerts_are_evaluated(observed: Observed) -> None:
     # the last of the requests may have been scraped after the rows that the fixture waited for
-    observed.until('ALERTS{alertstate="firing"}')
+    observed.prom.until('ALERTS{alertstate="firing"}')
     states = {
         alert["labels"]["alertname"]
-        for alert in observed.api("alerts")["alerts"]
+        for alert in observed.prom.api("alerts")["alerts"]
         if alert["state"] == "firing"
     }
     # two of 122 requests came with an impossible budget: 1.6%
