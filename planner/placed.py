@@ -8,33 +8,39 @@ the device's own memory is the host's, and `device` is 0.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from models.embeddings.tiers.placement import TierCuts
+from models.embeddings.tiers.placement import RemoteStore, TierCuts
 from models.schema import Strict
 
 Count = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+DIRECTORY = Path("/var/tmp")
+"""Where files of disk tiers are written if nobody says: a disk, where /tmp may be memory."""
 
 
 class MemoryUse(Strict):
     """What a plan puts into one memory, of how much. place: a device's name, or `disk`.
 
-    rows: of tables. fixed: decoders and dense nets. working: buffers while batches execute, and what a
-    process needs whatever it serves.
+    rows: of tables. cache: pages of rows on disk. fixed: decoders and dense nets. working: buffers while
+    batches execute, and what a process needs whatever it serves.
     """
 
     place: str
     budget_bytes: Count
     rows_bytes: Count
+    cache_bytes: Count = 0
     fixed_bytes: Count = 0
     working_bytes: Count = 0
 
     @property
     def used_bytes(self) -> int:
-        return self.rows_bytes + self.fixed_bytes + self.working_bytes
+        return self.rows_bytes + self.cache_bytes + self.fixed_bytes + self.working_bytes
 
 
 class PlacedPath(Strict):
@@ -42,17 +48,41 @@ class PlacedPath(Strict):
 
     bytes: of rows, by tier. lookups: share of the look-ups that each tier answers, by the bundle's own
     access counts. tables: rows of each by tier, as models/embeddings/tiers takes them; empty where the
-    profile does not say how many rows there are.
+    profile does not say how many rows there are. cache_bytes: of host memory, for pages of the disk tier.
     """
 
     path: str
-    bytes: dict[str, Count]
-    lookups: dict[str, Share]
+    bytes: dict[str, Count] = Field(default_factory=dict)
+    lookups: dict[str, Share] = Field(default_factory=dict)
     tables: dict[str, TierCuts] = Field(default_factory=dict)
+    cache_bytes: Count = 0
+
+    def rows(self, tier: str) -> int:
+        """Of all tables in one tier."""
+        return sum(getattr(cuts, tier) for cuts in self.tables.values())
 
 
 class Placement(Strict):
-    """All memories that a plan uses, and all its paths."""
+    """All memories that a plan uses, and all its paths; and what the tiers beyond memory are made of.
 
-    memories: tuple[MemoryUse, ...]
+    directory: of the disk tiers' files, DIRECTORY if None; relative to the plan file. remote: the store of
+    remote rows. prefetch: whether pages of queries that wait are read ahead. drift_s: seconds between new
+    orders of the rows, made from what is looked up; None: the order stays.
+    """
+
+    memories: tuple[MemoryUse, ...] = ()
     paths: tuple[PlacedPath, ...]
+    directory: Path | None = None
+    remote: RemoteStore | None = None
+    prefetch: bool = True
+    drift_s: Seconds | None = None
+
+    @model_validator(mode="after")
+    def _rows_have_a_place(self) -> Placement:
+        names = [placed.path for placed in self.paths]
+        for placed in self.paths:
+            if names.count(placed.path) > 1:
+                raise ValueError(f"path '{placed.path}' is placed twice")
+            if placed.rows("remote") and self.remote is None:
+                raise ValueError(f"path '{placed.path}' has remote rows, but no `remote` store is named")
+        return self

@@ -197,7 +197,10 @@ def load_plan(file: str | Path) -> Plan:
         raise PlanError(f"plan '{file}': {one_line(e)}") from None
     beside = Path(file).parent
     paths = tuple(p.model_copy(update={"bundle": beside / p.bundle}) for p in plan.paths)
-    return plan.model_copy(update={"paths": paths})
+    placement = plan.placement
+    if placement is not None and placement.directory is not None:
+        placement = placement.model_copy(update={"directory": beside / placement.directory})
+    return plan.model_copy(update={"paths": paths, "placement": placement})
 
 
 def save_plan(plan: Plan, file: str | Path) -> None:

@@ -106,7 +106,7 @@ def _paths(plan: Plan) -> list[str]:
             placed = where[p.path]
             lies = ", ".join(
                 f"{size(n)} {tier}"
-                + ("" if placed.lookups[tier] == 1 else f" ({percent(placed.lookups[tier])})")
+                + ("" if placed.lookups.get(tier, 1) == 1 else f" ({percent(placed.lookups[tier])})")
                 for tier, n in placed.bytes.items()
             )
         share = percent(p.share) if p.share else "in reserve"
@@ -130,9 +130,21 @@ def _devices(plan: Plan, e: Expected) -> list[str]:
 
 
 def _memory(placement: Placement) -> list[str]:
-    rows = [["memory", "used", "of", "rows", "decoders, nets", "buffers"]]
+    pages = any(m.cache_bytes for m in placement.memories)
+    rows = [
+        [
+            "memory",
+            "used",
+            "of",
+            "rows",
+            *(["pages of the disk"] if pages else []),
+            "decoders, nets",
+            "buffers",
+        ]
+    ]
     for m in placement.memories:
-        parts = (m.used_bytes, m.budget_bytes, m.rows_bytes, m.fixed_bytes, m.working_bytes)
+        cache = (m.cache_bytes,) if pages else ()
+        parts = (m.used_bytes, m.budget_bytes, m.rows_bytes, *cache, m.fixed_bytes, m.working_bytes)
         rows.append([m.place, *(size(n) for n in parts)])
     return table(rows)
 

@@ -11,15 +11,17 @@ from planner.deployment.problem import Problem
 
 @dataclass(frozen=True, slots=True)
 class Occupied:
-    """Bytes in one memory. rows: of tables; fixed: decoders and dense nets; working: buffers."""
+    """Bytes in one memory. rows: of tables; cache: pages of those on disk; fixed: decoders and dense nets;
+    working: buffers."""
 
     rows: float
+    cache: float
     fixed: float
     working: float
 
     @property
     def bytes(self) -> float:
-        return self.rows + self.fixed + self.working
+        return self.rows + self.cache + self.fixed + self.working
 
 
 def occupied(problem: Problem, options: Sequence[Option]) -> dict[str, Occupied]:
@@ -30,6 +32,7 @@ def occupied(problem: Problem, options: Sequence[Option]) -> dict[str, Occupied]
 
 def _occupied(problem: Problem, options: Sequence[Option], where: str) -> Occupied:
     resident: dict[int, float] = {}
+    cache: dict[int, float] = {}
     whole: set[str] = set()
     beyond: dict[str, float] = {}
     fixed, working = 0.0, 0.0
@@ -37,7 +40,8 @@ def _occupied(problem: Problem, options: Sequence[Option], where: str) -> Occupi
         p = problem.paths[o.path]
         bundle = str(p.path.bundle)
         if p.path.device == where:
-            resident[o.group] = max(resident.get(o.group, 0.0), o.resident)
+            if o.held > resident.get(o.group, -1.0) + cache.get(o.group, 0.0):
+                resident[o.group], cache[o.group] = o.resident, o.cache
             fixed += p.memory.fixed
             working = max(working, float(p.memory.peak * problem.lanes[where].count))
             if o.tier is None:
@@ -46,4 +50,4 @@ def _occupied(problem: Problem, options: Sequence[Option], where: str) -> Occupi
             beyond[bundle] = max(beyond.get(bundle, 0.0), o.elsewhere)
     # rows that a path of this very memory holds whole need no second copy for others
     copies = sum(size for bundle, size in beyond.items() if bundle not in whole)
-    return Occupied(sum(resident.values()) + copies, fixed, working)
+    return Occupied(sum(resident.values()) + copies, sum(cache.values()), fixed, working)

@@ -21,7 +21,7 @@ import numpy as np
 from planner.deployment.ask import Ask
 from planner.deployment.classes import F64, SizeClass
 from planner.deployment.residency import Residency, Tables
-from planner.deployment.tier import NOTHING_MISSING, P99, Missing, tier_below
+from planner.deployment.tier import NOTHING_MISSING, P99, PAGE, Missing, tier_below
 from planner.devices import Device, Machine
 from planner.latency import LatencyModel
 from planner.plan import LaneKind, Limits
@@ -34,6 +34,9 @@ HOPS_S: dict[LaneKind, tuple[float, float]] = {
 }
 """Median and tail of the way to a lane on another core and back, as docs/lanes.md measured it."""
 LARGEST = Limits().max_request_rows
+CACHE = 0.2
+"""Share of the memory for a bundle that is partly on disk that goes to the disk's pages: docs/tiers.md has
+what a fifth wins back where accesses come in bursts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,21 @@ class Option:
     batch_rows: int
     largest_rows: int
     timing: Timing
+
+    @property
+    def cache(self) -> float:
+        """Bytes of the device's memory for pages of the rows on disk."""
+        return cache_beside(self.resident) if self.tier == "disk" else 0.0
+
+    @property
+    def held(self) -> float:
+        """Bytes of the device's memory that its rows take, cached pages and all."""
+        return self.resident + self.cache
+
+
+def cache_beside(resident: float) -> float:
+    """Bytes of pages beside so many bytes of resident rows; one page at least."""
+    return max(resident * CACHE / (1 - CACHE), float(PAGE))
 
 
 def headroom(capacity: float, dispersion: float) -> float:

@@ -15,10 +15,11 @@ import numpy as np
 from models.embeddings.tiers.placement import TierCuts
 from planner.deployment.choice import Choice
 from planner.deployment.occupancy import occupied
-from planner.deployment.option import Option
+from planner.deployment.option import CACHE, Option
 from planner.deployment.problem import Problem
 from planner.deployment.ranked import Ranked
 from planner.deployment.residency import Tables, cuts_within, residency
+from planner.deployment.tier import PAGE
 from planner.placed import MemoryUse, PlacedPath, Placement
 
 
@@ -41,7 +42,13 @@ def filled(problem: Problem, choice: Choice) -> Problem:
         # options of one bundle share its rows: the widest stands for all
         widest = {chosen[k].group: k for k in sorted(partial, key=lambda k: chosen[k].resident)}
         joined, owners = _rest(problem, chosen, list(widest.values()), served)
-        more = cuts_within(joined, max(budget - used[device].bytes, 0.0))
+        room = max(budget - used[device].bytes, 0.0)
+        if chosen[partial[0]].tier == "disk":
+            # of what is left pages take their share
+            held = used[device].cache + sum(chosen[k].resident for k in widest.values()) + room
+            kept = held - max(held * CACHE, float(PAGE * len(widest)))
+            room = max(kept - sum(chosen[k].resident for k in widest.values()), 0.0)
+        more = cuts_within(joined, room)
         for group, k in widest.items():
             cuts = np.array(chosen[k].cuts)
             np.add.at(cuts, owners[k][1], [more[j] for j in owners[k][0]])
@@ -94,6 +101,7 @@ def place(problem: Problem, choice: Choice) -> Placement:
                 place=where,
                 budget_bytes=math.ceil(use.bytes) if budget is None else int(budget),
                 rows_bytes=round(use.rows),
+                cache_bytes=math.floor(use.cache),
                 fixed_bytes=round(use.fixed),
                 working_bytes=round(use.working),
             )
@@ -116,4 +124,6 @@ def _placed(problem: Problem, option: Option) -> PlacedPath:
     if option.tier is not None:
         sizes[far] = round(option.elsewhere)
         lookups[far] = max(0.0, 1.0 - option.lookups)
-    return PlacedPath(path=p.path.name, bytes=sizes, lookups=lookups, tables=rows)
+    return PlacedPath(
+        path=p.path.name, bytes=sizes, lookups=lookups, tables=rows, cache_bytes=math.floor(option.cache)
+    )

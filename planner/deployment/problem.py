@@ -86,7 +86,7 @@ class Problem:
         """Bytes by memory that the option takes if nothing else is there."""
         p = self.paths[option.path]
         device = p.path.device
-        needs = {device: option.resident + p.memory.fixed + p.memory.peak * self.lanes[device].count}
+        needs = {device: option.held + p.memory.fixed + p.memory.peak * self.lanes[device].count}
         if option.elsewhere:
             place = self.host if option.tier == "host" else "disk"
             assert place is not None
@@ -116,7 +116,7 @@ def pose(profile: Profile, ask: Ask, tables: Sequence[Tables | None]) -> Problem
         costing = Costing(path, tables[i], lanes[device], front, ask, machine, classes)
         if id(tables[i]) not in tried:
             tried[id(tables[i])] = residencies(tables[i])
-        parts = tried[id(tables[i])] if tier_below(lanes[device].device, machine) else ()
+        parts = tried[id(tables[i])] if _tiers(lanes[device], machine) else ()
         found = [costing.option(i, group, part) for part in (None, *parts)]
         options += [option for option in found if option.largest_rows]
     inline = next((name for name, one in lanes.items() if one.kind == "inline"), None)
@@ -141,6 +141,12 @@ def pose(profile: Profile, ask: Ask, tables: Sequence[Tables | None]) -> Problem
         inline=inline,
         front=front,
     )
+
+
+def _tiers(on: Lanes, machine: Machine) -> bool:
+    """Whether rows can lie below a device's memory. Tiers belong to the server's process: its own lanes
+    share them, lanes that are processes cannot."""
+    return on.kind != "process" and tier_below(on.device, machine) is not None
 
 
 def _lanes(device: Device, used: list[str], machine: Machine, ask: Ask) -> Lanes:

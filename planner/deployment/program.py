@@ -163,9 +163,7 @@ class Program:
                     rows_of[first.group] = self._charged(total[device])
                 if device not in working:
                     working[device] = self._charged(total[device], float(p.lanes[device].count))
-                self._at_least(
-                    rows_of[first.group], {k: self._option(k).resident / unit[device] for k in own}
-                )
+                self._at_least(rows_of[first.group], {k: self._option(k).held / unit[device] for k in own})
                 self._at_least(working[device], {k: profiled.memory.peak / unit[device] for k in own})
                 for k in own:
                     self._put(total[device], k, profiled.memory.fixed / unit[device])

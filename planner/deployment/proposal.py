@@ -22,6 +22,7 @@ from planner.deployment.program import PlanImpossible
 from planner.deployment.prospect import expect
 from planner.deployment.residency import Tables
 from planner.deployment.stored import read_tables
+from planner.deployment.tier import tier_below
 from planner.plan import Limits, Plan, PlannedLane, PlannedPath, Routing
 from planner.profile import PathProfile, Profile
 
@@ -96,6 +97,8 @@ def _best_lanes(
         cores = ask.cores or problem.lanes[problem.inline].device.lanes
         if cores > 1:
             posed.append(pose(profile, replace(ask, lane="process"), tables))
+    if ask.lane is None and _overflows(problem):
+        posed.append(pose(profile, replace(ask, lane="thread"), tables))
     on_cpu = [i for i, p in enumerate(profile.paths) if problem.lanes[p.path.device].device.kind == "cpu"]
     if 0 < len(on_cpu) < len(profile.paths):
         own = profile.model_copy(update={"paths": tuple(profile.paths[i] for i in on_cpu)})
@@ -112,6 +115,19 @@ def _best_lanes(
         raise PlanImpossible("no path fits the memory given; give it more (--memory DEVICE=SIZE)")
     unit = max(found[0][1].correct, 1e-300)
     return max(found, key=lambda f: round(f[1].correct / unit, 6))
+
+
+def _overflows(problem: Problem) -> bool:
+    """Whether rows of paths on the CPU may have to lie on disk, which lanes in processes cannot have."""
+    device = problem.host
+    if device is None or device not in problem.lanes:
+        return False
+    on, budget = problem.lanes[device], problem.budget[device]
+    own = [p for p in problem.paths if p.path.device == device]
+    rows = {str(p.path.bundle): sum(p.memory.tables.values()) for p in own}
+    whole = sum(rows.values()) + sum(p.memory.fixed for p in own)
+    below = tier_below(on.device, problem.machine) is not None
+    return below and on.kind == "process" and budget is not None and whole > budget
 
 
 def _chosen(profile: Profile, ask: Ask, tables: Sequence[Tables | None], limit_s: float) -> Choice | None:
@@ -150,10 +166,13 @@ def refuse_impossible(problem: Problem) -> None:
         assert budget is not None
         short.append((needed_bytes - budget, needed_bytes, budget, where, option))
     lacking, needed_bytes, budget, where, option = min(short, key=lambda s: s[0])
+    on = problem.lanes.get(where)
+    on_disk = ask.lane == "process" and on is not None and tier_below(on.device, problem.machine) is not None
+    hint = "; lanes in processes cannot have rows on disk: --lane thread can" if on_disk else ""
     raise PlanImpossible(
         f"no path that keeps {ms(ask.slo_s)} fits the memory: the smallest, "
         f"{problem.paths[option.path].path.name}, needs {size(needed_bytes)} of {where}, which has "
-        f"{size(budget)}; {size(lacking)} are missing"
+        f"{size(budget)}; {size(lacking)} are missing{hint}"
     )
 
 

@@ -27,7 +27,10 @@ def draw(plan: Plan) -> bytes:
     bundles = _memories(top, plan, memories)
     _lookups(bottom, placement)
     handles = [Patch(color=colour(i), label=f"rows of {name}") for i, name in enumerate(bundles)]
-    handles += [Patch(color=FIXED, label="decoders, dense nets"), Patch(color=BUFFERS, label="buffers")]
+    handles += [
+        Patch(color=FIXED, label="decoders, dense nets"),
+        Patch(color=BUFFERS, label="buffers, cached pages"),
+    ]
     if any(m.used_bytes < m.budget_bytes for m in memories):
         handles.append(Patch(fc=FREE, ec=LIGHT.grid, label="free"))
     top.legend(
@@ -52,7 +55,7 @@ def _memories(axes: Axes, plan: Plan, memories: list[MemoryUse]) -> list[str]:
     for y, m in enumerate(memories):
         left = 0.0
         segments = [(n, colour(bundles.index(name))) for name, n in parts[m.place].items()]
-        for n, fill in (*segments, (m.fixed_bytes, FIXED), (m.working_bytes, BUFFERS)):
+        for n, fill in (*segments, (m.fixed_bytes, FIXED), (m.cache_bytes + m.working_bytes, BUFFERS)):
             axes.barh(y, n / unit, BAR, left=left / unit, color=fill)
             left += n
         if left < m.budget_bytes:
