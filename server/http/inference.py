@@ -36,6 +36,8 @@ WISHES = frozenset({BUDGET, PRIORITY, QUALITY})
 
 GONE = "polyrec.gone"
 """Key of a scope under which the request leaves what to call when its client has gone."""
+ARRIVED = "polyrec.arrived"
+"""Key of a scope under which the protocol leaves when the last of a request can have arrived, on `clock`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,8 @@ class Inference:
             headers: Headers = scope["headers"]
             body = await read_body(headers, receive, serving.plan.limits.max_body_bytes)
             # From here on the time is ours: a slow client does not spend its budget on sending.
-            arrival_s = clock()
+            begun_s = clock()
+            arrival_s = scope.get(ARRIVED, begun_s)
             parsed = self._form.parse(serving, scope, body)
             budget_s = parsed.budget_s or engine.default_budget_s
             priority, required = parsed.priority, parsed.required
@@ -124,7 +127,7 @@ class Inference:
                 await Reply(refused.body, refused.status, headers=refused.headers)(scope, receive, send)
         else:
             took_s = clock() - arrival_s
-            parse_s, serialise_s = parsed_s - arrival_s, written_s - answered_s
+            parse_s, serialise_s = parsed_s - begun_s, written_s - answered_s
             rows = parsed.rows.rows
             counters.answered(
                 took_s <= budget_s, took_s, rows, parse_s, answer.queue_s, serialise_s, answer.reason

@@ -16,7 +16,8 @@ from typing import Any, cast
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from server.errors import error_body
-from server.http.inference import GONE
+from server.http.inference import ARRIVED, GONE
+from server.http.rounds import rounds_of
 
 MAX_HEADER_BYTES = 64 * 2**10
 MAX_DROPPED_BYTES = 256 * 2**20
@@ -60,12 +61,15 @@ class Protocol(HttpToolsProtocol):
         self._in_headers = True
         self._dropped_bytes = 0
         self._late: asyncio.TimerHandle | None = None
+        self._rounds = rounds_of(self.loop)
+        self._arrived_s = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         whole = WholeAnswers(cast(asyncio.Transport, transport))
         super().connection_made(cast(asyncio.Transport, whole))
 
     def data_received(self, data: bytes) -> None:
+        self._arrived_s = self._rounds.arrived_s()
         # Counted by what arrives, not by the parser's callbacks: those come only with a complete line.
         if self._in_headers:
             self._header_bytes += len(data)
@@ -109,6 +113,8 @@ class Protocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.cycle is not None:
+            cast(dict[str, Any], self.cycle.scope)[ARRIVED] = self._arrived_s
         super().on_message_complete()
         self._header_bytes = 0
         self._in_headers = True

@@ -1,0 +1,80 @@
+"""When what is read may have arrived: while the loop was busy, but not while it slept."""
+
+from __future__ import annotations
+
+import asyncio
+
+from server.http.rounds import Rounds, clock, rounds_of
+
+
+def _busy() -> None:
+    sum(range(20_000))
+
+
+async def _looked(rounds: Rounds) -> None:
+    """A round of reading, to its end."""
+    rounds.arrived_s()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+
+def test_what_is_read_after_work_may_have_arrived_before_it() -> None:
+    async def scene() -> tuple[float, float]:
+        rounds = Rounds(asyncio.get_running_loop())
+        await _looked(rounds)
+        began_s = clock()
+        _busy()
+        return began_s, rounds.arrived_s()
+
+    began_s, arrived_s = asyncio.run(scene())
+    assert arrived_s <= began_s
+
+
+def test_what_wakes_a_sleeping_loop_has_just_arrived() -> None:
+    async def scene() -> tuple[float, float]:
+        rounds = Rounds(asyncio.get_running_loop())
+        await _looked(rounds)
+        slept_s = clock()
+        await asyncio.sleep(0.002)
+        return slept_s, rounds.arrived_s()
+
+    slept_s, arrived_s = asyncio.run(scene())
+    assert arrived_s >= slept_s + 0.002
+
+
+def test_all_that_one_round_reads_has_the_same_earliest_moment() -> None:
+    async def scene() -> list[float]:
+        rounds = Rounds(asyncio.get_running_loop())
+        await _looked(rounds)
+        _busy()
+        first = rounds.arrived_s()
+        _busy()
+        return [first, rounds.arrived_s()]
+
+    first, second = asyncio.run(scene())
+    assert first == second
+
+
+def test_the_next_round_begins_where_the_last_one_ended() -> None:
+    async def scene() -> tuple[float, float, float]:
+        rounds = Rounds(asyncio.get_running_loop())
+        await _looked(rounds)
+        _busy()
+        between_s = clock()
+        first = rounds.arrived_s()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return first, between_s, rounds.arrived_s()
+
+    first, between_s, second = asyncio.run(scene())
+    assert first <= between_s <= second
+
+
+def test_a_loop_has_one() -> None:
+    async def scene() -> tuple[Rounds, Rounds]:
+        loop = asyncio.get_running_loop()
+        return rounds_of(loop), rounds_of(loop)
+
+    first, second = asyncio.run(scene())
+    assert first is second
+    assert asyncio.run(scene())[0] is not first
