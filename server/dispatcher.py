@@ -26,6 +26,8 @@ from planner.routing.router import Router
 from server.errors import DeadlinePassed, Defect, Invalid, NotReady, Overloaded
 from server.lanes.lane import Executed, Lane, LaneDied
 from server.rows import Rows, encode
+from server.tracing.trace import Trace
+from server.tracing.trace import executed as tell
 
 log = logging.getLogger("polyrec.dispatcher")
 
@@ -86,11 +88,12 @@ class Observer(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """What a query carries: its rows, who waits for them, and the parts that are there already."""
+    """What a query carries: its rows, who waits for them, the parts that are there already, its trace."""
 
     rows: Rows
     answer: asyncio.Future[Answer]
     probabilities: F32 | None = None
+    trace: Trace | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -100,6 +103,7 @@ class Running:
     dispatch: Dispatch
     groups: list[list[Part]]
     batch: Batch | None = None
+    encoding_s: float = 0.0
     encode_s: float = 0.0
     broken: int = 0
     executed: int = 0
@@ -138,7 +142,13 @@ class Dispatcher:
         self._open: set[asyncio.Future[Answer]] = set()
 
     def ask(
-        self, rows: Rows, arrival_s: float, budget_s: float, priority: int = 0, required: bool = False
+        self,
+        rows: Rows,
+        arrival_s: float,
+        budget_s: float,
+        priority: int = 0,
+        required: bool = False,
+        trace: Trace | None = None,
     ) -> Query:
         """Queues a query; `query.payload.answer` is the future to wait on.
 
@@ -146,7 +156,7 @@ class Dispatcher:
         at once if the query is not taken.
         """
         loop = asyncio.get_running_loop()
-        waiting = Waiting(rows, loop.create_future())
+        waiting = Waiting(rows, loop.create_future(), trace=trace)
         query = Query(rows.rows, arrival_s, arrival_s + budget_s, priority, required, waiting)
         self._idle_ticks = 0
         if not self._ticking:
@@ -270,7 +280,7 @@ class Dispatcher:
                 continue
             if batch is None:
                 continue
-            running.batch, running.encode_s = batch, clock() - start
+            running.batch, running.encoding_s, running.encode_s = batch, start, clock() - start
 
             def settle(result: Executed | Exception, parts: list[Part] = parts) -> None:
                 self._settled(lane, running, parts, result)
@@ -356,6 +366,20 @@ class Dispatcher:
         took_s = now_s - dispatch.started_s
         reason = dispatch.reason.value if dispatch.reason in REDUCED else None
         finite = math.isfinite(float(probabilities.sum()))
+        traces = [w.trace for p in parts if (w := p.query.payload).trace is not None and not w.answer.done()]
+        if traces:
+            tell(
+                traces,
+                self._lanes[lane].name,
+                self._paths[dispatch.path],
+                rows,
+                len(parts),
+                running.encoding_s,
+                running.encode_s,
+                executed.embed_s,
+                executed.dense_s,
+                now_s,
+            )
         first = 0
         for part in parts:
             query, own = part.query, probabilities[first : first + part.rows]

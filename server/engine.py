@@ -19,6 +19,7 @@ from server.dispatcher import clock
 from server.errors import NotReady
 from server.metrics import Metrics
 from server.serving import ENDPOINTS, Serving, open_serving
+from server.tracing.tracer import Tracer
 
 NO_PATH = "none"
 STILL_LOADING = "the server is still loading; ask /readyz"
@@ -38,6 +39,7 @@ class Engine:
 
     def __init__(self) -> None:
         self.metrics = Metrics()
+        self.tracer: Tracer | None = None
         self.state = State.LOADING
         self.default_budget_s = 0.0
         self.previous: Plan | None = None

@@ -38,6 +38,7 @@ from server.http.admin import Admin
 from server.http.app import create_app
 from server.http.protocol import Protocol
 from server.settings import Settings
+from server.tracing.tracer import open_tracer
 
 log = logging.getLogger("polyrec.server")
 
@@ -148,6 +149,7 @@ def serve(settings: Settings, on_ready: Callable[[Ready], object]) -> int:
 
 async def _serve(settings: Settings, listener: socket.socket, on_ready: Callable[[Ready], object]) -> int:
     engine = Engine()
+    engine.tracer = open_tracer(os.environ)
     config = uvicorn.Config(
         create_app(engine, Admin(engine, settings.admin_token, lambda: plan_of(settings))),
         http=Protocol,
@@ -176,6 +178,8 @@ async def _serve(settings: Settings, listener: socket.socket, on_ready: Callable
         if loading.done() and loading.exception() is not None:
             server.should_exit = True
         await serving
+        if engine.tracer is not None:
+            engine.tracer.close()
     engine.close()
     return 0
 

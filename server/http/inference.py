@@ -24,6 +24,7 @@ from server.engine import Engine
 from server.errors import Malformed, RequestError, refusal
 from server.http.body import ClientGone, Headers, read_body
 from server.http.reply import Reply
+from server.metrics import KEPT
 from server.rows import Rows
 from server.serving import OpenPath, Serving
 
@@ -82,6 +83,9 @@ class Inference:
         endpoint = self._form.endpoint
         serving: Serving | None = None
         outcomes = engine.without_path[endpoint]
+        tracer = engine.tracer
+        trace = None if tracer is None else tracer.begin(scope, endpoint)
+        rows, budget_s, begun_s, parsed_s = 0, 0.0, 0.0, 0.0
         try:
             serving = engine.serving
             headers: Headers = scope["headers"]
@@ -90,6 +94,7 @@ class Inference:
             begun_s = clock()
             arrival_s = scope.get(ARRIVED, begun_s)
             parsed = self._form.parse(serving, scope, body)
+            rows = parsed.rows.rows
             budget_s = parsed.budget_s or engine.default_budget_s
             priority, required = parsed.priority, parsed.required
             for name, value in headers:
@@ -102,7 +107,7 @@ class Inference:
                         required = quality_is_required(value)
             parsed_s = clock()
             dispatcher = serving.dispatcher
-            query = dispatcher.ask(parsed.rows, arrival_s, budget_s, priority, required)
+            query = dispatcher.ask(parsed.rows, arrival_s, budget_s, priority, required, trace)
             scope[GONE] = partial(_leave, dispatcher, query)
             answer: Answer = await query.payload.answer
             answered_s = clock()
@@ -113,7 +118,11 @@ class Inference:
             written_s = clock()
             await reply(scope, receive, send)
         except asyncio.CancelledError:
-            outcomes.finished("cancelled", clock() - arrival_s)
+            now_s = clock()
+            outcomes.finished("cancelled", now_s - arrival_s)
+            if trace is not None:
+                moments = (arrival_s, begun_s, parsed_s, 0.0, 0.0, now_s)
+                trace.end(moments, "cancelled", 0, rows, budget_s)
             raise
         except Exception as e:
             refused = refusal(e)
@@ -123,12 +132,19 @@ class Inference:
             outcomes.finished(refused.outcome, took_s)
             if serving is not None:
                 serving.statistics.failed(took_s)
+            if trace is not None:
+                status = 0 if isinstance(e, ClientGone) else refused.status
+                moments = (arrival_s, begun_s, parsed_s, 0.0, 0.0, arrival_s + took_s)
+                trace.end(moments, refused.outcome, status, rows, budget_s)
             if not isinstance(e, ClientGone):
                 await Reply(refused.body, refused.status, headers=refused.headers)(scope, receive, send)
         else:
             took_s = clock() - arrival_s
             parse_s, serialise_s = parsed_s - begun_s, written_s - answered_s
-            rows = parsed.rows.rows
+            if trace is not None:
+                outcome = KEPT if took_s <= budget_s else "late"
+                moments = (arrival_s, begun_s, parsed_s, answered_s, written_s, arrival_s + took_s)
+                trace.end(moments, outcome, reply.status, rows, budget_s, path.name, answer.reason)
             counters.answered(
                 took_s <= budget_s, took_s, rows, parse_s, answer.queue_s, serialise_s, answer.reason
             )

@@ -1,0 +1,91 @@
+"""The pipe to the exporter: records go out without ever waiting, whatever the other side does.
+
+What does not fit is kept up to a bound, then dropped and counted. An exporter that ended is told once in
+the log, and nothing is sent any more; the server serves on.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+
+log = logging.getLogger("polyrec.tracing")
+
+PIPE_BYTES = 2**20
+"""The most that Linux gives to any user (/proc/sys/fs/pipe-max-size)."""
+UNSENT_BYTES = 2**20
+CLOSE_S = 8.0
+"""For the exporter to send what it has; it gives itself less (`exporter.LAST_S`)."""
+
+
+class Pipe:
+    """Starts the exporter with these environment variables; used from one thread only."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        command = [sys.executable, "-m", "server.tracing.exporter"]
+        self._process = subprocess.Popen(
+            command, bufsize=0, env=dict(environ), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+        )
+        assert self._process.stdin is not None
+        self._fd = self._process.stdin.fileno()
+        with suppress(OSError):  # a user who has many pipes open gets no larger ones
+            fcntl.fcntl(self._fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        os.set_blocking(self._fd, False)
+        self._unsent = bytearray()
+        self.alive = True
+        self.dropped = 0
+
+    @property
+    def pid(self) -> int:
+        """Of the exporter."""
+        return self._process.pid
+
+    def send(self, record: bytes) -> None:
+        """One record behind its length; dropped while too much is waiting."""
+        if not self.alive:
+            return
+        if len(self._unsent) + len(record) > UNSENT_BYTES:
+            self.dropped += 1
+            if self.dropped == 1:
+                log.warning("the exporter of traces does not keep up: traces are dropped; sample fewer")
+        else:
+            self._unsent += record
+        self._flush()
+
+    def close(self) -> None:
+        """Lets the exporter send what it has, in bounded time; what is left then is lost."""
+        stdin = self._process.stdin
+        assert stdin is not None
+        give_up_s = time.monotonic() + CLOSE_S
+        self._flush()
+        while self._unsent and self.alive and time.monotonic() < give_up_s:
+            time.sleep(0.01)
+            self._flush()
+        self.alive = False
+        stdin.close()
+        try:
+            self._process.wait(max(0.1, give_up_s - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            log.warning("the exporter of traces did not end in time: the last traces are lost")
+            self._process.kill()
+            self._process.wait()
+        if self.dropped:
+            log.warning("%d traces were dropped", self.dropped)
+
+    def _flush(self) -> None:
+        try:
+            written = os.write(self._fd, self._unsent)
+        except BlockingIOError:
+            return
+        except OSError:
+            self.alive = False
+            self._unsent.clear()
+            log.error("the exporter of traces (process %d) ended: no more traces", self.pid)
+        else:
+            del self._unsent[:written]

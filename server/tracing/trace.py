@@ -1,0 +1,121 @@
+"""The trace of one sampled request while it is on its way through the server.
+
+Made by `Tracer.begin`, carried by the query, told by the dispatcher of every batch that had rows of it, and
+ended by the endpoint, which makes a record of it.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from starlette.types import Scope
+
+from server.tracing.records import Execution, Request, Shared
+
+SERVED_BY_VERSION = "/v2/models/{model}/versions/{version}/infer"
+
+
+def trace_id() -> bytes:
+    """A random id, never all zeros, which stands for none."""
+    return (random.getrandbits(128) or 1).to_bytes(16, "big")
+
+
+def span_id() -> int:
+    """A random id, never 0, which stands for none."""
+    return random.getrandbits(64) or 1
+
+
+@dataclass(slots=True, eq=False)
+class Trace:
+    """Of one request. send: takes its record. parent_id: the client's span, 0 if it has none."""
+
+    send: Callable[[Request], None]
+    scope: Scope
+    route: str
+    trace_id: bytes
+    parent_id: int = 0
+    tracestate: str = ""
+    span_id: int = field(default_factory=span_id)
+    executions: list[Execution] = field(default_factory=list)
+    batches: list[Shared] = field(default_factory=list)
+
+    def end(
+        self,
+        moments: tuple[float, float, float, float, float, float],
+        outcome: str,
+        status: int,
+        rows: int,
+        budget_s: float,
+        answered_by: str | None = None,
+        reason: str | None = None,
+    ) -> None:
+        """The request is over.
+
+        moments: arrival, begun, parsed, answered, written, end, in seconds; 0 if it never came to it.
+        """
+        scope = self.scope
+        address, port = scope.get("server") or ("", 0)
+        route = SERVED_BY_VERSION if "version" in scope.get("path_params", ()) else self.route
+        self.send(
+            Request(
+                self.trace_id,
+                self.span_id,
+                self.parent_id,
+                self.tracestate,
+                time.time_ns() - time.perf_counter_ns(),
+                scope["path"],
+                route,
+                scope["scheme"],
+                scope["http_version"],
+                address,
+                port or 0,
+                status,
+                outcome,
+                rows,
+                budget_s,
+                answered_by,
+                reason,
+                *moments,
+                self.executions,
+                self.batches,
+            )
+        )
+
+
+def executed(
+    traces: Sequence[Trace],
+    lane: str,
+    path: str,
+    rows: int,
+    queries: int,
+    encoding_s: float,
+    encode_s: float,
+    embed_s: float,
+    dense_s: float,
+    ended_s: float,
+) -> None:
+    """Tells the sampled requests of a batch about it. encoding_s, ended_s: when it began and ended.
+
+    A lane tells how long its stages took, not when: the way there and the way back are taken as equal.
+    """
+    embed_at_s = (encoding_s + encode_s + ended_s - embed_s - dense_s) / 2
+    execution = Execution(
+        trace_id(),
+        span_id(),
+        lane,
+        path,
+        rows,
+        queries,
+        encoding_s,
+        encode_s,
+        embed_at_s,
+        embed_s,
+        dense_s,
+        ended_s,
+    )
+    for trace in traces:
+        trace.executions.append(execution)
+    traces[0].batches.append(Shared(execution, [(trace.trace_id, trace.span_id) for trace in traces]))

@@ -1,0 +1,122 @@
+"""The tracer: which requests are traced, and where their records go.
+
+OpenTelemetry's own variables configure it. Naming a collector switches it on:
+
+    OTEL_EXPORTER_OTLP_ENDPOINT=http://collector:4318  OTEL_SERVICE_NAME=ranking
+    OTEL_TRACES_SAMPLER=parentbased_traceidratio       OTEL_TRACES_SAMPLER_ARG=0.01
+
+A request that brings a W3C `traceparent` becomes a child of that span, and the sampler hears what its
+sender decided.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from starlette.types import Scope
+
+from server.tracing.pipe import Pipe
+from server.tracing.records import Request, packed
+from server.tracing.trace import Trace, trace_id
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace.sampling import Sampler
+
+log = logging.getLogger("polyrec.tracing")
+
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+PACKAGES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
+ROUTES = {
+    "predict": "/v1/predict",
+    "rank": "/v1/rank",
+    "infer": "/v2/models/{model}/infer",
+}
+"""Endpoint -> the route that its spans are named after."""
+PROPAGATED = frozenset({b"traceparent", b"tracestate"})
+
+
+class Tracer:
+    """Samples requests, and sends the records of those that are traced to a process that exports them."""
+
+    def __init__(self, sampler: Sampler, pipe: Pipe) -> None:
+        from opentelemetry.context import Context
+        from opentelemetry.sdk.trace.sampling import Decision
+        from opentelemetry.trace import SpanKind, get_current_span
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        self._sample = sampler.should_sample
+        self._extract = TraceContextTextMapPropagator().extract
+        self._span_of = get_current_span
+        self._nothing = Context()
+        self._kind = SpanKind.SERVER
+        self._yes = Decision.RECORD_AND_SAMPLE
+        self.pipe = pipe
+
+    def begin(self, scope: Scope, endpoint: str) -> Trace | None:
+        """The trace of a request that has just arrived; None if it is not sampled."""
+        carrier: dict[str, str] = {}
+        for name, value in scope["headers"]:
+            if name in PROPAGATED:
+                # several fields of one name are one list, RFC 9110 section 5.3
+                key, text = name.decode(), value.decode("latin-1")
+                carrier[key] = f"{carrier[key]},{text}" if key in carrier else text
+        own, parent_id, context = b"", 0, self._nothing
+        if carrier:
+            context = self._extract(carrier, self._nothing)
+            parent = self._span_of(context).get_span_context()
+            if parent.is_valid:
+                own, parent_id = parent.trace_id.to_bytes(16, "big"), parent.span_id
+        own = own or trace_id()
+        route = ROUTES[endpoint]
+        sampled = self._sample(context, int.from_bytes(own, "big"), f"POST {route}", self._kind)
+        if sampled.decision is not self._yes:
+            return None
+        state = sampled.trace_state.to_header() if sampled.trace_state else ""
+        return Trace(self._send, scope, route, own, parent_id, state)
+
+    def close(self) -> None:
+        """Sends what there is, in bounded time."""
+        self.pipe.close()
+
+    def _send(self, request: Request) -> None:
+        self.pipe.send(packed(request))
+
+
+def open_tracer(environ: Mapping[str, str]) -> Tracer | None:
+    """A tracer if the environment names a collector, else None; also None, with a warning, if it cannot be.
+
+    A collector is often named for every program of a cluster: that must not keep a server from starting.
+    """
+    if not wanted(environ):
+        return None
+    for name in PROTOCOLS:
+        if environ.get(name, "http/protobuf") != "http/protobuf":
+            log.warning("no traces: %s is '%s'; only http/protobuf is spoken here", name, environ[name])
+            return None
+    if not all(_installed(package) for package in PACKAGES):
+        named = next(name for name in ENDPOINTS if environ.get(name))
+        log.warning("no traces, although %s is set: pip install 'polyrec[otel]'", named)
+        return None
+    from opentelemetry.sdk.trace import TracerProvider
+
+    # the SDK reads OTEL_TRACES_SAMPLER and its argument, samplers of other packages included
+    return Tracer(TracerProvider(shutdown_on_exit=False).sampler, Pipe(environ))
+
+
+def wanted(environ: Mapping[str, str]) -> bool:
+    """Whether the environment asks for traces."""
+    if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return False
+    exporters = {name.strip().lower() for name in environ.get("OTEL_TRACES_EXPORTER", "otlp").split(",")}
+    return "otlp" in exporters and any(environ.get(name) for name in ENDPOINTS)
+
+
+def _installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # of a package that it lies in
+        return False
