@@ -43,6 +43,7 @@ class Shared(msgspec.Struct, array_like=True, frozen=True):
 class Request(msgspec.Struct, array_like=True, frozen=True):
     """One sampled request. A moment that it never came to is 0; status 0: the client had gone.
 
+    begun_s: when the event loop came to it, with its body complete.
     parent_id: the client's span, 0 if it has none. executions: the batches that its rows were in. batches:
     those that this record tells about; each is told once, by one of its requests.
     """
@@ -65,6 +66,7 @@ class Request(msgspec.Struct, array_like=True, frozen=True):
     answered_by: str | None
     reason: str | None
     arrival_s: float
+    begun_s: float
     parsed_s: float
     answered_s: float
     written_s: float

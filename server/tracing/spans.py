@@ -1,12 +1,14 @@
 """A record of a request -> its spans, by OpenTelemetry's API.
 
     POST /v1/rank                      server span; attributes after the HTTP conventions, and polyrec.*
-      parse  queue  encode  embed  dense  serialise     what it spent its time on; embed and dense are the
-                                       whole batch's. Spans, because events on spans are being phased out
+      unread                           it lay in the socket, or its body was on its way; if that took long
+      parse  queue  serialise          its own
+      encode  embed  dense             the whole batch's that it was in
     batch                              of another trace: one may answer many requests. Linked, both ways
       encode  embed  dense
 
-Conventions: HTTP server spans, status by the server's own failures only (5xx, or the client had gone).
+Phases are spans, as OpenTelemetry is giving up events on spans (its blog, March 2026). Conventions: HTTP
+server spans, with status ERROR for failures of the server only (5xx) and where the client had gone.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from opentelemetry.trace.span import TraceState
 from server.tracing.records import Execution, Request, Shared
 
 SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+UNREAD_S = 1e-4
 Attributes: TypeAlias = Mapping[str, str | bool | int | float]
 
 
@@ -77,7 +80,12 @@ class Spans:
         if request.status >= 500 or not request.status:
             span.set_status(Status(StatusCode.ERROR))
         inside = set_span_in_context(span, Context())
-        phases = [("parse", request.arrival_s, request.parsed_s or request.ended_s)]
+        phases: list[tuple[str, float, float]] = []
+        begun_s = request.begun_s or request.ended_s
+        if begun_s - request.arrival_s > UNREAD_S:
+            phases.append(("unread", request.arrival_s, begun_s))
+        if request.begun_s:
+            phases.append(("parse", begun_s, request.parsed_s or request.ended_s))
         if request.parsed_s:
             first = min((e.started_s for e in request.executions), default=request.ended_s)
             phases.append(("queue", request.parsed_s, first))
