@@ -21,7 +21,7 @@ from planner.deployment.amounts import percent
 from planner.deployment.ask import Ask
 from planner.deployment.proposal import propose, tables_of
 from planner.profile import load_profile
-from planner.simulation.simulator import simulate, specs
+from planner.simulation.simulator import Simulator, specs
 from planner.traffic import parse_traffic
 
 TRAFFICS = {
@@ -52,7 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             arrivals = arrival_times(traffic.arrivals, traffic.rate, args.seconds, random)
             rows = traffic.sizes.sample(arrivals.size, random)
             paths, lanes = specs(plan)
-            outcomes = simulate(paths, lanes, plan.routing, plan.limits, arrivals, rows, ask.slo_s, random)
+            simulator = Simulator(paths, lanes, plan.routing, plan.limits, arrivals, rows, ask.slo_s, random)
+            outcomes = simulator.run()
             seen = outcomes.figures(1.0)
             served = seen.goodput / seen.rows_s
             print(

@@ -8,18 +8,19 @@ out if it is late again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from loadtest.calibration import calibrate
 from loadtest.client import RANK
 from loadtest.connection import LoadError, Target
 from loadtest.figures import Figures, figures
 from loadtest.load import load_of
 from loadtest.openloop import Limits, run
 from loadtest.outcome import F64, CouldNotKeepUp, Outcome
-from loadtest.pages import accuracies, ask
+from loadtest.pages import accuracies, ask, request_buckets
 from loadtest.search import Search
 from loadtest.simulated import completed, simulated
 from loadtest.source import Bodies, Source
@@ -28,12 +29,14 @@ from loadtest.subjects import Subjects
 from models.batch import I64
 from planner.arrivals import arrival_times
 from planner.plan import Plan
+from planner.simulation.costs import Costs
 from planner.traffic import Arrivals, Sizes
 
 ATTEMPTS = 3
 MOST_LEFT_OUT = 4
 RECOVERY_S = 10.0
 LADDER_SEED = 1000
+MEAN_OF = 4000
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +71,16 @@ class Conditions:
 class Trial:
     """One policy's figures. tried: every run of its search; capacity: the highest rate that it kept.
 
-    ladder: rate -> its runs. simulated: rate -> the same on virtual lanes.
+    ladder: rate -> its runs. served: rate -> of each of them, median and 99th percentile in seconds of all
+    requests by the server's own histogram, which begins when it has read a request. simulated: rate -> the
+    same on virtual lanes.
     step, stepped: through a step of load, and what that was made of.
     """
 
     tried: list[Figures] = field(default_factory=list)
     capacity: float | None = None
     ladder: dict[float, list[Figures]] = field(default_factory=dict)
+    served: dict[float, list[tuple[float, float]]] = field(default_factory=dict)
     simulated: dict[float, Figures] = field(default_factory=dict)
     step: Step | None = None
     stepped: Outcome | None = None
@@ -89,7 +95,10 @@ Progress = Callable[[str], object]
 
 
 class Contest:
-    """Subjects under the same conditions. accuracy: path -> share of rows right, as the servers say."""
+    """Subjects under the same conditions. accuracy: path -> share of rows right, as the servers say.
+
+    costs: what serving takes beside the profile, once `calibrate` has measured it.
+    """
 
     def __init__(
         self, subjects: Subjects, source: Source, conditions: Conditions, progress: Progress = lambda _: None
@@ -99,6 +108,7 @@ class Contest:
         self.accuracy = accuracies(subjects.url)
         self.trials = {policy: Trial() for policy in subjects.policies}
         self.refused_runs = 0
+        self.costs: Costs | None = None
         self._source = source
         self._progress = progress
 
@@ -133,14 +143,28 @@ class Contest:
             )
         return max(kept)
 
-    def climb(self, rates: Sequence[float]) -> None:
-        """Every policy at every rate, the conditions' number of times."""
+    def calibrate(self, plan: Plan) -> None:
+        """Measures, on the server, what `simulate` adds to the profile. Some seconds a path."""
+        rows, _ = self._requests(MEAN_OF, LADDER_SEED)
+        self.costs = calibrate(plan, self.subjects, self._source, round(float(rows.mean())), self._progress)
+
+    def climb(self, rates: Sequence[float] | Mapping[str, Sequence[float]]) -> None:
+        """Every policy at every rate, or at those of its own, the conditions' number of times."""
+        own = rates if isinstance(rates, Mapping) else dict.fromkeys(self.trials, rates)
         for repeat in range(self.conditions.repeats):
-            for rate in rates:
+            for i in range(max(map(len, own.values()))):
                 for policy, trial in self.trials.items():
-                    seen = self._at(policy, rate, self.conditions.seconds, LADDER_SEED + repeat)
-                    if seen is not None:
-                        trial.ladder.setdefault(rate, []).append(seen)
+                    if i < len(own[policy]):
+                        self._climb(policy, trial, own[policy][i], LADDER_SEED + repeat)
+
+    def _climb(self, policy: str, trial: Trial, rate: float, seed: int) -> None:
+        before = request_buckets(self.subjects.url)
+        seen = self._at(policy, rate, self.conditions.seconds, seed)
+        if seen is not None:
+            after = request_buckets(self.subjects.url)
+            since = after - before if before.edges.size == after.edges.size else after
+            trial.ladder.setdefault(rate, []).append(seen)
+            trial.served.setdefault(rate, []).append((since.quantile(0.5), since.quantile(0.99)))
 
     def simulate(self, plan: Plan) -> None:
         """The ladder again, with the same arrivals and sizes, on virtual lanes. Raises PlanError.
@@ -156,7 +180,7 @@ class Contest:
                 due = self._due(rate, seconds, LADDER_SEED)
                 rows, _ = self._requests(due.size, LADDER_SEED)
                 told_s = c.slo_s - c.margin_s
-                outcome = simulated(whole, policy, due, rows, seconds, c.slo_s, told_s, c.seed)
+                outcome = simulated(whole, policy, due, rows, seconds, c.slo_s, told_s, c.seed, self.costs)
                 trial.simulated[rate] = figures(outcome.since(c.warmup_s), self.accuracy)
 
     def step(self, base: float, factor: float = 5.0) -> None:

@@ -52,6 +52,19 @@ def ahead_of_others() -> Iterator[None]:
             AUTOGROUP.write_text(str(group))
 
 
+def core_seconds(pid: int) -> tuple[float, float]:
+    """(time on a core, time of waiting for one) of all threads of a process so far."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    spent = [(task / "schedstat").read_text().split() for task in tasks]
+    return sum(int(s[0]) for s in spent) / 1e9, sum(int(s[1]) for s in spent) / 1e9
+
+
+def times_held_off(pid: int) -> int:
+    """How often so far others took the core from a thread of a process that had not done."""
+    statuses = ((task / "status").read_text() for task in Path(f"/proc/{pid}/task").iterdir())
+    return sum(int(status.rpartition("nonvoluntary_ctxt_switches:")[2]) for status in statuses)
+
+
 def _autogroup() -> int | None:
     """The session's priority, where there is such a thing."""
     try:

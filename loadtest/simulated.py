@@ -15,8 +15,9 @@ from loadtest.outcome import F64, Outcome
 from models.batch import I64
 from planner.latency import LatencyModel
 from planner.plan import Plan
+from planner.simulation.costs import Costs
 from planner.simulation.outcomes import Status
-from planner.simulation.simulator import simulate, specs
+from planner.simulation.simulator import Simulator, specs
 
 HTTP = {Status.ANSWERED: 200, Status.REFUSED: 429, Status.EXPIRED: 504, Status.FAILED: 503}
 
@@ -38,13 +39,24 @@ def completed(plan: Plan, opened: list[dict[str, Any]]) -> Plan:
 
 
 def simulated(
-    plan: Plan, policy: str, due_s: F64, rows: I64, seconds: float, slo_s: float, told_s: float, seed: int
+    plan: Plan,
+    policy: str,
+    due_s: F64,
+    rows: I64,
+    seconds: float,
+    slo_s: float,
+    told_s: float,
+    seed: int,
+    costs: Costs | None = None,
 ) -> Outcome:
-    """slo_s: what a client expects; told_s: what the server is told. Raises PlanError without figures."""
+    """slo_s: what a client expects; told_s: what the server is told; costs: None takes what the plan says.
+
+    Raises PlanError without figures.
+    """
     paths, lanes = specs(plan)
     routing = plan.routing.model_copy(update={"policy": policy})
     random = np.random.default_rng(seed)
-    made = simulate(paths, lanes, routing, plan.limits, due_s, rows, told_s, random)
+    made = Simulator(paths, lanes, routing, plan.limits, due_s, rows, told_s, random, costs=costs).run()
     status = np.array([HTTP.get(Status(s), 503) for s in range(len(Status))], np.int64)[made.status]
     n = due_s.size
     return Outcome(

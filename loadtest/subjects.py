@@ -81,6 +81,12 @@ class Subjects:
         assert self._child is not None, "use Subjects as a context"
         return self._child.url
 
+    @property
+    def pid(self) -> int:
+        """Of the server's process."""
+        assert self._child is not None, "use Subjects as a context"
+        return self._child.process.pid
+
     def follow(self, policy: str) -> None:
         """From here on the server routes by that policy. Raises LoadError."""
         if policy == self._followed:

@@ -47,7 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         help="requests/s before and after the 5x step (default: 18%% of the best capacity)",
     )
-    add("--simulate", action="store_true", help="also simulate the ladder, and compare p99 and goodput")
+    add(
+        "--simulate",
+        action="store_true",
+        help="also calibrate, simulate the ladder, and compare p99 and goodput",
+    )
     add("--server-cores", help="the server's processor cores, like 0,1,2 (default: all but the driver's)")
     add("--client-core", type=int, help="the load driver's (default: the last)")
     add("--max-lag-ms", type=float, default=2.0, help="p99 of the driver's own lag that is accepted (2)")
@@ -150,6 +154,8 @@ def _run(args: argparse.Namespace) -> int:
         if args.out:
             # a run that is interrupted later has told what it knew
             write_contest(Path(args.out), contest, made, title)
+        if args.simulate:
+            contest.calibrate(plan)
         contest.climb(rates or tuple(round((capacity or 0.0) * share, 1) for share in LADDER))
         if args.simulate:
             contest.simulate(plan)

@@ -6,17 +6,15 @@ server CPU time (its threads' own count) - time of encode, embed and dense (its 
 
 from __future__ import annotations
 
-import asyncio
-import time
 import urllib.request
 from collections.abc import Sequence
-from itertools import cycle
-from pathlib import Path
 
 import numpy as np
 
 from loadtest.client import PREDICT, RANK, predict_body, rank_body
-from loadtest.connection import Answer, LoadError, Pool, Target
+from loadtest.closedloop import closed_loop
+from loadtest.connection import Target
+from loadtest.machine import core_seconds
 from models.bundle import Bundle
 from planner.plan import PlannedPath
 from planner.profile import Front
@@ -51,7 +49,7 @@ def measure_front(path: PlannedPath, bundle: Bundle, seconds: float, seed: int =
         for _ in range(ROUNDS):
             for rows in ROWS:
                 lane, before = lane_seconds(child.url), core_seconds(pid)
-                answered = asyncio.run(_closed_loop(child.url, requests[rows], each))
+                answered = closed_loop(child.url, requests[rows], CONNECTIONS, each)
                 after, lane = core_seconds(pid), lane_seconds(child.url) - lane
                 had, waited = (b - a for a, b in zip(before, after, strict=True))
                 # the lane's clock went on while the process waited for a core, its processor time did not
@@ -71,13 +69,6 @@ def line(rows: Sequence[int], costs: Sequence[float]) -> Front:
     elif row < 0:
         query, row = float((1 / y).sum() / (1 / y**2).sum()), 0.0
     return Front(query_s=query, row_s=row)
-
-
-def core_seconds(pid: int) -> tuple[float, float]:
-    """(time on a core, time of waiting for one) of all threads of a process so far."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    spent = [(task / "schedstat").read_text().split() for task in tasks]
-    return sum(int(s[0]) for s in spent) / 1e9, sum(int(s[1]) for s in spent) / 1e9
 
 
 def lane_seconds(url: str) -> float:
@@ -105,39 +96,3 @@ def _requests(url: str, drawn: Requests, rows: int) -> list[bytes]:
             body = predict_body(context | candidates)
         made.append(target.request(body))
     return made
-
-
-async def _closed_loop(url: str, requests: Sequence[bytes], seconds: float) -> int:
-    """Sends for so long, each connection its next request when it has its answer; the number answered.
-
-    Raises LoadError at the first answer that is none.
-    """
-    turn = cycle(requests)
-    ends = time.perf_counter() + seconds
-    sent = answered = 0
-    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def next_one(index: int, answer: Answer) -> None:
-        nonlocal sent, answered
-        if answer.status != 200:
-            if not done.done():
-                why = answer.offence or f"status {answer.status}"
-                done.set_exception(LoadError(f"the server did not answer while it was measured: {why}"))
-            return
-        answered += 1
-        if time.perf_counter() < ends:
-            sent += 1
-            pool.send(sent, next(turn))
-        elif answered == sent and not done.done():
-            done.set_result(None)
-
-    pool = Pool(Target(url), CONNECTIONS, next_one)
-    await pool.open(CONNECTIONS)
-    try:
-        for _ in range(CONNECTIONS):
-            sent += 1
-            pool.send(sent, next(turn))
-        await done
-    finally:
-        await pool.close()
-    return answered

@@ -37,6 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FAULT",
         help="slow:LANE:10:2-4, stall:LANE:2-4 or kill:LANE:2[-4], in seconds; several times for several",
     )
+    parser.add_argument(
+        "--costs",
+        metavar="FILE",
+        help="what serving takes beside the profile, as python -m loadtest.calibration measures it",
+    )
     parser.add_argument("--bound", action="store_true", help="compare with what a clairvoyant could do")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
@@ -53,8 +58,9 @@ def run(args: argparse.Namespace) -> int:
     from planner.arrivals import arrival_times
     from planner.plan import PlanError, load_plan
     from planner.simulation.bound import bound
+    from planner.simulation.costs import load_costs
     from planner.simulation.faults import parse_fault
-    from planner.simulation.simulator import correct, simulate, specs
+    from planner.simulation.simulator import Simulator, correct, specs
     from planner.traffic import TrafficError, parse_traffic
 
     plan = load_plan(args.plan)
@@ -63,6 +69,7 @@ def run(args: argparse.Namespace) -> int:
         raise PlanError(f"--seconds {args.seconds:g} is not above 0")
     if args.budget_ms is not None and args.budget_ms <= 0:
         raise PlanError(f"--budget-ms {args.budget_ms:g} is not above 0")
+    costs = None if args.costs is None else load_costs(args.costs, plan)
     paths, lanes = specs(plan)
     faults = [parse_fault(text, [lane.name for lane in lanes]) for text in args.fault]
     policies = args.policy or [plan.routing.policy]
@@ -84,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
         with tqdm(
             total=arrival_s.size, desc=routing.policy, unit="queries", disable=None, leave=False
         ) as bar:
-            outcomes = simulate(
+            simulator = Simulator(
                 paths,
                 lanes,
                 routing,
@@ -94,8 +101,9 @@ def run(args: argparse.Namespace) -> int:
                 budget_s,
                 np.random.default_rng([args.seed, 1]),
                 faults,
-                lambda n, bar=bar: bar.update(n - bar.n),  # type: ignore[misc]
+                costs,
             )
+            outcomes = simulator.run(lambda n, bar=bar: bar.update(n - bar.n))  # type: ignore[misc]
         took_s = perf_counter() - began
         figures = outcomes.figures(until_s=args.seconds)
         entry: dict[str, Any] = {"policy": routing.policy, **figures.as_dict()}

@@ -41,6 +41,7 @@ def document(contest: Contest, made: Mapping[str, str]) -> dict[str, Any]:
             "tried": [asdict(f) for f in trial.tried],
             "ladder": {f"{rate:g}": [asdict(f) for f in runs] for rate, runs in trial.ladder.items()},
             "step": None if trial.step is None else asdict(trial.step),
+            "served": {f"{rate:g}": runs for rate, runs in trial.served.items()},
             "simulated": {f"{rate:g}": asdict(f) for rate, f in trial.simulated.items()},
         }
     conditions = asdict(c) | {"sizes": None if c.sizes is None else c.sizes.model_dump()}
@@ -50,6 +51,7 @@ def document(contest: Contest, made: Mapping[str, str]) -> dict[str, Any]:
             "conditions": conditions,
             "accuracy": contest.accuracy,
             "refused_runs": contest.refused_runs,
+            "costs": None if contest.costs is None else contest.costs.model_dump(mode="json"),
             "trials": trials,
         }
     )
@@ -126,6 +128,7 @@ def _simulated(contest: Contest) -> tuple[Table, ...]:
             if seen is None:
                 continue
             cells = (
+                *(_number(seen.p50_ms), _number(there.p50_ms), _apart(there.p50_ms, seen.p50_ms)),
                 *(_number(seen.p99_ms), _number(there.p99_ms), _apart(there.p99_ms, seen.p99_ms)),
                 *(_number(seen.goodput), _number(there.goodput), _apart(there.goodput, seen.goodput)),
                 *(_accuracy(seen), _accuracy(there)),
@@ -137,6 +140,9 @@ def _simulated(contest: Contest) -> tuple[Table, ...]:
         *(
             "policy",
             "rate",
+            "p50 ms, live",
+            "simulated",
+            "apart",
             "p99 ms, live",
             "simulated",
             "apart",

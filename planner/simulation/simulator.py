@@ -1,14 +1,17 @@
 """The simulator: the router of the live server on virtual lanes, in virtual time.
 
-Arrivals, sizes and budgets go in, what became of every query comes out. An event loop is modelled as the
-live one works: it takes what is ready, then turns: expires, and gives every free lane its work. Parsing
-and writing take the front's time on that loop; an inline lane executes on it, so both wait for each
-other. Execution times are lognormal around the path's median with its tail, drawn for every batch.
+Arrivals, sizes and budgets go in, what became of every query comes out. The event loop works as the live one
+does, iteration by iteration: it reads what its sockets have, then runs what is ready (parsing, answering, the
+dispatcher's turn, which comes two iterations after it was asked for). An inline lane executes on it, so that
+nothing is read, and no budget begins, meanwhile. Execution times are lognormal around the path's median with
+its tail, drawn for every batch; what serving takes beside (planner/simulation/costs.py) is measured live.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from heapq import heappop, heappush
 from math import exp, log
 
@@ -19,10 +22,15 @@ from planner.plan import Limits, Plan, PlanError, Routing
 from planner.routing.curve import TAIL_DEVIATIONS
 from planner.routing.query import Dispatch, Query
 from planner.routing.router import LaneSpec, PathSpec, Router
+from planner.simulation.costs import BatchCost, Costs
 from planner.simulation.faults import Fault
 from planner.simulation.outcomes import F64, I64, Outcomes, Status
 
 TICK_S = 0.1
+TOLD_EVERY = 4096
+IN, READ = 0.5, 0.25
+"""Shares of a query's cost: until it is offered, and of that until it is read from its socket. The router
+plans by the half as well."""
 INF = float("inf")
 Progress = Callable[[int], None]
 
@@ -44,24 +52,12 @@ def specs(plan: Plan) -> tuple[tuple[PathSpec, ...], tuple[LaneSpec, ...]]:
     return paths, tuple(LaneSpec(lane.name, lane.device, lane.kind) for lane in plan.all_lanes())
 
 
-def simulate(
-    paths: Sequence[PathSpec],
-    lanes: Sequence[LaneSpec],
-    routing: Routing,
-    limits: Limits,
-    arrival_s: F64,
-    rows: I64,
-    budget_s: float | F64,
-    rng: np.random.Generator,
-    faults: Sequence[Fault] = (),
-    progress: Progress | None = None,
-) -> Outcomes:
-    """Runs every query to its end. progress: told now and then how many queries have arrived."""
-    return Simulator(paths, lanes, routing, limits, arrival_s, rows, budget_s, rng, faults).run(progress)
-
-
 class Simulator:
-    """One simulation. `router` may be looked at afterwards."""
+    """One simulation: every query to its end, by `run`. `router` may be looked at afterwards.
+
+    arrival_s: float64 [queries], ascending; rows: int64 [queries]; budget_s: of each, or of all.
+    costs: what serving takes beside the profile; None: what the routing says of the front.
+    """
 
     def __init__(
         self,
@@ -74,22 +70,29 @@ class Simulator:
         budget_s: float | F64,
         rng: np.random.Generator,
         faults: Sequence[Fault] = (),
+        costs: Costs | None = None,
     ) -> None:
         self.router = Router(paths, lanes, routing, limits, 0.0)
         n = arrival_s.size
         self._arrival: list[float] = arrival_s.tolist()
         self._rows: list[int] = rows.tolist()
-        deadline = arrival_s + budget_s
-        self._deadline: list[float] = deadline.tolist()
-        self._arrays = (arrival_s, rows, deadline)
+        budgets = np.broadcast_to(np.asarray(budget_s, np.float64), arrival_s.shape)
+        self._budget: list[float] = budgets.tolist()
+        self._arrays = (arrival_s, rows, arrival_s + budgets)
         self._finish = [0.0] * n
         self._path = [-1] * n
         self._status = [0] * n
         self._inline = [lane.kind == "inline" for lane in lanes]
         self._running: list[Dispatch | None] = [None] * len(lanes)
         self._alive = [True] * len(lanes)
-        self._front = (routing.query_s / 2, routing.row_s / 2)
-        self._loop_free_s = 0.0
+        self._costs = costs or Costs(query_s=routing.query_s, row_s=routing.row_s)
+        extra = self._costs.batches
+        self._extra = [(c.batch_s, c.query_s) for p in paths for c in (extra.get(p.name) or BatchCost(),)]
+        self._now_s = self._looked_s = 0.0
+        self._slept = True
+        self._ready: deque[Callable[[], None]] = deque()
+        self._turning = False
+        self._wake_s = INF
         self._rng = rng
         self._normals: list[float] = []
         self._faults = tuple(faults)
@@ -98,58 +101,69 @@ class Simulator:
         self._number = 0
 
     def run(self, progress: Progress | None = None) -> Outcomes:
-        """All queries to their end."""
+        """All queries to their end. progress: told now and then how many queries have arrived."""
         arrival = self._arrival
         n = len(arrival)
-        at = 0
-        tick_s, wake_s = TICK_S, INF
-        ends, changes = self._ends, self._changes
-        router = self.router
-        horizon_s = -1.0
-        now_s = 0.0
+        at = told = 0
+        tick_s = TICK_S
+        ends, changes, ready = self._ends, self._changes, self._ready
+        costs = self._costs
+        read_s = costs.query_s * READ
+        held_s = self._until_held_s()
         while True:
             next_arrival = arrival[at] if at < n else INF
-            next_end = ends[0][0] if ends else INF
-            next_change = changes[-1][0] if changes else INF
-            due_s = min(next_arrival, next_end, next_change)
-            other_s = min(tick_s, wake_s)
-            if min(due_s, other_s) > horizon_s >= 0:
-                wake_s = self._turn(max(now_s, self._loop_free_s))
-                horizon_s = -1.0
-                continue
-            if due_s == INF and wake_s == INF:
-                break  # only ticks are left
-            if due_s <= other_s:
-                now_s = max(due_s, self._loop_free_s)
-                if horizon_s < 0:
-                    horizon_s = now_s
-                if due_s == next_end:
-                    self._end(heappop(ends), now_s)
-                elif due_s == next_arrival:
-                    self._arrive(at, now_s)
-                    at += 1
-                    if progress is not None and not at % 4096:
-                        progress(at)
-                else:
-                    _, kind, lane = changes.pop()
-                    self._change(kind, lane, now_s)
-            elif tick_s <= wake_s:
-                now_s = max(tick_s, self._loop_free_s)
-                if horizon_s < 0:
-                    horizon_s = now_s
-                router.tick(now_s)
+            if not ready:
+                heard_s = min(next_arrival, ends[0][0] if ends else INF)
+                due_s = min(heard_s, changes[-1][0] if changes else INF, self._wake_s)
+                if due_s == INF:
+                    break  # only ticks are left
+                due_s = min(due_s, tick_s)
+                if due_s > self._now_s:
+                    self._slept = True
+                    slept_s = due_s - self._now_s
+                    held_s += slept_s
+                    self._now_s = due_s + self._cooled_s(slept_s)
+                    if due_s == heard_s:
+                        self._now_s += costs.wake_s
+            # Timers, then what the sockets and lanes have, then callbacks: an iteration of the live loop.
+            polled_s = self._now_s
+            if tick_s <= polled_s:
+                self.router.tick(polled_s)
+                self._now_s += costs.tick_s
                 tick_s += TICK_S
-            else:
-                now_s = max(wake_s, self._loop_free_s)
-                if horizon_s < 0:
-                    horizon_s = now_s
-                wake_s = INF
+                self._wake()
+            if self._wake_s <= polled_s:
+                self._wake_s = INF
+                self._wake()
+            while changes and changes[-1][0] <= polled_s:
+                _, kind, lane = changes.pop()
+                self._change(kind, lane, self._now_s)
+                self._wake()
+            while ends and ends[0][0] <= polled_s:
+                ready.append(partial(self._end, heappop(ends)[2]))
+            if at < n and arrival[at] <= polled_s:
+                # as live (server/http/rounds.py): the earliest moment at which what is read can have come
+                since_s = polled_s if self._slept else self._looked_s
+                ready.append(self._look)
+                while at < n and arrival[at] <= polled_s:
+                    self._now_s += read_s
+                    ready.append(partial(self._parse, at, since_s))
+                    at += 1
+            if progress is not None and at - told >= TOLD_EVERY:
+                told = at
+                progress(at)
+            for _ in range(len(ready)):
+                ready.popleft()()
+            while self._now_s >= held_s:
+                # at work all the time since: an idle core is nobody's loss
+                self._now_s += float(self._rng.exponential(costs.held_s))
+                held_s = self._now_s + self._until_held_s()
         if progress is not None:
             progress(n)
         arrival_s, rows, deadline_s = self._arrays
         return Outcomes(
-            tuple(p.name for p in router.paths),
-            tuple(p.accuracy for p in router.paths),
+            tuple(p.name for p in self.router.paths),
+            tuple(p.accuracy for p in self.router.paths),
             arrival_s,
             rows,
             deadline_s,
@@ -159,75 +173,109 @@ class Simulator:
             float(arrival_s[-1]) if n else 0.0,
         )
 
-    def _arrive(self, i: int, now_s: float) -> None:
-        rows = self._rows[i]
-        query_s, row_s = self._front
-        now_s += query_s + row_s * rows
-        self._loop_free_s = now_s
-        query = Query(rows, self._arrival[i], self._deadline[i], payload=i)
-        if self.router.offer(query, now_s) is not None:
-            self._status[i] = Status.REFUSED
-            self._finish[i] = now_s
+    def _cooled_s(self, slept_s: float) -> float:
+        """What is lost to caches and clocks that a sleep has cooled."""
+        before_s = lost_s = 0.0
+        for knot_s, more_s in self._costs.cooled:
+            if slept_s < knot_s:
+                return lost_s + (more_s - lost_s) * (slept_s - before_s) / (knot_s - before_s)
+            before_s, lost_s = knot_s, more_s
+        return lost_s
 
-    def _turn(self, now_s: float) -> float:
-        """As the dispatcher's: expire, then work for every free lane. Returns when to wake."""
+    def _until_held_s(self) -> float:
+        """Seconds at work until others take the core."""
+        rate = self._costs.held_rate
+        return float(self._rng.exponential(1 / rate)) if rate else INF
+
+    def _look(self) -> None:
+        self._looked_s = self._now_s
+        self._slept = False
+
+    def _parse(self, i: int, since_s: float) -> None:
+        """A request that was read is offered. Its budget began at since_s, as far as the server can know."""
+        costs = self._costs
+        rows = self._rows[i]
+        self._now_s += costs.query_s * (IN - READ) + costs.row_s * rows * IN
+        query = Query(rows, since_s, since_s + self._budget[i], payload=i)
+        if self.router.offer(query, self._now_s) is not None:
+            self._answer(i, Status.REFUSED)
+        else:
+            self._wake()
+
+    def _answer(self, i: int, status: Status) -> None:
+        costs = self._costs
+        self._now_s += costs.query_s * (1 - IN)
+        if status is Status.ANSWERED:
+            self._now_s += costs.row_s * self._rows[i] * (1 - IN)
+        self._status[i] = status
+        self._finish[i] = self._now_s
+
+    def _wake(self) -> None:
+        """As the dispatcher's: two iterations of the loop later it turns."""
+        if not self._turning:
+            self._turning = True
+            self._ready.append(self._defer)
+
+    def _defer(self) -> None:
+        self._ready.append(self._turn)
+
+    def _turn(self) -> None:
+        """As the dispatcher's: expire, then work for every free lane, then the timer."""
+        self._turning = False
         router = self.router
-        for query in router.expire(now_s):
-            i = query.payload
-            self._status[i] = Status.EXPIRED
-            self._finish[i] = now_s
+        for query in router.expire(self._now_s):
+            self._status[query.payload] = Status.EXPIRED
+            self._ready.append(partial(self._answer, query.payload, Status.EXPIRED))
         running = self._running
-        again = False
         for lane in tuple(router.asking):
             if running[lane] is None and self._alive[lane]:
-                dispatch = router.next(lane, now_s)
+                dispatch = router.next(lane, self._now_s)
                 if dispatch is None:
                     continue
-                took_s = self._takes(dispatch, now_s)
+                self._now_s += self._costs.turn_s - self._costs.after_s
+                took_s = self._takes(dispatch, self._now_s)
                 if self._inline[lane]:
-                    now_s += took_s
-                    self._loop_free_s = now_s
-                    self._complete(dispatch, now_s, took_s)
-                    now_s = self._loop_free_s
-                    again = True
+                    self._now_s += took_s
+                    self._complete(dispatch, took_s)
                 else:
                     running[lane] = dispatch
                     self._number += 1
-                    heappush(self._ends, (now_s + took_s, self._number, dispatch))
-        if again:
-            return now_s
+                    heappush(self._ends, (self._now_s + took_s, self._number, dispatch))
         # Asked again at the same moment the router would answer the same: virtual time must pass.
         wake_s = router.wake_s()
-        return INF if wake_s is None else max(wake_s, now_s + 1e-6)
+        self._wake_s = INF if wake_s is None else max(wake_s, self._now_s + 1e-6)
 
-    def _end(self, end: tuple[float, int, Dispatch], now_s: float) -> None:
-        dispatch = end[2]
+    def _end(self, dispatch: Dispatch) -> None:
         if self._running[dispatch.lane] is not dispatch:
             return  # its lane was killed meanwhile
         self._running[dispatch.lane] = None
         # As live: the loop learns of it when it comes to it, and so long the lane stood still.
-        self._complete(dispatch, now_s, now_s - dispatch.started_s)
+        self._complete(dispatch, self._now_s - dispatch.started_s)
 
-    def _complete(self, dispatch: Dispatch, now_s: float, took_s: float) -> None:
-        self.router.done(dispatch, now_s, took_s)
-        query_s, row_s = self._front
+    def _complete(self, dispatch: Dispatch, took_s: float) -> None:
+        self.router.done(dispatch, self._now_s, took_s)
         status = self._status
         for part in dispatch.parts:
             query = part.query
             i = query.payload
             if query.settled and not status[i] and query.done_rows >= query.rows:
-                now_s += query_s + row_s * query.rows
                 status[i] = Status.ANSWERED
-                self._finish[i] = now_s
                 self._path[i] = query.path
-        self._loop_free_s = max(self._loop_free_s, now_s)
+                self._ready.append(partial(self._answer, i, Status.ANSWERED))
+        self._ready.append(self._tidy)
+        self._wake()
+
+    def _tidy(self) -> None:
+        self._now_s += self._costs.after_s
 
     def _takes(self, dispatch: Dispatch, now_s: float) -> float:
         curve = self.router.board.paths[dispatch.path].curve
         median_s, tail_s = curve.median[dispatch.rows], curve.tail[dispatch.rows]
         if not self._normals:
             self._normals = self._rng.standard_normal(65536).tolist()
-        took_s = median_s * exp(log(tail_s / median_s) / TAIL_DEVIATIONS * self._normals.pop())
+        batch_s, query_s = self._extra[dispatch.path]
+        usual_s = max(median_s + batch_s + query_s * (len(dispatch.parts) - 1), 0.0)
+        took_s = usual_s * exp(log(tail_s / median_s) / TAIL_DEVIATIONS * self._normals.pop())
         for fault in self._faults:
             if fault.lane == dispatch.lane:
                 if fault.kind == "slow" and fault.begin_s <= now_s < fault.end_s:

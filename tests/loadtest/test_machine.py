@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from loadtest.machine import ahead_of_others, machine
+from loadtest.machine import ahead_of_others, core_seconds, machine, times_held_off
 
 
 def test_the_machine_is_said_in_words() -> None:
@@ -20,7 +20,7 @@ def test_the_machine_is_said_in_words() -> None:
 def test_priority_is_raised_inside_and_given_back() -> None:
     # in a session of its own: the one of the tests keeps its priority whatever happens
     code = (
-        "import os\nfrom loadtest.machine import ahead_of_others, machine\n"
+        "import os\nfrom loadtest.machine import ahead_of_others, core_seconds, machine, times_held_off\n"
         "def nice(): return os.getpriority(os.PRIO_PROCESS, 0), machine()['scheduling']\n"
         "before = nice()\nwith ahead_of_others(): print(nice())\nassert nice() == before"
     )
@@ -36,3 +36,21 @@ def test_priority_that_cannot_be_had_is_one_line() -> None:
         pytest.skip("root may have it")
     with pytest.raises(Exception, match="takes root"), ahead_of_others():
         pass
+
+
+def test_processor_time_grows_with_work() -> None:
+    before, _ = core_seconds(os.getpid())
+    assert sum(i * i for i in range(300_000))
+    after, waited = core_seconds(os.getpid())
+    assert after > before
+    assert waited >= 0
+
+
+def test_who_never_had_to_give_way_was_not_held_off() -> None:
+    sleeping = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        before = times_held_off(os.getpid())
+        assert times_held_off(sleeping.pid) >= 0
+        assert times_held_off(os.getpid()) >= before
+    finally:
+        sleeping.communicate(b"\n")

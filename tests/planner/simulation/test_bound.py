@@ -12,7 +12,7 @@ from planner.latency import LatencyModel
 from planner.plan import Limits, Routing
 from planner.routing.router import PathSpec
 from planner.simulation.bound import bound
-from planner.simulation.simulator import correct, simulate
+from planner.simulation.simulator import Simulator, correct
 from planner.traffic import Arrivals, Sizes
 from tests.planner.routing.worlds import BOTH, CPU, GPU_LANE, POLICIES, cpu_lanes
 
@@ -85,7 +85,7 @@ def test_above_every_policy_on_random_traces(server, policy, kind, rate, budget_
     times = arrival_times(arrivals, rate, 0.25, rng)
     rows = Sizes(kind="heavy", mean=100).sample(times.size, rng)
     paths, lanes = tuple(quiet(p) for p in server[0]), server[1]
-    outcomes = simulate(paths, lanes, Routing(policy=policy), Limits(), times, rows, budget_s, rng)
+    outcomes = Simulator(paths, lanes, Routing(policy=policy), Limits(), times, rows, budget_s, rng).run()
     found = bound(paths, lanes, Limits(), times, rows, budget_s)
     assert found.correct >= correct(outcomes).sum() - 1e-6
 

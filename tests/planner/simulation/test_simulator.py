@@ -7,11 +7,13 @@ from hypothesis import strategies as st
 
 from planner.arrivals import arrival_times
 from planner.plan import Limits, Routing
+from planner.routing.router import PathSpec
+from planner.simulation.costs import BatchCost, Costs
 from planner.simulation.faults import Fault, FaultError, parse_fault
 from planner.simulation.outcomes import Outcomes, Status
 from planner.simulation.simulator import Simulator
 from planner.traffic import Arrivals, Sizes
-from tests.planner.routing.worlds import BOTH, CPU, GPU_LANE, POLICIES, cpu_lanes
+from tests.planner.routing.worlds import BOTH, CPU, GPU_LANE, POLICIES, cpu_lanes, line
 
 SERVERS = {
     "inline": (CPU, cpu_lanes(1, "inline")),
@@ -112,6 +114,75 @@ def test_the_front_shares_the_core_of_an_inline_lane():
         simulator("inline", 3000, 0.8, query_s=cost).run().figures(0.3).goodput for cost in (0.0, 4e-4)
     )
     assert busy < 0.85 * free
+
+
+CERTAIN = PathSpec("table@cpu", "cpu", 0.78, line(1e-4, 1e-6, tail=1.0))
+
+
+def took(arrivals: list[float], rows: int, costs: Costs, seed: int = 0) -> list[float]:
+    """Seconds from arrival to answer on one inline lane whose batches take exactly what the model says."""
+    times = np.array(arrivals)
+    rng = np.random.default_rng(seed)
+    made = Simulator(
+        (CERTAIN,),
+        cpu_lanes(1, "inline"),
+        Routing(policy="static:table@cpu"),
+        Limits(),
+        times,
+        np.full(times.size, rows),
+        1.0,
+        rng,
+        costs=costs,
+    ).run()
+    assert (made.status == Status.ANSWERED).all()
+    latency: list[float] = (made.finish_s - made.arrival_s).tolist()
+    return latency
+
+
+@given(
+    wake=st.floats(0, 1e-4),
+    turn=st.floats(1e-5, 1e-3),
+    query=st.floats(0, 1e-3),
+    batch=st.floats(-5e-5, 1e-3),
+)
+def test_a_lone_query_takes_the_sum_of_what_its_way_costs(wake, turn, query, batch):
+    costs = Costs(
+        wake_s=wake,
+        turn_s=turn,
+        after_s=1e-5,
+        query_s=query,
+        row_s=1e-6,
+        batches={"table@cpu": BatchCost(batch_s=batch, query_s=0.5)},
+    )
+    expected = wake + (turn - 1e-5) + query + 30e-6 + (1.3e-4 + batch)
+    assert took([0.01, 0.5], 30, costs) == pytest.approx([expected, expected])
+
+
+def test_queries_that_wait_for_a_batch_share_the_next_and_each_costs_it_something():
+    crowd = [0.01, *np.linspace(0.01002, 0.01008, 7)]
+    plain, dearer = (
+        took(crowd, 10, Costs(batches={"table@cpu": BatchCost(query_s=each)})) for each in (0.0, 1e-4)
+    )
+    assert dearer[0] == pytest.approx(plain[0])
+    # the second batch has the seven that came meanwhile: six beyond its first
+    assert np.subtract(dearer[1:], plain[1:]) == pytest.approx([6e-4] * 7)
+
+
+def test_a_sleep_costs_the_next_query_by_its_length():
+    costs = Costs(cooled=((0.1, 1e-4), (0.3, 5e-4)))
+    base = took([0.01], 10, Costs())[0]
+    late = took([0.05, 0.25, 0.95], 10, costs)
+    # ticks of the control loop, ten a second, end a sleep as well
+    assert late[0] - base == pytest.approx(0.5e-4, rel=0.01)
+    assert all(0 <= each - base <= 5e-4 for each in late)
+
+
+def test_others_that_take_the_core_cost_a_loop_at_work_but_not_an_idle_one():
+    held = Costs(held_rate=500.0, held_s=1e-3)
+    busy = np.arange(0.0, 1.0, 1.2e-4).tolist()
+    idle = np.arange(0.0, 1.0, 0.05).tolist()
+    assert np.mean(took(busy, 10, held)) > 2 * np.mean(took(busy, 10, Costs()))
+    assert np.median(took(idle, 10, held)) == pytest.approx(np.median(took(idle, 10, Costs())))
 
 
 def rows_on(sim: Simulator, lane: int, begin_s: float, end_s: float) -> int:

@@ -1,0 +1,241 @@
+"""What a live server takes beside its profile, measured in some seconds: the costs that a simulation adds.
+
+A plan's server and requests of one size go in, `planner.simulation.costs.Costs` come out. Each path is asked
+in several ways, in turn: alone (one request, its answer, the next at once: every batch has one query), full
+(several connections that never rest: batches of several queries), and alone with rests of some milliseconds.
+
+    lane's own clock - profile, alone                  = batch_s of the path
+    lane's own clock - profile - batch_s, full         = query_s of the path, for each query beyond the first
+    (server's processor time - lane's clock) / queries = turn_s * batches / queries + query_s + row_s * rows
+    round trip alone - all of these                    = wake_s, or, where the server was still busy after
+                                                         its answer had come, -after_s
+    round trip after a rest - round trip alone         = cooled
+
+    python -m loadtest.calibration runs/plan.json --data clicks.parquet --out runs/costs.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import exp, log
+from pathlib import Path
+
+import numpy as np
+from scipy.optimize import nnls
+
+from loadtest.client import RANK
+from loadtest.closedloop import closed_loop
+from loadtest.connection import Target
+from loadtest.load import Load
+from loadtest.machine import core_seconds, times_held_off
+from loadtest.openloop import Limits, run
+from loadtest.pages import TIMEOUT_S, ask
+from loadtest.simulated import completed
+from loadtest.source import Source, open_source
+from loadtest.subjects import Subjects
+from models.bundle import load_bundle
+from models.errors import PolyrecError
+from planner.latency import LatencyModel
+from planner.plan import Plan, load_plan
+from planner.routing.curve import TAIL_DEVIATIONS
+from planner.simulation.costs import BatchCost, Costs
+
+CONNECTIONS = 8
+ROUNDS = 4
+ROUND_S = 0.2
+AT_ONCE_S = 0.0001
+RESTS_S = (0.0016, 0.0064)
+LEAST_TRIP_S = 0.0003
+REQUESTS = 256
+NO_BUDGET = {"Content-Type": "application/json", "X-Latency-Budget-Ms": "600000"}
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """A server's counters at one moment. busy_s: of its lanes; tick_s: of the control loop."""
+
+    busy_s: float
+    batches: float
+    queries: float
+    tick_s: float
+    ticks: float
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Of one path asked in one way for a moment. batch_s: mean time of a batch; queries: in a batch, mean.
+
+    front_s: the server's processor time beside, a query. trip_s: median round trip, rest_s: between two of
+    them; NaN where full.
+    """
+
+    batch_s: float
+    queries: float
+    front_s: float
+    trip_s: float
+    rest_s: float
+
+
+def calibrate(
+    plan: Plan, subjects: Subjects, source: Source, rows: int, tell: Callable[[str], object] = lambda _: None
+) -> Costs:
+    """rows: candidates of every request, the mean of the traffic. Takes 4 s a path. Raises LoadError."""
+    whole = completed(plan, ask(subjects.url, "/v1/paths")["paths"])
+    target = Target(subjects.url + RANK, NO_BUDGET)
+    _, body = source.drawn(np.full(REQUESTS, rows, np.int64), 0)
+    requests = [target.request(body(i)) for i in range(REQUESTS)]
+    row_s = plan.routing.row_s
+    batches: dict[str, BatchCost] = {}
+    fronts: list[tuple[float, float]] = []
+    trips: list[float] = []
+    cooled: list[list[tuple[float, float]]] = []
+    core_s, waited_s = core_seconds(subjects.pid)
+    before, held = counted(subjects.url), times_held_off(subjects.pid)
+    for path in whole.paths:
+        tell(f"calibrating {path.name}")
+        assert path.latency is not None
+        subjects.follow(f"static:{path.name}")
+        inside = all(lane.kind != "process" for lane in whole.all_lanes() if lane.device == path.device)
+        latency = path.latency
+        alone: list[Round] = []
+        full: list[Round] = []
+        rested: dict[float, list[Round]] = {rest_s: [] for rest_s in RESTS_S}
+        spacing_s = latency.median(rows) + LEAST_TRIP_S
+        for _ in range(ROUNDS):
+            alone.append(_round(subjects, target, requests, spacing_s + AT_ONCE_S, inside))
+            full.append(_round(subjects, target, requests, None, inside))
+            for rest_s, rounds in rested.items():
+                rounds.append(_round(subjects, target, requests, spacing_s + rest_s, inside))
+        one, many = _middle(alone), _middle(full)
+        batch_s = one.batch_s - _mean_s(latency, round(one.queries * rows))
+        further_s = many.batch_s - batch_s - _mean_s(latency, round(many.queries * rows))
+        batches[path.name] = BatchCost(batch_s=batch_s, query_s=further_s / max(many.queries - 1, 1))
+        fronts += [(r.queries, r.front_s - row_s * rows) for r in (*alone, *full)]
+        usual_s = one.batch_s * latency.median(rows) / _mean_s(latency, rows)
+        trips.append(one.trip_s - usual_s - one.front_s)
+        cooled.append([(m.rest_s, m.trip_s - one.trip_s) for m in map(_middle, rested.values())])
+    core_s, waited_s = (b - a for a, b in zip((core_s, waited_s), core_seconds(subjects.pid), strict=True))
+    after, held = counted(subjects.url), times_held_off(subjects.pid) - held
+    turn_s, query_s = front(fronts)
+    left_s = float(np.median(trips))
+    knots = np.maximum.accumulate(np.maximum(np.median(cooled, axis=0), 0.0), axis=0)
+    return Costs(
+        wake_s=max(0.0, left_s),
+        cooled=tuple((float(rest_s), float(more_s)) for rest_s, more_s in knots),
+        turn_s=turn_s,
+        after_s=min(max(0.0, -left_s), turn_s),
+        query_s=query_s,
+        row_s=row_s,
+        tick_s=(after.tick_s - before.tick_s) / max(after.ticks - before.ticks, 1),
+        held_rate=held / core_s,
+        held_s=waited_s / max(held, 1),
+        batches=batches,
+    )
+
+
+def front(found: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """(queries in a batch, seconds a query) of each round -> turn_s, query_s: the least relative error."""
+    queries, seconds = np.maximum(np.array(found, np.float64).T, 1e-9)
+    turn_s, query_s = nnls(
+        np.stack((1 / queries, np.ones_like(queries)), 1) / seconds[:, None], np.ones_like(seconds)
+    )[0]
+    return float(turn_s), float(query_s)
+
+
+def _round(
+    subjects: Subjects, target: Target, requests: list[bytes], spacing_s: float | None, inside: bool
+) -> Round:
+    """One request every spacing_s; or full, where that is None."""
+    before = counted(subjects.url)
+    # the processor time within the scrapes: they are dearer than a request
+    core_s, waited_s = core_seconds(subjects.pid)
+    trip_s = float("nan")
+    if spacing_s is None:
+        closed_loop(subjects.url, requests, CONNECTIONS, ROUND_S)
+    else:
+        due_s = np.arange(0.0, ROUND_S, spacing_s)
+        n = due_s.size
+        load = Load(
+            due_s, ROUND_S, np.ones(n, np.int64), np.full(n, np.inf), lambda i: requests[i % len(requests)]
+        )
+        trip_s = float(np.nanmedian(run(target, load, Limits(connections=1)).latency_s))
+    core_s, waited_s = (b - a for a, b in zip((core_s, waited_s), core_seconds(subjects.pid), strict=True))
+    after = counted(subjects.url)
+    busy_s, batches, queries = (
+        after.busy_s - before.busy_s,
+        after.batches - before.batches,
+        after.queries - before.queries,
+    )
+    # the lane's clock went on while the process waited for a core, its processor time did not
+    lane_s = busy_s * core_s / (core_s + waited_s) if inside else 0.0
+    front_s = max(core_s - lane_s - (after.tick_s - before.tick_s), 0.0) / queries
+    rest_s = max((spacing_s or float("nan")) - trip_s, 0.0)
+    return Round(busy_s / batches, queries / batches, front_s, trip_s, rest_s)
+
+
+def _middle(rounds: Sequence[Round]) -> Round:
+    """The medians: a neighbour that takes the machine for a round is forgotten."""
+    return Round(*(float(np.median([getattr(r, f) for r in rounds])) for f in Round.__slots__))
+
+
+def _mean_s(latency: LatencyModel, rows: int) -> float:
+    """The mean of a lognormal with the profile's median and tail."""
+    median_s = latency.median(rows)
+    spread = log(latency.tail(rows) / median_s) / TAIL_DEVIATIONS
+    return median_s * exp(spread * spread / 2)
+
+
+def counted(url: str) -> Counted:
+    """Of the server as it is now."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=TIMEOUT_S) as answer:
+        page = answer.read().decode()
+    totals: dict[str, float] = {}
+    for line in page.splitlines():
+        if not line.startswith("#"):
+            series, _, value = line.rpartition(" ")
+            name = series.partition("{")[0]
+            totals[name] = totals.get(name, 0.0) + float(value)
+    return Counted(
+        totals.get("polyrec_lane_busy_seconds_total", 0.0),
+        totals.get("polyrec_batch_rows_count", 0.0),
+        totals.get("polyrec_batch_queries_total", 0.0),
+        totals.get("polyrec_control_tick_seconds_sum", 0.0),
+        totals.get("polyrec_control_tick_seconds_count", 0.0),
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.calibration",
+        description="Measure what serving a plan takes beside its profile.",
+    )
+    parser.add_argument("plan")
+    parser.add_argument("--data", help="Parquet file whose requests are sent (default: invented rows)")
+    parser.add_argument("--rows", type=int, help="candidates of a request (default: the mean of the data's)")
+    parser.add_argument("--out", type=Path, metavar="FILE")
+    args = parser.parse_args(argv)
+    cores = sorted(os.sched_getaffinity(0))
+    try:
+        plan = load_plan(args.plan)
+        source = open_source(args.data, load_bundle(plan.paths[0].bundle), 0)
+        os.sched_setaffinity(0, {cores[-1]})
+        with Subjects(plan, (), set(cores[:-1]) or {cores[-1]}, {}) as subjects:
+            rows = args.rows or max(1, round(float(source.sizes.mean())))
+            costs = calibrate(plan, subjects, source, rows, lambda text: print(text, file=sys.stderr))
+    except PolyrecError as e:
+        print(f"calibration: {e}", file=sys.stderr)
+        return 2
+    text = costs.model_dump_json(indent=2)
+    if args.out:
+        args.out.write_text(text + "\n", encoding="utf-8")
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

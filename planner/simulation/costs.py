@@ -1,0 +1,85 @@
+"""What serving costs beside the profile: a calibration of a live server in, what the simulator adds out.
+
+A profile times batches of one request each, one after another. A server's loop turns for every batch, reads
+and writes every request; a batch of several requests has several contexts to encode; between two batches HTTP
+takes their place in the caches; and a core that slept some milliseconds, a virtual one above all, comes back
+slow. `loadtest.calibration` measures each of these.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, ValidationError
+
+from models.errors import PolyrecError
+from models.schema import Strict, one_line
+from planner.plan import PathName, Plan
+
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Apart = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class CostsError(PolyrecError):
+    """A file of costs that is missing, malformed, or of another plan."""
+
+
+class BatchCost(Strict):
+    """Seconds of a batch beyond the profile's: each batch, and each query in it beyond the first.
+
+    Negative where the profile was taken in a worse hour than the calibration.
+    """
+
+    batch_s: Apart = 0.0
+    query_s: Apart = 0.0
+
+
+class Costs(Strict):
+    """wake_s: a request's way to a loop that sleeps, and its answer's back, beside the server's own work.
+
+    cooled: (seconds of sleep, seconds that the next request takes longer for them), from no sleep on, linear
+    between and flat beyond. turn_s: of the loop for each batch; after_s: the part of it that comes after the
+    answers. query_s, row_s: reading, parsing and answering a query, and each of its rows. tick_s: a turn of
+    the control loop. held_rate, held_s: how often a second at work others take the core from the loop, and
+    for how long, the mean. batches: by path; one that is missing takes what its profile says.
+    """
+
+    wake_s: Seconds = 0.0
+    cooled: tuple[tuple[Seconds, Seconds], ...] = ()
+    turn_s: Seconds = 0.0
+    after_s: Seconds = 0.0
+    query_s: Seconds = 0.0
+    row_s: Seconds = 0.0
+    tick_s: Seconds = 0.0
+    held_rate: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    held_s: Seconds = 0.0
+    batches: dict[PathName, BatchCost] = Field(default_factory=dict)
+
+
+def planned_costs(plan: Plan) -> Costs:
+    """What a plan itself says, which is what a query costs the front."""
+    return Costs(query_s=plan.routing.query_s, row_s=plan.routing.row_s)
+
+
+def load_costs(file: str | Path, plan: Plan) -> Costs:
+    """Reads what `python -m loadtest.calibration` wrote. Raises CostsError, in one line."""
+    try:
+        costs = Costs.model_validate(json.loads(Path(file).read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise CostsError(
+            f"no costs '{file}'; measure them: python -m loadtest.calibration PLAN --out {file}"
+        ) from None
+    except (OSError, UnicodeDecodeError) as e:
+        raise CostsError(f"cannot read costs '{file}': {e}") from None
+    except ValidationError as e:
+        raise CostsError(f"costs '{file}': {one_line(e)}") from None
+    except (json.JSONDecodeError, RecursionError) as e:
+        raise CostsError(f"costs '{file}' is not JSON: {e}") from None
+    lacking = [p.name for p in plan.paths if p.name not in costs.batches]
+    if lacking:
+        raise CostsError(
+            f"costs '{file}' lack path '{lacking[0]}': calibrate with the plan that is simulated"
+        )
+    return costs
