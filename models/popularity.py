@@ -1,9 +1,10 @@
 """The calibrator: counts accesses over training rows, and so puts every table in popularity order.
 
 One streaming pass gives everything an encoder needs besides the schema: a vocabulary a table, with
-the rows of the table ranked by sampled accesses, and mean and deviation of the dense features. The
-sample is FAE's (VLDB'22, section 3: 5% of the inputs suffice to find the hot rows); which values get
-a row at all is decided on all training rows, since one occurrence more or less decides it.
+the rows of the table ranked by accesses, and mean and deviation of the dense features. Accesses are
+those that serving makes: a context's are counted once a request, not once a candidate. All rows count
+unless a sample is asked for (FAE, VLDB'22, section 3, takes 5% of the inputs): which values get a row at
+all is decided on all training rows anyway, so a sample saves no pass, and cannot tell rare rows apart.
 
 A calibration is kept in one safetensors file; a bundle keeps its vocabularies in the same arrays.
 """
@@ -31,11 +32,9 @@ from models.data.reader import Reader
 from models.data.split import TRAIN, Splitter
 from models.encoder import Standard
 from models.errors import DataError
-from models.schema import Schema, Strict
+from models.schema import ROLES, Role, Schema, Strict
 from models.vocabulary import Vocabulary
 
-SAMPLE = 0.05
-SAMPLE_FROM_ROWS = 1_000_000
 HOTTEST = (0.01, 0.05, 0.10)
 
 FORMAT = "polyrec-calibration-1"
@@ -69,8 +68,8 @@ def calibrate(
 ) -> Calibration:
     """Counts over the rows of the splits `which`, in one pass.
 
-    sample: share of the rows whose accesses make the order, in (0, 1]; None takes all rows up to a
-    million, where a sample would only lose accuracy, and 5% (as FAE does) beyond.
+    sample: share of the rows whose accesses make the order, in (0, 1]; None takes all.
+    A context feature is accessed once for each run of rows with the same value of the schema's group.
     The order of equally popular rows is that of their ids; ids go by the count over all training
     rows, ties by value. `progress` is told the rows of each batch read.
     Raises DataError: no rows in the splits asked for.
@@ -80,30 +79,72 @@ def calibrate(
     counters = {table: AccessCounts(features) for table, features in schema.tables.items()}
     moments = [Moments(d) for d in schema.dense]
     random = np.random.default_rng(seed)
+    requests = _Requests(schema.group)
     rows = sampled_rows = 0
     for data in reader.batches(schema.columns):
-        sampled = random.random(data.num_rows) < (SAMPLE if sample is None else sample)
+        sampled = random.random(data.num_rows) < (1.0 if sample is None else sample)
         wanted = np.isin(splitter(data), which)
         if not wanted.all():
             data, sampled = data.filter(pa.array(wanted)), sampled[wanted]
         rows += data.num_rows
         sampled_rows += int(sampled.sum())
+        first = sampled & requests.first(data)
         for features, counter in zip(schema.tables.values(), counters.values(), strict=True):
             for feature in features:
-                counter.add(feature, data.column(feature.name), sampled)
+                own = first if feature.role == "context" else sampled
+                counter.add(feature, data.column(feature.name), own)
         for moment in moments:
             moment.add(data.column(moment.feature.name).to_numpy(zero_copy_only=False))
         if progress is not None:
             progress(wanted.size)
     if not rows:
         raise DataError(f"{reader.path}: there are no rows to calibrate on")
-    everything = sample is None and rows <= SAMPLE_FROM_ROWS
     return Calibration(
-        {table: counter.vocabulary(table, everything) for table, counter in counters.items()},
+        {table: counter.vocabulary(table, sampled_rows == rows) for table, counter in counters.items()},
         {moment.feature.name: moment.standard() for moment in moments},
         rows,
-        rows if everything else sampled_rows,
+        sampled_rows,
     )
+
+
+class _Requests:
+    """Finds the first row of each request in batches that stream by: rows of one group follow one another."""
+
+    def __init__(self, group: str | None) -> None:
+        self._group = group
+        self._last: Any = None
+
+    def first(self, data: pa.RecordBatch) -> NDArray[np.bool_]:
+        """bool [rows]; every row where the schema knows no requests."""
+        if self._group is None or not data.num_rows:
+            return np.ones(data.num_rows, bool)
+        codes = data.column(self._group).dictionary_encode()
+        number = codes.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+        last, self._last = self._last, codes.dictionary[number[-1]].as_py() if number[-1] >= 0 else None
+        head = number[0] < 0 or codes.dictionary[number[0]].as_py() != last
+        return np.append(head, number[1:] != number[:-1]) | (number < 0)
+
+
+def lookups_counted(schema: Schema, accesses: Mapping[str, int]) -> dict[Role, float]:
+    """How many contexts and how many candidates a calibration has counted the look-ups of.
+
+    accesses: of each table, the sum of its counts. A single-valued feature is looked up once for each, so a
+    table of such features tells; the smallest number that one tells, since unseen values are counted ahead.
+    0 where no table tells.
+    """
+    found: dict[Role, float] = {}
+    for role in ROLES:
+        told = [
+            accesses[table] / len(features)
+            for table, features in schema.tables.items()
+            if accesses[table]
+            and not any(f.multi for f in features)
+            and (schema.group is None or {f.role for f in features} == {role})
+        ]
+        found[role] = min(told, default=0.0)
+    for role, other in (ROLES, ROLES[::-1]):
+        found[role] = found[role] or found[other]
+    return found
 
 
 def skew(counts: I64) -> dict[float, float]:

@@ -17,8 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sample",
         type=float,
         metavar="SHARE",
-        help="share of the training rows that make the order, in (0, 1]; "
-        "default: all of them up to a million rows, 0.05 beyond",
+        help="share of the training rows that make the order, in (0, 1]; default: all of them",
     )
     parser.add_argument("--seed", type=int, default=0, help="of the sample (default 0)")
     parser.add_argument(

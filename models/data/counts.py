@@ -22,7 +22,7 @@ Mask = NDArray[np.bool_]
 
 
 class AccessCounts:
-    """Accesses of one table: by value, over all rows and over the sampled ones."""
+    """Accesses of one table: by value, over all rows and over those whose look-ups make the order."""
 
     def __init__(self, features: Sequence[Categorical]) -> None:
         self._head = features[0]
@@ -32,7 +32,7 @@ class AccessCounts:
         self._missing = np.zeros(2, np.int64)
 
     def add(self, feature: Categorical, column: pa.Array, sampled: Mask) -> None:
-        """Counts a batch of one of the table's features. sampled: bool [rows]."""
+        """Counts a batch of one of the table's features. sampled: bool [rows], those that make the order."""
         if feature.multi:
             column, sampled = _flat(column, sampled, feature.max_length)
         encoded = column.dictionary_encode()
@@ -53,15 +53,17 @@ class AccessCounts:
         self._pending = self._merged = total.num_rows
         return total
 
-    def vocabulary(self, table: str, everything: bool) -> Vocabulary:
+    def vocabulary(self, table: str, whole: bool) -> Vocabulary:
         """The table's values in popularity order.
 
-        everything: the order goes by all accesses, not only the sampled ones. Ids go by all accesses,
-        ties by value; equally popular rows by id.
+        Which values get a row, and their ids, go by all rows, ties by value; the order by the sampled
+        look-ups, equally popular rows by id. whole: the sample left nothing out, so what it has once tells
+        how often values come that nobody has seen: the out-of-vocabulary row, which will be looked up for
+        them, is counted that much more often (Turing's estimate; Good, Biometrika 1953).
         """
         total = self._merge()
-        of_order = total.column("every" if everything else "sampled").to_numpy()
-        missing = int(self._missing[0 if everything else 1])
+        of_order = total.column("sampled").to_numpy()
+        missing = int(self._missing[1])
         if self._head.cardinality is None:
             kept = self._kept(total)
             values = total.column("value").take(pa.array(kept)).combine_chunks().cast(self._type)
@@ -72,7 +74,10 @@ class AccessCounts:
             values = None
             known = np.zeros(self._head.cardinality, np.int64)
             known[ids[inside]] = of_order[inside]
-        accesses = np.concatenate((known, [missing, of_order.sum() - known.sum()]))
+        unknown = int(of_order.sum() - known.sum())
+        if whole and values is not None:
+            unknown += int((known == 1).sum())
+        accesses = np.concatenate((known, [missing, unknown]))
         order = np.argsort(-accesses, kind="stable")
         rank_of_id = np.empty(order.size, np.int64)
         rank_of_id[order] = np.arange(order.size)

@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 
 from models.bundle import VOCABULARY, Manifest, read_manifest
 from models.errors import BundleError
+from models.popularity import lookups_counted
 from planner.deployment.ranked import F64, I64, Ranked
 from planner.deployment.residency import Tables
 from planner.profile import Memory, ProfileError
@@ -51,16 +52,14 @@ def foreseen(counts: I64) -> F64:
 def stored_tables(manifest: Manifest, accesses: Mapping[str, I64], memory: Memory) -> Tables:
     """accesses: by table, in rank order. Raises ValueError if `memory` has rows that are not stored.
 
-    A table of single-valued features is looked up once a row for each, which tells how many sampled
-    rows the counts are of, and so how often a row looks up a bag.
+    A table of single-valued candidate features is looked up once a row for each, which tells how many
+    rows the counts are of, and so how often a row looks up a bag, or a context that it shares.
     """
     schema, representation = manifest.schema_, manifest.representation
     counts: dict[str, F64] = {}
-    sampled = 0.0
-    for table, features in schema.tables.items():
+    sampled = lookups_counted(schema, {t: int(accesses[t].sum()) for t in schema.tables})["candidate"]
+    for table in schema.tables:
         all_rows = accesses[table]
-        if not any(f.multi for f in features):
-            sampled = max(sampled, float(all_rows.sum()) / len(features))
         stored = all_rows.size
         if representation.kind in ("dhe", "select"):
             stored = representation.cuts.get(table, 0)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from models.batch import I64, Batch
 from models.encoder import Encoder, Standard
+from models.popularity import lookups_counted
 from models.schema import ROLES, Categorical, Dense, Role, Schema
 from models.vocabulary import Vocabulary
 
@@ -77,24 +78,19 @@ class Requests:
 def bag_lengths(schema: Schema, vocabularies: Mapping[str, Vocabulary]) -> dict[str, float]:
     """Mean number of values of each multi-valued feature, from the counts alone.
 
-    A single-valued feature is one access a row, so a table that only such features use tells how many
-    rows were counted; what a table has beyond its single-valued features' share is its bags'.
+    A single-valued feature is one access for each context or candidate, so tables that only such features use
+    tell how many were counted; what a table has beyond its single-valued features' share is its bags'.
     """
-    rows = max(
-        (
-            int(vocabularies[table].counts.sum()) / len(features)
-            for table, features in schema.tables.items()
-            if not any(f.multi for f in features)
-        ),
-        default=0.0,
-    )
+    accesses = {t: int(vocabularies[t].counts.sum()) for t in schema.tables}
+    blocks = lookups_counted(schema, accesses)
     lengths: dict[str, float] = {}
     for table, features in schema.tables.items():
         bags = [f for f in features if f.multi]
         if not bags:
             continue
-        beyond = int(vocabularies[table].counts.sum()) - rows * (len(features) - len(bags))
-        mean = max(beyond, 0.0) / (rows * len(bags)) if rows else UNKNOWN_BAG
+        beyond = accesses[table] - sum(blocks[f.role] for f in features if not f.multi)
+        looked = sum(blocks[f.role] for f in bags)
+        mean = max(beyond, 0.0) / looked if looked else UNKNOWN_BAG
         lengths |= {f.name: min(mean, float(f.max_length)) for f in bags}
     return lengths
 

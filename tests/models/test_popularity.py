@@ -20,6 +20,7 @@ from models.popularity import (
     Calibration,
     calibrate,
     load_calibration,
+    lookups_counted,
     save_calibration,
     skew,
     vocabularies_from_tensors,
@@ -36,11 +37,14 @@ def everything_trains(data: pa.RecordBatch) -> np.ndarray[Any, np.dtype[np.int8]
     return np.zeros(data.num_rows, np.int8)
 
 
-def accesses(schema: Schema, table: str, rows: Sequence[Row]) -> Counter[Any]:
-    """What each feature of a table looks up, row by row."""
+def accesses(schema: Schema, table: str, rows: Sequence[Row], served: bool = False) -> Counter[Any]:
+    """What each feature of a table looks up: row by row, or as served, a context once a request."""
     counter: Counter[Any] = Counter()
-    for row in rows:
+    for before, row in zip((None, *rows), rows, strict=False):
+        again = before is not None and before["request"] == row["request"]
         for f in schema.tables[table]:
+            if served and again and f.role == "context":
+                continue
             values = (row[f.name] or [])[: f.max_length] if f.multi else [row[f.name]]
             counter.update(values)
     return counter
@@ -61,18 +65,23 @@ def test_counts_are_those_of_a_counter(
     assert found.rows == found.sampled_rows == len(rows)
     for table, (head, *_) in small.tables.items():
         v = found.vocabularies[table]
-        counter = accesses(small, table, rows)
-        missing = counter.pop(None, 0)
+        counter, served = accesses(small, table, rows), accesses(small, table, rows, served=True)
+        counter.pop(None, 0)
+        missing = served.pop(None, 0)
         if head.cardinality is not None:
-            kept = {value: counter.get(value, 0) for value in range(head.cardinality)}
+            kept = {value: served.get(value, 0) for value in range(head.cardinality)}
+            ahead = 0
         else:
             frequent = [item for item in counter.items() if item[1] >= head.min_count]
             frequent.sort(key=lambda item: (-item[1], item[0]))
             kept = dict(frequent[: head.max_values])
             assert v.values.to_pylist() == list(kept)
+            kept = {value: served.get(value, 0) for value in kept}
+            # as many new values are to come as were seen once (Turing)
+            ahead = sum(n == 1 for n in kept.values())
         assert by_value(v) == kept
         assert v.counts[v.missing_rank] == missing
-        assert v.counts[v.oov_rank] == counter.total() - sum(kept.values())
+        assert v.counts[v.oov_rank] == served.total() - sum(kept.values()) + ahead
         assert (np.diff(v.counts) <= 0).all()
 
 
@@ -124,7 +133,7 @@ def test_only_training_rows_count(small: Schema, write: Write) -> None:
     splitter = split_of(reader, small)
     found = calibrate(reader, small, splitter)
     assert found.rows == 288  # 400 * 0.8 * 0.9
-    assert found.vocabularies["user"].counts.sum() == 288
+    assert found.vocabularies["user"].counts.sum() == 72  # a context is looked up once for four rows
     assert found.standards["price"].mean == pytest.approx(np.mean([r["price"] for r in rows[:288]]))
     both = calibrate(reader, small, splitter, which=(0, 1))
     assert both.rows == 320
@@ -142,7 +151,8 @@ def test_a_sample_decides_the_order_but_not_the_values(small: Schema, write: Wri
         if v.values is not None:
             assert some.vocabularies[table].values.equals(v.values)
     counts = some.vocabularies["item"].counts
-    assert counts.sum() == 2 * some.sampled_rows  # item, and last_item missing
+    # item, and last_item missing, once a request
+    assert counts.sum() == pytest.approx(1.25 * some.sampled_rows, rel=0.05)
     assert (np.diff(counts) <= 0).all()
 
 
@@ -187,8 +197,27 @@ def test_an_encoder_can_be_made_of_a_calibration(small: Schema, write: Write) ->
         batch = encoder.from_arrow(data)
         slot = [f.name for f in small.candidate.singles].index("item")
         seen += np.bincount(batch.candidate.ranks[:, slot], minlength=seen.size)
-    seen[found.vocabularies["item"].missing_rank] += 40  # last_item
+    seen[found.vocabularies["item"].missing_rank] += 10  # last_item, of as many requests
     assert np.array_equal(seen, found.vocabularies["item"].counts)
+
+
+def test_requests_are_told_apart_across_batches(small: Schema, write: Write) -> None:
+    # row groups of seven: requests of four rows lie across them
+    reader = open_data(write(skewed(400)), small)
+    found = calibrate(reader, small, everything_trains)
+    users = by_value(found.vocabularies["user"])
+    assert set(users.values()) == {2}  # two requests each
+    sums = {t: int(v.counts.sum()) for t, v in found.vocabularies.items()}
+    assert lookups_counted(small, sums) == {"context": 100, "candidate": 400}
+
+
+def test_only_a_whole_count_is_ahead_of_values_that_nobody_has_seen(small: Schema, write: Write) -> None:
+    found = calibrate(open_data(write(skewed(500)), small), small, everything_trains)
+    assert found.sampled_rows == found.rows
+    some = calibrate(open_data(write(skewed(500)), small), small, everything_trains, sample=0.5)
+    # what a sample has not seen has rows of its own: nothing is counted ahead for it
+    singles = some.vocabularies["code"]
+    assert int(singles.counts.sum()) == some.sampled_rows
 
 
 def assert_same(one: Calibration, other: Calibration) -> None:

@@ -37,7 +37,7 @@ def test_values_are_chosen_by_all_rows_and_ordered_by_the_sampled_ones(
                 looked_up = [item, *bag[:2]]
                 every.update(looked_up)
                 some.update(looked_up if in_sample else [])
-        v = accesses.vocabulary("item", everything=False)
+        v = accesses.vocabulary("item", whole=False)
     frequent = [(value, n) for value, n in every.items() if value is not None and n >= 2]
     kept = [value for value, _ in sorted(frequent, key=lambda item: (-item[1], item[0]))[:4]]
     assert v.values.to_pylist() == kept

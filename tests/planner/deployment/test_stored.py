@@ -19,9 +19,9 @@ def test_a_bundles_tables_are_read_with_its_access_counts(bundle: Bundle) -> Non
     found = read_tables(bundle.path, Memory(tables={t: 32 * n for t, n in stage_rows.items()}, fixed=0))
     assert dict(zip(found.names, (t.size for t in found.ranked), strict=True)) == stage_rows
     assert set(found.row_bytes) == {32.0}
-    singles = [f for f in bundle.manifest.schema_.slots if not f.multi]
-    # every single-valued feature is looked up once a row, bags on top
-    assert len(singles) <= found.lookups <= len(singles) + 20
+    candidate = bundle.manifest.schema_.candidate.singles
+    # every single-valued feature of candidates is looked up once a row, contexts once for all rows of a request
+    assert len(candidate) <= found.lookups <= len(candidate) + 2
     for name, ranked in zip(found.names, found.ranked, strict=True):
         counts = Ranked.of(foreseen(bundle.encoder.vocabularies[name].counts))
         np.testing.assert_array_equal(ranked.accesses, counts.accesses)
