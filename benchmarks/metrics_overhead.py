@@ -77,6 +77,7 @@ async def ask(app: Application, body: bytes) -> None:
 
     headers = [(b"content-length", str(len(body)).encode()), (b"x-latency-budget-ms", b"60000")]
     scope = {"type": "http", "method": "POST", "path": "/v1/predict", "headers": headers}
+    scope |= {"scheme": "http", "http_version": "1.1", "server": ("127.0.0.1", 8000)}
     await app(scope, receive, send)  # type: ignore[arg-type]
 
 

@@ -1,0 +1,33 @@
+"""What a request's trace learns on its way."""
+
+from __future__ import annotations
+
+import pytest
+
+from server.tracing.records import Request
+from server.tracing.trace import Trace, executed, trace_id
+
+SCOPE = {"path": "/v1/rank", "scheme": "http", "http_version": "1.1", "server": ("127.0.0.1", 8000)}
+
+
+def test_requests_of_one_batch_share_it_and_one_of_them_tells_about_all() -> None:
+    sent: list[Request] = []
+    traces = [Trace(sent.append, SCOPE, "/v1/rank", trace_id()) for _ in range(3)]
+    executed(traces, "cpu", "table@cpu", 60, 5, 1.0, 0.1, 0.2, 0.3, 2.0)
+    for trace in traces:
+        trace.end((0.5, 0.5, 0.9, 2.0, 2.1, 2.2), "ok", 200, 20, 0.1, "table@cpu")
+    assert len({request.executions[0].span_id for request in sent}) == 1
+    (shared,) = [shared for request in sent for shared in request.batches]
+    assert shared.execution == sent[0].executions[0]
+    assert shared.requests == [(trace.trace_id, trace.span_id) for trace in traces]
+
+
+def test_a_lanes_way_there_and_back_are_taken_as_equal() -> None:
+    sent: list[Request] = []
+    trace = Trace(sent.append, SCOPE, "/v1/rank", trace_id())
+    executed([trace], "cpu", "table@cpu", 60, 1, 1.0, 0.1, 0.2, 0.3, 2.0)
+    (execution,) = trace.executions
+    there_s = execution.embed_at_s - (execution.started_s + execution.encode_s)
+    back_s = execution.ended_s - (execution.embed_at_s + execution.embed_s + execution.dense_s)
+    assert there_s == pytest.approx(back_s)
+    assert there_s > 0

@@ -1,0 +1,54 @@
+"""Which requests are traced, and what the environment may say about it."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+
+import pytest
+
+from server.tracing.tracer import open_tracer, wanted
+
+COLLECTOR = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"}
+HIDDEN = """
+import sys
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith("opentelemetry"):
+            raise ModuleNotFoundError(name=name)
+sys.meta_path.insert(0, Hidden())
+from server.tracing.tracer import open_tracer
+assert open_tracer({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:4318"}) is None
+"""
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, False),
+        (COLLECTOR, True),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:4318/v1/traces"}, True),
+        (COLLECTOR | {"OTEL_SDK_DISABLED": "true"}, False),
+        (COLLECTOR | {"OTEL_TRACES_EXPORTER": "none"}, False),
+        ({"OTEL_TRACES_SAMPLER": "always_on"}, False),
+    ],
+)
+def test_naming_a_collector_switches_traces_on(environ: dict[str, str], expected: bool) -> None:
+    assert wanted(environ) is expected
+
+
+def test_a_protocol_that_is_not_spoken_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert open_tracer(COLLECTOR | {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}) is None
+    (record,) = caplog.records
+    assert record.message == (
+        "no traces: OTEL_EXPORTER_OTLP_PROTOCOL is 'grpc'; only http/protobuf is spoken here"
+    )
+
+
+def test_a_server_without_the_extra_says_how_to_get_it() -> None:
+    done = subprocess.run([sys.executable, "-c", HIDDEN], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == (
+        "no traces, although OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is set: pip install 'polyrec[otel]'"
+    )
