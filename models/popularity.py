@@ -122,7 +122,8 @@ class _Requests:
         number = codes.indices.fill_null(-1).to_numpy(zero_copy_only=False)
         last, self._last = self._last, codes.dictionary[number[-1]].as_py() if number[-1] >= 0 else None
         head = number[0] < 0 or codes.dictionary[number[0]].as_py() != last
-        return np.append(head, number[1:] != number[:-1]) | (number < 0)
+        first: NDArray[np.bool_] = np.append(head, number[1:] != number[:-1]) | (number < 0)
+        return first
 
 
 def lookups_counted(schema: Schema, accesses: Mapping[str, int]) -> dict[Role, float]:

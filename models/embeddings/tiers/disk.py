@@ -5,7 +5,8 @@ and of caching (MTrainS, section 3: the block-addressable level). A batch's miss
 arrays, each is read once however many of its rows are wanted, all at the same time, straight into the
 slab that the batch is gathered from. `prefetch` starts the same reads for a batch that still waits in a
 queue. The file is opened for direct reads where its file system has them: the cache above knows what to keep
-better than the kernel's, and memory is not spent twice.
+better than the kernel's, and memory is not spent twice. Of a page that was read, the rows that were wanted
+stay longest: they are copied to where single rows are kept (recent), which is most of the cache.
 
 The file is a working copy: bundles are immutable, and new values of rows are written here.
 """
@@ -16,7 +17,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,22 +27,32 @@ from numpy.typing import NDArray
 from models.batch import I64
 from models.embeddings.tiers.pages import DEFAULT, NOWHERE, Admission, PageCache
 from models.embeddings.tiers.reads import Kind, open_reader
+from models.embeddings.tiers.recent import RecentRows
 from models.embeddings.tiers.slab import Bytes, Slab
 
 log = logging.getLogger("polyrec.tiers")
 
 PAGES_AT_ONCE = 4096
+ROWS_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Rows that are in the cache until `release`: their addresses in the slab, and what was read for them."""
+    """Rows that are in the cache until `release`: their addresses in the slab, and what was read for them.
+
+    missed: bool [n], look-ups that had to wait for a read: the first of each row that was not in memory.
+    kept: slots of the rows that are kept singly; slots: of the others' pages, a slot for each such row.
+    fresh, places: the distinct rows among those others, and where in `slots` and in its page each stands.
+    """
 
     addresses: I64
     slots: I64
+    kept: I64
     tickets: tuple[int, ...]
     missed: NDArray[np.bool_]
     pages_read: int
+    fresh: I64
+    places: tuple[I64, I64]
 
 
 class CacheTooSmall(Exception):
@@ -66,7 +77,11 @@ class DiskTier:
         self.path, self.rows = path, rows
         self._slab = slab
         self.pages = pages_of(slab, rows)
-        self.cache = PageCache(self.pages, slab.pages, heat, admission)
+        # where every page has a slot, no row needs another
+        singly = int(slab.pages * admission.rows) if slab.pages < self.pages else 0
+        self.cache = PageCache(self.pages, slab.pages - singly, heat, admission)
+        self.recent = RecentRows(rows, singly * slab.rows_a_page)
+        self._paged = slab.paged_rows()
         self._lock = threading.Lock()
         self._released = threading.Condition(self._lock)
         self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -76,7 +91,7 @@ class DiskTier:
         self._direct, self.direct = _open_direct(path)
         self._reader = open_reader(self._direct, slab.bytes, reader)
         self.reader = self._reader.kind
-        self._ticket_of_slot = np.zeros(slab.pages, np.int64)
+        self._ticket_of_slot = np.zeros(self.cache.slots, np.int64)
         self._flying: deque[tuple[int, I64]] = deque()
 
     @property
@@ -84,24 +99,34 @@ class DiskTier:
         """Bytes of the file."""
         return self.pages * self._slab.page_bytes
 
+    @property
+    def books_nbytes(self) -> int:
+        """Bytes of memory that say what the cache holds."""
+        return self.cache.nbytes + self.recent.nbytes + int(self._ticket_of_slot.nbytes)
+
     def acquire(self, rows: I64) -> Held:
         """rows: int64 [n], addresses in this tier. Starts the reads of what is missing, and pins all of it.
 
         Raises CacheTooSmall, and then holds nothing. Every other call must be followed by `ready`, which
         waits for the reads, and `release`.
         """
-        page, place = np.divmod(rows, self._slab.rows_a_page)
+        addresses = np.empty(rows.size, np.int64)
+        missed = np.zeros(rows.size, bool)
         with self._lock:
             self._reap()
             if rows.size == 1:
                 self._wait_for_room()
+            single = self.recent.find(rows)
+            others = np.flatnonzero(single == NOWHERE)
+            kept = single[single != NOWHERE]
+            page, place = np.divmod(rows[others], self._slab.rows_a_page)
             cache = self.cache
             cache.touch(np.unique(page))
             slots = cache.slot_of_page[page].astype(np.int64)
-            missed = slots == NOWHERE
-            wanted = np.unique(page[missed])
+            away = slots == NOWHERE
+            wanted = np.unique(page[away])
             # what is here must not be evicted for what is not
-            here = slots[~missed]
+            here = slots[~away]
             cache.pins[here] += 1
             if wanted.size:
                 # asked before anything is read: what is read for nothing would displace what is wanted
@@ -109,13 +134,21 @@ class DiskTier:
                 if wanted.size > room or self._read(wanted).size < wanted.size:
                     cache.pins[here] -= 1
                     raise CacheTooSmall(f"{wanted.size} pages are wanted, {room} have room")
-                slots[missed] = cache.slot_of_page[page[missed]]
-                cache.pins[slots[missed]] += 1
+                slots[away] = cache.slot_of_page[page[away]]
+                cache.pins[slots[away]] += 1
+            self.recent.use(kept)
+            self.recent.pins[kept] += 1
             tickets: tuple[int, ...] = ()
             if self._flying:
                 own = np.unique(self._ticket_of_slot[slots])
                 tickets = tuple(own[own > 0].tolist())
-        return Held(self._slab.of_pages(slots, place), slots, tickets, missed, int(wanted.size))
+        addresses[single != NOWHERE] = self._slab.of_pages(*self._single(kept))
+        addresses[others] = self._slab.of_pages(slots, place)
+        fresh, first = np.unique(rows[others], return_index=True)
+        missed[others[first[away[first]]]] = True
+        return Held(
+            addresses, slots, kept, tickets, missed, int(wanted.size), fresh, (slots[first], place[first])
+        )
 
     def ready(self, held: Held) -> None:
         """Waits for the reads of what is held. Raises OSError if one failed: release all the same."""
@@ -125,11 +158,19 @@ class DiskTier:
             except OSError:
                 self._lost(ticket)
                 raise
+        if held.fresh.size and self.recent.slots:
+            with self._lock:
+                # another batch may have brought the same rows meanwhile
+                new = self.recent.find(held.fresh) == NOWHERE
+                slots, which = self.recent.claim(held.fresh[new])
+                page, place = (x[new][which] for x in held.places)
+                self._paged[self._single(slots)] = self._paged[page, place]
 
     def release(self, held: Held) -> None:
         """What was held may be evicted again."""
         with self._lock:
             self.cache.pins[held.slots] -= 1
+            self.recent.pins[held.kept] -= 1
             self._released.notify_all()
 
     def prefetch(self, rows: I64) -> int:
@@ -137,12 +178,14 @@ class DiskTier:
         page = rows // self._slab.rows_a_page
         with self._lock:
             self._reap()
-            missing = np.unique(page[self.cache.slot_of_page[page] == NOWHERE])
+            away = self.cache.slot_of_page[page] == NOWHERE
+            away[away] = self.recent.find(rows[away]) == NOWHERE
+            missing = np.unique(page[away])
             return int(self._read(missing).size) if missing.size else 0
 
     def warm(self) -> int:
         """Reads the hottest pages, as the calibration has it, until the cache is full; gives how many."""
-        order = np.argsort(-self.cache.heat.astype(np.int16), kind="stable")[: self._slab.pages]
+        order = np.argsort(-self.cache.heat.astype(np.int16), kind="stable")[: self.cache.slots]
         with self._lock:
             slots = self.cache.fill(order)
             # in the order of the file, which disks like
@@ -152,6 +195,15 @@ class DiskTier:
                 part = slice(start, start + PAGES_AT_ONCE)
                 self._reader.wait(self._submit(order[part], slots[part]))
         return int(order.size)
+
+    def keep(self, rows: I64, values: Callable[[I64], Bytes]) -> None:
+        """Keeps rows singly, before anything is looked up. rows: int64 [n], distinct, the hottest first; as
+        many as find a place. values: uint8 [m, bytes of a row] of those at the given places of `rows`."""
+        with self._lock:
+            slots, which = self.recent.claim(rows)
+            for start in range(0, slots.size, ROWS_AT_ONCE):
+                part = slice(start, start + ROWS_AT_ONCE)
+                self._paged[self._single(slots[part])] = values(which[part])
 
     def write(self, rows: I64, values: Bytes) -> None:
         """New values of rows: into the file, then into what is cached or being read of it.
@@ -169,7 +221,7 @@ class DiskTier:
         with self._lock:
             slots = self.cache.slot_of_page[page].astype(np.int64)
             here = slots != NOWHERE
-            slots, place, values = slots[here], place[here], values[order][here]
+            slots, place, paged = slots[here], place[here], values[order][here]
             self.cache.pins[slots] += 1
             tickets = np.unique(self._ticket_of_slot[slots])
         for ticket in tickets[tickets > 0].tolist():
@@ -178,8 +230,12 @@ class DiskTier:
             except OSError:
                 self._lost(ticket)
         start = self._slab.page(slots) + place * row_bytes
-        self._slab.bytes[start[:, None] + np.arange(row_bytes)] = values
+        self._slab.bytes[start[:, None] + np.arange(row_bytes)] = paged
         with self._lock:
+            # after the pages: a row that is copied from one meanwhile has the new value, or gets it here
+            single = self.recent.find(rows)
+            kept = single != NOWHERE
+            self._paged[self._single(single[kept])] = values[kept]
             self.cache.pins[slots] -= 1
             self._released.notify_all()
 
@@ -188,6 +244,11 @@ class DiskTier:
         self._reader.close()
         os.close(self._direct)
         os.close(self._file)
+
+    def _single(self, slots: I64) -> tuple[I64, I64]:
+        """(page of the slab, place in it) of rows that are kept singly: behind the cached pages."""
+        page, place = np.divmod(slots, self._slab.rows_a_page)
+        return page + self.cache.slots, place
 
     def _wait_for_room(self) -> None:
         """Until a slot is free: others hold every page of a very small cache."""

@@ -9,7 +9,9 @@ requests and installed by one assignment; a batch is encoded and gathered in one
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -45,19 +47,22 @@ class Moves:
 class Drift:
     """Follows the popularity of a stack's rows. One per stack; its methods belong to one background thread.
 
-    memory: what the past counts for, in samples: 1 says that all that was known before weighs as much as one
-    sample. most: rows that change places at one boundary of a table, at one time.
+    memory: what the past counts for, in look-ups; None takes as many as calibration counted, so that a new
+    order forgets at the pace at which it learnt, and one sample of an unusual hour moves little.
+    most: rows that change places at one boundary of a table, at one time.
     """
 
-    def __init__(self, stack: TierStack, memory: float = 4.0, most: int = 1 << 17) -> None:
+    def __init__(self, stack: TierStack, memory: float | None = None, most: int = 1 << 17) -> None:
         if stack.views.newest.encoder is None:
             raise ValueError("tiers that were opened without vocabularies cannot be put into a new order")
         self._stack = stack
-        self._memory = memory
         self._most = most
         self.sample = stack.sample
-        # by id, since ranks change
-        self._heat = {t: _by_id(v) for t, v in self._encoder(stack.views.newest).vocabularies.items()}
+        # By id, since ranks change; needed only for a new order, so it lies beside the file, not in memory.
+        folder = None if stack.tiers.disk is None else stack.tiers.disk.path.parent
+        vocabularies = self._encoder(stack.views.newest).vocabularies
+        self._heat = {t: _by_id(v, folder) for t, v in vocabularies.items()}
+        self._memory = self._known() if memory is None else memory
 
     def follow(self) -> Moves:
         """Builds a new order from the sample, and installs it, if any row is to move; blocks meanwhile."""
@@ -67,8 +72,8 @@ class Drift:
             encoder = self._encoder(view)
             looked_up = self.sample.taken(view.order)
             rows, counts = np.unique(looked_up, return_counts=True)
-            known = sum(float(h.sum()) for h in self._heat.values())
-            keep = min(self._memory * looked_up.size / known, 1.0) if known else 0.0
+            known = self._known()
+            keep = min(self._memory / known, 1.0) if known else 0.0
             moved: list[I64] = []
             came_from: list[I64] = []
             vocabularies = dict(encoder.vocabularies)
@@ -99,6 +104,9 @@ class Drift:
                 new = Encoder(encoder.schema, vocabularies, encoder.standards)
                 stack.reorder(new, to, self._values(view, source), self._remote_ids(view, new, to))
         return result
+
+    def _known(self) -> float:
+        return sum(float(h.sum(dtype=np.float64)) for h in self._heat.values())
 
     @staticmethod
     def _encoder(view: View) -> Encoder:
@@ -186,5 +194,12 @@ def _moved(vocabulary: Vocabulary, ids: I64, places: Places, heat: F32) -> Vocab
     return vocabulary.reordered(rank_of_id, counts)
 
 
-def _by_id(vocabulary: Vocabulary) -> F32:
-    return vocabulary.counts[vocabulary.rank_of_id].astype(np.float32)
+def _by_id(vocabulary: Vocabulary, folder: Path | None) -> F32:
+    """The counts by id; in a file without a name, where there is a folder for it."""
+    heat = vocabulary.counts[vocabulary.rank_of_id].astype(np.float32)
+    if folder is None or not heat.size:
+        return heat
+    with tempfile.TemporaryFile(dir=folder) as file:
+        kept = np.memmap(file, np.float32, "w+", shape=heat.shape)
+    kept[:] = heat
+    return kept

@@ -122,7 +122,66 @@ def _open_disk(
             f"placement: the disk tier in '{placement.directory}' cannot be opened: {e.strerror or e}"
         ) from None
     disk.warm()
+    if vocabularies:
+        _keep_next(disk, layout, source, [v.counts for v in vocabularies])
     return disk
+
+
+def _keep_next(disk: DiskTier, layout: Layout, source: RowSource, counts: Sequence[I64]) -> None:
+    """The rows of the file that deserve memory next, into the part of the cache that keeps single rows."""
+    held = list(layout.cuts.values())
+    starts = [h[DEVICE] + h[HOST] for h in held]
+    below = [own[start : start + h[DISK]] for own, start, h in zip(counts, starts, held, strict=True)]
+    taken = hottest(below, disk.recent.slots)
+    rows, at = [], []
+    for table, start, own, n in zip(layout.tables, starts, below, taken, strict=True):
+        rows.append(layout.base[table] + start + np.arange(n))
+        at.append(own[:n])
+    order = np.argsort(-np.concatenate(at), kind="stable")
+    fused = np.concatenate(rows)[order]
+    _, local = layout.locate(fused)
+
+    def values(which: I64) -> Bytes:
+        return _at(source, fused[which])
+
+    disk.keep(local, values)
+
+
+def _at(source: RowSource, rows: I64) -> Bytes:
+    """Single rows of a source, read in runs. rows: int64 [n], distinct."""
+    order = np.argsort(rows)
+    wanted = rows[order]
+    ends = np.append(np.flatnonzero(np.diff(wanted) != 1) + 1, wanted.size)
+    parts = []
+    first = 0
+    for end in ends.tolist():
+        parts.append(source(int(wanted[first]), end - first))
+        first = end
+    out = np.concatenate(parts)
+    back = np.empty_like(out)
+    back[order] = out
+    return back
+
+
+def hottest(counts: Sequence[I64], rows: int) -> list[int]:
+    """How many of the first rows of each table are among the `rows` most accessed of all, about equally
+    accessed ones table by table. counts: of each table, never increasing."""
+    low, high = 0, max((int(c[0]) for c in counts if c.size), default=0) + 1
+    while high - low > 1:  # at least `high` accesses: no more rows than are asked for
+        middle = (low + high) // 2
+        low, high = (middle, high) if sum(_from(c, middle) for c in counts) > rows else (low, middle)
+    taken = [_from(c, high) for c in counts]
+    left = rows - sum(taken)
+    for i, own in enumerate(counts):
+        more = min(_from(own, low) - taken[i], left)
+        taken[i] += more
+        left -= more
+    return taken
+
+
+def _from(counts: I64, least: int) -> int:
+    """Rows with at least so many accesses."""
+    return int(counts.size - np.searchsorted(counts[::-1], least))
 
 
 def page_heat(layout: Layout, counts: Sequence[I64], slab: Slab) -> NDArray[np.float64] | None:

@@ -21,15 +21,21 @@ NOWHERE = -1
 DRAWN = 5
 """Pages of the main part that a page leaving the window is compared with."""
 MOST_HEAT = 255
+PAGE_BOOKS = 4 + 1
+"""Bytes that the books have for each page of the file, cached or not: its slot and its heat."""
+SLOT_BOOKS = 4 + 4 + 8 + 8
+"""Bytes for each slot: its page, its pins, its place in window or main part, and the ticket of its read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
     """How a cache chooses. window: share of the slots that newcomers hold. period: the counts are halved
-    after as many accesses as `period` times the slots."""
+    after as many accesses as `period` times the slots. rows: share of a disk tier's cache that keeps single
+    rows (models.embeddings.tiers.recent) instead of pages."""
 
-    window: float = 0.1
+    window: float = 0.5
     period: float = 16.0
+    rows: float = 0.8
 
 
 DEFAULT = Admission()

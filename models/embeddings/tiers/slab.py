@@ -78,6 +78,12 @@ class Slab:
         end = self._first_page + self.pages * self.page_bytes
         return self.bytes[self._first_page : end].reshape(self.pages, self.page_bytes)
 
+    def paged_rows(self) -> Bytes:
+        """The rows within pages, uint8 [pages, rows a page, bytes of a row], to be read and written."""
+        shape = (self.pages, self.rows_a_page, self.form.bytes)
+        strides = (self.page_bytes, self.form.bytes, 1)
+        return np.lib.stride_tricks.as_strided(self.all_pages(), shape, strides)
+
     def of_rows(self, rows: I64) -> I64:
         return rows * (self.form.bytes // self.grain)
 
