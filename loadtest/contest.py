@@ -167,21 +167,26 @@ class Contest:
             trial.served.setdefault(rate, []).append((since.quantile(0.5), since.quantile(0.99)))
 
     def simulate(self, plan: Plan) -> None:
-        """The ladder again, with the same arrivals and sizes, on virtual lanes. Raises PlanError.
-
-        The server says which latencies and accuracies it goes by, where the plan does not.
-        """
-        whole = completed(plan, ask(self.subjects.url, "/v1/paths")["paths"])
-        c = self.conditions
-        seconds = c.warmup_s + c.seconds
+        """The ladder again, with the same arrivals and sizes, on virtual lanes. Raises PlanError."""
+        whole = self.completed(plan)
         for policy, trial in self.trials.items():
             for rate in trial.ladder:
                 self._progress(f"simulated: {policy} at {rate:.0f}/s")
-                due = self._due(rate, seconds, LADDER_SEED)
-                rows, _ = self._requests(due.size, LADDER_SEED)
-                told_s = c.slo_s - c.margin_s
-                outcome = simulated(whole, policy, due, rows, seconds, c.slo_s, told_s, c.seed, self.costs)
-                trial.simulated[rate] = figures(outcome.since(c.warmup_s), self.accuracy)
+                trial.simulated[rate] = self.foresee(whole, policy, rate)
+
+    def completed(self, plan: Plan) -> Plan:
+        """With the latencies and accuracies that the server goes by, where the plan does not say."""
+        return completed(plan, ask(self.subjects.url, "/v1/paths")["paths"])
+
+    def foresee(self, whole: Plan, policy: str, rate: float, repeat: int = 0) -> Figures:
+        """One run of the ladder on virtual lanes; whole: the plan, completed. Raises PlanError."""
+        c = self.conditions
+        seconds = c.warmup_s + c.seconds
+        due = self._due(rate, seconds, LADDER_SEED + repeat)
+        rows, _ = self._requests(due.size, LADDER_SEED + repeat)
+        told_s = c.slo_s - c.margin_s
+        outcome = simulated(whole, policy, due, rows, seconds, c.slo_s, told_s, c.seed, self.costs)
+        return figures(outcome.since(c.warmup_s), self.accuracy)
 
     def step(self, base: float, factor: float = 5.0) -> None:
         """Every policy through a step of `factor` times `base` and back."""

@@ -1,0 +1,155 @@
+"""The simulator against a live server: median, 99th percentile and goodput at five loads.
+
+    python -m benchmarks.simulated_live --ahead --json docs/results/simulated-live.json
+
+What serving costs is measured first (loadtest/calibration.py), then each policy's capacity is sought in the
+simulator, and the live server is asked at shares of it, policies in turn; the same requests at the same times
+are simulated. Every run counts: what is told of a load is the median of its runs, live and simulated alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from loadtest.contest import Conditions, Contest
+from loadtest.machine import ahead_of_others, machine
+from loadtest.search import Search
+from loadtest.source import open_source
+from loadtest.subjects import Subjects
+from models.bundle import load_bundle
+from planner.plan import Plan, load_plan
+from planner.traffic import parse_traffic
+
+POLICIES = "priced,static:table@cpu,static:hybrid-hot.int8@cpu"
+LOADS = (0.2, 0.5, 0.8, 1.0, 1.2)
+FIRST = 200.0
+AIM = 0.2
+
+
+def capacity(contest: Contest, whole: Plan, policy: str) -> float:
+    """The highest rate at which the simulated policy keeps the promise, requests/s."""
+    c = contest.conditions
+    search = Search(FIRST, tries=1)
+    while (rate := search.rate) is not None:
+        search.tell(rate, contest.foresee(whole, policy, rate).keeps(c.slo_s, c.share))
+    return search.kept or FIRST
+
+
+def rows_of(contest: Contest, whole: Plan, rates: dict[str, list[float]]) -> list[dict[str, Any]]:
+    """One entry a policy and load; `apart`: simulated over live, less one."""
+    found = []
+    for policy, own in rates.items():
+        trial = contest.trials[policy]
+        for load, rate in zip(LOADS, own, strict=True):
+            runs = trial.ladder.get(rate)
+            if not runs:
+                continue
+            there = [contest.foresee(whole, policy, rate, i) for i in range(contest.conditions.repeats)]
+            live, simulated = (
+                {
+                    what: median(getattr(f, what) or 0.0 for f in each)
+                    for what in ("p50_ms", "p99_ms", "goodput", "ok")
+                }
+                for each in (runs, there)
+            )
+            entry: dict[str, Any] = {
+                "policy": policy,
+                "load": load,
+                "rate": rate,
+                "live": live,
+                "simulated": simulated,
+            }
+            entry["runs_p99_ms"] = {"live": [f.p99_ms for f in runs], "simulated": [f.p99_ms for f in there]}
+            entry["server_p99_ms"] = 1e3 * median(p99 for _, p99 in trial.served[rate])
+            entry["apart"] = {
+                what: simulated[what] / live[what] - 1
+                for what in ("p50_ms", "p99_ms", "goodput")
+                if live[what]
+            }
+            found.append(entry)
+    return found
+
+
+def table(found: Sequence[dict[str, Any]]) -> str:
+    """Markdown: live / simulated, and how far apart."""
+    lines = [
+        "| policy | load | requests/s | p50 ms | p99 ms | goodput, rows/s | server's own p99 |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in found:
+        live, there, apart = row["live"], row["simulated"], row["apart"]
+        cells = [
+            f"{live[what]:{form}} / {there[what]:{form}} ({apart.get(what, 0):+.0%})"
+            for what, form in (("p50_ms", ".2f"), ("p99_ms", ".2f"), ("goodput", ",.0f"))
+        ]
+        head = f"{row['policy']} | {row['load']:.0%} | {row['rate']:,.0f}"
+        lines.append(f"| {head} | {' | '.join(cells)} | {row['server_p99_ms']:.2f} |")
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.simulated_live")
+    parser.add_argument("--plan", default="runs/plan-all.json")
+    parser.add_argument("--data", default="../shared/data/trivago/impressions.parquet")
+    parser.add_argument("--policies", default=POLICIES)
+    parser.add_argument("--sizes", help="rows of a request: mlperf, fixed:23 (default: as in the data)")
+    parser.add_argument("--slo-ms", type=float, default=10.0)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of a run (2)")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each (3)")
+    parser.add_argument("--ahead", action="store_true", help="at the highest normal priority; takes root")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    args = parser.parse_args(argv)
+    plan = load_plan(args.plan)
+    conditions = Conditions(
+        slo_s=args.slo_ms / 1e3,
+        seconds=args.seconds,
+        warmup_s=0.5,
+        repeats=args.repeats,
+        sizes=None if args.sizes is None else parse_traffic(f"rate=1,sizes={args.sizes}").sizes,
+    )
+    cores = sorted(os.sched_getaffinity(0))
+    source = open_source(args.data, load_bundle(plan.paths[0].bundle), 0)
+    os.sched_setaffinity(0, {cores[-1]})
+    policies = args.policies.split(",")
+    with (
+        ahead_of_others() if args.ahead else nullcontext(),
+        Subjects(plan, policies, set(cores[:-1]) or set(cores), {}) as subjects,
+    ):
+        made = machine()
+        contest = Contest(subjects, source, conditions, lambda text: print(text, file=sys.stderr))
+        contest.calibrate(plan)
+        whole = contest.completed(plan)
+        most = {policy: capacity(contest, whole, policy) for policy in policies}
+        rates = {policy: [round(most[policy] * load, 1) for load in LOADS] for policy in policies}
+        contest.climb(rates)
+        found = rows_of(contest, whole, rates)
+    assert contest.costs is not None
+    print(table(found))
+    within = {
+        what: sum(abs(row["apart"].get(what, 1)) <= AIM for row in found)
+        for what in ("p50_ms", "p99_ms", "goodput")
+    }
+    print(f"\nwithin {AIM:.0%}, of {len(found)}: " + ", ".join(f"{what} {n}" for what, n in within.items()))
+    if args.json:
+        whole_result = {
+            "made": made,
+            "capacity": most,
+            "costs": contest.costs.model_dump(mode="json"),
+            "within": within,
+            "left_out": contest.refused_runs,
+            "rows": found,
+        }
+        args.json.write_text(json.dumps(whole_result, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
