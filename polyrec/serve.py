@@ -26,6 +26,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-request-rows", type=int, help="of one request; 413 beyond")
     parser.add_argument("--max-batch-rows", type=int, help="waiting requests are merged up to this")
     parser.add_argument("--max-queued-rows", type=int, help="rows that may wait; 429 beyond")
+    parser.add_argument(
+        "--tier-directory", help="with --plan: folder for files of rows on disk (a real disk)"
+    )
+    parser.add_argument(
+        "--drift-s", type=float, help="with --plan: rows follow popularity every so many seconds"
+    )
     parser.add_argument("--drain-grace-s", type=float, help="serve on after SIGTERM, while not ready")
     parser.add_argument("--drain-timeout-s", type=float, help="then, for requests in flight")
     parser.add_argument("--json", action="store_true", help="say that it is ready as one line of JSON")

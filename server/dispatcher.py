@@ -19,12 +19,15 @@ from typing import Protocol
 import numpy as np
 
 from models.batch import F32, Batch
+from models.embeddings.tiers.stack import TierStack
 from models.encoder import Encoder
 from models.errors import FeatureError
 from planner.routing.query import Dispatch, Part, Query, Reason, Refusal
 from planner.routing.router import Router
+from server.ahead import Ahead
 from server.errors import DeadlinePassed, Defect, Invalid, NotReady, Overloaded
 from server.lanes.lane import Executed, Lane, LaneDied
+from server.lanes.reading import Reading
 from server.rows import Rows, encode
 from server.tracing.trace import Trace
 from server.tracing.trace import executed as tell
@@ -64,7 +67,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Batched:
-    """One executed batch: its rows, how many queries shared it, and the time of each stage."""
+    """One executed batch: its rows, how many queries shared it, and the time of each stage.
+
+    encoder: what it was encoded with, where that is not always the path's own.
+    """
 
     lane: int
     path: int
@@ -74,6 +80,7 @@ class Batched:
     embed_s: float
     dense_s: float
     took_s: float
+    encoder: Encoder | None = None
 
 
 class Observer(Protocol):
@@ -88,21 +95,29 @@ class Observer(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """What a query carries: its rows, who waits for them, the parts that are there already, its trace."""
+    """What a query carries: its rows, who waits for them, the parts that are there already, its trace.
+
+    lost: whether rows of a batch with it in it were lost: a remote store did not give them.
+    """
 
     rows: Rows
     answer: asyncio.Future[Answer]
     probabilities: F32 | None = None
+    lost: bool = False
     trace: Trace | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Running:
-    """A dispatch on its way through a lane: groups of parts still to be executed, one after another."""
+    """A dispatch on its way through a lane: groups of parts still to be executed, one after another.
+
+    reading: of the batch in the lane, where the path's rows are in tiers.
+    """
 
     dispatch: Dispatch
     groups: list[list[Part]]
     batch: Batch | None = None
+    reading: Reading | None = None
     encoding_s: float = 0.0
     encode_s: float = 0.0
     broken: int = 0
@@ -114,7 +129,8 @@ class Running:
 class Dispatcher:
     """Executes queries on the lanes of one plan. Used from one event loop only.
 
-    encoders: one for each path. paths: their names, as the lanes know them.
+    encoders: one for each path. paths: their names, as the lanes know them. stacks: the tiers of each path,
+    None (or nothing) where all its rows are in memory. ahead: reads ahead for queries that wait.
     """
 
     def __init__(
@@ -124,12 +140,17 @@ class Dispatcher:
         paths: Sequence[str],
         encoders: Sequence[Encoder],
         observer: Observer,
+        stacks: Sequence[TierStack | None] = (),
+        ahead: Ahead | None = None,
     ) -> None:
         self.router = router
         self._lanes = tuple(lanes)
         self._paths = tuple(paths)
         self._encoders = tuple(encoders)
         self._observer = observer
+        self._stacks = tuple(stacks) or (None,) * len(self._paths)
+        self._ahead = ahead
+        self._latest: int | None = None
         self._running: list[Running | None] = [None] * len(self._lanes)
         self._defects = [0] * len(self._lanes)
         self._turning = False
@@ -171,6 +192,8 @@ class Dispatcher:
             if refused.why is Refusal.EXPIRED:
                 raise DeadlinePassed(budget_s)
             raise Overloaded(refused.queued_rows, max(1, math.ceil(refused.retry_after_s)))
+        if self._ahead is not None and None not in self._running:
+            self._ahead.wanted(self._latest, rows)
         self._open.add(waiting.answer)
         waiting.answer.add_done_callback(self._open.discard)
         self._wake(loop)
@@ -224,6 +247,7 @@ class Dispatcher:
                 dispatch = self.router.next(i, now_s)
                 if dispatch is not None:
                     running = self._running[i] = Running(dispatch, [dispatch.parts])
+                    self._latest = dispatch.path
                     self._execute(i, running)
                     now_s = clock()
         self._arm(loop)
@@ -273,13 +297,20 @@ class Dispatcher:
         while running.groups:
             parts = [p for p in running.groups.pop() if not p.query.payload.answer.done()]
             start = clock()
+            stack = self._stacks[running.dispatch.path]
+            reading = None if stack is None else Reading.begin(stack)
+            encoder = self._encoders[running.dispatch.path] if reading is None else reading.encoder
             try:
-                parts, batch = self._encoded(parts, self._encoders[running.dispatch.path])
+                parts, batch = self._encoded(parts, encoder)
             except Exception as e:
+                _end(reading)
                 self._broken(lane, running, parts, e)
                 continue
             if batch is None:
+                _end(reading)
                 continue
+            if reading is not None:
+                running.reading, batch = reading, reading.of(batch)
             running.batch, running.encoding_s, running.encode_s = batch, start, clock() - start
 
             def settle(result: Executed | Exception, parts: list[Part] = parts) -> None:
@@ -316,6 +347,8 @@ class Dispatcher:
     def _settled(self, lane: int, running: Running, parts: list[Part], result: Executed | Exception) -> None:
         """Back on the loop: scatters what was executed over the queries, and goes on."""
         running.in_lane = False
+        reading, running.reading = running.reading, None
+        _end(reading)
         if self._closed:
             return
         if isinstance(result, LaneDied):
@@ -325,7 +358,7 @@ class Dispatcher:
             self._broken(lane, running, parts, result)
         else:
             running.executed += 1
-            self._scatter(lane, running, parts, result)
+            self._scatter(lane, running, parts, result, reading)
         if not running.looping:
             self._execute(lane, running)
 
@@ -357,7 +390,9 @@ class Dispatcher:
             self.router.done(dispatch, now_s, dispatch.median_s if untypical else now_s - dispatch.started_s)
         self._wake(asyncio.get_running_loop())
 
-    def _scatter(self, lane: int, running: Running, parts: list[Part], executed: Executed) -> None:
+    def _scatter(
+        self, lane: int, running: Running, parts: list[Part], executed: Executed, reading: Reading | None
+    ) -> None:
         dispatch, batch = running.dispatch, running.batch
         assert batch is not None
         probabilities = executed.probabilities
@@ -366,6 +401,7 @@ class Dispatcher:
         took_s = now_s - dispatch.started_s
         reason = dispatch.reason.value if dispatch.reason in REDUCED else None
         finite = math.isfinite(float(probabilities.sum()))
+        lost = reading is not None and reading.lost > 0
         traces = [w.trace for p in parts if (w := p.query.payload).trace is not None and not w.answer.done()]
         if traces:
             tell(
@@ -387,6 +423,7 @@ class Dispatcher:
             waiting: Waiting = query.payload
             if waiting.answer.done():
                 continue
+            waiting.lost |= lost
             if not finite and not math.isfinite(float(own.sum())):
                 _fail(
                     query, Invalid("the features give no finite probability; a dense value is far too large")
@@ -401,7 +438,8 @@ class Dispatcher:
                 own = whole
             query.settled = True
             queue_s = max(0.0, dispatch.started_s - query.arrival_s)
-            waiting.answer.set_result(Answer(own, dispatch.path, reason, queue_s, took_s, rows))
+            why = Reason.FAILURE.value if waiting.lost else reason
+            waiting.answer.set_result(Answer(own, dispatch.path, why, queue_s, took_s, rows))
         self._observer.batch_executed(
             Batched(
                 lane,
@@ -412,6 +450,7 @@ class Dispatcher:
                 executed.embed_s,
                 executed.dense_s,
                 took_s,
+                None if reading is None else reading.encoder,
             )
         )
 
@@ -466,6 +505,11 @@ def _joined(whole: F32, part: Part, own: F32) -> F32 | None:
     """A split query's probabilities, once all its rows are there."""
     whole[part.first : part.first + part.rows] = own
     return None if np.isnan(whole).any() else whole
+
+
+def _end(reading: Reading | None) -> None:
+    if reading is not None:
+        reading.end()
 
 
 def _fail(query: Query, error: Exception) -> None:

@@ -14,7 +14,9 @@ from enum import Enum
 from pathlib import Path
 
 from models.bundle import Bundle, code_version
+from models.embeddings.tiers.stack import TierStack
 from planner.plan import Plan, Routing
+from server.background import in_thread
 from server.dispatcher import clock
 from server.errors import NotReady
 from server.metrics import Metrics
@@ -62,6 +64,7 @@ class Engine:
         self.metrics.build(code_version(), manifest.name, manifest.version, serving.plan.paths[0].runtime)
         self.default_budget_s = serving.plan.default_budget_ms / 1e3
         self.metrics.watch(serving.dispatcher, self.default_budget_s)
+        self.metrics.tiers([stack.figures for stack in serving.placed.distinct])
         self.routing = serving.plan.routing
         if old is not None:
             self.previous = old.plan
@@ -80,6 +83,10 @@ class Engine:
     def plan(self) -> Plan:
         """The plan that is followed. Raises NotReady before there is one."""
         return self.serving.plan
+
+    def stacks(self) -> Mapping[str, TierStack]:
+        """The tiers of what answers now, by path. Raises NotReady before there is anything."""
+        return self.serving.placed.stacks
 
     def route(self, routing: Routing) -> None:
         """Another policy or other weights, from the next decision on, until the next plan."""
@@ -109,6 +116,10 @@ class Engine:
         async def end() -> None:
             try:
                 await old.dispatcher.drained()
+                if old.placed.stacks:
+                    # lanes end here, where their timers are; tiers may take a while to
+                    old.dispatcher.close()
+                    await in_thread(old.placed.close)
             finally:
                 old.close()
 

@@ -18,6 +18,7 @@ from weakref import WeakSet
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import generate_latest
 
+from models.embeddings.tiers.drift import Moves
 from models.embeddings.tiers.figures import Figures
 from models.encoder import Encoder
 from server.dispatcher import Batched, Dispatcher, clock
@@ -120,6 +121,27 @@ class Metrics:
             "Time spent on reading from a tier, where rows are in tiers.",
             "tier",
         )
+        self._table_lookups = registry.counter(
+            "polyrec_embedding_table_lookups",
+            "Rows of a table looked up in a tier that holds some of its rows, where rows are in tiers.",
+            *("table", "tier"),
+        )
+        self._table_hits = registry.counter(
+            "polyrec_embedding_table_hits", "Rows of a table that the tier had.", *("table", "tier")
+        )
+        self._fallbacks = registry.counter(
+            "polyrec_embedding_fallbacks",
+            "Rows answered by the out-of-vocabulary row because the remote store did not give them.",
+        )
+        self._prefetched = registry.counter(
+            "polyrec_embedding_prefetched_pages", "Pages of the disk tier read for queries that waited."
+        )
+        self._moved = registry.counter(
+            "polyrec_embedding_moved_rows", "Rows that changed places as their popularity did (drift)."
+        )
+        self._orders = registry.counter(
+            "polyrec_embedding_orders", "New orders of the rows that were installed (drift)."
+        )
         self._unknown = registry.counter(
             "polyrec_oov_lookups", "Look-ups of values that the vocabulary lacks.", "feature"
         )
@@ -196,11 +218,25 @@ class Metrics:
         return batches
 
     def tiers(self, sources: Iterable[Callable[[], Figures]]) -> None:
-        """Tiers of memory whose figures are asked for at every scrape, in place of those before."""
-        self._tiered = [
-            Tiered(source, self.lookups, self.hits, self._read_bytes, self._read_seconds)
-            for source in sources
-        ]
+        """Tiers of memory whose figures are asked for at every scrape, in place of those before.
+
+        Those are asked once more: what their last queries looked up after this is not counted.
+        """
+        self._ask_tiers()
+        by_tier = (self.lookups, self.hits, self._read_bytes, self._read_seconds)
+        by_table = (self._table_lookups, self._table_hits)
+        totals = (self._fallbacks.only, self._prefetched.only)
+        self._tiered = [Tiered(source, by_tier, by_table, totals) for source in sources]
+
+    def moved(self, moves: Moves) -> None:
+        """A new order of the rows was sought; told from a thread."""
+        if moves.rows:
+            self._orders.only.inc()
+            self._moved.only.inc(moves.rows)
+
+    def _ask_tiers(self) -> None:
+        for tiered in self._tiered:
+            tiered.refresh()
 
     def lane(self, lane: str) -> LaneMetrics:
         """The instruments of one lane."""
@@ -221,8 +257,7 @@ class Metrics:
     def refresh(self) -> None:
         """Brings up to date what is asked for rather than told."""
         self._flush()
-        for tiered in self._tiered:
-            tiered.refresh()
+        self._ask_tiers()
         self._routed.refresh()
 
     def _flush(self) -> None:
@@ -236,6 +271,7 @@ class Metrics:
         the last beyond all; tiers: [look-ups, hits].
         """
         self._flush()
+        self._ask_tiers()
         outcomes = dict.fromkeys(OUTCOMES, 0.0)
         for (_, outcome), requests in self.requests.children.items():
             outcomes[outcome] += requests.value
@@ -364,6 +400,8 @@ class BatchMetrics:
         self._pending.append(
             (batched.encode_s, batched.embed_s, batched.dense_s, batch.rows, batched.queries, found)
         )
+        if batched.encoder is not None:
+            self._unknown.follow(batched.encoder)
         self._unknown.add(batch)
         if len(self._pending) >= COUNTED_AT_ONCE:
             self.flush()
@@ -392,18 +430,34 @@ class BatchMetrics:
 class Tiered:
     """What one stack of tiers has done since it was last asked, added to the counters of all."""
 
-    def __init__(self, source: Callable[[], Figures], *counters: Family[Counter]) -> None:
+    def __init__(
+        self,
+        source: Callable[[], Figures],
+        by_tier: Sequence[Family[Counter]],
+        by_table: Sequence[Family[Counter]],
+        totals: Sequence[Counter],
+    ) -> None:
         self._source = source
-        self._counters = counters
-        self._told: dict[str, tuple[float, ...]] = {}
+        self._by_tier = by_tier
+        self._by_table = by_table
+        self._totals = totals
+        self._told: dict[tuple[str, ...], tuple[float, ...]] = {}
 
     def refresh(self) -> None:
-        for tier, level in self._source().levels.items():
-            now = (level.lookups, level.hits, level.bytes, level.seconds)
-            before = self._told.get(tier, (0,) * len(now))
-            for family, new, old in zip(self._counters, now, before, strict=True):
-                family.labels(tier).inc(new - old)
-            self._told[tier] = now
+        figures = self._source()
+        for tier, level in figures.levels.items():
+            counters = [family.labels(tier) for family in self._by_tier]
+            self._tell((tier,), (level.lookups, level.hits, level.bytes, level.seconds), counters)
+        for table, tiers in figures.tables.items():
+            for tier, counts in tiers.items():
+                self._tell((table, tier), counts, [family.labels(table, tier) for family in self._by_table])
+        self._tell((), (figures.fallbacks, figures.prefetched_pages), self._totals)
+
+    def _tell(self, key: tuple[str, ...], now: tuple[float, ...], counters: Sequence[Counter]) -> None:
+        before = self._told.get(key, (0,) * len(now))
+        for counter, new, old in zip(counters, now, before, strict=True):
+            counter.inc(new - old)
+        self._told[key] = now
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from server.lanes.lane import Lane, OnDeath
 from server.lanes.opening import Opening, open_lanes, opened
 from server.metrics import EndpointMetrics, Metrics, Recorder
 from server.oip_codec import OipCodec
+from server.placed import Placed, open_placed
 from server.statistics import Statistics
 
 log = logging.getLogger("polyrec.serving")
@@ -66,6 +67,7 @@ class Serving:
     decoder: Decoder
     codec: OipCodec
     statistics: Statistics
+    placed: Placed
 
     @property
     def bundle(self) -> Bundle:
@@ -76,8 +78,9 @@ class Serving:
         return self.bundle.manifest.version
 
     def close(self) -> None:
-        """Ends every lane; queries still waiting are cancelled."""
+        """Ends every lane, then the tiers; queries still waiting are cancelled. Tiers may take seconds."""
         self.dispatcher.close()
+        self.placed.close()
 
 
 def open_serving(plan: Plan, metrics: Metrics, loaded: Mapping[Path, Bundle]) -> Serving:
@@ -93,12 +96,31 @@ def open_serving(plan: Plan, metrics: Metrics, loaded: Mapping[Path, Bundle]) ->
         if planned.bundle not in bundles:
             bundles[planned.bundle] = load_bundle(planned.bundle)
     encoders = _encoders([(p, bundles[p.bundle]) for p in plan.paths])
+    named = {p.name: encoder for p, encoder in zip(plan.paths, encoders, strict=True)}
+    placed = open_placed(plan, bundles, named, metrics.moved)
+    try:
+        serving = _open(plan, metrics, bundles, encoders, placed)
+    except BaseException:
+        placed.close()
+        raise
+    placed.begin()
+    return serving
+
+
+def _open(
+    plan: Plan,
+    metrics: Metrics,
+    bundles: Mapping[Path, Bundle],
+    encoders: Sequence[Encoder],
+    placed: Placed,
+) -> Serving:
     lanes_of = plan.all_lanes()
+    stacks = placed.stacks
     runtimes: dict[str, Runtime] = {}
     for planned in plan.paths:
         inside = any(lane.device == planned.device and lane.kind != "process" for lane in lanes_of)
         if inside or planned.latency is None:
-            runtimes[planned.name] = opened(planned, bundles[planned.bundle])
+            runtimes[planned.name] = opened(planned, bundles[planned.bundle], stacks.get(planned.name))
     paths = tuple(
         OpenPath(
             planned,
@@ -121,7 +143,7 @@ def open_serving(plan: Plan, metrics: Metrics, loaded: Mapping[Path, Bundle]) ->
     statistics = Statistics()
     observer = Recorder(
         [metrics.lane(lane.name) for lane in lanes_of],
-        [metrics.path(p.name, p.encoder, "host" if p.planned.device == "cpu" else "device") for p in paths],
+        [metrics.path(p.name, p.encoder, _tier(p, placed)) for p in paths],
         statistics,
         metrics.ticked,
     )
@@ -137,10 +159,20 @@ def open_serving(plan: Plan, metrics: Metrics, loaded: Mapping[Path, Bundle]) ->
         if lane.kind != "process":
             # a runtime belongs to one lane: the first takes those that are open
             own = {p.name: runtimes.pop(p.name) for p, _ in here if p.name in runtimes}
-        openings.append(Opening(lane, here, told(i), own))
+        openings.append(Opening(lane, here, told(i), own, stacks))
         log.info("lane %s: %s on %s", lane.name, lane.kind, lane.device)
     lanes = open_lanes(openings)
-    dispatchers.append(Dispatcher(router, lanes, [p.name for p in paths], encoders, observer))
+    dispatchers.append(
+        Dispatcher(
+            router,
+            lanes,
+            [p.name for p in paths],
+            encoders,
+            observer,
+            [stacks.get(p.name) for p in paths],
+            placed.ahead,
+        )
+    )
     schema = paths[0].bundle.manifest.schema_
     return Serving(
         plan,
@@ -150,7 +182,15 @@ def open_serving(plan: Plan, metrics: Metrics, loaded: Mapping[Path, Bundle]) ->
         Decoder(schema, plan.limits),
         OipCodec(schema, plan.limits),
         statistics,
+        placed,
     )
+
+
+def _tier(path: OpenPath, placed: Placed) -> str | None:
+    """The memory that has all rows of a path; None where they are in tiers."""
+    if path.name in placed.stacks:
+        return None
+    return "host" if path.planned.device == "cpu" else "device"
 
 
 def accuracy(bundle: Bundle) -> float:

@@ -37,6 +37,8 @@ class Settings(Strict):
     admin_token: what POST /v1/admin/... must bring as `Authorization: Bearer`; without, there is no admin.
     drain_grace_s: after SIGTERM, how long to keep serving while readiness already says 503.
     drain_timeout_s: then, how long requests in flight may take.
+    tier_directory, drift_s: only with a plan that has a placement: where files of disk tiers are written, and
+        how often rows follow their popularity (seconds), in place of the placement's own.
     The rest, if given, replaces the plan's value of the same name.
     """
 
@@ -53,6 +55,8 @@ class Settings(Strict):
     admin_token: Annotated[str, Field(min_length=16)] | None = None
     drain_grace_s: Seconds = 1.0
     drain_timeout_s: Seconds = 10.0
+    tier_directory: Path | None = None
+    drift_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     default_budget_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     max_body_bytes: Annotated[int, Field(ge=1)] | None = None
     max_request_rows: Rows | None = None
@@ -76,6 +80,13 @@ class Settings(Strict):
         bent["limits"] = limits
         bent["default_budget_ms"] = self.default_budget_ms or plan.default_budget_ms
         bent["routing"]["policy"] = self.policy or plan.routing.policy
+        tiers = {"directory": self.tier_directory, "drift_s": self.drift_s}
+        if given := {k: v for k, v in tiers.items() if v is not None}:
+            if plan.placement is None:
+                raise SettingsError(
+                    "tier_directory and drift_s are for a plan with a placement; there is none"
+                )
+            bent["placement"] |= given
         try:
             return Plan.model_validate(bent)
         except ValidationError as e:

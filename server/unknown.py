@@ -18,9 +18,19 @@ class Unknown:
     """The counts of one encoder's features. `add` keeps a batch's ranks, `flush` counts."""
 
     def __init__(self, encoder: Encoder, counters: Family[Counter]) -> None:
-        schema = encoder.schema
-        self._context = Role(encoder, schema.context, counters)
-        self._candidate = Role(encoder, schema.candidate, counters)
+        self._counters = counters
+        self._bind(encoder)
+
+    def _bind(self, encoder: Encoder) -> None:
+        self._encoder = encoder
+        self._context = Role(encoder, encoder.schema.context, self._counters)
+        self._candidate = Role(encoder, encoder.schema.candidate, self._counters)
+
+    def follow(self, encoder: Encoder) -> None:
+        """The next batches are in this encoder's order."""
+        if encoder is not self._encoder:
+            self.flush()
+            self._bind(encoder)
 
     def add(self, batch: Batch) -> None:
         self._context.add(batch.context)

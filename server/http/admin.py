@@ -4,6 +4,7 @@
     rollback  {}                             the plan before the last reload
     drain     {}                             not ready any more, as after SIGTERM, but serves on until ended
     routing   {"policy": ..., "weights": {path: factor}, "default_budget_ms": ...}, each optional
+    embeddings  new values of rows: server/http/admin_embeddings.py
 
 Without a token in the settings everything here is 403. A plan that cannot be opened is refused with 422
 and what it says; what was served still is.

@@ -4,9 +4,10 @@
     {"path": PATH, "tables": {TABLE: {"ids": [...], "rows": [[...], ...]}}}
     {"path": PATH, "tables": {TABLE: {"values": ["u1", null, ...], "rows": [[...], ...]}}}
 
-`path` may be left out where only one path has its rows in tiers. Rows are named by stable id, or by the
-values that clients send (null is the missing row). All of one call is seen at once: no batch is computed from
-half of it. The answer says how many rows; they are written into the tiers behind it.
+`path` may be left out where only one bundle has its rows in tiers; paths that share tiers share updates. Rows
+are named by stable id, or by the values that clients send (null is the missing row). All of one call is seen
+at once: no batch is computed from half of it. The answer says how many rows; they are written into the tiers
+behind it.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class Embeddings:
         if not stacks:
             raise Invalid("no path has its rows in tiers: the plan has no placement for any")
         if path is None:
-            if len(stacks) > 1:
+            if len({id(stack) for stack in stacks.values()}) > 1:
                 raise Invalid(f"name the path whose rows change; with tiers are: {known}")
             return next(iter(stacks.items()))
         if path not in stacks:

@@ -20,6 +20,7 @@ from models.bundle import code_version
 from server.engine import Engine
 from server.errors import Defect, MethodNotAllowed, NotFound, refusal
 from server.http.admin import Admin, admin_routes
+from server.http.admin_embeddings import Embeddings, embeddings_route
 from server.http.health import health_routes
 from server.http.inference import Inference
 from server.http.oip import MODEL, InferForm, oip_routes
@@ -46,6 +47,7 @@ class Application(FastAPI):
 
 def create_app(engine: Engine, admin: Admin | None = None) -> Application:
     """The application of one engine, which may still be loading; without `admin` nobody administers it."""
+    admin = admin or Admin(engine)
     predict = Inference(engine, PredictForm())
     rank = Inference(engine, RankForm())
     infer = Inference(engine, InferForm())
@@ -56,7 +58,8 @@ def create_app(engine: Engine, admin: Admin | None = None) -> Application:
             Route("/v1/predict", predict, methods=["POST"]),
             Route("/v1/rank", rank, methods=["POST"]),
             *plan_routes(engine),
-            *admin_routes(admin or Admin(engine)),
+            *admin_routes(admin),
+            embeddings_route(admin, Embeddings(engine.stacks)),
             *health_routes(engine),
             *status_routes(engine),
             *oip_routes(engine, infer),

@@ -8,18 +8,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from models.bundle import Bundle
+from models.embeddings.tiers.stack import TierStack
 from models.runtimes import open_runtime
 from models.runtimes.runtime import Runtime
 from planner.plan import PlanError, PlannedLane, PlannedPath
 from server.lanes.inline import InlineLane
 from server.lanes.lane import Lane, OnDeath
 from server.lanes.process import ProcessLane
+from server.lanes.reading import TieredRuntime
 from server.lanes.task import OpenPath, Task
 from server.lanes.threaded import ThreadedLane
 from server.lanes.warm import warm_up
 
 Paths = Sequence[tuple[PlannedPath, Bundle]]
+Stacks = Mapping[str, TierStack]
+"""The tiers that hold a path's rows, by its name; a path that is not there has them all on its device."""
 NOTHING: Mapping[str, Runtime] = {}
+NO_STACKS: Stacks = {}
 
 
 def open_lane(
@@ -27,18 +32,23 @@ def open_lane(
     paths: Paths,
     on_death: OnDeath,
     runtimes: Mapping[str, Runtime] = NOTHING,
+    stacks: Stacks = NO_STACKS,
 ) -> Lane:
     """A lane ready for batches of `paths`, those of its device; blocks until it is warm.
 
     runtimes: by path, ready ones that the lane may have for itself (a runtime belongs to one lane); what
-        is not among them is opened here. A process lane opens its own.
+        is not among them is opened here, over its tiers in `stacks`. A process lane opens its own, and
+        has all rows in memory.
     on_death: see server.lanes.lane.OnDeath; only a process can die.
     Raises RuntimeUnavailable, BundleError, or PlanError for cores that this machine does not have.
     """
     _check_cores(planned)
     if planned.kind == "process":
         return ProcessLane(planned.name, task_of(planned, paths), on_death)
-    own = {path.name: runtimes.get(path.name) or opened(path, bundle) for path, bundle in paths}
+    own = {
+        path.name: runtimes.get(path.name) or opened(path, bundle, stacks.get(path.name))
+        for path, bundle in paths
+    }
     if planned.kind == "inline":
         return InlineLane(planned.name, own)
     return ThreadedLane(planned.name, own, planned.cores)
@@ -52,11 +62,12 @@ class Opening:
     paths: Paths
     on_death: OnDeath
     runtimes: Mapping[str, Runtime] = field(default_factory=dict)
+    stacks: Stacks = field(default_factory=dict)
 
     def open(self) -> Lane | Exception:
         """The lane, or why there is none."""
         try:
-            return open_lane(self.planned, self.paths, self.on_death, self.runtimes)
+            return open_lane(self.planned, self.paths, self.on_death, self.runtimes, self.stacks)
         except Exception as e:
             return e
 
@@ -127,8 +138,10 @@ def _check_cores(planned: PlannedLane) -> None:
             os.sched_setaffinity(0, before)
 
 
-def opened(path: PlannedPath, bundle: Bundle) -> Runtime:
-    """The runtime of a path, warm. Raises RuntimeUnavailable."""
-    runtime = open_runtime(path.runtime, bundle, path.device, path.precision)
+def opened(path: PlannedPath, bundle: Bundle, stack: TierStack | None = None) -> Runtime:
+    """The runtime of a path, warm; over its tiers where it has some. Raises RuntimeUnavailable."""
+    runtime = open_runtime(path.runtime, bundle, path.device, path.precision, stack)
+    if stack is not None:
+        runtime = TieredRuntime(runtime)
     warm_up(runtime, bundle.manifest.schema_)
     return runtime

@@ -43,13 +43,21 @@ class TieredRows:
 
         Whoever reads so follows new orders; whoever does not is bound to the order that it was opened with.
         """
-        view = self._view = self.stack.views.enter()
-        self._order = view.order
+        view = self.stack.views.enter()
         try:
-            yield view
+            with self.within(view):
+                yield view
+        finally:
+            self.stack.views.leave(view)
+
+    @contextmanager
+    def within(self, view: View) -> Iterator[None]:
+        """Gathers in a view that somebody else has entered, encoded with, and will leave."""
+        self._view, self._order = view, view.order
+        try:
+            yield
         finally:
             self._view = None
-            self.stack.views.leave(view)
 
     def gather(self, index: Tensor) -> Tensor:
         """index: int64 [n] on the host -> float32 [n, width] on `device`, valid until the next call.

@@ -35,6 +35,7 @@ from models.encoder import Encoder
 log = logging.getLogger("polyrec.tiers")
 
 RETRY_S = 0.2
+CLOSE_S = 10.0
 
 clock = time.perf_counter
 
@@ -100,6 +101,8 @@ class TierStack:
         self._work = threading.Event()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
+        self._gathering = 0
+        self._rest = threading.Condition(self._count)
 
     @property
     def device(self) -> torch.device:
@@ -115,9 +118,22 @@ class TierStack:
 
         Gives how many rows neither the remote store nor a layer gave: those are out-of-vocabulary rows.
         counted: False for reads that are nobody's request.
-        Raises OSError if a page of the file cannot be read.
+        Raises OSError if a page of the file cannot be read, or the tiers are closed.
         """
         counters = self._counters if counted else self._aside
+        with self._count:
+            if self._closed.is_set():
+                raise OSError("these tiers are closed")
+            self._gathering += 1
+        try:
+            return self._gathered(counters, view, rows, out, counted)
+        finally:
+            with self._count:
+                self._gathering -= 1
+                if not self._gathering:
+                    self._rest.notify_all()
+
+    def _gathered(self, counters: Counters, view: View, rows: I64, out: Tensor, counted: bool) -> int:
         where = Places.of(self.tiers.layout, rows)
         if self.tiers.device is None:
             lost = self._below(counters, view, where, out)
@@ -316,11 +332,17 @@ class TierStack:
                 self._closed.wait(RETRY_S)
 
     def close(self) -> None:
-        """Ends the tiers; nothing is gathered afterwards."""
-        self._closed.set()
+        """Ends the tiers, once no batch is being gathered; what is asked for afterwards gets OSError."""
+        with self._count:
+            self._closed.set()
+            resting = self._rest.wait_for(lambda: not self._gathering, CLOSE_S)
         self._work.set()
         if self._thread is not None:
             self._thread.join()
+        if not resting:
+            # its memory and files must outlive whoever is stuck in them
+            log.warning("a batch is still being gathered after %g s: its tiers stay open", CLOSE_S)
+            return
         if self.tiers.disk is not None:
             self.tiers.disk.close()
         if self.tiers.remote is not None:

@@ -20,6 +20,7 @@ from models.embeddings.tiers.opening import open_stack, rows_of_weight
 from models.embeddings.tiers.placement import Placement
 from models.embeddings.tiers.rows import TieredRows
 from models.embeddings.tiers.stack import TierStack
+from models.encoder import Encoder
 from models.errors import RuntimeUnavailable
 
 if TYPE_CHECKING:
@@ -28,11 +29,15 @@ if TYPE_CHECKING:
 
 
 def open_tiers(
-    bundle: Bundle | Weights, placement: Placement, device: torch.device | str = "cpu"
+    bundle: Bundle | Weights,
+    placement: Placement,
+    device: torch.device | str = "cpu",
+    encoder: Encoder | None = None,
 ) -> TierStack:
     """Puts the stored rows of a bundle into the tiers of a placement. Close it when no lane uses it.
 
-    device: of the device tier. Raises RuntimeUnavailable: no rows are stored, or what `open_stack` raises.
+    device: of the device tier. encoder: one of the same order, in place of the bundle's own. Raises
+    RuntimeUnavailable: no rows are stored, or what `open_stack` raises.
     """
     from models.bundle import Bundle
 
@@ -44,7 +49,8 @@ def open_tiers(
     sizes = dict(zip(names, stored, strict=True))
     if not sum(sizes.values()):
         raise RuntimeUnavailable("placement: the representation stores no rows, there is nothing to place")
-    encoder = bundle.encoder if isinstance(bundle, Bundle) else None
+    if encoder is None and isinstance(bundle, Bundle):
+        encoder = bundle.encoder
     return open_stack(form, sizes, rows_of_weight(weight, form), placement, encoder, device)
 
 
