@@ -3,7 +3,7 @@
     python benchmarks/locust_agrees.py --bundle runs/representations/hybrid --data clicks.parquet
 
 The lane has one core; Locust and the server's front, which have little to do, share the other. After a spike
-of load, Locust's own table (its CSV) is compared with polyrec_request_seconds: counts must be equal, p50 and
+of load, Locust's own table is compared with polyrec_request_seconds: counts must be equal, p50 and
 p99 within 5%. What a client sees on top (its own event loop, the network) is about a millisecond, and Locust
 rounds to two digits, so the queries are made large enough for that to be small. The bundle runs in a lane of
 its own process: an inline lane keeps the event loop from reading requests while it executes, and what waits
@@ -13,7 +13,6 @@ unread in a socket is in the client's time but not in the server's. Exit status 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import os
 import subprocess
@@ -23,6 +22,8 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from locust.stats import calculate_response_time_percentile
 
 from loadtest.machine import machine
 from loadtest.pages import request_buckets
@@ -57,13 +58,17 @@ def locust(url: str, args: argparse.Namespace, folder: Path) -> dict[str, float]
         *("taskset", "-c", str(CORES[-1]), sys.executable, "-m", "locust", "-f", "loadtest/locustfile.py"),
         *("--headless", "--shape", "spike", "-u", str(args.users), "-t", f"{args.seconds:g}s"),
         *("--stop-timeout", "10", "--only-summary", "--loglevel", "WARNING", "--host", url),
-        *("--csv", str(folder / "run"), "--exit-code-on-error", "0", "--rate", str(args.rate), "Infer"),
+        *("--json-file", str(folder / "run"), "--exit-code-on-error", "0"),
+        *("--rate", str(args.rate), "Infer"),
     ]
     subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
-    with (folder / "run_stats.csv").open() as f:
-        total = next(row for row in csv.DictReader(f) if row["Name"] == "Aggregated")
-    found = {"count": float(total["Request Count"]), "failures": float(total["Failure Count"])}
-    return found | {"p50_ms": float(total["50%"]), "p99_ms": float(total["99%"])}
+    # not the CSV: Locust writes that every second, and what comes last may be missing
+    (entry,) = json.loads((folder / "run.json").read_text())
+    times = {int(ms): n for ms, n in entry["response_times"].items()}
+    count = entry["num_requests"]
+    percentiles = (calculate_response_time_percentile(times, count, share) for share in (0.5, 0.99))
+    p50_ms, p99_ms = (float(p) for p in percentiles)
+    return {"count": count, "failures": entry["num_failures"], "p50_ms": p50_ms, "p99_ms": p99_ms}
 
 
 def main() -> int:

@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from loadtest.figures import Figures, Timeline, figures, timeline
 from loadtest.histogram import histogram
-from loadtest.outcome import Fate, Outcome
+from loadtest.outcome import F64, Fate, Outcome
 from loadtest.report.chart import Chart, Limit, Series
 from loadtest.report.page import COLOURS, Page, Table, Tile, html
 from loadtest.report.png import save_png
@@ -80,81 +81,72 @@ def run_charts(
     outcome: Outcome, line: Timeline, marks: tuple[tuple[float, str], ...] = ()
 ) -> tuple[Chart, ...]:
     """The charts of a run; those that would say nothing are left out."""
-    x = line.at_s
     budget = _budget_ms(outcome)
     limit = None if budget is None else Limit(budget, f"budget {budget:g} ms")
-    time = "seconds"
+
+    def series(name: str, y: F64, colour: int = 0) -> Series:
+        return Series(name, line.at_s, y, colour)
+
+    over_time = partial(Chart, x_name="seconds", marks=marks)
     charts = [
-        Chart(
-            "Latency",
-            "Percentiles of the answers due in each slice. Below the dashed line the promise is kept.",
-            time,
-            "ms (log scale)",
-            tuple(
-                Series(f"p{q:g}", x, line.latency_ms[i], i)
+        over_time(
+            title="Latency",
+            says="Percentiles of the answers due in each slice. Below the dashed line the promise is kept.",
+            y_name="ms (log scale)",
+            series=tuple(
+                series(f"p{q:g}", line.latency_ms[i], i)
                 for i, q in reversed(list(enumerate(line.percentiles)))
             ),
             log=True,
             limit=limit,
-            marks=marks,
         ),
-        Chart(
-            "What requests came to",
-            "Requests a second by how they ended, stacked: the height is the load.",
-            time,
-            "requests/s",
-            tuple(
-                Series(FATES[fate][0], x, line.fates[fate], FATES[fate][1])
-                for fate in Fate
+        over_time(
+            title="What requests came to",
+            says="Requests a second by how they ended, stacked: the height is the load.",
+            y_name="requests/s",
+            series=tuple(
+                series(name, line.fates[fate], colour)
+                for fate, (name, colour) in FATES.items()
                 if line.fates[fate].any()
             ),
             kind="layers",
-            marks=marks,
         ),
-        Chart(
-            "Goodput",
-            "Rows answered within their budget, a second.",
-            time,
-            "rows/s",
-            (Series("goodput", x, line.goodput, 0),),
-            marks=marks,
+        over_time(
+            title="Goodput",
+            says="Rows answered within their budget, a second.",
+            y_name="rows/s",
+            series=(series("goodput", line.goodput),),
         ),
     ]
     if line.paths:
         charts.append(
-            Chart(
-                "Which path answered",
-                "Share of the rows answered, by path. Under load cheaper paths take over.",
-                time,
-                "share of rows",
-                tuple(Series(name, x, line.mix[i], i % COLOURS) for i, name in enumerate(line.paths)),
+            over_time(
+                title="Which path answered",
+                says="Share of the rows answered, by path. Under load cheaper paths take over.",
+                y_name="share of rows",
+                series=tuple(series(name, line.mix[i], i % COLOURS) for i, name in enumerate(line.paths)),
                 kind="layers",
                 y_high=1.0,
                 percent=True,
-                marks=marks,
             )
         )
     if np.isfinite(line.accuracy).any():
         charts.append(
-            Chart(
-                "Accuracy",
-                "Mean accuracy of the rows answered in budget: what quality the load left. Note the scale.",
-                time,
-                "share of rows right",
-                (Series("accuracy", x, line.accuracy, 0),),
+            over_time(
+                title="Accuracy",
+                says="Mean accuracy of the rows answered in budget: the quality left. Note the scale.",
+                y_name="share of rows right",
+                series=(series("accuracy", line.accuracy),),
                 y_low=None,
                 percent=True,
-                marks=marks,
             )
         )
     charts.append(
-        Chart(
-            "Requests in flight",
-            "Sent and not yet answered, at the end of each slice: the queue as a client sees it.",
-            time,
-            "requests",
-            (Series("in flight", x, line.in_flight, 0),),
-            marks=marks,
+        over_time(
+            title="Requests in flight",
+            says="Sent and not yet answered, at the end of each slice: the queue as a client sees it.",
+            y_name="requests",
+            series=(series("in flight", line.in_flight),),
         )
     )
     return tuple(charts)
