@@ -94,6 +94,8 @@ class Simulator:
         self._turning = False
         self._wake_s = INF
         self._rng = rng
+        rate = self._costs.held_rate
+        self._held_s = float(rng.exponential(1 / rate)) if rate else INF
         self._normals: list[float] = []
         self._faults = tuple(faults)
         self._changes = _changes(faults)
@@ -109,7 +111,6 @@ class Simulator:
         ends, changes, ready = self._ends, self._changes, self._ready
         costs = self._costs
         read_s = costs.query_s * READ
-        held_s = self._until_held_s()
         while True:
             next_arrival = arrival[at] if at < n else INF
             if not ready:
@@ -121,7 +122,7 @@ class Simulator:
                 if due_s > self._now_s:
                     self._slept = True
                     slept_s = due_s - self._now_s
-                    held_s += slept_s
+                    self._held_s += slept_s  # an idle core is nobody's loss
                     self._now_s = due_s + self._cooled_s(slept_s)
                     if due_s == heard_s:
                         self._now_s += costs.wake_s
@@ -154,10 +155,7 @@ class Simulator:
                 progress(at)
             for _ in range(len(ready)):
                 ready.popleft()()
-            while self._now_s >= held_s:
-                # at work all the time since: an idle core is nobody's loss
-                self._now_s += float(self._rng.exponential(costs.held_s))
-                held_s = self._now_s + self._until_held_s()
+            self._hold()
         if progress is not None:
             progress(n)
         arrival_s, rows, deadline_s = self._arrays
@@ -182,10 +180,12 @@ class Simulator:
             before_s, lost_s = knot_s, more_s
         return lost_s
 
-    def _until_held_s(self) -> float:
-        """Seconds at work until others take the core."""
-        rate = self._costs.held_rate
-        return float(self._rng.exponential(1 / rate)) if rate else INF
+    def _hold(self) -> None:
+        """Others take the core from the loop where its work has come to that moment."""
+        costs = self._costs
+        while self._now_s >= self._held_s:
+            self._now_s += float(self._rng.exponential(costs.held_s))
+            self._held_s = self._now_s + float(self._rng.exponential(1 / costs.held_rate))
 
     def _look(self) -> None:
         self._looked_s = self._now_s
@@ -235,8 +235,10 @@ class Simulator:
                 self._now_s += self._costs.turn_s - self._costs.after_s
                 took_s = self._takes(dispatch, self._now_s)
                 if self._inline[lane]:
+                    began_s = self._now_s
                     self._now_s += took_s
-                    self._complete(dispatch, took_s)
+                    self._hold()
+                    self._complete(dispatch, self._now_s - began_s)
                 else:
                     running[lane] = dispatch
                     self._number += 1
