@@ -29,15 +29,20 @@ class Layer:
         self._maybe: NDArray[np.bool_] = np.zeros(self._mask + 1, bool)
         self._maybe[last & self._mask] = True
 
-    def over(self, rows: I64, out: Tensor) -> I64:
-        """Replaces those of out [n, units], the rows `rows` [n], that the layer has; gives their places."""
+    def find(self, rows: I64) -> tuple[I64, I64]:
+        """(which of `rows` [n] the layer has, the place of each in the layer)."""
         where = np.flatnonzero(self._maybe[rows & self._mask])
         if not where.size:
-            return where
+            return where, where
         wanted = rows[where]
         place = np.minimum(np.searchsorted(self.rows, wanted), self.rows.size - 1)
         found = self.rows[place] == wanted
-        where = np.compress(found, where)
+        return np.compress(found, where), np.compress(found, place)
+
+    def over(self, rows: I64, out: Tensor) -> I64:
+        """Replaces those of out [n, units], the rows `rows` [n], that the layer has; gives their places."""
+        where, place = self.find(rows)
         if where.size:
-            out.index_copy_(0, torch.from_numpy(where), self._units[torch.from_numpy(place[found])])
+            values = self._units[torch.from_numpy(place)].to(out.device)
+            out.index_copy_(0, torch.from_numpy(where).to(out.device), values)
         return where

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import weakref
 
 import numpy as np
 import torch
@@ -25,7 +26,8 @@ class Slab:
     """Host memory: `rows` rows one after another, then `pages` pages of `page_bytes`.
 
     Addresses (int64, in grains) are what `gather` takes; `of_rows` and `of_pages` give them.
-    huge_pages: asks the kernel for huge pages, where it has them.
+    huge_pages: asks the kernel for huge pages, where it has them. `view`, of the form's unit: the row at
+    every address, [addresses, units].
     """
 
     def __init__(
@@ -47,7 +49,8 @@ class Slab:
         flat = torch.from_numpy(self.bytes).view(form.unit)
         step = self.grain // form.unit.itemsize
         places = (flat.numel() - form.units) // step + 1
-        self._view = flat.as_strided((places, form.units), (step, 1))
+        self.view = flat.as_strided((places, form.units), (step, 1))
+        self.pinned = False
 
     def _ask_for_huge_pages(self) -> bool:
         try:
@@ -55,6 +58,16 @@ class Slab:
         except (AttributeError, OSError):
             return False
         return True
+
+    def pin(self) -> bool:
+        """Locks the slab and lets GPUs read it by its own addresses; False where CUDA refuses."""
+        if not self.pinned and torch.cuda.is_available():
+            cuda = torch.cuda.cudart()
+            if not int(cuda.cudaHostRegister(self.address, self.nbytes, 0)):
+                self.pinned = True
+                # before the memory goes: CUDA would keep it locked
+                weakref.finalize(self._memory, cuda.cudaHostUnregister, self.address)
+        return self.pinned
 
     @property
     def nbytes(self) -> int:
@@ -94,4 +107,4 @@ class Slab:
 
     def gather(self, addresses: I64, out: Tensor) -> Tensor:
         """addresses: int64 [n] -> out [n, units of a row], of the form's unit."""
-        return torch.index_select(self._view, 0, torch.from_numpy(addresses), out=out)
+        return torch.index_select(self.view, 0, torch.from_numpy(addresses), out=out)
