@@ -47,7 +47,7 @@ class Tally:
 
 
 class Troubled:
-    """A runtime around another: fails on batches that hold a given rank, or answers what it is told."""
+    """A runtime around another: fails on batches that hold an item of a given rank, or answers what it is told."""
 
     def __init__(
         self, runtime: Runtime, breaks_at_rank: int | None = None, answers: float | None = None
@@ -58,7 +58,7 @@ class Troubled:
         self.name, self.device = runtime.name, runtime.device
 
     def embed(self, batch: Batch) -> Any:
-        if self._breaks_at is not None and (batch.candidate.ranks == self._breaks_at).any():
+        if self._breaks_at is not None and (batch.candidate.ranks[:, 0] == self._breaks_at).any():
             raise RuntimeError("the device is on fire")
         return self._runtime.embed(batch)
 
