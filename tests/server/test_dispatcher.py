@@ -47,7 +47,7 @@ class Tally:
 
 
 class Troubled:
-    """A runtime around another: fails on batches that hold an item of a given rank, or answers what it is told."""
+    """A runtime around another: fails on batches with an item of a given rank, or answers what it is told."""
 
     def __init__(
         self, runtime: Runtime, breaks_at_rank: int | None = None, answers: float | None = None
