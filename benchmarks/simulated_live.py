@@ -2,8 +2,8 @@
 
     python -m benchmarks.simulated_live --ahead --json docs/results/simulated-live.json
 
-What serving costs is measured first (loadtest/calibration.py), then each policy's capacity is sought in the
-simulator, and the live server is asked at shares of it, policies in turn; the same requests at the same times
+What serving costs is measured first (loadtest/calibration.py), then each policy's capacity (nobody else on
+its core) is sought in the simulator, and the live server is asked at shares of it, policies in turn; the same requests at the same times
 are simulated. Every run counts: what is told of a load is the median of its runs, live and simulated alike.
 """
 
@@ -35,11 +35,13 @@ AIM = 0.2
 
 
 def capacity(contest: Contest, whole: Plan, policy: str) -> float:
-    """The highest rate at which the simulated policy keeps the promise, requests/s."""
+    """The highest rate at which the simulated policy keeps the promise if nobody else takes the core."""
     c = contest.conditions
+    assert contest.costs is not None
+    alone = contest.costs.model_copy(update={"held_rate": 0.0})
     search = Search(FIRST, tries=1)
     while (rate := search.rate) is not None:
-        search.tell(rate, contest.foresee(whole, policy, rate).keeps(c.slo_s, c.share))
+        search.tell(rate, contest.foresee(whole, policy, rate, 0, alone).keeps(c.slo_s, c.share))
     return search.kept or FIRST
 
 
@@ -131,7 +133,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         rates = {policy: [round(most[policy] * load, 1) for load in LOADS] for policy in policies}
         contest.climb(rates)
         found = rows_of(contest, whole, rates)
-    assert contest.costs is not None
     print(table(found))
     within = {
         what: sum(abs(row["apart"].get(what, 1)) <= AIM for row in found)
@@ -142,7 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         whole_result = {
             "made": made,
             "capacity": most,
-            "costs": contest.costs.model_dump(mode="json"),
+            "costs": contest.costs and contest.costs.model_dump(mode="json"),
             "within": within,
             "left_out": contest.refused_runs,
             "rows": found,

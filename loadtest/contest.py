@@ -178,14 +178,19 @@ class Contest:
         """With the latencies and accuracies that the server goes by, where the plan does not say."""
         return completed(plan, ask(self.subjects.url, "/v1/paths")["paths"])
 
-    def foresee(self, whole: Plan, policy: str, rate: float, repeat: int = 0) -> Figures:
-        """One run of the ladder on virtual lanes; whole: the plan, completed. Raises PlanError."""
+    def foresee(
+        self, whole: Plan, policy: str, rate: float, repeat: int = 0, costs: Costs | None = None
+    ) -> Figures:
+        """One run of the ladder on virtual lanes; whole: the plan, completed; costs: None: as calibrated.
+
+        Raises PlanError.
+        """
         c = self.conditions
         seconds = c.warmup_s + c.seconds
         due = self._due(rate, seconds, LADDER_SEED + repeat)
         rows, _ = self._requests(due.size, LADDER_SEED + repeat)
         told_s = c.slo_s - c.margin_s
-        outcome = simulated(whole, policy, due, rows, seconds, c.slo_s, told_s, c.seed, self.costs)
+        outcome = simulated(whole, policy, due, rows, seconds, c.slo_s, told_s, c.seed, costs or self.costs)
         return figures(outcome.since(c.warmup_s), self.accuracy)
 
     def step(self, base: float, factor: float = 5.0) -> None:
