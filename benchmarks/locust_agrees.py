@@ -8,7 +8,8 @@ p99 within 5%. What a client sees on top (its own event loop, the network) is ab
 rounds to two digits, so the queries are made large enough for that to be small. The bundle runs in a lane of
 its own process: an inline lane keeps the event loop from reading requests while it executes, and what waits
 unread in a socket is in the client's time but not in the server's. A user sends its next request only when
-it has its answer, and its time runs from when it meant to: many slow users, or that wait is in Locust's p99. Exit status 1 if they disagree.
+it has its answer, and its time runs from when it meant to: many slow users, or that wait is in Locust's p99.
+Exit status 1 if they disagree.
 """
 
 from __future__ import annotations

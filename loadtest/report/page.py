@@ -71,6 +71,9 @@ svg { display: block; height: auto; width: 100%; } .grid { stroke: var(--grid); 
 text { font: 12px system-ui, sans-serif; fill: var(--faint); } .limit-name { fill: var(--bad); }
   .mark-name { fill: var(--text); paint-order: stroke; stroke: var(--page); stroke-width: 3px; }
   .name { fill: var(--text); }
+/* a chart shrinks to a phone's width, its words must not; what they name is in the caption as well */
+@media (max-width: 40rem) { svg text { font-size: 20px; } .y-name { display: none; } figcaption {
+  min-height: 0; } }
 .legend { display: flex; flex-wrap: wrap; gap: .2rem 1rem; list-style: none; margin: .35rem 0 0;
   padding: 0; font-size: .85rem; }
 .legend i { border-radius: 2px; display: inline-block; height: .7em; margin-right: .4em; width: 1.1em; }

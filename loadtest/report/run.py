@@ -84,6 +84,8 @@ def run_charts(
     budget = _budget_ms(outcome)
     limit = None if budget is None else Limit(budget, f"budget {budget:g} ms")
 
+    below = "Below the dashed line is in budget." if limit else ""
+
     def series(name: str, y: F64, colour: int = 0) -> Series:
         return Series(name, line.at_s, y, colour)
 
@@ -91,7 +93,7 @@ def run_charts(
     charts = [
         over_time(
             title="Latency",
-            says="Percentiles of the answers due in each slice. Below the dashed line the promise is kept.",
+            says=f"In ms, by slice of {line.slice_s:.2g} s: 99 of 100 answers were faster than p99. {below}",
             y_name="ms (log scale)",
             series=tuple(
                 series(f"p{q:g}", line.latency_ms[i], i)
@@ -113,7 +115,7 @@ def run_charts(
         ),
         over_time(
             title="Goodput",
-            says="Rows answered within their budget, a second.",
+            says="Rows answered within their budget, rows a second.",
             y_name="rows/s",
             series=(series("goodput", line.goodput),),
         ),
@@ -168,8 +170,8 @@ def _verdict(outcome: Outcome, found: Figures) -> str:
         return f"{asked}; p99 {_ms(found.p99_ms)}. No budget was set."
     kept = "kept" if found.ok >= PROMISED else "broken"
     return (
-        f"The promise of {budget:g} ms was {kept}: {100 * found.ok:.2f}% of {found.requests:,} requests at "
-        f"{found.rate:,.0f} a second were answered in time."
+        f"The promise, {100 * PROMISED:g}% of requests answered within {budget:g} ms, was {kept}: "
+        f"{100 * found.ok:.2f}% of {found.requests:,} requests were, at {found.rate:,.0f} a second."
     )
 
 
@@ -184,7 +186,7 @@ def _tiles(outcome: Outcome, found: Figures) -> tuple[Tile, ...]:
         Tile(f"{found.goodput:,.0f}", "rows/s in budget"),
     ]
     if found.accuracy is not None:
-        tiles.append(Tile(f"{100 * found.accuracy:.3f}%", "mean accuracy of those"))
+        tiles.append(Tile(f"{100 * found.accuracy:.3f}%", "mean accuracy of the rows in budget"))
     tiles.append(Tile(f"{100 * found.reduced:.1f}%", "answered at reduced quality"))
     tiles.append(Tile(f"{100 * found.refused:.2f}%", "refused early (429)"))
     return tuple(tiles)
@@ -207,7 +209,8 @@ def _paths(found: Figures, accuracy: Mapping[str, float]) -> tuple[Table, ...]:
         (path, f"{100 * share:.2f}%", f"{100 * accuracy[path]:.3f}%" if path in accuracy else "not known")
         for path, share in found.mix.items()
     )
-    return (Table("Paths that answered", ("path", "share of rows", "accuracy"), rows),)
+    note = "A path is a model @ the device that executes it. Accuracy: share of rows that it predicts right."
+    return (Table("Paths that answered", ("path", "share of rows", "accuracy"), rows, note),)
 
 
 def _tiers(hits: Mapping[str, tuple[float, float]]) -> tuple[Table, ...]:

@@ -57,7 +57,7 @@ def svg(chart: Chart) -> str:
     )
     centre = (TOP + HEIGHT - BOTTOM) / 2
     parts.append(
-        f'<text class="name" transform="translate(13 {centre}) rotate(-90)" text-anchor="middle">'
+        f'<text class="name y-name" transform="translate(13 {centre}) rotate(-90)" text-anchor="middle">'
         f"{escape(chart.y_name)}</text>"
     )
     parts += _layers(chart, x, y) if chart.kind == "layers" else [_line(s, x, y) for s in chart.series]
