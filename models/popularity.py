@@ -70,8 +70,8 @@ def calibrate(
 
     sample: share of the rows whose accesses make the order, in (0, 1]; None takes all.
     A context feature is accessed once for each run of rows with the same value of the schema's group.
-    The order of equally popular rows is that of their ids; ids go by the count over all training
-    rows, ties by value. `progress` is told the rows of each batch read.
+    Of equally popular rows the one looked up last, in the order of the data, comes first; ids go by the
+    count over all training rows, ties by value. `progress` is told the rows of each batch read.
     Raises DataError: no rows in the splits asked for.
     """
     if sample is not None and not 0.0 < sample <= 1.0:

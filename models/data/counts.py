@@ -30,25 +30,32 @@ class AccessCounts:
         self._parts: list[pa.Table] = []
         self._pending = self._merged = 0
         self._missing = np.zeros(2, np.int64)
+        self._rows = dict.fromkeys((f.name for f in features), 0)
 
     def add(self, feature: Categorical, column: pa.Array, sampled: Mask) -> None:
         """Counts a batch of one of the table's features. sampled: bool [rows], those that make the order."""
+        row = self._rows[feature.name] + np.arange(sampled.size)
+        self._rows[feature.name] += sampled.size
         if feature.multi:
-            column, sampled = _flat(column, sampled, feature.max_length)
+            column, of = _flat(column, feature.max_length)
+            sampled, row = sampled[of], row[of]
         encoded = column.dictionary_encode()
         codes = encoded.indices.fill_null(len(encoded.dictionary)).to_numpy(zero_copy_only=False)
         every = np.bincount(codes, minlength=len(encoded.dictionary) + 1)
         some = np.bincount(codes[sampled], minlength=len(encoded.dictionary) + 1)
+        last = np.full(every.size, -1)
+        last[codes[sampled]] = row[sampled]  # of equal codes the last one stays
         self._missing += (every[-1], some[-1])
-        self._parts.append(pa.table({"value": encoded.dictionary, "every": every[:-1], "sampled": some[:-1]}))
+        columns = {"every": every[:-1], "sampled": some[:-1], "last": last[:-1]}
+        self._parts.append(pa.table({"value": encoded.dictionary, **columns}))
         self._pending += len(encoded.dictionary)
         if self._pending > max(MERGE_FROM, 2 * self._merged):
             self._merge()
 
     def _merge(self) -> pa.Table:
         total = pa.concat_tables(self._parts).group_by("value", use_threads=False)
-        total = total.aggregate([("every", "sum"), ("sampled", "sum")])
-        total = total.rename_columns(["value", "every", "sampled"])
+        total = total.aggregate([("every", "sum"), ("sampled", "sum"), ("last", "max")])
+        total = total.rename_columns(["value", "every", "sampled", "last"])
         self._parts = [total]
         self._pending = self._merged = total.num_rows
         return total
@@ -57,9 +64,10 @@ class AccessCounts:
         """The table's values in popularity order.
 
         Which values get a row, and their ids, go by all rows, ties by value; the order by the sampled
-        look-ups, equally popular rows by id. whole: the sample left nothing out, so what it has once tells
-        how often values come that nobody has seen: the out-of-vocabulary row, which will be looked up for
-        them, is counted that much more often (Turing's estimate; Good, Biometrika 1953).
+        look-ups; of equally popular rows the one looked up last comes first, then by id.
+        whole: the sample left nothing out, so what it has once tells how often values come that nobody has
+        seen: the out-of-vocabulary row, which will be looked up for them, is counted that much more often
+        (Turing's estimate; Good, Biometrika 1953).
         """
         total = self._merge()
         of_order = total.column("sampled").to_numpy()
@@ -67,18 +75,20 @@ class AccessCounts:
         if self._head.cardinality is None:
             kept = self._kept(total)
             values = total.column("value").take(pa.array(kept)).combine_chunks().cast(self._type)
-            known = of_order[kept]
+            known, last = of_order[kept], total.column("last").to_numpy()[kept]
         else:
             ids = total.column("value").to_numpy()
             inside = (ids >= 0) & (ids < self._head.cardinality)
             values = None
             known = np.zeros(self._head.cardinality, np.int64)
             known[ids[inside]] = of_order[inside]
+            last = np.full(self._head.cardinality, -1)
+            last[ids[inside]] = total.column("last").to_numpy()[inside]
         unknown = int(of_order.sum() - known.sum())
         if whole and values is not None:
             unknown += int((known == 1).sum())
         accesses = np.concatenate((known, [missing, unknown]))
-        order = np.argsort(-accesses, kind="stable")
+        order = np.lexsort((-np.append(last, [-1, -1]), -accesses))
         rank_of_id = np.empty(order.size, np.int64)
         rank_of_id[order] = np.arange(order.size)
         return Vocabulary(
@@ -99,12 +109,12 @@ class AccessCounts:
         return kept
 
 
-def _flat(column: pa.Array, sampled: Mask, max_length: int) -> tuple[pa.Array, Mask]:
-    """All values of a column of lists, as far as the encoder keeps them, and whether each is sampled."""
+def _flat(column: pa.Array, max_length: int) -> tuple[pa.Array, I64]:
+    """All values of a column of lists, as far as the encoder keeps them, and the row of each."""
     lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
     values = column.flatten()
     row = np.repeat(np.arange(lengths.size), lengths)
     if lengths.size and lengths.max() > max_length:
         place = np.arange(row.size) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         values, row = values.filter(pa.array(place < max_length)), row[place < max_length]
-    return values, sampled[row]
+    return values, row
