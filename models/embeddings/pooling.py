@@ -16,6 +16,8 @@ def assemble(lookups: Lookups, source: Source, width: int, device: torch.device)
 
     Bags come first: a source may keep one buffer for all its gathers, and the singles stay in it.
     """
+    if isinstance(source, TieredRows) and source.fused is not None:
+        return source.vectors(lookups)
     blocks = (lookups.context, lookups.candidate)
     # tiers look on the host for where rows lie, whatever device they give them on
     asked = HOST if isinstance(source, TieredRows) else device

@@ -1,9 +1,9 @@
 """One kernel for a batch's look-ups on a GPU: gather, de-quantise and pool, from device or host memory.
 
 Each look-up names a row of the device tier or one of pinned host memory, which the GPU reads through unified
-addressing; a program sums the rows of a few bags (a single value is a bag of one) straight into the place where
-the interaction reads them. `pooled` is the same in torch, on any device: what the kernel is compared with, and
-what runs where there is no GPU. Triton is not a dependency: CUDA builds of torch bring it.
+addressing; a program sums the rows of a few bags (a single value is a bag of one) straight into the place
+where the interaction reads them. `pooled` is the same in torch, on any device: what the kernel is compared
+with, and what runs where there is no GPU. Triton is not a dependency: CUDA builds of torch bring it.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def pooled(
 
     hot [n, units], cold [m, units]: rows of the device tier and of host memory, of the form's unit; those of
     `cold` may overlap (a slab's view). rows: int64 [look-ups]; from 0 on they are rows of `hot`, below 0 row
-    -1 - r of `cold`. offsets: int64 [bags + 1]; None: every look-up is a bag of its own. scale: float32 [bags],
-    times the sum. which: int64 [chosen], rising: only these bags are computed, only their rows of `out` written.
+    -1 - r of `cold`. offsets: int64 [bags + 1]; None: every look-up is a bag of its own. scale: float32
+    [bags], times the sum. which: int64 [chosen], rising: only these bags are computed and written to `out`.
     """
     bags = rows.numel() if offsets is None else offsets.numel() - 1
     if out is None:
@@ -79,8 +79,8 @@ if triton is not None:
 
     @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
     def _rows(  # type: ignore[no-untyped-def]  # types are Triton's own
-        hot, cold, row, there, HOT: tl.constexpr, COLD: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
-        INT8: tl.constexpr,
+        hot, cold, row, there,
+        HOT: tl.constexpr, COLD: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, INT8: tl.constexpr,
     ):  # fmt: skip
         column = tl.arange(0, BLOCK)[None, :]
         inside = column < WIDTH

@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 
 from models.batch import I64
+from models.embeddings.lookups import Lookups
+from models.embeddings.stage import Vectors
 from models.embeddings.store import pool_gathered
+from models.embeddings.tiers.fused import FusedLookups, fuses
 from models.embeddings.tiers.stack import TierStack
 from models.embeddings.tiers.view import View
 
@@ -21,7 +24,10 @@ class OlderOrder(RuntimeError):
 
 
 class TieredRows:
-    """Gathers through a stack into a buffer kept between calls. Belongs to one lane: not thread-safe."""
+    """Gathers through a stack into a buffer kept between calls. Belongs to one lane: not thread-safe.
+
+    fused: look-ups of a whole batch in one pass, where rows are on a GPU; None elsewhere.
+    """
 
     def __init__(self, stack: TierStack) -> None:
         self.stack = stack
@@ -31,6 +37,7 @@ class TieredRows:
         self._view: View | None = None
         self._buffer = torch.empty((0, self.form.units), dtype=self.form.unit)
         self._fallbacks = 0
+        self.fused = FusedLookups(stack) if fuses(stack) else None
 
     @property
     def device(self) -> torch.device:
@@ -65,26 +72,43 @@ class TieredRows:
         Raises OlderOrder; OSError if a page of the disk tier cannot be read.
         """
         wanted = index.numel()
-        if self._buffer.shape[0] < wanted:
-            shape = (1 << (wanted - 1).bit_length(), self.form.units)
+        if self._buffer.shape[0] < wanted or self._buffer.device != self.device:
+            shape = (1 << max(wanted - 1, 0).bit_length(), self.form.units)
             self._buffer = torch.empty(shape, dtype=self.form.unit, device=self.device)
         out = self._buffer[:wanted]
-        rows = index.numpy()
-        if self._view is not None:
-            self._fallbacks += self.stack.gather(self._view, rows, out)
-        else:
-            view = self.stack.views.enter()
-            try:
-                if view.order != self._order:
-                    raise OlderOrder("the rows have a new order: encode and gather within `generation()`")
-                self._fallbacks += self.stack.gather(view, rows, out)
-            finally:
-                self.stack.views.leave(view)
+        with self._seen() as view:
+            self._fallbacks += self.stack.gather(view, index.numpy(), out)
         return self.form.decode(out)
 
     def pool(self, index: Tensor, offsets: Tensor) -> Tensor:
         """index: int64 [n], offsets: int64 [bags + 1], both on the host -> float32 [bags, width], sums."""
         return pool_gathered(self.gather(index), offsets.to(self.device))
+
+    def vectors(self, lookups: Lookups) -> Vectors:
+        """All vectors of a batch in one pass on `device`, where `fused` is given; valid until the next call.
+
+        Raises as `gather`.
+        """
+        if self.fused is None:
+            raise ValueError("look-ups through these tiers are not fused")
+        with self._seen() as view:
+            vectors, lost = self.fused.vectors(view, lookups)
+        self._fallbacks += lost
+        return vectors
+
+    @contextmanager
+    def _seen(self) -> Iterator[View]:
+        """What this batch sees: the view of `generation`, else the newest if its order is still ours."""
+        if self._view is not None:
+            yield self._view
+            return
+        view = self.stack.views.enter()
+        try:
+            if view.order != self._order:
+                raise OlderOrder("the rows have a new order: encode and gather within `generation()`")
+            yield view
+        finally:
+            self.stack.views.leave(view)
 
     def prefetch(self, rows: I64) -> int:
         """Starts reading what a waiting batch will look up; gives how many pages of the file that are."""

@@ -13,6 +13,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -80,6 +82,14 @@ class Places:
         return np.where(self.tier == tier, self.local, 0)
 
 
+Read = Callable[[Places, I64, Callable[[I64, Tensor], I64]], I64]
+"""(places of the look-ups, which of them have new values, below) -> the look-ups that were lost.
+
+below(at, out) gathers the look-ups `at` from under the device tier, new values over them, into out
+[at.size, units] on the host; gives which of `at` were lost.
+"""
+
+
 class TierStack:
     """Gathers rows of the fused weight from wherever they lie, and takes new ones.
 
@@ -121,12 +131,41 @@ class TierStack:
         Raises OSError if a page of the file cannot be read, or the tiers are closed.
         """
         counters = self._counters if counted else self._aside
+        with self._being_gathered():
+            return self._gathered(counters, view, rows, out, counted)
+
+    def pool(self, view: View, rows: I64, read: Read) -> int:
+        """As `gather`, for who reads rows in device and host memory itself (fused.py).
+
+        read: called with the places of the rows and which of them have new values that the tiers lack.
+        """
+        with self._being_gathered():
+            where = Places.of(self.tiers.layout, rows)
+            self.sample.note(view.order, rows)
+            changed = [layer.find(rows)[0] for layer in view.layers]
+
+            def below(at: I64, out: Tensor) -> I64:
+                lost = self._below(self._counters, view, where.at(at), out)
+                for layer in view.layers:
+                    lost = np.setdiff1d(lost, layer.over(rows[at], out), assume_unique=True)
+                return lost
+
+            lost = read(where, np.concatenate(changed) if changed else where.local[:0], below)
+            with self._count:
+                self._counters.batches += 1
+                self._counters.replaced += sum(c.size for c in changed)
+                self._counters.fallbacks += lost.size
+                self._counters.lookup(where.segment)
+            return lost.size
+
+    @contextmanager
+    def _being_gathered(self) -> Iterator[None]:
         with self._count:
             if self._closed.is_set():
                 raise OSError("these tiers are closed")
             self._gathering += 1
         try:
-            return self._gathered(counters, view, rows, out, counted)
+            yield
         finally:
             with self._count:
                 self._gathering -= 1
@@ -302,6 +341,9 @@ class TierStack:
 
     def _write(self, layer: Layer) -> None:
         tiers = self.tiers
+        if self.device.type == "cuda":
+            # who has left an older view may have left look-ups behind that the device still works on
+            torch.cuda.synchronize(self.device)
         segment = tiers.layout.segments(layer.rows)
         tier, local = tiers.layout.tier[segment], tiers.layout.local(layer.rows, segment)
         away = tier == REMOTE

@@ -1,0 +1,255 @@
+"""A batch's look-ups to the vectors that the interaction reads, in one pass on the device.
+
+Singles and bags of contexts and candidates become one list of bags in the order of their slots, so that a
+kernel gathers, de-quantises and pools all of them straight into place. Rows of the device tier are read where
+they are. Misses go one of two ways (ways.py):
+
+    direct    the kernel reads them from the slab in pinned host memory
+    copied    bags without a miss are summed at once; meanwhile the host gathers misses into pinned memory,
+              they are copied on a stream of their own, and the other bags are summed from both (Hotline)
+
+Nothing here waits for the device. On the cpu the same steps run in torch, in the same order.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.batch import F32, I64
+from models.embeddings.lookups import BlockLookups, Lookups
+from models.embeddings.stage import Vectors
+from models.embeddings.tiers.kernels import PRECISIONS, available, sums
+from models.embeddings.tiers.layout import DEVICE, HOST
+from models.embeddings.tiers.stack import Places, TierStack
+from models.embeddings.tiers.view import View
+from models.embeddings.tiers.ways import COPIED, DIRECT, Ways
+
+clock = time.perf_counter
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """All look-ups of a batch as bags, contexts first, each block row by row.
+
+    rows: int64 [look-ups]. offsets: int64 [bags + 1], None where every bag is a single value. scale: float32
+    [bags], None where nothing is a mean. shapes: (rows, slots) of contexts and candidates.
+    """
+
+    rows: I64
+    offsets: I64 | None
+    scale: F32 | None
+    shapes: tuple[tuple[int, int], tuple[int, int]]
+
+    @property
+    def bags(self) -> int:
+        return sum(rows * slots for rows, slots in self.shapes)
+
+    def having(self, lookups: I64) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """bool [bags]: which have one of these look-ups."""
+        has = np.zeros(self.rows.size, bool)
+        has[lookups] = True
+        if self.offsets is None:
+            return has
+        before = np.concatenate(([0], np.cumsum(has)))
+        return np.diff(before[self.offsets]) > 0
+
+
+def slots_of(lookups: Lookups) -> Slots:
+    """The look-ups in the order in which the interaction reads their vectors."""
+    blocks = (lookups.context, lookups.candidate)
+    shapes = [(b.singles.shape[0], b.singles.shape[1] + (b.bags.features if b.bags else 0)) for b in blocks]
+    both = (shapes[0], shapes[1])
+    if all(b.bags is None for b in blocks):
+        return Slots(lookups.singles(), None, None, both)
+    parts = [_in_slots(b) for b in blocks]
+    lengths = np.concatenate([p[1] for p in parts])
+    offsets = np.concatenate(([0], np.cumsum(lengths)))
+    scale = None
+    if any(b.bags is not None and b.bags.scale is not None for b in blocks):
+        scale = np.concatenate(
+            [_scale(b, slots).ravel() for b, (_, slots) in zip(blocks, shapes, strict=True)]
+        )
+    return Slots(np.concatenate([p[0] for p in parts]), offsets, scale, both)
+
+
+def _in_slots(block: BlockLookups) -> tuple[I64, I64]:
+    """(rows, how many of them each bag has), row by row: the single values, then the bags."""
+    rows, singles = block.singles.shape
+    bags = block.bags
+    if bags is None:
+        return block.singles.ravel(), np.ones(block.singles.size, np.int64)
+    lengths = np.ones((rows, singles + bags.features), np.int64)
+    lengths[:, singles:] = np.diff(bags.offsets).reshape(rows, bags.features)
+    single = np.zeros(lengths.shape, bool)
+    single[:, :singles] = True
+    of_single = np.repeat(single.ravel(), lengths.ravel())
+    out = np.empty(of_single.size, np.int64)
+    out[of_single], out[~of_single] = block.singles.ravel(), bags.rows
+    return out, lengths.ravel()
+
+
+def _scale(block: BlockLookups, slots: int) -> F32:
+    out = np.ones((block.singles.shape[0], slots), np.float32)
+    if block.bags is not None and block.bags.scale is not None:
+        out[:, block.singles.shape[1] :] = block.bags.scale
+    return out
+
+
+def fuses(stack: TierStack) -> bool:
+    """Whether fused look-ups pay: rows on a GPU, in a precision that the kernel reads."""
+    return stack.device.type == "cuda" and available() and stack.tiers.form.precision in PRECISIONS
+
+
+class FusedLookups:
+    """One lane's look-ups through a stack with a device tier. Its vectors are valid until the next batch.
+
+    ways: what is known of the two ways; `way` holds every batch to one of them, for measurements. taken: how
+    many batches went each way (those without a miss count as direct).
+    """
+
+    def __init__(self, stack: TierStack, way: int | None = None) -> None:
+        if stack.tiers.device is None:
+            raise ValueError("these tiers have no rows on a device")
+        self.stack = stack
+        self.way = way
+        self.ways = Ways()
+        self.taken = [0, 0]
+        self._hot = stack.tiers.device
+        self._cuda = self._hot.is_cuda
+        self._reaches_host = stack.tiers.slab.pin() if self._cuda else True
+        self._out = torch.empty((0, stack.tiers.form.width), device=self._hot.device)
+        self._copying = torch.cuda.Stream(self._hot.device) if self._cuda else None
+        self._timing: deque[tuple[int, int, int, Any, Any]] = deque()
+
+    def vectors(self, view: View, lookups: Lookups) -> tuple[Vectors, int]:
+        """The vectors of a batch, on the device, and how many look-ups got out-of-vocabulary rows instead.
+
+        Raises OSError if a page of the disk tier cannot be read.
+        """
+        slots = slots_of(lookups)
+        form = self.stack.tiers.form
+        if self._out.shape[0] < slots.bags:
+            more = 1 << (slots.bags - 1).bit_length()
+            self._out = torch.empty((more, form.width), device=self._hot.device)
+        out = self._out[: slots.bags]
+
+        def read(where: Places, changed: I64, below: Callable[[I64, Tensor], I64]) -> I64:
+            return self._read(slots, out, where, changed, below)
+
+        lost = self.stack.pool(view, slots.rows, read)
+        (contexts, own), (rows, other) = slots.shapes
+        split = contexts * own
+        return Vectors(
+            out[:split].view(contexts, own, form.width), out[split:].view(rows, other, form.width)
+        ), lost
+
+    def _read(
+        self, slots: Slots, out: Tensor, where: Places, changed: I64, below: Callable[[I64, Tensor], I64]
+    ) -> I64:
+        """Fills `out`; gives the look-ups that were lost. changed: look-ups of rows that have new values."""
+        self._learn()
+        cold = where.tier != DEVICE
+        cold[changed] = True
+        misses = np.flatnonzero(cold)
+        way = self._way(where, misses, changed)
+        self.taken[way] += 1
+        begun = self._mark()
+        if way == DIRECT:
+            slab = self.stack.tiers.slab
+            codes = np.where(cold, -1 - slab.of_rows(where.local), where.local)
+            self._sum(self._there(slots, codes), slab.view, None, out)
+            lost = misses[:0]
+        else:
+            lost = self._copied(slots, out, where, misses, below)
+        self._timing.append((way, slots.rows.size, misses.size, begun, self._mark()))
+        return lost
+
+    def _way(self, where: Places, misses: I64, changed: I64) -> int:
+        if not misses.size:
+            return DIRECT
+        # pages of the file come and go, and new values lie in no tier yet: only stored rows are read in place
+        if changed.size or not self._reaches_host or (where.tier[misses] != HOST).any():
+            return COPIED
+        return self.ways.choose(where.tier.size, misses.size) if self.way is None else self.way
+
+    def _copied(
+        self, slots: Slots, out: Tensor, where: Places, misses: I64, below: Callable[[I64, Tensor], I64]
+    ) -> I64:
+        form = self.stack.tiers.form
+        codes = where.local.copy()
+        codes[misses] = -1 - np.arange(misses.size)
+        touched = slots.having(misses)
+        popular, rest = np.flatnonzero(~touched), np.flatnonzero(touched)
+        there = self._there(slots, codes, popular, rest)
+        self._sum(there, self._hot[:0], there.which[0], out)
+        staged = torch.empty((misses.size, form.units), dtype=form.unit, pin_memory=self._cuda)
+        lost = below(misses, staged)
+        if self._copying is not None:
+            ours = torch.cuda.current_stream(self._hot.device)
+            with torch.cuda.stream(self._copying):
+                copied = staged.to(self._hot.device, non_blocking=True)
+            ours.wait_stream(self._copying)
+            copied.record_stream(ours)
+        else:
+            copied = staged
+        self._sum(there, copied, there.which[1], out)
+        return misses[lost]
+
+    def _sum(self, there: _There, cold: Tensor, which: Tensor | None, out: Tensor) -> None:
+        if which is None or which.numel():
+            form = self.stack.tiers.form
+            sums(form, self._hot, cold, there.rows, there.offsets, there.scale, which, out)
+
+    def _there(self, slots: Slots, codes: I64, *which: I64) -> _There:
+        """What the kernel reads besides rows, on the device: one copy from pinned memory."""
+        parts = [codes, *([] if slots.offsets is None else [slots.offsets]), *which]
+        scale = None if slots.scale is None else torch.from_numpy(slots.scale)
+        if self._cuda:
+            device = self._hot.device
+            packed = torch.empty(sum(p.size for p in parts), dtype=torch.int64, pin_memory=True)
+            np.concatenate(parts, out=packed.numpy())
+            split = packed.to(device, non_blocking=True).split([p.size for p in parts])
+            tensors = list(split)
+            scale = None if scale is None else scale.pin_memory().to(device, non_blocking=True)
+        else:
+            tensors = [torch.from_numpy(p) for p in parts]
+        offsets = None if slots.offsets is None else tensors[1]
+        return _There(tensors[0], offsets, scale, tuple(tensors[1 if offsets is None else 2 :]))
+
+    def _mark(self) -> Any:
+        """A moment of the device's work: an event that is read later, or the time itself."""
+        if not self._cuda:
+            return clock()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _learn(self) -> None:
+        """Takes the times of batches that have ended; does not wait for others."""
+        while self._timing:
+            way, lookups, misses, begun, ended = self._timing[0]
+            if self._cuda:
+                if not ended.query():
+                    return
+                seconds = begun.elapsed_time(ended) * 1e-3
+            else:
+                seconds = ended - begun
+            self._timing.popleft()
+            if misses:
+                self.ways.took(way, lookups, misses, seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class _There:
+    rows: Tensor
+    offsets: Tensor | None
+    scale: Tensor | None
+    which: tuple[Tensor, ...]
