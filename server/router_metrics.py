@@ -59,6 +59,7 @@ class RouterMetrics:
         )
         self._used = gauge("polyrec_lane_utilisation", "Recent share of time that a lane was busy.", "lane")
         self._dispatcher: Dispatcher | None = None
+        self._default_budget_s = 0.0
 
     def watch(self, dispatcher: Dispatcher, default_budget_s: float) -> None:
         of_plan: tuple[Family[Gauge], ...] = (
@@ -72,14 +73,16 @@ class RouterMetrics:
         for lane in dispatcher.router.lanes:
             self._lane.labels(lane.name, lane.device, lane.kind).set(1)
         self._default_budget.only.set(default_budget_s)
+        self._default_budget_s = default_budget_s
         self._dispatcher = dispatcher
 
     def now(self) -> tuple[float, float]:
-        """Rows waiting, and the usual budget in seconds."""
+        """Rows waiting, and the usual budget in seconds; until a query has come, the default one."""
         if self._dispatcher is None:
             return 0.0, 0.0
         board = self._dispatcher.router.board
-        return board.queue.rows, board.observed.budget_s
+        observed = board.observed
+        return board.queue.rows, observed.budget_s if observed.heard else self._default_budget_s
 
     def refresh(self) -> None:
         if self._dispatcher is None:
@@ -91,7 +94,7 @@ class RouterMetrics:
         self._queries.only.set(state.queries_s)
         self._rows.only.set(state.rows_s)
         self._capacity.only.set(state.total_rate)
-        self._budget.only.set(state.budget_s)
+        self._budget.only.set(self.now()[1])
         self._policy.clear()
         self._policy.labels(state.policy).set(1)
         for path in state.paths:

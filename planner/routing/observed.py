@@ -46,6 +46,11 @@ class Observed:
         self.mean_square = FIRST_ROWS**2
         self.budget_s = FIRST_BUDGET_S
 
+    @property
+    def heard(self) -> bool:
+        """Whether any query has come yet; what is said of them before is assumed."""
+        return bool(self._sizes)
+
     def arrived(self, rows: int, budget_s: float) -> None:
         self._new_queries += 1
         self._new_rows += rows

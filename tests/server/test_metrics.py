@@ -178,3 +178,13 @@ def test_what_is_scraped_passes_the_linter(fresh: Any) -> None:
     text = fresh.send("GET", "/metrics").content
     told = subprocess.run([program, "check", "metrics"], input=text, capture_output=True)
     assert (told.returncode, told.stdout, told.stderr) == (0, b"", b"")
+
+
+def test_before_anybody_asks_the_usual_budget_is_the_default(plan: Plan) -> None:
+    engine = Engine()
+    engine.load(plan.model_copy(update={"default_budget_ms": 7.0}))
+    try:
+        assert b"\npolyrec_budget_seconds 0.007\n" in engine.metrics.render()
+        assert engine.metrics.sample()["budget_s"] == 0.007
+    finally:
+        engine.close()
