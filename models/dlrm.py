@@ -24,6 +24,7 @@ from models.embeddings.stage import PerBlock, Stage, Vectors
 from models.errors import SchemaError
 from models.interaction import Cat, Cross, Dot
 from models.schema import Schema, Strict
+from models.transfer import on_device
 
 Widths = tuple[Annotated[int, Field(ge=1)], ...]
 
@@ -130,10 +131,10 @@ class DLRM(nn.Module):
 def inputs_of(batch: Batch, vectors: Vectors) -> Inputs:
     """What the dense net reads of a batch, on the device of its vectors."""
     device = vectors.candidate.device
-    row = None if batch.context_row is None else torch.from_numpy(batch.context_row).to(device)
+    row = None if batch.context_row is None else on_device(batch.context_row, device)
     return Inputs(
-        torch.from_numpy(batch.context.dense).to(device),
-        torch.from_numpy(batch.candidate.dense).to(device),
+        on_device(batch.context.dense, device),
+        on_device(batch.candidate.dense, device),
         vectors.context,
         vectors.candidate,
         row,

@@ -9,6 +9,7 @@ from models.embeddings.lookups import Bags, Lookups
 from models.embeddings.stage import Vectors
 from models.embeddings.store import Source, as_index
 from models.embeddings.tiers.rows import HOST, TieredRows
+from models.transfer import on_device
 
 
 def assemble(lookups: Lookups, source: Source, width: int, device: torch.device) -> Vectors:
@@ -42,4 +43,4 @@ def _pool(bags: Bags, source: Source, asked: torch.device, device: torch.device)
     pooled = source.pool(as_index(bags.rows, asked), as_index(bags.offsets, asked))
     if bags.scale is None:
         return pooled
-    return pooled * torch.from_numpy(bags.scale).to(device).view(-1, 1)
+    return pooled * on_device(bags.scale, device).view(-1, 1)

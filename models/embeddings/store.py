@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from models.batch import I64
 from models.precision import Precision
+from models.transfer import on_device
 
 HEAD = 3
 LEVELS = {"int8": 255, "int4": 15}
@@ -170,5 +171,4 @@ def bytes_per_row(width: int, precision: Precision) -> int:
 
 def as_index(rows: I64, device: torch.device) -> Tensor:
     """int64 [n] on the device of the rows."""
-    index = torch.from_numpy(rows)
-    return index if device.type == "cpu" else index.to(device)
+    return on_device(rows, device)

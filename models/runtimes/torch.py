@@ -1,4 +1,7 @@
-"""The torch runtime: the whole model on one torch device (cpu, cuda), the dense net in fp32 or bf16."""
+"""The torch runtime: the whole model on one torch device (cpu, cuda), the dense net in fp32 or bf16.
+
+On a GPU the dense net is replayed as CUDA graphs (buckets.py), and look-ups over tiers are one kernel.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from models.embeddings.tiers.stack import TierStack
 from models.embeddings.tiers.stage import open_stage
 from models.errors import RuntimeUnavailable
 from models.precision import DensePrecision
+from models.runtimes.buckets import Buckets
 from models.weights import Weights
 
 DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -42,7 +46,12 @@ class TorchRuntime:
         self.precision = precision
         self._type = DTYPES[precision]
         self.stage = open_stage(bundle, tiers, self._device)
-        self._net = ContextOnce(bundle.net()).to(self._device, self._type)
+        self._net = ContextOnce(bundle.net()).eval().to(self._device, self._type)
+        self._buckets: Buckets | None = None
+        if self._device.type == "cuda":
+            self._buckets = Buckets(self._net, self._device, self._type, capture=True)
+            with torch.inference_mode():
+                self._buckets.prepare()
 
     def embed(self, batch: Batch) -> Inputs:
         with torch.inference_mode():
@@ -50,10 +59,15 @@ class TorchRuntime:
 
     def dense(self, embedded: Inputs) -> F32:
         with torch.inference_mode():
-            dense_context, dense_candidate, context, candidate = (x.to(self._type) for x in embedded[:4])
-            inputs = Inputs(dense_context, dense_candidate, context, candidate, embedded.context_row)
-            logits = self._net(inputs)
-            out: F32 = logits.float().sigmoid_().cpu().numpy()
+            return self._buckets(embedded) if self._buckets is not None else self._plain(embedded)
+
+    def _plain(self, embedded: Inputs) -> F32:
+        dense_context, dense_candidate, context, candidate = (
+            x.to(self._device, self._type) for x in embedded[:4]
+        )
+        row = None if embedded.context_row is None else embedded.context_row.to(self._device)
+        logits = self._net(Inputs(dense_context, dense_candidate, context, candidate, row))
+        out: F32 = logits.float().sigmoid_().cpu().numpy()
         return out
 
     def predict(self, batch: Batch) -> F32:

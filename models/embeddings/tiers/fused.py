@@ -126,7 +126,8 @@ class FusedLookups:
         self._cuda = self._hot.is_cuda
         self._reaches_host = stack.tiers.slab.pin() if self._cuda else True
         self._out = torch.empty((0, stack.tiers.form.width), device=self._hot.device)
-        self._copying = torch.cuda.Stream(self._hot.device) if self._cuda else None
+        cuda: Any = torch.cuda
+        self._copying = cuda.Stream(self._hot.device) if self._cuda else None
         self._timing: deque[tuple[int, int, int, Any, Any]] = deque()
 
     def vectors(self, view: View, lookups: Lookups) -> tuple[Vectors, int]:
@@ -216,8 +217,8 @@ class FusedLookups:
             device = self._hot.device
             packed = torch.empty(sum(p.size for p in parts), dtype=torch.int64, pin_memory=True)
             np.concatenate(parts, out=packed.numpy())
-            split = packed.to(device, non_blocking=True).split([p.size for p in parts])
-            tensors = list(split)
+            there = packed.to(device, non_blocking=True)
+            tensors = list(torch.split(there, [p.size for p in parts]))
             scale = None if scale is None else scale.pin_memory().to(device, non_blocking=True)
         else:
             tensors = [torch.from_numpy(p) for p in parts]
@@ -228,7 +229,8 @@ class FusedLookups:
         """A moment of the device's work: an event that is read later, or the time itself."""
         if not self._cuda:
             return clock()
-        event = torch.cuda.Event(enable_timing=True)
+        cuda: Any = torch.cuda
+        event = cuda.Event(enable_timing=True)
         event.record()
         return event
 

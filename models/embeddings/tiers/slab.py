@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import mmap
 import weakref
+from typing import Any
 
 import numpy as np
 import torch
@@ -62,7 +63,7 @@ class Slab:
     def pin(self) -> bool:
         """Locks the slab and lets GPUs read it by its own addresses; False where CUDA refuses."""
         if not self.pinned and torch.cuda.is_available():
-            cuda = torch.cuda.cudart()
+            cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call, unused-ignore]
             if not int(cuda.cudaHostRegister(self.address, self.nbytes, 0)):
                 self.pinned = True
                 # before the memory goes: CUDA would keep it locked

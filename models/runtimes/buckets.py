@@ -1,0 +1,129 @@
+"""Batches of any size on a few shapes: padded to the next of them, and on a GPU replayed as a CUDA graph.
+
+A dense net is a dozen small kernels, and below some hundred rows a GPU spends its time on launching them. A
+graph launches all of them at once, but only with the shapes that it was captured with: rows, and contexts
+where they are shared, are padded to powers of two. What padding rows hold is never read: every row of a
+dense net is computed by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.batch import F32
+from models.context_once import ContextOnce
+from models.dlrm import Inputs
+
+LARGEST = 4096
+"""Rows beyond which a batch is computed as it is: launching is then no cost to speak of."""
+
+
+def bucket(rows: int) -> int:
+    """The least power of two from `rows` on."""
+    return 1 << (rows - 1).bit_length()
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """Memory of one shape, and what computes `out` from it. rows beyond a batch's hold earlier ones."""
+
+    inputs: Inputs
+    out: Tensor
+    replay: Callable[[], object]
+
+
+class Buckets:
+    """Probabilities of a dense net, one memory for each shape. Belongs to one lane: not thread-safe.
+
+    dtype: of the net's products. capture: as CUDA graphs; without, the same memory is computed on plainly.
+    """
+
+    def __init__(self, net: ContextOnce, device: torch.device, dtype: torch.dtype, capture: bool) -> None:
+        self._net, self._device, self._dtype, self._capture = net, device, dtype, capture
+        self._shapes: dict[tuple[int | None, int], _Shape] = {}
+        cuda: Any = torch.cuda
+        # graphs of one lane never run at once: what they need in between can be the same memory
+        self._pool = cuda.graph_pool_handle() if capture else None
+
+    @property
+    def shapes(self) -> list[tuple[int | None, int]]:
+        """(contexts, rows) that there is memory for; contexts None where every row has its own."""
+        return list(self._shapes)
+
+    def prepare(self, largest: int = LARGEST) -> None:
+        """All shapes of plain batches and of single requests that rank, so that no request waits for one."""
+        slots, dense = self._net.net.slots, self._net.net.dense
+        width = self._net.net.shape.width
+        rows = 1
+        while rows <= largest:
+            for contexts in (None, 1) if slots.context else (None,):
+                every = rows if contexts is None else contexts
+                row = None if contexts is None else torch.zeros(rows, dtype=torch.int64)
+                vectors = torch.zeros(every, slots.context, width), torch.zeros(rows, slots.candidate, width)
+                given = torch.zeros(every, dense.context), torch.zeros(rows, dense.candidate)
+                self(Inputs(*given, *vectors, row))
+            rows *= 2
+
+    def __call__(self, inputs: Inputs) -> F32:
+        """float32 [rows]: the caller's. Waits for the device only to copy these."""
+        rows = inputs.candidate.shape[0]
+        if not 0 < rows <= LARGEST:
+            return self._on_host(self._probabilities(self._moved(inputs)))
+        shape = self._shape(inputs, rows)
+        for memory, given in zip(shape.inputs, inputs, strict=True):
+            if memory is not None and given is not None:
+                memory[: given.shape[0]].copy_(given, non_blocking=True)
+        shape.replay()
+        return self._on_host(shape.out[:rows])
+
+    def _shape(self, inputs: Inputs, rows: int) -> _Shape:
+        contexts = None if inputs.context_row is None else bucket(inputs.context.shape[0])
+        key = contexts, bucket(rows)
+        if key not in self._shapes:
+            self._shapes[key] = self._made(inputs, *key)
+        return self._shapes[key]
+
+    def _made(self, inputs: Inputs, contexts: int | None, rows: int) -> _Shape:
+        every = rows if contexts is None else contexts
+        counts = (every, rows, every, rows)
+        dense_context, dense_candidate, context, candidate = (
+            torch.zeros((n, *given.shape[1:]), dtype=self._dtype, device=self._device)
+            for n, given in zip(counts, inputs[:4], strict=True)
+        )
+        row = None if contexts is None else torch.zeros(rows, dtype=torch.int64, device=self._device)
+        memory = Inputs(dense_context, dense_candidate, context, candidate, row)
+        if not self._capture:
+            out = torch.empty(rows, device=self._device)
+            return _Shape(memory, out, lambda: out.copy_(self._probabilities(memory)))
+        cuda: Any = torch.cuda
+        ours, aside = cuda.current_stream(self._device), cuda.Stream(self._device)
+        aside.wait_stream(ours)
+        with cuda.stream(aside):
+            # libraries choose and allocate on first use, which cannot be captured
+            for _ in range(2):
+                self._probabilities(memory)
+        ours.wait_stream(aside)
+        graph = cuda.CUDAGraph()
+        with cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            out = self._probabilities(memory)
+        return _Shape(memory, out, graph.replay)
+
+    def _probabilities(self, inputs: Inputs) -> Tensor:
+        logits: Tensor = self._net(inputs)
+        return logits.float().sigmoid_()
+
+    def _moved(self, inputs: Inputs) -> Inputs:
+        dense_context, dense_candidate, context, candidate = (
+            x.to(self._device, self._dtype) for x in inputs[:4]
+        )
+        row = None if inputs.context_row is None else inputs.context_row.to(self._device)
+        return Inputs(dense_context, dense_candidate, context, candidate, row)
+
+    def _on_host(self, out: Tensor) -> F32:
+        host: F32 = out.to("cpu", copy=True).numpy()
+        return host
