@@ -2,9 +2,10 @@
 
     python -m benchmarks.simulated_live --ahead --json docs/results/simulated-live.json
 
-What serving costs is measured first (loadtest/calibration.py), then each policy's capacity (nobody else on
-its core) is sought in the simulator, and the live server is asked at shares of it, policies in turn; the same requests at the same times
-are simulated. Every run counts: what is told of a load is the median of its runs, live and simulated alike.
+What serving costs is measured first (loadtest/calibration.py), then each policy's capacity is sought in the
+simulator (nobody else on its core), and the live server is asked at shares of it, policies in turn; the same
+requests at the same times are simulated. Every run counts: what is told of a load is the median of its runs,
+live and simulated alike.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ in several ways, in turn: alone (one request, its answer, the next at once: ever
     lane's own clock - profile, alone                  = batch_s of the path
     lane's own clock - profile - batch_s, full         = query_s of the path, for each query beyond the first
     (server's processor time - lane's clock) / queries = turn_s * batches / queries + query_s + row_s * rows
+    processor time of a request with a hopeless budget = refuse_s, and the half of query_s and row_s
     round trip alone - all of these                    = wake_s, or, where the server was still busy after
                                                          its answer had come, -after_s
     round trip after a rest - round trip alone         = cooled
@@ -43,7 +44,7 @@ from models.errors import PolyrecError
 from planner.latency import LatencyModel
 from planner.plan import Plan, load_plan
 from planner.routing.curve import TAIL_DEVIATIONS
-from planner.simulation.costs import BatchCost, Costs
+from planner.simulation.costs import ASKING, BatchCost, Costs
 
 CONNECTIONS = 8
 ROUNDS = 4
@@ -52,7 +53,9 @@ AT_ONCE_S = 0.0001
 RESTS_S = (0.0016, 0.0064)
 LEAST_TRIP_S = 0.0003
 REQUESTS = 256
+LONG, SHORT = b"X-Latency-Budget-Ms: 600000", b"X-Latency-Budget-Ms: 0.05"
 NO_BUDGET = {"Content-Type": "application/json", "X-Latency-Budget-Ms": "600000"}
+NOT_IN_TIME = frozenset({429, 504})
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +125,8 @@ def calibrate(
     core_s, waited_s = (b - a for a, b in zip((core_s, waited_s), core_seconds(subjects.pid), strict=True))
     after, held = counted(subjects.url), times_held_off(subjects.pid) - held
     turn_s, query_s = front(fronts)
+    tell("calibrating refusals")
+    refused_s = _refusing(subjects, requests) - ASKING * (query_s + row_s * rows)
     left_s = float(np.median(trips))
     knots = np.maximum.accumulate(np.maximum(np.median(cooled, axis=0), 0.0), axis=0)
     return Costs(
@@ -131,6 +136,7 @@ def calibrate(
         after_s=min(max(0.0, -left_s), turn_s),
         query_s=query_s,
         row_s=row_s,
+        refuse_s=max(refused_s, 0.0),
         tick_s=(after.tick_s - before.tick_s) / max(after.ticks - before.ticks, 1),
         held_rate=held / core_s,
         held_s=waited_s / max(held, 1),
@@ -176,6 +182,17 @@ def _round(
     front_s = max(core_s - lane_s - (after.tick_s - before.tick_s), 0.0) / queries
     rest_s = max((spacing_s or float("nan")) - trip_s, 0.0)
     return Round(busy_s / batches, queries / batches, front_s, trip_s, rest_s)
+
+
+def _refusing(subjects: Subjects, requests: Sequence[bytes]) -> float:
+    """Processor seconds of a request that nothing can answer in time."""
+    hopeless = [request.replace(LONG, SHORT, 1) for request in requests]
+    found = []
+    for _ in range(ROUNDS):
+        core_s, _ = core_seconds(subjects.pid)
+        n = closed_loop(subjects.url, hopeless, CONNECTIONS, ROUND_S, NOT_IN_TIME)
+        found.append((core_seconds(subjects.pid)[0] - core_s) / n)
+    return float(np.median(found))
 
 
 def _middle(rounds: Sequence[Round]) -> Round:

@@ -8,18 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from itertools import cycle
 
 from loadtest.connection import Answer, LoadError, Pool, Target
 
-
-def closed_loop(url: str, requests: Sequence[bytes], connections: int, seconds: float) -> int:
-    """Sends for so long; the number answered. Raises LoadError at the first answer that is none."""
-    return asyncio.run(_closed_loop(url, requests, connections, seconds))
+ANSWERED = frozenset({200})
 
 
-async def _closed_loop(url: str, requests: Sequence[bytes], connections: int, seconds: float) -> int:
+def closed_loop(
+    url: str, requests: Sequence[bytes], connections: int, seconds: float, wanted: Set[int] = ANSWERED
+) -> int:
+    """Sends for so long; the number answered. Raises LoadError at the first answer of another status."""
+    return asyncio.run(_closed_loop(url, requests, connections, seconds, wanted))
+
+
+async def _closed_loop(
+    url: str, requests: Sequence[bytes], connections: int, seconds: float, wanted: Set[int]
+) -> int:
     turn = cycle(requests)
     ends = time.perf_counter() + seconds
     sent = answered = 0
@@ -27,7 +33,7 @@ async def _closed_loop(url: str, requests: Sequence[bytes], connections: int, se
 
     def next_one(index: int, answer: Answer) -> None:
         nonlocal sent, answered
-        if answer.status != 200:
+        if answer.status not in wanted:
             if not done.done():
                 why = answer.offence or f"status {answer.status}"
                 done.set_exception(LoadError(f"the server did not answer while it was measured: {why}"))

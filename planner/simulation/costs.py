@@ -21,6 +21,9 @@ from planner.plan import PathName, Plan
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Apart = Annotated[float, Field(allow_inf_nan=False)]
 
+ASKING = 0.5
+"""Share of a query's cost that comes before it is offered; the router plans by the half as well."""
+
 
 class CostsError(PolyrecError):
     """A file of costs that is missing, malformed, or of another plan."""
@@ -41,7 +44,8 @@ class Costs(Strict):
 
     cooled: (seconds of sleep, seconds that the next request takes longer for them), from no sleep on, linear
     between and flat beyond. turn_s: of the loop for each batch; after_s: the part of it that comes after the
-    answers. query_s, row_s: reading, parsing and answering a query, and each of its rows. tick_s: a turn of
+    answers. query_s, row_s: reading, parsing and answering a query, and each of its rows. refuse_s: to answer,
+    in place of the second half of that, that it is refused or too late; None: as an answer. tick_s: a turn of
     the control loop. held_rate, held_s: how often a second at work others take the core from the loop, and
     for how long, the mean. batches: by path; one that is missing takes what its profile says.
     """
@@ -52,6 +56,7 @@ class Costs(Strict):
     after_s: Seconds = 0.0
     query_s: Seconds = 0.0
     row_s: Seconds = 0.0
+    refuse_s: Seconds | None = None
     tick_s: Seconds = 0.0
     held_rate: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     held_s: Seconds = 0.0

@@ -22,15 +22,14 @@ from planner.plan import Limits, Plan, PlanError, Routing
 from planner.routing.curve import TAIL_DEVIATIONS
 from planner.routing.query import Dispatch, Query
 from planner.routing.router import LaneSpec, PathSpec, Router
-from planner.simulation.costs import BatchCost, Costs
+from planner.simulation.costs import ASKING, BatchCost, Costs
 from planner.simulation.faults import Fault
 from planner.simulation.outcomes import F64, I64, Outcomes, Status
 
 TICK_S = 0.1
 TOLD_EVERY = 4096
-IN, READ = 0.5, 0.25
-"""Shares of a query's cost: until it is offered, and of that until it is read from its socket. The router
-plans by the half as well."""
+IN, READ = ASKING, 0.25
+"""Shares of a query's cost: until it is offered, and of that until it is read from its socket."""
 INF = float("inf")
 Progress = Callable[[int], None]
 
@@ -204,7 +203,10 @@ class Simulator:
 
     def _answer(self, i: int, status: Status) -> None:
         costs = self._costs
-        self._now_s += costs.query_s * (1 - IN)
+        if status is not Status.ANSWERED and costs.refuse_s is not None:
+            self._now_s += costs.refuse_s
+        else:
+            self._now_s += costs.query_s * (1 - IN)
         if status is Status.ANSWERED:
             self._now_s += costs.row_s * self._rows[i] * (1 - IN)
         self._status[i] = status

@@ -185,6 +185,26 @@ def test_others_that_take_the_core_cost_a_loop_at_work_but_not_an_idle_one():
     assert np.median(took(idle, 10, held)) == pytest.approx(np.median(took(idle, 10, Costs())))
 
 
+def test_refusals_take_the_loop_time_of_their_own():
+    free, dear = (
+        Simulator(
+            *SERVERS["inline"],
+            Routing(query_s=1e-4),
+            Limits(),
+            times := arrival_times(Arrivals(), 12_000, 0.5, np.random.default_rng(3)),
+            np.full(times.size, 60),
+            0.02,
+            np.random.default_rng(4),
+            costs=Costs(query_s=1e-4, refuse_s=refuse_s),
+        )
+        .run()
+        .figures(0.2)
+        for refuse_s in (0.0, 3e-4)
+    )
+    assert free.refused > 0.2
+    assert dear.goodput < 0.7 * free.goodput
+
+
 def rows_on(sim: Simulator, lane: int, begin_s: float, end_s: float) -> int:
     """Rows that a lane was given in a span, by a simulator whose router was watched."""
     return sum(d.rows for d in sim.dispatched if d.lane == lane and begin_s <= d.started_s < end_s)
