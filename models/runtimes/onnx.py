@@ -1,4 +1,6 @@
-"""The ONNX Runtime runtime: embedding stage in torch on the host, dense net in a session.
+"""The ONNX Runtime runtime: embedding stage in torch, dense net in a session.
+
+On a GPU that torch reaches too the stage is there, and the session reads its vectors in place (binding.py).
 
 The execution provider is asked for by name and checked: ONNX Runtime itself falls back to the CPU
 in silence, this runtime never does.
@@ -6,8 +8,13 @@ in silence, this runtime never does.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
 import onnxruntime as ort
 import torch
+from onnx import ModelProto
 
 from models.batch import F32, Batch
 from models.bundle import Bundle
@@ -16,6 +23,7 @@ from models.embeddings.tiers.stack import TierStack
 from models.embeddings.tiers.stage import open_stage
 from models.errors import RuntimeUnavailable
 from models.precision import DensePrecision
+from models.runtimes.binding import Bound
 from models.runtimes.graph import plain_graph, ranking_graph
 from models.weights import Weights
 
@@ -42,37 +50,76 @@ class OnnxRuntime:
             raise RuntimeUnavailable(f"onnx has no dense precision '{precision}'; known: fp32, int8")
         self.device = device
         self.precision = precision
-        self.stage = open_stage(bundle, tiers)
+        where = _memory(device)
+        cuda: Any = torch.cuda
+        self._stream = cuda.Stream(where) if where.type == "cuda" else None
+        self.stage = open_stage(bundle, tiers, where)
         net = bundle.net()
-        self._plain = _named(open_session(plain_graph(net, precision).SerializeToString(), device))
-        self._ranking: tuple[ort.InferenceSession, list[str]] | None = None
-        if min(net.slots):
-            self._ranking = _named(open_session(ranking_graph(net, precision).SerializeToString(), device))
+        self._plain = self._session(plain_graph(net, precision))
+        self._ranking = self._session(ranking_graph(net, precision)) if min(net.slots) else None
+
+    def _session(self, graph: ModelProto) -> _Session:
+        session = open_session(graph.SerializeToString(), self.device, self._stream)
+        names = [i.name for i in session.get_inputs()]
+        return _Session(session, names, None if self._stream is None else Bound(session, names))
 
     def embed(self, batch: Batch) -> Inputs:
-        with torch.inference_mode():
+        with torch.inference_mode(), _on(self._stream):
             return inputs_of(batch, self.stage(batch))
 
     def dense(self, embedded: Inputs) -> F32:
         inputs = embedded
         if inputs.context_row is not None and self._ranking is None:
-            row = inputs.context_row
-            inputs = Inputs(inputs[0][row], inputs[1], inputs[2][row], inputs[3], None)
-        session, names = self._plain if inputs.context_row is None or not self._ranking else self._ranking
-        out: F32 = session.run(None, {name: getattr(inputs, name).numpy() for name in names})[0]
+            with _on(self._stream):
+                row = inputs.context_row
+                inputs = Inputs(inputs[0][row], inputs[1], inputs[2][row], inputs[3], None)
+        chosen = self._plain if inputs.context_row is None or self._ranking is None else self._ranking
+        if chosen.bound is not None:
+            with _on(self._stream):
+                given = {name: getattr(inputs, name) for name in chosen.inputs}
+                return chosen.bound(given, inputs.candidate.shape[0])
+        # rows of tiers may be on a device that the session does not read
+        arrays = {name: getattr(inputs, name).cpu().numpy() for name in chosen.inputs}
+        out: F32 = chosen.session.run(None, arrays)[0]
         return out
 
     def predict(self, batch: Batch) -> F32:
         return self.dense(self.embed(batch))
 
 
-def _named(session: ort.InferenceSession) -> tuple[ort.InferenceSession, list[str]]:
-    """A session and the names of its inputs, which are slow to ask for."""
-    return session, [i.name for i in session.get_inputs()]
+@dataclass(frozen=True, slots=True)
+class _Session:
+    """A session, the names of its inputs, which are slow to ask for, and its binding where that pays."""
+
+    session: ort.InferenceSession
+    inputs: list[str]
+    bound: Bound | None
 
 
-def open_session(model: bytes, device: str) -> ort.InferenceSession:
-    """A session on exactly the provider asked for. Raises RuntimeUnavailable otherwise."""
+def _memory(device: str) -> torch.device:
+    """Where vectors are best for a session on that device: there, if torch can reach it, else on the host."""
+    kind, _, index = device.partition(":")
+    if kind in ("cuda", "tensorrt") and (not index or index.isdigit()):
+        number = int(index or 0)
+        if number < torch.cuda.device_count():
+            return torch.device("cuda", number)
+    return torch.device("cpu")
+
+
+def _on(stream: Any) -> AbstractContextManager[Any]:
+    """Torch's work goes to that stream of its device."""
+    if stream is None:
+        return nullcontext()
+    cuda: Any = torch.cuda
+    context: AbstractContextManager[Any] = cuda.stream(stream)
+    return context
+
+
+def open_session(model: bytes, device: str, stream: Any = None) -> ort.InferenceSession:
+    """A session on exactly the provider asked for. Raises RuntimeUnavailable otherwise.
+
+    stream: torch's, that it works on; None: one of its own.
+    """
     kind, _, index = device.partition(":")
     provider = PROVIDERS.get(kind)
     if provider is None or (index and not index.isdigit()):
@@ -87,6 +134,8 @@ def open_session(model: bytes, device: str) -> ort.InferenceSession:
     # what a failing provider logs beside its exception is said in one line below
     ort.set_default_logger_severity(4)
     settings = {} if kind == "cpu" else {"device_id": index or "0"}
+    if stream is not None:
+        settings["user_compute_stream"] = str(stream.cuda_stream)
     try:
         session = ort.InferenceSession(model, options, providers=[(provider, settings)])
     except Exception as e:  # onnxruntime raises its own pybind classes, and RuntimeError

@@ -129,6 +129,19 @@ class FusedLookups:
         cuda: Any = torch.cuda
         self._copying = cuda.Stream(self._hot.device) if self._cuda else None
         self._timing: deque[tuple[int, int, int, Any, Any]] = deque()
+        if fuses(stack):
+            self._compile()
+
+    def _compile(self) -> None:
+        """Every form of the kernel that a batch may need, so that no request waits for a compiler."""
+        form, hot, slab = self.stack.tiers.form, self._hot, self.stack.tiers.slab.view
+        none, bags = np.zeros(2, np.int64), np.arange(2)
+        out = torch.empty((2, form.width), device=hot.device)
+        for offsets, scale in ((None, None), (np.arange(3), None), (np.arange(3), np.ones(2, np.float32))):
+            there = self._there(Slots(none, offsets, scale, ((0, 0), (1, 2))), none, bags)
+            self._sum(there, hot, there.which[0], out)
+            if self._reaches_host:
+                self._sum(there, slab, None, out)
 
     def vectors(self, view: View, lookups: Lookups) -> tuple[Vectors, int]:
         """The vectors of a batch, on the device, and how many look-ups got out-of-vocabulary rows instead.
@@ -190,7 +203,7 @@ class FusedLookups:
         touched = slots.having(misses)
         popular, rest = np.flatnonzero(~touched), np.flatnonzero(touched)
         there = self._there(slots, codes, popular, rest)
-        self._sum(there, self._hot[:0], there.which[0], out)
+        self._sum(there, self._hot, there.which[0], out)
         staged = torch.empty((misses.size, form.units), dtype=form.unit, pin_memory=self._cuda)
         lost = below(misses, staged)
         if self._copying is not None:
@@ -215,10 +228,13 @@ class FusedLookups:
         scale = None if slots.scale is None else torch.from_numpy(slots.scale)
         if self._cuda:
             device = self._hot.device
-            packed = torch.empty(sum(p.size for p in parts), dtype=torch.int64, pin_memory=True)
-            np.concatenate(parts, out=packed.numpy())
+            # each part begins on 16 bytes: the kernel is compiled once, for pointers that do
+            starts = np.cumsum([0, *(p.size + p.size % 2 for p in parts)]).tolist()
+            packed = torch.empty(starts[-1], dtype=torch.int64, pin_memory=True)
+            for start, part in zip(starts, parts, strict=False):
+                packed.numpy()[start : start + part.size] = part
             there = packed.to(device, non_blocking=True)
-            tensors = list(torch.split(there, [p.size for p in parts]))
+            tensors = [there[start : start + part.size] for start, part in zip(starts, parts, strict=False)]
             scale = None if scale is None else scale.pin_memory().to(device, non_blocking=True)
         else:
             tensors = [torch.from_numpy(p) for p in parts]

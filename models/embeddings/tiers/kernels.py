@@ -99,7 +99,8 @@ if triton is not None:
         x = tl.load(a[:, None] + column, mask=near[:, None] & inside, other=0.0).to(tl.float32)
         return x + tl.load(b[:, None] + column, mask=far[:, None] & inside, other=0.0).to(tl.float32)
 
-    @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+    # batches differ in how many bags they have: nothing is to be compiled anew for that
+    @triton.jit(do_not_specialize=["bags"])  # type: ignore[untyped-decorator, unused-ignore]
     def _pool(  # type: ignore[no-untyped-def]
         out, hot, cold, rows, offsets, scale, which, bags,
         WIDTH: tl.constexpr, HOT: tl.constexpr, COLD: tl.constexpr, BLOCK: tl.constexpr, BAGS: tl.constexpr,

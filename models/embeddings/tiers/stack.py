@@ -355,6 +355,9 @@ class TierStack:
             hot = torch.from_numpy(layer.values[tier == DEVICE]).view(tiers.form.unit)
             where = torch.from_numpy(local[tier == DEVICE]).to(tiers.device.device)
             tiers.device.index_copy_(0, where, hot.to(tiers.device.device))
+            if self.device.type == "cuda":
+                # lanes read on streams of their own
+                torch.cuda.synchronize(self.device)
         tiers.slab.row_bytes()[local[tier == HOST]] = layer.values[tier == HOST]
         if tiers.disk is not None and (tier == DISK).any():
             tiers.disk.write(local[tier == DISK], layer.values[tier == DISK])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -48,7 +49,9 @@ def grained(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def compare(device: str) -> None:
-    for seed, (precision, width) in enumerate((p, w) for p in PRECISIONS for w in (1, 64, 100)):
+    # each width is another compilation: half a second on a GPU, none by the interpreter
+    widths = (64, 100) if device == "cuda" else (1, 64, 100)
+    for seed, (precision, width) in enumerate((p, w) for p in PRECISIONS for w in widths):
         case = random_case(precision, width, seed)
         form, hot = case.form, case.hot.to(device)
         overlapping, addresses = grained(case)
@@ -100,5 +103,43 @@ def test_the_kernel_by_tritons_interpreter() -> None:
         capture_output=True,
         text=True,
         check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+COMPILED = """
+from itertools import product
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+from models.embeddings.tiers.kernels import _pool
+
+pointers = ("out", "hot", "cold", "rows", "offsets", "scale", "which")
+aligned = {(i,): [["tt.divisibility", 16]] for i in range(len(pointers))}
+for (kind, units, step), single, scaled, chosen in product(
+    (("*fp32", 64, 64), ("*bf16", 64, 64), ("*u8", 67, 1)), *[(True, False)] * 3
+):
+    constants = {
+        "WIDTH": 64, "HOT": units, "COLD": step, "BLOCK": 64, "BAGS": 16,
+        "INT8": kind == "*u8", "SINGLE": single, "SCALED": scaled, "CHOSEN": chosen,
+    }
+    types = ("*fp32", kind, kind, "*i64", "*i64", "*fp32", "*i64")
+    signature = dict(zip(pointers, types)) | {"bags": "i32"} | dict.fromkeys(constants, "constexpr")
+    source = ASTSource(fn=_pool, signature=signature, constexprs=constants, attrs=aligned)
+    built = compile(source, target=GPUTarget("cuda", 90, 32))
+    assert built.asm["cubin"]
+    # rows are read sixteen bytes at a time, where they are aligned
+    assert ("ld.global.v4" in built.asm["ptx"]) == (kind != "*u8")
+"""
+
+
+def test_the_kernel_compiles_for_hopper_where_there_is_none(tmp_path: Path) -> None:
+    if not available():
+        pytest.skip("no triton here (pip install triton: it compiles for a GPU without one)")
+    if sys.platform != "linux":
+        pytest.skip("triton brings its assembler for linux only")
+    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
+    environment.pop("TRITON_INTERPRET", None)
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILED], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr

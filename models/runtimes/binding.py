@@ -1,0 +1,47 @@
+"""A session that reads torch's memory where it is, on whichever device, and writes answers to the host.
+
+By `run` ONNX Runtime takes arrays of the host and copies them to its device; bound to a pointer it takes what
+the embedding stage left there. Both work on one stream of the device, so that neither waits for the other;
+the only wait is for the answers. On the cpu nothing is copied either way, and `run` costs less (docs/tiers.md).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnxruntime as ort
+import torch
+from torch import Tensor
+
+from models.batch import F32
+
+TYPES = {torch.float32: np.float32, torch.int64: np.int64}
+
+
+class Bound:
+    """One session's inputs and its one output, `probability`, bound anew for each batch."""
+
+    def __init__(self, session: ort.InferenceSession, inputs: list[str]) -> None:
+        self._session, self._inputs = session, inputs
+        self._binding = session.io_binding()
+
+    def __call__(self, given: dict[str, Tensor], rows: int) -> F32:
+        """float32 [rows]: the caller's. given: each input, float32 or int64, on the host or the device."""
+        out = np.empty(rows, np.float32)
+        if not rows:
+            return out
+        binding = self._binding
+        # what is bound must outlive the run
+        kept = [given[name].contiguous() for name in self._inputs]
+        for name, tensor in zip(self._inputs, kept, strict=True):
+            place = tensor.device
+            binding.bind_input(
+                name,
+                place.type,
+                place.index or 0,
+                TYPES[tensor.dtype],
+                tuple(tensor.shape),
+                tensor.data_ptr(),
+            )
+        binding.bind_output("probability", "cpu", 0, np.float32, (rows,), out.ctypes.data)
+        self._session.run_with_iobinding(binding)
+        return out
