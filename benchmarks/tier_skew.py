@@ -172,7 +172,7 @@ def compare(name: str, world: World, cached: float) -> dict[str, Any]:
         first = int((looked[~inside] > 0).sum())
         best = rivals.clairvoyant(held_out, size)
         lfu_rows = max(budget - fused.total * rivals.LFU_COUNT, 0) // (FORM.bytes + rivals.LFU_BOOKS)
-        own = {
+        own: dict[str, Any] = {
             "cuts": float(looked[inside].sum() / held_out.size),
             "tiers": served(world, budget, cached, False),
             "followed": served(world, budget, cached, True),
