@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from planner.latency import LatencyModel
 from planner.plan import Limits
-from planner.routing.router import LaneSpec, PathSpec
+from planner.routing.lane import LaneSpec
+from planner.routing.path import PathSpec
 
 ROWS = (1, 16, 64, 256, 1024, 4096)
 CPU_TAIL, GPU_TAIL = 1.5, 1.3

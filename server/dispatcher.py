@@ -39,6 +39,8 @@ clock = time.perf_counter
 TICK_S = 0.1
 IDLE_TICKS = 50
 """The control loop sleeps after this many ticks without a query, and wakes with the next one."""
+GATHERED = 0.2
+"""Weight of the last time in what it usually takes from the first query to the turn that looks for work."""
 DEFECTS_UNTIL_LANE_IS_SUSPECT = 3
 RESTART_FIRST_S, RESTART_MOST_S = 0.05, 5.0
 REDUCED = frozenset({Reason.LOAD, Reason.DEADLINE, Reason.FAILURE})
@@ -161,6 +163,9 @@ class Dispatcher:
         self._closed = False
         self._restarts: set[asyncio.Task[None]] = set()
         self._open: set[asyncio.Future[Answer]] = set()
+        self._spent_s = self._executing_s = 0.0
+        self._woken_s = self._turn_s = 0.0
+        self._gathering_s = 0.0
 
     def ask(
         self,
@@ -182,10 +187,11 @@ class Dispatcher:
         self._idle_ticks = 0
         if not self._ticking:
             self._ticking = True
+            self._spent_s, self._executing_s = time.thread_time(), 0.0
             for lane in self._lanes:
                 lane.attach()
             loop.call_later(TICK_S, self._tick, loop, clock() + TICK_S)
-        refused = self.router.offer(query, clock())
+        refused = self.router.offer(query, max(clock(), self._turn_s))
         if refused is not None:
             if refused.why is Refusal.UNAVAILABLE:
                 raise NotReady("no lane is alive; they are being restarted")
@@ -230,6 +236,8 @@ class Dispatcher:
     def _wake(self, loop: asyncio.AbstractEventLoop) -> None:
         if not self._turning:
             self._turning = True
+            self._woken_s = clock()
+            self._turn_s = self._woken_s + self._gathering_s
             # Two turns of the loop, not one: whatever has reached the sockets by now is read in the first
             # and parsed in the second, and joins the batch. That is worth a quarter more throughput at 16
             # connections, and nothing is waited for: an idle loop turns at once.
@@ -241,6 +249,7 @@ class Dispatcher:
         if self._closed:
             return
         now_s = clock()
+        self._gathering_s += GATHERED * (now_s - self._woken_s - self._gathering_s)
         self._expire(now_s)
         for i in tuple(self.router.asking):
             if self._running[i] is None and self._lanes[i].alive:
@@ -274,7 +283,9 @@ class Dispatcher:
         if self._closed:
             return
         now_s = clock()
-        self.router.tick(now_s)
+        spent_s = time.thread_time()
+        self.router.tick(now_s, spent_s - self._spent_s - self._executing_s)
+        self._spent_s, self._executing_s = spent_s, 0.0
         self._observer.ticked(max(0.0, now_s - due_s), clock() - now_s)
         self._idle_ticks += 1
         if self.waiting or self._idle_ticks < IDLE_TICKS:
@@ -293,6 +304,11 @@ class Dispatcher:
 
         An inline lane settles before it returns: then the loop here goes on, else `_settled` comes back.
         """
+        began_s = time.thread_time()
+        self._groups(lane, running)
+        self._executing_s += time.thread_time() - began_s
+
+    def _groups(self, lane: int, running: Running) -> None:
         running.looping = True
         while running.groups:
             parts = [p for p in running.groups.pop() if not p.query.payload.answer.done()]

@@ -20,7 +20,10 @@ from models.encoder import Encoder
 from models.runtimes.runtime import Runtime
 from planner.latency import LatencyModel
 from planner.plan import Plan, PlanError, PlannedPath
-from planner.routing.router import LaneSpec, PathSpec, Router
+from planner.routing.board import Board
+from planner.routing.lane import LaneSpec
+from planner.routing.path import PathSpec
+from planner.routing.router import Router
 from server.decode import Decoder
 from server.dispatcher import Dispatcher, clock
 from server.lanes.lane import Lane, OnDeath
@@ -133,13 +136,14 @@ def _open(
         )
         for planned, encoder in zip(plan.paths, encoders, strict=True)
     )
-    router = Router(
+    board = Board(
         [PathSpec(p.name, p.planned.device, p.accuracy, p.latency) for p in paths],
         [LaneSpec(lane.name, lane.device, lane.kind) for lane in lanes_of],
         plan.routing,
         plan.limits,
         clock(),
     )
+    router = Router(board)
     statistics = Statistics()
     observer = Recorder(
         [metrics.lane(lane.name) for lane in lanes_of],

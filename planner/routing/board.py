@@ -5,22 +5,20 @@ doing, the queue, what was observed of the traffic. The router keeps it; policie
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from planner.latency import LatencyModel
-from planner.plan import LaneKind, Limits, Routing
-from planner.routing.breaker import Breaker, BreakerState
-from planner.routing.correction import Correction
+from planner.plan import Limits, Routing
+from planner.routing.caution import Caution
 from planner.routing.curve import Curve
+from planner.routing.front import Front
+from planner.routing.lane import LaneSpec, LaneState
 from planner.routing.observed import Observed
+from planner.routing.path import PathSpec, PathState
 from planner.routing.prices import Prices, price
-from planner.routing.query import Dispatch, Part, Query
+from planner.routing.query import Query
 from planner.routing.queue import Queue
 
 LOOP_HOLD_S = 0.005
 """An inline lane holds the event loop no longer than this if a smaller batch can do."""
-SURE = 0.42
-"""Beyond the tail, 2.33 standard deviations of a lognormal, 3.3 of them: in powers of tail/median."""
 FASTER = 2.0
 """A lane of the same device counts as faster if it is that many times as fast."""
 RARELY = 8.0
@@ -34,106 +32,20 @@ BATCH_SHARE = 0.4
 """A merged batch takes at most this share of the usual budget: it delays whatever comes behind it."""
 
 
-@dataclass(frozen=True, slots=True)
-class PathSpec:
-    """A path: its place, how often it is right on held-out rows, and what a batch on one lane takes."""
-
-    name: str
-    device: str
-    accuracy: float
-    latency: LatencyModel
-
-
-@dataclass(frozen=True, slots=True)
-class LaneSpec:
-    """An executor on a device."""
-
-    name: str
-    device: str
-    kind: LaneKind
-
-
-class PathState:
-    """A path as decisions see it. value: accuracy times weight; representation: the name before `@`.
-
-    row_s: seconds of a row in a batch worth merging, as corrected. sure: how much longer than the tail a
-    batch may be assumed to take if it must not be late. efficient: no mix of two others of its
-    device beats it.
-    rows: dispatched recently.
-    """
-
-    __slots__ = (
-        "curve", "device", "efficient", "index", "name", "representation", "row_s", "rows", "sure", "value",
-    )  # fmt: skip
-
-    def __init__(self, index: int, spec: PathSpec, device: int, representation: int, curve: Curve) -> None:
-        self.index, self.name, self.device = index, spec.name, device
-        self.representation = representation
-        self.value = spec.accuracy
-        self.curve = curve
-        self.sure = (curve.tail[1] / curve.median[1]) ** SURE
-        self.row_s = INF
-        self.efficient = True
-        self.rows = 0.0
-
-
-class LaneState:
-    """A lane as decisions see it. All lists are by path index.
-
-    order: paths it may use, most accurate first, without those that another beats in both ways. fastest: of
-    these the one with most rows/s; rate: those, rows/s as corrected. faster: lanes that are much faster,
-    with the rows/s at which they would have to do the work for this one not to be needed. most: rows that
-    one batch may have; merge: rows beyond which queries are not merged. free_s: when its batch should be
-    over; due_s: the first deadline in it; overdue_s: when the lane counts as stalled; stranded: parts of a
-    stalled batch that no other lane can make in time. again_s: when to ask it again if nothing happens.
-    heard_s: when it last finished a batch; used: share of the last seconds that it worked.
-    """
-
-    __slots__ = (
-        "again_s", "alive", "breaker", "busy_s", "correction", "device", "due_s", "faster", "fastest",
-        "flight", "free_s", "heard_s", "index", "inline", "merge", "most", "name", "order", "overdue_s",
-        "paths", "rate", "stranded", "used",
-    )  # fmt: skip
-
-    def __init__(self, index: int, spec: LaneSpec, device: int, paths: list[int], all_paths: int) -> None:
-        self.index, self.name, self.device = index, spec.name, device
-        self.inline = spec.kind == "inline"
-        self.paths = paths
-        self.order: list[int] = []
-        self.faster: list[tuple[LaneState, float]] = []
-        self.fastest = -1
-        self.rate = 0.0
-        self.most = [1] * all_paths
-        self.merge = [1] * all_paths
-        self.correction = Correction(all_paths)
-        self.breaker = Breaker()
-        self.alive = True
-        self.flight: Dispatch | None = None
-        self.free_s = 0.0
-        self.due_s = self.overdue_s = self.again_s = float("inf")
-        self.stranded: list[Part] = []
-        self.heard_s = 0.0
-        self.busy_s = 0.0
-        self.used = 0.0
-
-    @property
-    def usable(self) -> bool:
-        """It is alive and trusted with work."""
-        return self.alive and self.breaker.state is BreakerState.CLOSED
-
-
 class Board:
     """All of it. usable: lanes to count on, those that are closed, or if there are none all that are alive.
 
     total_rate: their rows/s on their fastest paths; least_s: what the smallest query takes at best.
     reserve_s: backlog, in seconds, that random arrivals alone may add before it shrinks again, as in a queue
     under heavy traffic: log(1 / P) x variance a second / (2 x spare capacity). best: the highest value of a
-    path; allowed: paths that the policy uses at all.
+    path; allowed: paths that the policy uses at all. alone: the usable lane, if there is but one and it is
+    inline. specs: paths and lanes as given.
     """
 
     __slots__ = (
-        "_merge", "_own", "allowed", "best", "devices", "front_query_s", "front_row_s", "lanes", "least_s",
-        "limits", "observed", "paths", "prices", "queue", "reserve_s", "routing", "total_rate", "usable",
+        "_merge", "_own", "allowed", "alone", "begun_s", "best", "caution", "devices", "front", "lanes",
+        "least_s", "limits", "observed", "paths", "prices", "queue", "reserve_s", "routing", "specs",
+        "total_rate", "usable",
     )  # fmt: skip
 
     def __init__(
@@ -144,7 +56,9 @@ class Board:
         limits: Limits,
         now_s: float,
     ) -> None:
+        self.specs = tuple(paths), tuple(lanes)
         self.limits = limits
+        self.begun_s = now_s
         self.devices = list(dict.fromkeys(lane.device for lane in lanes))
         representations = list(dict.fromkeys(_representation(p.name) for p in paths))
         size = max(limits.max_batch_rows, limits.max_request_rows)
@@ -169,6 +83,8 @@ class Board:
             for i, lane in enumerate(lanes)
         ]
         self.queue = Queue()
+        self.front = Front(routing)
+        self.caution = Caution()
         self.observed = Observed(now_s)
         self.total_rate = 0.0
         self.prices: Prices | None = None
@@ -177,18 +93,15 @@ class Board:
         self._own: dict[int, float] = {}
         self._merge = 1
         self.usable: list[LaneState] = []
+        self.alone: LaneState | None = None
         self.allowed: frozenset[int] = frozenset(range(len(paths)))
-        self.set_routing(routing, [p.accuracy for p in paths])
+        self.set_routing(routing)
 
-    def set_routing(self, routing: Routing, accuracies: Sequence[float]) -> None:
-        """Takes over weights and the front's cost."""
+    def set_routing(self, routing: Routing) -> None:
+        """Takes over weights. What the front costs is known better by now."""
         self.routing = routing
-        for path, accuracy in zip(self.paths, accuracies, strict=True):
-            path.value = accuracy * routing.weights.get(path.name, 1.0)
-        # What the front spends before a query is offered has been spent when the router first sees it;
-        # half is taken to be that, parsing, and half the answer.
-        self.front_query_s = routing.query_s / 2
-        self.front_row_s = routing.row_s / 2
+        for path in self.paths:
+            path.value = path.accuracy * routing.weights.get(path.name, 1.0)
         self.best = max((p.value for p in self.paths), default=0.0)
         self.refresh()
 
@@ -222,7 +135,7 @@ class Board:
         curve = self.paths[path].curve
         seconds = curve.median[rows] * curve.mean * lane.correction.median[path] / rows
         if lane.inline:
-            seconds += self.routing.row_s + self.routing.query_s / self.observed.mean_rows
+            seconds += self.front.row_s + self.front.query_s / self.observed.mean_rows
         return seconds
 
     def count(self) -> None:
@@ -245,7 +158,8 @@ class Board:
                 for p in lane.order
             ),
             default=0.0,
-        ) + (self.front_query_s + self.front_row_s)
+        ) + (self.front.answer_s + self.front.answer_row_s)
+        self.alone = self.usable[0] if len(self.usable) == 1 and self.usable[0].inline else None
         self._own = {}
         self._merge = max((lane.merge[lane.fastest] for lane in self.usable), default=1)
 
@@ -253,7 +167,7 @@ class Board:
         """Rows/s of all usable lanes, and of the front; and from that what has to be kept for bursts."""
         rate = sum(lane.rate for lane in self.usable)
         if rate and not any(lane.inline for lane in self.usable):
-            rate = 1 / max(1 / rate, self.routing.row_s + self.routing.query_s / self.observed.mean_rows)
+            rate = 1 / max(1 / rate, self.front.row_s + self.front.query_s / self.observed.mean_rows)
         used = UNSURE * self.observed.high_rows_s / rate if rate else 1.0
         variance = self.observed.variance_s / (rate * rate) if rate else 0.0
         self.reserve_s = RARELY / 2 * variance / (1 - used) if used < 1 else INF
@@ -321,7 +235,7 @@ class Board:
 
     def front_s(self, query: Query) -> float:
         """What the front will spend on the answer."""
-        return self.front_query_s + self.front_row_s * query.rows
+        return self.front.answer_s + self.front.answer_row_s * query.rows
 
     def committed_rows(self, now_s: float) -> float:
         """What executes now, in rows of the lanes' fastest paths."""

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.routing import late
-from planner.routing.board import Board, LaneState
+from planner.routing import door
+from planner.routing.board import Board
+from planner.routing.lane import LaneState
 from planner.routing.policy import Choice
 from planner.routing.query import Query, Reason
 from planner.routing.queue import Piece
@@ -71,7 +72,7 @@ class DeepRecSys:
         self._accelerator = min(devices)[1] if len(devices) > 1 else -1
 
     def admit(self, board: Board, query: Query, now_s: float) -> float:
-        return late.admit(board, query, now_s)
+        return door.admit(board, query, now_s)
 
     def choose(self, board: Board, lane: LaneState, now_s: float) -> Choice | None:
         path = next((p for p in self._paths if p in lane.paths), -1)

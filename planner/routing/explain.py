@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from planner.routing.board import Board, LaneState
+from planner.routing.board import Board
+from planner.routing.lane import LaneState
 from planner.routing.policy import Policy
 from planner.routing.query import Query
 from planner.routing.queue import Queue

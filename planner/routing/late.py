@@ -12,15 +12,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from math import sqrt
 
-from planner.routing.board import Board, LaneState
+from planner.routing.board import Board
+from planner.routing.lane import LaneState
 from planner.routing.policy import Choice
 from planner.routing.query import Query, Reason
-from planner.routing.queue import LOWEST, Piece
+from planner.routing.queue import Piece
 
 LOOK = 8
 """Pieces that are looked at for one that this lane can make."""
-SPARE = 0.6
-"""Share of the time left that the backlog may fill after a more accurate path was chosen."""
 KEPT = 0.3
 """Share of its budget that the next query must have left then: what waits long for the sake of accuracy has
 no time for surprises."""
@@ -32,34 +31,6 @@ BEHIND = 0.6
 """There is more than enough to do when the backlog fills that share of the last deadline's time."""
 PAYS = 0.7
 """A batch pays if it does at least that share of the rows a second that one after it would."""
-MARGIN = 1.2
-"""The backlog takes that many times what the latency models say, before a query is taken."""
-
-
-def admit(board: Board, query: Query, now_s: float) -> float:
-    """Seconds by which the backlog is too long for the query; 0 or less: it can be made."""
-    left = query.deadline_s - now_s - board.front_s(query)
-    queued = board.queue.rows
-    committed = board.committed_rows(now_s)
-    if query.required:
-        # Its own time is that of the best path, which no shorter queue makes up for.
-        over_s = MARGIN * committed / board.total_rate + board.best_own_s(query.rows) - left
-        if over_s > 0:
-            return over_s
-    over_s = MARGIN * (queued + committed) / board.total_rate + board.own_s(query.rows, queued) - left
-    pieces = board.queue.pieces
-    if over_s <= 0 or not pieces:
-        return over_s
-    at = bisect_left(pieces, (query.priority or LOWEST, query.deadline_s))
-    if at == len(pieces):
-        return over_s
-    # It would go before others: only what is before it counts, if those behind it bear the delay.
-    final = pieces[-1][3]
-    behind = MARGIN * (queued + query.rows + committed) / board.total_rate
-    if behind > final.deadline_s - now_s:
-        return over_s
-    ahead = sum(piece[5] for piece in pieces[:at])
-    return MARGIN * (ahead + committed) / board.total_rate + board.own_s(query.rows, ahead) - left
 
 
 def choose(board: Board, lane: LaneState, now_s: float) -> Choice | None:
@@ -201,19 +172,26 @@ def _form(
     peers: int,
     last: bool,
 ) -> tuple[list[Piece], int] | None:
-    """The pieces from `start` on that this path makes in time, and their rows; None if not even the first."""
+    """The pieces from `start` on that this path makes in time, and their rows; None if not even the first.
+
+    In time is who is answered in time: answers are written one after another.
+    """
     state = board.paths[path]
     curve = state.curve
     first = pieces[start]
     rows = first[5]
-    allowed = left / lane.correction.tail[path]
+    factor = lane.correction.tail[path]
     if not last:
-        allowed /= state.sure
+        factor *= state.sure
+    allowed = left / factor
     tail = curve.tail
     if rows > lane.most[path] or tail[rows] > allowed:
         part = _part(board, lane, path, rows, allowed, peers)
         return ([first], part) if part else None
     merge = min(lane.merge[path], share)
+    front = board.front
+    query_s, row_s = front.answer_s, front.answer_row_s
+    until_s = first[3].deadline_s - left
     taken = [first]
     for at in range(start + 1, len(pieces)):
         piece = pieces[at]
@@ -221,6 +199,10 @@ def _form(
         if query.settled:
             break
         more = rows + piece[5]
+        until_s += query_s + row_s * piece[5]
+        fits = (query.deadline_s - until_s) / factor
+        if fits < allowed:
+            allowed = fits
         if more > merge or tail[more] > allowed:
             break
         if query.required and state.value < board.best:
@@ -268,11 +250,12 @@ def _rest_is_feasible(
         coming += DEVIATIONS * sqrt(observed.queries_s * took * observed.mean_square)
     waiting = board.queue.rows - rows
     rate = board.total_rate
+    spare = board.caution.spare
     busy += took * lane.rate
-    if waiting + coming > SPARE * board.limits.max_queued_rows:
+    if waiting + coming > spare * board.limits.max_queued_rows:
         return False
     backlog_s = (busy + waiting + coming) / rate + board.own_s(int(observed.mean_rows), waiting + coming)
-    if backlog_s > min(SPARE * observed.budget_s, observed.budget_s - board.reserve_s):
+    if backlog_s > min(spare * observed.budget_s, observed.budget_s - board.reserve_s):
         return False
     if start == 0 and count < len(pieces):
         head = pieces[count]
@@ -284,16 +267,16 @@ def _rest_is_feasible(
                     free = min(free, max(0.0, other.free_s - now_s))
         query = head[3]
         left = query.deadline_s - now_s
-        spared = min(SPARE * left, left - KEPT * (query.deadline_s - query.arrival_s))
+        spared = min(spare * left, left - KEPT * (query.deadline_s - query.arrival_s))
         if free + board.own_s(head[5], waiting) > spared:
             return False
         middle = pieces[(count + len(pieces)) // 2]
-        if (busy + waiting / 2) / rate + board.own_s(middle[5], waiting) > SPARE * (
+        if (busy + waiting / 2) / rate + board.own_s(middle[5], waiting) > spare * (
             middle[3].deadline_s - now_s
         ):
             return False
         final = pieces[-1]
-        if (busy + waiting) / rate + board.own_s(final[5], waiting) > SPARE * (final[3].deadline_s - now_s):
+        if (busy + waiting) / rate + board.own_s(final[5], waiting) > spare * (final[3].deadline_s - now_s):
             return False
     return True
 

@@ -9,7 +9,8 @@ one path merges like anywhere else.
 
 from __future__ import annotations
 
-from planner.routing.board import Board, LaneState
+from planner.routing.board import Board
+from planner.routing.lane import LaneState
 from planner.routing.late import reason
 from planner.routing.policy import Choice
 from planner.routing.query import Query, Reason

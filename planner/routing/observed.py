@@ -16,15 +16,18 @@ FIRST_ROWS, FIRST_BUDGET_S = 23.0, 0.1
 
 
 class Observed:
-    """queries_s, rows_s: rates. high_rows_s: the higher of that and one with a longer memory, so that a lull
-    which is only chance does not look like less load. variance_s: of the rows that arrive, a second; at
-    least that of Poisson arrivals. mean_rows, mean_square: of sizes. budget_s: the median budget.
+    """queries_s, rows_s: rates of all that is offered; refused_s: of queries refused at the door.
+
+    high_rows_s: the higher of rows_s and one with a longer memory, so that a lull which is only chance does
+    not look like less load. variance_s: of the rows that arrive, a second; at least that of Poisson
+    arrivals. mean_rows, mean_square: of sizes. budget_s: the median budget. new_queries, new_refused: since
+    the last tick.
     """
 
     __slots__ = (
-        "_at", "_budgets", "_first_s", "_last_rows", "_last_s", "_long_rows_s", "_new_queries", "_new_rows",
-        "_sizes", "_ticks", "_varies", "budget_s", "high_rows_s", "mean_rows", "mean_square", "queries_s",
-        "rows_s", "variance_s",
+        "_at", "_budgets", "_first_s", "_last_rows", "_last_s", "_long_rows_s", "_new_rows", "_sizes",
+        "_ticks", "_varies", "budget_s", "high_rows_s", "mean_rows", "mean_square", "new_queries",
+        "new_refused", "queries_s", "refused_s", "rows_s", "variance_s",
     )  # fmt: skip
 
     def __init__(self, now_s: float) -> None:
@@ -32,9 +35,9 @@ class Observed:
         self._budgets: list[float] = []
         self._at = 0
         self._first_s = self._last_s = now_s
-        self._new_queries = 0
+        self.new_queries = self.new_refused = 0
         self._new_rows = 0
-        self.queries_s = 0.0
+        self.queries_s = self.refused_s = 0.0
         self.rows_s = 0.0
         self.high_rows_s = 0.0
         self.variance_s = 0.0
@@ -52,7 +55,7 @@ class Observed:
         return bool(self._sizes)
 
     def arrived(self, rows: int, budget_s: float) -> None:
-        self._new_queries += 1
+        self.new_queries += 1
         self._new_rows += rows
         if len(self._sizes) < KEPT:
             self._sizes.append(rows)
@@ -70,7 +73,8 @@ class Observed:
             return
         # At first there is nothing to forget: the mean of what there is.
         weight = max(1 - exp(-passed / RATE_MEMORY_S), passed / (now_s - self._first_s))
-        self.queries_s += weight * (self._new_queries / passed - self.queries_s)
+        self.queries_s += weight * (self.new_queries / passed - self.queries_s)
+        self.refused_s += weight * (self.new_refused / passed - self.refused_s)
         self.rows_s += weight * (self._new_rows / passed - self.rows_s)
         weight = max(1 - exp(-passed / LONG_MEMORY_S), passed / (now_s - self._first_s))
         self._long_rows_s += weight * (self._new_rows / passed - self._long_rows_s)
@@ -83,7 +87,7 @@ class Observed:
         self._varies += (1 - exp(-passed / LONG_MEMORY_S)) * (varies - self._varies)
         self._last_rows = self._new_rows / passed
         self._ticks += 1
-        self._new_queries = self._new_rows = 0
+        self.new_queries = self.new_refused = self._new_rows = 0
         self._last_s = now_s
         if self._sizes:
             sizes = np.asarray(self._sizes, np.float64)

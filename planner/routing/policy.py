@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from planner.routing.board import Board, LaneState
+from planner.routing.board import Board
+from planner.routing.lane import LaneState
 from planner.routing.query import Query, Reason
 from planner.routing.queue import Piece
 

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planner.plan import Limits, Routing
+from planner.plan import Routing
 from planner.routing import explain as explaining
-from planner.routing.board import Board, LaneSpec, LaneState, PathSpec
-from planner.routing.breaker import BreakerState, overdue_at_s
+from planner.routing import probing
+from planner.routing.board import Board
+from planner.routing.breaker import BreakerState
+from planner.routing.lane import LaneState
 from planner.routing.policies import make_policy
 from planner.routing.policy import Choice
 from planner.routing.query import Dispatch, Part, Query, Reason, Refusal, Refused
-from planner.routing.queue import Piece
 from planner.routing.state import Explanation, RouterState
-
-__all__ = ["LaneSpec", "PathSpec", "Router"]
+from planner.routing.taking import take
 
 MOST_RETRIES = 2
 """A query that broke that many lanes is given back: it may be what breaks them."""
@@ -38,24 +38,20 @@ INF = float("inf")
 class Router:
     """One server's decisions. paths, lanes: as given; Query.path, Dispatch.path, Dispatch.lane index them."""
 
-    def __init__(
-        self,
-        paths: Sequence[PathSpec],
-        lanes: Sequence[LaneSpec],
-        routing: Routing,
-        limits: Limits,
-        now_s: float,
-    ) -> None:
-        self.paths, self.lanes = tuple(paths), tuple(lanes)
-        self.board = Board(paths, lanes, routing, limits, now_s)
-        self.policy = make_policy(routing, self.board)
-        self.policy.prepare(self.board)
-        self._ticked_s = now_s
+    def __init__(self, board: Board) -> None:
+        self.board = board
+        self.paths, self.lanes = board.specs
+        self.policy = make_policy(board.routing, board)
+        self.policy.prepare(board)
+        self._ticked_s = board.begun_s
         self.asking = list(range(len(self.lanes)))
         """The order in which free lanes ask: those on probation first, or the others leave them nothing."""
 
     def offer(self, query: Query, now_s: float) -> Refused | None:
-        """Takes a query into the queue, or says why not and when it would fit."""
+        """Takes a query into the queue, or says why not and when it would fit.
+
+        now_s: or when a lane will be asked for it at the earliest.
+        """
         board = self.board
         queue = board.queue
         rows = query.rows
@@ -69,31 +65,33 @@ class Router:
             return Refused(Refusal.EXPIRED, 0.0, queue.rows)
         over_s = self.policy.admit(board, query, now_s)
         if over_s > 0 and not self._worth_a_try():
+            board.observed.new_refused += 1
+            board.caution.lost()
             return Refused(Refusal.OVERLOAD, over_s, queue.rows)
         queue.push(query, 0, rows, query.arrival_s if self.policy.fifo else query.deadline_s)
         return None
 
     def next(self, lane: int, now_s: float) -> Dispatch | None:
         """What a free lane executes now; recorded as in flight. None: nothing, or better on another lane."""
-        state = self.board.lanes[lane]
+        board = self.board
+        state = board.lanes[lane]
         state.again_s = INF
         if state.flight is not None or not state.alive:
             return None
-        pieces = self.board.queue.pieces
-        if not pieces:
+        if not board.queue.pieces:
             return None
         breaker = state.breaker
-        if breaker.state is not BreakerState.CLOSED and (breaker.broken or self._others(state)):
+        if breaker.state is not BreakerState.CLOSED and (breaker.broken or probing.others(board, state)):
             if not breaker.ready(now_s):
                 return None
             return self._probe(state, now_s)
         stale = now_s - state.heard_s > STALE_S
         if stale and state.correction.factor > SLOW:
             return self._probe(state, now_s)
-        choice = self.policy.choose(self.board, state, now_s)
+        choice = self.policy.choose(board, state, now_s)
         if choice is not None:
-            return self._dispatch(state, choice, now_s)
-        if stale and all(other.flight is None for other in self.board.lanes):
+            return take(board, state, choice, now_s)
+        if stale and all(other.flight is None for other in board.lanes):
             return self._probe(state, now_s)  # work waits, and nobody thinks that it can be done
         return None
 
@@ -116,7 +114,7 @@ class Router:
             if dispatch.lost:
                 breaker.again_s = min(breaker.again_s, now_s)
             elif breaker.state is BreakerState.PROBING or not breaker.broken:
-                others = [other.correction.factor for other in self._others(lane)]
+                others = [other.correction.factor for other in probing.others(board, lane)]
                 breaker.probed(took_s, curve.tail[rows] * max(1.0, min(others, default=INF)), now_s)
                 if others and not breaker.open:
                     lane.correction.reset()
@@ -137,6 +135,8 @@ class Router:
                 query.done_rows += part.rows
                 if query.done_rows >= query.rows:
                     query.settled = True
+                    if query.deadline_s < now_s:
+                        board.caution.lost()
                     if learner is not None:
                         learner.finished(query, now_s)
             if query.settled and query.taken_rows < query.rows:
@@ -193,9 +193,11 @@ class Router:
                         out.append(query)
                     elif query.deadline_s < lane.due_s:
                         lane.due_s = query.deadline_s
-        if out and self.policy.learns:
-            for query in out:
-                self.policy.finished(query, now_s)
+        if out:
+            board.caution.lost()
+            if self.policy.learns:
+                for query in out:
+                    self.policy.finished(query, now_s)
         return out
 
     def wake_s(self) -> float | None:
@@ -235,10 +237,18 @@ class Router:
         state.breaker.again_s = now_s
         self._lanes_changed()
 
-    def tick(self, now_s: float) -> None:
-        """The control loop, about ten times a second: rates, sizes, corrections, prices."""
+    def tick(self, now_s: float, front_s: float | None = None) -> None:
+        """The control loop, about ten times a second: rates, sizes, corrections, prices.
+
+        front_s: what the owner's loop has spent since the last tick beside lanes, if that is known.
+        """
         board = self.board
-        board.observed.tick(now_s)
+        observed = board.observed
+        if front_s is not None:
+            board.front.observe(front_s, observed.new_queries, observed.mean_rows)
+        observed.tick(now_s)
+        board.caution.tick()
+        board.front.load(observed.queries_s, observed.refused_s, observed.mean_rows)
         passed = now_s - self._ticked_s
         if passed > 0:
             weight = min(1.0, passed / SHARE_MEMORY_S)
@@ -263,7 +273,7 @@ class Router:
     def set_policy(self, routing: Routing, now_s: float) -> None:
         """Another policy, other weights, at run time; what waits is routed by the new one."""
         board = self.board
-        board.set_routing(routing, [p.accuracy for p in self.paths])
+        board.set_routing(routing)
         self.policy = make_policy(routing, board)
         self.policy.prepare(board)
         waiting = list(board.queue.unsettled())
@@ -274,96 +284,26 @@ class Router:
                 query.path = -1
             board.queue.push(query, first, rows, query.arrival_s if self.policy.fifo else query.deadline_s)
 
-    def _dispatch(self, lane: LaneState, choice: Choice, now_s: float, probe: bool = False) -> Dispatch:
-        board = self.board
-        path = choice.path
-        rows = choice.rows
-        state = board.paths[path]
-        taken = choice.pieces
-        first = taken[0]
-        if len(taken) == 1 and rows < first[5]:
-            query = first[3]
-            parts = [Part(query, first[4], rows)]
-            if not probe:
-                queue = board.queue
-                at = choice.start if choice.start >= 0 else queue.pieces.index(first)
-                queue.pieces[at] = (*first[:3], query, first[4] + rows, first[5] - rows)
-        else:
-            parts = [Part(piece[3], piece[4], piece[5]) for piece in taken]
-            if not probe:
-                pieces = board.queue.pieces
-                if choice.start >= 0:
-                    del pieces[choice.start : choice.start + len(taken)]
-                else:
-                    gone = {piece[2] for piece in taken}
-                    pieces[:] = [piece for piece in pieces if piece[2] not in gone]
-        due = INF
-        for part in parts:
-            query = part.query
-            if not probe:
-                query.taken_rows += part.rows
-                query.path = path
-                query.reason = choice.reason
-                if query.deadline_s < due:
-                    due = query.deadline_s
-        if not probe:
-            board.queue.rows -= rows
-        correction = lane.correction
-        median_s = state.curve.median[rows] * correction.median[path]
-        tail_s = state.curve.tail[rows] * correction.tail[path]
-        dispatch = Dispatch(
-            lane.index, path, parts, rows, choice.reason, now_s, median_s, tail_s, False, probe
-        )
-        lane.flight = dispatch
-        lane.free_s = now_s + median_s
-        lane.due_s = due
-        lane.overdue_s = INF if lane.inline else overdue_at_s(now_s, tail_s, due - 2 * tail_s)
-        state.rows += rows
-        return dispatch
-
     def _probe(self, lane: LaneState, now_s: float) -> Dispatch | None:
         """Tries a lane on a query; if other lanes are there, on one that stays in the queue for them."""
         board = self.board
-        piece = self._probe_piece(lane)
+        piece = probing.piece_for(board, lane)
         if piece is None:
             return None
-        others = bool(self._others(lane))
+        others = bool(probing.others(board, lane))
         if lane.breaker.state is BreakerState.OPEN:
             lane.breaker.state = BreakerState.PROBING
         else:
             lane.heard_s = now_s
-        path = self._probe_path(lane, piece)
+        path = probing.path_for(board, lane, piece)
         reason = Reason.BEST if board.paths[path].value >= board.best else Reason.FAILURE
         choice = Choice(path, [piece], -1, min(piece[5], lane.most[path]), reason)
-        return self._dispatch(lane, choice, now_s, probe=others)
-
-    def _probe_piece(self, lane: LaneState) -> Piece | None:
-        """The piece with most time left that this lane could answer whole."""
-        for piece in reversed(self.board.queue.pieces):
-            query = piece[3]
-            if not query.settled and self._probe_path(lane, piece) >= 0:
-                return piece
-        return None
-
-    def _probe_path(self, lane: LaneState, piece: Piece) -> int:
-        """The lane's fastest path, or that of the parts that are already on their way; -1: it has none."""
-        query = piece[3]
-        paths = self.board.paths
-        if query.path >= 0 and piece[5] < query.rows:
-            kind = paths[query.path].representation
-            return next((p for p in lane.paths if paths[p].representation == kind), -1)
-        if query.required and (not lane.order or paths[lane.order[0]].value < self.board.best):
-            return -1
-        return lane.order[0] if query.required else lane.fastest
+        return take(board, lane, choice, now_s, probe=others)
 
     def _worth_a_try(self) -> bool:
         """Nothing waits and a lane is idle: trying costs nobody anything, whatever is thought of the lane."""
         board = self.board
         return not board.queue.pieces and any(lane.flight is None for lane in board.usable)
-
-    def _others(self, lane: LaneState) -> list[LaneState]:
-        """Other lanes that are trusted with work."""
-        return [other for other in self.board.lanes if other is not lane and other.usable]
 
     def _free(self, lane: LaneState, now_s: float) -> None:
         lane.flight = None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from planner.routing import late
-from planner.routing.board import Board, LaneState
+from planner.routing import door, late
+from planner.routing.board import Board
+from planner.routing.lane import LaneState
 from planner.routing.policy import Choice
 from planner.routing.query import Query, Reason
 
@@ -23,7 +24,7 @@ class Static:
         board.refresh()
 
     def admit(self, board: Board, query: Query, now_s: float) -> float:
-        return late.admit(board, query, now_s)
+        return door.admit(board, query, now_s)
 
     def choose(self, board: Board, lane: LaneState, now_s: float) -> Choice | None:
         choice = late.choose(board, lane, now_s)

@@ -24,7 +24,8 @@ from scipy.sparse import coo_array
 
 from planner.plan import Limits
 from planner.routing.curve import Curve
-from planner.routing.router import LaneSpec, PathSpec
+from planner.routing.lane import LaneSpec
+from planner.routing.path import PathSpec
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]

@@ -19,9 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.plan import Limits, Plan, PlanError, Routing
+from planner.routing.board import Board
 from planner.routing.curve import TAIL_DEVIATIONS
+from planner.routing.lane import LaneSpec
+from planner.routing.path import PathSpec
 from planner.routing.query import Dispatch, Query
-from planner.routing.router import LaneSpec, PathSpec, Router
+from planner.routing.router import Router
 from planner.simulation.costs import ASKING, BatchCost, Costs
 from planner.simulation.faults import Fault
 from planner.simulation.outcomes import F64, I64, Outcomes, Status
@@ -71,7 +74,7 @@ class Simulator:
         faults: Sequence[Fault] = (),
         costs: Costs | None = None,
     ) -> None:
-        self.router = Router(paths, lanes, routing, limits, 0.0)
+        self.router = Router(Board(paths, lanes, routing, limits, 0.0))
         n = arrival_s.size
         self._arrival: list[float] = arrival_s.tolist()
         self._rows: list[int] = rows.tolist()

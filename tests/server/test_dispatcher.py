@@ -18,7 +18,10 @@ from models.runtimes import open_runtime
 from models.runtimes.runtime import Runtime
 from planner.latency import LatencyModel
 from planner.plan import LaneKind, Limits, Routing
-from planner.routing.router import LaneSpec, PathSpec, Router
+from planner.routing.board import Board
+from planner.routing.lane import LaneSpec
+from planner.routing.path import PathSpec
+from planner.routing.router import Router
 from server.decode import Decoder
 from server.dispatcher import Answer, Batched, Dispatcher, clock
 from server.errors import DeadlinePassed, Defect, Invalid, Overloaded
@@ -92,7 +95,7 @@ def dispatcher(bundle: Bundle, lane: Lane, kind: LaneKind, **limits: int) -> tup
     """One path on one lane."""
     bounds = Limits(**{"max_request_rows": 8, **limits})
     paths, lanes = [PathSpec("table@cpu", "cpu", 0.9, QUICK)], [LaneSpec("cpu", "cpu", kind)]
-    router = Router(paths, lanes, Routing(policy="static:table@cpu"), bounds, clock())
+    router = Router(Board(paths, lanes, Routing(policy="static:table@cpu"), bounds, clock()))
     tally = Tally()
     return Dispatcher(router, [lane], ["table@cpu"], [bundle.encoder], tally), tally
 

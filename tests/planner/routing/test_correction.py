@@ -62,3 +62,12 @@ def test_reset_forgets_slowness():
     correction.reset()
     assert correction.factor == 1.0
     assert correction.median[0] < 1.2
+
+
+def test_what_is_new_of_a_path_is_believed_soon():
+    assert fed(1.5 * MEDIAN_S * noise(20)).median[0] == pytest.approx(1.5, rel=0.12)
+
+
+def test_of_two_paths_six_per_cent_apart_the_faster_one_is_known():
+    slow, fast = (fed(s * MEDIAN_S * noise(2000, seed)) for seed, s in enumerate((1.0, 0.94)))
+    assert fast.median[0] < slow.median[0]

@@ -38,8 +38,11 @@ def test_the_default_is_behind_no_other_policy_at_any_load(server, full, load):
 
 def test_the_default_keeps_goodput_through_bursts():
     arrivals = Arrivals(kind="bursty", factor=4, period_s=0.1, burst_s=0.02)
-    priced, table = (share("cpu", p, 2500, 1, arrivals) for p in ("priced", "static:table@cpu"))
-    assert priced >= table - 0.004
+    priced, table = (
+        np.mean([share("cpu", p, 2500, seed, arrivals) for seed in range(1, 5)])
+        for p in ("priced", "static:table@cpu")
+    )
+    assert priced >= table - 0.003
 
 
 def test_mprec_binds_at_arrival_by_accuracy_then_by_speed():

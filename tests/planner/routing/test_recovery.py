@@ -6,8 +6,11 @@ import pytest
 
 from planner.latency import LatencyModel
 from planner.plan import LaneKind, Limits, Routing
+from planner.routing.board import Board
+from planner.routing.lane import LaneSpec
+from planner.routing.path import PathSpec
 from planner.routing.query import Query
-from planner.routing.router import LaneSpec, PathSpec, Router
+from planner.routing.router import Router
 
 TAKES_S, BUDGET_S, GAP_S = 0.0014, 0.0095, 0.003
 MODEL = LatencyModel(rows=(1, 1024), median_s=(TAKES_S, 0.01), tail_s=(1.5 * TAKES_S, 0.015))
@@ -37,13 +40,8 @@ def serve(router: Router, start_s: float, queries: int, takes_s: float) -> int:
 @pytest.mark.parametrize("kind", ["inline", "process"])
 @pytest.mark.parametrize("stalls", [1, 3, 10, 200])
 def test_a_moment_of_slowness_costs_a_moment_of_service(policy: str, kind: LaneKind, stalls: int) -> None:
-    router = Router(
-        [PathSpec("a@cpu", "cpu", 0.9, MODEL)],
-        [LaneSpec("cpu", "cpu", kind)],
-        Routing(policy=policy),
-        Limits(),
-        0.0,
-    )
+    paths, lanes = [PathSpec("a@cpu", "cpu", 0.9, MODEL)], [LaneSpec("cpu", "cpu", kind)]
+    router = Router(Board(paths, lanes, Routing(policy=policy), Limits(), 0.0))
     assert serve(router, 0.0, 300, TAKES_S) > 280
     serve(router, 1.0, stalls, 0.1)
     assert serve(router, 40.0, 300, TAKES_S) > 150

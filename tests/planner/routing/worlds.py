@@ -6,8 +6,11 @@ from dataclasses import dataclass, field
 
 from planner.latency import LatencyModel
 from planner.plan import LaneKind, Limits, Routing
+from planner.routing.board import Board
+from planner.routing.lane import LaneSpec
+from planner.routing.path import PathSpec
 from planner.routing.query import Dispatch, Query
-from planner.routing.router import LaneSpec, PathSpec, Router
+from planner.routing.router import Router
 
 
 def line(fixed_s: float, row_s: float, tail: float = 1.3) -> LatencyModel:
@@ -39,7 +42,7 @@ def router(
     **routing: object,
 ) -> Router:
     lanes = cpu_lanes(2) if lanes is None else lanes
-    return Router(paths, lanes, Routing.model_validate(routing), limits or Limits(), 0.0)
+    return Router(Board(paths, lanes, Routing.model_validate(routing), limits or Limits(), 0.0))
 
 
 @dataclass

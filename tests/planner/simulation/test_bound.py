@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from planner.arrivals import arrival_times
 from planner.latency import LatencyModel
 from planner.plan import Limits, Routing
-from planner.routing.router import PathSpec
+from planner.routing.path import PathSpec
 from planner.simulation.bound import bound
 from planner.simulation.simulator import Simulator, correct
 from planner.traffic import Arrivals, Sizes

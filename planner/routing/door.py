@@ -1,0 +1,69 @@
+"""Who is refused at the door: what the backlog would make late.
+
+A query comes in, seconds by which it would be late go out. A batch that begins late is small and dear, and
+the next is later still, so that goodput collapses where nobody is refused. What is queued behind a query that
+has less time does not delay it, if it can bear the delay itself.
+
+Several lanes drain the queue as a stream of rows. A lane alone on its event loop does not: it is free
+whenever a query is offered, and takes what waits in one batch, or a few.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from planner.routing.board import Board
+from planner.routing.lane import LaneState
+from planner.routing.query import Query
+from planner.routing.queue import LOWEST
+
+MARGIN = 1.2
+"""The backlog takes that many times what the latency models say, before a query is taken."""
+
+
+def admit(board: Board, query: Query, now_s: float) -> float:
+    """Seconds by which the backlog is too long for the query; 0 or less: it can be made."""
+    left = query.deadline_s - now_s - board.front_s(query)
+    pieces = board.queue.pieces
+    queued = board.queue.rows
+    committed = board.committed_rows(now_s)
+    if query.required:
+        # Its own time is that of the best path, which no shorter queue makes up for.
+        over_s = MARGIN * committed / board.total_rate + board.best_own_s(query.rows) - left
+        if over_s > 0:
+            return over_s
+    over_s = _takes_s(board, query.rows, queued, len(pieces), committed) - left
+    if over_s <= 0 or not pieces:
+        return over_s
+    at = bisect_left(pieces, (query.priority or LOWEST, query.deadline_s))
+    if at == len(pieces):
+        return over_s
+    # It would go before others: only what is before it counts, if those behind it bear the delay.
+    final = pieces[-1][3]
+    behind = MARGIN * (queued + query.rows + committed) / board.total_rate
+    if behind > final.deadline_s - now_s:
+        return over_s
+    ahead = sum(piece[5] for piece in pieces[:at])
+    return _takes_s(board, query.rows, ahead, at, committed) - left
+
+
+def _takes_s(board: Board, rows: int, ahead: int, queries: int, committed: float) -> float:
+    """Seconds until `rows` rows are executed behind those of so many queries."""
+    lane = board.alone
+    if lane is not None and not committed:
+        return _alone_s(board, lane, rows, ahead, queries)
+    return MARGIN * (ahead + committed) / board.total_rate + board.own_s(rows, ahead)
+
+
+def _alone_s(board: Board, lane: LaneState, rows: int, ahead: int, queries: int) -> float:
+    """Whole batches, between which the loop parses what comes, then the query's own; answers before it."""
+    front = board.front
+    curve = board.paths[lane.fastest].curve
+    merge = lane.merge[lane.fastest]
+    batches, own = divmod(ahead + rows, merge)
+    if not own:
+        batches, own = batches - 1, merge
+    correction = lane.correction
+    before_s = batches * curve.median[merge] * correction.median[lane.fastest]
+    before_s += queries * front.answer_s + ahead * front.answer_row_s
+    return MARGIN * before_s / (1 - front.busy) + curve.tail[own] * correction.tail[lane.fastest]

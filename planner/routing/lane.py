@@ -1,0 +1,66 @@
+"""A lane as the plan gives it, and as decisions see it: what it may use, what it does, how it is doing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.plan import LaneKind
+from planner.routing.breaker import Breaker, BreakerState
+from planner.routing.correction import Correction
+from planner.routing.query import Dispatch, Part
+
+INF = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class LaneSpec:
+    """An executor on a device."""
+
+    name: str
+    device: str
+    kind: LaneKind
+
+
+class LaneState:
+    """A lane as decisions see it. All lists are by path index.
+
+    order: paths it may use, most accurate first, without those that another beats in both ways. fastest: of
+    these the one with most rows/s; rate: those, rows/s as corrected. faster: lanes that are much faster,
+    with the rows/s at which they would have to do the work for this one not to be needed. most: rows that
+    one batch may have; merge: rows beyond which queries are not merged. free_s: when its batch should be
+    over; due_s: the first deadline in it; overdue_s: when the lane counts as stalled; stranded: parts of a
+    stalled batch that no other lane can make in time. again_s: when to ask it again if nothing happens.
+    heard_s: when it last finished a batch; used: share of the last seconds that it worked.
+    """
+
+    __slots__ = (
+        "again_s", "alive", "breaker", "busy_s", "correction", "device", "due_s", "faster", "fastest",
+        "flight", "free_s", "heard_s", "index", "inline", "merge", "most", "name", "order", "overdue_s",
+        "paths", "rate", "stranded", "used",
+    )  # fmt: skip
+
+    def __init__(self, index: int, spec: LaneSpec, device: int, paths: list[int], all_paths: int) -> None:
+        self.index, self.name, self.device = index, spec.name, device
+        self.inline = spec.kind == "inline"
+        self.paths = paths
+        self.order: list[int] = []
+        self.faster: list[tuple[LaneState, float]] = []
+        self.fastest = -1
+        self.rate = 0.0
+        self.most = [1] * all_paths
+        self.merge = [1] * all_paths
+        self.correction = Correction(all_paths)
+        self.breaker = Breaker()
+        self.alive = True
+        self.flight: Dispatch | None = None
+        self.free_s = 0.0
+        self.due_s = self.overdue_s = self.again_s = float("inf")
+        self.stranded: list[Part] = []
+        self.heard_s = 0.0
+        self.busy_s = 0.0
+        self.used = 0.0
+
+    @property
+    def usable(self) -> bool:
+        """It is alive and trusted with work."""
+        return self.alive and self.breaker.state is BreakerState.CLOSED

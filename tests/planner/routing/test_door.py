@@ -1,0 +1,59 @@
+"""The door: who is taken can be made, and a lane alone on its loop takes what one batch can make."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.plan import Routing
+from planner.routing.board import Board
+from planner.routing.query import Query
+from planner.routing.router import Router
+from tests.planner.routing.worlds import CPU, Limits, cpu_lanes
+
+sizes = st.lists(st.integers(1, 200), min_size=1, max_size=80)
+
+
+def alone(query_s: float, row_s: float) -> Router:
+    routing = Routing(policy="static:table@cpu", query_s=query_s, row_s=row_s)
+    return Router(Board(CPU, cpu_lanes(1, "inline"), routing, Limits(), 0.0))
+
+
+@given(sizes, st.floats(0.002, 0.05), st.sampled_from([0.0, 5e-5]))
+def test_whoever_is_taken_by_a_lane_alone_is_in_time_if_nothing_else_comes(rows, budget_s, query_s):
+    router = alone(query_s, 0.0)
+    taken = [q for n in rows if router.offer(q := Query(n, 0.0, budget_s), 0.0) is None]
+    now_s = 0.0
+    while (dispatch := router.next(0, now_s)) is not None:
+        now_s += dispatch.median_s
+        router.done(dispatch, now_s, dispatch.median_s)
+        for part in dispatch.parts:
+            if part.query.settled:
+                now_s += query_s / 2
+                assert now_s <= budget_s
+    if budget_s > 0.005:
+        assert len(taken) > 1 or len(rows) == 1
+    assert all(q.settled for q in taken)
+
+
+def test_a_lane_alone_takes_more_than_a_stream_at_its_rate_would():
+    router = alone(1e-4, 0.0)
+    budget_s = 0.008
+    taken = 0
+    while router.offer(Query(20, 0.0, budget_s), 0.0) is None:
+        taken += 1
+    board = router.board
+    assert 20 * taken / board.total_rate + board.own_s(20, 20 * taken) > 1.1 * budget_s
+
+
+@pytest.mark.parametrize("kind", ["inline", "process"])
+def test_the_longer_the_queue_the_later_and_never_earlier(kind):
+    routing = Routing(policy="static:table@cpu", query_s=1e-5)
+    router = Router(Board(CPU, cpu_lanes(1, kind), routing, Limits(), 0.0))
+    board = router.board
+    over = []
+    for _ in range(60):
+        over.append(router.policy.admit(board, Query(30, 0.0, 1.0), 0.0))
+        router.offer(Query(30, 0.0, 1.0), 0.0)
+    assert np.all(np.diff(over) >= -1e-4)
+    assert over[-1] > over[0]

@@ -1,0 +1,43 @@
+"""The front's cost: as planned until it is observed, then as it really is."""
+
+import pytest
+
+from planner.plan import Routing
+from planner.routing.front import Front
+
+MEAN_ROWS = 20.0
+
+
+def front(query_s: float = 1e-4, row_s: float = 1e-6) -> Front:
+    return Front(Routing(query_s=query_s, row_s=row_s))
+
+
+def test_the_plan_counts_until_something_is_observed():
+    own = front()
+    assert (own.query_s, own.answer_s, own.row_s, own.answer_row_s) == (1e-4, 5e-5, 1e-6, 5e-7)
+    assert own.busy == 0
+
+
+@pytest.mark.parametrize("planned_s", [0.0, 1e-5, 5e-4])
+def test_what_the_loop_really_spends_is_learnt(planned_s):
+    own = front(planned_s)
+    for _ in range(40):
+        own.observe(spent_s=400 * (7e-5 + MEAN_ROWS * 1e-6), queries=400, mean_rows=MEAN_ROWS)
+    assert own.query_s == pytest.approx(7e-5, rel=0.01)
+    assert own.answer_s == pytest.approx(3.5e-5, rel=0.01)
+
+
+def test_a_tick_with_few_queries_says_nothing():
+    own = front()
+    own.observe(spent_s=0.05, queries=3, mean_rows=MEAN_ROWS)
+    assert own.query_s == 1e-4
+
+
+def test_parsing_and_refusing_keep_the_loop_busy():
+    own = front(query_s=8e-5, row_s=0.0)
+    own.load(queries_s=5000, refused_s=0, mean_rows=MEAN_ROWS)
+    assert own.busy == pytest.approx(0.2)
+    own.load(queries_s=5000, refused_s=2500, mean_rows=MEAN_ROWS)
+    assert own.busy == pytest.approx(0.3)
+    own.load(queries_s=1e6, refused_s=1e6, mean_rows=MEAN_ROWS)
+    assert own.busy < 1
