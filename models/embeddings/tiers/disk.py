@@ -33,6 +33,10 @@ from models.embeddings.tiers.slab import Bytes, Slab
 log = logging.getLogger("polyrec.tiers")
 
 PAGES_AT_ONCE = 4096
+AHEAD = 0.5
+"""Share of the cached pages that is kept for batches that wait: as the coldest they would go first."""
+AHEAD_BATCHES = 64
+"""After so many batches they are waited for no more: the query has gone, or gone elsewhere."""
 ROWS_AT_ONCE = 1 << 16
 
 
@@ -78,7 +82,7 @@ class DiskTier:
         self._slab = slab
         self.pages = pages_of(slab, rows)
         # where every page has a slot, no row needs another
-        singly = int(slab.pages * admission.rows) if slab.pages < self.pages else 0
+        singly = admission.singly(slab.pages) if slab.pages < self.pages else 0
         self.cache = PageCache(self.pages, slab.pages - singly, heat, admission)
         self.recent = RecentRows(rows, singly * slab.rows_a_page)
         self._paged = slab.paged_rows()
@@ -93,6 +97,9 @@ class DiskTier:
         self.reader = self._reader.kind
         self._ticket_of_slot = np.zeros(self.cache.slots, np.int64)
         self._flying: deque[tuple[int, I64]] = deque()
+        self._is_ahead = np.zeros(self.cache.slots, bool)
+        self._ahead: deque[tuple[int, I64]] = deque()
+        self._ahead_pages = self._batches = 0
 
     @property
     def nbytes(self) -> int:
@@ -128,6 +135,9 @@ class DiskTier:
             # what is here must not be evicted for what is not
             here = slots[~away]
             cache.pins[here] += 1
+            self._batches += 1
+            if self._ahead_pages:
+                self._let_go(here)
             if wanted.size:
                 # asked before anything is read: what is read for nothing would displace what is wanted
                 room = cache.slots if wanted.size <= cache.slots // 8 else int((cache.pins == 0).sum())
@@ -174,14 +184,27 @@ class DiskTier:
             self._released.notify_all()
 
     def prefetch(self, rows: I64) -> int:
-        """Starts the reads of missing pages, as far as there is room; gives how many. Does not wait."""
+        """Starts the reads of missing pages, as far as there is room; gives how many. Does not wait.
+
+        They are kept until a batch has had them. What was asked for first keeps its room: it is used first.
+        """
         page = rows // self._slab.rows_a_page
         with self._lock:
             self._reap()
             away = self.cache.slot_of_page[page] == NOWHERE
             away[away] = self.recent.find(rows[away]) == NOWHERE
             missing = np.unique(page[away])
-            return int(self._read(missing).size) if missing.size else 0
+            while self._ahead and self._ahead[0][0] + AHEAD_BATCHES < self._batches:
+                self._let_go(self._ahead.popleft()[1])
+            room = int(AHEAD * self.cache.slots) - self._ahead_pages
+            if not missing.size or room <= 0:
+                return 0
+            slots = self._read(missing[:room])
+            self.cache.pins[slots] += 1
+            self._is_ahead[slots] = True
+            self._ahead.append((self._batches, slots))
+            self._ahead_pages += slots.size
+            return int(slots.size)
 
     def warm(self) -> int:
         """Reads the hottest pages, as the calibration has it, until the cache is full; gives how many."""
@@ -249,6 +272,13 @@ class DiskTier:
         """(page of the slab, place in it) of rows that are kept singly: behind the cached pages."""
         page, place = np.divmod(slots, self._slab.rows_a_page)
         return page + self.cache.slots, place
+
+    def _let_go(self, slots: I64) -> None:
+        """What was read ahead may be evicted again."""
+        own = np.unique(slots[self._is_ahead[slots]])
+        self._is_ahead[own] = False
+        self._ahead_pages -= own.size
+        self.cache.pins[own] -= 1
 
     def _wait_for_room(self) -> None:
         """Until a slot is free: others hold every page of a very small cache."""

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from models.embeddings.tiers.disk import AHEAD_BATCHES, DiskTier, write_pages
+from models.embeddings.tiers.form import RowForm
+from models.embeddings.tiers.pages import Admission
+from models.embeddings.tiers.slab import Slab
+
+PAGES, SLOTS = 64, 8
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[DiskTier]:
+    """64 pages of 16 rows, 8 of them in memory, no room for single rows."""
+    slab = Slab(RowForm(64, "fp32"), 0, SLOTS, 4096)
+    rows = PAGES * slab.rows_a_page
+    write_pages(tmp_path / "rows", slab, [np.zeros((rows, 256), np.uint8)])
+    tier = DiskTier(tmp_path / "rows", slab, rows, admission=Admission(rows=0.0))
+    yield tier
+    tier.close()
+
+
+def look_up(disk: DiskTier, *pages: int) -> int:
+    """How many pages a batch had to read itself."""
+    held = disk.acquire(np.array(pages, np.int64) * 16)
+    disk.ready(held)
+    disk.release(held)
+    return held.pages_read
+
+
+def test_what_was_read_ahead_is_there_when_its_batch_comes(disk: DiskTier) -> None:
+    assert disk.prefetch(np.array([40, 41, 42]) * 16) == 3
+    for first in range(0, 24, 4):
+        assert look_up(disk, *range(first, first + 4)) == 4
+    assert look_up(disk, 40, 41, 42) == 0
+
+
+def test_half_the_cache_is_read_ahead_the_first_asked_first(disk: DiskTier) -> None:
+    assert disk.prefetch(np.arange(10, 13) * 16) == 3
+    assert disk.prefetch(np.arange(20, 24) * 16) == 1
+    assert disk.prefetch(np.arange(30, 34) * 16) == 0
+    assert look_up(disk, 10, 11, 12) == 0
+    assert disk.prefetch(np.arange(30, 34) * 16) == 3
+
+
+def test_what_nobody_comes_for_gives_its_room_back(disk: DiskTier) -> None:
+    assert disk.prefetch(np.arange(10, 14) * 16) == 4
+    for i in range(AHEAD_BATCHES + 1):
+        look_up(disk, 20 + i % 4)
+    assert disk.prefetch(np.arange(40, 44) * 16) == 4
+    look_up(disk, *range(40, 44))
+    assert not disk.cache.pins.any()
