@@ -1,9 +1,28 @@
 #!/usr/bin/env bash
-# The device tier on a GPU, all of it by one command: equality first, then times. Writes docs/results/gpu-lookup.json.
-# Needs a CUDA build of torch, which brings Triton. (Not yet run on a GPU: docs/tiers.md.)
+# The device tier on a GPU by one command: equality first, then times. Prints tables, writes
+# docs/results/gpu-lookup.json (or $JSON). Needs a CUDA build of torch, which brings Triton; where the tests' other
+# packages are missing, only those tests run that do without. About three minutes are expected, seven the limit.
+# Without a GPU: DEVICE=cpu goes through the same steps on small tables (no figures).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python="${PYTHON:-.venv/bin/python}"
-nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv
-"$python" -m pytest -q -m gpu tests/models/embeddings/tiers
-OMP_NUM_THREADS=1 "$python" -m benchmarks.gpu_lookup --json docs/results/gpu-lookup.json
+[ -x "$python" ] || command -v "$python" >/dev/null || python=python3
+device="${DEVICE:-cuda}"
+export OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1
+
+if [ "$device" = cuda ]; then
+	nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv
+	which=gpu size=
+	json="${JSON:-docs/results/gpu-lookup.json}"
+else
+	which="not gpu" size=--small
+	json="${JSON:-/dev/null}"
+fi
+"$python" -c 'import sys, torch; print("python", sys.version.split()[0], "torch", torch.__version__)'
+
+# what is wrong must not be timed
+timeout 240 "$python" -m pytest -q -p no:cacheprovider -m "$which" --durations=5 \
+	tests/models/embeddings/tiers/test_kernels.py tests/models/embeddings/tiers/test_fused.py \
+	tests/models/embeddings/tiers/test_ways.py tests/models/runtimes
+
+timeout 240 "$python" -m benchmarks.gpu_lookup --device "$device" $size --json "$json"

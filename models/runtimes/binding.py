@@ -2,7 +2,8 @@
 
 By `run` ONNX Runtime takes arrays of the host and copies them to its device; bound to a pointer it takes what
 the embedding stage left there. Both work on one stream of the device, so that neither waits for the other;
-the only wait is for the answers. On the cpu nothing is copied either way, and `run` costs less (docs/tiers.md).
+the only wait is for the answers. On the cpu nothing is copied either way, and `run` costs less
+(docs/tiers.md).
 """
 
 from __future__ import annotations
