@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from models.embeddings.tiers.budget import CACHED
 from planner.deployment.ask import Ask
 from planner.deployment.classes import F64, SizeClass
 from planner.deployment.residency import Residency, Tables
@@ -34,9 +35,6 @@ HOPS_S: dict[LaneKind, tuple[float, float]] = {
 }
 """Median and tail of the way to a lane on another core and back, as docs/lanes.md measured it."""
 LARGEST = Limits().max_request_rows
-CACHE = 0.2
-"""Share of the memory for a bundle that is partly on disk that goes to the disk's pages: docs/tiers.md has
-what a fifth wins back where accesses come in bursts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +119,7 @@ class Option:
 
 def cache_beside(resident: float) -> float:
     """Bytes of pages beside so many bytes of resident rows; one page at least."""
-    return max(resident * CACHE / (1 - CACHE), float(PAGE))
+    return max(resident * CACHED / (1 - CACHED), float(PAGE))
 
 
 def headroom(capacity: float, dispersion: float) -> float:

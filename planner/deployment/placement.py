@@ -12,10 +12,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from models.embeddings.tiers.budget import CACHED
 from models.embeddings.tiers.placement import TierCuts
 from planner.deployment.choice import Choice
 from planner.deployment.occupancy import occupied
-from planner.deployment.option import CACHE, Option
+from planner.deployment.option import Option
 from planner.deployment.problem import Problem
 from planner.deployment.ranked import Ranked
 from planner.deployment.residency import Tables, cuts_within, residency
@@ -46,7 +47,7 @@ def filled(problem: Problem, choice: Choice) -> Problem:
         if chosen[partial[0]].tier == "disk":
             # of what is left pages take their share
             held = used[device].cache + sum(chosen[k].resident for k in widest.values()) + room
-            kept = held - max(held * CACHE, float(PAGE * len(widest)))
+            kept = held - max(held * CACHED, float(PAGE * len(widest)))
             room = max(kept - sum(chosen[k].resident for k in widest.values()), 0.0)
         more = cuts_within(joined, room)
         for group, k in widest.items():

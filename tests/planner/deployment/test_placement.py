@@ -32,14 +32,14 @@ def test_memory_that_is_left_is_filled_to_the_last_row_with_the_hottest() -> Non
     assert placement is not None
     (one,) = placement.paths
     cpu = next(m for m in placement.memories if m.place == "cpu")
-    # a fifth is for pages of the disk
-    assert (cpu.rows_bytes, cpu.cache_bytes) == (266_000, 66_500)
+    # a tenth is for pages of the disk
+    assert (cpu.rows_bytes, cpu.cache_bytes) == (300_000, 33_333)
     # equally accessed tables share evenly
-    assert [t.host for t in one.tables.values()] == [133, 133]
+    assert [t.host for t in one.tables.values()] == [150, 150]
     assert all(sum(t.counts) == 500 for t in one.tables.values())
-    assert one.bytes == {"host": 266_000, "disk": 734_000}
-    assert one.cache_bytes == 66_500
-    assert one.lookups["host"] == pytest.approx(residency(tables, (133, 133)).lookups)
+    assert one.bytes == {"host": 300_000, "disk": 700_000}
+    assert one.cache_bytes == 33_333
+    assert one.lookups["host"] == pytest.approx(residency(tables, (150, 150)).lookups)
     assert one.lookups["host"] + one.lookups["disk"] == pytest.approx(1.0)
 
 
