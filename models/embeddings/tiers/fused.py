@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,11 +26,15 @@ from torch import Tensor
 from models.batch import F32, I64
 from models.embeddings.lookups import BlockLookups, Lookups
 from models.embeddings.stage import Vectors
+from models.embeddings.tiers.device_plan import DevicePlan, plans
 from models.embeddings.tiers.kernels import PRECISIONS, available, sums
 from models.embeddings.tiers.layout import DEVICE, HOST
 from models.embeddings.tiers.stack import Places, TierStack
 from models.embeddings.tiers.view import View
 from models.embeddings.tiers.ways import COPIED, DIRECT, Ways
+
+PLANNED = 4096
+"""Look-ups from which on it is quicker to tell the device all rows than where they lie."""
 
 clock = time.perf_counter
 
@@ -111,11 +115,12 @@ def fuses(stack: TierStack) -> bool:
 class FusedLookups:
     """One lane's look-ups through a stack with a device tier. Its vectors are valid until the next batch.
 
-    ways: what is known of the two ways; `way` holds every batch to one of them, for measurements. taken: how
-    many batches went each way (those without a miss count as direct).
+    ways: what is known of the two ways; `way` holds every batch to one of them, for measurements. planned:
+    from so many look-ups on, the device finds out where rows lie, if it can. taken: how many batches went
+    each way (those without a miss count as direct).
     """
 
-    def __init__(self, stack: TierStack, way: int | None = None) -> None:
+    def __init__(self, stack: TierStack, way: int | None = None, planned: int = PLANNED) -> None:
         if stack.tiers.device is None:
             raise ValueError("these tiers have no rows on a device")
         self.stack = stack
@@ -128,7 +133,13 @@ class FusedLookups:
         self._out = torch.empty((0, stack.tiers.form.width), device=self._hot.device)
         cuda: Any = torch.cuda
         self._copying = cuda.Stream(self._hot.device) if self._cuda else None
-        self._timing: deque[tuple[int, int, int, Any, Any]] = deque()
+        self._timing: deque[_Timed] = deque()
+        self._plan: DevicePlan | None = None
+        self._planned = planned
+        self._near = stack.tiers.layout.tier == DEVICE
+        self._miss_rate: float | None = None
+        if self._reaches_host and plans(stack.tiers.layout):
+            self._plan = DevicePlan(stack.tiers.layout, stack.tiers.slab, self._hot.device)
         if fuses(stack):
             self._compile()
 
@@ -155,21 +166,49 @@ class FusedLookups:
             self._out = torch.empty((more, form.width), device=self._hot.device)
         out = self._out[: slots.bags]
 
+        if self._unplaced(view, slots):
+            self.stack.pool_unplaced(view, slots.rows, lambda: self._in_place(slots, out))
+            return self._split(slots, out), 0
+
         def read(where: Places, changed: I64, below: Callable[[I64, Tensor], I64]) -> I64:
             return self._read(slots, out, where, changed, below)
 
         lost = self.stack.pool(view, slots.rows, read)
+        return self._split(slots, out), lost
+
+    def _split(self, slots: Slots, out: Tensor) -> Vectors:
         (contexts, own), (rows, other) = slots.shapes
-        split = contexts * own
-        return Vectors(
-            out[:split].view(contexts, own, form.width), out[split:].view(rows, other, form.width)
-        ), lost
+        split, width = contexts * own, out.shape[1]
+        return Vectors(out[:split].view(contexts, own, width), out[split:].view(rows, other, width))
+
+    def _unplaced(self, view: View, slots: Slots) -> bool:
+        """Whether the device is to find out where rows lie; their misses are then read in place."""
+        count = slots.rows.size
+        if self._plan is None or view.layers or count < max(self._planned, 1):
+            return False
+        self.learn()
+        if self.way is not None:
+            return self.way == DIRECT
+        # how many miss is not known before: as many as lately
+        rate = self._miss_rate
+        return rate is not None and self.ways.choose(count, round(rate * count)) == DIRECT
+
+    def _in_place(self, slots: Slots, out: Tensor) -> None:
+        assert self._plan is not None
+        begun = self._mark()
+        there = self._there(slots, slots.rows)
+        codes, counts = self._plan.codes(there.rows)
+        self._sum(replace(there, rows=codes), self.stack.tiers.slab.view, None, out)
+        told = torch.empty(counts.shape, dtype=torch.int64, pin_memory=self._cuda)
+        told.copy_(counts, non_blocking=True)
+        self.taken[DIRECT] += 1
+        self._timing.append(_Timed(DIRECT, slots.rows.size, told, begun, self._mark()))
 
     def _read(
         self, slots: Slots, out: Tensor, where: Places, changed: I64, below: Callable[[I64, Tensor], I64]
     ) -> I64:
         """Fills `out`; gives the look-ups that were lost. changed: look-ups of rows that have new values."""
-        self._learn()
+        self.learn()
         cold = where.tier != DEVICE
         cold[changed] = True
         misses = np.flatnonzero(cold)
@@ -183,7 +222,7 @@ class FusedLookups:
             lost = misses[:0]
         else:
             lost = self._copied(slots, out, where, misses, below)
-        self._timing.append((way, slots.rows.size, misses.size, begun, self._mark()))
+        self._timing.append(_Timed(way, slots.rows.size, misses.size, begun, self._mark()))
         return lost
 
     def _way(self, where: Places, misses: I64, changed: I64) -> int:
@@ -250,19 +289,37 @@ class FusedLookups:
         event.record()
         return event
 
-    def _learn(self) -> None:
+    def learn(self) -> None:
         """Takes the times of batches that have ended; does not wait for others."""
         while self._timing:
-            way, lookups, misses, begun, ended = self._timing[0]
+            batch = self._timing[0]
             if self._cuda:
-                if not ended.query():
+                if not batch.ended.query():
                     return
-                seconds = begun.elapsed_time(ended) * 1e-3
+                seconds = batch.begun.elapsed_time(batch.ended) * 1e-3
             else:
-                seconds = ended - begun
+                seconds = batch.ended - batch.begun
             self._timing.popleft()
+            misses = batch.misses
+            if isinstance(misses, Tensor):
+                counts: I64 = misses.numpy()
+                self.stack.count(counts)
+                misses = int(counts[~self._near].sum())
+            if batch.lookups:
+                self._miss_rate = misses / batch.lookups
             if misses:
-                self.ways.took(way, lookups, misses, seconds)
+                self.ways.took(batch.way, batch.lookups, misses, seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    """A batch under way. misses: how many, or where the device tells the look-ups of each range."""
+
+    way: int
+    lookups: int
+    misses: int | Tensor
+    begun: Any
+    ended: Any
 
 
 @dataclass(frozen=True, slots=True)

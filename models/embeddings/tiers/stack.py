@@ -158,6 +158,20 @@ class TierStack:
                 self._counters.lookup(where.segment)
             return lost.size
 
+    def pool_unplaced(self, view: View, rows: I64, read: Callable[[], None]) -> None:
+        """As `pool`, for who finds out on the device where rows lie, all in device or host memory, and tells
+        it later by `count`. The view must have no new values."""
+        with self._being_gathered():
+            self.sample.note(view.order, rows)
+            read()
+            with self._count:
+                self._counters.batches += 1
+
+    def count(self, lookups: I64) -> None:
+        """Look-ups of each range of the layout that `pool_unplaced` had."""
+        with self._count:
+            self._counters.lookups += lookups
+
     @contextmanager
     def _being_gathered(self) -> Iterator[None]:
         with self._count:

@@ -14,7 +14,7 @@ from models.batch import Batch
 from models.embeddings.store import quantise
 from models.embeddings.table import TableStage
 from models.embeddings.tiers.form import RowForm
-from models.embeddings.tiers.fused import FusedLookups, fuses
+from models.embeddings.tiers.fused import PLANNED, FusedLookups, fuses
 from models.embeddings.tiers.layout import DEVICE
 from models.embeddings.tiers.opening import open_stack, rows_of_weight
 from models.embeddings.tiers.placement import Placement
@@ -77,9 +77,9 @@ class World:
         self.stack: TierStack = open_stack(self.form, ROWS, source, placement, device=device)
         self.flat = TableStage(self.schema, ROWS, self.weight, precision)
 
-    def over(self, way: int | None) -> tuple[TableStage, FusedLookups]:
+    def over(self, way: int | None, planned: int = PLANNED) -> tuple[TableStage, FusedLookups]:
         rows = TieredRows(self.stack)
-        rows.fused = FusedLookups(self.stack, way)
+        rows.fused = FusedLookups(self.stack, way, planned)
         return TableStage.over(self.schema, ROWS, rows), rows.fused
 
     def batch(self, rows: int, contexts: int | None) -> Batch:
@@ -111,6 +111,7 @@ class World:
     rows=st.integers(1, 40),
     contexts=st.sampled_from([None, 1, 4]),
     way=st.sampled_from([DIRECT, COPIED, None]),
+    planned=st.sampled_from([0, 20, PLANNED]),
 )
 @settings(max_examples=60, deadline=None)
 def test_fused_look_ups_are_the_flat_tables(
@@ -122,9 +123,10 @@ def test_fused_look_ups_are_the_flat_tables(
     rows: int,
     contexts: int | None,
     way: int | None,
+    planned: int,
 ) -> None:
     world = World(tmp_path_factory.mktemp("tiers"), bags, precision, seed, disk)
-    stage, fused = world.over(way)
+    stage, fused = world.over(way, planned)
     for _ in range(3):
         world.same(stage, world.batch(rows, contexts))
     assert sum(fused.taken) == 3
@@ -132,6 +134,23 @@ def test_fused_look_ups_are_the_flat_tables(
         assert fused.taken[way] >= 1 or way == COPIED  # a batch without a miss has nothing to copy
     assert world.stack.figures().batches == 3
     world.stack.close()
+
+
+@pytest.mark.parametrize("bags", [False, True])
+def test_look_ups_placed_by_the_device_are_counted_as_those_placed_by_the_host(
+    tmp_path: Path, bags: bool
+) -> None:
+    told = []
+    for planned in (0, PLANNED):
+        world = World(tmp_path, bags)
+        stage, fused = world.over(DIRECT, planned)
+        for _ in range(4):
+            world.same(stage, world.batch(30, 3))
+        fused.learn()  # the device's counts of the last batch
+        figures = world.stack.figures()
+        told.append((figures.batches, figures.tables, figures.levels["device"].hits))
+    assert told[0] == told[1]
+    assert told[0][2] > 0
 
 
 @pytest.mark.parametrize("way", [DIRECT, COPIED])
@@ -187,10 +206,10 @@ def test_on_the_cpu_look_ups_are_not_fused_unless_asked(tmp_path: Path) -> None:
 def test_on_a_gpu_look_ups_are_the_flat_tables(
     tmp_path: Path, precision: Precision, way: int | None, bags: bool
 ) -> None:
-    for disk in (False, True):
+    for disk, planned in ((False, 0), (False, PLANNED), (True, 0)):
         world = World(tmp_path, bags, precision, disk=disk, device="cuda")
         assert fuses(world.stack) == (precision != "int4")
-        stage, fused = world.over(way)
+        stage, fused = world.over(way, planned)
         assert world.stack.tiers.slab.pinned
         for contexts in (None, 1, 4):
             for rows in (1, 40, 700):
