@@ -14,21 +14,20 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-import numpy as np
-
-from models.batch import F32, Batch
+from models.batch import Batch
 from models.embeddings.tiers.stack import TierStack
 from models.encoder import Encoder
-from models.errors import FeatureError
-from planner.routing.query import Dispatch, Part, Query, Reason, Refusal
+from planner.routing.query import Dispatch, Part, Query, Refusal
 from planner.routing.router import Router
 from server.ahead import Ahead
-from server.errors import DeadlinePassed, Defect, Invalid, NotReady, Overloaded
+from server.answer import Answer, Waiting, fail
+from server.errors import DeadlinePassed, Defect, NotReady, Overloaded
 from server.lanes.lane import Executed, Lane, LaneDied
 from server.lanes.reading import Reading
-from server.rows import Rows, encode
+from server.observer import Batched, Observer
+from server.parts import encoded, scatter
+from server.rows import Rows
 from server.tracing.trace import Trace
 from server.tracing.trace import executed as tell
 
@@ -39,74 +38,8 @@ clock = time.perf_counter
 TICK_S = 0.1
 IDLE_TICKS = 50
 """The control loop sleeps after this many ticks without a query, and wakes with the next one."""
-GATHERED = 0.2
-"""Weight of the last time in what it usually takes from the first query to the turn that looks for work."""
 DEFECTS_UNTIL_LANE_IS_SUSPECT = 3
 RESTART_FIRST_S, RESTART_MOST_S = 0.05, 5.0
-REDUCED = frozenset({Reason.LOAD, Reason.DEADLINE, Reason.FAILURE})
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The probabilities of one query, float32 [rows], and how they came about.
-
-    path: index into the plan's paths. reason: None if nothing was reduced. queue_s is this query's wait;
-    execute_s is the time of the whole batch of batch_rows (of the last one, if it was split).
-    """
-
-    probabilities: F32
-    path: int
-    reason: str | None
-    queue_s: float
-    execute_s: float
-    batch_rows: int
-
-    @property
-    def reduced(self) -> bool:
-        """A less accurate path than the best one answered, and not because the operator wanted it so."""
-        return self.reason is not None
-
-
-@dataclass(frozen=True, slots=True)
-class Batched:
-    """One executed batch: its rows, how many queries shared it, and the time of each stage.
-
-    encoder: what it was encoded with, where that is not always the path's own.
-    """
-
-    lane: int
-    path: int
-    batch: Batch
-    queries: int
-    encode_s: float
-    embed_s: float
-    dense_s: float
-    took_s: float
-    encoder: Encoder | None = None
-
-
-class Observer(Protocol):
-    """Who is told about batches, lanes and turns of the control loop (how late it came, what it took)."""
-
-    def batch_executed(self, batched: Batched) -> None: ...
-
-    def lane_alive(self, lane: int, alive: bool) -> None: ...
-
-    def ticked(self, late_s: float, took_s: float) -> None: ...
-
-
-@dataclass(slots=True, eq=False)
-class Waiting:
-    """What a query carries: its rows, who waits for them, the parts that are there already, its trace.
-
-    lost: whether rows of a batch with it in it were lost: a remote store did not give them.
-    """
-
-    rows: Rows
-    answer: asyncio.Future[Answer]
-    probabilities: F32 | None = None
-    lost: bool = False
-    trace: Trace | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -164,8 +97,6 @@ class Dispatcher:
         self._restarts: set[asyncio.Task[None]] = set()
         self._open: set[asyncio.Future[Answer]] = set()
         self._spent_s = self._executing_s = 0.0
-        self._woken_s = self._turn_s = 0.0
-        self._gathering_s = 0.0
 
     def ask(
         self,
@@ -191,7 +122,7 @@ class Dispatcher:
             for lane in self._lanes:
                 lane.attach()
             loop.call_later(TICK_S, self._tick, loop, clock() + TICK_S)
-        refused = self.router.offer(query, max(clock(), self._turn_s))
+        refused = self.router.offer(query, clock())
         if refused is not None:
             if refused.why is Refusal.UNAVAILABLE:
                 raise NotReady("no lane is alive; they are being restarted")
@@ -209,7 +140,7 @@ class Dispatcher:
         """Nobody waits for this query any more: it leaves the queue, its future raises `error`."""
         self.router.cancel(query)
         query.settled = True
-        _fail(query, error)
+        fail(query, error)
 
     def close(self) -> None:
         """Ends every lane. Queries still waiting are cancelled."""
@@ -236,8 +167,6 @@ class Dispatcher:
     def _wake(self, loop: asyncio.AbstractEventLoop) -> None:
         if not self._turning:
             self._turning = True
-            self._woken_s = clock()
-            self._turn_s = self._woken_s + self._gathering_s
             # Two turns of the loop, not one: whatever has reached the sockets by now is read in the first
             # and parsed in the second, and joins the batch. That is worth a quarter more throughput at 16
             # connections, and nothing is waited for: an idle loop turns at once.
@@ -249,7 +178,6 @@ class Dispatcher:
         if self._closed:
             return
         now_s = clock()
-        self._gathering_s += GATHERED * (now_s - self._woken_s - self._gathering_s)
         self._expire(now_s)
         for i in tuple(self.router.asking):
             if self._running[i] is None and self._lanes[i].alive:
@@ -297,7 +225,7 @@ class Dispatcher:
 
     def _expire(self, now_s: float) -> None:
         for query in self.router.expire(now_s):
-            _fail(query, DeadlinePassed(query.deadline_s - query.arrival_s))
+            fail(query, DeadlinePassed(query.deadline_s - query.arrival_s))
 
     def _execute(self, lane: int, running: Running) -> None:
         """Encodes a group of parts and hands it to the lane, group by group; then ends the dispatch.
@@ -317,7 +245,7 @@ class Dispatcher:
             reading = None if stack is None else Reading.begin(stack)
             encoder = self._encoders[running.dispatch.path] if reading is None else reading.encoder
             try:
-                parts, batch = self._encoded(parts, encoder)
+                parts, batch = encoded(parts, encoder)
             except Exception as e:
                 _end(reading)
                 self._broken(lane, running, parts, e)
@@ -338,27 +266,6 @@ class Dispatcher:
                 running.looping = False
                 return
         self._end(lane, running)
-
-    def _encoded(self, parts: list[Part], encoder: Encoder) -> tuple[list[Part], Batch | None]:
-        """The parts' rows as one batch; a query that cannot be encoded is told so and left out."""
-        if not parts:
-            return [], None
-        rows = [_rows(part) for part in parts]
-        try:
-            return parts, encode(rows, encoder)
-        except FeatureError as e:
-            if len(parts) == 1:
-                _fail(parts[0].query, e)
-                return [], None
-        sound: list[Part] = []
-        for part, own in zip(parts, rows, strict=True):
-            try:
-                own.encode(encoder)
-            except FeatureError as e:
-                _fail(part.query, e)
-            else:
-                sound.append(part)
-        return sound, encode([_rows(part) for part in sound], encoder) if sound else None
 
     def _settled(self, lane: int, running: Running, parts: list[Part], result: Executed | Exception) -> None:
         """Back on the loop: scatters what was executed over the queries, and goes on."""
@@ -386,7 +293,7 @@ class Dispatcher:
         running.broken += 1
         log.error("a query failed on lane %s", self._lanes[lane].name, exc_info=error)
         if running.executed or self._defects[lane] + running.broken < DEFECTS_UNTIL_LANE_IS_SUSPECT:
-            _fail(parts[0].query, Defect("the prediction failed; the server's log has the details"))
+            fail(parts[0].query, Defect("the prediction failed; the server's log has the details"))
 
     def _end(self, lane: int, running: Running) -> None:
         """The lane is free again."""
@@ -397,7 +304,7 @@ class Dispatcher:
             self._defects[lane] += running.broken
             if self._defects[lane] >= DEFECTS_UNTIL_LANE_IS_SUSPECT:
                 for query in self.router.failed(dispatch, now_s):
-                    _fail(query, Defect("the prediction failed; the server's log has the details"))
+                    fail(query, Defect("the prediction failed; the server's log has the details"))
             else:
                 self.router.done(dispatch, now_s, dispatch.median_s)
         else:
@@ -415,9 +322,6 @@ class Dispatcher:
         rows = probabilities.size
         now_s = clock()
         took_s = now_s - dispatch.started_s
-        reason = dispatch.reason.value if dispatch.reason in REDUCED else None
-        finite = math.isfinite(float(probabilities.sum()))
-        lost = reading is not None and reading.lost > 0
         traces = [w.trace for p in parts if (w := p.query.payload).trace is not None and not w.answer.done()]
         if traces:
             tell(
@@ -432,30 +336,7 @@ class Dispatcher:
                 executed.dense_s,
                 now_s,
             )
-        first = 0
-        for part in parts:
-            query, own = part.query, probabilities[first : first + part.rows]
-            first += part.rows
-            waiting: Waiting = query.payload
-            if waiting.answer.done():
-                continue
-            waiting.lost |= lost
-            if not finite and not math.isfinite(float(own.sum())):
-                _fail(
-                    query, Invalid("the features give no finite probability; a dense value is far too large")
-                )
-                continue
-            if part.rows < query.rows:
-                if waiting.probabilities is None:
-                    waiting.probabilities = np.full(query.rows, np.nan, np.float32)
-                whole = _joined(waiting.probabilities, part, own)
-                if whole is None:
-                    continue
-                own = whole
-            query.settled = True
-            queue_s = max(0.0, dispatch.started_s - query.arrival_s)
-            why = Reason.FAILURE.value if waiting.lost else reason
-            waiting.answer.set_result(Answer(own, dispatch.path, why, queue_s, took_s, rows))
+        scatter(dispatch, parts, probabilities, took_s, reading is not None and reading.lost > 0)
         self._observer.batch_executed(
             Batched(
                 lane,
@@ -478,9 +359,9 @@ class Dispatcher:
         self.router.lane_down(lane, now_s)
         for query in self.router.failed(running.dispatch, now_s):
             if query.deadline_s <= now_s:
-                _fail(query, DeadlinePassed(query.deadline_s - query.arrival_s))
+                fail(query, DeadlinePassed(query.deadline_s - query.arrival_s))
             else:
-                _fail(
+                fail(
                     query, NotReady("the lane that executed the query died, and no other can answer in time")
                 )
         self._wake(asyncio.get_running_loop())
@@ -512,24 +393,6 @@ class Dispatcher:
                 return
 
 
-def _rows(part: Part) -> Rows:
-    rows: Rows = part.query.payload.rows
-    return rows if part.rows == rows.rows else rows.part(part.first, part.rows)
-
-
-def _joined(whole: F32, part: Part, own: F32) -> F32 | None:
-    """A split query's probabilities, once all its rows are there."""
-    whole[part.first : part.first + part.rows] = own
-    return None if np.isnan(whole).any() else whole
-
-
 def _end(reading: Reading | None) -> None:
     if reading is not None:
         reading.end()
-
-
-def _fail(query: Query, error: Exception) -> None:
-    query.settled = True
-    answer = query.payload.answer
-    if not answer.done():
-        answer.set_exception(error)

@@ -21,9 +21,10 @@ from prometheus_client.exposition import generate_latest
 from models.embeddings.tiers.drift import Moves
 from models.embeddings.tiers.figures import Figures
 from models.encoder import Encoder
-from server.dispatcher import Batched, Dispatcher, clock
+from server.dispatcher import Dispatcher, clock
 from server.history import History
 from server.instruments import AnyFamily, Counter, Family, Histogram, Registry
+from server.observer import Batched
 from server.router_metrics import RouterMetrics
 from server.statistics import Statistics
 from server.unknown import Unknown

@@ -48,10 +48,7 @@ class Router:
         """The order in which free lanes ask: those on probation first, or the others leave them nothing."""
 
     def offer(self, query: Query, now_s: float) -> Refused | None:
-        """Takes a query into the queue, or says why not and when it would fit.
-
-        now_s: or when a lane will be asked for it at the earliest.
-        """
+        """Takes a query into the queue, or says why not and when it would fit."""
         board = self.board
         queue = board.queue
         rows = query.rows

@@ -19,7 +19,8 @@ from starlette.types import Receive, Scope, Send
 
 from models.errors import FeatureError
 from planner.routing.query import Query
-from server.dispatcher import Answer, Dispatcher, clock
+from server.answer import Answer
+from server.dispatcher import Dispatcher, clock
 from server.engine import Engine
 from server.errors import Malformed, RequestError, refusal
 from server.http.body import ClientGone, Headers, read_body

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from starlette.types import Scope
 
 from models.bundle import code_version
-from server.dispatcher import Answer
+from server.answer import Answer
 from server.engine import Engine, State
 from server.errors import Forbidden, Malformed, NotFound, NotReady
 from server.http.body import header

@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 from starlette.types import Scope
 
-from server.dispatcher import Answer
+from server.answer import Answer
 from server.http.inference import Parsed
 from server.http.reply import Reply
 from server.serving import OpenPath, Serving

@@ -22,13 +22,15 @@ from planner.routing.board import Board
 from planner.routing.lane import LaneSpec
 from planner.routing.path import PathSpec
 from planner.routing.router import Router
+from server.answer import Answer
 from server.decode import Decoder
-from server.dispatcher import Answer, Batched, Dispatcher, clock
+from server.dispatcher import Dispatcher, clock
 from server.errors import DeadlinePassed, Defect, Invalid, Overloaded
 from server.http.body import ClientGone
 from server.lanes.inline import InlineLane
 from server.lanes.lane import Lane
 from server.lanes.threaded import ThreadedLane
+from server.observer import Batched
 from server.rows import Columns, Rows
 
 
