@@ -29,8 +29,8 @@ READ_BYTES = 2**20
 GATHER_S = 0.02
 """After each read: a process that wakes for every single request takes the server's core away."""
 QUEUED_SPANS = 2**15
-NICE = 10
-LAST_S = 6.0
+NICE = 5
+LAST_S = 10.0
 """To send the last spans once the server has gone; a collector that does not answer would take longer."""
 
 

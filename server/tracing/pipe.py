@@ -20,7 +20,7 @@ log = logging.getLogger("polyrec.tracing")
 PIPE_BYTES = 2**20
 """The most that Linux gives to any user (/proc/sys/fs/pipe-max-size)."""
 UNSENT_BYTES = 2**20
-CLOSE_S = 8.0
+CLOSE_S = 12.0
 """For the exporter to send what it has; it gives itself less (`exporter.LAST_S`)."""
 
 
