@@ -53,7 +53,7 @@ class Size:
     copied: int
 
 
-FULL = Size(100_000, (1, 4, 16, 64, 256, 1024, 4096), (64, 1024, 4096), 40, 1 << 30)
+FULL = Size(100_000, (1, 4, 16, 64, 256, 1024, 4096), (64, 1024, 4096), 60, 1 << 30)
 SMALL = Size(400, (1, 5, 64), (16,), 3, 1 << 20)
 
 
@@ -62,8 +62,13 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def device_us(work: Callable[[], object], device: torch.device, repeats: int, together: int) -> float:
-    """Median microseconds of one of the `together` pieces of device work that `work` starts."""
+def device_us(
+    work: Callable[[], object], device: torch.device, repeats: int, together: int, replayed: bool = True
+) -> float:
+    """Median microseconds of one of the `together` pieces of device work that `work` starts.
+
+    replayed: as one graph, so that the device is timed and not the launches.
+    """
     work()
     wait(device)
     if device.type != "cuda":
@@ -73,15 +78,17 @@ def device_us(work: Callable[[], object], device: torch.device, repeats: int, to
             work()
             times.append(1e6 * (time.perf_counter() - begun))
         return statistics.median(times) / together
-    # replayed as one graph: what is timed is the device, not the launches
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
+    again = work
+    if replayed:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            work()
+        again = graph.replay
     times = []
     for i in range(repeats + 3):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
-        graph.replay()
+        again()
         end.record()
         end.synchronize()
         if i >= 3:
@@ -170,6 +177,7 @@ def kernel(world: World, size: Size, rates: Mapping[str, float]) -> Iterator[dic
                     world.device,
                     size.repeats,
                     ROTATED,
+                    replayed=False,
                 )
             one["over_floor"] = one["kernel_us"] / one["floor_us"]
             yield one
@@ -235,10 +243,13 @@ def measure(device: torch.device, size: Size) -> dict[str, Any]:
     }
     for precision in PRECISIONS:
         world = World(device, size.rows, precision)
-        report["kernel"] += list(kernel(world, size, report["bytes_per_s"]))
-        report["lookups"] += list(timed(world, ways(world), size, size.kernel_batches))
-        if precision == "fp32":
-            report["predictions"] += list(timed(world, predictions(world), size, size.batches))
+        # modules cannot be moved within inference mode
+        looking, predicting = ways(world), predictions(world) if precision == "fp32" else {}
+        with torch.inference_mode():
+            report["kernel"] += list(kernel(world, size, report["bytes_per_s"]))
+            report["lookups"] += list(timed(world, looking, size, size.kernel_batches))
+            if predicting:
+                report["predictions"] += list(timed(world, predicting, size, size.batches))
         world.close()
         print(f"{precision} done", flush=True)
     return report
@@ -254,8 +265,7 @@ def main() -> None:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise SystemExit("there is no CUDA device here: --device cpu --small tries the steps without one")
     torch.set_num_threads(1)
-    with torch.inference_mode():
-        report = measure(device, SMALL if args.small else FULL)
+    report = measure(device, SMALL if args.small else FULL)
     print(table(report))
     if args.json:
         args.json.write_text(json.dumps(report, indent=1) + "\n")

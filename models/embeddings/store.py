@@ -69,9 +69,9 @@ class FloatRows(nn.Module):
     def gather(self, index: Tensor) -> Tensor:
         if torch.is_grad_enabled():
             return F.embedding(index, self.weight, sparse=True)
-        if self._buffer.shape[0] < index.numel():
+        if self._buffer.shape[0] < index.numel() or self._buffer.device != index.device:
             # grown by doubling, so that a server stops allocating after its largest batches
-            self._buffer = self.weight.new_empty((1 << (index.numel() - 1).bit_length(), self.width))
+            self._buffer = self.weight.new_empty((1 << max(index.numel() - 1, 0).bit_length(), self.width))
         out = self._buffer[: index.numel()]
         return torch.index_select(self.weight, 0, index, out=out).float()
 

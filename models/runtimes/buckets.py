@@ -71,6 +71,12 @@ class Buckets:
 
     def __call__(self, inputs: Inputs) -> F32:
         """float32 [rows]: the caller's. Waits for the device only to copy these."""
+        if self._device.type != "cuda":
+            return self._computed(inputs)
+        with torch.cuda.device(self._device):
+            return self._computed(inputs)
+
+    def _computed(self, inputs: Inputs) -> F32:
         rows = inputs.candidate.shape[0]
         if not 0 < rows <= LARGEST:
             return self._on_host(self._probabilities(self._moved(inputs)))

@@ -16,6 +16,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -141,7 +142,8 @@ class FusedLookups:
         if self._reaches_host and plans(stack.tiers.layout):
             self._plan = DevicePlan(stack.tiers.layout, stack.tiers.slab, self._hot.device)
         if fuses(stack):
-            self._compile()
+            with self._here():
+                self._compile()
 
     def _compile(self) -> None:
         """Every form of the kernel that a batch may need, so that no request waits for a compiler."""
@@ -160,6 +162,16 @@ class FusedLookups:
         Raises OSError if a page of the disk tier cannot be read.
         """
         slots = slots_of(lookups)
+        with self._here():
+            return self._vectors(view, slots)
+
+    def _here(self) -> AbstractContextManager[Any]:
+        """Kernels, events and streams are those of the rows' device."""
+        cuda: Any = torch.cuda
+        context: AbstractContextManager[Any] = cuda.device_of(self._hot)
+        return context
+
+    def _vectors(self, view: View, slots: Slots) -> tuple[Vectors, int]:
         form = self.stack.tiers.form
         if self._out.shape[0] < slots.bags:
             more = 1 << (slots.bags - 1).bit_length()

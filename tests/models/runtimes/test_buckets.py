@@ -112,14 +112,13 @@ def test_replayed_graphs_give_the_answers_of_the_cpu(
     net = net_of(interaction)
     device = torch.device("cuda")
     with torch.inference_mode():
-        answers = {}
-        for seed, (rows, contexts) in enumerate(CASES):
-            answers[seed] = expected(net, random_inputs(seed, rows, contexts))
-        buckets = Buckets(net.to(device, dtype), device, dtype, capture=True)
+        answers = [expected(net, random_inputs(seed, *case)) for seed, case in enumerate(CASES)]
+    buckets = Buckets(net.to(device, dtype), device, dtype, capture=True)
+    with torch.inference_mode():
         buckets.prepare(64)
         for _ in range(2):
-            for seed, (rows, contexts) in enumerate(CASES):
-                inputs = random_inputs(seed, rows, contexts)
+            for seed, case in enumerate(CASES):
+                inputs = random_inputs(seed, *case)
                 there = Inputs(*(None if x is None else x.to(device) for x in inputs))
                 for given in (inputs, there):
                     np.testing.assert_allclose(buckets(given), answers[seed], atol=near)
