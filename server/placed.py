@@ -7,6 +7,7 @@ a path into its device's own memory asks for no tiers: the path is opened as wit
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,6 +45,7 @@ class Placed:
     stacks: dict[str, TierStack] = field(default_factory=dict)
     ahead: Ahead | None = None
     following: Following | None = None
+    closing: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @property
     def distinct(self) -> tuple[TierStack, ...]:
@@ -56,13 +58,14 @@ class Placed:
 
     def close(self) -> None:
         """Ends all tiers, once no batch is gathered any more; may block for seconds."""
-        if self.following is not None:
-            self.following.close()
-        if self.ahead is not None:
-            self.ahead.close()
-        for stack in self.distinct:
-            stack.close()
-        self.stacks = {}
+        with self.closing:
+            if self.following is not None:
+                self.following.close()
+            if self.ahead is not None:
+                self.ahead.close()
+            for stack in self.distinct:
+                stack.close()
+            self.stacks = {}
 
 
 def open_placed(
