@@ -87,3 +87,24 @@ def test_a_plan_is_frozen() -> None:
 def test_a_dense_precision_stands_in_the_paths_name() -> None:
     path = single_path_plan(Path("b"), "table-int8", "onnx", precision="int8").paths[0]
     assert (path.name, path.precision) == ("table-int8.int8@cpu", "int8")
+
+
+def test_a_placements_folder_is_relative_to_the_plan_and_its_store_must_be_named(tmp_path: Path) -> None:
+    plan = single_path_plan(Path("table"), "table", "onnx").model_dump(mode="json")
+    placed = {"path": "table@cpu", "tables": {"item": {"host": 2, "remote": 3}}}
+    plan["placement"] = {"paths": [placed], "directory": "pages", "remote": {"url": "redis://store:6379"}}
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(plan))
+    placement = load_plan(file).placement
+    assert placement is not None
+    assert placement.directory == tmp_path / "pages"
+    assert placement.paths[0].rows("remote") == 3
+    del plan["placement"]["remote"]
+    file.write_text(json.dumps(plan))
+    with pytest.raises(PlanError, match=r"path 'table@cpu' has remote rows, but no `remote` store is named"):
+        load_plan(file)
+    plan["placement"]["paths"] *= 2
+    plan["placement"]["remote"] = {}
+    file.write_text(json.dumps(plan))
+    with pytest.raises(PlanError, match="path 'table@cpu' is placed twice"):
+        load_plan(file)

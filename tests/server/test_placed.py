@@ -118,6 +118,10 @@ def test_answers_are_those_of_the_flat_table_to_the_bit(
         assert given["reason"] is None
         np.testing.assert_array_equal(np.array(given["predictions"], np.float32), whole(request))
     assert metric(client, "polyrec_embedding_lookups_total", '{tier="disk"}') > 0
+    by_table = [
+        metric(client, f"polyrec_embedding_table_{n}_total", '{table="item"') for n in ("lookups", "hits")
+    ]
+    assert by_table[0] >= by_table[1] > 0
     looked_up = metric(client, "polyrec_embedding_lookups_total", '{tier="host"}')
     assert looked_up >= sum(r.table.num_rows for r in requests[:20])
     status = client.send("GET", "/v1/status").json()

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from models.embeddings.tiers.placement import TierCuts
+from planner.placed import PlacedPath, Placement
 from planner.plan import single_path_plan
 from server.settings import Settings, SettingsError, gather
 
@@ -61,3 +63,16 @@ def test_a_bad_setting_gives_one_line_that_names_it(
 def test_limits_that_contradict_the_plan_are_refused() -> None:
     with pytest.raises(SettingsError, match="could never be queued"):
         Settings(bundle=Path("b"), max_queued_rows=1).bend(PLAN)
+
+
+def test_tiers_are_bent_where_a_plan_has_a_placement_and_refused_where_it_has_none() -> None:
+    given = gather({"plan": "p.json", "tier_directory": "/disk"}, {"POLYREC_DRIFT_S": "600"})
+    with pytest.raises(SettingsError, match="tier_directory and drift_s are for a plan with a placement"):
+        given.bend(PLAN)
+    placement = Placement(paths=(PlacedPath(path="table@cpu", tables={"t": TierCuts(host=1, disk=2)}),))
+    bent = given.bend(PLAN.model_copy(update={"placement": placement})).placement
+    assert bent is not None
+    assert (bent.directory, bent.drift_s, bent.prefetch) == (Path("/disk"), 600, True)
+    assert bent.paths == placement.paths
+    with pytest.raises(SettingsError, match="--drift-s"):
+        gather({"plan": "p.json", "drift_s": 0}, {})
