@@ -23,10 +23,11 @@ from models.embeddings.tiers.figures import Figures
 from models.encoder import Encoder
 from server.dispatcher import Dispatcher, clock
 from server.history import History
-from server.instruments import AnyFamily, Counter, Family, Histogram, Registry
+from server.instruments import AnyFamily, Counter, Histogram, Registry
 from server.observer import Batched
 from server.router_metrics import RouterMetrics
 from server.statistics import Statistics
+from server.tier_metrics import TierMetrics
 from server.unknown import Unknown
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -108,41 +109,8 @@ class Metrics:
         self._lane_busy = registry.counter(
             "polyrec_lane_busy_seconds", "Time that a lane spent on batches.", "lane"
         )
-        self.lookups = registry.counter(
-            "polyrec_embedding_lookups", "Embedding rows looked up in a tier of memory.", "tier"
-        )
-        self.hits = registry.counter(
-            "polyrec_embedding_hits", "Embedding rows that a tier had; the rest goes to the next one.", "tier"
-        )
-        self._read_bytes = registry.counter(
-            "polyrec_embedding_read_bytes", "Bytes that a tier gave, where rows are placed in tiers.", "tier"
-        )
-        self._read_seconds = registry.counter(
-            "polyrec_embedding_read_seconds",
-            "Time spent on reading from a tier, where rows are in tiers.",
-            "tier",
-        )
-        self._table_lookups = registry.counter(
-            "polyrec_embedding_table_lookups",
-            "Rows of a table looked up in a tier that holds some of its rows, where rows are in tiers.",
-            *("table", "tier"),
-        )
-        self._table_hits = registry.counter(
-            "polyrec_embedding_table_hits", "Rows of a table that the tier had.", *("table", "tier")
-        )
-        self._fallbacks = registry.counter(
-            "polyrec_embedding_fallbacks",
-            "Rows answered by the out-of-vocabulary row because the remote store did not give them.",
-        )
-        self._prefetched = registry.counter(
-            "polyrec_embedding_prefetched_pages", "Pages of the disk tier read for queries that waited."
-        )
-        self._moved = registry.counter(
-            "polyrec_embedding_moved_rows", "Rows that changed places as their popularity did (drift)."
-        )
-        self._orders = registry.counter(
-            "polyrec_embedding_orders", "New orders of the rows that were installed (drift)."
-        )
+        self._tiers = TierMetrics(registry)
+        self.lookups, self.hits = self._tiers.lookups, self._tiers.hits
         self._unknown = registry.counter(
             "polyrec_oov_lookups", "Look-ups of values that the vocabulary lacks.", "feature"
         )
@@ -171,7 +139,6 @@ class Metrics:
         )
         self.history = History(self.sample, clock())
         self._counting: WeakSet[BatchMetrics | EndpointMetrics] = WeakSet()
-        self._tiered: list[Tiered] = []
 
     @property
     def families(self) -> Sequence[AnyFamily]:
@@ -219,25 +186,12 @@ class Metrics:
         return batches
 
     def tiers(self, sources: Iterable[Callable[[], Figures]]) -> None:
-        """Tiers of memory whose figures are asked for at every scrape, in place of those before.
-
-        Those are asked once more: what their last queries looked up after this is not counted.
-        """
-        self._ask_tiers()
-        by_tier = (self.lookups, self.hits, self._read_bytes, self._read_seconds)
-        by_table = (self._table_lookups, self._table_hits)
-        totals = (self._fallbacks.only, self._prefetched.only)
-        self._tiered = [Tiered(source, by_tier, by_table, totals) for source in sources]
+        """Tiers of memory whose figures are asked for at every scrape, in place of those before."""
+        self._tiers.watch(sources)
 
     def moved(self, moves: Moves) -> None:
         """A new order of the rows was sought; told from a thread."""
-        if moves.rows:
-            self._orders.only.inc()
-            self._moved.only.inc(moves.rows)
-
-    def _ask_tiers(self) -> None:
-        for tiered in self._tiered:
-            tiered.refresh()
+        self._tiers.moved(moves)
 
     def lane(self, lane: str) -> LaneMetrics:
         """The instruments of one lane."""
@@ -258,7 +212,7 @@ class Metrics:
     def refresh(self) -> None:
         """Brings up to date what is asked for rather than told."""
         self._flush()
-        self._ask_tiers()
+        self._tiers.refresh()
         self._routed.refresh()
 
     def _flush(self) -> None:
@@ -272,7 +226,7 @@ class Metrics:
         the last beyond all; tiers: [look-ups, hits].
         """
         self._flush()
-        self._ask_tiers()
+        self._tiers.refresh()
         outcomes = dict.fromkeys(OUTCOMES, 0.0)
         for (_, outcome), requests in self.requests.children.items():
             outcomes[outcome] += requests.value
@@ -426,39 +380,6 @@ class BatchMetrics:
                 counter.inc(looked_up)
         self._unknown.flush()
         self._pending.clear()
-
-
-class Tiered:
-    """What one stack of tiers has done since it was last asked, added to the counters of all."""
-
-    def __init__(
-        self,
-        source: Callable[[], Figures],
-        by_tier: Sequence[Family[Counter]],
-        by_table: Sequence[Family[Counter]],
-        totals: Sequence[Counter],
-    ) -> None:
-        self._source = source
-        self._by_tier = by_tier
-        self._by_table = by_table
-        self._totals = totals
-        self._told: dict[tuple[str, ...], tuple[float, ...]] = {}
-
-    def refresh(self) -> None:
-        figures = self._source()
-        for tier, level in figures.levels.items():
-            counters = [family.labels(tier) for family in self._by_tier]
-            self._tell((tier,), (level.lookups, level.hits, level.bytes, level.seconds), counters)
-        for table, tiers in figures.tables.items():
-            for tier, counts in tiers.items():
-                self._tell((table, tier), counts, [family.labels(table, tier) for family in self._by_table])
-        self._tell((), (figures.fallbacks, figures.prefetched_pages), self._totals)
-
-    def _tell(self, key: tuple[str, ...], now: tuple[float, ...], counters: Sequence[Counter]) -> None:
-        before = self._told.get(key, (0,) * len(now))
-        for counter, new, old in zip(counters, now, before, strict=True):
-            counter.inc(new - old)
-        self._told[key] = now
 
 
 @dataclass(frozen=True, slots=True)
