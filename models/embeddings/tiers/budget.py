@@ -47,7 +47,7 @@ def shared(
     page_bytes = -(-row_bytes // PAGE_BYTES) * PAGE_BYTES
     a_page = page_bytes // row_bytes
     slots = max(int(host_bytes * cached) // page_bytes, 1)
-    singly = int(slots * DEFAULT.rows)
+    singly = DEFAULT.singly(slots)
     # the file has whole tables
     books = -(-total // a_page) * PAGE_BOOKS + (slots - singly) * SLOT_BOOKS + singly * a_page * ROW_BOOKS
     rows = max(host_bytes - slots * page_bytes - books, 0)

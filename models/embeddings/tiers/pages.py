@@ -31,11 +31,19 @@ SLOT_BOOKS = 4 + 4 + 8 + 8
 class Admission:
     """How a cache chooses. window: share of the slots that newcomers hold. period: the counts are halved
     after as many accesses as `period` times the slots. rows: share of a disk tier's cache that keeps single
-    rows (models.embeddings.tiers.recent) instead of pages."""
+    rows (models.embeddings.tiers.recent) instead of pages; less in a cache of `roomy` slots or more, where up
+    to half of it, but no more than `ahead`, is left to pages that are read before their batch's turn."""
 
     window: float = 0.5
     period: float = 16.0
     rows: float = 0.8
+    roomy: int = 2048
+    ahead: int = 4096
+
+    def singly(self, slots: int) -> int:
+        """How many of a cache's slots are given to single rows."""
+        most = int(slots * self.rows)
+        return most if slots < self.roomy else min(most, max(slots - self.ahead, slots // 2))
 
 
 DEFAULT = Admission()
