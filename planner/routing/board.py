@@ -130,8 +130,11 @@ class Board:
                     self.paths[p].row_s = min(self.paths[p].row_s, self._row_s(lane, p))
         self.count()
 
-    def _row_s(self, lane: LaneState, path: int) -> float:
+    def _row_s(self, lane: LaneState, path: int, most_rows: int | None = None) -> float:
+        """Seconds a row, in batches of as many rows as pay, or of no more than most_rows."""
         rows = lane.merge[path]
+        if most_rows is not None and most_rows < rows:
+            rows = most_rows
         curve = self.paths[path].curve
         seconds = curve.median[rows] * curve.mean * lane.correction.median[path] / rows
         if lane.inline:
@@ -204,14 +207,16 @@ class Board:
 
     def _order(self, lane: LaneState, top: float) -> None:
         usable = [p for p in lane.paths if p in self.allowed and self.paths[p].value > 0]
-        row_s = {p: self._row_s(lane, p) for p in usable}
+        # Which path is faster may depend on the batch: as large as they are, not as large as they may be.
+        usual = max(1, round(lane.usual))
+        row_s = {p: self._row_s(lane, p, usual) for p in usable}
         usable.sort(key=lambda p: (-self.paths[p].value, row_s[p]))
         lane.order = []
         for p in usable:
             if self.paths[p].value <= top and (not lane.order or row_s[p] < row_s[lane.order[-1]]):
                 lane.order.append(p)
         lane.fastest = lane.order[-1] if lane.order else -1
-        lane.rate = 1 / row_s[lane.fastest] if lane.order else 0.0
+        lane.rate = 1 / self._row_s(lane, lane.fastest) if lane.order else 0.0
 
     def _compare(self, lane: LaneState) -> None:
         """Which lanes are much faster than this one, and at what rate they would do without it."""

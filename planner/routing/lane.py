@@ -30,13 +30,14 @@ class LaneState:
     one batch may have; merge: rows beyond which queries are not merged. free_s: when its batch should be
     over; due_s: the first deadline in it; overdue_s: when the lane counts as stalled; stranded: parts of a
     stalled batch that no other lane can make in time. again_s: when to ask it again if nothing happens.
-    heard_s: when it last finished a batch; used: share of the last seconds that it worked.
+    heard_s: when it last finished a batch; usual: rows of its batches, the recent mean; used: share of the
+    last seconds that it worked.
     """
 
     __slots__ = (
         "again_s", "alive", "breaker", "busy_s", "correction", "device", "due_s", "faster", "fastest",
         "flight", "free_s", "heard_s", "index", "inline", "merge", "most", "name", "order", "overdue_s",
-        "paths", "rate", "stranded", "used",
+        "paths", "rate", "stranded", "used", "usual",
     )  # fmt: skip
 
     def __init__(self, index: int, spec: LaneSpec, device: int, paths: list[int], all_paths: int) -> None:
@@ -59,6 +60,7 @@ class LaneState:
         self.heard_s = 0.0
         self.busy_s = 0.0
         self.used = 0.0
+        self.usual = 1.0
 
     @property
     def usable(self) -> bool:

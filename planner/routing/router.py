@@ -32,6 +32,8 @@ KEPT_A_TICK = 0.8
 thought too slow gets no work, and without work nothing would ever be thought otherwise."""
 SLOW = 1.5
 SHARE_MEMORY_S = 2.0
+USUAL_WEIGHT = 0.1
+"""Of the last batch in the mean of a lane's batches."""
 INF = float("inf")
 
 
@@ -105,6 +107,7 @@ class Router:
         rows = dispatch.rows
         lane.heard_s = now_s
         lane.busy_s += took_s
+        lane.usual += USUAL_WEIGHT * (rows - lane.usual)
         lane.correction.observe(dispatch.path, took_s, curve.median[rows], curve.tail[rows])
         breaker = lane.breaker
         if breaker.state is not BreakerState.CLOSED:

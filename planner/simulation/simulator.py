@@ -87,6 +87,8 @@ class Simulator:
         self._inline = [lane.kind == "inline" for lane in lanes]
         self._running: list[Dispatch | None] = [None] * len(lanes)
         self._alive = [True] * len(lanes)
+        # what the front costs is observed, as live, unless it is the plan's word
+        self._observed, self._front_s = costs is not None, 0.0
         self._costs = costs or Costs(query_s=routing.query_s, row_s=routing.row_s)
         extra = self._costs.batches
         self._extra = [(c.batch_s, c.query_s) for p in paths for c in (extra.get(p.name) or BatchCost(),)]
@@ -131,7 +133,8 @@ class Simulator:
             # Timers, then what the sockets and lanes have, then callbacks: an iteration of the live loop.
             polled_s = self._now_s
             if tick_s <= polled_s:
-                self.router.tick(polled_s)
+                self.router.tick(polled_s, self._front_s if self._observed else None)
+                self._front_s = 0.0
                 self._now_s += costs.tick_s
                 tick_s += TICK_S
                 self._wake()
@@ -147,9 +150,9 @@ class Simulator:
             if at < n and arrival[at] <= polled_s:
                 # as live (server/http/rounds.py): the earliest moment at which what is read can have come
                 since_s = polled_s if self._slept else self._looked_s
-                ready.append(self._look)
+                self._looked_s, self._slept = self._now_s, False
                 while at < n and arrival[at] <= polled_s:
-                    self._now_s += read_s
+                    self._spend(read_s)
                     ready.append(partial(self._parse, at, since_s))
                     at += 1
             if progress is not None and at - told >= TOLD_EVERY:
@@ -189,15 +192,11 @@ class Simulator:
             self._now_s += float(self._rng.exponential(costs.held_s))
             self._held_s = self._now_s + float(self._rng.exponential(1 / costs.held_rate))
 
-    def _look(self) -> None:
-        self._looked_s = self._now_s
-        self._slept = False
-
     def _parse(self, i: int, since_s: float) -> None:
         """A request that was read is offered. Its budget began at since_s, as far as the server can know."""
         costs = self._costs
         rows = self._rows[i]
-        self._now_s += costs.query_s * (IN - READ) + costs.row_s * rows * IN
+        self._spend(costs.query_s * (IN - READ) + costs.row_s * rows * IN)
         query = Query(rows, since_s, since_s + self._budget[i], payload=i)
         if self.router.offer(query, self._now_s) is not None:
             self._answer(i, Status.REFUSED)
@@ -206,12 +205,10 @@ class Simulator:
 
     def _answer(self, i: int, status: Status) -> None:
         costs = self._costs
-        if status is not Status.ANSWERED and costs.refuse_s is not None:
-            self._now_s += costs.refuse_s
-        else:
-            self._now_s += costs.query_s * (1 - IN)
         if status is Status.ANSWERED:
-            self._now_s += costs.row_s * self._rows[i] * (1 - IN)
+            self._spend((costs.query_s + costs.row_s * self._rows[i]) * (1 - IN))
+        else:
+            self._spend(costs.query_s * (1 - IN) if costs.refuse_s is None else costs.refuse_s)
         self._status[i] = status
         self._finish[i] = self._now_s
 
@@ -237,7 +234,7 @@ class Simulator:
                 dispatch = router.next(lane, self._now_s)
                 if dispatch is None:
                     continue
-                self._now_s += self._costs.turn_s - self._costs.after_s
+                self._spend(self._costs.turn_s - self._costs.after_s)
                 took_s = self._takes(dispatch, self._now_s)
                 if self._inline[lane]:
                     began_s = self._now_s
@@ -273,7 +270,12 @@ class Simulator:
         self._wake()
 
     def _tidy(self) -> None:
-        self._now_s += self._costs.after_s
+        self._spend(self._costs.after_s)
+
+    def _spend(self, seconds: float) -> None:
+        """The loop's own time, beside lanes."""
+        self._now_s += seconds
+        self._front_s += seconds
 
     def _takes(self, dispatch: Dispatch, now_s: float) -> float:
         curve = self.router.board.paths[dispatch.path].curve

@@ -31,16 +31,17 @@ class Rounds:
         """For what is being read: the earliest moment, on `clock`, at which it can have arrived."""
         if not self._reading:
             self._reading = True
-            self._loop.call_soon(self._looked)  # runs when all sockets have been read
+            self._loop.call_soon(self._read)  # runs when all sockets have been read
+            now_s = clock()
             # A sleep is a voluntary switch of context; being robbed of the core is not.
-            slept = getrusage(RUSAGE_THREAD).ru_nvcsw != self._sleeps
-            self._arrived_s = clock() if slept else self._looked_s
+            sleeps = getrusage(RUSAGE_THREAD).ru_nvcsw
+            self._arrived_s = now_s if sleeps != self._sleeps else self._looked_s
+            # The next round's may come from now on: work that is queued already runs before `_read`.
+            self._looked_s, self._sleeps = now_s, sleeps
         return self._arrived_s
 
-    def _looked(self) -> None:
+    def _read(self) -> None:
         self._reading = False
-        self._looked_s = clock()
-        self._sleeps = getrusage(RUSAGE_THREAD).ru_nvcsw
 
 
 _of: WeakKeyDictionary[asyncio.AbstractEventLoop, Rounds] = WeakKeyDictionary()

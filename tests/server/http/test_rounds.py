@@ -30,6 +30,20 @@ def test_what_is_read_after_work_may_have_arrived_before_it() -> None:
     assert arrived_s <= began_s
 
 
+def test_what_comes_during_work_that_was_queued_before_reading_may_have_arrived_before_it() -> None:
+    async def scene() -> tuple[float, float]:
+        loop = asyncio.get_running_loop()
+        rounds = Rounds(loop)
+        await _looked(rounds)
+        began: list[float] = []
+        loop.call_soon(lambda: (began.append(clock()), _busy()))
+        await _looked(rounds)
+        return began[0], rounds.arrived_s()
+
+    began_s, arrived_s = asyncio.run(scene())
+    assert arrived_s <= began_s
+
+
 def test_what_wakes_a_sleeping_loop_has_just_arrived() -> None:
     async def scene() -> tuple[float, float]:
         rounds = Rounds(asyncio.get_running_loop())
@@ -55,7 +69,7 @@ def test_all_that_one_round_reads_has_the_same_earliest_moment() -> None:
     assert first == second
 
 
-def test_the_next_round_begins_where_the_last_one_ended() -> None:
+def test_the_next_round_begins_where_the_last_one_did() -> None:
     async def scene() -> tuple[float, float, float]:
         rounds = Rounds(asyncio.get_running_loop())
         await _looked(rounds)
