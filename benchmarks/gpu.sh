@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The device tier on a GPU by one command: equality first, then times. Prints tables, writes
-# docs/results/gpu-lookup.json (or $JSON). Needs a CUDA build of torch, which brings Triton; where the tests' other
-# packages are missing, only those tests run that do without. About three minutes are expected, seven the limit.
+# docs/results/gpu-lookup.json (or $JSON). Needs a CUDA build of torch, which brings Triton; numpy, onnx, pyarrow,
+# pydantic, pyyaml, safetensors, tqdm and any onnxruntime; pytest and hypothesis. It ends within eight minutes.
 # Without a GPU: DEVICE=cpu goes through the same steps on small tables (no figures).
 set -euo pipefail
 cd "$(dirname "$0")/.."

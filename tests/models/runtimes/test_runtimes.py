@@ -14,6 +14,8 @@ from models.data.encoded import Encoded, encode
 from models.data.reader import open_data
 from models.data.split import split_of
 from models.dlrm import DLRM, Architecture, DenseNet, dense_slots
+from models.embeddings.tiers.placement import Placement
+from models.embeddings.tiers.stage import open_tiers
 from models.errors import RuntimeUnavailable
 from models.runtimes import NAMES, best_runtime, open_runtime, predict_rows
 from models.training import predict
@@ -107,6 +109,24 @@ def test_cuda_gives_the_cpus_numbers(bundle: Bundle, data: Encoded) -> None:
     batch = data.batch(np.arange(500))
     expected = open_runtime("torch", bundle).predict(batch)
     np.testing.assert_allclose(open_runtime("torch", bundle, "cuda:0").predict(batch), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("near", [0.0, 0.3])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def test_rows_in_tiers_give_the_answers_of_rows_in_memory(
+    bundle: Bundle, data: Encoded, device: str, near: float
+) -> None:
+    cuts = {}
+    for table, v in bundle.encoder.vocabularies.items():
+        cuts[table] = {"device": int(near * v.rows), "host": v.rows - int(near * v.rows)}
+    stack = open_tiers(bundle, Placement.model_validate({"cuts": cuts}), device)
+    over, flat = open_runtime("torch", bundle, device, tiers=stack), open_runtime("torch", bundle)
+    for rows in (1, 2, 9, 300, 300, 300):
+        plain = data.batch(np.arange(rows))
+        shared = Batch(plain.context.take(np.arange(1)), plain.candidate, np.zeros(rows, np.int64))
+        for batch in (plain, shared):
+            np.testing.assert_allclose(over.predict(batch), flat.predict(batch), atol=1e-5)
+    stack.close()
 
 
 @pytest.mark.parametrize(("name", "precision"), [("torch", "bf16"), ("onnx", "int8")])
