@@ -33,13 +33,13 @@ def deployments(problem: Problem) -> Iterator[tuple[Option, ...]]:
 
 
 def bytes_of(problem: Problem, chosen: Sequence[Option]) -> dict[str, float]:
-    """By the rules: rows once a bundle and device, fixed parts once a path, buffers once a lane."""
+    """By the rules: rows and cached pages once a bundle and device, fixed parts once a path, buffers a lane."""
     used: dict[str, float] = {}
     for device, on in problem.lanes.items():
         own = [o for o in chosen if problem.paths[o.path].path.device == device]
         rows = {o.group: 0.0 for o in own}
         for o in own:
-            rows[o.group] = max(rows[o.group], o.resident)
+            rows[o.group] = max(rows[o.group], o.resident + o.cache)
         peak = max((problem.paths[o.path].memory.peak for o in own), default=0)
         used[device] = (
             sum(rows.values()) + sum(problem.paths[o.path].memory.fixed for o in own) + on.count * peak
