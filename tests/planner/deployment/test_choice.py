@@ -33,7 +33,7 @@ def deployments(problem: Problem) -> Iterator[tuple[Option, ...]]:
 
 
 def bytes_of(problem: Problem, chosen: Sequence[Option]) -> dict[str, float]:
-    """By the rules: rows and cached pages once a bundle and device, fixed parts once a path, buffers a lane."""
+    """By the rules: rows and cache once a bundle and device, fixed parts once a path, buffers once a lane."""
     used: dict[str, float] = {}
     for device, on in problem.lanes.items():
         own = [o for o in chosen if problem.paths[o.path].path.device == device]

@@ -134,5 +134,5 @@ def test_lanes_that_share_rows_on_disk_are_threads_of_the_server() -> None:
     assert {lane.kind for lane in plan(10**6).lanes} == {"process"}
     (kind,) = {lane.kind for lane in plan(500_000).lanes}
     assert kind == "thread"
-    with pytest.raises(PlanImpossible, match="500 kB are missing; lanes in processes .* --lane thread can"):
+    with pytest.raises(PlanImpossible, match=r"500 kB are missing; lanes in processes .* --lane thread can"):
         plan(500_000, "process")

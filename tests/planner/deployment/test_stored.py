@@ -20,7 +20,7 @@ def test_a_bundles_tables_are_read_with_its_access_counts(bundle: Bundle) -> Non
     assert dict(zip(found.names, (t.size for t in found.ranked), strict=True)) == stage_rows
     assert set(found.row_bytes) == {32.0}
     candidate = bundle.manifest.schema_.candidate.singles
-    # every single-valued feature of candidates is looked up once a row, contexts once for all rows of a request
+    # every single-valued feature of candidates is looked up once a row, contexts once a request
     assert len(candidate) <= found.lookups <= len(candidate) + 2
     for name, ranked in zip(found.names, found.ranked, strict=True):
         counts = Ranked.of(foreseen(bundle.encoder.vocabularies[name].counts))
