@@ -24,11 +24,12 @@ from planner.routing.board import Board
 from planner.routing.lane import LaneSpec
 from planner.routing.path import PathSpec
 from planner.routing.router import Router
+from server.counting import EndpointMetrics, Recorder
 from server.decode import Decoder
 from server.dispatcher import Dispatcher, clock
 from server.lanes.lane import Lane, OnDeath
 from server.lanes.opening import Opening, open_lanes, opened
-from server.metrics import EndpointMetrics, Metrics, Recorder
+from server.metrics import Metrics
 from server.oip_codec import OipCodec
 from server.placed import Placed, open_placed
 from server.statistics import Statistics

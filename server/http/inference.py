@@ -20,12 +20,12 @@ from starlette.types import Receive, Scope, Send
 from models.errors import FeatureError
 from planner.routing.query import Query
 from server.answer import Answer
+from server.counting import KEPT
 from server.dispatcher import Dispatcher, clock
 from server.engine import Engine
 from server.errors import Malformed, RequestError, refusal
 from server.http.body import ClientGone, Headers, read_body
 from server.http.reply import Reply
-from server.metrics import KEPT
 from server.rows import Rows
 from server.serving import OpenPath, Serving
 

@@ -44,7 +44,10 @@ CANDIDATES = {"price": [1.5, 2.0], "item": [4, 5], "labels": ([9], [0, 1])}
 
 @pytest.fixture(scope="module")
 def http(bundle_dir: Any) -> Iterator[httpx.Client]:
-    with start({"bundle": bundle_dir, "drain_grace_s": 0}) as child, client(child) as opened:
+    with (
+        start({"bundle": bundle_dir, "drain_grace_s": 0, "default_budget_ms": 60_000}) as child,
+        client(child) as opened,
+    ):
         yield opened
 
 

@@ -79,7 +79,7 @@ def test_command_prints_no_figures_when_it_could_not_keep_up() -> None:
 def test_command_asks_rankings_of_a_bundle_and_writes_a_report(
     bundle_dir: Path, clicks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with start({"bundle": bundle_dir, "drain_grace_s": 0}) as server:
+    with start({"bundle": bundle_dir, "drain_grace_s": 0, "default_budget_ms": 60_000}) as server:
         flags = ("--traffic", "rate=80,sizes=fixed:30", "--seconds", "1", "--warmup", "0.2")
         flags += ("--bundle", str(bundle_dir), "--max-lag-ms", "60000", "--json")
         patient = ("--budget-ms", "60000", "--slo-share", "0.99")

@@ -51,7 +51,7 @@ def locust(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
 
 @pytest.fixture(scope="module")
 def url(bundle_dir: Path) -> Iterator[str]:
-    with start({"bundle": bundle_dir, "drain_grace_s": 0}) as server:
+    with start({"bundle": bundle_dir, "drain_grace_s": 0, "default_budget_ms": 60_000}) as server:
         yield server.url
 
 

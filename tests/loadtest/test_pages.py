@@ -41,7 +41,7 @@ def test_nothing_counted_has_no_quantile() -> None:
 
 
 def test_a_live_server_says_what_it_counted_and_how_good_its_paths_are(bundle_dir: Path) -> None:
-    with start({"bundle": bundle_dir, "drain_grace_s": 0}) as server:
+    with start({"bundle": bundle_dir, "drain_grace_s": 0, "default_budget_ms": 60_000}) as server:
         body = {"context": {}, "candidates": {"item": ["1", "2"]}}
         for _ in range(5):
             assert httpx.post(f"{server.url}/v1/rank", json=body).status_code == 200

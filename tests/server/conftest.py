@@ -108,7 +108,9 @@ def tensors(bundle: Bundle) -> Callable[[Request], Arrays]:
 
 @pytest.fixture(scope="session")
 def plan(bundle_dir: Path) -> Plan:
-    return single_path_plan(bundle_dir, "table", "torch")
+    """With a budget that no busy machine uses up: what tests of budgets need they say themselves."""
+    plan = single_path_plan(bundle_dir, "table", "torch")
+    return plan.model_copy(update={"default_budget_ms": 60_000.0})
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +157,7 @@ def client(engine: Engine) -> Iterator[Client]:
 @pytest.fixture(scope="session")
 def server(bundle_dir: Path) -> Iterator[Child]:
     """A real server in a process of its own, by the best runtime of this machine."""
-    with start({"bundle": bundle_dir, "drain_grace_s": 0}) as child:
+    with start({"bundle": bundle_dir, "drain_grace_s": 0, "default_budget_ms": 60_000}) as child:
         yield child
 
 

@@ -25,7 +25,9 @@ def test_every_form_of_request_gives_the_offline_probabilities(
     offline: Callable[[Any], Any],
 ) -> None:
     with (
-        start({"bundle": bundle_dir, "runtime": runtime, "drain_grace_s": 0}) as server,
+        start(
+            {"bundle": bundle_dir, "runtime": runtime, "drain_grace_s": 0, "default_budget_ms": 60_000}
+        ) as server,
         httpx.Client(base_url=server.url, timeout=30, headers={"x-latency-budget-ms": "30000"}) as http,
     ):
 

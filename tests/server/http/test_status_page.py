@@ -21,7 +21,7 @@ TAB = 9
 @pytest.fixture(scope="module")
 def own(bundle_dir: Path) -> Iterator[Child]:
     """A server that only this file asks."""
-    with start({"bundle": bundle_dir, "drain_grace_s": 0}) as child:
+    with start({"bundle": bundle_dir, "drain_grace_s": 0, "default_budget_ms": 60_000}) as child:
         yield child
 
 
@@ -165,7 +165,7 @@ def test_everything_can_be_reached_by_keyboard(page: Page) -> None:
 
 
 def test_a_server_that_is_gone_is_told(bundle_dir: Path, tab: Page) -> None:
-    with start({"bundle": bundle_dir, "drain_grace_s": 0}) as child:
+    with start({"bundle": bundle_dir, "drain_grace_s": 0, "default_budget_ms": 60_000}) as child:
         tab.open(child.url)
         tab.until("document.getElementById('word').innerText === 'Ready, nobody asks'")
     tab.until("document.getElementById('word').innerText === 'No answer'")

@@ -24,7 +24,7 @@ def test_a_request_is_a_span_with_its_phases_inside(
     lane: str, bundle_dir: Path, collector: Collector
 ) -> None:
     before_ns = time.time_ns()
-    with start({"bundle": bundle_dir, "lane": lane}) as server:
+    with start({"bundle": bundle_dir, "lane": lane, "default_budget_ms": 60_000}) as server:
         wish = {"X-Latency-Budget-Ms": "30000"}
         answer = httpx.post(f"{server.url}/v1/predict", json=ROWS, headers=TRACED | wish, timeout=60)
         path = answer.json()["path"]
@@ -63,7 +63,10 @@ def test_a_request_is_a_span_with_its_phases_inside(
 
 
 def test_a_batch_and_its_requests_are_linked_both_ways(bundle_dir: Path, collector: Collector) -> None:
-    with start({"bundle": bundle_dir}) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+    with (
+        start({"bundle": bundle_dir, "default_budget_ms": 60_000}) as server,
+        httpx.Client(base_url=server.url, timeout=60) as http,
+    ):
         for endpoint, body in (("predict", ROWS), ("rank", {"context": {}, "candidates": [{}] * 3})):
             assert http.post(f"/v1/{endpoint}", json=body).status_code == 200
     requests = collector.named("POST /v1/predict") + collector.named("POST /v1/rank")
@@ -87,7 +90,10 @@ def test_the_senders_decision_counts_before_the_ratio(
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
     monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0")
     unsampled = TRACED | {"traceparent": f"00-{TRACE}-{CALLER}-00"}
-    with start({"bundle": bundle_dir}) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+    with (
+        start({"bundle": bundle_dir, "default_budget_ms": 60_000}) as server,
+        httpx.Client(base_url=server.url, timeout=60) as http,
+    ):
         for headers in ({}, unsampled, {"traceparent": "nonsense"}, TRACED):
             assert http.post("/v1/predict", json=ROWS, headers=headers).status_code == 200
     (span,) = collector.named("POST /v1/predict")
@@ -97,7 +103,10 @@ def test_the_senders_decision_counts_before_the_ratio(
 def test_refusals_say_why_and_only_our_own_failures_are_errors(
     bundle_dir: Path, collector: Collector
 ) -> None:
-    with start({"bundle": bundle_dir}) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+    with (
+        start({"bundle": bundle_dir, "default_budget_ms": 60_000}) as server,
+        httpx.Client(base_url=server.url, timeout=60) as http,
+    ):
         assert http.post("/v1/predict", content=b"{").status_code == 400
         late = http.post("/v1/predict", json=ROWS, headers={"X-Latency-Budget-Ms": "0.001"})
         assert late.status_code == 504
@@ -114,7 +123,10 @@ def test_refusals_say_why_and_only_our_own_failures_are_errors(
 
 
 def test_a_version_in_the_address_is_no_part_of_the_name(bundle_dir: Path, collector: Collector) -> None:
-    with start({"bundle": bundle_dir}) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+    with (
+        start({"bundle": bundle_dir, "default_budget_ms": 60_000}) as server,
+        httpx.Client(base_url=server.url, timeout=60) as http,
+    ):
         (version,) = http.get("/v2/models/dlrm").json()["versions"]
         http.post(f"/v2/models/dlrm/versions/{version}/infer", json={"inputs": []})
     (span,) = [s for s in collector.spans if s.name.startswith("POST")]
@@ -124,7 +136,7 @@ def test_a_version_in_the_address_is_no_part_of_the_name(bundle_dir: Path, colle
 
 def test_without_a_collector_nothing_is_started(bundle_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
-    with start({"bundle": bundle_dir}) as server:
+    with start({"bundle": bundle_dir, "default_budget_ms": 60_000}) as server:
         tasks = Path(f"/proc/{server.process.pid}/task")
         children = [(task / "children").read_text().split() for task in tasks.iterdir()]
         assert not any(children)
