@@ -283,8 +283,8 @@ class _Timed:
     def wake_s(self) -> Any:
         return self._time("wake_s", self._router.wake_s)
 
-    def tick(self, now_s: float) -> None:
-        self._time("tick", self._router.tick, now_s)
+    def tick(self, now_s: float, front_s: float | None = None) -> None:
+        self._time("tick", self._router.tick, now_s, front_s)
 
     def figures(self, queries: int) -> dict[str, Any]:
         total = sum(sum(v) for k, v in self.spent.items() if k != "tick")
