@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from models.bundle import Bundle, load_bundle
 from models.data.reader import open_data
 from models.dlrm import Architecture
 from models.embeddings.tiers.drift import Drift
+from models.embeddings.tiers.stack import TierStack
 from models.embeddings.tiers.update import TableUpdate, apply_update
 from models.errors import FeatureError, RuntimeUnavailable
 from models.learning import Learner, Training
@@ -341,26 +343,44 @@ def test_unknown_values_are_counted_in_every_order(
 
 
 def test_rows_are_read_ahead_for_queries_that_wait(
-    opened: Callable[[Plan], Engine], bundle: Bundle, requests: list[Request], tmp_path: Path
+    opened: Callable[[Plan], Engine],
+    bundle: Bundle,
+    requests: list[Request],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    let_go = threading.Event()
+    gather = TierStack.gather
+
+    def held(self: TierStack, *arguments: Any, **named: Any) -> int:
+        let_go.wait(60)
+        return gather(self, *arguments, **named)
+
+    monkeypatch.setattr(TierStack, "gather", held)
+
     def pages(prefetch: bool) -> int:
+        let_go.set()  # rows are looked up while it opens, too
         engine = opened(placed_plan(bundle, tmp_path, lambda n: {"disk": n}, prefetch=prefetch))
+        let_go.clear()
         serving = engine.serving
+        stack = engine.stacks()["table@cpu"]
 
         async def run() -> None:
             asked = []
             for request in requests[:40]:
                 rows = serving.decoder.predict(orjson.dumps({"columns": request.columns}))
                 asked.append(serving.dispatcher.ask(rows, clock(), 60).payload.answer)
-                await asyncio.sleep(0)
+                for _ in range(4):  # turns of the loop, in which the first goes to the lane
+                    await asyncio.sleep(0)
+            until_s = clock() + 30
+            while prefetch and not stack.figures().prefetched_pages and clock() < until_s:
+                await asyncio.sleep(0.001)
+            let_go.set()
             await asyncio.gather(*asked)
 
         asyncio.run(run())
-        ahead = serving.placed.ahead
-        assert (ahead is not None) == prefetch
-        if ahead is not None:
-            ahead.close()
-        return engine.stacks()["table@cpu"].figures().prefetched_pages
+        assert (serving.placed.ahead is not None) == prefetch
+        return stack.figures().prefetched_pages
 
     assert pages(prefetch=False) == 0
     assert pages(prefetch=True) > 0
