@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from models.bundle import code_version
 from server.engine import Engine
@@ -35,10 +35,11 @@ log = logging.getLogger("polyrec.http")
 class Application(FastAPI):
     """FastAPI, but for POST requests of the hot endpoints, which go straight to them."""
 
-    hot: Mapping[str, ASGIApp]
+    hot: Mapping[bytes, Inference]
+    """By raw path."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        endpoint = self.hot.get(scope["path"]) if scope["type"] == "http" else None
+        endpoint = self.hot.get(scope["path"].encode()) if scope["type"] == "http" else None
         if endpoint is not None and scope["method"] == "POST":
             await endpoint(scope, receive, send)
         else:
@@ -52,7 +53,11 @@ def create_app(engine: Engine, admin: Admin | None = None) -> Application:
     rank = Inference(engine, RankForm())
     infer = Inference(engine, InferForm())
     app = Application(title="Polyrec", version=code_version(), openapi_url=None, redirect_slashes=False)
-    app.hot = {"/v1/predict": predict, "/v1/rank": rank, f"/v2/models/{MODEL}/infer": infer}
+    app.hot = {
+        b"/v1/predict": predict,
+        b"/v1/rank": rank,
+        f"/v2/models/{MODEL}/infer".encode(): infer,
+    }
     app.router.routes.extend(
         [
             Route("/v1/predict", predict, methods=["POST"]),

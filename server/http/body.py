@@ -33,33 +33,32 @@ def header(headers: Headers, name: bytes) -> bytes | None:
     return None
 
 
-async def read_body(headers: Headers, receive: Receive, limit: int) -> bytes:
-    """Raises TooLarge (413), Malformed (400) or ClientGone."""
-    announced = encoding = None
+def announced(headers: Headers, limit: int) -> str | None:
+    """The body's Content-Encoding. Raises TooLarge (413) or Malformed (400) by its Content-Length."""
+    length = encoding = None
     for key, value in headers:
         if key == b"content-length":
-            announced = value
+            length = value
         elif key == b"content-encoding":
             encoding = value
-    if announced is not None:
-        if not announced.isdigit() or len(announced) > 18:
+    if length is not None:
+        if not length.isdigit() or len(length) > 18:
             raise Malformed("header Content-Length is not a number of bytes")
-        if int(announced) > limit:
-            raise TooLarge(f"the body has {int(announced)} bytes; the limit is {limit}")
-    message = await receive()
-    body: bytes = message.get("body", b"")
-    if message["type"] == "http.disconnect":
-        raise ClientGone("the client closed the connection")
-    if message.get("more_body"):
-        body = await _rest(body, receive, limit)
-    if len(body) > limit:
-        raise TooLarge(f"the body has more than {limit} bytes")
-    return body if encoding is None else decompress(body, encoding.decode("latin-1").strip().lower(), limit)
+        if int(length) > limit:
+            raise TooLarge(f"the body has {int(length)} bytes; the limit is {limit}")
+    return None if encoding is None else encoding.decode("latin-1").strip().lower()
 
 
-async def _rest(first: bytes, receive: Receive, limit: int) -> bytes:
-    pieces = [first]
-    size = len(first)
+async def read_body(headers: Headers, receive: Receive, limit: int) -> bytes:
+    """By ASGI's messages. Raises TooLarge (413), Malformed (400) or ClientGone."""
+    encoding = announced(headers, limit)
+    body = await _pieces(receive, limit)
+    return body if encoding is None else decompress(body, encoding, limit)
+
+
+async def _pieces(receive: Receive, limit: int) -> bytes:
+    pieces: list[bytes] = []
+    size = 0
     try:
         async with asyncio.timeout(ARRIVAL_TIMEOUT_S):
             while True:

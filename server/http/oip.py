@@ -18,7 +18,8 @@ from server.answer import Answer
 from server.engine import Engine, State
 from server.errors import Forbidden, Malformed, NotFound, NotReady
 from server.http.body import header
-from server.http.inference import Inference, Parsed
+from server.http.call import Parsed
+from server.http.inference import Inference
 from server.http.reply import Reply, error_reply, json_reply
 from server.oip_codec import OUTPUT, encode
 from server.serving import OpenPath, Serving

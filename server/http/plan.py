@@ -10,8 +10,8 @@ from starlette.routing import Route
 from server.dispatcher import clock
 from server.engine import Engine
 from server.errors import Malformed, NotReady, RequestError
-from server.http.inference import latency_budget_s, quality_is_required
 from server.http.reply import Reply, error_reply, json_reply
+from server.http.wishes import latency_budget_s, quality_is_required
 from server.serving import OpenPath, Serving
 
 MOST_DIGITS = 9

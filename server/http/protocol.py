@@ -4,7 +4,8 @@ uvicorn bounds neither a request's headers nor what a client goes on sending aft
 it answers what is not HTTP in plain text. Here headers are bounded in size (431) and in time (408),
 refused bodies are read and dropped up to a bound, so that the client finishes sending and reads its
 answer, every error is JSON, and who waits for an answer that nobody will read is told so. It also writes
-head and body of an answer apart, a system call each; here they leave together.
+head and body of an answer apart, a system call each; here they leave together. Plain requests to hot
+endpoints do not become tasks of its ASGI application: `server/http/direct.py`.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, cast
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from server.errors import error_body
+from server.http.app import Application
+from server.http.direct import Direct
 from server.http.inference import ARRIVED, GONE
 from server.http.rounds import rounds_of
 
@@ -52,6 +55,10 @@ class WholeAnswers:
         return getattr(self._transport, name)
 
 
+def _nowhere(data: bytes) -> None:
+    """Where a connection that is not made yet would write."""
+
+
 class Protocol(HttpToolsProtocol):
     """One connection."""
 
@@ -63,10 +70,14 @@ class Protocol(HttpToolsProtocol):
         self._late: asyncio.TimerHandle | None = None
         self._rounds = rounds_of(self.loop)
         self._arrived_s = 0.0
+        self._hot = self.app.hot if isinstance(self.app, Application) else {}
+        self._direct: Direct | None = None
+        self.send: Callable[[bytes], None] = _nowhere
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        whole = WholeAnswers(cast(asyncio.Transport, transport))
-        super().connection_made(cast(asyncio.Transport, whole))
+        bare = cast(asyncio.Transport, transport)
+        self.send = bare.write
+        super().connection_made(cast(asyncio.Transport, WholeAnswers(bare)))
 
     def data_received(self, data: bytes) -> None:
         self._arrived_s = self._rounds.arrived_s()
@@ -78,16 +89,28 @@ class Protocol(HttpToolsProtocol):
             self._refuse(431, f"the request's headers exceed {MAX_HEADER_BYTES} bytes")
         elif self._in_headers and self._header_bytes and self._late is None:
             self._late = self.loop.call_later(HEADERS_WITHIN_S, self._too_slow)
+        elif self._direct is not None and not self._direct.whole:
+            self._direct.wait(self.loop)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._in_time()
-        cycle = self.cycle
-        gone = None
-        if cycle is not None and not cycle.response_complete:
+        direct, cycle = self._direct, self.cycle
+        gone: Callable[[], None] | None = None
+        if direct is not None:
+            direct.disconnected = True
+            gone = direct.gone
+        elif cycle is not None and not cycle.response_complete:
             gone = cast(Callable[[], None] | None, cycle.scope.get(GONE))
         super().connection_lost(exc)
         if gone is not None:
             gone()
+
+    def ended(self, direct: Direct) -> None:
+        """Of a direct answer: it is written."""
+        self._direct = None
+        if not direct.keep_alive:
+            self.transport.close()
+        self.on_response_complete()
 
     def _too_slow(self) -> None:
         self._late = None
@@ -102,20 +125,45 @@ class Protocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_headers = False
         self._in_time()
-        super().on_headers_complete()
+        hot = self._hot.get(self.url)
+        if hot is None or not self._is_plain():
+            super().on_headers_complete()
+            return
+        scope = cast(dict[str, Any], self.scope)
+        scope["method"], scope["path"] = "POST", self.url.decode()
+        self._direct = direct = Direct(self, hot.call(scope), self.parser.should_keep_alive())
+        self.cycle = cast(RequestResponseCycle, direct)
+        direct.begin()
+
+    def _is_plain(self) -> bool:
+        """Whether a request to a hot endpoint can be answered directly."""
+        return (
+            self.parser.get_method() == b"POST"
+            and self.parser.get_http_version() == "1.1"
+            and not self.expect_100_continue
+            and not self.parser.should_upgrade()
+            and (self.cycle is None or self.cycle.response_complete)
+            and not self.flow.write_paused
+        )
 
     def on_body(self, body: bytes) -> None:
+        direct = self._direct
         if self.cycle.response_complete:
             self._dropped_bytes += len(body)
             if self._dropped_bytes > MAX_DROPPED_BYTES:
                 self.transport.close()
-            return
-        super().on_body(body)
+        elif direct is not None and not direct.whole:
+            direct.body(body)
+        else:
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if self.cycle is not None:
-            cast(dict[str, Any], self.cycle.scope)[ARRIVED] = self._arrived_s
-        super().on_message_complete()
+        direct, cycle = self._direct, self.cycle
+        if direct is not None and not direct.whole:
+            direct.complete(self._arrived_s)
+        elif cycle is not None and not cycle.response_complete:
+            cast(dict[str, Any], cycle.scope)[ARRIVED] = self._arrived_s
+            super().on_message_complete()
         self._header_bytes = 0
         self._in_headers = True
 

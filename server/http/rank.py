@@ -6,7 +6,7 @@ import orjson
 from starlette.types import Scope
 
 from server.answer import Answer
-from server.http.inference import Parsed
+from server.http.call import Parsed
 from server.http.reply import Reply
 from server.serving import OpenPath, Serving
 

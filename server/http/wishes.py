@@ -1,0 +1,42 @@
+"""What a client may wish of a prediction, in headers: its latency budget, its priority, its quality."""
+
+from __future__ import annotations
+
+import math
+
+from server.errors import Malformed
+
+BUDGET = b"x-latency-budget-ms"
+PRIORITY = b"x-polyrec-priority"
+QUALITY = b"x-polyrec-quality"
+WISHES = frozenset({BUDGET, PRIORITY, QUALITY})
+
+
+def latency_budget_s(value: bytes, where: str = "header X-Latency-Budget-Ms") -> float:
+    """Milliseconds as text -> seconds. Raises Malformed."""
+    try:
+        budget_ms = float(value)
+    except ValueError:
+        budget_ms = math.nan
+    if not 0 < budget_ms < math.inf:
+        text = value[:40].decode("latin-1")
+        raise Malformed(f"{where} is '{text}'; it is a number of milliseconds above 0")
+    return budget_ms / 1e3
+
+
+def priority_of(value: bytes) -> int:
+    """X-Polyrec-Priority: 1 is the highest, 0 the default and lowest. Raises Malformed."""
+    if not value.isdigit() or len(value) > 9:
+        text = value[:40].decode("latin-1")
+        raise Malformed(
+            f"header X-Polyrec-Priority is '{text}'; it is 0 (the default, lowest), 1 (highest) or more"
+        )
+    return int(value)
+
+
+def quality_is_required(value: bytes, where: str = "header X-Polyrec-Quality") -> bool:
+    """`required` or `any`. Raises Malformed."""
+    if value not in (b"required", b"any"):
+        text = value[:40].decode("latin-1")
+        raise Malformed(f"{where} is '{text}'; it is 'required' or 'any'")
+    return value == b"required"
