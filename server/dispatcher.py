@@ -94,6 +94,7 @@ class Dispatcher:
         self._ticking = False
         self._idle_ticks = 0
         self._closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._restarts: set[asyncio.Task[None]] = set()
         self._open: set[asyncio.Future[Answer]] = set()
         self._spent_s = self._executing_s = 0.0
@@ -112,7 +113,10 @@ class Dispatcher:
         It raises DeadlinePassed, FeatureError, Invalid, NotReady or Defect. Raises Overloaded or NotReady
         at once if the query is not taken.
         """
-        loop = asyncio.get_running_loop()
+        loop = self._loop
+        if loop is None:
+            # once: asking costs Python 3.11 a system call
+            loop = self._loop = asyncio.get_running_loop()
         waiting = Waiting(rows, loop.create_future(), trace=trace)
         query = Query(rows.rows, arrival_s, arrival_s + budget_s, priority, required, waiting)
         self._idle_ticks = 0
@@ -133,7 +137,7 @@ class Dispatcher:
             self._ahead.wanted(self._latest, rows)
         self._open.add(waiting.answer)
         waiting.answer.add_done_callback(self._open.discard)
-        self._wake(loop)
+        self._wake()
         return query
 
     def gone(self, query: Query, error: Exception) -> None:
@@ -164,8 +168,9 @@ class Dispatcher:
         """Queries that have no answer yet."""
         return len(self._open)
 
-    def _wake(self, loop: asyncio.AbstractEventLoop) -> None:
-        if not self._turning:
+    def _wake(self) -> None:
+        loop = self._loop
+        if loop is not None and not self._turning:
             self._turning = True
             # Two turns of the loop, not one: whatever has reached the sockets by now is read in the first
             # and parsed in the second, and joins the batch. That is worth a quarter more throughput at 16
@@ -205,7 +210,7 @@ class Dispatcher:
 
     def _due(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = None
-        self._wake(loop)
+        self._wake()
 
     def _tick(self, loop: asyncio.AbstractEventLoop, due_s: float) -> None:
         if self._closed:
@@ -219,7 +224,7 @@ class Dispatcher:
         if self.waiting or self._idle_ticks < IDLE_TICKS:
             loop.call_later(TICK_S, self._tick, loop, clock() + TICK_S)
             if self.waiting:
-                self._wake(loop)
+                self._wake()
         else:
             self._ticking = False
 
@@ -311,7 +316,7 @@ class Dispatcher:
             self._defects[lane] = 0
             untypical = running.broken or not running.executed
             self.router.done(dispatch, now_s, dispatch.median_s if untypical else now_s - dispatch.started_s)
-        self._wake(asyncio.get_running_loop())
+        self._wake()
 
     def _scatter(
         self, lane: int, running: Running, parts: list[Part], executed: Executed, reading: Reading | None
@@ -364,7 +369,7 @@ class Dispatcher:
                 fail(
                     query, NotReady("the lane that executed the query died, and no other can answer in time")
                 )
-        self._wake(asyncio.get_running_loop())
+        self._wake()
 
     def lane_died(self, lane: int) -> None:
         """A lane's process ended, working or idle: it is out at once, and started again."""
@@ -389,7 +394,7 @@ class Dispatcher:
                 log.warning("lane %s is back", self._lanes[lane].name)
                 self.router.lane_up(lane, clock())
                 self._observer.lane_alive(lane, True)
-                self._wake(asyncio.get_running_loop())
+                self._wake()
                 return
 
 
