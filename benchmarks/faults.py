@@ -28,6 +28,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
+from benchmarks.plans import plan_of
 from loadtest.client import RANK
 from loadtest.connection import Target
 from loadtest.load import load_of
@@ -39,8 +40,6 @@ from loadtest.source import Source, open_source
 from loadtest.subjects import Subjects
 from models.bundle import load_bundle
 from planner.arrivals import arrival_times
-from planner.plan import Plan, PlannedLane
-from planner.profile import load_profile
 from planner.traffic import Arrivals
 
 WARM_UP_S, STALL_S, SLOW_S = 1.0, 2.0, 2.0
@@ -153,19 +152,6 @@ def told(name: str, outcome: Outcome, slo_s: float, back_s: float | None) -> Res
     )
 
 
-def planned(profile: Path, paths: list[str], count: int, slo_ms: float) -> Plan:
-    """These paths of the profile on so many process lanes."""
-    known = {p.path.name: p for p in load_profile(profile).paths}
-    if missing := [name for name in paths if name not in known]:
-        raise SystemExit(f"faults: the profile has no path '{missing[0]}'; it has {', '.join(known)}")
-    chosen = tuple(
-        known[name].path.model_copy(update={"accuracy": known[name].accuracy, "latency": known[name].latency})
-        for name in paths
-    )
-    executors = tuple(PlannedLane(name=f"cpu.{i}", device="cpu", kind="process") for i in range(count))
-    return Plan(paths=chosen, lanes=executors, default_budget_ms=slo_ms)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__.split("\n")[0])
     parser.add_argument("--profile", type=Path, required=True, help="of this machine, by polyrec profile")
@@ -179,7 +165,7 @@ def main() -> int:
     parser.add_argument("--core", type=int, help="of the server's front; lanes and driver use any")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    plan = planned(args.profile, args.paths, args.lanes, args.slo_ms)
+    plan = plan_of(args.profile, args.paths, args.lanes, "process", args.slo_ms)
     source = open_source(args.data, load_bundle(plan.paths[0].bundle), 0)
     results = []
     cores = os.sched_getaffinity(0) if args.core is None else {args.core}
