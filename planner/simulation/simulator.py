@@ -1,9 +1,9 @@
 """The simulator: the router of the live server on virtual lanes, in virtual time.
 
 Arrivals, sizes and budgets go in, what became of every query comes out. The event loop works as the live one
-does, iteration by iteration: it reads what its sockets have, then runs what is ready (parsing, answering, the
-dispatcher's turn, which comes two iterations after it was asked for). An inline lane executes on it, so that
-nothing is read, and no budget begins, meanwhile. Execution times are lognormal around the path's median with
+does, iteration by iteration: it reads and parses what its sockets have, then runs what is ready (answers and
+the dispatcher's turn, which comes two iterations after it was asked for). An inline lane executes on it, so
+that nothing is read, and no budget begins, meanwhile. Execution times are lognormal around the path's median with
 its tail, drawn for every batch; what serving takes beside (planner/simulation/costs.py) is measured live.
 """
 
@@ -31,8 +31,6 @@ from planner.simulation.outcomes import F64, I64, Outcomes, Status
 
 TICK_S = 0.1
 TOLD_EVERY = 4096
-IN, READ = ASKING, 0.25
-"""Shares of a query's cost: until it is offered, and of that until it is read from its socket."""
 INF = float("inf")
 Progress = Callable[[int], None]
 
@@ -114,7 +112,6 @@ class Simulator:
         tick_s = TICK_S
         ends, changes, ready = self._ends, self._changes, self._ready
         costs = self._costs
-        read_s = costs.query_s * READ
         while True:
             next_arrival = arrival[at] if at < n else INF
             if not ready:
@@ -152,8 +149,7 @@ class Simulator:
                 since_s = polled_s if self._slept else self._looked_s
                 self._looked_s, self._slept = self._now_s, False
                 while at < n and arrival[at] <= polled_s:
-                    self._spend(read_s)
-                    ready.append(partial(self._parse, at, since_s))
+                    self._read(at, since_s)
                     at += 1
             if progress is not None and at - told >= TOLD_EVERY:
                 told = at
@@ -192,11 +188,11 @@ class Simulator:
             self._now_s += float(self._rng.exponential(costs.held_s))
             self._held_s = self._now_s + float(self._rng.exponential(1 / costs.held_rate))
 
-    def _parse(self, i: int, since_s: float) -> None:
-        """A request that was read is offered. Its budget began at since_s, as far as the server can know."""
+    def _read(self, i: int, since_s: float) -> None:
+        """A request is read and offered. Its budget began at since_s, as far as the server can know."""
         costs = self._costs
         rows = self._rows[i]
-        self._spend(costs.query_s * (IN - READ) + costs.row_s * rows * IN)
+        self._spend((costs.query_s + costs.row_s * rows) * ASKING)
         query = Query(rows, since_s, since_s + self._budget[i], payload=i)
         if self.router.offer(query, self._now_s) is not None:
             self._answer(i, Status.REFUSED)
@@ -206,9 +202,9 @@ class Simulator:
     def _answer(self, i: int, status: Status) -> None:
         costs = self._costs
         if status is Status.ANSWERED:
-            self._spend((costs.query_s + costs.row_s * self._rows[i]) * (1 - IN))
+            self._spend((costs.query_s + costs.row_s * self._rows[i]) * (1 - ASKING))
         else:
-            self._spend(costs.query_s * (1 - IN) if costs.refuse_s is None else costs.refuse_s)
+            self._spend(costs.query_s * (1 - ASKING) if costs.refuse_s is None else costs.refuse_s)
         self._status[i] = status
         self._finish[i] = self._now_s
 
