@@ -300,7 +300,7 @@ class _Timed:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--machine", action="append", choices=sorted(MACHINES), help="both by default")
-    parser.add_argument("--seconds", type=float, default=0.7, help="of virtual time a trace")
+    parser.add_argument("--seconds", type=float, default=0.7, help=f"of virtual time a trace, {WARM_S} of them to warm up")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--arrivals", action="append", choices=sorted(ARRIVALS), help="all by default")
     parser.add_argument("--quick", action="store_true", help="Poisson arrivals at five loads only")
@@ -309,6 +309,8 @@ def main() -> None:
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--hot-path", action="store_true", help="what a decision costs, on this machine")
     arguments = parser.parse_args()
+    if arguments.seconds <= WARM_S:
+        parser.error(f"--seconds: nothing is left of {arguments.seconds:g} s after {WARM_S} s of warm-up")
     if arguments.hot_path:
         result: Any = {"python": platform.python_version(), "hot_path": hot_path()}
         text = json.dumps(result, indent=1)
