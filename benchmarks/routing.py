@@ -300,7 +300,7 @@ class _Timed:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--machine", action="append", choices=sorted(MACHINES), help="both by default")
-    parser.add_argument("--seconds", type=float, default=0.7, help=f"of virtual time a trace, {WARM_S} of them to warm up")
+    parser.add_argument("--seconds", type=float, default=0.7, help=f"of a trace, {WARM_S} of them to warm up")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--arrivals", action="append", choices=sorted(ARRIVALS), help="all by default")
     parser.add_argument("--quick", action="store_true", help="Poisson arrivals at five loads only")
