@@ -172,10 +172,18 @@ class Dispatcher:
         loop = self._loop
         if loop is not None and not self._turning:
             self._turning = True
-            # Two turns of the loop, not one: whatever has reached the sockets by now is read in the first
-            # and parsed in the second, and joins the batch. That is worth a quarter more throughput at 16
-            # connections, and nothing is waited for: an idle loop turns at once.
-            loop.call_soon(loop.call_soon, self._turn, loop)
+            loop.call_soon(self._gather, loop)
+
+    def _gather(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Another round of the loop before the turn, unless what waits has no time for it.
+
+        Whatever has reached the sockets while the first round was parsed joins the batch. That is worth a
+        quarter to a half more throughput at 16 connections, and an idle loop turns at once.
+        """
+        if self.router.pressing(clock()):
+            self._turn(loop)
+        else:
+            loop.call_soon(self._turn, loop)
 
     def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
         """Answers what is overdue, and gives every free lane the work that the router has for it."""

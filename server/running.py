@@ -36,7 +36,7 @@ from server.background import in_thread
 from server.engine import Engine, State
 from server.http.admin import Admin
 from server.http.app import create_app
-from server.http.protocol import Protocol
+from server.http.protocol import Protocol, close_idle
 from server.settings import Settings
 from server.tracing.tracer import open_tracer
 
@@ -165,6 +165,7 @@ async def _serve(settings: Settings, listener: socket.socket, on_ready: Callable
     )
     server = Server(config, engine, settings.drain_grace_s)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
+    closing = asyncio.create_task(close_idle(server.server_state, KEEP_ALIVE_S))
     loading = in_thread(lambda: engine.load(*plan_of(settings)))
     try:
         await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
@@ -178,6 +179,7 @@ async def _serve(settings: Settings, listener: socket.socket, on_ready: Callable
         if loading.done() and loading.exception() is not None:
             server.should_exit = True
         await serving
+        closing.cancel()
         if engine.tracer is not None:
             engine.tracer.close()
     engine.close()

@@ -37,6 +37,10 @@ USUAL_WEIGHT = 0.1
 INF = float("inf")
 
 
+PATIENCE = 0.25
+"""Share of its budget that a query may have spent and still wait for what the loop reads next."""
+
+
 class Router:
     """One server's decisions. paths, lanes: as given; Query.path, Dispatch.path, Dispatch.lane index them."""
 
@@ -46,12 +50,21 @@ class Router:
         self.policy = make_policy(board.routing, board)
         self.policy.prepare(board)
         self._ticked_s = board.begun_s
+        self._reading = False
+        self._read_s = 0.0
         self.asking = list(range(len(self.lanes)))
         """The order in which free lanes ask: those on probation first, or the others leave them nothing."""
 
     def offer(self, query: Query, now_s: float) -> Refused | None:
-        """Takes a query into the queue, or says why not and when it would fit."""
+        """Takes a query into the queue, or says why not and when it would fit.
+
+        What is offered before the next `expire` is read in one round of the owner's loop, and nothing is
+        executed before its end: the round takes as long as reading what came since the first one arrived.
+        """
         board = self.board
+        if not self._reading:
+            self._reading = True
+            self._read_s = now_s + (now_s - query.arrival_s) * board.front.busy
         queue = board.queue
         rows = query.rows
         board.observed.arrived(rows, query.deadline_s - query.arrival_s)
@@ -62,13 +75,21 @@ class Router:
             return Refused(Refusal.OVERLOAD, drained, queue.rows)
         if query.deadline_s <= now_s:
             return Refused(Refusal.EXPIRED, 0.0, queue.rows)
-        over_s = self.policy.admit(board, query, now_s)
+        over_s = self.policy.admit(board, query, max(now_s, self._read_s))
         if over_s > 0 and not self._worth_a_try():
             board.observed.new_refused += 1
             board.caution.lost()
             return Refused(Refusal.OVERLOAD, over_s, queue.rows)
         queue.push(query, 0, rows, query.arrival_s if self.policy.fifo else query.deadline_s)
         return None
+
+    def pressing(self, now_s: float) -> bool:
+        """Whether what is first in the queue has spent so much of its budget that it waits for no company."""
+        pieces = self.board.queue.pieces
+        if not pieces:
+            return False
+        head = pieces[0][3]
+        return now_s - head.arrival_s > PATIENCE * (head.deadline_s - head.arrival_s)
 
     def next(self, lane: int, now_s: float) -> Dispatch | None:
         """What a free lane executes now; recorded as in flight. None: nothing, or better on another lane."""
@@ -172,6 +193,7 @@ class Router:
 
         Lanes that should have finished long ago count as stalled from here on.
         """
+        self._reading = False
         board = self.board
         out: list[Query] = []
         if board.queue.earliest_s - board.least_s <= now_s:

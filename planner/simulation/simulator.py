@@ -209,13 +209,16 @@ class Simulator:
         self._finish[i] = self._now_s
 
     def _wake(self) -> None:
-        """As the dispatcher's: two iterations of the loop later it turns."""
         if not self._turning:
             self._turning = True
-            self._ready.append(self._defer)
+            self._ready.append(self._gather)
 
-    def _defer(self) -> None:
-        self._ready.append(self._turn)
+    def _gather(self) -> None:
+        """As the dispatcher's: another iteration of the loop, unless what waits has no time for it."""
+        if self.router.pressing(self._now_s):
+            self._turn()
+        else:
+            self._ready.append(self._turn)
 
     def _turn(self) -> None:
         """As the dispatcher's: expire, then work for every free lane, then the timer."""

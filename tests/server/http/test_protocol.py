@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 from typing import Any
 
 import httpx
 import pytest
+import uvicorn
+from uvicorn.server import ServerState
 
-from server.http.protocol import MAX_HEADER_BYTES, WholeAnswers
+from server.engine import Engine
+from server.http.app import create_app
+from server.http.protocol import MAX_HEADER_BYTES, Protocol, WholeAnswers
 from server.running import Child
 
 BODY = b'{"instances": [{}]}'
@@ -130,6 +135,43 @@ def test_clients_that_leave_in_the_middle_leave_no_trace(server: Child) -> None:
         metrics = client.get("/metrics").text
     assert "polyrec_queue_rows 0.0" in metrics
     assert 'outcome="error",path' not in metrics
+
+
+def test_connections_that_nobody_uses_are_closed(engine: Engine) -> None:
+    request = head("/v1/predict", len(BODY)) + BODY
+
+    async def run() -> None:
+        state = ServerState()
+        config = uvicorn.Config(create_app(engine), proxy_headers=False, log_config=None)
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: Protocol(config, state, {}), "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+
+        async def answer() -> bytes:
+            top = await reader.readuntil(b"\r\n\r\n")
+            length = int(top.partition(b"content-length: ")[2].partition(b"\r")[0])
+            return top + await reader.readexactly(length)
+
+        def closed_if_idle_for(seconds: float) -> bool:
+            (mine,) = state.connections
+            assert isinstance(mine, Protocol)
+            mine.close_if_idle(seconds)
+            return mine.transport.is_closing()
+
+        writer.write(request[:20])
+        while not any(isinstance(c, Protocol) and c._header_bytes for c in state.connections):
+            await asyncio.sleep(0)
+        assert not closed_if_idle_for(0.0)  # a request is on its way
+        writer.write(request[20:])
+        assert (await answer()).startswith(b"HTTP/1.1 200")
+        assert not closed_if_idle_for(3600.0)
+        assert closed_if_idle_for(0.0)
+        assert await reader.read() == b""
+        writer.close()
+        await writer.wait_closed()
+        server.close()
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("method", ["HEAD", "GET"])
