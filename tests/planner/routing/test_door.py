@@ -57,3 +57,32 @@ def test_the_longer_the_queue_the_later_and_never_earlier(kind):
         router.offer(Query(30, 0.0, 1.0), 0.0)
     assert np.all(np.diff(over) >= -1e-4)
     assert over[-1] > over[0]
+
+
+def test_a_round_of_reading_that_goes_on_leaves_less_time():
+    """What came in 4 ms takes a loop that is three quarters busy 3 ms to read; its lane stands still."""
+    taken = {}
+    for busy in (0.0, 0.75):
+        router = alone(1e-4, 0.0)
+        router.board.front.busy = busy
+        taken[busy] = 0
+        while router.offer(Query(20, 0.0, 0.010), 0.004) is None:
+            taken[busy] += 1
+    assert 0 < taken[0.75] < taken[0.0]
+
+
+def test_a_round_of_reading_ends_with_the_turn():
+    router = alone(1e-4, 0.0)
+    router.board.front.busy = 0.75
+    assert router.offer(Query(20, 0.0, 1.0), 0.004) is None  # so that there is something to do
+    assert router.offer(Query(20, 0.0, 0.0065), 0.004) is not None  # the round is read until 7 ms
+    router.expire(0.005)
+    assert router.offer(Query(20, 0.005, 0.0075), 0.005) is None  # the loop slept: nothing else is to be read
+
+
+def test_what_is_first_in_the_queue_waits_for_company_while_it_has_time():
+    router = alone(1e-4, 0.0)
+    assert not router.pressing(0.0)
+    assert router.offer(Query(20, 0.0, 0.010), 0.0) is None
+    assert not router.pressing(0.002)
+    assert router.pressing(0.003)
