@@ -22,7 +22,6 @@ import platform
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import cycle
@@ -37,6 +36,7 @@ import uvloop
 
 from loadtest.client import INFER, PREDICT, RANK
 from loadtest.connection import Target
+from loadtest.pages import ask, samples
 from loadtest.queries import Queries, Query, Request, read_rows
 from models.bundle import load_bundle
 from server.running import start
@@ -143,15 +143,11 @@ def prepared(path: str, build: Callable[[Query], Request], rows: int, data_rows:
 
 def scrape(url: str, path: str) -> dict[str, float]:
     """The sums this benchmark takes differences of."""
-    text = urllib.request.urlopen(f"{url}/metrics").read().decode()
-    samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-    found = {
-        phase: float(samples.get(f'polyrec_phase_seconds_sum{{path="{path}",phase="{phase}"}}', 0))
-        for phase in PHASES
-    }
-    found["cpu"] = float(samples["process_cpu_seconds_total"])
-    found["queries"] = float(samples[f'polyrec_batch_queries_total{{path="{path}"}}'])
-    found["batches"] = float(samples[f'polyrec_batch_rows_count{{path="{path}"}}'])
+    total = samples(url).total
+    found = {phase: total("polyrec_phase_seconds_sum", path=path, phase=phase) for phase in PHASES}
+    found["cpu"] = total("process_cpu_seconds_total")
+    found["queries"] = total("polyrec_batch_queries_total", path=path)
+    found["batches"] = total("polyrec_batch_rows_count", path=path)
     return found
 
 
@@ -261,7 +257,7 @@ def main() -> int:
         }
         results = []
         with start(settings, core=SERVER_CORE) as server:
-            path = json.load(urllib.request.urlopen(f"{server.url}/v1/paths"))["paths"][0]
+            path = ask(server.url, "/v1/paths")["paths"][0]
             if not args.json:
                 print(f"{path['name']}, {path['runtime']}, {path['bundle']['bytes']:,} bytes; {machine()}")
                 print(HEAD)

@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import exp, log
@@ -35,7 +34,7 @@ from loadtest.connection import Target
 from loadtest.load import Load
 from loadtest.machine import core_seconds, times_held_off
 from loadtest.openloop import Limits, run
-from loadtest.pages import TIMEOUT_S, ask
+from loadtest.pages import ask, samples
 from loadtest.simulated import completed
 from loadtest.source import Source, open_source
 from loadtest.subjects import Subjects
@@ -209,20 +208,13 @@ def _mean_s(latency: LatencyModel, rows: int) -> float:
 
 def counted(url: str) -> Counted:
     """Of the server as it is now."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=TIMEOUT_S) as answer:
-        page = answer.read().decode()
-    totals: dict[str, float] = {}
-    for line in page.splitlines():
-        if not line.startswith("#"):
-            series, _, value = line.rpartition(" ")
-            name = series.partition("{")[0]
-            totals[name] = totals.get(name, 0.0) + float(value)
+    total = samples(url).total
     return Counted(
-        totals.get("polyrec_lane_busy_seconds_total", 0.0),
-        totals.get("polyrec_batch_rows_count", 0.0),
-        totals.get("polyrec_batch_queries_total", 0.0),
-        totals.get("polyrec_control_tick_seconds_sum", 0.0),
-        totals.get("polyrec_control_tick_seconds_count", 0.0),
+        busy_s=total("polyrec_lane_busy_seconds_total"),
+        batches=total("polyrec_batch_rows_count"),
+        queries=total("polyrec_batch_queries_total"),
+        tick_s=total("polyrec_control_tick_seconds_sum"),
+        ticks=total("polyrec_control_tick_seconds_count"),
     )
 
 

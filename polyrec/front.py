@@ -6,7 +6,6 @@ server CPU time (its threads' own count) - time of encode, embed and dense (its 
 
 from __future__ import annotations
 
-import urllib.request
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,6 +14,7 @@ from loadtest.client import PREDICT, RANK, predict_body, rank_body
 from loadtest.closedloop import closed_loop
 from loadtest.connection import Target
 from loadtest.machine import core_seconds
+from loadtest.pages import samples
 from models.bundle import Bundle
 from planner.plan import PlannedPath
 from planner.profile import Front
@@ -73,14 +73,8 @@ def line(rows: Sequence[int], costs: Sequence[float]) -> Front:
 
 def lane_seconds(url: str) -> float:
     """Time that the server's lanes have executed so far, as its metrics say."""
-    with urllib.request.urlopen(f"{url}/metrics") as answer:
-        text = answer.read().decode()
-    return sum(
-        float(line.rsplit(" ", 1)[1])
-        for line in text.splitlines()
-        if line.startswith("polyrec_phase_seconds_sum{")
-        and any(f'phase="{phase}"' in line for phase in LANE_PHASES)
-    )
+    counted = samples(url)
+    return sum(counted.total("polyrec_phase_seconds_sum", phase=phase) for phase in LANE_PHASES)
 
 
 def _requests(url: str, drawn: Requests, rows: int) -> list[bytes]:
