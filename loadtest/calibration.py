@@ -144,12 +144,19 @@ def calibrate(
 
 
 def front(found: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """(queries in a batch, seconds a query) of each round -> turn_s, query_s: the least relative error."""
-    queries, seconds = np.maximum(np.array(found, np.float64).T, 1e-9)
-    turn_s, query_s = nnls(
-        np.stack((1 / queries, np.ones_like(queries)), 1) / seconds[:, None], np.ones_like(seconds)
-    )[0]
-    return float(turn_s), float(query_s)
+    """(queries in a batch, seconds a query) of each round -> turn_s, query_s."""
+    queries, seconds = zip(*found, strict=True)
+    query_s, turn_s = relative_line([1 / n for n in queries], seconds)
+    return turn_s, query_s
+
+
+def relative_line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
+    """(a, b), neither negative: of all lines a + b * x the one with the least relative error at y."""
+    # a cost of nothing has no relative error
+    scale = np.maximum(np.array(y, np.float64), 1e-9)
+    scaled = np.stack((1 / scale, np.array(x, np.float64) / scale), axis=1)
+    (a, b), _ = nnls(scaled, np.ones_like(scale))
+    return float(a), float(b)
 
 
 def _round(
