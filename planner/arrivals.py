@@ -31,20 +31,6 @@ def arrival_times(arrivals: Arrivals, rate: float, seconds: float, rng: np.rando
     return times
 
 
-def rate_at(arrivals: Arrivals, rate: float, times: F64) -> F64:
-    """Queries a second expected at `times`, of the kinds whose rate is known beforehand.
-
-    For bursty arrivals and a trace, the mean rate.
-    """
-    if arrivals.kind == "diurnal":
-        swing = 1 - 1 / arrivals.factor
-        return rate * (1 - swing * np.cos(2 * np.pi * times / arrivals.period_s))
-    if arrivals.kind == "step":
-        inside = (times >= arrivals.start_s) & (times < arrivals.start_s + arrivals.burst_s)
-        return rate * np.where(inside, arrivals.factor, 1.0)
-    return np.full(times.shape, rate)
-
-
 def _expected(arrivals: Arrivals, rate: float, seconds: float, rng: np.random.Generator) -> tuple[F64, F64]:
     """Knots of the expected number of arrivals up to a time: times from 0 to `seconds`, and counts."""
     if arrivals.kind == "diurnal":

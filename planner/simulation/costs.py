@@ -63,11 +63,6 @@ class Costs(Strict):
     batches: dict[PathName, BatchCost] = Field(default_factory=dict)
 
 
-def planned_costs(plan: Plan) -> Costs:
-    """What a plan itself says, which is what a query costs the front."""
-    return Costs(query_s=plan.routing.query_s, row_s=plan.routing.row_s)
-
-
 def load_costs(file: str | Path, plan: Plan) -> Costs:
     """Reads what `python -m loadtest.calibration` wrote. Raises CostsError, in one line."""
     try:

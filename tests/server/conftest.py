@@ -26,6 +26,7 @@ from models.learning import Learner, Training
 from models.runtimes import open_runtime
 from models.schema import Schema, load_schema
 from models.training import Recipe
+from models.vocabulary import ids_of_ranks
 from planner.plan import Plan, single_path_plan
 from server.engine import Engine
 from server.http.admin import Admin
@@ -91,7 +92,7 @@ def offline(bundle: Bundle) -> Callable[[Request], F32]:
 @pytest.fixture(scope="session")
 def tensors(bundle: Bundle) -> Callable[[Request], Arrays]:
     """A request as the tensors of the inference protocol."""
-    id_of_rank = {t: np.argsort(v.rank_of_id) for t, v in bundle.encoder.vocabularies.items()}
+    id_of_rank = {t: ids_of_ranks(v.rank_of_id) for t, v in bundle.encoder.vocabularies.items()}
 
     def of(request: Request) -> Arrays:
         schema, encoder = bundle.manifest.schema_, bundle.encoder
