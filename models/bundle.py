@@ -25,7 +25,7 @@ from importlib.metadata import version as distribution_version
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import save_file
@@ -35,9 +35,10 @@ from models.dlrm import DLRM, Architecture, DenseNet, dense_slots
 from models.embeddings.stage import Stage
 from models.encoder import Encoder, Standard
 from models.errors import BundleError, PolyrecError
+from models.files import Strict, validated
 from models.popularity import VocabularyDescriptor, vocabularies_from_tensors, vocabulary_tensors
 from models.representation import Representation, stage_from_tensors
-from models.schema import Schema, Strict, one_line
+from models.schema import Schema
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
@@ -219,10 +220,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise BundleError(
             f"bundle '{folder}' has format version {version}, this Polyrec reads {FORMAT_VERSION}"
         )
-    try:
-        manifest = Manifest.model_validate(raw)
-    except ValidationError as e:
-        raise BundleError(f"bundle '{folder}': {MANIFEST}: {one_line(e)}") from None
+    manifest = validated(Manifest, raw, f"bundle '{folder}': {MANIFEST}", BundleError)
     missing = {EMBEDDINGS, NET, VOCABULARY} - manifest.files.keys()
     if missing or any(Path(n).name != n for n in manifest.files):
         raise BundleError(

@@ -32,7 +32,8 @@ from models.data.reader import Reader
 from models.data.split import TRAIN, Splitter
 from models.encoder import Standard
 from models.errors import DataError
-from models.schema import ROLES, Role, Schema, Strict
+from models.files import Strict
+from models.schema import ROLES, Role, Schema
 from models.vocabulary import Vocabulary
 
 HOTTEST = (0.01, 0.05, 0.10)

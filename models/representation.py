@@ -24,8 +24,9 @@ from models.embeddings.computed import ComputedStage, Encoding, HybridStage
 from models.embeddings.stage import Stage
 from models.embeddings.store import FloatRows
 from models.embeddings.table import TableStage
+from models.files import Strict
 from models.precision import Precision
-from models.schema import Schema, Strict
+from models.schema import Schema
 from models.vocabulary import Vocabulary, ids_of_ranks
 
 Kind = Literal["table", "dhe", "select", "hybrid"]

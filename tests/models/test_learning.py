@@ -52,7 +52,7 @@ def test_shipped_recipes_load_and_belong_to_their_schema(name: str) -> None:
         ("recipe: {epochs: 0}", "recipe.epochs"),
         ("recipe: {epoch: 1}", "recipe.epoch"),
         ("architecture: {interaction: sum}", "architecture.interaction"),
-        ("[", "cannot be read"),
+        ("[", "is not YAML"),
     ],
 )
 def test_a_bad_recipe_is_named_in_one_line(tmp_path: Path, text: str, reason: str) -> None:
