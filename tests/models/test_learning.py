@@ -22,7 +22,8 @@ def test_a_bundles_test_metrics_are_those_of_its_own_predictions(bundle: Bundle,
     reader = open_data(clicks, schema)
     with encode(reader, bundle.encoder, split_of(reader, schema), (TEST,)) as data:
         quality = evaluate(predict_rows(open_runtime("torch", bundle), data), data.label, data.group)
-    assert quality.as_dict() == pytest.approx(bundle.manifest.metrics["test"])
+    # one pair of rows whose scores differ in the last bit alone, and AUC moves by 1 / (clicks * others)
+    assert quality.as_dict() == pytest.approx(bundle.manifest.metrics["test"], rel=1e-4)
 
 
 def test_refit_learns_the_vocabulary_of_the_validation_rows_too(clicks: Path, tmp_path: Path) -> None:
