@@ -36,6 +36,7 @@ import uvloop
 
 from loadtest.client import INFER, PREDICT, RANK
 from loadtest.connection import Target
+from loadtest.machine import processor
 from loadtest.pages import ask, samples
 from loadtest.queries import Queries, Query, Request, read_rows
 from models.bundle import load_bundle
@@ -288,16 +289,8 @@ def main() -> int:
 
 
 def machine() -> str:
-    model = next(
-        (
-            line.split(":")[1].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if "model name" in line
-        ),
-        platform.machine(),
-    )
     where = "client on another" if CLIENT_CORE != SERVER_CORE else "client on THE SAME"
-    return f"{model}, server on one core, {where}, Python {platform.python_version()}"
+    return f"{processor()}, server on one core, {where}, Python {platform.python_version()}"
 
 
 if __name__ == "__main__":

@@ -152,6 +152,11 @@ def parse_traffic(text_or_file: str | Path) -> Traffic:
     return validated(Traffic, raw, what, TrafficError)
 
 
+def parse_sizes(text: str) -> Sizes:
+    """`mlperf`, `fixed:23`, as the short form of a traffic has them. Raises TrafficError."""
+    return parse_traffic(f"rate=1,sizes={text}").sizes
+
+
 def _read(file: Path, what: str) -> dict[str, Any]:
     read = read_json if file.suffix == ".json" else read_yaml
     try:
