@@ -19,14 +19,14 @@ from loadtest.connection import LoadError, Target
 from loadtest.figures import Figures, figures
 from loadtest.load import load_of
 from loadtest.openloop import Limits, run
-from loadtest.outcome import F64, CouldNotKeepUp, Outcome
+from loadtest.outcome import CouldNotKeepUp, Outcome
 from loadtest.pages import accuracies, ask, request_buckets
 from loadtest.search import Search
 from loadtest.simulated import completed, simulated
 from loadtest.source import Bodies, Source
 from loadtest.steps import AROUND_S, Step, step_of
 from loadtest.subjects import Subjects
-from models.batch import I64
+from models.batch import F64, I64
 from planner.arrivals import arrival_times
 from planner.plan import Plan
 from planner.simulation.costs import Costs

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from loadtest.outcome import F64, NO_PATH, Fate, Outcome, percentile
+from loadtest.outcome import NO_PATH, Fate, Outcome, percentile
+from models.batch import F64
 
 PERCENTILES = (50.0, 90.0, 99.0)
 FEWEST_IN_SLICE = 50

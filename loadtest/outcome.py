@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadtest.connection import NO_ANSWER, LoadError
+from models.batch import F64
 
-F64 = NDArray[np.float64]
 NO_PATH = -1
 
 

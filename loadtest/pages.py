@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from loadtest.outcome import F64
+from models.batch import F64
 
 TIMEOUT_S = 10.0
 LABEL = re.compile(r'(\w+)="([^"]*)"')

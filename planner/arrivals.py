@@ -10,11 +10,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from models.batch import F64
 from planner.traffic import Arrivals, TrafficError
 
-F64 = NDArray[np.float64]
 SINE_KNOTS = 256
 
 

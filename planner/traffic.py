@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from models.batch import I64
 from models.errors import PolyrecError
 from models.files import Strict, read_json, read_yaml, validated
 
-I64 = NDArray[np.int64]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 MLPERF = (100,) * 2 + (200,) * 12 + (300,) * 2 + (400, 500, 600, 700)

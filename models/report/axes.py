@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
-from models.comparison import F64
+from models.batch import F64
 from models.report.amounts import size
 from models.report.document import Entry
 from models.report.words import mflop
