@@ -161,8 +161,7 @@ class Contest:
         before = request_buckets(self.subjects.url)
         seen = self._at(policy, rate, self.conditions.seconds, seed)
         if seen is not None:
-            after = request_buckets(self.subjects.url)
-            since = after - before if before.edges.size == after.edges.size else after
+            since = request_buckets(self.subjects.url) - before
             trial.ladder.setdefault(rate, []).append(seen)
             trial.served.setdefault(rate, []).append((since.quantile(0.5), since.quantile(0.99)))
 

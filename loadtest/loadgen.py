@@ -250,7 +250,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         result: dict[str, Any] = asdict(verdict)
         after = _served(url)
         if after is not None and after.total:
-            served = after - before if before is not None and before.edges.size else after
+            served = after if before is None else after - before
             result["served"] = {
                 "queries": served.total,
                 "p50_ms": round(1e3 * served.quantile(0.5), 3),

@@ -49,8 +49,8 @@ class Buckets:
         return int(self.counts.sum())
 
     def __sub__(self, before: Buckets) -> Buckets:
-        """What came since."""
-        return Buckets(self.edges, self.counts - before.counts)
+        """What came since; a server that had counted nothing yet had no buckets either."""
+        return Buckets(self.edges, self.counts - before.counts) if before.edges.size else self
 
     def quantile(self, q: float) -> float:
         """Seconds below which a share q lies, linear within a bucket as in histogram_quantile; or NaN."""

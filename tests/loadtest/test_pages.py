@@ -33,6 +33,8 @@ def test_series_of_a_histogram_are_added_and_interpolated() -> None:
     assert buckets.quantile(1.0) == pytest.approx(0.02)
     later = Samples(PAGE.replace("} 6", "} 7")).buckets("polyrec_request_seconds", endpoint="rank")
     assert (later - buckets).counts.tolist() == [1, -1, 0]
+    nothing = Samples("").buckets("polyrec_request_seconds")
+    assert (buckets - nothing).counts.tolist() == buckets.counts.tolist()
     assert Samples(PAGE).buckets("polyrec_request_seconds", path="b").total == 2
 
 
