@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -35,7 +33,7 @@ from models.dlrm import DLRM, Architecture, DenseNet, dense_slots
 from models.embeddings.stage import Stage
 from models.encoder import Encoder, Standard
 from models.errors import BundleError, PolyrecError
-from models.files import Strict, validated
+from models.files import Strict, validated, whole
 from models.popularity import VocabularyDescriptor, vocabularies_from_tensors, vocabulary_tensors
 from models.representation import Representation, stage_from_tensors
 from models.schema import Schema
@@ -133,10 +131,8 @@ def write_bundle(
     target = Path(path)
     refuse_existing(target, replace)
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
-    try:
+    with whole(target) as partial:
+        partial.mkdir()
         save_file(_portable(model.stage.state_dict()), partial / EMBEDDINGS)
         save_file(_portable(model.net.state_dict()), partial / NET)
         arrays, vocabularies = vocabulary_tensors(encoder.vocabularies)
@@ -163,15 +159,6 @@ def write_bundle(
             files=files,
         )
         (partial / MANIFEST).write_text(manifest.model_dump_json(by_alias=True, indent=2) + "\n")
-        if target.exists():
-            old = target.with_name(f".{target.name}.old-{os.getpid()}")
-            target.rename(old)
-            partial.rename(target)
-            shutil.rmtree(old)
-        else:
-            partial.rename(target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return load_bundle(target)
 
 

@@ -1,11 +1,14 @@
-"""Files that people write or pass on (schemas, recipes, plans, profiles): a typed model each, and in each
-mistake one line that names the file, the key and the offence.
+"""Files: read as typed models, each mistake one line that names the file, the key and the offence; and
+written whole or not at all.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -64,3 +67,29 @@ def one_line(error: ValidationError) -> str:
     where = ".".join(str(part) for part in first["loc"])
     message = first["msg"].removeprefix("Value error, ")
     return f"{where}: {message}" if where else message
+
+
+@contextmanager
+def whole(target: Path) -> Iterator[Path]:
+    """A place beside `target` for a file or a folder, which takes its name at the end; readers see all of it
+    or nothing of it. What stood there is replaced. On an error it stays, and what was written goes."""
+    partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
+    _remove(partial)
+    try:
+        yield partial
+        if target.is_dir():
+            old = target.with_name(f".{target.name}.old-{os.getpid()}")
+            target.rename(old)
+            partial.rename(target)
+            shutil.rmtree(old)
+        else:
+            partial.replace(target)
+    finally:
+        _remove(partial)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

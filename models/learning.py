@@ -29,7 +29,7 @@ from models.hiding import hider
 from models.popularity import Calibration, calibrate
 from models.representation import Kind, Representation, initial_stage
 from models.schema import Schema
-from models.training import History, Progress, Recipe, fine_tune, fit, predict, refit
+from models.training import Check, History, Progress, Recipe, fine_tune, fit, predict, refit
 from models.vocabulary import Vocabulary
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -199,7 +199,7 @@ class Learner:
         return DLRM(stage, DenseNet(shape, dense_slots(self.schema), stage.slots, recipe.dropout))
 
 
-def best(history: History) -> Any:
+def best(history: History) -> Check:
     """The check whose weights were kept."""
     return next(c for c in history.checks if c.step == history.best_step)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from models.errors import DataError, PolyrecError
-from models.files import Strict, read_json, read_yaml, validated
+from models.files import Strict, read_json, read_yaml, validated, whole
 
 Read = Callable[[Path, str, type[PolyrecError]], dict[str, Any]]
 
@@ -62,3 +62,29 @@ def test_the_first_offence_is_named() -> None:
         validated(Small, {}, "thing", DataError)
     with pytest.raises(DataError, match=r"^thing: more: Extra inputs are not permitted$"):
         validated(Small, {"rows": 1, "more": 2}, "thing", DataError)
+
+
+def test_a_file_or_a_folder_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    file, folder = tmp_path / "file", tmp_path / "folder"
+    for text in ("old", "new"):
+        with whole(file) as partial:
+            partial.write_text(text)
+        with whole(folder) as partial:
+            partial.mkdir()
+            (partial / text).touch()
+    assert file.read_text() == "new"
+    assert [p.name for p in folder.iterdir()] == ["new"]
+    for target in (file, folder):
+        with pytest.raises(OSError, match="full"):
+            _half(target)
+    assert file.read_text() == "new"
+    assert {p.name for p in tmp_path.iterdir()} == {"file", "folder"}
+
+
+def _half(target: Path) -> None:
+    with whole(target) as partial:
+        if target.is_dir():
+            partial.mkdir()
+        else:
+            partial.write_text("half")
+        raise OSError("the disk is full")
