@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import time
 from pathlib import Path
 
@@ -22,6 +21,7 @@ import numpy as np
 import torch
 
 from benchmarks.representations import family
+from loadtest.machine import processor
 from models.batch import Batch
 from models.cost import flops, ranking_flops
 from models.data.encoded import Encoded, encode
@@ -119,7 +119,7 @@ def main() -> None:
             f"| {r['exploded']:,} | {r['time_factor']}x | {r['flop_factor']}x |"
         )
     if args.json:
-        machine = f"{platform.processor() or platform.machine()}, one core, torch {torch.__version__}"
+        machine = f"{processor()}, one core, torch {torch.__version__}"
         out = {"machine": machine, "unit": "rows/s", "rounds": args.rounds, "rows": rows}
         args.json.write_text(json.dumps(out, indent=2) + "\n")
 

@@ -1,8 +1,8 @@
 """What metrics cost a request, and what a scrape costs everybody: measured on and off in one run.
 
-A real engine answers the same requests in this process, without sockets, whose noise would hide what is
-looked for. Blocks of requests with metrics and without alternate; the figure is the difference of the
-medians of the blocks. Off means that nothing is observed, neither metrics nor the protocol's statistics.
+A real engine answers the same requests in this process (in_process.py). Blocks of requests with metrics and
+without alternate; the figure is the median of the differences of neighbours. Off means that nothing is
+observed, neither metrics nor the protocol's statistics.
 
     python -m benchmarks.metrics_overhead runs/demo/table            # chrt -r 1 in front for a quiet figure
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import json
 import sys
 import time
@@ -20,14 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from models.bundle import load_bundle
-from models.memory import keep_memory
-from models.runtimes import best_runtime
-from planner.plan import single_path_plan
+from benchmarks.in_process import block_s, opened, settle
 from server.engine import Engine
-from server.http.app import Application, create_app
+from server.http.app import Application
 
-BLOCKS, REQUESTS, ROWS = 60, 100, 23
+BLOCKS = 60
 LIMIT_US = 15.0
 
 
@@ -66,33 +62,15 @@ class Switch:
         object.__setattr__(self._serving, "statistics", self._statistics if on else Nothing())
 
 
-async def ask(app: Application, body: bytes) -> None:
-    """One request, as the server's protocol would bring it."""
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    async def send(message: dict[str, Any]) -> None:
-        assert message.get("status", 200) == 200
-
-    headers = [(b"content-length", str(len(body)).encode()), (b"x-latency-budget-ms", b"60000")]
-    scope = {"type": "http", "method": "POST", "path": "/v1/predict", "headers": headers}
-    scope |= {"scheme": "http", "http_version": "1.1", "server": ("127.0.0.1", 8000)}
-    await app(scope, receive, send)  # type: ignore[arg-type]
-
-
-async def measure(app: Application, switch: Switch, body: bytes) -> dict[bool, list[float]]:
+async def measure(app: Application, switch: Switch) -> dict[bool, list[float]]:
     """Seconds a request, of each block, by whether metrics were on."""
     found: dict[bool, list[float]] = {True: [], False: []}
     for block in range(2 * BLOCKS + 4):
         on = block % 2 == 0
         switch.turn(on)
-        start = time.perf_counter()
-        for _ in range(REQUESTS):
-            await ask(app, body)
-        took = time.perf_counter() - start
+        took_s = await block_s(app)
         if block >= 4:
-            found[on].append(took / REQUESTS)
+            found[on].append(took_s)
     switch.turn(True)
     return found
 
@@ -103,17 +81,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("bundle", help="folder of a bundle")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)
-    keep_memory()
-    bundle = load_bundle(args.bundle)
-    engine = Engine()
-    runtime, device = best_runtime(bundle)
-    engine.load(single_path_plan(bundle.path, bundle.name, runtime, device))
-    app = create_app(engine)
-    # as the server does once it has loaded
-    gc.collect()
-    gc.freeze()
-    body = json.dumps({"instances": [{}] * ROWS}).encode()
-    found = asyncio.run(measure(app, Switch(engine), body))
+    engine, app = opened(args.bundle)
+    settle()
+    found = asyncio.run(measure(app, Switch(engine)))
     on, off = (float(np.median(found[kind])) * 1e6 for kind in (True, False))
     differences = (np.asarray(found[True]) - np.asarray(found[False])) * 1e6
     scrapes = []

@@ -20,7 +20,7 @@ from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
-from planner.deployment.amounts import percent, rate, size
+from models.report.amounts import percent, rate, size
 from planner.deployment.ask import Ask
 from planner.deployment.program import PlanImpossible
 from planner.deployment.proposal import Proposal, propose

@@ -39,8 +39,8 @@ from loadtest.openloop import Limits, run
 from loadtest.outcome import CouldNotKeepUp
 from loadtest.source import Source, open_source
 from models.bundle import load_bundle
+from models.report.amounts import percent, rate
 from planner.arrivals import arrival_times
-from planner.deployment.amounts import percent, rate
 from planner.deployment.ask import Ask
 from planner.deployment.program import PlanImpossible
 from planner.deployment.proposal import propose, tables_of

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from models.report.amounts import percent
 from planner.arrivals import arrival_times
-from planner.deployment.amounts import percent
 from planner.deployment.ask import Ask
 from planner.deployment.proposal import propose, tables_of
 from planner.profile import load_profile

@@ -16,7 +16,6 @@ import argparse
 import json
 import math
 import platform
-import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -30,6 +29,7 @@ import torch
 
 from benchmarks.tables import between_markers, markdown
 from benchmarks.variants import BASELINE, VARIANTS, Derived, Served, Trained, Variant
+from loadtest.machine import processor
 from models.bundle import Bundle, load_bundle, write_bundle
 from models.comparison import METRICS, RESAMPLES, samples
 from models.cost import flops, sizes
@@ -202,12 +202,7 @@ def _deviation(values: np.ndarray) -> float:
 
 def machine() -> str:
     """The processor's name and what runs on it."""
-    name = platform.processor()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        found = re.search(r"^model name\s*: (.+)$", info.read_text(), re.MULTILINE)
-        name = found[1] if found else name
-    return f"{name}, Python {platform.python_version()}, torch {torch.__version__}"
+    return f"{processor()}, Python {platform.python_version()}, torch {torch.__version__}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

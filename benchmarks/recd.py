@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.recd_tables import markdown
+from loadtest.machine import processor
 from models.data.encoded import encode
 from models.data.generator import generate
 from models.data.packing import pack
@@ -212,8 +212,7 @@ def sweep(folder: Path, rounds: int, core: int, bars: Bars) -> list[Found]:
 
 
 def machine() -> str:
-    name = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text())
-    return f"{name[1] if name else 'unknown'}, {os.cpu_count()} cores, one used"
+    return f"{processor()}, {os.cpu_count()} cores, one used"
 
 
 def parts(args: argparse.Namespace, bars: Bars) -> Iterator[Found]:

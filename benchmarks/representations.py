@@ -12,13 +12,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import time
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from loadtest.machine import processor
 from models.bundle import Bundle, load_bundle, write_bundle
 from models.data.encoded import Encoded, encode
 from models.data.reader import open_data
@@ -102,7 +102,7 @@ def main() -> None:
     for path, rates in result.items():
         print(f"| {path} | " + " | ".join(f"{rate:,}" for rate in rates.values()) + " |")
     if args.json:
-        machine = f"{platform.processor() or platform.machine()}, one core, torch {torch.__version__}"
+        machine = f"{processor()}, one core, torch {torch.__version__}"
         out = {"machine": machine, "unit": "rows/s", "rounds": args.rounds, "rates": result}
         args.json.write_text(json.dumps(out, indent=2) + "\n")
 

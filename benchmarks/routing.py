@@ -23,11 +23,11 @@ import numpy as np
 from tqdm import tqdm
 
 from benchmarks.routing_machines import MACHINES, Machine
+from models.batch import F64, I64
 from planner.arrivals import arrival_times
 from planner.plan import Routing
 from planner.routing.router import Router
 from planner.simulation.bound import bound
-from planner.simulation.outcomes import F64, I64
 from planner.simulation.simulator import Simulator, correct
 from planner.traffic import Arrivals, Sizes
 

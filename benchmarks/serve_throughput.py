@@ -22,7 +22,6 @@ import platform
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import cycle
@@ -37,6 +36,8 @@ import uvloop
 
 from loadtest.client import INFER, PREDICT, RANK
 from loadtest.connection import Target
+from loadtest.machine import processor
+from loadtest.pages import ask, samples
 from loadtest.queries import Queries, Query, Request, read_rows
 from models.bundle import load_bundle
 from server.running import start
@@ -143,15 +144,11 @@ def prepared(path: str, build: Callable[[Query], Request], rows: int, data_rows:
 
 def scrape(url: str, path: str) -> dict[str, float]:
     """The sums this benchmark takes differences of."""
-    text = urllib.request.urlopen(f"{url}/metrics").read().decode()
-    samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-    found = {
-        phase: float(samples.get(f'polyrec_phase_seconds_sum{{path="{path}",phase="{phase}"}}', 0))
-        for phase in PHASES
-    }
-    found["cpu"] = float(samples["process_cpu_seconds_total"])
-    found["queries"] = float(samples[f'polyrec_batch_queries_total{{path="{path}"}}'])
-    found["batches"] = float(samples[f'polyrec_batch_rows_count{{path="{path}"}}'])
+    total = samples(url).total
+    found = {phase: total("polyrec_phase_seconds_sum", path=path, phase=phase) for phase in PHASES}
+    found["cpu"] = total("process_cpu_seconds_total")
+    found["queries"] = total("polyrec_batch_queries_total", path=path)
+    found["batches"] = total("polyrec_batch_rows_count", path=path)
     return found
 
 
@@ -261,7 +258,7 @@ def main() -> int:
         }
         results = []
         with start(settings, core=SERVER_CORE) as server:
-            path = json.load(urllib.request.urlopen(f"{server.url}/v1/paths"))["paths"][0]
+            path = ask(server.url, "/v1/paths")["paths"][0]
             if not args.json:
                 print(f"{path['name']}, {path['runtime']}, {path['bundle']['bytes']:,} bytes; {machine()}")
                 print(HEAD)
@@ -292,16 +289,8 @@ def main() -> int:
 
 
 def machine() -> str:
-    model = next(
-        (
-            line.split(":")[1].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if "model name" in line
-        ),
-        platform.machine(),
-    )
     where = "client on another" if CLIENT_CORE != SERVER_CORE else "client on THE SAME"
-    return f"{model}, server on one core, {where}, Python {platform.python_version()}"
+    return f"{processor()}, server on one core, {where}, Python {platform.python_version()}"
 
 
 if __name__ == "__main__":

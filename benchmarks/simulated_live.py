@@ -27,7 +27,7 @@ from loadtest.source import open_source
 from loadtest.subjects import Subjects
 from models.bundle import load_bundle
 from planner.plan import Plan, load_plan
-from planner.traffic import parse_traffic
+from planner.traffic import parse_sizes
 
 POLICIES = "priced,static:table@cpu,static:hybrid-hot.int8@cpu"
 LOADS = (0.2, 0.5, 0.8, 1.0, 1.2)
@@ -116,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         seconds=args.seconds,
         warmup_s=0.5,
         repeats=args.repeats,
-        sizes=None if args.sizes is None else parse_traffic(f"rate=1,sizes={args.sizes}").sizes,
+        sizes=None if args.sizes is None else parse_sizes(args.sizes),
     )
     cores = sorted(os.sched_getaffinity(0))
     source = open_source(args.data, load_bundle(plan.paths[0].bundle), 0)

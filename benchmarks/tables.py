@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from models.comparison import Interval, Metric
-from models.report.words import difference, mflop, size
+from models.report.amounts import size
+from models.report.words import difference, mflop
 
 MEANS = ("auc", "log_loss", "normalised_entropy", "accuracy")
 AGAINST: tuple[Metric, ...] = ("auc", "log_loss")

@@ -17,7 +17,6 @@ import json
 import os
 import sys
 import tempfile
-import urllib.request
 from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import cycle
@@ -36,6 +35,7 @@ from benchmarks.tiers_model import model as criteo
 from benchmarks.tiers_model import zipf
 from loadtest.client import INFER
 from loadtest.connection import Target
+from loadtest.pages import samples
 from models.bundle import Bundle, write_bundle
 from models.dlrm import DLRM, Architecture, DenseNet, dense_slots
 from models.embeddings.cuts import tiers_within
@@ -109,14 +109,16 @@ def requests_of(bundle: Bundle, rows: int, exponent: float) -> list[bytes]:
 
 
 def counted(url: str) -> dict[str, float]:
-    text = urllib.request.urlopen(f"{url}/metrics").read().decode()
-    lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-    names = ('lookups_total{tier="cache"}', 'hits_total{tier="cache"}', "prefetched_pages_total")
-    found = {name: float(lines.get(f"polyrec_embedding_{name}", 0)) for name in names}
+    """The sums that this benchmark takes differences of."""
+    total = samples(url).total
+    found = {
+        "cache_lookups": total("polyrec_embedding_lookups_total", tier="cache"),
+        "cache_hits": total("polyrec_embedding_hits_total", tier="cache"),
+        "pages_ahead": total("polyrec_embedding_prefetched_pages_total"),
+    }
     for phase in ("embed", "dense"):
         for part in ("sum", "count"):
-            key = f'polyrec_phase_seconds_{part}{{path="table@cpu",phase="{phase}"}}'
-            found[f"{phase}_{part}"] = float(lines.get(key, 0))
+            found[f"{phase}_{part}"] = total(f"polyrec_phase_seconds_{part}", path="table@cpu", phase=phase)
     return found
 
 
@@ -167,9 +169,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                             "p99_ms": 1e3 * float(np.quantile(took, 0.99)),
                             "embed_ms": 1e3 * moved["embed_sum"] / max(moved["embed_count"], 1),
                             "dense_ms": 1e3 * moved["dense_sum"] / max(moved["dense_count"], 1),
-                            "pages_ahead": moved["prefetched_pages_total"],
-                            "cache_lookups": moved['lookups_total{tier="cache"}'],
-                            "cache_hits": moved['hits_total{tier="cache"}'],
+                            "pages_ahead": moved["pages_ahead"],
+                            "cache_lookups": moved["cache_lookups"],
+                            "cache_hits": moved["cache_hits"],
                         }
                     )
     for exponent in args.exponents:

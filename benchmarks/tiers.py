@@ -24,7 +24,6 @@ from tqdm import tqdm
 
 from benchmarks.tiers_model import CHUNK, LARGE, ROW_BYTES, model, rows, write
 
-GIB = 1 << 30
 PROCESS_BYTES = 900 << 20
 """What a process needs beside rows: the interpreter, libraries, queries."""
 

@@ -1,9 +1,8 @@
 """What traces cost a request, off and at several shares of sampled requests: measured in turns in one run.
 
-A real engine answers the same requests in this process, without sockets, whose noise would hide what is
-looked for; the exporter is the real one and sends to a collector that reads and forgets, both in processes of
-their own. Blocks of requests take turns; a figure is the median of the differences to the block without a
-tracer beside it.
+A real engine answers the same requests in this process (in_process.py); the exporter is the real one and
+sends to a collector that reads and forgets, both in processes of their own. Blocks of requests take turns; a
+figure is the median of the differences to the block without a tracer beside it.
 
     python -m benchmarks.tracing_overhead runs/demo/table            # chrt -r 1 in front for a quiet figure
 """
@@ -12,28 +11,22 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import json
 import multiprocessing
 import os
 import sys
-import time
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing.connection import Connection
 
 import numpy as np
 
-from benchmarks.metrics_overhead import ask
-from models.bundle import load_bundle
-from models.memory import keep_memory
-from models.runtimes import best_runtime
-from planner.plan import single_path_plan
+from benchmarks.in_process import block_s, opened, settle
 from server.engine import Engine
-from server.http.app import Application, create_app
+from server.http.app import Application
 from server.tracing.tracer import Tracer, open_tracer
 
-ROUNDS, REQUESTS, ROWS = 60, 100, 23
+ROUNDS = 60
 RATIOS = (0.0, 0.01, 1.0)
 
 
@@ -57,20 +50,15 @@ def collect(port: Connection) -> None:
         server.serve_forever()
 
 
-async def measure(
-    app: Application, engine: Engine, tracers: Sequence[Tracer | None], body: bytes
-) -> list[list[float]]:
+async def measure(app: Application, engine: Engine, tracers: Sequence[Tracer | None]) -> list[list[float]]:
     """Seconds a request, of each block, by tracer."""
     found: list[list[float]] = [[] for _ in tracers]
     for turn in range(ROUNDS + 2):
-        for took_s, tracer in zip(found, tracers, strict=True):
+        for blocks_s, tracer in zip(found, tracers, strict=True):
             engine.tracer = tracer
-            start = time.perf_counter()
-            for _ in range(REQUESTS):
-                await ask(app, body)
-            took = time.perf_counter() - start
+            took_s = await block_s(app)
             if turn >= 2:
-                took_s.append(took / REQUESTS)
+                blocks_s.append(took_s)
     engine.tracer = None
     return found
 
@@ -80,12 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("bundle", help="folder of a bundle")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)
-    keep_memory()
-    bundle = load_bundle(args.bundle)
-    engine = Engine()
-    runtime, device = best_runtime(bundle)
-    engine.load(single_path_plan(bundle.path, bundle.name, runtime, device))
-    app = create_app(engine)
+    engine, app = opened(args.bundle)
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     collector = context.Process(target=collect, args=(theirs,), daemon=True)
@@ -96,11 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sampled = {"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": str(ratio)}
         os.environ.update(sampled)  # the SDK reads its own environment
         tracers.append(open_tracer(os.environ | endpoint))
-    # as the server does once it has loaded
-    gc.collect()
-    gc.freeze()
-    body = json.dumps({"instances": [{}] * ROWS}).encode()
-    off, *on = asyncio.run(measure(app, engine, tracers, body))
+    settle()
+    off, *on = asyncio.run(measure(app, engine, tracers))
     result: dict[str, object] = {"request_us_off": round(float(np.median(off)) * 1e6, 1)}
     for ratio, took_s in zip(RATIOS, on, strict=True):
         differences = (np.asarray(took_s) - np.asarray(off)) * 1e6

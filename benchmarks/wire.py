@@ -27,6 +27,7 @@ import numpy as np
 
 from loadtest.client import HEADER_BYTES, INFER, PREDICT, RANK
 from loadtest.connection import Target
+from loadtest.machine import processor
 from loadtest.queries import Queries, Query, Request, read_rows
 from models.batch import Batch
 from models.bundle import Bundle, load_bundle
@@ -192,9 +193,7 @@ def table(results: Sequence[Result]) -> str:
 
 
 def machine() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((x.split(":")[1].strip() for x in lines if x.startswith("model name")), platform.machine())
-    return f"{model}, one core, Python {platform.python_version()}"
+    return f"{processor()}, one core, Python {platform.python_version()}"
 
 
 def main() -> int:

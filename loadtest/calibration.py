@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import exp, log
@@ -32,10 +31,10 @@ from scipy.optimize import nnls
 from loadtest.client import RANK
 from loadtest.closedloop import closed_loop
 from loadtest.connection import Target
-from loadtest.load import Load
+from loadtest.load import BUDGET, Load
 from loadtest.machine import core_seconds, times_held_off
 from loadtest.openloop import Limits, run
-from loadtest.pages import TIMEOUT_S, ask
+from loadtest.pages import ask, samples
 from loadtest.simulated import completed
 from loadtest.source import Source, open_source
 from loadtest.subjects import Subjects
@@ -53,8 +52,9 @@ AT_ONCE_S = 0.0001
 RESTS_S = (0.0016, 0.0064)
 LEAST_TRIP_S = 0.0003
 REQUESTS = 256
-LONG, SHORT = b"X-Latency-Budget-Ms: 600000", b"X-Latency-Budget-Ms: 0.001"
-NO_BUDGET = {"Content-Type": "application/json", "X-Latency-Budget-Ms": "600000"}
+LONG, SHORT = (f"{BUDGET}: {ms}".encode() for ms in ("600000", "0.001"))
+ENDLESS = {"Content-Type": "application/json", BUDGET: "600000"}
+"""Headers of a request that no deadline ends: refusing is cheaper than answering."""
 NOT_IN_TIME = frozenset({429, 504})
 
 
@@ -89,7 +89,7 @@ def calibrate(
 ) -> Costs:
     """rows: candidates of every request, the mean of the traffic. Takes 4 s a path. Raises LoadError."""
     whole = completed(plan, ask(subjects.url, "/v1/paths")["paths"])
-    target = Target(subjects.url + RANK, NO_BUDGET)
+    target = Target(subjects.url + RANK, ENDLESS)
     _, body = source.drawn(np.full(REQUESTS, rows, np.int64), 0)
     requests = [target.request(body(i)) for i in range(REQUESTS)]
     row_s = plan.routing.row_s
@@ -145,12 +145,19 @@ def calibrate(
 
 
 def front(found: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """(queries in a batch, seconds a query) of each round -> turn_s, query_s: the least relative error."""
-    queries, seconds = np.maximum(np.array(found, np.float64).T, 1e-9)
-    turn_s, query_s = nnls(
-        np.stack((1 / queries, np.ones_like(queries)), 1) / seconds[:, None], np.ones_like(seconds)
-    )[0]
-    return float(turn_s), float(query_s)
+    """(queries in a batch, seconds a query) of each round -> turn_s, query_s."""
+    queries, seconds = zip(*found, strict=True)
+    query_s, turn_s = relative_line([1 / n for n in queries], seconds)
+    return turn_s, query_s
+
+
+def relative_line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
+    """(a, b), neither negative: of all lines a + b * x the one with the least relative error at y."""
+    # a cost of nothing has no relative error
+    scale = np.maximum(np.array(y, np.float64), 1e-9)
+    scaled = np.stack((1 / scale, np.array(x, np.float64) / scale), axis=1)
+    (a, b), _ = nnls(scaled, np.ones_like(scale))
+    return float(a), float(b)
 
 
 def _round(
@@ -209,20 +216,13 @@ def _mean_s(latency: LatencyModel, rows: int) -> float:
 
 def counted(url: str) -> Counted:
     """Of the server as it is now."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=TIMEOUT_S) as answer:
-        page = answer.read().decode()
-    totals: dict[str, float] = {}
-    for line in page.splitlines():
-        if not line.startswith("#"):
-            series, _, value = line.rpartition(" ")
-            name = series.partition("{")[0]
-            totals[name] = totals.get(name, 0.0) + float(value)
+    total = samples(url).total
     return Counted(
-        totals.get("polyrec_lane_busy_seconds_total", 0.0),
-        totals.get("polyrec_batch_rows_count", 0.0),
-        totals.get("polyrec_batch_queries_total", 0.0),
-        totals.get("polyrec_control_tick_seconds_sum", 0.0),
-        totals.get("polyrec_control_tick_seconds_count", 0.0),
+        busy_s=total("polyrec_lane_busy_seconds_total"),
+        batches=total("polyrec_batch_rows_count"),
+        queries=total("polyrec_batch_queries_total"),
+        tick_s=total("polyrec_control_tick_seconds_sum"),
+        ticks=total("polyrec_control_tick_seconds_count"),
     )
 
 

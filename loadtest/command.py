@@ -13,10 +13,10 @@ import json
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from urllib.error import URLError
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -35,12 +35,15 @@ from planner.traffic import Traffic, parse_traffic
 
 COULD_NOT_KEEP_UP = 3
 """Exit status of a run whose figures were refused."""
-SERVED = (
+BROKEN = 4
+"""Exit status of a run with --slo-share whose promise was not kept."""
+OWNERS = (
     *("ok", "late", "refused", "expired", "unavailable", "other", "reduced"),
     *("goodput", "correct", "accuracy", "mix"),
 )
-BROKEN = 4
-"""Exit status of a run with --slo-share whose promise was not kept."""
+"""Figures that a service owner asks for, beyond latencies."""
+
+T = TypeVar("T")
 
 
 def bodies(whole: str | None, lines: str | None) -> Body:
@@ -161,11 +164,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.core is not None:
             os.sched_setaffinity(0, {args.core})
         target, load = _load(args)
-        before = _served(args.url) if args.report is not None else None
+        before = _told(args.url, served) if args.report is not None else None
         whole = run(target, load, Limits(args.connections, args.max_connections, args.grace))
         outcome = whole.since(args.warmup)
         result = asdict(report(outcome, args.max_lag_ms / 1e3))
-        accuracy = _accuracy(args.url)
+        accuracy = _told(args.url, accuracies) or {}
         result |= _owners(outcome, accuracy)
         if args.report is not None:
             _write(args, outcome, accuracy, before)
@@ -181,28 +184,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _owners(outcome: Outcome, accuracy: dict[str, float]) -> dict[str, object]:
-    """What a service owner asks beyond latencies: shares by outcome, goodput, quality, paths."""
     from loadtest.figures import figures
 
     found = asdict(figures(outcome, accuracy))
-    return {name: round(v, 6) if isinstance(v := found[name], float) else v for name in SERVED}
+    return {name: round(v, 6) if isinstance(v := found[name], float) else v for name in OWNERS}
 
 
-def _accuracy(url: str) -> dict[str, float]:
-    """By path, as the server has it; nothing where what answers is no Polyrec server."""
-    parts = urlsplit(url)
+def _told(url: str, read: Callable[[str], T]) -> T | None:
+    """What `read` reads of the server itself; None where what answers is no Polyrec server."""
     try:
-        return accuracies(f"http://{parts.netloc}")
-    except (URLError, OSError, ValueError, KeyError, TypeError):
-        return {}
-
-
-def _served(url: str) -> Served | None:
-    """What the server has counted, and its plan; None where what answers is no Polyrec server."""
-    parts = urlsplit(url)
-    try:
-        return served(f"http://{parts.netloc}")
-    except (URLError, OSError, ValueError, KeyError, TypeError):
+        return read(f"http://{urlsplit(url).netloc}")
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
@@ -211,7 +203,7 @@ def _write(
 ) -> None:
     from loadtest.report.run import write_run
 
-    after = _served(args.url)
+    after = _told(args.url, served)
     hits = {} if before is None or after is None else after.hits_since(before)
     made = {
         "requests to": args.url,

@@ -19,14 +19,14 @@ from loadtest.connection import LoadError, Target
 from loadtest.figures import Figures, figures
 from loadtest.load import load_of
 from loadtest.openloop import Limits, run
-from loadtest.outcome import F64, CouldNotKeepUp, Outcome
+from loadtest.outcome import CouldNotKeepUp, Outcome
 from loadtest.pages import accuracies, ask, request_buckets
 from loadtest.search import Search
 from loadtest.simulated import completed, simulated
 from loadtest.source import Bodies, Source
 from loadtest.steps import AROUND_S, Step, step_of
 from loadtest.subjects import Subjects
-from models.batch import I64
+from models.batch import F64, I64
 from planner.arrivals import arrival_times
 from planner.plan import Plan
 from planner.simulation.costs import Costs
@@ -161,8 +161,7 @@ class Contest:
         before = request_buckets(self.subjects.url)
         seen = self._at(policy, rate, self.conditions.seconds, seed)
         if seen is not None:
-            after = request_buckets(self.subjects.url)
-            since = after - before if before.edges.size == after.edges.size else after
+            since = request_buckets(self.subjects.url) - before
             trial.ladder.setdefault(rate, []).append(seen)
             trial.served.setdefault(rate, []).append((since.quantile(0.5), since.quantile(0.99)))
 

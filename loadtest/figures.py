@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from loadtest.outcome import F64, NO_PATH, Fate, Outcome, percentile
+from loadtest.outcome import NO_PATH, Fate, Outcome, percentile, percentiles_ms
+from models.batch import F64
 
 PERCENTILES = (50.0, 90.0, 99.0)
 FEWEST_IN_SLICE = 50
@@ -57,10 +58,7 @@ def figures(outcome: Outcome, accuracy: Mapping[str, float]) -> Figures:
     fate = outcome.fate
     shares = np.bincount(fate, minlength=len(Fate)) / n
     answered = outcome.answered
-    latency = outcome.latency_s[answered]
-    p50, p90, p99, p99_9, top = (
-        round(1e3 * percentile(latency, q), 3) if latency.size else None for q in (50, 90, 99, 99.9, 100)
-    )
+    p50, p90, p99, p99_9, top = percentiles_ms(outcome.latency_s[answered])
     in_time = fate == Fate.OK
     rows_in_time = int(outcome.rows[in_time].sum())
     by_path = _rows_by_path(outcome, in_time)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from loadtest.outcome import F64
+from models.batch import F64
 
 STEPS = 32
 """Buckets from a power of two to the next."""

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from loadtest.connection import LoadError, Target
-from loadtest.outcome import F64
-from models.batch import I64
+from models.batch import F64, I64
 
 BUDGET = "X-Latency-Budget-Ms"
 MOST_PREPARED_BYTES = 2**30

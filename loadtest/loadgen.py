@@ -32,7 +32,7 @@ from loadtest.pages import Buckets, request_buckets
 from loadtest.source import open_source
 from models.bundle import load_bundle
 from models.errors import PolyrecError
-from planner.traffic import Sizes, parse_traffic
+from planner.traffic import parse_sizes
 
 INVALID = 4
 """Exit status of a run that LoadGen found invalid, or that had errors."""
@@ -218,7 +218,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _requests(args: argparse.Namespace, target: Target) -> list[bytes]:
-    sizes: Sizes = parse_traffic(f"rate=1,sizes={args.sizes}").sizes
+    sizes = parse_sizes(args.sizes)
     random = np.random.default_rng(args.seed)
     source = open_source(args.data, load_bundle(args.bundle), args.seed)
     _, body = source.drawn(sizes.sample(args.samples, random), args.seed)
@@ -250,7 +250,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         result: dict[str, Any] = asdict(verdict)
         after = _served(url)
         if after is not None and after.total:
-            served = after - before if before is not None and before.edges.size else after
+            served = after if before is None else after - before
             result["served"] = {
                 "queries": served.total,
                 "p50_ms": round(1e3 * served.quantile(0.5), 3),

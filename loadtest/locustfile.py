@@ -46,11 +46,12 @@ from locust.web import WebUI
 from loadtest.client import INFER, PREDICT, RANK
 from loadtest.connection import REDUCED, LoadError
 from loadtest.load import BUDGET
-from loadtest.promise import HEAD, Promise, text
+from loadtest.promise import HEAD, Promise
 from loadtest.queries import Queries, Query, read_rows
 from loadtest.shapes import KINDS, Knee, share_at
 from models.bundle import load_bundle
 from models.data.generator import generate
+from models.report.aligned import aligned
 from models.schema import load_schema
 
 PREFIX = "LOADTEST_"
@@ -201,7 +202,7 @@ def _verdict(environment: Environment, **_: object) -> None:
     options = environment.parsed_options
     if isinstance(environment.runner, WorkerRunner) or options is None or not PROMISE.kinds:
         return
-    print("\n" + text(PROMISE.table(_seconds(environment))), file=sys.stderr)
+    print("", *aligned(PROMISE.table(_seconds(environment))), sep="\n", file=sys.stderr)
     if KNEE.kept is not None or KNEE.broken is not None:
         peak = (options.num_users or FEWEST) * options.rate
         kept, broken = (f"{s * peak:.0f} requests/s" if s else "none" for s in (KNEE.kept, KNEE.broken))

@@ -16,7 +16,7 @@ def machine() -> dict[str, str]:
     cores = sorted(os.sched_getaffinity(0))
     load = os.getloadavg()[0]
     return {
-        "processor": _processor(),
+        "processor": processor(),
         "cores": f"{len(cores)} of {os.cpu_count()} usable",
         "load average": f"{load:.1f} in the minute before",
         "scheduling": _scheduling(),
@@ -79,7 +79,8 @@ def _scheduling() -> str:
     return f"normal, nice {os.getpriority(os.PRIO_PROCESS, 0)}"
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The maker's name of it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

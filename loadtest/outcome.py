@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadtest.connection import NO_ANSWER, LoadError
+from models.batch import F64
 
-F64 = NDArray[np.float64]
 NO_PATH = -1
 
 
@@ -147,10 +147,7 @@ def report(outcome: Outcome, max_lag_s: float = 0.001) -> Report:
     lag_p99 = outcome.require_punctual(max_lag_s)
     n = outcome.due_s.size
     good = outcome.answered
-    latency = outcome.latency_s[good]
-    p50, p90, p99, p99_9, top = (
-        round(1e3 * percentile(latency, q), 3) if latency.size else None for q in (50, 90, 99, 99.9, 100)
-    )
+    p50, p90, p99, p99_9, top = percentiles_ms(outcome.latency_s[good])
     failures = Counter(outcome.offences.values())
     failures.update(f"HTTP {code}" for code in outcome.status[~good].tolist() if code != NO_ANSWER)
     span = outcome.due_s[-1] - outcome.due_s[0]
@@ -167,6 +164,13 @@ def report(outcome: Outcome, max_lag_s: float = 0.001) -> Report:
         lag_p99_ms=round(1e3 * lag_p99, 3),
         connections=outcome.connections,
         held_back=outcome.held_back,
+    )
+
+
+def percentiles_ms(latency_s: F64) -> tuple[float | None, ...]:
+    """The 50th, 90th, 99th, 99.9th percentile and the highest, in milliseconds; None of no latencies."""
+    return tuple(
+        round(1e3 * percentile(latency_s, q), 3) if latency_s.size else None for q in (50, 90, 99, 99.9, 100)
     )
 
 

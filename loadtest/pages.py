@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import re
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from loadtest.outcome import F64
+from models.batch import F64
 
 TIMEOUT_S = 10.0
-TIER = re.compile(r"^polyrec_embedding_(lookups|hits)_total\{([^}]*)\} (\S+)$", re.MULTILINE)
 LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
@@ -50,8 +49,8 @@ class Buckets:
         return int(self.counts.sum())
 
     def __sub__(self, before: Buckets) -> Buckets:
-        """What came since."""
-        return Buckets(self.edges, self.counts - before.counts)
+        """What came since; a server that had counted nothing yet had no buckets either."""
+        return Buckets(self.edges, self.counts - before.counts) if before.edges.size else self
 
     def quantile(self, q: float) -> float:
         """Seconds below which a share q lies, linear within a bucket as in histogram_quantile; or NaN."""
@@ -65,25 +64,52 @@ class Buckets:
         return float(lower + (self.edges[i] - lower) * min(share, 1.0))
 
 
+class Samples:
+    """A metrics page in Prometheus's text format, read: every series with its labels and its value."""
+
+    def __init__(self, page: str) -> None:
+        self._series: dict[str, list[tuple[dict[str, str], float]]] = {}
+        for line in page.splitlines():
+            if line and not line.startswith("#"):
+                series, _, value = line.rpartition(" ")
+                name, _, inside = series.partition("{")
+                self._series.setdefault(name, []).append((dict(LABEL.findall(inside)), float(value)))
+
+    def series(self, name: str, **labels: str) -> Iterator[tuple[dict[str, str], float]]:
+        """(labels, value) of each series of that name that carries `labels`."""
+        for own, value in self._series.get(name, ()):
+            if labels.items() <= own.items():
+                yield own, value
+
+    def total(self, name: str, **labels: str) -> float:
+        """The sum of these series; 0 where there is none."""
+        return sum(value for _, value in self.series(name, **labels))
+
+    def buckets(self, name: str, **labels: str) -> Buckets:
+        """The histogram `name`, summed over these series."""
+        found: dict[float, float] = {}
+        for own, value in self.series(f"{name}_bucket", **labels):
+            edge = float(own["le"])
+            found[edge] = found.get(edge, 0.0) + value
+        edges = np.array(sorted(found))
+        return Buckets(edges, np.diff([found[e] for e in edges], prepend=0.0))
+
+
+def metrics_page(url: str) -> str:
+    """A server's metrics, as it writes them."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=TIMEOUT_S) as answer:
+        page: str = answer.read().decode()
+    return page
+
+
+def samples(url: str) -> Samples:
+    """A server's metrics as they are now."""
+    return Samples(metrics_page(url))
+
+
 def request_buckets(url: str, **labels: str) -> Buckets:
     """polyrec_request_seconds, all series with these labels together."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=TIMEOUT_S) as answer:
-        return read_buckets(answer.read().decode(), "polyrec_request_seconds", labels)
-
-
-def read_buckets(text: str, name: str, labels: Mapping[str, str]) -> Buckets:
-    """One histogram of a metrics page, summed over the series that carry `labels`."""
-    found: dict[float, float] = {}
-    for line in text.splitlines():
-        if not line.startswith(f"{name}_bucket{{"):
-            continue
-        inside, _, value = line.removeprefix(f"{name}_bucket{{").rpartition("} ")
-        own = dict(LABEL.findall(inside))
-        if all(own.get(key) == wanted for key, wanted in labels.items()):
-            edge = float(own["le"].replace("+Inf", "inf"))
-            found[edge] = found.get(edge, 0.0) + float(value)
-    edges = np.array(sorted(found))
-    return Buckets(edges, np.diff([found[e] for e in edges], prepend=0.0))
+    return samples(url).buckets("polyrec_request_seconds", **labels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +134,11 @@ class Served:
 
 def served(url: str) -> Served:
     """Raises OSError, ValueError or KeyError where no Polyrec server answers."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=TIMEOUT_S) as answer:
-        page = answer.read().decode()
-    counted: dict[str, dict[str, float]] = {"lookups": {}, "hits": {}}
-    for what, inside, value in TIER.findall(page):
-        counted[what][dict(LABEL.findall(inside))["tier"]] = float(value)
-    tiers = {tier: (n, counted["hits"].get(tier, 0.0)) for tier, n in counted["lookups"].items()}
+    counted = samples(url)
+    tiers = {
+        own["tier"]: (lookups, counted.total("polyrec_embedding_hits_total", tier=own["tier"]))
+        for own, lookups in counted.series("polyrec_embedding_lookups_total")
+    }
     plan = ask(url, "/v1/plan")
     lanes = [f"{lane['name']} ({lane['kind']})" for lane in plan.get("lanes") or ()]
     words = (

@@ -95,15 +95,3 @@ class Promise:
         """HEAD, a row a kind, and all together."""
         rows = [self.kinds[kind].cells(kind, seconds) for kind in sorted(self.kinds)]
         return [HEAD, *rows, self.total().cells("Aggregated", seconds)]
-
-
-def text(table: list[tuple[str, ...]]) -> str:
-    """A table for a terminal."""
-    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
-    lines = [
-        "  ".join(
-            c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in table
-    ]
-    return "\n".join(lines)

@@ -6,9 +6,8 @@ candidates. Ids for the inference protocol come from the vocabularies of the bun
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from models.batch import I64, take_bags
 from models.data.reader import open_data
 from models.encoder import Encoder
 from models.schema import Schema
+from models.vocabulary import ids_of_ranks
 
 UNGROUPED_ROWS = 23
 """Candidates of a query where the data do not say which rows belong together."""
@@ -141,20 +141,6 @@ def read_rows(path: str | Path, schema: Schema, rows: int) -> pa.Table:
     return pa.Table.from_batches(batches)
 
 
-def rotation(requests: Iterable[Request]) -> Iterator[Request]:
-    """The requests for ever, no one twice in a row. Raises LoadError if there are not two different."""
-    kept: list[Request] = []
-    for request in requests:
-        if not kept or request != kept[-1]:
-            kept.append(request)
-    # The first follows the last.
-    while len(kept) > 1 and kept[-1] == kept[0]:
-        kept.pop()
-    if len(kept) < 2:
-        raise LoadError("all rows make the same request; a load test needs two different ones")
-    return cycle(kept)
-
-
 def _ids(data: pa.Table, schema: Schema, encoder: Encoder) -> dict[str, Array | tuple[I64, I64]]:
     """Feature -> numbers or stable ids of all rows; a multi-valued one's as (values, offsets)."""
     found: dict[str, Array | tuple[I64, I64]] = {}
@@ -168,7 +154,7 @@ def _ids(data: pa.Table, schema: Schema, encoder: Encoder) -> dict[str, Array | 
         ranks = vocabulary.encode_arrow(column.flatten() if f.multi else column)
         if ranks.size and ranks.min() < 0:
             raise LoadError(f"feature '{f.name}' has a value that the bundle refuses; give other data")
-        ids = np.argsort(vocabulary.rank_of_id)[ranks]
+        ids = ids_of_ranks(vocabulary.rank_of_id)[ranks]
         if f.multi:
             lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
             kept = np.minimum(lengths, f.max_length)

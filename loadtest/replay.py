@@ -13,8 +13,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from loadtest.connection import LoadError
-from loadtest.outcome import F64
-from models.batch import I64
+from models.batch import F64, I64
 from models.data.reader import open_data
 from models.schema import Schema
 

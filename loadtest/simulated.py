@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from loadtest.outcome import F64, Outcome
-from models.batch import I64
+from loadtest.outcome import Outcome
+from models.batch import F64, I64
 from planner.latency import LatencyModel
 from planner.plan import Plan
 from planner.simulation.costs import Costs

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from loadtest.figures import Figures, figures
-from loadtest.outcome import F64, Fate, Outcome
+from loadtest.outcome import Fate, Outcome
+from models.batch import F64
 
 AROUND_S = 5.0
 BIN_S = 0.1

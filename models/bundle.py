@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,7 +23,7 @@ from importlib.metadata import version as distribution_version
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import save_file
@@ -35,9 +33,10 @@ from models.dlrm import DLRM, Architecture, DenseNet, dense_slots
 from models.embeddings.stage import Stage
 from models.encoder import Encoder, Standard
 from models.errors import BundleError, PolyrecError
+from models.files import Strict, validated, whole
 from models.popularity import VocabularyDescriptor, vocabularies_from_tensors, vocabulary_tensors
 from models.representation import Representation, stage_from_tensors
-from models.schema import Schema, Strict, one_line
+from models.schema import Schema
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
@@ -132,10 +131,8 @@ def write_bundle(
     target = Path(path)
     refuse_existing(target, replace)
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
-    try:
+    with whole(target) as partial:
+        partial.mkdir()
         save_file(_portable(model.stage.state_dict()), partial / EMBEDDINGS)
         save_file(_portable(model.net.state_dict()), partial / NET)
         arrays, vocabularies = vocabulary_tensors(encoder.vocabularies)
@@ -162,15 +159,6 @@ def write_bundle(
             files=files,
         )
         (partial / MANIFEST).write_text(manifest.model_dump_json(by_alias=True, indent=2) + "\n")
-        if target.exists():
-            old = target.with_name(f".{target.name}.old-{os.getpid()}")
-            target.rename(old)
-            partial.rename(target)
-            shutil.rmtree(old)
-        else:
-            partial.rename(target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return load_bundle(target)
 
 
@@ -219,10 +207,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise BundleError(
             f"bundle '{folder}' has format version {version}, this Polyrec reads {FORMAT_VERSION}"
         )
-    try:
-        manifest = Manifest.model_validate(raw)
-    except ValidationError as e:
-        raise BundleError(f"bundle '{folder}': {MANIFEST}: {one_line(e)}") from None
+    manifest = validated(Manifest, raw, f"bundle '{folder}': {MANIFEST}", BundleError)
     missing = {EMBEDDINGS, NET, VOCABULARY} - manifest.files.keys()
     if missing or any(Path(n).name != n for n in manifest.files):
         raise BundleError(

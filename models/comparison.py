@@ -20,10 +20,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from models.batch import F32, I64
+from models.batch import F32, F64, I64
 from models.evaluation import row_losses
 
-F64 = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 Metric = Literal["auc", "log_loss", "accuracy"]

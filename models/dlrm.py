@@ -22,8 +22,9 @@ from torch import Tensor, nn
 from models.batch import Batch
 from models.embeddings.stage import PerBlock, Stage, Vectors
 from models.errors import SchemaError
+from models.files import Strict
 from models.interaction import Cat, Cross, Dot
-from models.schema import Schema, Strict
+from models.schema import Schema
 from models.transfer import on_device
 
 Widths = tuple[Annotated[int, Field(ge=1)], ...]

@@ -23,17 +23,6 @@ INDEX_BYTES = 4
 Names = frozenset[str]
 
 
-def dedup_factor(rows_per_session: float, unchanged: float) -> float:
-    """RecD's estimate of (rows / distinct rows) of a feature in a batch.
-
-    rows_per_session: S, how many of the batch's rows belong to one session. unchanged: d, the chance
-    that a value is that of the session's row before. A session brings one new value and then one with
-    chance 1 - d in each of its S - 1 other rows: 1 + (S - 1)(1 - d) = S (1 - d (S - 1) / S) in S rows.
-    """
-    s = rows_per_session
-    return 1.0 / (1.0 - unchanged * (s - 1.0) / s)
-
-
 def choose(
     plain: Mapping[str, int], together: Callable[[Names], int], least_saved: int = 1
 ) -> tuple[tuple[str, ...], ...]:

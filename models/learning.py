@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-import yaml
 from pydantic import Field, ValidationError
 
 from models.bundle import Bundle, refuse_existing, write_bundle
@@ -25,11 +24,12 @@ from models.embeddings.cuts import stored_but_largest, stored_within
 from models.encoder import Encoder
 from models.errors import DataError
 from models.evaluation import Quality, evaluate
+from models.files import Strict, one_line, read_yaml, validated
 from models.hiding import hider
 from models.popularity import Calibration, calibrate
 from models.representation import Kind, Representation, initial_stage
-from models.schema import Schema, Strict, one_line
-from models.training import History, Progress, Recipe, fine_tune, fit, predict, refit
+from models.schema import Schema
+from models.training import Check, History, Progress, Recipe, fine_tune, fit, predict, refit
 from models.vocabulary import Vocabulary
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -88,16 +88,13 @@ def load_training(name: str | Path) -> Training:
     file = Path(name)
     if not file.suffix and not file.exists():
         file = RECIPES / f"{file.name}.yaml"
+    what = f"recipe '{name}'"
     try:
-        raw: Any = yaml.safe_load(file.read_text(encoding="utf-8"))
-        return Training.model_validate(raw)
+        raw = read_yaml(file, what, DataError)
     except FileNotFoundError:
         shipped = ", ".join(sorted(p.stem for p in RECIPES.glob("*.yaml")))
         raise DataError(f"no recipe file '{name}'; shipped recipes: {shipped}") from None
-    except ValidationError as e:
-        raise DataError(f"recipe '{name}': {one_line(e)}") from None
-    except (OSError, ValueError, yaml.YAMLError) as e:
-        raise DataError(f"recipe '{name}' cannot be read: {' '.join(str(e).split())}") from None
+    return validated(Training, raw, what, DataError)
 
 
 def default_training(schema: Schema) -> Training:
@@ -202,7 +199,7 @@ class Learner:
         return DLRM(stage, DenseNet(shape, dense_slots(self.schema), stage.slots, recipe.dropout))
 
 
-def best(history: History) -> Any:
+def best(history: History) -> Check:
     """The check whose weights were kept."""
     return next(c for c in history.checks if c.step == history.best_step)
 

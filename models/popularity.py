@@ -12,7 +12,6 @@ A calibration is kept in one safetensors file; a bundle keeps its vocabularies i
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +31,8 @@ from models.data.reader import Reader
 from models.data.split import TRAIN, Splitter
 from models.encoder import Standard
 from models.errors import DataError
-from models.schema import ROLES, Role, Schema, Strict
+from models.files import Strict, whole
+from models.schema import ROLES, Role, Schema
 from models.vocabulary import Vocabulary
 
 HOTTEST = (0.01, 0.05, 0.10)
@@ -254,15 +254,13 @@ def save_calibration(calibration: Calibration, path: str | Path) -> None:
         "vocabularies": {t: d.model_dump() for t, d in descriptors.items()},
     }
     path = Path(path)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        partial.touch()
-        mode = partial.stat().st_mode
-        save_file(arrays, partial, {"calibration": json.dumps(header)})
-        partial.chmod(mode)  # safetensors leaves a file that only its owner can read
-        partial.replace(path)
+        with whole(path) as partial:
+            partial.touch()
+            mode = partial.stat().st_mode
+            save_file(arrays, partial, {"calibration": json.dumps(header)})
+            partial.chmod(mode)  # safetensors leaves a file that only its owner can read
     except (OSError, SafetensorError) as e:
-        partial.unlink(missing_ok=True)
         raise DataError(f"cannot write '{path}': {e}") from None
 
 

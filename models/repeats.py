@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from models.comparison import F64, LEVEL, METRICS, Interval, Metric, Verdict, percentiles, verdict
+from models.batch import F64
+from models.comparison import LEVEL, METRICS, Interval, Metric, Verdict, percentiles, verdict
 
 # Quantiles of Student's t for 95%, by degrees of freedom (seeds - 1); beyond them the normal's is close.
 STUDENT = (12.7062, 4.30265, 3.18245, 2.77645, 2.57058, 2.44691, 2.36462, 2.30600, 2.26216)

@@ -21,13 +21,13 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from models.embeddings.computed import ComputedStage, Encoding, HybridStage
-from models.embeddings.hashing import ids_of_ranks
 from models.embeddings.stage import Stage
 from models.embeddings.store import FloatRows
 from models.embeddings.table import TableStage
+from models.files import Strict
 from models.precision import Precision
-from models.schema import Schema, Strict
-from models.vocabulary import Vocabulary
+from models.schema import Schema
+from models.vocabulary import Vocabulary, ids_of_ranks
 
 Kind = Literal["table", "dhe", "select", "hybrid"]
 KINDS: tuple[Kind, ...] = ("table", "dhe", "select", "hybrid")

@@ -13,12 +13,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from models.errors import SchemaError
+from models.files import Strict, read_yaml, validated
 
 Role = Literal["context", "candidate"]
 ROLES: tuple[Role, Role] = ("context", "candidate")
@@ -29,12 +29,6 @@ BUILT_IN = Path(__file__).parent / "schemas"
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=64)]
 RESERVED = {"dense", "sparse", "probability"}
-
-
-class Strict(BaseModel):
-    """Base of every file format of Polyrec: frozen, unknown keys refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Dense(Strict):
@@ -216,26 +210,10 @@ def load_schema(path: str | Path) -> Schema:
     file = Path(path)
     if not file.suffix and not file.exists():
         file = BUILT_IN / f"{file.name}.yaml"
+    what = f"schema '{path}'"
     try:
-        raw: Any = yaml.safe_load(file.read_text(encoding="utf-8"))
+        raw = read_yaml(file, what, SchemaError)
     except FileNotFoundError:
         shipped = ", ".join(sorted(p.stem for p in BUILT_IN.glob("*.yaml")))
         raise SchemaError(f"no schema file '{path}'; shipped schemas: {shipped}") from None
-    except (OSError, UnicodeDecodeError) as e:
-        raise SchemaError(f"cannot read schema '{path}': {e}") from None
-    except yaml.YAMLError as e:
-        raise SchemaError(f"schema '{path}' is not YAML: {' '.join(str(e).split())}") from None
-    if not isinstance(raw, dict):
-        raise SchemaError(f"schema '{path}': the file must be a mapping, not {type(raw).__name__}")
-    try:
-        return Schema.model_validate(raw)
-    except ValidationError as e:
-        raise SchemaError(f"schema '{path}': {one_line(e)}") from None
-
-
-def one_line(error: ValidationError) -> str:
-    """The first offence of a pydantic error as `key: message`, for people."""
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
-    message = first["msg"].removeprefix("Value error, ")
-    return f"{where}: {message}" if where else message
+    return validated(Schema, raw, what, SchemaError)

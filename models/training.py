@@ -24,10 +24,10 @@ from models.batch import F32, I64, Batch
 from models.dlrm import DLRM
 from models.errors import DataError
 from models.evaluation import auc, log_loss
+from models.files import Strict
 from models.hiding import Hide
 from models.optimiser import RowWiseAdagrad
 from models.order import epoch
-from models.schema import Strict
 
 
 class Rows(Protocol):

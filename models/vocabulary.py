@@ -14,15 +14,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import repeat
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from models.batch import I64
 from models.errors import FeatureError
 
+Whole = TypeVar("Whole", bound="np.signedinteger[Any]")
 REFUSED = -1
 LISTED = 2**16
 """Integers up to here are looked up one by one in a dictionary, beyond in whole arrays."""
@@ -154,3 +156,10 @@ class Vocabulary:
                 feature, f"id {int(ids.flat[bad])} is outside [0, {self.rows}) (position {bad})"
             )
         return self.rank_of_id[ids]
+
+
+def ids_of_ranks(rank_of_id: NDArray[Whole]) -> NDArray[Whole]:
+    """The inverse permutation: rank -> stable id, [rows], of the same type."""
+    ids = np.empty_like(rank_of_id)
+    ids[rank_of_id] = np.arange(rank_of_id.size)
+    return ids

@@ -10,11 +10,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from models.batch import F64
 from planner.traffic import Arrivals, TrafficError
 
-F64 = NDArray[np.float64]
 SINE_KNOTS = 256
 
 
@@ -29,20 +28,6 @@ def arrival_times(arrivals: Arrivals, rate: float, seconds: float, rng: np.rando
     n = rng.poisson(expected[-1])
     times: F64 = np.interp(np.sort(rng.random(n)) * expected[-1], expected, at)
     return times
-
-
-def rate_at(arrivals: Arrivals, rate: float, times: F64) -> F64:
-    """Queries a second expected at `times`, of the kinds whose rate is known beforehand.
-
-    For bursty arrivals and a trace, the mean rate.
-    """
-    if arrivals.kind == "diurnal":
-        swing = 1 - 1 / arrivals.factor
-        return rate * (1 - swing * np.cos(2 * np.pi * times / arrivals.period_s))
-    if arrivals.kind == "step":
-        inside = (times >= arrivals.start_s) & (times < arrivals.start_s + arrivals.burst_s)
-        return rate * np.where(inside, arrivals.factor, 1.0)
-    return np.full(times.shape, rate)
 
 
 def _expected(arrivals: Arrivals, rate: float, seconds: float, rng: np.random.Generator) -> tuple[F64, F64]:

@@ -11,11 +11,10 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Literal
 
-import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from models.errors import PolyrecError
-from models.schema import Strict, one_line
+from models.files import Strict, read_yaml, validated
 
 Bytes = Annotated[int, Field(ge=0)]
 Real = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -102,25 +101,17 @@ def load_machine(name: str | Path) -> Machine:
     shipped = MACHINES / f"{name}.yaml"
     if not file.exists() and file.parent == Path() and shipped.exists():
         file = shipped
+    what = f"machine '{name}'"
     try:
-        raw = yaml.safe_load(file.read_text(encoding="utf-8"))
+        raw = read_yaml(file, what, MachineError)
     except FileNotFoundError:
         known = ", ".join(sorted(f.stem for f in MACHINES.glob("*.yaml")))
         raise MachineError(f"no machine file '{name}'; shipped by name: {known}") from None
-    except (OSError, UnicodeDecodeError) as e:
-        raise MachineError(f"cannot read machine '{name}': {e}") from None
-    except yaml.YAMLError as e:
-        raise MachineError(f"machine '{name}' is not YAML: {' '.join(str(e).split())}") from None
-    if not isinstance(raw, dict):
-        raise MachineError(f"machine '{name}': the file must be a mapping, not {type(raw).__name__}")
-    raw = {"name": file.stem, **raw}
     try:
-        raw = _with_sizes(raw)
-        return Machine.model_validate(raw)
-    except ValidationError as e:
-        raise MachineError(f"machine '{name}': {one_line(e)}") from None
+        sized = _with_sizes({"name": file.stem, **raw})
     except MachineError as e:
-        raise MachineError(f"machine '{name}': {e}") from None
+        raise MachineError(f"{what}: {e}") from None
+    return validated(Machine, sized, what, MachineError)
 
 
 def parse_bytes(text: str) -> int:

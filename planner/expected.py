@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from models.schema import Strict
+from models.files import Strict
 from planner.traffic import Traffic
 
 Real = Annotated[float, Field(ge=0, allow_inf_nan=False)]

@@ -12,7 +12,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from models.schema import Strict
+from models.files import Strict
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Knots = tuple[float, ...]

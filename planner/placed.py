@@ -14,7 +14,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from models.embeddings.tiers.placement import RemoteStore, TierCuts
-from models.schema import Strict
+from models.files import Strict
 
 Count = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]

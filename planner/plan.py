@@ -8,15 +8,14 @@ relative to the plan file, so that a plan and its bundles travel together.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from models.errors import PolyrecError
+from models.files import Strict, read_json, validated
 from models.precision import DensePrecision
-from models.schema import Strict, one_line
 from planner.expected import Expected
 from planner.latency import LatencyModel
 from planner.placed import Placement
@@ -173,28 +172,17 @@ def single_path_plan(
         "device": device,
         "precision": precision,
     }
-    try:
-        return Plan.model_validate({"paths": (path,)})
-    except ValidationError as e:
-        raise PlanError(f"path '{name}': {one_line(e)}") from None
+    return validated(Plan, {"paths": (path,)}, f"path '{name}'", PlanError)
 
 
 def load_plan(file: str | Path) -> Plan:
     """Reads a plan file. Raises PlanError, in one line that names the key and the offence."""
+    what = f"plan '{file}'"
     try:
-        raw = json.loads(Path(file).read_text(encoding="utf-8"))
+        raw = read_json(Path(file), what, PlanError)
     except FileNotFoundError:
         raise PlanError(f"no plan file '{file}'") from None
-    except (OSError, UnicodeDecodeError) as e:
-        raise PlanError(f"cannot read plan '{file}': {e}") from None
-    except (json.JSONDecodeError, RecursionError) as e:
-        raise PlanError(f"plan '{file}' is not JSON: {e}") from None
-    if not isinstance(raw, dict):
-        raise PlanError(f"plan '{file}': the file must be an object, not {type(raw).__name__}")
-    try:
-        plan = Plan.model_validate(raw)
-    except ValidationError as e:
-        raise PlanError(f"plan '{file}': {one_line(e)}") from None
+    plan = validated(Plan, raw, what, PlanError)
     beside = Path(file).parent
     paths = tuple(p.model_copy(update={"bundle": beside / p.bundle}) for p in plan.paths)
     placement = plan.placement

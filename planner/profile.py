@@ -6,14 +6,13 @@ may also describe a machine that one does not have: then its figures are derived
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from models.errors import PolyrecError
-from models.schema import Strict, one_line
+from models.files import Strict, read_json, validated
 from planner.devices import Machine
 from planner.latency import LatencyModel
 from planner.plan import PlannedPath
@@ -101,17 +100,12 @@ class Profile(Strict):
 
 def load_profile(file: str | Path) -> Profile:
     """Reads a profile; bundles are relative to it. Raises ProfileError, in one line."""
+    what = f"profile '{file}'"
     try:
-        raw = json.loads(Path(file).read_text(encoding="utf-8"))
-        profile = Profile.model_validate(raw)
+        raw = read_json(Path(file), what, ProfileError)
     except FileNotFoundError:
         raise ProfileError(f"no profile '{file}'; make one: polyrec profile BUNDLE --out {file}") from None
-    except (OSError, UnicodeDecodeError) as e:
-        raise ProfileError(f"cannot read profile '{file}': {e}") from None
-    except ValidationError as e:
-        raise ProfileError(f"profile '{file}': {one_line(e)}") from None
-    except (json.JSONDecodeError, RecursionError) as e:
-        raise ProfileError(f"profile '{file}' is not JSON: {e}") from None
+    profile = validated(Profile, raw, what, ProfileError)
     beside = Path(file).parent
     paths = tuple(
         p.model_copy(update={"path": p.path.model_copy(update={"bundle": beside / p.path.bundle})})

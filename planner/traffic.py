@@ -6,20 +6,18 @@ A description in (a short text like `rate=400,sizes=lognormal`, a YAML or JSON f
 
 from __future__ import annotations
 
-import json
 from math import exp, log
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
+from models.batch import I64
 from models.errors import PolyrecError
-from models.schema import Strict, one_line
+from models.files import Strict, read_json, read_yaml, validated
 
-I64 = NDArray[np.int64]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 MLPERF = (100,) * 2 + (200,) * 12 + (300,) * 2 + (400, 500, 600, 700)
@@ -142,43 +140,29 @@ SHORT = (
 def parse_traffic(text_or_file: str | Path) -> Traffic:
     """A traffic from its short form, or from a YAML or JSON file. Raises TrafficError, in one line."""
     text = str(text_or_file)
-    file = Path(text)
+    file, what = Path(text), f"traffic '{text}'"
     if file.suffix in (".yaml", ".yml", ".json"):
-        where, raw = f"traffic '{text}'", _read(file)
+        raw = _read(file, what)
     elif "=" in text:
-        where, raw = f"traffic '{text}'", _short(text)
+        raw = _short(text)
     else:
         raise TrafficError(
             f"traffic '{text}' is neither a .yaml or .json file nor of the form {SHORT.partition(';')[0]}"
         )
-    try:
-        return Traffic.model_validate(raw)
-    except ValidationError as e:
-        raise TrafficError(f"{where}: {one_line(e)}") from None
+    return validated(Traffic, raw, what, TrafficError)
 
 
-def _read(file: Path) -> dict[str, Any]:
+def parse_sizes(text: str) -> Sizes:
+    """`mlperf`, `fixed:23`, as the short form of a traffic has them. Raises TrafficError."""
+    return parse_traffic(f"rate=1,sizes={text}").sizes
+
+
+def _read(file: Path, what: str) -> dict[str, Any]:
+    read = read_json if file.suffix == ".json" else read_yaml
     try:
-        text = file.read_text(encoding="utf-8")
-        raw = json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)
+        return read(file, what, TrafficError)
     except FileNotFoundError:
         raise TrafficError(f"no traffic file '{file}'") from None
-    except (OSError, UnicodeDecodeError) as e:
-        raise TrafficError(f"cannot read traffic '{file}': {e}") from None
-    except (json.JSONDecodeError, yaml.YAMLError, RecursionError) as e:
-        reason = " ".join(str(e).split())
-        raise TrafficError(f"traffic '{file}' is malformed: {reason}") from None
-    if not isinstance(raw, dict):
-        raise TrafficError(f"traffic '{file}': the file must be an object with 'rate', 'sizes', 'arrivals'")
-    return _tuples(raw)
-
-
-def _tuples(raw: dict[str, Any]) -> dict[str, Any]:
-    """Lists of a file as the tuples that the strict model wants."""
-    return {
-        key: _tuples(value) if isinstance(value, dict) else tuple(value) if isinstance(value, list) else value
-        for key, value in raw.items()
-    }
 
 
 def _short(text: str) -> dict[str, Any]:

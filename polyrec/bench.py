@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from planner.traffic import Sizes
 
 HELP = "find what each routing policy of a plan holds within a latency promise, on a live server"
 EXAMPLE = "polyrec bench --plan plan.json --policies all --slo-ms 10 --data clicks.parquet --out runs/bench"
@@ -61,12 +57,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print everything as JSON")
 
 
-def _sizes(text: str | None) -> Sizes | None:
-    from planner.traffic import parse_traffic
-
-    return None if text is None else parse_traffic(f"rate=1,sizes={text}").sizes
-
-
 def _rates(text: str | None) -> tuple[float, ...]:
     from loadtest.connection import LoadError
 
@@ -116,6 +106,7 @@ def _run(args: argparse.Namespace) -> int:
     from loadtest.subjects import Subjects, policies_of
     from models.bundle import load_bundle
     from planner.plan import load_plan
+    from planner.traffic import parse_sizes
     from polyrec.progress import Doing
 
     plan = load_plan(args.plan)
@@ -125,7 +116,7 @@ def _run(args: argparse.Namespace) -> int:
         margin_s=args.margin_ms / 1e3,
         seconds=args.seconds,
         warmup_s=args.warmup,
-        sizes=_sizes(args.sizes),
+        sizes=None if args.sizes is None else parse_sizes(args.sizes),
         repeats=args.repeats,
         max_lag_s=args.max_lag_ms / 1e3,
         seed=args.seed,

@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from models.schema import Schema
+
+    Say = Callable[[str], None]
+    Quality = Mapping[str, float | int | None]
 
 HELP = "generate data, train, profile, plan, serve and answer a ranking request"
 EXAMPLE = "polyrec demo --once"
@@ -34,19 +37,9 @@ def run(args: argparse.Namespace) -> int:
     import json
     import signal
     import time
-    from math import nan
 
     import torch
 
-    from models.data.ceiling import planted_quality
-    from models.data.generator import generate
-    from models.data.reader import open_data
-    from models.data.split import split_of
-    from models.errors import PolyrecError
-    from models.learning import Learner, default_training
-    from models.schema import load_schema
-    from planner.plan import load_plan
-    from polyrec.progress import Bars
     from server.running import listen, start
 
     def say(line: str) -> None:
@@ -58,43 +51,10 @@ def run(args: argparse.Namespace) -> int:
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
     begin = time.perf_counter()
-    with Bars() as bars:
-        planted = generate(
-            out / "clicks.parquet", args.rows, args.seed, progress=bars.phase("generate", args.rows)
-        )
-    say(f"1. {planted.rows:,} rows, {planted.requests:,} requests, {planted.clicks:,} clicks: {planted.path}")
-    schema = load_schema("trivago")
-    reader = open_data(planted.path, schema)
-    with Bars() as bars:
-        bundles = [
-            Learner(
-                reader, schema, default_training(schema), kind=kind, phase=bars.phase, progress=bars.training
-            ).learn(out / kind, replace=True)
-            for kind in KINDS
-        ]
-    ceiling = planted_quality(planted.path, split_of(reader, schema)).as_dict()
-    tests = [bundle.manifest.metrics["test"] for bundle in bundles]
-    say("2. trained, and measured on the test rows, beside the ceiling that the generator planted:")
-    say(f"   {'':>9} {''.join(f'{kind:>10}' for kind in KINDS)}   planted")
-    for key in ("auc", "log_loss", "mrr", "accuracy"):
-        say(f"   {key:>9} {''.join(f'{test[key]:10.4f}' for test in tests)} {ceiling.get(key, nan):9.4f}")
-    test = tests[0]
-    folders = [str(out / kind) for kind in KINDS]
-    profile, planned = str(out / "profile.json"), str(out / "plan.json")
-    quickly = ("--seconds", "1", "--max-rows", "1024", "--fresh")
-    if error := _verb("profile", *folders, *quickly, "--out", profile):
-        raise PolyrecError(error)
-    say(f"3. profiled on this machine: {profile} (quickly; `polyrec profile` takes its time)")
-    for slo_ms in SLOS_MS:
-        asked = ("--slo-ms", str(slo_ms), "--traffic", TRAFFIC)
-        if not (error := _verb("plan", "--profile", profile, *asked, "--out", planned)):
-            break
-    else:
-        raise PolyrecError(error)
-    plan = load_plan(planned)
-    say(f"4. planned for {TRAFFIC} within {slo_ms} ms: {planned}")
-    say(f"   {', '.join(path.name for path in plan.paths)} on {', '.join(p.name for p in plan.all_lanes())}")
-    rank_body, predict_body = _requests(planted.path, schema)
+    clicks, schema = _generated(out, args.rows, args.seed, say)
+    test, ceiling = _trained(out, clicks, schema, say)
+    _planned(out, say)
+    rank_body, predict_body = _requests(clicks, schema)
     (out / "rank.json").write_bytes(rank_body)
     (out / "predict.json").write_bytes(predict_body)
     server = start({"plan": out / "plan.json", "host": args.host, "port": args.port})
@@ -116,6 +76,67 @@ def run(args: argparse.Namespace) -> int:
         signal.signal(signal.SIGINT, lambda *_: None)
         signal.signal(signal.SIGTERM, lambda *_: server.process.terminate())
         return server.process.wait()
+
+
+def _generated(out: Path, rows: int, seed: int, say: Say) -> tuple[Path, Schema]:
+    """The file of clicks, and the schema that reads it."""
+    from models.data.generator import generate
+    from models.schema import load_schema
+    from polyrec.progress import Bars
+
+    with Bars() as bars:
+        planted = generate(out / "clicks.parquet", rows, seed, progress=bars.phase("generate", rows))
+    say(f"1. {planted.rows:,} rows, {planted.requests:,} requests, {planted.clicks:,} clicks: {planted.path}")
+    return planted.path, load_schema("trivago")
+
+
+def _trained(out: Path, clicks: Path, schema: Schema, say: Say) -> tuple[Quality, Quality]:
+    """A bundle of each kind; the first one's quality on the test rows, and the planted ceiling."""
+    from math import nan
+
+    from models.data.ceiling import planted_quality
+    from models.data.reader import open_data
+    from models.data.split import split_of
+    from models.learning import Learner, default_training
+    from polyrec.progress import Bars
+
+    reader = open_data(clicks, schema)
+    with Bars() as bars:
+        bundles = [
+            Learner(
+                reader, schema, default_training(schema), kind=kind, phase=bars.phase, progress=bars.training
+            ).learn(out / kind, replace=True)
+            for kind in KINDS
+        ]
+    ceiling = planted_quality(clicks, split_of(reader, schema)).as_dict()
+    tests = [bundle.manifest.metrics["test"] for bundle in bundles]
+    say("2. trained, and measured on the test rows, beside the ceiling that the generator planted:")
+    say(f"   {'':>9} {''.join(f'{kind:>10}' for kind in KINDS)}   planted")
+    for key in ("auc", "log_loss", "mrr", "accuracy"):
+        say(f"   {key:>9} {''.join(f'{test[key]:10.4f}' for test in tests)} {ceiling.get(key, nan):9.4f}")
+    return tests[0], ceiling
+
+
+def _planned(out: Path, say: Say) -> None:
+    """profile.json and plan.json. Raises PolyrecError where this machine keeps none of the promises."""
+    from models.errors import PolyrecError
+    from planner.plan import load_plan
+
+    folders = [str(out / kind) for kind in KINDS]
+    profile, planned = str(out / "profile.json"), str(out / "plan.json")
+    quickly = ("--seconds", "1", "--max-rows", "1024", "--fresh")
+    if error := _verb("profile", *folders, *quickly, "--out", profile):
+        raise PolyrecError(error)
+    say(f"3. profiled on this machine: {profile} (quickly; `polyrec profile` takes its time)")
+    for slo_ms in SLOS_MS:
+        asked = ("--slo-ms", str(slo_ms), "--traffic", TRAFFIC)
+        if not (error := _verb("plan", "--profile", profile, *asked, "--out", planned)):
+            break
+    else:
+        raise PolyrecError(error)
+    plan = load_plan(planned)
+    say(f"4. planned for {TRAFFIC} within {slo_ms} ms: {planned}")
+    say(f"   {', '.join(path.name for path in plan.paths)} on {', '.join(p.name for p in plan.all_lanes())}")
 
 
 def _verb(*arguments: str) -> str:

@@ -150,14 +150,12 @@ def _print_one(args: argparse.Namespace, quality: dict[str, float | int | None])
 
 
 def _print_table(made: Document) -> None:
+    from models.report.aligned import aligned
     from models.report.reading import what
     from models.report.words import columns, findings
 
     print(what(made) + "\n")
     table = [(c.head, *c.cells) for c in columns(made)]
-    widths = [max(map(len, column)) for column in table]
-    for cells in zip(*table, strict=True):
-        print("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())
-    print()
+    print("\n".join(aligned(list(zip(*table, strict=True)), left=len(table))) + "\n")
     for line in findings(made):
         print(line)

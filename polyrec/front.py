@@ -6,15 +6,14 @@ server CPU time (its threads' own count) - time of encode, embed and dense (its 
 
 from __future__ import annotations
 
-import urllib.request
-from collections.abc import Sequence
-
 import numpy as np
 
+from loadtest.calibration import ENDLESS, relative_line
 from loadtest.client import PREDICT, RANK, predict_body, rank_body
 from loadtest.closedloop import closed_loop
 from loadtest.connection import Target
 from loadtest.machine import core_seconds
+from loadtest.pages import samples
 from models.bundle import Bundle
 from planner.plan import PlannedPath
 from planner.profile import Front
@@ -56,37 +55,19 @@ def measure_front(path: PlannedPath, bundle: Bundle, seconds: float, seed: int =
                 spent = max(had - lane * had / (had + waited), 0.0)
                 costs[rows].append((waited / had, spent / answered))
     # of the rounds the one that neighbours disturbed least
-    return line(ROWS, [min(costs[rows])[1] for rows in ROWS])
-
-
-def line(rows: Sequence[int], costs: Sequence[float]) -> Front:
-    """The line query_s + row_s * rows with the least relative error, neither of them negative."""
-    x, y = np.array(rows, np.float64), np.maximum(np.array(costs, np.float64), 1e-12)
-    scaled = np.stack((1 / y, x / y), axis=1)
-    query, row = np.linalg.lstsq(scaled, np.ones_like(y), rcond=None)[0].tolist()
-    if query < 0:
-        query, row = 0.0, float((x / y).sum() / ((x / y) ** 2).sum())
-    elif row < 0:
-        query, row = float((1 / y).sum() / (1 / y**2).sum()), 0.0
-    return Front(query_s=query, row_s=row)
+    query_s, row_s = relative_line(ROWS, [min(costs[rows])[1] for rows in ROWS])
+    return Front(query_s=query_s, row_s=row_s)
 
 
 def lane_seconds(url: str) -> float:
     """Time that the server's lanes have executed so far, as its metrics say."""
-    with urllib.request.urlopen(f"{url}/metrics") as answer:
-        text = answer.read().decode()
-    return sum(
-        float(line.rsplit(" ", 1)[1])
-        for line in text.splitlines()
-        if line.startswith("polyrec_phase_seconds_sum{")
-        and any(f'phase="{phase}"' in line for phase in LANE_PHASES)
-    )
+    counted = samples(url)
+    return sum(counted.total("polyrec_phase_seconds_sum", phase=phase) for phase in LANE_PHASES)
 
 
 def _requests(url: str, drawn: Requests, rows: int) -> list[bytes]:
     """Whole requests, no two alike: rankings, or predictions where the schema has one role only."""
-    # no deadline may come between: refusing is cheaper than answering
-    target = Target(url + (RANK if drawn.ranking else PREDICT), {"X-Latency-Budget-Ms": "600000"})
+    target = Target(url + (RANK if drawn.ranking else PREDICT), ENDLESS)
     made = []
     for _ in range(DIFFERENT_REQUESTS):
         context, candidates = drawn.request(rows)

@@ -120,18 +120,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _routing(routing: dict[str, Any], policy: str, paths: list[str]) -> Any:
-    from pydantic import ValidationError
-
-    from models.schema import one_line
+    from models.files import validated
     from planner.plan import PlanError, Routing
 
     kind, _, path = policy.partition(":")
     if kind == "static" and path not in paths:
         raise PlanError(f"policy '{policy}': there is no such path; paths: {', '.join(paths)}")
-    try:
-        return Routing.model_validate(routing | {"policy": policy})
-    except ValidationError as e:
-        raise PlanError(f"policy '{policy}' is unknown: {one_line(e)}") from None
+    return validated(Routing, routing | {"policy": policy}, f"policy '{policy}' is unknown", PlanError)
 
 
 def _print(policy: str, figures: Figures, entry: dict[str, Any]) -> None:

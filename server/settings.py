@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from models.errors import PolyrecError
+from models.files import Strict, one_line
 from models.precision import DensePrecision
-from models.schema import Strict, one_line
 from planner.plan import Plan, Policy, Rows
 
 PREFIX = "POLYREC_"

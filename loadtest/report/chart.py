@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from loadtest.outcome import F64
+from models.batch import F64
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from loadtest.report.page import COLOURS, Page, Table, Tile, html
 from loadtest.report.png import save_png
 from loadtest.report.run import plain
 from loadtest.steps import AROUND_S, accuracy_by_time
+from models.report.aligned import aligned
 
 STATIC = "static:"
 
@@ -163,16 +164,7 @@ def text(found: Sequence[Table]) -> str:
     """Tables for a terminal."""
     out = []
     for table in found:
-        lines = [table.head, *table.rows]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(table.head))]
-        out.append(table.title)
-        for line in lines:
-            cells = [
-                cell.ljust(width) if i == 0 else cell.rjust(width)
-                for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-            ]
-            out.append("  ".join(cells).rstrip())
-        out.append("")
+        out += [table.title, *aligned([table.head, *table.rows]), ""]
     return "\n".join(out)
 
 

@@ -17,10 +17,11 @@ import numpy as np
 
 from loadtest.figures import Figures, Timeline, figures, timeline
 from loadtest.histogram import histogram
-from loadtest.outcome import F64, Fate, Outcome
+from loadtest.outcome import Fate, Outcome
 from loadtest.report.chart import Chart, Limit, Series
 from loadtest.report.page import COLOURS, Page, Table, Tile, html
 from loadtest.report.png import save_png
+from models.batch import F64
 
 FATES = {
     Fate.OK: ("in budget", 2),

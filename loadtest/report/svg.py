@@ -8,8 +8,8 @@ from math import log10
 
 import numpy as np
 
-from loadtest.outcome import F64
 from loadtest.report.chart import Chart, Series, label, ticks
+from models.batch import F64
 
 WIDTH, HEIGHT = 640, 300
 LEFT, RIGHT, TOP, BOTTOM = 74, 14, 14, 42

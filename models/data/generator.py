@@ -7,9 +7,9 @@ each in the column `planted`. Its AUC and log-loss are the ceiling that no train
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from models.batch import I64
 from models.data.planted import CANDIDATES, CITY_ITEMS, World
 from models.errors import DataError
+from models.files import whole
 
 REQUESTS_AT_ONCE = 2048
 
@@ -63,26 +64,19 @@ def generate(
             f"at least 1, 1 and {CITY_ITEMS} are needed"
         )
     path = Path(path)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
     requests = clicks = 0
+    parts = _parts(rows, seed, items, users, drift, candidates)
+    first = next(parts)
     try:
-        file: pq.ParquetWriter | None = None
-        try:
-            for part in _parts(rows, seed, items, users, drift, candidates):
-                file = file or pq.ParquetWriter(partial, part.schema)
+        with whole(path) as partial, pq.ParquetWriter(partial, first.schema) as file:
+            for part in chain((first,), parts):
                 file.write_table(part)
                 requests = part.column("request_id")[-1].as_py() + 1
                 clicks += int(part.column("clicked").to_numpy().sum())
                 if progress is not None:
                     progress(part.num_rows)
-        finally:
-            if file is not None:
-                file.close()
-        partial.replace(path)
     except OSError as e:
         raise DataError(f"cannot write '{path}': {e.strerror or e}") from None
-    finally:
-        partial.unlink(missing_ok=True)
     return Planted(path, rows, requests, clicks, items // CITY_ITEMS * CITY_ITEMS, users)
 
 

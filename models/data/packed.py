@@ -23,7 +23,8 @@ from models.data.parquet import opened, parquet_files
 from models.data.reader import OnMalformed, fingerprint
 from models.data.requests import Requests, rebatched
 from models.errors import DataError
-from models.schema import Schema, Strict
+from models.files import Strict
+from models.schema import Schema
 
 KEY = b"polyrec.packed"
 PIECE_ROWS = 65536

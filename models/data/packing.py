@@ -12,8 +12,6 @@ is a row group and what clustering needs. Nothing is lost: models/data/packed.py
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -29,6 +27,7 @@ from models.data.parquet import parquet_files
 from models.data.reader import Reader
 from models.data.requests import comparable, requests_of, starts_of
 from models.errors import DataError
+from models.files import whole
 from models.grouping import Repeats
 from models.schema import Schema
 
@@ -84,32 +83,25 @@ def pack(
         )
     numbers = _Numbers([*(d.name for d in schema.dense), schema.label.column])
     found = survey(reader, clustering, numbers.names, numbers.look, phase("survey", reader.rows_hint))
-    place = target.resolve()
-    partial = place.with_name(f".{place.name}.partial-{os.getpid()}")
-    shutil.rmtree(partial, ignore_errors=True)
     try:
-        partial.mkdir(parents=True)
-        rows = clustered(reader, columns, clustering, found, partial, phase("pack", reader.rows_hint))
-        first = next(rows)
-        shared, own = _split(first, schema, clustering, columns)
-        packing = Packing(
-            for_schema=schema.name,
-            group=clustering.group,
-            cluster_by=clustering.by,
-            columns=tuple(columns),
-            shared=shared,
-        )
-        with PackedWriter(partial, packing, numbers.narrow()) as writer:
-            for requests in requests_of(chain((first,), rows), shared):
-                writer.add(requests)
-        if place.exists():
-            shutil.rmtree(place)
-        partial.rename(place)
-        size = sum(f.stat().st_size for f in parquet_files(place))
+        with whole(target.resolve()) as partial:
+            partial.mkdir(parents=True)
+            rows = clustered(reader, columns, clustering, found, partial, phase("pack", reader.rows_hint))
+            first = next(rows)
+            shared, own = _split(first, schema, clustering, columns)
+            packing = Packing(
+                for_schema=schema.name,
+                group=clustering.group,
+                cluster_by=clustering.by,
+                columns=tuple(columns),
+                shared=shared,
+            )
+            with PackedWriter(partial, packing, numbers.narrow()) as writer:
+                for requests in requests_of(chain((first,), rows), shared):
+                    writer.add(requests)
+        size = sum(f.stat().st_size for f in parquet_files(target))
     except OSError as e:
         raise DataError(f"cannot write '{target}': {e.strerror or e}") from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return Packed(
         path=target,
         rows=found.rows,

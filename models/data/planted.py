@@ -15,11 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
-from models.batch import I64
-
-F64 = NDArray[np.float64]
+from models.batch import F64, I64
 
 CANDIDATES = 25
 CITY_ITEMS = 50

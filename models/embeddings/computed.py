@@ -30,8 +30,9 @@ from models.embeddings.stage import PerBlock, Vectors
 from models.embeddings.store import ComputedRows, FloatRows, QuantisedRows, as_index, open_rows
 from models.embeddings.table import TableStage
 from models.embeddings.tiers.rows import HOST, TieredRows
+from models.files import Strict
 from models.precision import Precision
-from models.schema import Schema, Strict
+from models.schema import Schema
 
 
 class Encoding(Strict):

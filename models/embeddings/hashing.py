@@ -11,18 +11,16 @@ every product below 2^53 is exact; the tests compare them with Python's integers
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 EXACT = 2**53
 CACHED = 32_768
 
 CodeTransform = Literal["uniform", "gaussian"]
-Whole = TypeVar("Whole", bound="np.signedinteger[Any]")
 
 
 class UniversalHashes(nn.Module):
@@ -86,15 +84,3 @@ def next_prime(n: int) -> int:
 
 def _is_prime(n: int) -> bool:
     return n > 1 and all(n % d for d in range(2, math.isqrt(n) + 1))
-
-
-def reference_hash(x: int, a: int, b: int, p: int, m: int) -> int:
-    """One hash in Python's integers: what `UniversalHashes` must equal."""
-    return ((a * x + b) % p) % m
-
-
-def ids_of_ranks(rank_of_id: NDArray[Whole]) -> NDArray[Whole]:
-    """The inverse permutation: rank -> stable id, [rows], of the same type."""
-    ids = np.empty_like(rank_of_id)
-    ids[rank_of_id] = np.arange(rank_of_id.size)
-    return ids

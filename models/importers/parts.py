@@ -23,10 +23,11 @@ from models.bundle import Bundle, write_bundle
 from models.dlrm import DLRM, Architecture, DenseNet, dense_slots
 from models.embeddings.table import TableStage
 from models.encoder import Encoder
+from models.files import one_line
 from models.importers.checkpoint import Layer, Weights
 from models.interaction import Cross
 from models.representation import Representation
-from models.schema import Categorical, Dense, Label, Pooling, Schema, Split, one_line
+from models.schema import Categorical, Dense, Label, Pooling, Schema, Split
 from models.vocabulary import Vocabulary
 
 LABEL, SPLIT = "label", "split"

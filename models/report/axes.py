@@ -10,9 +10,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
-from models.comparison import F64
+from models.batch import F64
+from models.report.amounts import size
 from models.report.document import Entry
-from models.report.words import mflop, size
+from models.report.words import mflop
 
 CostName = Literal["bytes", "mflop"]
 FONT = 10.5

@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-F64 = NDArray[np.float64]
+from models.batch import F64
+
 Frame = tuple[float, float, float, float]
 
 STEP = 6.0

@@ -17,7 +17,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 
-from models.comparison import F64, LOWER_IS_BETTER, Bools, Metric, pareto
+from models.batch import F64
+from models.comparison import LOWER_IS_BETTER, Bools, Metric, pareto
 from models.report import labels
 from models.report.axes import COSTS, FONT, CostName, Theme, prepare
 from models.report.document import Document

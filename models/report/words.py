@@ -7,19 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from models.comparison import METRICS, Interval, Metric, verdict
+from models.report.amounts import size
 from models.report.document import Document, Entry
 
 NAMES: dict[Metric, str] = {"auc": "AUC", "log_loss": "log-loss", "accuracy": "accuracy"}
 MINUS = "\N{MINUS SIGN}"
-
-
-def size(count: float) -> str:
-    """Bytes in powers of 1,000: `13.9 MB`."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 999.5:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
 
 
 def mflop(flops: float) -> str:

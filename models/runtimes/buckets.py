@@ -28,6 +28,20 @@ def bucket(rows: int) -> int:
     return 1 << (rows - 1).bit_length()
 
 
+def plainly(net: ContextOnce, inputs: Inputs, device: torch.device, dtype: torch.dtype) -> F32:
+    """Probabilities, float32 [rows], of a batch computed as it is. dtype: of the net and of its products."""
+    dense_context, dense_candidate, context, candidate = (x.to(device, dtype) for x in inputs[:4])
+    row = None if inputs.context_row is None else inputs.context_row.to(device)
+    out = _probabilities(net, Inputs(dense_context, dense_candidate, context, candidate, row))
+    host: F32 = out.cpu().numpy()
+    return host
+
+
+def _probabilities(net: ContextOnce, inputs: Inputs) -> Tensor:
+    logits: Tensor = net(inputs)
+    return logits.float().sigmoid_()
+
+
 @dataclass(frozen=True, slots=True)
 class _Shape:
     """Memory of one shape, and what computes `out` from it. rows beyond a batch's hold earlier ones."""
@@ -79,13 +93,14 @@ class Buckets:
     def _computed(self, inputs: Inputs) -> F32:
         rows = inputs.candidate.shape[0]
         if not 0 < rows <= LARGEST:
-            return self._on_host(self._probabilities(self._moved(inputs)))
+            return plainly(self._net, inputs, self._device, self._dtype)
         shape = self._shape(inputs, rows)
         for memory, given in zip(shape.inputs, inputs, strict=True):
             if memory is not None and given is not None:
                 memory[: given.shape[0]].copy_(given, non_blocking=True)
         shape.replay()
-        return self._on_host(shape.out[:rows])
+        host: F32 = shape.out[:rows].to("cpu", copy=True).numpy()
+        return host
 
     def _shape(self, inputs: Inputs, rows: int) -> _Shape:
         contexts = None if inputs.context_row is None else bucket(inputs.context.shape[0])
@@ -105,31 +120,16 @@ class Buckets:
         memory = Inputs(dense_context, dense_candidate, context, candidate, row)
         if not self._capture:
             out = torch.empty(rows, device=self._device)
-            return _Shape(memory, out, lambda: out.copy_(self._probabilities(memory)))
+            return _Shape(memory, out, lambda: out.copy_(_probabilities(self._net, memory)))
         cuda: Any = torch.cuda
         ours, aside = cuda.current_stream(self._device), cuda.Stream(self._device)
         aside.wait_stream(ours)
         with cuda.stream(aside):
             # libraries choose and allocate on first use, which cannot be captured
             for _ in range(2):
-                self._probabilities(memory)
+                _probabilities(self._net, memory)
         ours.wait_stream(aside)
         graph = cuda.CUDAGraph()
         with cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            out = self._probabilities(memory)
+            out = _probabilities(self._net, memory)
         return _Shape(memory, out, graph.replay)
-
-    def _probabilities(self, inputs: Inputs) -> Tensor:
-        logits: Tensor = self._net(inputs)
-        return logits.float().sigmoid_()
-
-    def _moved(self, inputs: Inputs) -> Inputs:
-        dense_context, dense_candidate, context, candidate = (
-            x.to(self._device, self._dtype) for x in inputs[:4]
-        )
-        row = None if inputs.context_row is None else inputs.context_row.to(self._device)
-        return Inputs(dense_context, dense_candidate, context, candidate, row)
-
-    def _on_host(self, out: Tensor) -> F32:
-        host: F32 = out.to("cpu", copy=True).numpy()
-        return host

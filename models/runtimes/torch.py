@@ -15,7 +15,7 @@ from models.embeddings.tiers.stack import TierStack
 from models.embeddings.tiers.stage import open_stage
 from models.errors import RuntimeUnavailable
 from models.precision import DensePrecision
-from models.runtimes.buckets import Buckets
+from models.runtimes.buckets import Buckets, plainly
 from models.weights import Weights
 
 DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -59,16 +59,9 @@ class TorchRuntime:
 
     def dense(self, embedded: Inputs) -> F32:
         with torch.inference_mode():
-            return self._buckets(embedded) if self._buckets is not None else self._plain(embedded)
-
-    def _plain(self, embedded: Inputs) -> F32:
-        dense_context, dense_candidate, context, candidate = (
-            x.to(self._device, self._type) for x in embedded[:4]
-        )
-        row = None if embedded.context_row is None else embedded.context_row.to(self._device)
-        logits = self._net(Inputs(dense_context, dense_candidate, context, candidate, row))
-        out: F32 = logits.float().sigmoid_().cpu().numpy()
-        return out
+            if self._buckets is not None:
+                return self._buckets(embedded)
+            return plainly(self._net, embedded, self._device, self._type)
 
     def predict(self, batch: Batch) -> F32:
         return self.dense(self.embed(batch))

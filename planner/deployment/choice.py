@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.deployment.classes import F64, Level
+from models.batch import F64
+from planner.deployment.classes import Level
 from planner.deployment.occupancy import occupied
 from planner.deployment.option import Option
 from planner.deployment.problem import Problem

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
-from numpy.typing import NDArray
 
+from models.batch import F64
 from planner.traffic import (
     DEEPRECSYS_MEAN,
     DEEPRECSYS_SIGMA,
@@ -23,8 +23,6 @@ from planner.traffic import (
     Sizes,
     Traffic,
 )
-
-F64 = NDArray[np.float64]
 
 EDGES = (0.0, 0.1, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999, 1.0)
 """Quantiles between classes: finer where queries are large, for those decide what a path can promise."""

@@ -5,9 +5,10 @@ A `Plan` in, the lines of a page out, for a terminal. Everything on it stands in
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from planner.deployment.amounts import percent, rate, size
+from models.report.aligned import aligned
+from models.report.amounts import percent, rate, size
 from planner.expected import Bound, Expected
 from planner.placed import Placement
 from planner.plan import Plan
@@ -43,18 +44,6 @@ def page(plan: Plan) -> list[str]:
         f"a queue of up to {limits.max_queued_rows:,} rows",
     ]
     return lines[1:] if expected is None else lines
-
-
-def table(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
-    """Aligned columns, the first `left` to the left and the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if i < left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
 
 
 def traffic_words(traffic: Traffic) -> str:
@@ -113,7 +102,7 @@ def _paths(plan: Plan) -> list[str]:
         rows.append(
             [p.path, share, f"{p.accuracy:.5f}", f"{p.largest_rows:,} rows", f"{p.batch_rows:,} rows", lies]
         )
-    lines = table(rows)
+    lines = aligned(rows)
     if any(len(p.bytes) > 1 for p in where.values()):
         lines.append("(in brackets: share of the look-ups that find their row there)")
     return lines
@@ -126,7 +115,7 @@ def _devices(plan: Plan, e: Expected) -> list[str]:
         name = "front" if d.device == "front" else f"{d.device} ({kinds[d.device]})"
         worth = f"{rate(d.price)} correct/s" if d.price > TELLING else "nothing"
         rows.append([name, str(d.lanes), percent(min(d.load, 1.0)) if d.load < 1 - 1e-6 else "full", worth])
-    return table(rows)
+    return aligned(rows)
 
 
 def _memory(placement: Placement) -> list[str]:
@@ -146,7 +135,7 @@ def _memory(placement: Placement) -> list[str]:
         cache = (m.cache_bytes,) if pages else ()
         parts = (m.used_bytes, m.budget_bytes, m.rows_bytes, *cache, m.fixed_bytes, m.working_bytes)
         rows.append([m.place, *(size(n) for n in parts)])
-    return table(rows)
+    return aligned(rows)
 
 
 def _bounds(e: Expected) -> Iterator[str]:

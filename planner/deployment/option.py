@@ -18,9 +18,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from models.batch import F64
 from models.embeddings.tiers.budget import CACHED
 from planner.deployment.ask import Ask
-from planner.deployment.classes import F64, SizeClass
+from planner.deployment.classes import SizeClass
 from planner.deployment.residency import Residency, Tables
 from planner.deployment.tier import NOTHING_MISSING, P99, PAGE, Missing, tier_below
 from planner.devices import Device, Machine

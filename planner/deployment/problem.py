@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from models.batch import F64
 from planner.deployment.ask import Ask
-from planner.deployment.classes import F64, Level, SizeClass, load_levels, size_classes
+from planner.deployment.classes import Level, SizeClass, load_levels, size_classes
 from planner.deployment.option import Costing, Lanes, Option, headroom
 from planner.deployment.residency import Residency, Tables, residencies
 from planner.deployment.tier import tier_below

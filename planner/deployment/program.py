@@ -12,8 +12,8 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 from scipy.sparse import csr_array
 
+from models.batch import F64
 from models.errors import PolyrecError
-from planner.deployment.classes import F64
 from planner.deployment.option import Option
 from planner.deployment.problem import Problem
 

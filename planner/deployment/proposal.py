@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from models.errors import BundleError
-from planner.deployment.amounts import ms, size
+from models.report.amounts import ms, size
 from planner.deployment.ask import Ask
 from planner.deployment.choice import TIME_LIMIT_S, Choice, choose, shared, with_reserve
 from planner.deployment.placement import filled, place

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.deployment.amounts import size
+from models.report.amounts import size
 from planner.deployment.ask import Ask
 from planner.deployment.choice import Choice, choose, timeless, without
 from planner.deployment.problem import Problem

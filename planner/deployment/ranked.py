@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
-F64 = NDArray[np.float64]
-I64 = NDArray[np.int64]
+from models.batch import F64, I64
 
 
 @dataclass(frozen=True, eq=False)

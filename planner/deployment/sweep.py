@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
 
-from planner.deployment.amounts import percent, rate, size
+from models.report.aligned import aligned
+from models.report.amounts import percent, rate, size
 from planner.deployment.ask import Ask
-from planner.deployment.explain import table
 from planner.deployment.program import PlanImpossible
 from planner.deployment.proposal import propose
 from planner.deployment.residency import Tables
@@ -172,5 +172,5 @@ def lines(points: Iterable[Point], axes: Sequence[Axis]) -> list[str]:
         )
         rows.append([*cells, *figures, *cost, p.bound, paths])
     words = [row[-2:] for row in rows]
-    left = table([row[:-2] for row in rows], left=0)
-    return [f"{a}  {b}".rstrip() for a, b in zip(left, table(words, left=2), strict=True)]
+    left = aligned([row[:-2] for row in rows], left=0)
+    return [f"{a}  {b}".rstrip() for a, b in zip(left, aligned(words, left=2), strict=True)]

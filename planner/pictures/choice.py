@@ -11,9 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.patches import Patch
 
+from models.batch import F64
+from models.report.amounts import percent
 from models.report.axes import FONT, LIGHT
-from planner.deployment.amounts import percent
-from planner.deployment.classes import F64
 from planner.deployment.explain import traffic_words
 from planner.deployment.option import Option
 from planner.deployment.problem import Problem

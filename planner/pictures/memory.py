@@ -5,8 +5,8 @@ from __future__ import annotations
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
+from models.report.amounts import percent, size
 from models.report.axes import FONT, LIGHT
-from planner.deployment.amounts import percent, size
 from planner.pictures.paper import colour, figure, plain, png
 from planner.placed import MemoryUse, Placement
 from planner.plan import Plan, PlanError

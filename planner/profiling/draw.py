@@ -19,7 +19,7 @@ from models.batch import I64, Batch
 from models.encoder import Encoder, Standard
 from models.popularity import lookups_counted
 from models.schema import ROLES, Categorical, Dense, Role, Schema
-from models.vocabulary import Vocabulary
+from models.vocabulary import Vocabulary, ids_of_ranks
 
 Columns = dict[str, list[Any]]
 
@@ -109,7 +109,7 @@ class _Values:
             counts[v.rank_of_id[: v.size]] = 1.0
         self._ends = np.cumsum(counts)
         self._ends /= self._ends[-1]
-        self._id_of_rank = np.argsort(v.rank_of_id)
+        self._id_of_rank = ids_of_ranks(v.rank_of_id)
         self._unknown: str | int = "(never seen)" if v.type == "string" else -1
 
     def __call__(self, count: int, random: np.random.Generator) -> list[Any]:

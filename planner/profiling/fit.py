@@ -17,12 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from models.batch import F64
 from planner.latency import LatencyModel
 from planner.profile import FitError, Point
-
-F64 = NDArray[np.float64]
 
 ENOUGH = 500
 """Samples that a 99th percentile should have: so many that five of them lie beyond it."""

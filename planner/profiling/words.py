@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from models.report.aligned import aligned
+from models.report.amounts import size
 from planner.devices import Device, Machine
 from planner.profile import PathProfile, Profile
 
@@ -63,13 +65,7 @@ def lines(profile: Profile) -> list[str]:
                 *cells,
             ]
         )
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    made += ["", "median / 99th percentile of one batch, ms"]
-    for cells in table:
-        parts = [
-            c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))
-        ]
-        made.append("  ".join(parts))
+    made += ["", "median / 99th percentile of one batch, ms", *aligned(table)]
     made += [f"* {note}" for note in dict.fromkeys(p.note for p in profile.paths if p.note)]
     made += _errors(profile.paths)
     if profile.front is not None:
@@ -94,14 +90,3 @@ def _errors(paths: tuple[PathProfile, ...]) -> list[str]:
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.3g}"
-
-
-def size(count: float, base: int = 1000) -> str:
-    """Bytes in words, three digits."""
-    infix = "i" if base == 1024 else ""
-    for prefix in ("", "K", "M", "G", "T"):
-        if count < base or prefix == "T":
-            unit = f"{prefix}{infix if prefix else ''}B"
-            return f"{count:.0f} {unit}" if count >= 100 or not prefix else f"{count:.3g} {unit}"
-        count /= base
-    raise AssertionError

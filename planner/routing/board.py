@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from planner.plan import Limits, Routing
 from planner.routing.caution import Caution
-from planner.routing.curve import Curve
+from planner.routing.curve import Curve, in_batches
 from planner.routing.front import Front
 from planner.routing.lane import LaneSpec, LaneState
 from planner.routing.observed import Observed
@@ -278,11 +278,8 @@ class Board:
                 p = next((p for p in lane.paths if self.paths[p].value >= self.best), -1)
                 if p < 0:
                     continue
-            tail = self.paths[p].curve.tail
             parts = min(lanes[lane.device], max(1, rows // lane.merge[p]))
-            share = -(-rows // parts)
-            turns, rest = divmod(share, lane.most[p])
-            seconds = turns * tail[lane.most[p]] + (tail[rest] if rest else 0.0)
+            seconds = in_batches(self.paths[p].curve.tail, -(-rows // parts), lane.most[p])
             best = min(best, seconds * lane.correction.tail[p])
         return best
 

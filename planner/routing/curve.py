@@ -7,6 +7,7 @@ which batch sizes pay.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from math import exp, log
 
 import numpy as np
@@ -46,6 +47,12 @@ class Curve:
     def rows_safe_within(self, seconds: float) -> int:
         """The most rows whose tail is at most `seconds`; 0 if even one row takes longer."""
         return max(0, bisect_right(self.tail, seconds) - 1)
+
+
+def in_batches(seconds: Sequence[float], rows: int, most: int) -> float:
+    """Seconds of `rows` rows in batches of `most` one after another and the rest; seconds: by rows."""
+    turns, rest = divmod(rows, most)
+    return turns * seconds[most] + (seconds[rest] if rest else 0.0)
 
 
 def _table(knots: tuple[int, ...], seconds: tuple[float, ...], rows: int) -> list[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from planner.routing.board import Board
+from planner.routing.curve import in_batches
 from planner.routing.lane import LaneState
 from planner.routing.policy import Policy
 from planner.routing.query import Query
@@ -134,9 +135,7 @@ def _candidate(
 
 def _seconds(board: Board, lane: LaneState, path: int, rows: int) -> float:
     """Seconds at the tail on one lane, in batches as large as it takes."""
-    tail = board.paths[path].curve.tail
-    turns, rest = divmod(rows, lane.most[path])
-    return (turns * tail[lane.most[path]] + (tail[rest] if rest else 0.0)) * lane.correction.tail[path]
+    return in_batches(board.paths[path].curve.tail, rows, lane.most[path]) * lane.correction.tail[path]
 
 
 def _latencies(board: Board, path: int) -> dict[str, float]:

@@ -22,13 +22,12 @@ from numpy.typing import NDArray
 from scipy.optimize import linprog
 from scipy.sparse import coo_array
 
+from models.batch import F64, I64
 from planner.plan import Limits
 from planner.routing.curve import Curve
 from planner.routing.lane import LaneSpec
 from planner.routing.path import PathSpec
 
-F64 = NDArray[np.float64]
-I64 = NDArray[np.int64]
 BINS_A_BUDGET = 4
 SIZES = 32
 """Batch sizes at which a row's least cost is looked at; between them the next larger batch is allowed."""

@@ -8,14 +8,13 @@ slow. `loadtest.calibration` measures each of these.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from models.errors import PolyrecError
-from models.schema import Strict, one_line
+from models.files import Strict, read_json, validated
 from planner.plan import PathName, Plan
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -63,25 +62,16 @@ class Costs(Strict):
     batches: dict[PathName, BatchCost] = Field(default_factory=dict)
 
 
-def planned_costs(plan: Plan) -> Costs:
-    """What a plan itself says, which is what a query costs the front."""
-    return Costs(query_s=plan.routing.query_s, row_s=plan.routing.row_s)
-
-
 def load_costs(file: str | Path, plan: Plan) -> Costs:
     """Reads what `python -m loadtest.calibration` wrote. Raises CostsError, in one line."""
+    what = f"costs '{file}'"
     try:
-        costs = Costs.model_validate(json.loads(Path(file).read_text(encoding="utf-8")))
+        raw = read_json(Path(file), what, CostsError)
     except FileNotFoundError:
         raise CostsError(
             f"no costs '{file}'; measure them: python -m loadtest.calibration PLAN --out {file}"
         ) from None
-    except (OSError, UnicodeDecodeError) as e:
-        raise CostsError(f"cannot read costs '{file}': {e}") from None
-    except ValidationError as e:
-        raise CostsError(f"costs '{file}': {one_line(e)}") from None
-    except (json.JSONDecodeError, RecursionError) as e:
-        raise CostsError(f"costs '{file}' is not JSON: {e}") from None
+    costs = validated(Costs, raw, what, CostsError)
     lacking = [p.name for p in plan.paths if p.name not in costs.batches]
     if lacking:
         raise CostsError(

@@ -7,10 +7,8 @@ from enum import IntEnum
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-F64 = NDArray[np.float64]
-I64 = NDArray[np.int64]
+from models.batch import F64, I64
 
 
 class Status(IntEnum):

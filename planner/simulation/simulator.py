@@ -18,6 +18,7 @@ from math import exp, log
 import numpy as np
 from numpy.typing import NDArray
 
+from models.batch import F64, I64
 from planner.plan import Limits, Plan, PlanError, Routing
 from planner.routing.board import Board
 from planner.routing.curve import TAIL_DEVIATIONS
@@ -27,7 +28,7 @@ from planner.routing.query import Dispatch, Query
 from planner.routing.router import Router
 from planner.simulation.costs import ASKING, BatchCost, Costs
 from planner.simulation.faults import Fault
-from planner.simulation.outcomes import F64, I64, Outcomes, Status
+from planner.simulation.outcomes import Outcomes, Status
 
 TICK_S = 0.1
 TOLD_EVERY = 4096

@@ -25,7 +25,7 @@ from starlette.routing import Route
 
 from models.bundle import Bundle
 from models.errors import PolyrecError
-from models.schema import Strict, one_line
+from models.files import Strict, one_line
 from planner.plan import PathName, Plan, Policy, load_plan
 from server.background import in_thread
 from server.engine import Engine, State

@@ -25,7 +25,7 @@ from starlette.routing import Route
 from models.batch import I64
 from models.embeddings.tiers.stack import TierStack
 from models.embeddings.tiers.update import TableUpdate, UpdateError, apply_update, load_update
-from models.schema import Strict, one_line
+from models.files import Strict, one_line
 from models.vocabulary import Vocabulary
 from server.background import in_thread
 from server.errors import Invalid, Malformed, RequestError

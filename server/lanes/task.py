@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from models.files import Strict
 from models.precision import DensePrecision
 from models.runtimes import open_runtime
 from models.runtimes.runtime import Runtime
-from models.schema import Strict
 from models.weights import open_weights
 from server.lanes.warm import warm_up
 

@@ -1,17 +1,14 @@
 from __future__ import annotations
 
 import json
-from itertools import islice, pairwise
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from loadtest.connection import LoadError
-from loadtest.queries import UNGROUPED_ROWS, Queries, Request, read_rows, rotation
+from loadtest.queries import UNGROUPED_ROWS, Queries, read_rows
 from models.bundle import Bundle
 from models.schema import Schema, load_schema
 
@@ -66,18 +63,6 @@ def test_the_same_query_is_smaller_with_its_context_once(data: pa.Table, bundle:
     query = queries[0]
     for once, repeated in ((queries.rank, queries.predict), (queries.infer_ranking, queries.infer)):
         assert len(once(query)[0]) < len(repeated(query)[0])
-
-
-@given(st.lists(st.sampled_from([b"a", b"b", b"c"]), max_size=8))
-def test_no_request_follows_itself(bodies: list[bytes]) -> None:
-    requests: list[Request] = [(body, {}) for body in bodies]
-    if len(set(bodies)) < 2:
-        with pytest.raises(LoadError, match="two different"):
-            rotation(requests)
-        return
-    sent = [body for body, _ in islice(rotation(requests), 30)]
-    assert all(a != b for a, b in pairwise(sent))
-    assert set(sent) == set(bodies)
 
 
 def test_no_rows_are_refused(data: pa.Table) -> None:

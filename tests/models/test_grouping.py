@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from models.distinct import Column, Jagged
 from models.features import deduplicate
-from models.grouping import INDEX_BYTES, Names, Repeats, choose, dedup_factor
+from models.grouping import INDEX_BYTES, Names, Repeats, choose
 
 ROWS = 400
 
@@ -95,6 +95,17 @@ def test_the_choice_is_a_function_of_bytes_alone() -> None:
     assert choose(plain, together, least_saved=50) == (("a", "b"),)
     assert choose(plain, together, least_saved=500) == ()
     assert choose({}, together) == ()
+
+
+def dedup_factor(rows_per_session: float, unchanged: float) -> float:
+    """RecD's estimate of (rows / distinct rows) of a feature in a batch.
+
+    rows_per_session: S, how many of the batch's rows belong to one session. unchanged: d, the chance
+    that a value is that of the session's row before. A session brings one new value and then one with
+    chance 1 - d in each of its S - 1 other rows: 1 + (S - 1)(1 - d) = S (1 - d (S - 1) / S) in S rows.
+    """
+    s = rows_per_session
+    return 1.0 / (1.0 - unchanged * (s - 1.0) / s)
 
 
 @pytest.mark.parametrize(("session", "unchanged"), [(5, 0.9), (20, 0.95), (20, 0.5), (1, 0.99), (50, 0.0)])

@@ -22,7 +22,8 @@ def test_a_bundles_test_metrics_are_those_of_its_own_predictions(bundle: Bundle,
     reader = open_data(clicks, schema)
     with encode(reader, bundle.encoder, split_of(reader, schema), (TEST,)) as data:
         quality = evaluate(predict_rows(open_runtime("torch", bundle), data), data.label, data.group)
-    assert quality.as_dict() == pytest.approx(bundle.manifest.metrics["test"])
+    # one pair of rows whose scores differ in the last bit alone, and AUC moves by 1 / (clicks * others)
+    assert quality.as_dict() == pytest.approx(bundle.manifest.metrics["test"], rel=1e-4)
 
 
 def test_refit_learns_the_vocabulary_of_the_validation_rows_too(clicks: Path, tmp_path: Path) -> None:
@@ -52,7 +53,7 @@ def test_shipped_recipes_load_and_belong_to_their_schema(name: str) -> None:
         ("recipe: {epochs: 0}", "recipe.epochs"),
         ("recipe: {epoch: 1}", "recipe.epoch"),
         ("architecture: {interaction: sum}", "architecture.interaction"),
-        ("[", "cannot be read"),
+        ("[", "is not YAML"),
     ],
 )
 def test_a_bad_recipe_is_named_in_one_line(tmp_path: Path, text: str, reason: str) -> None:

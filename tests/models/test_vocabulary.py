@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.errors import FeatureError
-from models.vocabulary import Vocabulary
+from models.vocabulary import Vocabulary, ids_of_ranks
 
 Value = str | int | None
 Oov = Literal["row", "refuse"]
@@ -109,3 +109,8 @@ def test_ranks_that_are_no_permutation_are_refused() -> None:
         Vocabulary("t", "integer", 1, np.array([0, 0, 2]), np.zeros(3, np.int64))
     with pytest.raises(ValueError, match="3 rows, 2 ranks"):
         Vocabulary("t", "integer", 1, np.array([0, 1]), np.zeros(2, np.int64))
+
+
+def test_ids_of_ranks_inverts_the_permutation() -> None:
+    rank_of_id = np.random.default_rng(0).permutation(50)
+    np.testing.assert_array_equal(ids_of_ranks(rank_of_id)[rank_of_id], np.arange(50))

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.arrivals import arrival_times, rate_at
+from planner.arrivals import arrival_times
 from planner.traffic import Arrivals, TrafficError
 
 ALL = [
@@ -45,6 +45,15 @@ def test_bursts_make_counts_vary_more_than_poisson():
     steady, bursty = (c.var() / c.mean() for c in counts)
     assert steady < 1.6
     assert bursty > 5 * steady
+
+
+def rate_at(arrivals, rate, times):
+    """Queries a second expected at `times`."""
+    if arrivals.kind == "diurnal":
+        swing = 1 - 1 / arrivals.factor
+        return rate * (1 - swing * np.cos(2 * np.pi * times / arrivals.period_s))
+    inside = (times >= arrivals.start_s) & (times < arrivals.start_s + arrivals.burst_s)
+    return rate * np.where(inside, arrivals.factor, 1.0)
 
 
 @pytest.mark.parametrize("arrivals", ALL[2:], ids=lambda a: a.kind)

@@ -65,7 +65,7 @@ def test_malformed_files_are_told_in_one_line(tmp_path, content):
 def test_a_file_that_is_not_json_is_told_so(tmp_path):
     file = tmp_path / "t.json"
     file.write_text("{")
-    with pytest.raises(TrafficError, match="malformed"):
+    with pytest.raises(TrafficError, match="is not JSON"):
         parse_traffic(file)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from planner.profile import Profile, load_profile
 from planner.profiling.picture import draw
-from planner.profiling.words import lines, machine_lines, size
+from planner.profiling.words import lines, machine_lines
 from polyrec.cli import main
 
 QUICK = ("--seconds", "0.15", "--max-rows", "32", "--precisions", "fp32", "--no-front")
@@ -160,14 +160,6 @@ def test_a_profile_in_words_has_every_path_and_what_was_assumed(profile: Profile
     assert "23 rows" in text
     assert "4096 rows" not in text
     assert any("executes with" in line for line in machine_lines(profile.machine))
-
-
-@pytest.mark.parametrize(
-    ("count", "base", "words"),
-    [(0, 1000, "0 B"), (999, 1000, "999 B"), (25_276_502_016, 1000, "25.3 GB"), (32 * 2**20, 1024, "32 MiB")],
-)
-def test_bytes_are_read_easily(count: int, base: int, words: str) -> None:
-    assert size(count, base) == words
 
 
 def test_devices_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

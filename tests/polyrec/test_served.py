@@ -16,8 +16,8 @@ import tritonclient.http as triton
 from models.bundle import Bundle, load_bundle
 from models.data.reader import open_data
 from models.data.split import TEST, split_of
-from models.embeddings.hashing import ids_of_ranks
 from models.schema import load_schema
+from models.vocabulary import ids_of_ranks
 from polyrec.cli import main
 from server.running import start
 

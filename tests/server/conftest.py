@@ -11,19 +11,28 @@ from typing import Any
 
 import httpx
 import numpy as np
+import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 
+from loadtest.pages import Samples
 from models.batch import F32
-from models.bundle import Bundle
+from models.bundle import Bundle, load_bundle
+from models.data.reader import open_data
+from models.dlrm import Architecture
+from models.learning import Learner, Training
 from models.runtimes import open_runtime
-from models.schema import Schema
+from models.schema import Schema, load_schema
+from models.training import Recipe
+from models.vocabulary import ids_of_ranks
 from planner.plan import Plan, single_path_plan
 from server.engine import Engine
+from server.http.admin import Admin
 from server.http.app import create_app
 from server.running import Child, start
+from tests.server.placing import TOKEN
 
 Row = dict[str, Any]
 Arrays = dict[str, NDArray[Any]]
@@ -83,7 +92,7 @@ def offline(bundle: Bundle) -> Callable[[Request], F32]:
 @pytest.fixture(scope="session")
 def tensors(bundle: Bundle) -> Callable[[Request], Arrays]:
     """A request as the tensors of the inference protocol."""
-    id_of_rank = {t: np.argsort(v.rank_of_id) for t, v in bundle.encoder.vocabularies.items()}
+    id_of_rank = {t: ids_of_ranks(v.rank_of_id) for t, v in bundle.encoder.vocabularies.items()}
 
     def of(request: Request) -> Arrays:
         schema, encoder = bundle.manifest.schema_, bundle.encoder
@@ -135,6 +144,16 @@ class Client:
     def post(self, path: str, content: bytes, headers: Mapping[str, str] | None = None) -> httpx.Response:
         return self.send("POST", path, content=content, headers=dict(headers or {}))
 
+    def predict(self, request: Request) -> Any:
+        """The answer to a prediction of its rows, JSON."""
+        answer = self.post("/v1/predict", orjson.dumps({"columns": request.columns}))
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of the series of that name which carry `labels`."""
+        return Samples(self.send("GET", "/metrics").text).total(name, **labels)
+
     def together(self, calls: list[tuple[str, str, dict[str, Any]]]) -> list[httpx.Response]:
         """All at once."""
 
@@ -152,6 +171,57 @@ def client(engine: Engine) -> Iterator[Client]:
     """The application of `engine`."""
     with asyncio.Runner() as runner:
         yield Client(runner, create_app(engine))
+
+
+@pytest.fixture
+def opened() -> Iterator[Callable[[Plan], Engine]]:
+    """Engines of any plans."""
+    engines: list[Engine] = []
+
+    def open_engine(plan: Plan) -> Engine:
+        engine = Engine()
+        engine.load(plan)
+        engines.append(engine)
+        return engine
+
+    yield open_engine
+    for engine in engines:
+        engine.close()
+
+
+@pytest.fixture
+def asked(client: Client, opened: Callable[[Plan], Engine]) -> Callable[[Plan], Client]:
+    """A client of an engine of that plan, which can be administered."""
+
+    def ask(plan: Plan) -> Client:
+        engine = opened(plan)
+        return Client(client.runner, create_app(engine, Admin(engine, TOKEN)))
+
+    return ask
+
+
+@pytest.fixture(scope="session")
+def paged(clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """A bundle with rows so long that its few hundred fill pages of a disk."""
+    schema = load_schema("trivago")
+    training = Training(
+        architecture=Architecture(width=64, bottom=(16,), top=(32,)),
+        recipe=Recipe(epochs=1, batch_rows=256, hide=0.5, hide_from_rows=100),
+    )
+    folder = tmp_path_factory.mktemp("placed") / "table"
+    return load_bundle(Learner(open_data(clicks, schema), schema, training).learn(folder).path)
+
+
+@pytest.fixture(scope="session")
+def whole(paged: Bundle) -> Callable[[Request], F32]:
+    """What `paged` predicts with all rows in memory, by the runtime of placed plans: one whose products
+    do not depend, in the last bit, on where in memory their factors lie."""
+    runtime = open_runtime("onnx", paged)
+
+    def predict(request: Request) -> F32:
+        return runtime.predict(paged.encoder.from_arrow(request.table.combine_chunks().to_batches()[0]))
+
+    return predict
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,9 @@ from typing import Any
 from models.bundle import Bundle
 from planner.plan import Plan
 
+TOKEN = "a token of sixteen and more"
+ALLOWED = {"authorization": f"Bearer {TOKEN}"}
+
 Cut = Callable[[int], dict[str, int]]
 
 

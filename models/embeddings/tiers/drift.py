@@ -17,15 +17,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from models.batch import I64
-from models.embeddings.hashing import ids_of_ranks
+from models.batch import F32, I64
 from models.embeddings.tiers.layout import DEVICE, DISK, HOST
 from models.embeddings.tiers.stack import TierStack
 from models.embeddings.tiers.view import View
 from models.encoder import Encoder
-from models.vocabulary import Vocabulary
-
-F32 = NDArray[np.float32]
+from models.vocabulary import Vocabulary, ids_of_ranks
 
 ROWS_AT_ONCE = 8192
 

@@ -33,6 +33,7 @@ from models.embeddings.tiers.layout import DEVICE, HOST
 from models.embeddings.tiers.stack import Places, TierStack
 from models.embeddings.tiers.view import View
 from models.embeddings.tiers.ways import COPIED, DIRECT, Ways
+from models.transfer import on_device
 
 PLANNED = 4096
 """Look-ups from which on it is quicker to tell the device all rows than where they lie."""
@@ -276,9 +277,9 @@ class FusedLookups:
     def _there(self, slots: Slots, codes: I64, *which: I64) -> _There:
         """What the kernel reads besides rows, on the device: one copy from pinned memory."""
         parts = [codes, *([] if slots.offsets is None else [slots.offsets]), *which]
-        scale = None if slots.scale is None else torch.from_numpy(slots.scale)
+        device = self._hot.device
+        scale = None if slots.scale is None else on_device(slots.scale, device)
         if self._cuda:
-            device = self._hot.device
             # each part begins on 16 bytes: the kernel is compiled once, for pointers that do
             starts = np.cumsum([0, *(p.size + p.size % 2 for p in parts)]).tolist()
             packed = torch.empty(starts[-1], dtype=torch.int64, pin_memory=True)
@@ -286,7 +287,6 @@ class FusedLookups:
                 packed.numpy()[start : start + part.size] = part
             there = packed.to(device, non_blocking=True)
             tensors = [there[start : start + part.size] for start, part in zip(starts, parts, strict=False)]
-            scale = None if scale is None else scale.pin_memory().to(device, non_blocking=True)
         else:
             tensors = [torch.from_numpy(p) for p in parts]
         offsets = None if slots.offsets is None else tensors[1]

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from models.batch import I64
-from models.embeddings.hashing import ids_of_ranks
 from models.embeddings.tiers.disk import DiskTier, pages_of, write_pages
 from models.embeddings.tiers.form import RowForm
 from models.embeddings.tiers.layout import DEVICE, DISK, HOST, REMOTE, Layout
@@ -23,7 +22,7 @@ from models.embeddings.tiers.slab import Bytes, Slab
 from models.embeddings.tiers.stack import Tiers, TierStack
 from models.encoder import Encoder
 from models.errors import RuntimeUnavailable
-from models.vocabulary import Vocabulary
+from models.vocabulary import Vocabulary, ids_of_ranks
 
 ROWS_AT_ONCE = 1 << 16
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from models.schema import Strict
+from models.files import Strict
 
 PAGE_BYTES = 4096
 """What disks and memory are organised in; longer rows take several."""

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from models.batch import I64
 from models.embeddings.tiers.slab import Bytes
 
-NIL = b"$-1\r\n"
 DIGITS = 12
 """Of an id in a key, zero-padded."""
 

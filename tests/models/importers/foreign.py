@@ -11,11 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-F64 = NDArray[np.float64]
-I64 = NDArray[np.int64]
+from models.batch import F64, I64
+
 State = dict[str, Tensor]
 
 SPARSE = "sparse_arch.embedding_bag_collection.embedding_bags"

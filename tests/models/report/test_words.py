@@ -7,17 +7,9 @@ import pytest
 
 from models.comparison import Interval
 from models.report.document import Document
-from models.report.words import columns, difference, findings, listed, mflop, number, size
+from models.report.words import columns, difference, findings, listed, mflop, number
 
 Make = Callable[..., Document]
-
-
-@pytest.mark.parametrize(
-    ("count", "said"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (999_600, "1 MB"), (13_940_000, "13.9 MB"), (2e12, "2 TB")],
-)
-def test_sizes_are_in_powers_of_a_thousand(count: float, said: str) -> None:
-    assert size(count) == said
 
 
 def test_numbers_are_short_and_what_is_not_defined_is_a_dash() -> None:

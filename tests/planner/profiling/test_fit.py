@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from models.batch import F64
 from planner.latency import LatencyModel
 from planner.profile import Point
-from planner.profiling.fit import F64, Size, fit, fit_error, isotonic, knots, points, tail_ratio
+from planner.profiling.fit import Size, fit, fit_error, isotonic, knots, points, tail_ratio
 
 seconds = st.floats(1e-6, 1.0)
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.latency import LatencyModel
-from planner.routing.curve import Curve
+from planner.routing.curve import Curve, in_batches
 from tests.planner.routing.worlds import line
 
 
@@ -42,3 +42,8 @@ def test_merging_pays_until_the_fixed_cost_is_spread():
 def test_merging_does_not_pay_where_cost_is_by_the_row():
     model = LatencyModel(rows=(1, 2), median_s=(1e-5, 2e-5), tail_s=(1e-5, 2e-5))
     assert Curve(model, 100).efficient_rows == 1
+
+
+def test_rows_beyond_a_batch_take_further_ones():
+    seconds = [1.0, 1.0, 1.5, 2.0]
+    assert [in_batches(seconds, rows, 3) for rows in (1, 3, 4, 8)] == [1.0, 2.0, 3.0, 5.5]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from planner.deployment.amounts import ms, percent, rate, size
+from models.report.amounts import ms, percent, rate, size
 
 
 @pytest.mark.parametrize(
@@ -16,10 +16,19 @@ def test_a_share_is_not_rounded_to_all_or_nothing(share: float, words: str) -> N
 
 @pytest.mark.parametrize(
     ("count", "words"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (13.9e6, "13.9 MB"), (2.16e12, "2.16 TB")],
-)
+    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (999_600, "1 MB"), (13.94e6, "13.9 MB"),
+     (25_276_502_016, "25.3 GB"), (2.16e12, "2.16 TB"), (-5e15, "-5000 TB")],
+)  # fmt: skip
 def test_bytes_are_in_powers_of_a_thousand(count: float, words: str) -> None:
     assert size(count) == words
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [(1000, "1000 B"), (1024, "1 KiB"), (1000 * 2**10, "1000 KiB"), (32 * 2**20, "32 MiB"), (2**41, "2 TiB")],
+)
+def test_bytes_of_caches_are_in_powers_of_1024(count: float, words: str) -> None:
+    assert size(count, 1024) == words
 
 
 @pytest.mark.parametrize(

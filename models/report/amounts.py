@@ -1,15 +1,18 @@
-"""Amounts in words: bytes, rates, times, shares, the same in every line that the planner prints."""
+"""Amounts in words: bytes, rates, times, shares, the same in every line that Polyrec prints."""
 
 from __future__ import annotations
 
+from typing import Literal
 
-def size(count: float) -> str:
-    """Bytes in powers of 1,000: `13.9 MB`."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 999.5:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
+
+def size(count: float, base: Literal[1000, 1024] = 1000) -> str:
+    """Bytes in powers of `base`, three digits: `13.9 MB`, `32 MiB`."""
+    units = ("B", "kB", "MB", "GB", "TB") if base == 1000 else ("B", "KiB", "MiB", "GiB", "TiB")
+    power = 0
+    while abs(count) >= base - 0.5 and power < len(units) - 1:
+        count, power = count / base, power + 1
+    unit = units[power]
+    return f"{count:.0f} {unit}" if abs(count) >= 100 else f"{count:.3g} {unit}"
 
 
 def rate(per_s: float) -> str:

@@ -1,0 +1,95 @@
+"""Files: read as typed models, each mistake one line that names the file, the key and the offence; and
+written whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from models.errors import PolyrecError
+
+
+class Strict(BaseModel):
+    """Base of every file format of Polyrec: frozen, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def read_json(file: Path, what: str, error: type[PolyrecError]) -> dict[str, Any]:
+    """A JSON object. what: in messages, like "plan 'plan.json'". Raises `error`, or FileNotFoundError."""
+    return _read(file, what, error, "JSON", "an object", json.loads)
+
+
+def read_yaml(file: Path, what: str, error: type[PolyrecError]) -> dict[str, Any]:
+    """As `read_json`, of a YAML file, which may be JSON."""
+    return _read(file, what, error, "YAML", "a mapping", yaml.safe_load)
+
+
+def _read(
+    file: Path, what: str, error: type[PolyrecError], form: str, whole: str, parse: Callable[[str], Any]
+) -> dict[str, Any]:
+    try:
+        raw = parse(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise
+    except (OSError, UnicodeDecodeError) as e:
+        raise error(f"cannot read {what}: {e}") from None
+    except (json.JSONDecodeError, yaml.YAMLError, RecursionError) as e:
+        raise error(f"{what} is not {form}: {' '.join(str(e).split())}") from None
+    if not isinstance(raw, dict):
+        raise error(f"{what}: the file must be {whole}, not {type(raw).__name__}")
+    return raw
+
+
+def validated(kind: type[Model], raw: object, what: str, error: type[PolyrecError]) -> Model:
+    """What was read, as its model. Raises `error`."""
+    try:
+        return kind.model_validate(raw)
+    except ValidationError as e:
+        raise error(f"{what}: {one_line(e)}") from None
+
+
+def one_line(error: ValidationError) -> str:
+    """The first offence of a pydantic error as `key: message`, for people."""
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    message = first["msg"].removeprefix("Value error, ")
+    return f"{where}: {message}" if where else message
+
+
+@contextmanager
+def whole(target: Path) -> Iterator[Path]:
+    """A place beside `target` for a file or a folder, which takes its name at the end; readers see all of it
+    or nothing of it. What stood there is replaced. On an error it stays, and what was written goes."""
+    partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
+    _remove(partial)
+    try:
+        yield partial
+        if target.is_dir():
+            old = target.with_name(f".{target.name}.old-{os.getpid()}")
+            target.rename(old)
+            partial.rename(target)
+            shutil.rmtree(old)
+        else:
+            partial.replace(target)
+    finally:
+        _remove(partial)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
