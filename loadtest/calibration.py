@@ -22,7 +22,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import exp, log
+from math import exp, inf, log
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +44,7 @@ from planner.latency import LatencyModel
 from planner.plan import Plan, load_plan
 from planner.routing.curve import TAIL_DEVIATIONS
 from planner.simulation.costs import ASKING, BatchCost, Costs
+from server.http.rounds import TICK_S
 
 CONNECTIONS = 8
 ROUNDS = 4
@@ -138,6 +139,7 @@ def calibrate(
         row_s=row_s,
         refuse_s=max(refused_s, 0.0),
         tick_s=(after.tick_s - before.tick_s) / max(after.ticks - before.ticks, 1),
+        kernel_tick_s=TICK_S if inf > TICK_S else 0.0,
         held_rate=held / core_s,
         held_s=waited_s / max(held, 1),
         batches=batches,

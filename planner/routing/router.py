@@ -51,7 +51,7 @@ class Router:
         self.policy.prepare(board)
         self._ticked_s = board.begun_s
         self._reading = False
-        self._read_s = 0.0
+        self._round_s = self._read_s = 0.0
         self.asking = list(range(len(self.lanes)))
         """The order in which free lanes ask: those on probation first, or the others leave them nothing."""
 
@@ -59,12 +59,13 @@ class Router:
         """Takes a query into the queue, or says why not and when it would fit.
 
         What is offered before the next `expire` is read in one round of the owner's loop, and nothing is
-        executed before its end: the round takes as long as reading what came since the first one arrived.
+        executed before its end: the round takes as long as reading what came since the earliest of them.
         """
         board = self.board
         if not self._reading:
             self._reading = True
-            self._read_s = now_s + (now_s - query.arrival_s) * board.front.busy
+            self._round_s = self._read_s = now_s
+        self._read_s = max(self._read_s, self._round_s + (self._round_s - query.arrival_s) * board.front.busy)
         queue = board.queue
         rows = query.rows
         board.observed.arrived(rows, query.deadline_s - query.arrival_s)

@@ -45,8 +45,9 @@ class Costs(Strict):
     between and flat beyond. turn_s: of the loop for each batch; after_s: the part of it that comes after the
     answers. query_s, row_s: reading, parsing, answering a query, and each of its rows. refuse_s: to answer,
     in place of the second half of that, that it is refused or too late; None: as an answer. tick_s: a turn of
-    the control loop. held_rate, held_s: how often a second at work others take the core from the loop, and
-    for how long, the mean. batches: by path; one that is missing takes what its profile says.
+    the control loop. kernel_tick_s: in which the kernel tells how long a request has waited; 0: not at all.
+    held_rate, held_s: how often a second at work others take the core from the loop, and for how long, the
+    mean. batches: by path; one that is missing takes what its profile says.
     """
 
     wake_s: Seconds = 0.0
@@ -57,6 +58,7 @@ class Costs(Strict):
     row_s: Seconds = 0.0
     refuse_s: Seconds | None = None
     tick_s: Seconds = 0.0
+    kernel_tick_s: Seconds = 0.0
     held_rate: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     held_s: Seconds = 0.0
     batches: dict[PathName, BatchCost] = Field(default_factory=dict)

@@ -192,6 +192,10 @@ class Simulator:
     def _read(self, i: int, since_s: float) -> None:
         """A request is read and offered. Its budget began at since_s, as far as the server can know."""
         costs = self._costs
+        tick_s = costs.kernel_tick_s
+        if tick_s and self._now_s - since_s > tick_s:
+            ticks = self._now_s // tick_s - self._arrival[i] // tick_s + 1
+            since_s = max(since_s, self._now_s - ticks * tick_s)
         rows = self._rows[i]
         self._spend((costs.query_s + costs.row_s * rows) * ASKING)
         query = Query(rows, since_s, since_s + self._budget[i], payload=i)

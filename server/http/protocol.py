@@ -11,6 +11,7 @@ endpoints do not become tasks of its ASGI application: `server/http/direct.py`.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -80,6 +81,7 @@ class Protocol(HttpToolsProtocol):
         self._late: asyncio.TimerHandle | None = None
         self._rounds = rounds_of(self.loop)
         self._arrived_s = 0.0
+        self._tcp: socket.socket | None = None
         self._hot = self.app.hot if isinstance(self.app, Application) else {}
         self._direct: Direct | None = None
         self._idle_s = 0.0
@@ -88,12 +90,15 @@ class Protocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         bare = cast(asyncio.Transport, transport)
         self.send = bare.write
+        connection = bare.get_extra_info("socket")
+        if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
+            self._tcp = connection
         self._idle_s = clock()
         super().connection_made(cast(asyncio.Transport, WholeAnswers(bare)))
 
     def data_received(self, data: bytes) -> None:
         self._idle_s = 0.0
-        self._arrived_s = self._rounds.arrived_s()
+        self._arrived_s = self._rounds.arrived_s(self._tcp)
         # Counted by what arrives, not by the parser's callbacks: those come only with a complete line.
         if self._in_headers:
             self._header_bytes += len(data)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
-from server.http.rounds import Rounds, clock, rounds_of
+from server.http.rounds import TICK_S, Rounds, clock, rounds_of
 
 
 def _busy() -> None:
@@ -82,6 +83,31 @@ def test_the_next_round_begins_where_the_last_one_did() -> None:
 
     first, between_s, second = asyncio.run(scene())
     assert first <= between_s <= second
+
+
+def test_what_the_kernel_had_for_a_shorter_time_has_not_waited_since_the_loop_looked() -> None:
+    """Data comes at a known moment of a long absence of the loop. The kernel's ticks may be off by one."""
+
+    async def scene(far: socket.socket, near: socket.socket) -> tuple[float, float, float, float]:
+        rounds = Rounds(asyncio.get_running_loop())
+        await _looked(rounds)
+        looked_s = clock()
+        while clock() - looked_s < 25 * TICK_S:  # not a sleep: that would be noticed
+            _busy()
+        sent_s = clock()
+        far.sendall(b"x")
+        begun_s = clock()
+        arrived_s = rounds.arrived_s(near)
+        return sent_s, arrived_s, clock() - begun_s, rounds.arrived_s()
+
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as far,
+        listener.accept()[0] as near,
+    ):
+        sent_s, arrived_s, took_s, looked_s = asyncio.run(scene(far, near))
+    assert looked_s <= sent_s - 25 * TICK_S
+    assert sent_s - 3 * TICK_S - took_s <= arrived_s <= sent_s + TICK_S
 
 
 def test_a_loop_has_one() -> None:
