@@ -30,7 +30,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from models.dlrm import DLRM, Architecture, DenseNet, dense_slots
-from models.embeddings.stage import Stage
+from models.embeddings.stage import PerBlock, Stage
 from models.encoder import Encoder, Standard
 from models.errors import BundleError, PolyrecError
 from models.files import Strict, validated, whole
@@ -107,11 +107,7 @@ class Bundle:
 
     def net(self) -> DenseNet:
         """A new dense net, ready to evaluate."""
-        stage = self.stage()
-        schema = self.manifest.schema_
-        net = DenseNet(self.manifest.architecture, dense_slots(schema), stage.slots)
-        net.load_state_dict(mapped(self.path / NET))
-        return net.eval()
+        return read_net(self.path, self.manifest, self.stage().slots)
 
     def model(self) -> DLRM:
         """A new model, ready to evaluate."""
@@ -214,6 +210,13 @@ def read_manifest(folder: Path) -> Manifest:
             f"bundle '{folder}': {MANIFEST} does not list {', '.join(sorted(missing)) or 'plain files'}"
         )
     return manifest
+
+
+def read_net(folder: Path, manifest: Manifest, slots: PerBlock) -> DenseNet:
+    """A bundle's dense net over vectors of so many slots, ready to evaluate."""
+    net = DenseNet(manifest.architecture, dense_slots(manifest.schema_), slots)
+    net.load_state_dict(mapped(folder / NET))
+    return net.eval()
 
 
 def code_version() -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from polyrec.flags import on_malformed
+
 HELP = "count how often each id is looked up, and keep the popularity order"
 EXAMPLE = "polyrec calibrate clicks.parquet --schema trivago --out clicks.calibration"
 
@@ -20,12 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="share of the training rows that make the order, in (0, 1]; default: all of them",
     )
     parser.add_argument("--seed", type=int, default=0, help="of the sample (default 0)")
-    parser.add_argument(
-        "--on-malformed",
-        choices=("fatal", "count"),
-        default="fatal",
-        help="stop at a malformed row, or leave it out and count it (default: fatal)",
-    )
+    on_malformed(parser)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 

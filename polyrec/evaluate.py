@@ -6,6 +6,8 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
+from polyrec.flags import on_malformed
+
 if TYPE_CHECKING:
     from models.predictions import Predictions
     from models.report.document import Document
@@ -40,9 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--predictions", help="also write probabilities to this .npy file: [rows], or [bundles, rows]"
     )
-    parser.add_argument(
-        "--on-malformed", choices=["fatal", "count"], default="fatal", help="what a malformed line does"
-    )
+    on_malformed(parser)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import os
 import signal
 import socket
@@ -39,8 +38,6 @@ from server.http.app import create_app
 from server.http.protocol import Protocol, close_idle
 from server.settings import Settings
 from server.tracing.tracer import open_tracer
-
-log = logging.getLogger("polyrec.server")
 
 KEEP_ALIVE_S = 75
 BACKLOG = 2048

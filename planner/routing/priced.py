@@ -10,6 +10,8 @@ from planner.routing.query import Query
 
 
 class Priced:
+    """Late binding by value and price (late.py), refusal by backlog (door.py)."""
+
     name = "priced"
     fifo = False
     learns = False
