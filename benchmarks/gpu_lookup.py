@@ -34,8 +34,7 @@ from benchmarks.gpu_model import WIDTH, Predict, World, predictions, ways
 from models.batch import Batch
 from models.embeddings.tiers.fused import slots_of
 from models.embeddings.tiers.kernels import PRECISIONS, available, sums
-from models.embeddings.tiers.layout import DEVICE
-from models.embeddings.tiers.stack import Places
+from models.embeddings.tiers.layout import DEVICE, Places
 
 HITS = (1.0, 0.99, 0.95, 0.8)
 ROTATED = 8

@@ -22,9 +22,10 @@ from models.embeddings.tiers.disk import DiskTier
 from models.embeddings.tiers.form import RowForm
 from models.embeddings.tiers.layout import HOST, Layout
 from models.embeddings.tiers.opening import fill
+from models.embeddings.tiers.parts import Tiers
 from models.embeddings.tiers.rows import TieredRows
 from models.embeddings.tiers.slab import Slab
-from models.embeddings.tiers.stack import Tiers, TierStack
+from models.embeddings.tiers.stack import TierStack
 from models.runtimes.graph import plain_graph
 from models.runtimes.onnx import open_session
 

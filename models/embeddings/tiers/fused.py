@@ -29,8 +29,8 @@ from models.embeddings.lookups import BlockLookups, Lookups
 from models.embeddings.stage import Vectors
 from models.embeddings.tiers.device_plan import DevicePlan, plans
 from models.embeddings.tiers.kernels import PRECISIONS, available, sums
-from models.embeddings.tiers.layout import DEVICE, HOST
-from models.embeddings.tiers.stack import Places, TierStack
+from models.embeddings.tiers.layout import DEVICE, HOST, Places
+from models.embeddings.tiers.stack import TierStack
 from models.embeddings.tiers.view import View
 from models.embeddings.tiers.ways import COPIED, DIRECT, Ways
 from models.transfer import on_device

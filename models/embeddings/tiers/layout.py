@@ -10,6 +10,7 @@ tables, those of which any row lies on disk: so it is the same file whatever the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,3 +94,27 @@ class Layout:
         """(first row, rows) of each range of a tier, in the order of its addresses."""
         chosen = self.tier == tier
         return list(zip(self.starts[chosen].tolist(), self.counts[chosen].tolist(), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where rows lie. segment: range of the layout; tier; local: address within the tier; all [n]."""
+
+    segment: I64
+    tier: NDArray[np.int8]
+    local: I64
+
+    @staticmethod
+    def of(layout: Layout, rows: I64) -> Places:
+        segment = layout.segments(rows)
+        if layout.rows[HOST] == layout.total:
+            # one tier, with the rows in the order of the fused weight
+            return Places(segment, np.broadcast_to(np.int8(HOST), rows.shape), rows)
+        return Places(segment, layout.tier[segment], layout.local(rows, segment))
+
+    def at(self, part: I64 | slice) -> Places:
+        return Places(self.segment[part], self.tier[part], self.local[part])
+
+    def address(self, tier: int) -> I64:
+        """The address within that tier; 0, which is read and thrown away, for rows of others."""
+        return np.where(self.tier == tier, self.local, 0)

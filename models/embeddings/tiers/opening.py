@@ -16,10 +16,11 @@ from models.batch import I64
 from models.embeddings.tiers.disk import DiskTier, pages_of, write_pages
 from models.embeddings.tiers.form import RowForm
 from models.embeddings.tiers.layout import DEVICE, DISK, HOST, REMOTE, Layout
+from models.embeddings.tiers.parts import Tiers
 from models.embeddings.tiers.placement import PAGE_BYTES, Placement, RemoteStore
 from models.embeddings.tiers.remote import RemoteTier
 from models.embeddings.tiers.slab import Bytes, Slab
-from models.embeddings.tiers.stack import Tiers, TierStack
+from models.embeddings.tiers.stack import TierStack
 from models.encoder import Encoder
 from models.errors import RuntimeUnavailable
 from models.vocabulary import Vocabulary, ids_of_ranks

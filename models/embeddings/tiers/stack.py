@@ -2,8 +2,8 @@
 
 Where a row lies is arithmetic (layout). Look-ups of the remote store are sent off first, then the missing
 pages of the file are asked for; while both are on their way, rows in device memory are gathered. What lies
-in host memory, and what has landed there, is then one gather. New values and new orders are installed as
-views (view) and written into the tiers by a thread of their own.
+in host memory, and what has landed there, is then one gather. New values are laid over it (view); who writes
+them is the writer.
 
 One stack serves any number of readers (`rows.TieredRows`, one a lane).
 """
@@ -15,71 +15,27 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from models.batch import I64
-from models.embeddings.tiers.delta import Layer
 from models.embeddings.tiers.disk import CacheTooSmall, DiskTier
 from models.embeddings.tiers.figures import Counters, Figures
-from models.embeddings.tiers.form import RowForm
-from models.embeddings.tiers.layout import DEVICE, DISK, HOST, REMOTE, Layout
-from models.embeddings.tiers.remote import RemoteTier
+from models.embeddings.tiers.layout import DEVICE, DISK, HOST, REMOTE, Places
+from models.embeddings.tiers.parts import Tiers
 from models.embeddings.tiers.sample import Sample
-from models.embeddings.tiers.slab import Bytes, Slab
+from models.embeddings.tiers.slab import Bytes
 from models.embeddings.tiers.view import View, Views
+from models.embeddings.tiers.writer import Writer
 from models.encoder import Encoder
 
 log = logging.getLogger("polyrec.tiers")
 
-RETRY_S = 0.2
 CLOSE_S = 10.0
 
 clock = time.perf_counter
-
-
-@dataclass(frozen=True, slots=True)
-class Tiers:
-    """The parts of a stack, opened and filled. device: rows of the device tier [rows, units], None if there
-    is none; disk, remote: None where no row lies there."""
-
-    layout: Layout
-    slab: Slab
-    device: Tensor | None = None
-    disk: DiskTier | None = None
-    remote: RemoteTier | None = None
-
-    @property
-    def form(self) -> RowForm:
-        return self.slab.form
-
-
-@dataclass(frozen=True, slots=True)
-class Places:
-    """Where rows lie. segment: range of the layout; tier; local: address within the tier; all [n]."""
-
-    segment: I64
-    tier: NDArray[np.int8]
-    local: I64
-
-    @staticmethod
-    def of(layout: Layout, rows: I64) -> Places:
-        segment = layout.segments(rows)
-        if layout.rows[HOST] == layout.total:
-            # one tier, with the rows in the order of the fused weight
-            return Places(segment, np.broadcast_to(np.int8(HOST), rows.shape), rows)
-        return Places(segment, layout.tier[segment], layout.local(rows, segment))
-
-    def at(self, part: I64 | slice) -> Places:
-        return Places(self.segment[part], self.tier[part], self.local[part])
-
-    def address(self, tier: int) -> I64:
-        """The address within that tier; 0, which is read and thrown away, for rows of others."""
-        return np.where(self.tier == tier, self.local, 0)
 
 
 Read = Callable[[Places, I64, Callable[[I64, Tensor], I64]], I64]
@@ -102,15 +58,12 @@ class TierStack:
         if ids.size != tiers.layout.rows[REMOTE]:
             raise ValueError(f"{tiers.layout.rows[REMOTE]} rows are remote, {ids.size} ids are given")
         self.views = Views(View(0, encoder, ids))
+        self._writer = Writer(tiers, self.views)
         self._counters = Counters(tiers.layout, tiers.form.bytes, tiers.slab.page_bytes)
         self._aside = Counters(tiers.layout, tiers.form.bytes, tiers.slab.page_bytes)
         self.sample = Sample()
         self._count = threading.Lock()
-        self._writer = threading.RLock()
-        self._settling = threading.Lock()
-        self._work = threading.Event()
-        self._closed = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._closed = False
         self._gathering = 0
         self._rest = threading.Condition(self._count)
 
@@ -145,10 +98,7 @@ class TierStack:
             changed = [layer.find(rows)[0] for layer in view.layers]
 
             def below(at: I64, out: Tensor) -> I64:
-                lost = self._below(self._counters, view, where.at(at), out)
-                for layer in view.layers:
-                    lost = np.setdiff1d(lost, layer.over(rows[at], out), assume_unique=True)
-                return lost
+                return view.over(rows[at], out, self._below(self._counters, view, where.at(at), out))[1]
 
             lost = read(where, np.concatenate(changed) if changed else where.local[:0], below)
             with self._count:
@@ -175,7 +125,7 @@ class TierStack:
     @contextmanager
     def _being_gathered(self) -> Iterator[None]:
         with self._count:
-            if self._closed.is_set():
+            if self._closed:
                 raise OSError("these tiers are closed")
             self._gathering += 1
         try:
@@ -194,12 +144,7 @@ class TierStack:
             lost = self._with_device(self.tiers.device, counters, view, where, out)
         if counted:
             self.sample.note(view.order, rows)
-        replaced = 0
-        for layer in view.layers:
-            given = layer.over(rows, out)
-            replaced += given.size
-            if lost.size:
-                lost = np.setdiff1d(lost, given, assume_unique=True)
+        replaced, lost = view.over(rows, out, lost)
         with self._count:
             counters.batches += 1
             counters.replaced += replaced
@@ -313,91 +258,28 @@ class TierStack:
         return pages
 
     def update(self, rows: I64, values: Bytes) -> None:
-        """New values of rows, visible all at once; written into the tiers behind.
-
-        rows: int64 [n], of the fused weight in the newest order. values: uint8 [n, bytes of a row].
-        """
-        with self._writer:
-            newest = self.views.newest
-            layer = Layer(self.tiers.form, rows, values)
-            self.views.install(replace(newest, layers=(*newest.layers, layer), readers=0))
-        self._settle_soon()
+        """New values of rows, see Writer."""
+        self._writer.update(rows, values)
 
     def reorder(self, encoder: Encoder, rows: I64, values: Bytes, remote_ids: I64) -> None:
-        """A new order of the rows: the encoder that goes with it, and every row whose values change by it."""
-        with self._writer:
-            newest = self.views.newest
-            layer = Layer(self.tiers.form, rows, values)
-            # older layers lie under rows of the older order; all that moved is in the new one
-            self.views.install(View(newest.order + 1, encoder, remote_ids, (*newest.layers, layer)))
-        self._settle_soon()
+        """A new order of the rows, see Writer."""
+        self._writer.reorder(encoder, rows, values, remote_ids)
 
     @property
     def writing(self) -> threading.RLock:
         """Held by who reads the newest view in order to write what follows from it."""
-        return self._writer
+        return self._writer.writing
 
     def settle(self, timeout_s: float | None = None) -> bool:
-        """Writes every layer into the tiers; False where readers, or the remote store, were in the way."""
-        with self._settling:
-            while layers := self.views.newest.layers:
-                if not self.views.wait_until_all_see(layers[0], timeout_s):
-                    return False
-                try:
-                    self._write(layers[0])
-                except OSError as e:
-                    log.warning("new values of %d rows are not written yet: %s", layers[0].rows.size, e)
-                    return False
-                with self._writer:
-                    newest = self.views.newest
-                    self.views.install(replace(newest, layers=newest.layers[1:], readers=0))
-        return True
-
-    def _write(self, layer: Layer) -> None:
-        tiers = self.tiers
-        if self.device.type == "cuda":
-            # who has left an older view may have left look-ups behind that the device still works on
-            torch.cuda.synchronize(self.device)
-        segment = tiers.layout.segments(layer.rows)
-        tier, local = tiers.layout.tier[segment], tiers.layout.local(layer.rows, segment)
-        away = tier == REMOTE
-        # the one that may fail first: then nothing is half done but what will be done again
-        if tiers.remote is not None and away.any():
-            ids = self.views.newest.remote_ids[local[away]]
-            tiers.remote.write(tiers.layout.table[segment[away]], ids, layer.values[away])
-        if tiers.device is not None and (tier == DEVICE).any():
-            hot = torch.from_numpy(layer.values[tier == DEVICE]).view(tiers.form.unit)
-            where = torch.from_numpy(local[tier == DEVICE]).to(tiers.device.device)
-            tiers.device.index_copy_(0, where, hot.to(tiers.device.device))
-            if self.device.type == "cuda":
-                # lanes read on streams of their own
-                torch.cuda.synchronize(self.device)
-        tiers.slab.row_bytes()[local[tier == HOST]] = layer.values[tier == HOST]
-        if tiers.disk is not None and (tier == DISK).any():
-            tiers.disk.write(local[tier == DISK], layer.values[tier == DISK])
-
-    def _settle_soon(self) -> None:
-        with self._writer:
-            if self._thread is None and not self._closed.is_set():
-                self._thread = threading.Thread(target=self._settle_on, name="polyrec-tiers", daemon=True)
-                self._thread.start()
-        self._work.set()
-
-    def _settle_on(self) -> None:
-        while not self._closed.is_set():
-            self._work.wait()
-            self._work.clear()
-            while not self._closed.is_set() and not self.settle(RETRY_S):
-                self._closed.wait(RETRY_S)
+        """Writes all that is new into the tiers, see Writer."""
+        return self._writer.settle(timeout_s)
 
     def close(self) -> None:
         """Ends the tiers, once no batch is being gathered; what is asked for afterwards gets OSError."""
         with self._count:
-            self._closed.set()
+            self._closed = True
             resting = self._rest.wait_for(lambda: not self._gathering, CLOSE_S)
-        self._work.set()
-        if self._thread is not None:
-            self._thread.join()
+        self._writer.close()
         if not resting:
             # its memory and files must outlive whoever is stuck in them
             log.warning("a batch is still being gathered after %g s: its tiers stay open", CLOSE_S)

@@ -10,6 +10,9 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
+import numpy as np
+from torch import Tensor
+
 from models.batch import I64
 from models.embeddings.tiers.delta import Layer
 from models.encoder import Encoder
@@ -25,6 +28,19 @@ class View:
     remote_ids: I64
     layers: tuple[Layer, ...] = ()
     readers: int = field(default=0, repr=False)
+
+    def over(self, rows: I64, out: Tensor, lost: I64) -> tuple[int, I64]:
+        """Lays the new values over what the tiers gave. rows: int64 [n]; out: [n, units], theirs.
+
+        lost: those of the n that no tier gave. Gives (how many have new values, which are still lost).
+        """
+        replaced = 0
+        for layer in self.layers:
+            given = layer.over(rows, out)
+            replaced += given.size
+            if lost.size:
+                lost = np.setdiff1d(lost, given, assume_unique=True)
+        return replaced, lost
 
 
 class Views:
