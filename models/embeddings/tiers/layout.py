@@ -2,9 +2,9 @@
 
 Each table is cut into ranges of ranks, one a tier, hottest first; some may be empty. In a tier the
 ranges of all tables stand one after another in the tables' order, so a row's address in its tier is its row
-of the fused weight plus a constant of its range. Which range is read off a small array, one entry for a
-block of rows; only rows of blocks that a boundary cuts are searched for. The disk tier's file has whole
-tables, those of which any row lies on disk: so it is the same file whatever the cuts.
+of the fused weight plus a constant of its range. Which range is read off a small array, the first one of each
+block of rows, and a step further for each boundary in the block that the row lies behind. The disk tier's
+file has whole tables, those of which any row lies on disk: so it is the same file whatever the cuts.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from models.batch import I64
 TIERS = ("device", "host", "disk", "remote")
 DEVICE, HOST, DISK, REMOTE = range(4)
 MOST_BLOCKS = 1 << 18
+MOST_STEPS = 8
+"""With more boundaries in a block a binary search is quicker: many tables of a few rows."""
 
 
 class Layout:
@@ -60,24 +62,26 @@ class Layout:
         self._block = max(4, (self.total // MOST_BLOCKS).bit_length())
         first = np.arange((self.total >> self._block) + 1) << self._block
         last = np.minimum(first + (1 << self._block), max(self.total, 1)) - 1
-        begin, end = self._searched(first), self._searched(last)
-        self._range_of_block: NDArray[np.int16] = np.where(begin == end, begin, -1).astype(np.int16)
+        self._range_of_block: NDArray[np.int16] = self._searched(first).astype(np.int16)
+        self._steps = int((self._searched(last) - self._range_of_block).max(initial=0))
+        self._ends: I64 = np.append(self.starts[1:], self.total)
 
     def locate(self, rows: I64) -> tuple[NDArray[np.int8], I64]:
         """rows: int64 [n], of the fused weight -> (tier [n], address within the tier [n])."""
         segment = self.segments(rows)
-        return self.tier[segment], rows + self._shift[segment]
+        return self.tier[segment], rows + self._shift.take(segment)
 
     def local(self, rows: I64, segments: I64) -> I64:
         """The address of each row within its tier, given the ranges that they lie in."""
-        return rows + self._shift[segments]
+        return rows + self._shift.take(segments)
 
     def segments(self, rows: I64) -> I64:
         """The range that each row lies in; int64 [n], index into `tier`, `table`, `starts` and `counts`."""
-        segments: I64 = self._range_of_block[rows >> self._block].astype(np.int64)
-        if segments.size and segments.min() < 0:
-            cut = np.flatnonzero(segments < 0)
-            segments[cut] = self._searched(rows[cut])
+        if self._steps > MOST_STEPS:
+            return self._searched(rows)
+        segments: I64 = self._range_of_block.take(rows >> self._block).astype(np.int64)
+        for _ in range(self._steps):
+            segments += rows >= self._ends.take(segments)
         return segments
 
     def _searched(self, rows: I64) -> I64:
@@ -117,4 +121,5 @@ class Places:
 
     def address(self, tier: int) -> I64:
         """The address within that tier; 0, which is read and thrown away, for rows of others."""
-        return np.where(self.tier == tier, self.local, 0)
+        address: I64 = self.local * (self.tier == tier)
+        return address

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.embeddings.tiers.layout import DISK, TIERS, Layout
+from models.embeddings.tiers.layout import DISK, MOST_STEPS, TIERS, Layout
 
 CUTS = st.lists(st.tuples(*[st.integers(0, 9)] * 4), min_size=1, max_size=5).filter(
     lambda cuts: sum(map(sum, cuts)) > 0
@@ -35,3 +35,11 @@ def test_a_table_without_cuts_lies_in_host_memory() -> None:
     assert layout.cuts["a"] == (0, 3, 0, 0)
     with pytest.raises(ValueError, match="table 'a' has 3 rows, its tier cuts are"):
         Layout({"a": 3}, {"a": (1, 1, 0, 0)})
+
+
+@pytest.mark.parametrize(("largest", "steps"), [(1, 15), (3, MOST_STEPS)])
+def test_many_tables_in_one_block_are_told_apart(largest: int, steps: int) -> None:
+    layout = Layout({f"t{i}": 1 + i % largest for i in range(60)}, {})
+    rows = np.random.default_rng(0).integers(0, layout.total, 1000)
+    assert layout._steps == steps
+    assert (layout.segments(rows) == np.searchsorted(layout.starts, rows, side="right") - 1).all()
