@@ -44,7 +44,9 @@ class Slab:
         self._first_page = -(-rows * form.bytes // page_bytes) * page_bytes
         # one row more: address 0 is there even where nothing is stored
         size = self._first_page + pages * page_bytes + form.bytes
-        self._memory = mmap.mmap(-1, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
+        length = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        # private: kernels rarely give huge pages to shared memory
+        self._memory = mmap.mmap(-1, length, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.huge_pages = huge_pages and self._ask_for_huge_pages()
         self.bytes: Bytes = np.frombuffer(self._memory, np.uint8)
         flat = torch.from_numpy(self.bytes).view(form.unit)
