@@ -44,19 +44,21 @@ ROWS_AT_ONCE = 1 << 16
 class Held:
     """Rows that are in the cache until `release`: their addresses in the slab, and what was read for them.
 
-    missed: bool [n], look-ups that had to wait for a read: the first of each row that was not in memory.
-    kept: slots of the rows that are kept singly; slots: of the others' pages, a slot for each such row.
-    fresh, places: the distinct rows among those others, and where in `slots` and in its page each stands.
+    kept: slots of the rows that are kept singly; slots: of the others' pages. Each once.
+    missed: look-ups that had to wait for a read: the first of each row that was not in memory.
+    fresh, places: those other rows, each once, and the slot and the place in its page where each stands.
+    claims: how often rows had been kept singly till then.
     """
 
     addresses: I64
     slots: I64
     kept: I64
     tickets: tuple[int, ...]
-    missed: NDArray[np.bool_]
+    missed: I64
     pages_read: int
     fresh: I64
     places: tuple[I64, I64]
+    claims: int
 
 
 class CacheTooSmall(Exception):
@@ -83,7 +85,7 @@ class DiskTier:
         self.pages = pages_of(slab, rows)
         # where every page has a slot, no row needs another
         singly = admission.singly(slab.pages) if slab.pages < self.pages else 0
-        self.cache = PageCache(self.pages, slab.pages - singly, heat, admission)
+        self.cache = PageCache(self.pages, slab.pages - singly, heat, admission.of_pages(slab.pages))
         self.recent = RecentRows(rows, singly * slab.rows_a_page)
         self._paged = slab.paged_rows()
         self._lock = threading.Lock()
@@ -117,21 +119,24 @@ class DiskTier:
         Raises CacheTooSmall, and then holds nothing. Every other call must be followed by `ready`, which
         waits for the reads, and `release`.
         """
-        addresses = np.empty(rows.size, np.int64)
-        missed = np.zeros(rows.size, bool)
+        own, first, back = np.unique(rows, return_index=True, return_inverse=True)
+        address = np.empty(own.size, np.int64)
         with self._lock:
             self._reap()
             if rows.size == 1:
                 self._wait_for_room()
-            single = self.recent.find(rows)
-            others = np.flatnonzero(single == NOWHERE)
-            kept = single[single != NOWHERE]
-            page, place = np.divmod(rows[others], self._slab.rows_a_page)
+            single = self.recent.find(own)
+            paged = single == NOWHERE
+            kept, fresh = single[~paged], own[paged]
+            # a row's page ascends as the row does, so equal pages are neighbours
+            page, place = np.divmod(fresh, self._slab.rows_a_page)
+            begins = _begins(page)
+            pages = page[begins]
             cache = self.cache
-            cache.touch(np.unique(page))
-            slots = cache.slot_of_page[page].astype(np.int64)
+            cache.touch(pages)
+            slots = cache.slot_of_page[pages].astype(np.int64)
             away = slots == NOWHERE
-            wanted = np.unique(page[away])
+            wanted = pages[away]
             # what is here must not be evicted for what is not
             here = slots[~away]
             cache.pins[here] += 1
@@ -141,23 +146,23 @@ class DiskTier:
             if wanted.size:
                 # asked before anything is read: what is read for nothing would displace what is wanted
                 room = cache.slots if wanted.size <= cache.slots // 8 else int((cache.pins == 0).sum())
-                if wanted.size > room or self._read(wanted).size < wanted.size:
+                read = self._read(wanted) if wanted.size <= room else wanted[:0]
+                if read.size < wanted.size:
                     cache.pins[here] -= 1
                     raise CacheTooSmall(f"{wanted.size} pages are wanted, {room} have room")
-                slots[away] = cache.slot_of_page[page[away]]
-                cache.pins[slots[away]] += 1
+                slots[away] = read
+                cache.pins[read] += 1
             self.recent.use(kept)
             self.recent.pins[kept] += 1
-            tickets: tuple[int, ...] = ()
-            if self._flying:
-                own = np.unique(self._ticket_of_slot[slots])
-                tickets = tuple(own[own > 0].tolist())
-        addresses[single != NOWHERE] = self._slab.of_pages(*self._single(kept))
-        addresses[others] = self._slab.of_pages(slots, place)
-        fresh, first = np.unique(rows[others], return_index=True)
-        missed[others[first[away[first]]]] = True
+            claims = self.recent.claims
+            tickets = set(self._ticket_of_slot[slots].tolist()) - {0} if self._flying else set()
+        of_page = np.cumsum(begins) - 1
+        slot = slots[of_page]
+        address[paged] = self._slab.of_pages(slot, place)
+        address[~paged] = self._slab.of_pages(*self._single(kept))
+        missed = first[paged][away[of_page]]
         return Held(
-            addresses, slots, kept, tickets, missed, int(wanted.size), fresh, (slots[first], place[first])
+            address[back], slots, kept, tuple(tickets), missed, wanted.size, fresh, (slot, place), claims
         )
 
     def ready(self, held: Held) -> None:
@@ -170,11 +175,13 @@ class DiskTier:
                 raise
         if held.fresh.size and self.recent.slots:
             with self._lock:
-                # another batch may have brought the same rows meanwhile
-                new = self.recent.find(held.fresh) == NOWHERE
-                slots, which = self.recent.claim(held.fresh[new])
-                page, place = (x[new][which] for x in held.places)
-                self._paged[self._single(slots)] = self._paged[page, place]
+                fresh, (page, place) = held.fresh, held.places
+                if self.recent.claims != held.claims:
+                    # another batch may have brought the same rows meanwhile
+                    new = self.recent.find(fresh) == NOWHERE
+                    fresh, page, place = fresh[new], page[new], place[new]
+                slots, which = self.recent.claim(fresh)
+                self._paged[self._single(slots)] = self._paged[page[which], place[which]]
 
     def release(self, held: Held) -> None:
         """What was held may be evicted again."""
@@ -188,23 +195,29 @@ class DiskTier:
 
         They are kept until a batch has had them. What was asked for first keeps its room: it is used first.
         """
-        page = rows // self._slab.rows_a_page
         with self._lock:
-            self._reap()
-            away = self.cache.slot_of_page[page] == NOWHERE
-            away[away] = self.recent.find(rows[away]) == NOWHERE
-            missing = np.unique(page[away])
             while self._ahead and self._ahead[0][0] + AHEAD_BATCHES < self._batches:
                 self._let_go(self._ahead.popleft()[1])
             room = int(AHEAD * self.cache.slots) - self._ahead_pages
-            if not missing.size or room <= 0:
+            if room <= 0:
                 return 0
-            slots = self._read(missing[:room])
-            self.cache.pins[slots] += 1
-            self._is_ahead[slots] = True
-            self._ahead.append((self._batches, slots))
-            self._ahead_pages += slots.size
-            return int(slots.size)
+            page = np.sort(rows[self.recent.find(rows) == NOWHERE] // self._slab.rows_a_page)
+            page = page[_begins(page)]
+            slots = self.cache.slot_of_page[page].astype(np.int64)
+            away = slots == NOWHERE
+            # what is here already must not be evicted for what is not
+            here = slots[~away]
+            here = here[~self._is_ahead[here]][:room]
+            self._keep_ahead(here)
+            read = self._read(page[away][: room - here.size])
+            self._keep_ahead(read)
+            self._ahead.append((self._batches, np.concatenate((here, read))))
+            return int(read.size)
+
+    def _keep_ahead(self, slots: I64) -> None:
+        self.cache.pins[slots] += 1
+        self._is_ahead[slots] = True
+        self._ahead_pages += slots.size
 
     def warm(self) -> int:
         """Reads the hottest pages, as the calibration has it, until the cache is full; gives how many."""
@@ -222,11 +235,16 @@ class DiskTier:
     def keep(self, rows: I64, values: Callable[[I64], Bytes]) -> None:
         """Keeps rows singly, before anything is looked up. rows: int64 [n], distinct, the hottest first; as
         many as find a place. values: uint8 [m, bytes of a row] of those at the given places of `rows`."""
+        kept = [np.empty(0, np.int64)]
         with self._lock:
-            slots, which = self.recent.claim(rows)
-            for start in range(0, slots.size, ROWS_AT_ONCE):
-                part = slice(start, start + ROWS_AT_ONCE)
-                self._paged[self._single(slots[part])] = values(which[part])
+            for start in range(0, rows.size, ROWS_AT_ONCE):
+                slots, which = self.recent.claim(rows[start : start + ROWS_AT_ONCE])
+                if slots.size:
+                    self._paged[self._single(slots)] = values(start + which)
+                # colder rows are not to take the place of these
+                self.recent.pins[slots] += 1
+                kept.append(slots)
+            self.recent.pins[np.concatenate(kept)] -= 1
 
     def write(self, rows: I64, values: Bytes) -> None:
         """New values of rows: into the file, then into what is cached or being read of it.
@@ -274,8 +292,8 @@ class DiskTier:
         return page + self.cache.slots, place
 
     def _let_go(self, slots: I64) -> None:
-        """What was read ahead may be evicted again."""
-        own = np.unique(slots[self._is_ahead[slots]])
+        """What was read ahead may be evicted again. slots: each once."""
+        own = slots[self._is_ahead[slots]]
         self._is_ahead[own] = False
         self._ahead_pages -= own.size
         self.cache.pins[own] -= 1
@@ -304,9 +322,12 @@ class DiskTier:
 
     def _reap(self) -> None:
         """Frees the slots of reads that have ended."""
+        if not self._flying:
+            return
+        under_way = self._reader.under_way()
         for _ in range(len(self._flying)):
             ticket, slots = self._flying.popleft()
-            if not self._reader.done(ticket):
+            if ticket in under_way:
                 self._flying.append((ticket, slots))
                 continue
             try:
@@ -329,6 +350,13 @@ class DiskTier:
         own = slots[self._ticket_of_slot[slots] == ticket]
         self._ticket_of_slot[own] = 0
         self.cache.pins[slots] -= 1
+
+
+def _begins(ascending: I64) -> NDArray[np.bool_]:
+    """bool [n]: which are the first of their value."""
+    begins = np.ones(ascending.size, bool)
+    np.not_equal(ascending[1:], ascending[:-1], out=begins[1:])
+    return begins
 
 
 def pages_of(slab: Slab, rows: int) -> int:

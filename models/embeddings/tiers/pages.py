@@ -10,7 +10,7 @@ the calibration says of the page's rows instead of from nothing. A batch is a fe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +32,9 @@ class Admission:
     """How a cache chooses. window: share of the slots that newcomers hold. period: the counts are halved
     after as many accesses as `period` times the slots. rows: share of a disk tier's cache that keeps single
     rows (models.embeddings.tiers.recent) instead of pages; less in a cache of `roomy` slots or more, where up
-    to half of it, but no more than `ahead`, is left to pages that are read before their batch's turn."""
+    to half of it, but no more than `ahead`, is left to pages that are read before their batch's turn, and no
+    page is kept longer than others: choosing costs as much as it saves, since rows that are wanted again are
+    kept singly."""
 
     window: float = 0.5
     period: float = 16.0
@@ -44,6 +46,10 @@ class Admission:
         """How many of a cache's slots are given to single rows."""
         most = int(slots * self.rows)
         return most if slots < self.roomy else min(most, max(slots - self.ahead, slots // 2))
+
+    def of_pages(self, slots: int) -> Admission:
+        """How the pages of a cache of so many slots are chosen."""
+        return self if slots < self.roomy else replace(self, window=1.0)
 
 
 DEFAULT = Admission()
@@ -98,6 +104,8 @@ class PageCache:
 
     def touch(self, pages: I64) -> None:
         """Counts accesses of a batch. pages: int64 [n], distinct: how often a batch has one tells little."""
+        if not self._main.size:
+            return  # nothing is chosen by them
         heat = self.heat[pages]
         self.heat[pages] = heat + (heat < MOST_HEAT)
         self._accesses += pages.size
@@ -154,7 +162,7 @@ class PageCache:
 
     def _settle(self, leaving: I64) -> I64:
         """For each slot leaving the window: itself, or that of a colder main page whose place it takes."""
-        drawn = self._random.integers(0, self._main.size, (leaving.size, DRAWN))
+        drawn = self._random.integers(0, self._main.size, (leaving.size, DRAWN), np.int32)
         slots = self._main[drawn]
         heat = self._heat_of(slots)
         heat[self.pins[slots] > 0] = MOST_HEAT + 1

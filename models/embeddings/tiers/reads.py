@@ -37,8 +37,8 @@ class Reader(Protocol):
         """
         ...
 
-    def done(self, ticket: int) -> bool:
-        """Whether every read of the ticket has ended, well or not."""
+    def under_way(self) -> set[int]:
+        """The tickets that have reads which have not ended, well or not."""
         ...
 
     def wait(self, ticket: int) -> None:
@@ -84,10 +84,9 @@ class Threads:
             if os.preadv(self._file, [self._memory[target : target + length]], offset) != length:
                 raise OSError(errno.EIO, f"the file ends within the page at {offset}")
 
-    def done(self, ticket: int) -> bool:
+    def under_way(self) -> set[int]:
         with self._state:
-            jobs = self._flying.get(ticket, ())
-        return all(job.done() for job in jobs)
+            return {t for t, jobs in self._flying.items() if not all(job.done() for job in jobs)}
 
     def wait(self, ticket: int) -> None:
         with self._state:

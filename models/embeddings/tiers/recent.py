@@ -16,6 +16,7 @@ from models.embeddings.tiers.pages import NOWHERE
 
 WAYS = 16
 LATEST = 1 << 31
+PINNED = (1 << 32) - 1
 ROW_BOOKS = 4 + 4 + 2
 """Bytes that the books have for each slot: its row, when that was used, its pins."""
 
@@ -23,7 +24,7 @@ ROW_BOOKS = 4 + 4 + 2
 class RecentRows:
     """Places of rows `0 ... rows - 1` in at most `slots` slots. Not thread-safe.
 
-    pins: int16 [slots]; a pinned slot keeps its row.
+    pins: int16 [slots]; a pinned slot keeps its row. claims: how often rows were put here.
     """
 
     def __init__(self, rows: int, slots: int) -> None:
@@ -33,7 +34,7 @@ class RecentRows:
         self._row = np.full((self._sets, ways), NOWHERE, number)
         self._used = np.zeros((self._sets, ways), np.uint32)
         self.pins = np.zeros(self._sets * ways, np.int16)
-        self._now = 0
+        self._now, self.claims = 1, 0  # an empty slot was used at 0, before any other
 
     @property
     def slots(self) -> int:
@@ -68,23 +69,30 @@ class RecentRows:
         rows: int64 [n], distinct, the most wanted first -> (slots, which), int64 [m] both: slot i is for
         rows[which[i]]. Of a set's rows more than it has slots that are not pinned find no place.
         """
-        nothing = np.empty(0, np.int64)
-        if not self.slots or not rows.size:
-            return nothing, nothing
+        slots = np.full(rows.size, NOWHERE, np.int64)
+        if not self.slots:
+            return slots[:0], slots[:0]
         ways = self._row.shape[1]
-        order = np.argsort(rows % self._sets, kind="stable")
-        sets, start, count = np.unique(rows[order] % self._sets, return_index=True, return_counts=True)
-        age = self._used[sets].astype(np.int64)
-        pinned = self.pins.reshape(-1, ways)[sets] > 0
-        age[self._row[sets] == NOWHERE] = -1
-        age[pinned] = np.iinfo(np.int64).max
-        oldest = np.argsort(age, axis=1, kind="stable")
-        free = ways - pinned.sum(axis=1)
-        group = np.repeat(np.arange(sets.size), count)
-        turn = np.arange(rows.size) - start[group]
-        fits = turn < free[group]
-        group, turn, which = group[fits], turn[fits], order[fits]
-        slots = sets[group] * ways + oldest[group, turn]
-        self._row.reshape(-1)[slots] = rows[which]
-        self._used.reshape(-1)[slots] = self._now
+        pins, row, used = self.pins.reshape(-1, ways), self._row.reshape(-1), self._used.reshape(-1)
+        left = np.arange(rows.size)
+        while left.size:
+            own = rows[left] % self._sets
+            age = self._used[own]
+            age[pins[own] > 0] = PINNED
+            way = age.argmin(axis=1)
+            fits = age[np.arange(left.size), way] < PINNED
+            left, slot = left[fits], (own * ways + way)[fits]
+            # several rows of one set: the most wanted takes the slot, the others try again
+            turn = np.arange(left.size)
+            row[slot[::-1]] = turn[::-1]
+            taken = row[slot] == turn
+            slot, won, left = slot[taken], left[taken], left[~taken]
+            slots[won] = slot
+            row[slot] = rows[won]
+            used[slot] = self._now
+            self.pins[slot] += 1
+        which = np.flatnonzero(slots != NOWHERE)
+        slots = slots[which]
+        self.pins[slots] -= 1
+        self.claims += 1
         return slots, which

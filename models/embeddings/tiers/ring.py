@@ -42,13 +42,14 @@ _SQE = np.dtype(
 )
 _CQE = np.dtype([("user_data", "u8"), ("res", "i4"), ("flags", "u4")])
 
-_libc = ctypes.CDLL(None, use_errno=True)
+_syscall = ctypes.CDLL(None, use_errno=True).syscall
+# every argument as a machine word: a variadic C function takes no shorter ones
+_syscall.argtypes = (ctypes.c_long,) * 7
+_syscall.restype = ctypes.c_long
 
 
-def _call(number: int, *arguments: int | ctypes.Array[ctypes.c_uint32] | None) -> int:
-    # every argument as a machine word: a variadic C function takes no shorter ones
-    words = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
-    result = int(_libc.syscall(ctypes.c_long(number), *words))
+def _call(number: int, a: int, b: int, c: int = 0, d: int = 0) -> int:
+    result: int = _syscall(number, a, b, c, d, 0, 0)
     if result < 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
@@ -65,7 +66,7 @@ class Ring:
 
     def __init__(self, file: int, memory: int, entries: int = 1024) -> None:
         parameters = (ctypes.c_uint32 * 30)()
-        self._fd = _call(_SETUP, entries, parameters)
+        self._fd = _call(_SETUP, entries, ctypes.addressof(parameters))
         self._file, self._memory = file, memory
         p = np.frombuffer(memoryview(parameters), np.uint32)
         self.entries, self._capacity = int(p[0]), int(p[1])
@@ -139,7 +140,7 @@ class Ring:
     def _enter(self, submit: int, wait: int, flags: int) -> int:
         while True:
             try:
-                return _call(_ENTER, self._fd, submit, wait, flags, None, 0)
+                return _call(_ENTER, self._fd, submit, wait, flags)
             except InterruptedError:
                 continue
             except BlockingIOError:
@@ -152,22 +153,17 @@ class Ring:
         count = (tail - head) & 0xFFFFFFFF
         if not count:
             return
-        done = self._cqes[(head + np.arange(count)) & self._cq_mask]
+        place = (head + np.arange(count)) & self._cq_mask
+        owner, result = self._cqes["user_data"][place], self._cqes["res"][place]
         self._cq_head[0] = tail
         self._flying -= count
-        bad = done["res"] != self._length
-        tickets, counts = np.unique(done["user_data"], return_counts=True)
-        for ticket, reads in zip(tickets.tolist(), counts.tolist(), strict=True):
-            left = self._left[ticket] - reads
-            if left:
-                self._left[ticket] = left
-            else:
-                del self._left[ticket]
+        bad = result != self._length
         if bad.any():
-            for ticket, result in zip(
-                done["user_data"][bad].tolist(), done["res"][bad].tolist(), strict=True
-            ):
-                self._failed[ticket] = result
+            self._failed |= zip(owner[bad].tolist(), result[bad].tolist(), strict=True)
+        for ticket in list(self._left):
+            self._left[ticket] -= int(np.count_nonzero(owner == ticket))
+            if not self._left[ticket]:
+                del self._left[ticket]
 
     def _reap_unless_awaited(self) -> None:
         if self._reaping.acquire(blocking=False):
@@ -186,11 +182,11 @@ class Ring:
             if waiting:
                 self._enter(0, 1, _GETEVENTS)
 
-    def done(self, ticket: int) -> bool:
-        """Whether every read of the ticket has ended, well or not."""
+    def under_way(self) -> set[int]:
+        """The tickets that have reads which have not ended, well or not."""
         self._reap_unless_awaited()
         with self._state:
-            return ticket not in self._left
+            return set(self._left)
 
     def wait(self, ticket: int) -> None:
         """Until every read of the ticket has ended. Raises OSError if one failed, however often asked."""

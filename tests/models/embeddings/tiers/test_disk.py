@@ -6,10 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from models.embeddings.tiers.disk import AHEAD_BATCHES, DiskTier, write_pages
+from models.batch import I64
+from models.embeddings.tiers import disk as module
+from models.embeddings.tiers.disk import AHEAD_BATCHES, DiskTier, Held, write_pages
 from models.embeddings.tiers.form import RowForm
 from models.embeddings.tiers.pages import Admission
-from models.embeddings.tiers.slab import Slab
+from models.embeddings.tiers.slab import Bytes, Slab
 
 PAGES, SLOTS = 64, 8
 
@@ -40,6 +42,14 @@ def test_what_was_read_ahead_is_there_when_its_batch_comes(disk: DiskTier) -> No
     assert look_up(disk, 40, 41, 42) == 0
 
 
+def test_what_is_here_when_it_is_asked_for_ahead_stays_until_its_batch_comes(disk: DiskTier) -> None:
+    look_up(disk, 40, 41)
+    assert disk.prefetch(np.array([40, 41]) * 16) == 0
+    for first in range(0, 24, 4):
+        assert look_up(disk, *range(first, first + 4)) == 4
+    assert look_up(disk, 40, 41) == 0
+
+
 def test_half_the_cache_is_read_ahead_the_first_asked_first(disk: DiskTier) -> None:
     assert disk.prefetch(np.arange(10, 13) * 16) == 3
     assert disk.prefetch(np.arange(20, 24) * 16) == 1
@@ -56,3 +66,50 @@ def test_what_nobody_comes_for_gives_its_room_back(disk: DiskTier) -> None:
     look_up(disk, *range(40, 44))
     look_up(disk, 40)  # lets go of what was read for the batch before
     assert not disk.cache.pins.any()
+
+
+def rows_of(numbers: I64) -> Bytes:
+    return np.repeat(numbers, 32).view(np.uint8).reshape(numbers.size, -1)
+
+
+@pytest.fixture
+def roomy(tmp_path: Path) -> Iterator[DiskTier]:
+    """Rows that tell their number; of 64 slots most are for single rows."""
+    slab = Slab(RowForm(64, "fp32"), 0, 64, 4096)
+    rows = 256 * slab.rows_a_page
+    write_pages(tmp_path / "rows", slab, [rows_of(np.arange(rows))])
+    tier = DiskTier(tmp_path / "rows", slab, rows)
+    yield tier
+    tier.close()
+
+
+def numbers(disk: DiskTier, held: Held) -> I64:
+    """Which rows stand where a batch was told to look."""
+    return disk._slab.view[held.addresses].contiguous().numpy().view(np.int64)[:, 0]
+
+
+def test_two_batches_that_wait_for_the_same_rows_keep_them_once(roomy: DiskTier) -> None:
+    rows = np.random.default_rng(0).permutation(160)[:100]
+    first, second = roomy.acquire(rows), roomy.acquire(rows[::-1].copy())
+    for held, wanted in ((first, rows), (second, rows[::-1])):
+        roomy.ready(held)
+        assert (numbers(roomy, held) == wanted).all()
+    for held in (first, second):
+        roomy.release(held)
+    kept = np.sort(roomy.recent._row[roomy.recent._row >= 0])
+    assert (kept == np.unique(rows)).all()
+    again = roomy.acquire(rows)
+    assert again.pages_read == 0
+    assert (numbers(roomy, again) == rows).all()
+    roomy.release(again)
+
+
+def test_of_rows_to_keep_the_hottest_find_a_place(roomy: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ROWS_AT_ONCE", 50)
+    slots = roomy.recent.slots
+    roomy.keep(np.arange(2 * slots), rows_of)
+    held = roomy.acquire(np.arange(slots))
+    assert held.pages_read == 0
+    assert (numbers(roomy, held) == np.arange(slots)).all()
+    roomy.release(held)
+    assert not roomy.recent.pins.any()

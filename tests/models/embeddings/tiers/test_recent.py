@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from models.batch import I64
 from models.embeddings.tiers import recent as module
 from models.embeddings.tiers.pages import NOWHERE
 from models.embeddings.tiers.recent import ROW_BOOKS, WAYS, RecentRows
@@ -55,6 +56,36 @@ def test_within_one_set_it_is_a_cache_of_the_least_recently_used(seed: int) -> N
                 lru.popitem(last=False)
         lru[row] = None
         lru.move_to_end(row)
+
+
+def claimed_one_by_one(cache: RecentRows, rows: I64) -> list[tuple[int, int]]:
+    """What `claim` is to give: each row in turn takes the slot of its set that was used longest ago."""
+    ways = cache._row.shape[1]
+    given: list[tuple[int, int]] = []
+    for which, row in enumerate(rows.tolist()):
+        first = row % cache._sets * ways
+        free = [s for s in range(first, first + ways) if not cache.pins[s] and s not in dict(given)]
+        if free:
+            given.append((min(free, key=lambda s: cache._used.ravel()[s]), which))
+    return given
+
+
+@given(st.integers(0, 2**32))
+def test_rows_claimed_together_stand_where_they_would_one_by_one(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    cache = RecentRows(500, int(random.integers(1, 5)) * WAYS)
+    for _ in range(10):
+        wanted = random.permutation(500)[: int(random.integers(0, 120))]
+        found = cache.find(wanted)
+        cache.use(found[found != NOWHERE])
+        new = wanted[found == NOWHERE]
+        cache.pins[:] = random.random(cache.slots) < 0.3
+        pins = cache.pins.copy()
+        expected = claimed_one_by_one(cache, new)
+        slots, which = cache.claim(new)
+        assert list(zip(slots.tolist(), which.tolist(), strict=True)) == expected
+        assert (cache.find(new[which]) == slots).all()
+        assert (cache.pins == pins).all()
 
 
 def test_of_more_rows_than_find_a_place_the_most_wanted_are_kept() -> None:
