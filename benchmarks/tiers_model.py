@@ -53,7 +53,11 @@ _NOISE = np.random.default_rng(0).normal(0, 0.05, (CHUNK, WIDTH)).astype(np.floa
 
 def rows(first: int, count: int) -> NDArray[np.uint8]:
     """Rows of the fused weight as bytes; the RowSource of the model."""
-    number = np.arange(first, first + count)
+    return rows_at(np.arange(first, first + count))
+
+
+def rows_at(number: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """Those rows of the fused weight as bytes."""
     out = _NOISE[number % CHUNK]
     out[:, 0], out[:, 1] = number % CHUNK * STEP, number // CHUNK * STEP
     return out.view(np.uint8)
