@@ -93,8 +93,8 @@ def _parts(layout: Layout, tier: int, source: RowSource) -> Iterator[Bytes]:
 
 def file_parts(layout: Layout, source: RowSource) -> Iterator[Bytes]:
     """What the file of the disk tier holds, in order."""
-    for table in layout.filed:
-        yield from _read(source, layout.base[table], layout.sizes[layout.tables.index(table)])
+    for table, rows in layout.filed.items():
+        yield from _read(source, layout.base[table], rows)
 
 
 def _read(source: RowSource, first: int, count: int) -> Iterator[Bytes]:
@@ -202,7 +202,7 @@ def page_heat(layout: Layout, counts: Sequence[I64], slab: Slab) -> NDArray[np.f
         if table in layout.filed:
             start = held[DEVICE] + held[HOST]
             heat[done + start : done + start + held[DISK]] = own[start : start + held[DISK]]
-            done += own.size
+            done += layout.filed[table]
     by_page: NDArray[np.float64] = heat.reshape(-1, slab.rows_a_page).sum(axis=1)
     return by_page
 
