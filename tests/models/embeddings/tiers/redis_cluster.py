@@ -21,23 +21,43 @@ class RedisCluster:
     """Serves what it can while a part is away. What is killed comes back empty."""
 
     def __init__(self, folder: Path) -> None:
-        self.nodes = [
-            RedisServer(
-                folder,
-                *("--cluster-enabled", "yes", "--cluster-require-full-coverage", "no"),
-                *("--cluster-config-file", f"nodes.{i}.conf", "--cluster-port", str(_free_port())),
-            )
-            for i in range(MASTERS)
-        ]
+        self._folder = folder
+        self.nodes = [self._started(i) for i in range(MASTERS)]
         bounds = [i * SLOTS // MASTERS for i in range(MASTERS + 1)]
         for i, node in enumerate(self.nodes):
             self.ask(i, "CLUSTER", "SET-CONFIG-EPOCH", str(i + 1))
             self.ask(i, "CLUSTER", "ADDSLOTSRANGE", str(bounds[i]), str(bounds[i + 1] - 1))
             if i:
-                bus = node.options[node.options.index("--cluster-port") + 1]
-                self.ask(0, "CLUSTER", "MEET", "127.0.0.1", str(node.port), bus)
+                self._meet(node)
         for i in range(MASTERS):
             wait_until(partial(self.knows_all, i), "the cluster did not come together")
+
+    def _started(self, number: int) -> RedisServer:
+        return RedisServer(
+            self._folder,
+            *("--cluster-enabled", "yes", "--cluster-require-full-coverage", "no"),
+            *("--repl-diskless-sync-delay", "0"),
+            *("--cluster-config-file", f"nodes.{number}.conf", "--cluster-port", str(_free_port())),
+        )
+
+    def _meet(self, node: RedisServer) -> None:
+        bus = node.options[node.options.index("--cluster-port") + 1]
+        self.ask(0, "CLUSTER", "MEET", "127.0.0.1", str(node.port), bus)
+
+    def replicate(self, master: int) -> int:
+        """One more server, a replica of a master, that has all of it; gives its place in `nodes`."""
+        self.nodes.append(self._started(len(self.nodes)))
+        replica = len(self.nodes) - 1
+        self._meet(self.nodes[replica])
+
+        def follows() -> bool:
+            return self.ask(replica, "CLUSTER", "REPLICATE", self.name(master)) == b"OK"
+
+        wait_until(follows, "the replica does not know its master")
+        # one that takes over before it has heard of its master's slots takes none
+        wait_until(lambda: self.knows_all(replica), "the replica does not know the slots")
+        wait_until(lambda: b"master_link_status:up" in self._told(replica, "replication"), "no replication")
+        return replica
 
     @property
     def url(self) -> str:
@@ -72,10 +92,8 @@ class RedisCluster:
     def refused(self, kind: str) -> int:
         """How often all of them have answered with such an error."""
         count = 0
-        for i in range(MASTERS):
-            told = self.ask(i, "INFO", "errorstats")
-            assert isinstance(told, bytes)
-            for line in told.decode().splitlines():
+        for i in range(len(self.nodes)):
+            for line in self._told(i, "errorstats").decode().splitlines():
                 if line.startswith(f"errorstat_{kind}:count="):
                     count += int(line.rpartition("=")[2])
         return count
@@ -89,6 +107,19 @@ class RedisCluster:
         told = self.ask(node, "CLUSTER", "INFO")
         assert isinstance(told, bytes)
         return b"cluster_state:ok" in told and b"cluster_slots_assigned:%d" % SLOTS in told
+
+    def caught_up(self, master: int, replica: int) -> bool:
+        """Whether a replica has all that its master has been given."""
+        offset = "master_repl_offset:"
+        told = [
+            self._told(node, "replication").decode().split(offset)[1].split()[0] for node in (master, replica)
+        ]
+        return told[0] == told[1]
+
+    def _told(self, node: int, section: str) -> bytes:
+        told = self.ask(node, "INFO", section)
+        assert isinstance(told, bytes)
+        return told
 
 
 def _free_port() -> int:

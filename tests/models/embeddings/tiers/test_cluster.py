@@ -301,3 +301,28 @@ def test_a_cluster_that_is_away_at_the_start_is_found(cluster: RedisCluster, pre
     assert found.all()
     assert (rows == 1).all()
     tier.close()
+
+
+def test_a_replica_that_takes_over_is_found(tmp_path: Path) -> None:
+    cluster = RedisCluster(tmp_path)
+    try:
+        replica = cluster.replicate(2)
+        tier = RemoteTier(cluster.url, ["a"], np.full((1, 4), 9, np.uint8), timeout_s=5.0)
+        ids = np.arange(300)
+        zeros = np.zeros_like(ids)
+        values = ids.astype("<u4").view(np.uint8).reshape(-1, 4)
+        its = cluster.owners(slots_of("polyrec:", ids)) == 2
+        tier.write(zeros, ids, values)
+        wait_until(lambda: cluster.caught_up(2, replica), "the replica lags behind")
+        cluster.nodes[2].kill()
+        _, found = tier.receive(tier.ask(zeros, ids))
+        np.testing.assert_array_equal(found, ~its)
+        assert cluster.ask(replica, "CLUSTER", "FAILOVER", "TAKEOVER") == b"OK"
+        wait_until(lambda: tier.up, "who took over was not found")
+        rows, found = tier.receive(tier.ask(zeros, ids))
+        assert found.all()
+        np.testing.assert_array_equal(rows, values)
+        tier.write(zeros, ids, values[::-1].copy())
+        tier.close()
+    finally:
+        cluster.kill()
