@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from models.embeddings.tiers.placement import RemoteStore
 from models.errors import PolyrecError
 from models.files import Strict, read_yaml, validated
 
@@ -65,14 +66,25 @@ class Device(Strict):
     price_per_hour: Annotated[float, Field(ge=0)] | None = None
 
 
+class Remote(Strict):
+    """A store of rows that do not fit the machine. latency_s: from a batch's request to its answer, however
+    many rows; bandwidth: bytes/s of rows in large answers."""
+
+    store: RemoteStore
+    latency_s: Real
+    bandwidth: Real
+
+
 class Machine(Strict):
-    """A machine's devices, and what its disk gives: bytes/s in long reads, seconds of one of 4 KiB."""
+    """A machine's devices, and what its disk gives: bytes/s in long reads, seconds of one of 4 KiB. remote:
+    where rows go that neither memory nor disk may hold; None: nowhere."""
 
     name: str
     devices: Annotated[tuple[Device, ...], Field(min_length=1)]
     disk_bytes: Bytes | None = None
     disk_bandwidth: Real | None = None
     disk_latency_s: Real | None = None
+    remote: Remote | None = None
 
     @model_validator(mode="after")
     def _names_differ(self) -> Machine:
@@ -163,4 +175,6 @@ def _with_sizes(raw: dict[str, object]) -> dict[str, object]:
     sized = {k: read(v) if k in ("disk_bytes", "disk_bandwidth") else v for k, v in raw.items()}
     if isinstance(devices := raw.get("devices"), list):
         sized["devices"] = [device(d) for d in devices]
+    if isinstance(remote := raw.get("remote"), dict):
+        sized["remote"] = {k: read(v) if k == "bandwidth" else v for k, v in remote.items()}
     return sized

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--machine",
         metavar="FILE",
-        help="YAML file that changes the profiled machine's memories, lanes, links, disk or prices",
+        help="YAML file that changes the profiled machine's memories, lanes, links, disk, store, prices",
     )
     parser.add_argument("--cores", type=int, help="CPU cores to use (default: the machine's)")
     parser.add_argument(

@@ -9,6 +9,7 @@ brought back (`rollback`).
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
@@ -22,6 +23,9 @@ from server.errors import NotReady
 from server.metrics import Metrics
 from server.serving import ENDPOINTS, Serving, open_serving
 from server.tracing.tracer import Tracer
+from server.updated import Updated, left_behind
+
+log = logging.getLogger("polyrec.serving")
 
 NO_PATH = "none"
 STILL_LOADING = "the server is still loading; ask /readyz"
@@ -45,6 +49,7 @@ class Engine:
         self.state = State.LOADING
         self.default_budget_s = 0.0
         self.previous: Plan | None = None
+        self.updated = Updated()
         self.routing = Routing()
         self.without_path = {e: self.metrics.outcomes(e, NO_PATH) for e in ENDPOINTS}
         self._serving: Serving | None = None
@@ -55,10 +60,13 @@ class Engine:
 
         Raises PlanError, BundleError, RuntimeUnavailable; what was served before then still is.
         """
-        self.adopt(open_serving(plan, self.metrics, loaded))
+        self.adopt(open_serving(plan, self.metrics, loaded, self.updated))
 
-    def adopt(self, serving: Serving) -> None:
-        """What has been opened answers from now on; what did so before is closed once it is idle."""
+    def adopt(self, serving: Serving) -> dict[str, int]:
+        """What has been opened answers from now on; what did so before is closed once it is idle.
+
+        Gives how many rows with new values stay behind, by path of what answered before.
+        """
         old, self._serving = self._serving, serving
         manifest = serving.bundle.manifest
         self.metrics.build(code_version(), manifest.name, manifest.version, serving.plan.paths[0].runtime)
@@ -66,11 +74,19 @@ class Engine:
         self.metrics.watch(serving.dispatcher, self.default_budget_s)
         self.metrics.tiers([stack.figures for stack in serving.placed.distinct])
         self.routing = serving.plan.routing
+        left: dict[str, int] = {}
         if old is not None:
             self.previous = old.plan
+            left = left_behind(old.placed.changes, serving.placed.changes)
+            self.updated.keep([*serving.placed.changes.values(), *old.placed.changes.values()])
             self._retire(old)
+        for path, rows in left.items():
+            log.warning(
+                "new values of %d rows of path '%s' stay behind: other rows are served now", rows, path
+            )
         if self.state is State.LOADING:
             self.enter(State.READY)
+        return left
 
     @property
     def serving(self) -> Serving:
@@ -105,6 +121,7 @@ class Engine:
         if self._serving is not None:
             self._serving.close()
         self._serving = None
+        self.updated.keep([])
 
     def _retire(self, old: Serving) -> None:
         try:

@@ -16,6 +16,7 @@ from pathlib import Path
 from models.bundle import Bundle
 from models.embeddings.computed import HybridStage
 from models.embeddings.tiers import placement as tiers
+from models.embeddings.tiers.changes import Changes
 from models.embeddings.tiers.drift import Drift
 from models.embeddings.tiers.placement import PAGE_BYTES
 from models.embeddings.tiers.stack import TierStack
@@ -26,6 +27,7 @@ from planner.placed import DIRECTORY, PlacedPath, Placement
 from planner.plan import Plan, PlanError, PlannedPath
 from server.ahead import Ahead
 from server.following import Following, Told
+from server.updated import Updated
 
 log = logging.getLogger("polyrec.serving")
 
@@ -39,10 +41,12 @@ class Placed:
     """The open tiers of one generation.
 
     stacks: by the name of every path that has its rows there; paths of one bundle on a device have the same.
+    changes: of those rows, by the same names; they stay when the tiers close.
     ahead: reads for queries that wait, if anything lies on disk. following: sees to new orders of the rows.
     """
 
     stacks: dict[str, TierStack] = field(default_factory=dict)
+    changes: dict[str, Changes] = field(default_factory=dict)
     ahead: Ahead | None = None
     following: Following | None = None
     closing: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -69,11 +73,12 @@ class Placed:
 
 
 def open_placed(
-    plan: Plan, bundles: Mapping[Path, Bundle], encoders: Mapping[str, Encoder], told: Told
+    plan: Plan, bundles: Mapping[Path, Bundle], encoders: Mapping[str, Encoder], told: Told, updated: Updated
 ) -> Placed:
     """Fills the tiers of a plan; blocks for as long as its rows take to copy.
 
-    encoders: by path, ready for requests. told: hears of every new order of the rows.
+    encoders: by path, ready for requests. told: hears of every new order of the rows. updated: the changes of
+    rows that have been served, which the tiers have from the start.
     Raises PlanError: what the plan wants cannot be; RuntimeUnavailable: this machine cannot.
     """
     placed, placement = Placed(), plan.placement
@@ -84,11 +89,13 @@ def open_placed(
         for place, (own, planned) in _wanted(plan, placement).items():
             _refuse_processes(plan, planned)
             bundle = bundles[planned.bundle]
-            stack = _opened(planned, bundle, own, placement, encoders[planned.name])
+            changes = updated.of(bundle, planned.device, placement.directory or DIRECTORY)
+            stack = _opened(planned, bundle, own, placement, encoders[planned.name], changes)
             owners[place] = stack
             for other in plan.paths:
                 if (other.bundle, other.device) == place:
                     placed.stacks[other.name] = stack
+                    placed.changes[other.name] = changes
         _prepare(placed, plan, placement, bundles, told)
     except BaseException:
         for stack in owners.values():
@@ -135,7 +142,12 @@ def _refuse_processes(plan: Plan, planned: PlannedPath) -> None:
 
 
 def _opened(
-    planned: PlannedPath, bundle: Bundle, own: PlacedPath, placement: Placement, encoder: Encoder
+    planned: PlannedPath,
+    bundle: Bundle,
+    own: PlacedPath,
+    placement: Placement,
+    encoder: Encoder,
+    changes: Changes,
 ) -> TierStack:
     if own.rows("device") and planned.runtime != "torch":
         raise PlanError(
@@ -149,7 +161,7 @@ def _opened(
     )
     start = time.perf_counter()
     try:
-        stack = open_tiers(bundle, given, planned.device, encoder)
+        stack = open_tiers(bundle, given, planned.device, encoder, changes)
     except RuntimeUnavailable as e:
         raise RuntimeUnavailable(f"path '{planned.name}': {e}") from None
     log.info("tiers of %s are open after %.1f s", planned.name, time.perf_counter() - start)

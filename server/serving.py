@@ -33,6 +33,7 @@ from server.metrics import Metrics
 from server.oip_codec import OipCodec
 from server.placed import Placed, open_placed
 from server.statistics import Statistics
+from server.updated import Updated
 
 log = logging.getLogger("polyrec.serving")
 
@@ -87,8 +88,9 @@ class Serving:
         self.placed.close()
 
 
-def open_serving(plan: Plan, metrics: Metrics, loaded: Mapping[Path, Bundle]) -> Serving:
-    """Opens every path and lane of the plan; blocks. loaded: bundles that are open already.
+def open_serving(plan: Plan, metrics: Metrics, loaded: Mapping[Path, Bundle], updated: Updated) -> Serving:
+    """Opens every path and lane of the plan; blocks. loaded: bundles that are open already. updated: new
+    values of rows since the server started.
 
     Raises BundleError, RuntimeUnavailable, or PlanError if the bundles do not read the same requests.
     """
@@ -101,7 +103,7 @@ def open_serving(plan: Plan, metrics: Metrics, loaded: Mapping[Path, Bundle]) ->
             bundles[planned.bundle] = load_bundle(planned.bundle)
     encoders = _encoders([(p, bundles[p.bundle]) for p in plan.paths])
     named = {p.name: encoder for p, encoder in zip(plan.paths, encoders, strict=True)}
-    placed = open_placed(plan, bundles, named, metrics.moved)
+    placed = open_placed(plan, bundles, named, metrics.moved, updated)
     try:
         serving = _open(plan, metrics, bundles, encoders, placed)
     except BaseException:

@@ -47,7 +47,8 @@ def _occupied(problem: Problem, options: Sequence[Option], where: str) -> Occupi
             if o.tier is None:
                 whole.add(bundle)
         if (o.tier == "host" and where == problem.host) or (o.tier == "disk" and where == "disk"):
-            beyond[bundle] = max(beyond.get(bundle, 0.0), o.elsewhere)
+            size = o.elsewhere if o.tier == "host" else o.filed
+            beyond[bundle] = max(beyond.get(bundle, 0.0), size)
     # rows that a path of this very memory holds whole need no second copy for others
     copies = sum(size for bundle, size in beyond.items() if bundle not in whole)
     return Occupied(sum(resident.values()) + copies, sum(cache.values()), fixed, working)

@@ -22,8 +22,8 @@ from models.batch import F64
 from models.embeddings.tiers.budget import CACHED
 from planner.deployment.ask import Ask
 from planner.deployment.classes import SizeClass
-from planner.deployment.residency import Residency, Tables
-from planner.deployment.tier import NOTHING_MISSING, P99, PAGE, Missing, tier_below
+from planner.deployment.residency import Residency, Tables, residency
+from planner.deployment.tier import P99, PAGE, Missing, tiers_below
 from planner.devices import Device, Machine
 from planner.latency import LatencyModel
 from planner.plan import LaneKind, Limits
@@ -63,25 +63,29 @@ class Timing:
     to the lane and back."""
 
     latency: LatencyModel
-    miss: Missing
+    misses: tuple[Missing, ...]
     hop: tuple[float, float]
 
     def median(self, rows: float) -> float:
         """Seconds of a batch of `rows` rows."""
-        return self.latency.median(round(rows)) + self.miss.median(rows) + self.hop[0]
+        return self.latency.median(round(rows)) + self._missing(rows)[0] + self.hop[0]
 
     def tail(self, rows: float) -> float:
         """The same at the 99th percentile."""
-        return self.latency.tail(round(rows)) + self.miss.tail(rows) + self.hop[1]
+        return self.latency.tail(round(rows)) + self._missing(rows)[1] + self.hop[1]
 
     def model(self) -> LatencyModel:
         """Of execution alone, as one curve, at the same rows."""
-        rows, latency, miss = self.latency.rows, self.latency, self.miss
+        rows, latency = self.latency.rows, self.latency
         return LatencyModel(
             rows=rows,
-            median_s=tuple(latency.median(n) + miss.median(n) for n in rows),
-            tail_s=tuple(latency.tail(n) + miss.tail(n) for n in rows),
+            median_s=tuple(latency.median(n) + self._missing(n)[0] for n in rows),
+            tail_s=tuple(latency.tail(n) + self._missing(n)[1] for n in rows),
         )
+
+    def _missing(self, rows: float) -> tuple[float, float]:
+        """Seconds that a batch waits for tiers below, median and tail."""
+        return sum(m.median(rows) for m in self.misses), sum(m.tail(rows) for m in self.misses)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,19 +93,23 @@ class Option:
     """A path with some of its rows resident on its device.
 
     group: the bundle on the device; options of a group share their rows' bytes. cuts: rows of each table
-    that are resident; None: all. resident, elsewhere: bytes of rows within the cuts, and beyond, which
-    lie in `tier`. lookups: share of them that the cuts cover. cost_s: float64 [classes], device
-    seconds of a query of each class; inf where it cannot keep the promise. batch_rows: to which
-    queries are merged when the lanes are full.
+    that are resident; None: all. tier: where those beyond lie, down to `reach`; what is beyond that is
+    remote; None: there is nothing beyond. resident, elsewhere, afar: bytes within the cuts, in `tier`, and
+    remote; lookups, near: share of the look-ups that the cuts cover, and that cuts and `tier` do. cost_s:
+    float64 [classes], device seconds of a query of each class; inf where it cannot keep the promise.
+    batch_rows: to which queries are merged when the lanes are full.
     """
 
     path: int
     group: int
     cuts: tuple[int, ...] | None
+    reach: tuple[int, ...] | None
     resident: float
     elsewhere: float
+    afar: float
     tier: str | None
     lookups: float
+    near: float
     cost_s: F64
     batch_rows: int
     largest_rows: int
@@ -110,7 +118,12 @@ class Option:
     @property
     def cache(self) -> float:
         """Bytes of the device's memory for pages of the rows on disk."""
-        return cache_beside(self.resident) if self.tier == "disk" else 0.0
+        return cache_beside(self.resident) if self.filed else 0.0
+
+    @property
+    def filed(self) -> float:
+        """Bytes of the disk's file, which has the resident rows, too."""
+        return self.resident + self.elsewhere if self.tier == "disk" and self.elsewhere else 0.0
 
     @property
     def held(self) -> float:
@@ -147,26 +160,43 @@ class Costing:
     machine: Machine
     classes: tuple[SizeClass, ...]
 
-    def option(self, index: int, group: int, resident: Residency | None) -> Option:
-        """The path, with only some rows resident (None: all of them)."""
+    def option(
+        self,
+        index: int,
+        group: int,
+        resident: Residency | None,
+        reach: tuple[int, ...] | None = None,
+    ) -> Option:
+        """The path, with only some rows resident (None: all of them). reach: rows of each table down to which
+        those beyond lie in the next tier; None: all of them do."""
         everything = float(sum(self.path.memory.tables.values()))
-        tier = tier_below(self.on.device, self.machine)
-        if resident is None or tier is None or self.tables is None:
-            resident, miss, name = Residency((), everything, 1.0), NOTHING_MISSING, None
+        below = tiers_below(self.on.device, self.machine)
+        misses: tuple[Missing, ...] = ()
+        if resident is None or not below or self.tables is None:
+            resident, near, name = Residency((), everything, 1.0), Residency((), everything, 1.0), None
         else:
-            per_row = self.tables.lookups * (1.0 - resident.lookups)
-            miss, name = Missing(per_row, tier.seconds(self.tables.mean_row_bytes)), tier.name
-        timing = Timing(self.path.latency, miss, self.on.hop)
+            near = Residency((), everything, 1.0) if reach is None else residency(self.tables, reach)
+            name = below[0].name
+            shares = (near.lookups - resident.lookups, 1.0 - near.lookups)
+            size = self.tables.mean_row_bytes
+            misses = tuple(
+                tier.missing(self.tables.lookups * max(share, 0.0), size)
+                for tier, share in zip(below, shares, strict=False)
+            )
+        timing = Timing(self.path.latency, misses, self.on.hop)
         batch = self._batch(timing)
         cost, largest = self._costs(timing, batch)
         return Option(
             path=index,
             group=group,
             cuts=resident.cuts if name else None,
+            reach=near.cuts if name and reach is not None else None,
             resident=resident.bytes,
-            elsewhere=everything - resident.bytes,
+            elsewhere=near.bytes - resident.bytes,
+            afar=everything - near.bytes,
             tier=name,
             lookups=resident.lookups,
+            near=near.lookups,
             cost_s=cost,
             batch_rows=batch,
             largest_rows=largest,

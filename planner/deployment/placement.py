@@ -7,7 +7,7 @@ threshold on accesses per byte over all tables of all bundles that are only part
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -22,6 +22,8 @@ from planner.deployment.ranked import Ranked
 from planner.deployment.residency import Tables, cuts_within, residency
 from planner.deployment.tier import PAGE
 from planner.placed import MemoryUse, PlacedPath, Placement
+
+Cuts = tuple[int, ...]
 
 
 def filled(problem: Problem, choice: Choice) -> Problem:
@@ -42,44 +44,68 @@ def filled(problem: Problem, choice: Choice) -> Problem:
             continue
         # options of one bundle share its rows: the widest stands for all
         widest = {chosen[k].group: k for k in sorted(partial, key=lambda k: chosen[k].resident)}
-        joined, owners = _rest(problem, chosen, list(widest.values()), served)
         room = max(budget - used[device].bytes, 0.0)
         if chosen[partial[0]].tier == "disk":
             # of what is left pages take their share
             held = used[device].cache + sum(chosen[k].resident for k in widest.values()) + room
             kept = held - max(held * CACHED, float(PAGE * len(widest)))
             room = max(kept - sum(chosen[k].resident for k in widest.values()), 0.0)
-        more = cuts_within(joined, room)
+        cuts = _deeper(problem, chosen, {k: _cuts(chosen[k]) for k in widest.values()}, served, room)
+        grown = {k: residency(_tables(problem, chosen[k]), own) for k, own in cuts.items()}
+        reach: dict[int, tuple[int, ...] | None] = dict.fromkeys(cuts)
+        disk = problem.budget["disk"]
+        if problem.machine.remote is not None and chosen[partial[0]].tier == "disk" and disk is not None:
+            left = max(disk - sum(own.bytes for own in grown.values()), 0.0)
+            for k, down in _deeper(problem, chosen, cuts, served, left).items():
+                whole = tuple(t.size for t in _tables(problem, chosen[k]).ranked)
+                reach[k] = None if down == whole else down
         for group, k in widest.items():
-            cuts = np.array(chosen[k].cuts)
-            np.add.at(cuts, owners[k][1], [more[j] for j in owners[k][0]])
-            tables = problem.tables[chosen[k].path]
-            assert tables is not None
-            grown = residency(tables, tuple(cuts.tolist()))
             for j in partial:
                 if chosen[j].group == group:
                     path = chosen[j].path
-                    options[choice.options[j]] = problem.costing(path).option(path, group, grown)
+                    options[choice.options[j]] = problem.costing(path).option(path, group, grown[k], reach[k])
     return replace(problem, options=tuple(options))
 
 
+def _deeper(
+    problem: Problem, options: Sequence[Option], cuts: Mapping[int, Cuts], served: np.ndarray, room: float
+) -> dict[int, Cuts]:
+    """Cuts of some options with `room` bytes more, given to the rows of all that are looked up most."""
+    joined, owners = _rest(problem, options, cuts, served)
+    more = cuts_within(joined, room)
+    found = {}
+    for k, own in cuts.items():
+        grown = np.array(own)
+        np.add.at(grown, owners[k][1], [more[j] for j in owners[k][0]])
+        found[k] = tuple(grown.tolist())
+    return found
+
+
+def _cuts(option: Option) -> Cuts:
+    assert option.cuts is not None
+    return option.cuts
+
+
+def _tables(problem: Problem, option: Option) -> Tables:
+    tables = problem.tables[option.path]
+    assert tables is not None
+    return tables
+
+
 def _rest(
-    problem: Problem, options: Sequence[Option], which: Sequence[int], served: np.ndarray
+    problem: Problem, options: Sequence[Option], cuts: Mapping[int, Cuts], served: np.ndarray
 ) -> tuple[Tables, dict[int, tuple[list[int], list[int]]]]:
-    """The rows beyond the cuts of some options as one set of tables, each counted as often as the traffic
+    """The rows beyond cuts, those of some options, as one set of tables, each counted as often as the traffic
     looks it up; and by option, which of those are its tables: (joined index, own index)."""
     names: list[str] = []
     ranked: list[Ranked] = []
     row_bytes: list[float] = []
     owners: dict[int, tuple[list[int], list[int]]] = {}
-    for k in which:
-        option = options[k]
-        tables = problem.tables[option.path]
-        assert tables is not None
-        assert option.cuts is not None
+    for k, own in cuts.items():
+        tables = _tables(problem, options[k])
         weight = tables.lookups * max(served[k], 1e-9) / (tables.accesses or 1.0)
         owners[k] = ([], [])
-        for i, cut in enumerate(option.cuts):
+        for i, cut in enumerate(own):
             if cut < tables.ranked[i].size:
                 owners[k][0].append(len(names))
                 owners[k][1].append(i)
@@ -107,24 +133,33 @@ def place(problem: Problem, choice: Choice) -> Placement:
                 working_bytes=round(use.working),
             )
         )
-    return Placement(memories=tuple(memories), paths=tuple(_placed(problem, o) for o in options))
+    placed = tuple(_placed(problem, o) for o in options)
+    remote = problem.machine.remote if any(p.rows("remote") for p in placed) else None
+    return Placement(memories=tuple(memories), paths=placed, remote=remote.store if remote else None)
 
 
 def _placed(problem: Problem, option: Option) -> PlacedPath:
     p = problem.paths[option.path]
     on_cpu = problem.lanes[p.path.device].device.kind == "cpu"
-    near, far = ("host", "disk") if on_cpu else ("device", "host")
+    near = "host" if on_cpu else "device"
+    far = option.tier or ("disk" if on_cpu else "host")
     tables = problem.tables[option.path]
     rows: dict[str, TierCuts] = {}
     if tables is not None:
-        cuts = option.cuts or tuple(t.size for t in tables.ranked)
-        for name, ranked, cut in zip(tables.names, tables.ranked, cuts, strict=True):
-            rows[name] = TierCuts.model_validate({near: cut, far: ranked.size - cut})
+        whole = tuple(t.size for t in tables.ranked)
+        cuts, reach = option.cuts or whole, option.reach or whole
+        for name, size, cut, down in zip(tables.names, whole, cuts, reach, strict=True):
+            # beyond `reach` there is none but where `far` is the disk
+            beyond = {"remote": size - down} if size > down else {}
+            rows[name] = TierCuts.model_validate({near: cut, far: down - cut} | beyond)
     sizes = {near: round(option.resident)}
     lookups = {near: option.lookups}
     if option.tier is not None:
         sizes[far] = round(option.elsewhere)
-        lookups[far] = max(0.0, 1.0 - option.lookups)
+        lookups[far] = max(0.0, option.near - option.lookups)
+    if option.afar:
+        sizes["remote"] = round(option.afar)
+        lookups["remote"] = max(0.0, 1.0 - option.near)
     return PlacedPath(
         path=p.path.name, bytes=sizes, lookups=lookups, tables=rows, cache_bytes=math.floor(option.cache)
     )

@@ -14,8 +14,8 @@ from models.batch import F64
 from planner.deployment.ask import Ask
 from planner.deployment.classes import Level, SizeClass, load_levels, size_classes
 from planner.deployment.option import Costing, Lanes, Option, headroom
-from planner.deployment.residency import Residency, Tables, residencies
-from planner.deployment.tier import tier_below
+from planner.deployment.residency import Residency, Tables, reaching, residencies
+from planner.deployment.tier import tiers_below
 from planner.devices import Device, Machine
 from planner.profile import Front, PathProfile, Profile
 
@@ -88,10 +88,11 @@ class Problem:
         p = self.paths[option.path]
         device = p.path.device
         needs = {device: option.held + p.memory.fixed + p.memory.peak * self.lanes[device].count}
-        if option.elsewhere:
-            place = self.host if option.tier == "host" else "disk"
-            assert place is not None
-            needs[place] = needs.get(place, 0.0) + option.elsewhere
+        if option.tier == "host":
+            assert self.host is not None
+            needs[self.host] = needs.get(self.host, 0.0) + option.elsewhere
+        if option.filed:
+            needs["disk"] = option.filed
         return needs
 
 
@@ -109,6 +110,8 @@ def pose(profile: Profile, ask: Ask, tables: Sequence[Tables | None]) -> Problem
     budget["disk"] = float(ask.memory["disk"]) if "disk" in ask.memory else machine.disk_bytes
     groups: dict[tuple[str, str], int] = {}
     options: list[Option] = []
+    stored = {str(p.path.bundle): float(sum(p.memory.tables.values())) for p in profile.paths}
+    disk = budget["disk"]
     # paths of one bundle have the very same tables
     tried: dict[int, tuple[Residency, ...]] = {}
     for i, path in enumerate(profile.paths):
@@ -118,7 +121,13 @@ def pose(profile: Profile, ask: Ask, tables: Sequence[Tables | None]) -> Problem
         if id(tables[i]) not in tried:
             tried[id(tables[i])] = residencies(tables[i])
         parts = tried[id(tables[i])] if _tiers(lanes[device], machine) else ()
-        found = [costing.option(i, group, part) for part in (None, *parts)]
+        found = [costing.option(i, group, None)]
+        for part in parts:
+            # the disk for itself, or divided by size among the bundles
+            share = stored[str(path.path.bundle)] / max(sum(stored.values()), 1.0)
+            rooms = () if disk is None else (disk, disk * share)
+            reaches = _reaches(tables[i], part, rooms, lanes[device], machine)
+            found += [costing.option(i, group, part, reach) for reach in reaches]
         options += [option for option in found if option.largest_rows]
     inline = next((name for name, one in lanes.items() if one.kind == "inline"), None)
     spent = np.array([front.query_s + front.row_s * c.rows for c in classes])
@@ -147,7 +156,19 @@ def pose(profile: Profile, ask: Ask, tables: Sequence[Tables | None]) -> Problem
 def _tiers(on: Lanes, machine: Machine) -> bool:
     """Whether rows can lie below a device's memory. Tiers belong to the server's process: its own lanes
     share them, lanes that are processes cannot."""
-    return on.kind != "process" and tier_below(on.device, machine) is not None
+    return on.kind != "process" and bool(tiers_below(on.device, machine))
+
+
+def _reaches(
+    tables: Tables | None, resident: Residency, rooms: Sequence[float], on: Lanes, machine: Machine
+) -> list[tuple[int, ...] | None]:
+    """How far the disk may reach below what is resident, where a remote store can hold the rest."""
+    below = [tier.name for tier in tiers_below(on.device, machine)]
+    if tables is None or "remote" not in below or below[0] != "disk":
+        return [None]
+    whole = tuple(t.size for t in tables.ranked)
+    found = [reaching(tables, resident.cuts, max(room - resident.bytes, 0.0)) for room in rooms]
+    return [None if reach == whole else reach for reach in dict.fromkeys([whole, *found])]
 
 
 def _lanes(device: Device, used: list[str], machine: Machine, ask: Ask) -> Lanes:

@@ -169,7 +169,11 @@ class Program:
                     self._put(total[device], k, profiled.memory.fixed / unit[device])
             for tier in ("host", "disk"):
                 place = p.host if tier == "host" else "disk"
-                beyond = {k: self._option(k).elsewhere for k in own if self._option(k).tier == tier}
+                beyond = {
+                    k: self._option(k).elsewhere if tier == "host" else self._option(k).filed
+                    for k in own
+                    if self._option(k).tier == tier
+                }
                 if not beyond or place not in total:
                     continue
                 if (tier, bundle) not in kept:

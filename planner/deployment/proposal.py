@@ -22,7 +22,7 @@ from planner.deployment.program import PlanImpossible
 from planner.deployment.prospect import expect
 from planner.deployment.residency import Tables
 from planner.deployment.stored import read_tables
-from planner.deployment.tier import tier_below
+from planner.deployment.tier import tiers_below
 from planner.plan import Limits, Plan, PlannedLane, PlannedPath, Routing
 from planner.profile import PathProfile, Profile
 
@@ -126,7 +126,7 @@ def _overflows(problem: Problem) -> bool:
     own = [p for p in problem.paths if p.path.device == device]
     rows = {str(p.path.bundle): sum(p.memory.tables.values()) for p in own}
     whole = sum(rows.values()) + sum(p.memory.fixed for p in own)
-    below = tier_below(on.device, problem.machine) is not None
+    below = bool(tiers_below(on.device, problem.machine))
     return below and on.kind == "process" and budget is not None and whole > budget
 
 
@@ -167,7 +167,7 @@ def refuse_impossible(problem: Problem) -> None:
         short.append((needed_bytes - budget, needed_bytes, budget, where, option))
     lacking, needed_bytes, budget, where, option = min(short, key=lambda s: s[0])
     on = problem.lanes.get(where)
-    on_disk = ask.lane == "process" and on is not None and tier_below(on.device, problem.machine) is not None
+    on_disk = ask.lane == "process" and on is not None and bool(tiers_below(on.device, problem.machine))
     hint = "; lanes in processes cannot have rows on disk: --lane thread can" if on_disk else ""
     raise PlanImpossible(
         f"no path that keeps {ms(ask.slo_s)} fits the memory: the smallest, "

@@ -98,6 +98,17 @@ def cuts_within(tables: Tables, budget: float) -> tuple[int, ...]:
     return tuple(cuts.tolist())
 
 
+def reaching(tables: Tables, cuts: tuple[int, ...], room: float) -> tuple[int, ...]:
+    """Rows of each table down to which a memory of `room` bytes reaches, below one that holds `cuts`."""
+    rest = Tables(
+        tables.names,
+        tuple(t.beyond(n) for t, n in zip(tables.ranked, cuts, strict=True)),
+        tables.row_bytes,
+        tables.lookups,
+    )
+    return tuple(n + more for n, more in zip(cuts, cuts_within(rest, room), strict=True))
+
+
 def residency(tables: Tables, cuts: tuple[int, ...]) -> Residency:
     """What cuts mean. Where nothing is looked up, everything is found."""
     resident = sum(n * b for n, b in zip(cuts, tables.row_bytes, strict=True))

@@ -84,6 +84,8 @@ def rows_by_bundle(plan: Plan, memory: MemoryUse) -> dict[str, int]:
         for tier, n in placed[path.name].items():
             # rows of an accelerator's path in the host's memory are in what is no accelerator's
             near = tier == "device" or (tier == "host" and path.device not in accelerators)
+            if tier == "remote":
+                continue
             there = "disk" if tier == "disk" else path.device if near else None
             if n and (
                 there == memory.place or (there is None and memory.place not in accelerators | {"disk"})

@@ -20,6 +20,10 @@ def machine_lines(machine: Machine) -> list[str]:
         disk += [f"{size(machine.disk_bandwidth)}/s", f"{machine.disk_latency_s * 1e6:.0f} us a page"]
     if disk:
         lines.append(f"  {'disk':<10} " + ", ".join(disk))
+    if remote := machine.remote:
+        place = remote.store.url.rpartition("@")[2]
+        speeds = f"{size(remote.bandwidth)}/s, {remote.latency_s * 1e6:.0f} us a request"
+        lines.append(f"  {'remote':<10} {place}; {speeds}")
     return lines
 
 

@@ -6,6 +6,9 @@
     routing   {"policy": ..., "weights": {path: factor}, "default_budget_ms": ...}, each optional
     embeddings  new values of rows: server/http/admin_embeddings.py
 
+Reload and rollback answer with the paths, the bundle's version and what became of updated rows: `carried` by
+path, where the same rows are served again, and `left_behind`, where others are.
+
 Without a token in the settings everything here is 403. A plan that cannot be opened is refused with 422
 and what it says; what was served still is.
 """
@@ -32,7 +35,7 @@ from server.engine import Engine, State
 from server.errors import Forbidden, Invalid, Malformed, NotReady, RequestError, Unauthorised
 from server.http.body import read_body
 from server.http.reply import Reply, error_reply, json_reply
-from server.serving import open_serving
+from server.serving import Serving, open_serving
 
 MAX_BODY_BYTES = 65536
 Opener = Callable[[], tuple[Plan, Mapping[Path, Bundle]]]
@@ -121,15 +124,22 @@ class Admin:
         async with self._lock:
             engine = self._engine
             try:
-                serving = await in_thread(lambda: open_serving(*self._both(read)))
+                serving = await in_thread(lambda: self._opened(read))
             except PolyrecError as e:
                 raise Invalid(f"the plan is not opened, the old one still serves: {e}") from None
-            engine.adopt(serving)
-            return {"paths": [p.name for p in serving.paths], "bundle_version": serving.version}
+            left = engine.adopt(serving)
+            return {
+                "paths": [p.name for p in serving.paths],
+                "bundle_version": serving.version,
+                "updates": {
+                    "carried": {path: c.rows for path, c in serving.placed.changes.items() if c.rows},
+                    "left_behind": left,
+                },
+            }
 
-    def _both(self, read: Opener) -> tuple[Plan, Any, Mapping[Path, Bundle]]:
+    def _opened(self, read: Opener) -> Serving:
         plan, loaded = read()
-        return plan, self._engine.metrics, loaded
+        return open_serving(plan, self._engine.metrics, loaded, self._engine.updated)
 
 
 def admin_routes(admin: Admin) -> list[Route]:

@@ -8,9 +8,10 @@ from typing import Literal
 
 import numpy as np
 
+from models.embeddings.tiers.placement import RemoteStore
 from planner.deployment.ranked import Ranked
 from planner.deployment.residency import Tables
-from planner.devices import Device, Machine
+from planner.devices import Device, Machine, Remote
 from planner.latency import LatencyModel
 from planner.plan import PlannedPath
 from planner.profile import Front, Memory, PathProfile, Profile
@@ -25,16 +26,21 @@ def machine(
     memory: int = 10**9,
     gpu: int | None = None,
     disk: bool = False,
+    remote: str | None = None,
     price: float | None = None,
 ) -> Machine:
-    """gpu: bytes of a GPU's memory, None for none."""
+    """gpu: bytes of a GPU's memory, None for none. remote: URL of a store, filled by whoever opens a plan."""
     devices = [Device(name="cpu", kind="cpu", lanes=cores, memory_bytes=memory, price_per_hour=price)]
     if gpu is not None:
         devices.append(
             Device(name="cuda:0", kind="gpu", lanes=1, memory_bytes=gpu, link=8e9, price_per_hour=price)
         )
     figures = {"disk_bytes": 10**12, "disk_bandwidth": 2e9, "disk_latency_s": 1e-4} if disk else {}
-    return Machine(name="made", devices=tuple(devices), **figures)
+    store = None
+    if remote is not None:
+        named = RemoteStore(url=remote, timeout_ms=5000, fill=True)
+        store = Remote(store=named, latency_s=3e-4, bandwidth=2e8)
+    return Machine(name="made", devices=tuple(devices), remote=store, **figures)
 
 
 def path(

@@ -55,12 +55,17 @@ def test_mp_recs_small_machine_has_the_papers_memories() -> None:
 def test_sizes_in_a_file_may_be_text_or_numbers(tmp_path: Path) -> None:
     text = (
         "devices: [{name: cpu, kind: cpu, lanes: 4, memory_bytes: 2GiB, bandwidth: 5e9, caches: {L2: 1MiB}}]"
+        "\n"
+        "remote: {store: {url: 'redis://store:6379', fill: true}, latency_s: 0.0003, bandwidth: 200MB}"
     )
     machine = load_machine(written(tmp_path, text))
     assert machine.name == "box"
     assert machine.devices[0].memory_bytes == 2 * 2**30
     assert machine.devices[0].bandwidth == 5e9
     assert machine.devices[0].caches == {"L2": 2**20}
+    assert machine.remote is not None
+    assert machine.remote.bandwidth == 2e8
+    assert machine.remote.store.fill
 
 
 @pytest.mark.parametrize(
@@ -78,6 +83,11 @@ def test_sizes_in_a_file_may_be_text_or_numbers(tmp_path: Path) -> None:
         ),
         ("devices: [{name: cpu, kind: cpu, lanes: 1, memory_bytes: 1, speed: 3}]", "speed"),
         ("devices: [3]", "devices.0"),
+        (
+            "{devices: [{name: cpu, kind: cpu, lanes: 1, memory_bytes: 1}], "
+            "remote: {store: {url: 'http://store'}, latency_s: 1, bandwidth: 1}}",
+            "remote.store.url",
+        ),
         (
             "devices: [{name: a, kind: cpu, lanes: 1, memory_bytes: 1}, "
             "{name: a, kind: gpu, lanes: 1, memory_bytes: 1}]",

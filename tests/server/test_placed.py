@@ -89,6 +89,45 @@ def test_a_planned_server_below_the_bundles_size_answers_as_one_with_all_in_memo
     assert not [p for p in tmp_path.iterdir() if p.suffix == ".pages"]
 
 
+def test_a_plan_of_memory_disk_and_a_named_store_opens_and_answers_as_one_with_all_in_memory(
+    paged: Bundle, requests: list[Request], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = RedisServer(tmp_path)
+    rows = {t: 256 * v.rows for t, v in paged.encoder.vocabularies.items()}
+    one = path("table@cpu", bundle=paged.path, tables=rows, origin="measured")
+    on = machine(disk=True, remote=store.url)
+    save_profile(Profile(machine=on, paths=(one,)), tmp_path / "profile.json")
+    budgets = {"cpu": 1000 + sum(rows.values()) // 4, "disk": sum(rows.values()) // 2}
+    memory = ",".join(f"{place}={size}" for place, size in budgets.items())
+    given = ["plan", "--profile", str(tmp_path / "profile.json"), "--slo-ms", "2000", "--memory", memory]
+    given += ["--traffic", "rate=2,sizes=fixed:5", "--out", str(tmp_path / "plan.json"), "--json"]
+    assert main(given) == 0
+    plan = json.loads(capsys.readouterr().out)
+    (placement,) = plan["placement"]["paths"]
+    cuts = placement["tables"].values()
+    for tier in ("host", "disk", "remote"):
+        assert sum(t[tier] for t in cuts) > 10
+    assert 256 * sum(t["host"] + t["disk"] for t in cuts if t["disk"]) <= budgets["disk"]
+    quiet = {"drain_grace_s": 0, "default_budget_ms": 60_000}
+    try:
+        with (
+            start({"plan": tmp_path / "plan.json", "tier_directory": tmp_path} | quiet) as placed,
+            start({"bundle": paged.path, "runtime": "onnx"} | quiet) as whole,
+            httpx.Client(timeout=60) as http,
+        ):
+            for request in requests[:30]:
+                asked = {"columns": request.columns}
+                answers = [http.post(f"{s.url}/v1/predict", json=asked).json() for s in (placed, whole)]
+                assert answers[0] == answers[1]
+            counted = http.get(f"{placed.url}/metrics").text.splitlines()
+    finally:
+        store.kill()
+    for tier in ("host", "disk", "remote"):
+        name = f'polyrec_embedding_lookups_total{{tier="{tier}"}} '
+        (looked_up,) = [float(line.removeprefix(name)) for line in counted if line.startswith(name)]
+        assert looked_up > 0
+
+
 def test_a_placement_that_keeps_all_rows_in_memory_opens_no_tiers(
     opened: Callable[[Plan], Engine], paged: Bundle, tmp_path: Path
 ) -> None:

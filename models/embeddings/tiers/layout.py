@@ -4,7 +4,8 @@ Each table is cut into ranges of ranks, one a tier, hottest first; some may be e
 ranges of all tables stand one after another in the tables' order, so a row's address in its tier is its row
 of the fused weight plus a constant of its range. Which range is read off a small array, the first one of each
 block of rows, and a step further for each boundary in the block that the row lies behind. The disk tier's
-file has whole tables, those of which any row lies on disk: so it is the same file whatever the cuts.
+file has all rows but the remote ones of those tables of which any row lies on disk: so it is the same file
+whatever the cuts above.
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ class Layout:
         self.total = sum(self.rows)
         starts = (np.cumsum(held.ravel()) - held.ravel()).reshape(held.shape)
         local = np.cumsum(held, axis=0) - held
-        on_disk = np.where(held[:, DISK] > 0, self.sizes, 0)
+        on_disk = np.where(held[:, DISK] > 0, held[:, :REMOTE].sum(axis=1), 0)
         filed = np.cumsum(on_disk) - on_disk
         local[:, DISK] = filed + held[:, :DISK].sum(axis=1)
-        self.filed = tuple(t for t, n in zip(self.tables, on_disk.tolist(), strict=True) if n)
+        self.filed = {t: n for t, n in zip(self.tables, on_disk.tolist(), strict=True) if n}
         self.file_rows = int(on_disk.sum())
         used = held.ravel() > 0
         self.starts: I64 = starts.ravel()[used]

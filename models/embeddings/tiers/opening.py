@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -13,22 +14,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from models.batch import I64
+from models.embeddings.tiers.changes import Changes
 from models.embeddings.tiers.disk import DiskTier, pages_of, write_pages
 from models.embeddings.tiers.form import RowForm
 from models.embeddings.tiers.layout import DEVICE, DISK, HOST, REMOTE, Layout
 from models.embeddings.tiers.parts import Tiers
 from models.embeddings.tiers.placement import PAGE_BYTES, Placement, RemoteStore
 from models.embeddings.tiers.remote import RemoteTier
-from models.embeddings.tiers.slab import Bytes, Slab
+from models.embeddings.tiers.slab import Bytes, RowSource, Slab
 from models.embeddings.tiers.stack import TierStack
 from models.encoder import Encoder
 from models.errors import RuntimeUnavailable
 from models.vocabulary import Vocabulary, ids_of_ranks
 
 ROWS_AT_ONCE = 1 << 16
-
-RowSource = Callable[[int, int], Bytes]
-"""(first row of the fused weight, count) -> uint8 [count, bytes of a row]."""
 
 
 def rows_of_weight(weight: Tensor, form: RowForm) -> RowSource:
@@ -44,11 +43,13 @@ def open_stack(
     placement: Placement,
     encoder: Encoder | None = None,
     device: torch.device | str = "cpu",
+    changes: Changes | None = None,
 ) -> TierStack:
     """Copies every row into its tier. sizes: rows of each table, in the order of the fused weight.
 
     encoder: gives the popularity of pages, the stable ids of remote rows and the out-of-vocabulary rows;
-    needed where rows are remote. Raises RuntimeUnavailable: cuts that are not the model's, a folder that
+    needed where rows are remote or have changed. changes: of these rows, which the stack has from the start
+    and follows from then on. Raises RuntimeUnavailable: cuts that are not the model's, a folder that
     cannot be written, a reader that the kernel refuses, a store that is to be filled and does not answer.
     """
     try:
@@ -57,6 +58,9 @@ def open_stack(
         raise RuntimeUnavailable(f"placement: {e}") from None
     if layout.rows[REMOTE] and encoder is None:
         raise RuntimeUnavailable("placement: remote rows need the vocabularies, for their ids")
+    since = 0
+    if changes is not None and encoder is not None:
+        since, source = changes.latest, changes.over(source, sizes, encoder)
     vocabularies = [] if encoder is None else [encoder.vocabularies[t] for t in layout.tables]
     page_bytes = -(-form.bytes // PAGE_BYTES) * PAGE_BYTES
     pages = -(-layout.file_rows // (page_bytes // form.bytes))
@@ -68,8 +72,11 @@ def open_stack(
     ids, remote = None, None
     if layout.rows[REMOTE] and placement.remote is not None:
         ids = _remote_ids(layout, vocabularies)
-        remote = _open_remote(form, layout, source, placement.remote, vocabularies, ids)
-    return TierStack(Tiers(layout, slab, hot, disk, remote), encoder, ids)
+        remote = _open_remote(form, layout, source, placement.remote, vocabularies, ids, changes)
+    stack = TierStack(Tiers(layout, slab, hot, disk, remote), encoder, ids, changes)
+    if changes is not None:
+        changes.join(stack, since)
+    return stack
 
 
 def fill(out: Bytes, layout: Layout, tier: int, source: RowSource) -> None:
@@ -87,8 +94,8 @@ def _parts(layout: Layout, tier: int, source: RowSource) -> Iterator[Bytes]:
 
 def file_parts(layout: Layout, source: RowSource) -> Iterator[Bytes]:
     """What the file of the disk tier holds, in order."""
-    for table in layout.filed:
-        yield from _read(source, layout.base[table], layout.sizes[layout.tables.index(table)])
+    for table, rows in layout.filed.items():
+        yield from _read(source, layout.base[table], rows)
 
 
 def _read(source: RowSource, first: int, count: int) -> Iterator[Bytes]:
@@ -196,7 +203,7 @@ def page_heat(layout: Layout, counts: Sequence[I64], slab: Slab) -> NDArray[np.f
         if table in layout.filed:
             start = held[DEVICE] + held[HOST]
             heat[done + start : done + start + held[DISK]] = own[start : start + held[DISK]]
-            done += own.size
+            done += layout.filed[table]
     by_page: NDArray[np.float64] = heat.reshape(-1, slab.rows_a_page).sum(axis=1)
     return by_page
 
@@ -216,6 +223,7 @@ def _open_remote(
     store: RemoteStore,
     vocabularies: Sequence[Vocabulary],
     ids: I64,
+    changes: Changes | None,
 ) -> RemoteTier:
     fallback = np.zeros((len(layout.tables), form.bytes), np.uint8)
     first = 0
@@ -228,10 +236,14 @@ def _open_remote(
     if store.fill:
         done = 0
         tables = layout.table[layout.segments(layout.rows_of(REMOTE))]
+        parts = _parts(layout, REMOTE, source)
         try:
-            for part in _parts(layout, REMOTE, source):
-                own = slice(done, done + len(part))
-                remote.write(tables[own], ids[own], part)
+            while done < ids.size:
+                # tiers that serve already may write newer values into the same store
+                with nullcontext() if changes is None else changes.held:
+                    part = next(parts)
+                    own = slice(done, done + len(part))
+                    remote.write(tables[own], ids[own], part)
                 done += len(part)
         except OSError as e:
             remote.close()

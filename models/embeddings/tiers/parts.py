@@ -15,8 +15,8 @@ from models.embeddings.tiers.slab import Slab
 
 @dataclass(frozen=True, slots=True)
 class Tiers:
-    """device: rows of the device tier [rows, units], None if there
-    is none; disk, remote: None where no row lies there."""
+    """device: rows of the device tier [rows, units], None if there is none; disk, remote: None where no row
+    lies there."""
 
     layout: Layout
     slab: Slab

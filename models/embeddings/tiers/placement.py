@@ -30,7 +30,9 @@ class TierCuts(Strict):
 
 
 class RemoteStore(Strict):
-    """A Redis. url: redis://[:password@]host[:port][/database] or unix:///path.
+    """A Redis, or a Redis Cluster by any server of it, which says so itself.
+
+    url: redis://[:password@]host[:port][/database] or unix:///path.
 
     timeout_ms: what a batch waits for its rows before it goes on without them. prefix: of every key; the
     rest is the table, a colon and the stable id in twelve digits. fill: whether rows are written when the

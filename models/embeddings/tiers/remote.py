@@ -1,17 +1,20 @@
-"""The remote tier: rows beyond the machine, in a Redis that may be there already.
+"""The remote tier: rows beyond the machine, in a Redis or a Redis Cluster that may be there already.
 
 A row's key is `prefix`, its table and its stable id in twelve digits, `polyrec:item:000000000042`, its
 value the row's bytes as the bundle stores them; so a store survives new orders of the rows. A batch is one
-pipelined request, one MGET a table. Where the store does not answer in time, or lacks a row, the row is the
-table's out-of-vocabulary row, counted, and the answer says that its quality is reduced. A store that has
-failed is left alone by requests and asked again from a thread until it answers. Every failure starts a new
-generation of connections: what befalls one of an older generation says nothing about the store of now.
+pipelined request to each server that has rows of it, all on their way at once within one time-out: one MGET
+a table where there is one server, GETs in a cluster, which refuses an MGET of several slots. Rows that a
+server says are elsewhere by now (MOVED, ASK) are asked for there in what is left of the time.
+
+Where a server does not answer in time, or lacks a row, the row is the table's out-of-vocabulary row, counted,
+and the answer says that its quality is reduced. A server that has failed is left alone by requests, and
+asked again from a thread until it answers and every slot is served.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
+import re
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,39 +23,60 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.batch import I64
-from models.embeddings.tiers.resp import Link, RespError, command, keys
+from models.embeddings.tiers.exchange import Exchange, finish
+from models.embeddings.tiers.node import Dialled, Node
+from models.embeddings.tiers.resp import RespError, Taken, clock, command, commands, keys
+from models.embeddings.tiers.routes import NOBODY, Routes, discover, host_of, url_of
 from models.embeddings.tiers.slab import Bytes
-
-log = logging.getLogger("polyrec.tiers")
+from models.embeddings.tiers.slots import Slots
 
 MEND_S = (0.05, 1.0)
-"""A lost store is asked again after the first, then after twice as long each time, up to the second."""
+"""What is amiss is looked into after the first, then after twice as long each time, up to the second."""
+MEND_TIMEOUT_S = 1.0
 WRITE_TIMEOUT_S = 10.0
 WRITTEN_AT_ONCE = 4096
+SENT_ON = 4
+"""How often rows to be written are sent on to where the last server said."""
+LEAST_S = 0.001
+"""What a new connection is given when the time is nearly over."""
+ELSEWHERE = re.compile(rb"(MOVED|ASK) \d+ (.*):(\d+)")
 
 
-@dataclass(frozen=True, slots=True)
-class Dialled:
-    """A connection and the generation that it belongs to."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """What one server has of a batch, or is said to have. rows: places in the batch, int64 [n], by table.
+    asking: it is only about to get these rows' slot."""
 
-    link: Link
-    generation: int
+    node: Node
+    rows: I64
+    asking: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """A part on its way."""
+
+    part: Part
+    over: Dialled
+    exchange: Exchange
+    taken: Taken
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Asked:
-    """A request on its way. order: the rows by table; counts: of each table asked; over: None: it failed."""
+    """A batch on its way. until_s: by `clock`, when it goes on without what has not come."""
 
     tables: I64
-    order: I64
-    counts: tuple[int, ...]
-    over: Dialled | None
+    ids: I64
+    requests: list[Request]
+    until_s: float
 
 
 class RemoteTier:
-    """Rows by (table, stable id) in a Redis. Thread-safe.
+    """Rows by (table, stable id) in a store. Thread-safe.
 
-    tables: names. fallback: uint8 [tables, bytes of a row], the out-of-vocabulary row of each.
+    url: of the server, or of one in the cluster. tables: names. fallback: uint8 [tables, bytes of a row],
+    the out-of-vocabulary row of each.
     """
 
     def __init__(
@@ -66,139 +90,216 @@ class RemoteTier:
         self.url, self.timeout_s = url, timeout_s
         self.fallback = fallback
         self._prefixes = [f"{prefix}{table}:" for table in tables]
+        self._slots = Slots(self._prefixes)
         self._lock = threading.Lock()
-        self._idle: list[Dialled] = []
-        self._generation = 0
+        self._nodes: dict[str, Node] = {}
+        self._forgotten = 0
         self._closed = threading.Event()
         self._mender: threading.Thread | None = None
-        self.failures = 0
-        self._up = True
+        self._again = False
+        seed = self._node(url)
+        self._routes = Routes({url: seed})
         # one that does not answer is noted, and sought from now on
         with contextlib.suppress(OSError):
-            self._give_back(self._dial(0, WRITE_TIMEOUT_S))
+            seed.give_back(seed.dial(WRITE_TIMEOUT_S))
+            self._discover(WRITE_TIMEOUT_S)
 
     @property
     def up(self) -> bool:
-        """Whether the store answered when it was last asked."""
-        return self._up
+        """Whether every row has a server, and all answered when they were last asked."""
+        return self._routes.whole
+
+    @property
+    def failures(self) -> int:
+        """Connections that failed, so far."""
+        with self._lock:
+            return self._forgotten + sum(node.failures for node in self._nodes.values())
 
     def ask(self, tables: I64, ids: I64) -> Asked:
-        """Sends off a request for rows; `receive` must follow. tables, ids: int64 [n], ids >= 0."""
-        order = np.argsort(tables, kind="stable")
-        present, counts = np.unique(tables, return_counts=True)
-        over = self._take()
-        if over is not None:
-            grouped = np.split(ids[order], np.cumsum(counts)[:-1])
-            parts = [
-                command(b"MGET", keys(self._prefixes[t], own))
-                for t, own in zip(present.tolist(), grouped, strict=True)
-            ]
-            try:
-                over.link.send(b"".join(parts), self.timeout_s)
-            except OSError as e:
-                self._failed(e, over)
-                over = None
-        return Asked(tables, order, tuple(counts.tolist()), over)
+        """Sends off a request for rows; `receive` must follow. tables, ids: int64 [n], ids >= 0.
+
+        Waits for new connections, where some are needed, at most as long as for answers.
+        """
+        routes = self._routes
+        dialled = self._dialled(self._parts(routes, tables, ids), clock() + self.timeout_s)
+        until_s = clock() + self.timeout_s
+        arrays = routes.of_slot is None
+        requests = [self._get(part, over, tables, ids, arrays) for part, over in dialled]
+        return Asked(tables, ids, requests, until_s)
 
     def receive(self, asked: Asked) -> tuple[Bytes, NDArray[np.bool_]]:
         """(rows uint8 [n, bytes], which of them the store gave [n]), in the order of the asking."""
         rows = self.fallback[asked.tables]
         found = np.zeros(len(rows), bool)
-        over = asked.over
-        if over is None:
-            return rows, found
-        got, there = np.empty_like(rows), np.zeros(len(rows), bool)
-        start = place = 0
-        try:
-            for count in asked.counts:
-                part = slice(start, start + count)
-                place = over.link.rows(got[part], there[part], place)
-                start += count
-        except (OSError, ValueError) as e:
-            self._failed(e, over)
-            return rows, found
-        self._give_back(over)
-        found[asked.order] = there
-        rows[asked.order[there]] = got[there]
+        elsewhere = self._taken(asked.requests, asked.until_s, rows, found)
+        # sent on once: what is nowhere to be found by then falls back
+        dialled = self._dialled(elsewhere, asked.until_s)
+        followed = [self._get(part, over, asked.tables, asked.ids) for part, over in dialled]
+        self._taken(followed, asked.until_s, rows, found)
         return rows, found
 
     def abandon(self, asked: Asked) -> None:
         """Instead of `receive`, if nobody wants the rows any more."""
-        if asked.over is not None:
-            asked.over.link.close()
+        for request in asked.requests:
+            request.over.link.close()
 
     def write(self, tables: I64, ids: I64, values: Bytes) -> None:
-        """Stores rows. values: uint8 [n, bytes of a row]. Raises OSError; part may be written then."""
-        with self._lock:
-            up, generation = self._up, self._generation
-        if not up:
-            raise RespError(f"the store at {_place(self.url)} does not answer")
-        # a connection of its own: one that is kept may be of a store that has restarted since
-        over = self._dial(generation, self.timeout_s)
+        """Stores rows. values: uint8 [n, bytes of a row]. Raises OSError; some may be written then."""
+        # connections of its own: one that is kept may be of a server that has restarted since
+        links: dict[tuple[Node, bool], Dialled] = {}
         try:
-            for table in np.unique(tables).tolist():
-                own = np.flatnonzero(tables == table)
-                for start in range(0, own.size, WRITTEN_AT_ONCE):
-                    part = own[start : start + WRITTEN_AT_ONCE]
-                    key = keys(self._prefixes[table], ids[part])
-                    over.link.send(command(b"MSET", key, values[part]), WRITE_TIMEOUT_S)
-                    over.link.line()
-        except OSError as e:
-            self._failed(e, over)
+            for start in range(0, ids.size, WRITTEN_AT_ONCE):
+                own = slice(start, start + WRITTEN_AT_ONCE)
+                self._write(links, tables[own], ids[own], values[own])
+        except OSError:
+            for over in links.values():
+                over.link.close()
             raise
-        self._give_back(over)
+        for (node, _), over in links.items():
+            node.give_back(over)
 
     def close(self) -> None:
         self._closed.set()
         mender = self._mender
         if mender is not None:
             mender.join()
-        for idle in self._idle:
-            idle.link.close()
+        for node in self._nodes.values():
+            node.close()
 
-    def _take(self) -> Dialled | None:
-        with self._lock:
-            if not self._up:
-                return None
-            if self._idle:
-                return self._idle.pop()
-            generation = self._generation
-        try:
-            return self._dial(generation, self.timeout_s)
-        except OSError:
-            return None
+    def _parts(self, routes: Routes, tables: I64, ids: I64) -> list[Part]:
+        """Who has which rows; those that nobody serves are in none."""
+        nodes = list(routes.nodes.values())
+        if routes.of_slot is None:
+            return [Part(nodes[0], np.argsort(tables, kind="stable"))]
+        owner = routes.of_slot[self._slots.of(tables, ids)].astype(np.int64)
+        order = np.argsort(owner * len(self._prefixes) + tables, kind="stable")
+        ends = np.searchsorted(owner[order], np.arange(NOBODY, len(nodes)), side="right").tolist()
+        return [
+            Part(node, order[first:end])
+            for node, first, end in zip(nodes, ends, ends[1:], strict=False)
+            if end > first
+        ]
 
-    def _dial(self, generation: int, timeout_s: float) -> Dialled:
-        """A connection of a generation. Raises OSError, noted as that generation's failure."""
-        try:
-            return Dialled(Link(self.url, timeout_s), generation)
-        except OSError as e:
-            self._lost(e, generation)
-            raise
+    def _dialled(self, parts: Sequence[Part], until_s: float) -> list[tuple[Part, Dialled]]:
+        """A connection for each part; without those whose server does not answer."""
+        found = []
+        for part in parts:
+            over = part.node.take(max(until_s - clock(), LEAST_S))
+            if over is not None:
+                found.append((part, over))
+        return found
 
-    def _give_back(self, over: Dialled) -> None:
-        with self._lock:
-            if over.generation == self._generation:
-                self._idle.append(over)
+    def _get(self, part: Part, over: Dialled, tables: I64, ids: I64, arrays: bool = False) -> Request:
+        """Sends off the request of a part's rows. arrays: as MGETs."""
+        taken = Taken.nothing(part.rows.size, self.fallback.shape[1])
+        counts, keyed = self._keyed(tables[part.rows], ids[part.rows])
+        if arrays:
+            data = b"".join(command(b"MGET", key) for key in keyed)
+            reading = over.link.rows_of_arrays(taken, counts)
+        else:
+            data = b"".join(commands(b"GET", key, asking=part.asking) for key in keyed)
+            reading = over.link.rows(taken, part.asking)
+        return Request(part, over, Exchange(over.link, data, reading), taken)
+
+    def _set(self, part: Part, over: Dialled, tables: I64, ids: I64, values: Bytes) -> Request:
+        """Sends off what a part's rows are to be."""
+        taken = Taken.nothing(part.rows.size, 0)
+        counts, keyed = self._keyed(tables[part.rows], ids[part.rows])
+        split = np.split(values[part.rows], np.cumsum(counts)[:-1])
+        data = b"".join(
+            commands(b"SET", key, own, asking=part.asking) for key, own in zip(keyed, split, strict=True)
+        )
+        reading = over.link.acknowledged(taken, part.asking)
+        return Request(part, over, Exchange(over.link, data, reading), taken)
+
+    def _keyed(self, tables: I64, ids: I64) -> tuple[list[int], list[Bytes]]:
+        """How many rows of each table that there is, and their keys. tables: in order."""
+        present, counts = np.unique(tables, return_counts=True)
+        split = np.split(ids, np.cumsum(counts)[:-1])
+        return counts.tolist(), [
+            keys(self._prefixes[table], own) for table, own in zip(present.tolist(), split, strict=True)
+        ]
+
+    def _taken(
+        self, requests: Sequence[Request], until_s: float, rows: Bytes, found: NDArray[np.bool_]
+    ) -> list[Part]:
+        """Puts what comes in time into `rows` and `found`; gives what is said to be elsewhere."""
+        finish([request.exchange for request in requests], until_s)
+        elsewhere: list[Part] = []
+        for request in requests:
+            taken, node, error = request.taken, request.part.node, request.exchange.error
+            there = request.part.rows[taken.found]
+            rows[there] = taken.values[taken.found]
+            found[there] = True
+            elsewhere += self._sent_on(request)
+            if error is None:
+                node.give_back(request.over)
+            else:
+                node.failed(error, request.over)
+        return elsewhere
+
+    def _sent_on(self, request: Request) -> list[Part]:
+        """The rows of a request that its server said are elsewhere, by where."""
+        where: dict[tuple[str, bool], list[int]] = {}
+        for place, said in request.taken.refused:
+            told = ELSEWHERE.fullmatch(said)
+            if told is not None:
+                word, host, port = told.groups()
+                address = host.decode() or host_of(request.part.node.url), int(port)
+                where.setdefault((url_of(self.url, address), word == b"ASK"), []).append(place)
+            if told is None or told[1] == b"MOVED":
+                self._amiss()
+        rows = request.part.rows
+        return [Part(self._node(url), rows[places], asking) for (url, asking), places in where.items()]
+
+    def _write(self, links: dict[tuple[Node, bool], Dialled], tables: I64, ids: I64, values: Bytes) -> None:
+        parts, stored = self._parts(self._routes, tables, ids), 0
+        for _ in range(SENT_ON):
+            requests = []
+            for part in parts:
+                if not part.node.up:
+                    raise RespError(f"the store at {part.node.place} does not answer")
+                whose = part.node, part.asking
+                if whose not in links:
+                    links[whose] = part.node.dial(MEND_TIMEOUT_S)
+                requests.append(self._set(part, links[whose], tables, ids, values))
+            finish([request.exchange for request in requests], clock() + WRITE_TIMEOUT_S)
+            parts, said = [], b"no server of the cluster has their slots"
+            for request in requests:
+                node, error = request.part.node, request.exchange.error
+                if error is not None:
+                    node.failed(error, request.over)
+                    raise RespError(f"the store at {node.place} failed: {error}")
+                stored += int(request.taken.found.sum())
+                parts += self._sent_on(request)
+                said = next((said for _, said in request.taken.refused), said)
+            if stored == ids.size:
                 return
-        over.link.close()
+            if stored + sum(part.rows.size for part in parts) < ids.size:
+                break
+        raise RespError(f"{ids.size - stored} rows are not stored: {said.decode(errors='replace')}")
 
-    def _failed(self, error: Exception, over: Dialled) -> None:
-        over.link.close()
-        self._lost(error, over.generation)
-
-    def _lost(self, error: Exception, generation: int) -> None:
+    def _node(self, url: str) -> Node:
         with self._lock:
-            self.failures += 1
-            if generation != self._generation:
-                return
-            log.warning("the remote store at %s failed: %s", _place(self.url), error)
-            self._generation += 1
-            self._up = False
-            for idle in self._idle:
-                idle.link.close()
-            self._idle.clear()
-            if not self._closed.is_set():
+            return self._nodes.setdefault(url, Node(url, self._amiss))
+
+    def _discover(self, timeout_s: float) -> None:
+        """Asks for the map, and forgets servers that are not in it. Raises OSError if nobody can tell."""
+        routes = discover(self.url, self._routes, self._node, timeout_s)
+        with self._lock:
+            self._routes = routes
+            gone = [self._nodes.pop(url) for url in self._nodes.keys() - routes.nodes.keys()]
+            self._forgotten += sum(node.failures for node in gone)
+        for node in gone:
+            node.close()
+        if not routes.whole:
+            self._amiss()
+
+    def _amiss(self) -> None:
+        """A server is lost, or rows are not where they are looked for: sees to it in a thread."""
+        with self._lock:
+            self._again = True
+            if self._mender is None and not self._closed.is_set():
                 self._mender = threading.Thread(target=self._mend, name="polyrec-remote", daemon=True)
                 self._mender.start()
 
@@ -206,17 +307,14 @@ class RemoteTier:
         wait_s, longest_s = MEND_S
         while not self._closed.wait(wait_s):
             wait_s = min(2 * wait_s, longest_s)
-            try:
-                link = Link(self.url, max(self.timeout_s, 1.0))
-            except OSError:
-                continue
             with self._lock:
-                self._idle.append(Dialled(link, self._generation))
-                self._up = True
-            log.info("the remote store at %s answers again", _place(self.url))
-            return
-
-
-def _place(url: str) -> str:
-    """A URL without the password."""
-    return url.rpartition("@")[2] or url
+                self._again = False
+            with contextlib.suppress(OSError):
+                self._discover(max(self.timeout_s, MEND_TIMEOUT_S))
+            for node in self._routes.nodes.values():
+                with contextlib.suppress(OSError):
+                    node.revive(max(self.timeout_s, MEND_TIMEOUT_S))
+            with self._lock:
+                if self._routes.whole and not self._again:
+                    self._mender = None
+                    return

@@ -1,14 +1,20 @@
 """Redis's protocol (RESP2), as far as rows need it, in whole arrays.
 
 Keys of a table have one length and rows have one length, so a request for any number of rows is a matrix of
-bytes, and so is its answer as long as every row is there; only missing rows are met one by one. A client
-library makes a Python object of every key and every value (`redis-py`: 6 microseconds a row, docs/tiers.md).
+bytes, and so is its answer as long as every row is there; only what is missing or refused is met one by one.
+A client library makes a Python object of every key and every value (`redis-py`: 6 microseconds a row).
+
+Answers are read by generators, which yield whenever they need more bytes than have come: so one thread
+can read those of several servers as they come (`exchange`), and a question of a single one waits (`call`).
 """
 
 from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
@@ -19,6 +25,11 @@ from models.embeddings.tiers.slab import Bytes
 
 DIGITS = 12
 """Of an id in a key, zero-padded."""
+
+Answer: TypeAlias = "bytes | int | list[Answer] | None"
+Value = TypeVar("Value")
+Reading = Generator[int, None, Value]
+"""Yields how far the buffer must be able to hold what comes, each time that more is needed."""
 
 clock = time.monotonic
 
@@ -48,10 +59,33 @@ def bulks(values: Bytes) -> Bytes:
 
 
 def command(name: bytes, *arguments: Bytes) -> bytes:
-    """A command whose arguments are the rows of matrices, taken by turns: key, value, key, value, ..."""
+    """One command whose arguments are the rows of matrices, taken by turns: key, value, key, value, ..."""
     count = 1 + sum(len(a) for a in arguments)
     body = np.concatenate([bulks(a) for a in arguments], axis=1) if arguments else np.empty(0, np.uint8)
     return b"*%d\r\n$%d\r\n%s\r\n" % (count, len(name), name) + body.tobytes()
+
+
+def commands(name: bytes, *arguments: Bytes, asking: bool = False) -> bytes:
+    """A command for each row of the matrices, one after another. asking: each after an ASKING."""
+    head = b"*%d\r\n$%d\r\n%s\r\n" % (1 + len(arguments), len(name), name)
+    if asking:
+        head = b"*1\r\n$6\r\nASKING\r\n" + head
+    first = np.broadcast_to(np.frombuffer(head, np.uint8), (len(arguments[0]), len(head)))
+    return np.concatenate([first, *(bulks(a) for a in arguments)], axis=1).tobytes()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Taken:
+    """What a request of rows has brought. values: uint8 [n, size]; found: which there are, bool [n].
+    refused: the place and what the server said, of rows that it answered with an error."""
+
+    values: Bytes
+    found: NDArray[np.bool_]
+    refused: list[tuple[int, bytes]]
+
+    @staticmethod
+    def nothing(rows: int, size: int) -> Taken:
+        return Taken(np.empty((rows, size), np.uint8), np.zeros(rows, bool), [])
 
 
 class Link:
@@ -69,108 +103,164 @@ class Link:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._buffer = bytearray(1 << 16)
         self._filled = 0
-        self._deadline_s = 0.0
         try:
             if parts.password:
-                self.simple(b"AUTH", unquote(parts.password).encode(), timeout_s=timeout_s)
+                self.call(b"AUTH", unquote(parts.password).encode(), timeout_s=timeout_s)
             if parts.path.strip("/") and parts.scheme != "unix":
-                self.simple(b"SELECT", parts.path.strip("/").encode(), timeout_s=timeout_s)
-            self.simple(b"PING", timeout_s=timeout_s)
+                self.call(b"SELECT", parts.path.strip("/").encode(), timeout_s=timeout_s)
+            self.call(b"PING", timeout_s=timeout_s)
         except OSError:
             self.close()
             raise
 
-    def send(self, data: bytes, timeout_s: float) -> None:
-        """Sends; what is received afterwards has `timeout_s` in all."""
-        self._deadline_s = clock() + timeout_s
+    def call(self, *words: bytes, timeout_s: float) -> Answer:
+        """One command and its answer; waits. Raises RespError if the answer is an error."""
+        deadline_s = clock() + timeout_s
         self._socket.settimeout(timeout_s)
-        self._socket.sendall(data)
+        parts = b"".join(b"$%d\r\n%s\r\n" % (len(w), w) for w in words)
+        self._socket.sendall(b"*%d\r\n%s" % (len(words), parts))
+        self._filled = 0
+        reading = self._answer(0)
+        while True:
+            try:
+                upto = next(reading)
+            except StopIteration as e:
+                answer: Answer = e.value[0]
+                return answer
+            left = deadline_s - clock()
+            if left <= 0:
+                raise TimeoutError("the store did not answer in time")
+            self._socket.settimeout(left)
+            self.receive(upto)
+
+    def begin(self) -> None:
+        """From now on neither `send` nor `receive` waits, and what comes is of a new answer."""
+        self._socket.settimeout(0)
         self._filled = 0
 
-    def rows(self, out: Bytes, found: NDArray[np.bool_], place: int = 0, array: bool = True) -> int:
-        """Reads `len(out)` bulk strings into out [n, size]; gives the place behind them in the buffer.
+    def send(self, data: memoryview) -> memoryview:
+        """Sends what goes without waiting; gives the rest."""
+        try:
+            return data[self._socket.send(data) :]
+        except BlockingIOError:
+            return data
 
-        found [n]: which were there. A value of another length counts as not there. array: they come as one
-        array (MGET), else one after the other (GETs).
-        """
-        size = out.shape[1]
-        head = np.frombuffer(b"$%d\r\n" % size, np.uint8)
-        record = head.size + size + 2
-        if array:
-            line, place = self._line(place)
-            if line != b"*%d" % len(out):
-                raise RespError(f"the store answered {line[:80]!r}")
-        done = 0
-        while done < len(out):
-            whole = min((self._filled - place) // record, len(out) - done)
-            if whole > 0:
-                seen = np.frombuffer(self._buffer, np.uint8, whole * record, place).reshape(whole, record)
-                wrong = np.flatnonzero((seen[:, : head.size] != head).any(axis=1))
-                good = int(wrong[0]) if wrong.size else whole
-                out[done : done + good] = seen[:good, head.size : -2]
-                found[done : done + good] = True
-                done += good
-                place += good * record
-                del seen
-                if good:
-                    continue
-            elif self._starts(place, bytes(head)):
-                self._receive(place + record * (len(out) - done))
-                continue
-            line, after = self._line(place)
-            if line[:1] != b"$":
-                raise RespError(f"the store answered {line[:80]!r}")
-            length = int(line[1:])
-            if length == size:
-                self._receive(place + record)
-                continue
-            place = after if length < 0 else after + length + 2
-            self._receive_all(place)
-            found[done] = False
-            done += 1
-        return place
+    def receive(self, upto: int) -> bool:
+        """Some more; the buffer is made to hold `upto` bytes. False: nothing is there, after `begin`."""
+        if upto > len(self._buffer):
+            self._buffer.extend(bytes(max(upto, 2 * len(self._buffer)) - len(self._buffer)))
+        with memoryview(self._buffer) as view:
+            try:
+                count = self._socket.recv_into(view[self._filled :])
+            except BlockingIOError:
+                return False
+        if not count:
+            raise RespError("the store closed the connection")
+        self._filled += count
+        return True
 
-    def simple(self, *words: bytes, timeout_s: float) -> bytes:
-        """A command that is answered in one line. Raises RespError if that is an error."""
-        parts = b"".join(b"$%d\r\n%s\r\n" % (len(w), w) for w in words)
-        self.send(b"*%d\r\n%s" % (len(words), parts), timeout_s)
-        return self.line()
+    def fileno(self) -> int:
+        return self._socket.fileno()
 
-    def line(self) -> bytes:
-        """One line of an answer, without its mark. Raises RespError if it is an error."""
-        line, _ = self._line(0)
-        if line[:1] == b"-":
-            raise RespError(f"the store answered {line.decode(errors='replace')}")
-        return line[1:]
+    def rows_of_arrays(self, taken: Taken, counts: Sequence[int]) -> Reading[None]:
+        """Answers of MGETs, each of so many rows."""
+        start = place = 0
+        for count in counts:
+            line, place = yield from self._line(place)
+            if line != b"*%d" % count:
+                raise RespError(f"the store answered {_said(line)}")
+            place = yield from self._rows(taken, start, start + count, place, 0)
+            start += count
+
+    def rows(self, taken: Taken, asking: bool = False) -> Reading[None]:
+        """Answers of GETs, one a row. asking: each after that of an ASKING."""
+        yield from self._rows(taken, 0, len(taken.values), 0, int(asking))
+
+    def acknowledged(self, taken: Taken, asking: bool = False) -> Reading[None]:
+        """Answers of SETs, one a row; those found are stored."""
+        yield from self._records(taken, 0, len(taken.found), 0, int(asking), b"+OK\r\n", 0)
 
     def close(self) -> None:
         self._socket.close()
 
-    def _starts(self, place: int, with_: bytes) -> bool:
-        """Whether the answer goes on with these bytes, as far as it has come."""
-        self._receive_all(place + 1)
-        come = bytes(self._buffer[place : min(self._filled, place + len(with_))])
-        return with_.startswith(come)
+    def _rows(self, taken: Taken, start: int, stop: int, place: int, before: int) -> Reading[int]:
+        size = taken.values.shape[1]
+        return (yield from self._records(taken, start, stop, place, before, b"$%d\r\n" % size, size))
 
-    def _line(self, place: int) -> tuple[bytes, int]:
+    def _records(
+        self, taken: Taken, start: int, stop: int, place: int, before: int, good: bytes, size: int
+    ) -> Reading[int]:
+        """Answers that begin with `good` and go on with `size` bytes, those of rows `start` to `stop`;
+        gives the place behind them in the buffer. A value of another length counts as not there.
+
+        before: answers of one line before each of them.
+        """
+        head = b"+OK\r\n" * before + good
+        first = np.frombuffer(head, np.uint8)
+        value = slice(len(head), len(head) + size)
+        record = len(head) + (size + 2 if size else 0)
+        done = start
+        while done < stop:
+            whole = min((self._filled - place) // record, stop - done)
+            if whole > 0:
+                seen = np.frombuffer(self._buffer, np.uint8, whole * record, place).reshape(whole, record)
+                wrong = np.flatnonzero((seen[:, : len(head)] != first).any(axis=1))
+                right = int(wrong[0]) if wrong.size else whole
+                if size:
+                    taken.values[done : done + right] = seen[:right, value]
+                taken.found[done : done + right] = True
+                del seen
+                done += right
+                place += right * record
+                if right:
+                    continue
+            elif head.startswith(self._buffer[place : min(self._filled, place + len(head))]):
+                yield place + record * (stop - done)
+                continue
+            for _ in range(before):
+                _, place = yield from self._line(place)
+            line, place = yield from self._line(place)
+            if line[:1] == b"-":
+                taken.refused.append((done, line[1:]))
+            elif line[:1] != b"$":
+                raise RespError(f"the store answered {_said(line)}")
+            elif (length := int(line[1:])) >= 0:
+                place += length + 2
+                while self._filled < place:
+                    yield place
+            done += 1
+        return place
+
+    def _answer(self, place: int) -> Reading[tuple[Answer, int]]:
+        """Any answer and the place behind it. Raises RespError if it is an error."""
+        line, place = yield from self._line(place)
+        mark, rest = line[:1], line[1:]
+        if mark == b"-":
+            raise RespError(f"the store answered {_said(line)}")
+        if mark == b"+":
+            return rest, place
+        if mark == b":":
+            return int(rest), place
+        if mark not in (b"$", b"*"):
+            raise RespError(f"the store answered {_said(line)}")
+        length = int(rest)
+        if length < 0:
+            return None, place
+        if mark == b"$":
+            while self._filled < place + length + 2:
+                yield place + length + 2
+            return bytes(self._buffer[place : place + length]), place + length + 2
+        parts: list[Answer] = []
+        for _ in range(length):
+            part, place = yield from self._answer(place)
+            parts.append(part)
+        return parts, place
+
+    def _line(self, place: int) -> Reading[tuple[bytes, int]]:
         while (end := self._buffer.find(b"\r\n", place, self._filled)) < 0:
-            self._receive(self._filled + 1)
+            yield self._filled + 1
         return bytes(self._buffer[place:end]), end + 2
 
-    def _receive_all(self, upto: int) -> None:
-        while self._filled < upto:
-            self._receive(upto)
 
-    def _receive(self, upto: int) -> None:
-        """Some more; the buffer is made to hold `upto` bytes."""
-        if upto > len(self._buffer):
-            self._buffer.extend(bytes(max(upto, 2 * len(self._buffer)) - len(self._buffer)))
-        left = self._deadline_s - clock()
-        if left <= 0:
-            raise TimeoutError("the store did not answer in time")
-        self._socket.settimeout(left)
-        with memoryview(self._buffer) as view:
-            count = self._socket.recv_into(view[self._filled :])
-        if not count:
-            raise RespError("the store closed the connection")
-        self._filled += count
+def _said(line: bytes) -> str:
+    return line[:80].decode(errors="replace")

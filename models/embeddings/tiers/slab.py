@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import mmap
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ from models.batch import I64
 from models.embeddings.tiers.form import RowForm
 
 Bytes = NDArray[np.uint8]
+RowSource = Callable[[int, int], Bytes]
+"""(first row of the fused weight, count) -> uint8 [count, bytes of a row]."""
 
 
 class Slab:

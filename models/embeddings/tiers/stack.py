@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -30,6 +31,9 @@ from models.embeddings.tiers.slab import Bytes
 from models.embeddings.tiers.view import View, Views
 from models.embeddings.tiers.writer import Writer
 from models.encoder import Encoder
+
+if TYPE_CHECKING:
+    from models.embeddings.tiers.changes import Changes
 
 log = logging.getLogger("polyrec.tiers")
 
@@ -49,11 +53,19 @@ below(at, out) gathers the look-ups `at` from under the device tier, new values 
 class TierStack:
     """Gathers rows of the fused weight from wherever they lie, and takes new ones.
 
-    remote_ids: stable ids of the rows in the remote tier, in the order of their addresses.
+    remote_ids: stable ids of the rows in the remote tier, in the order of their addresses. changes: what
+    keeps updates for other stacks of the same rows; None: nobody does.
     """
 
-    def __init__(self, tiers: Tiers, encoder: Encoder | None = None, remote_ids: I64 | None = None) -> None:
+    def __init__(
+        self,
+        tiers: Tiers,
+        encoder: Encoder | None = None,
+        remote_ids: I64 | None = None,
+        changes: Changes | None = None,
+    ) -> None:
         self.tiers = tiers
+        self.changes = changes
         ids = np.empty(0, np.int64) if remote_ids is None else remote_ids
         if ids.size != tiers.layout.rows[REMOTE]:
             raise ValueError(f"{tiers.layout.rows[REMOTE]} rows are remote, {ids.size} ids are given")
@@ -276,6 +288,8 @@ class TierStack:
 
     def close(self) -> None:
         """Ends the tiers, once no batch is being gathered; what is asked for afterwards gets OSError."""
+        if self.changes is not None:
+            self.changes.leave(self)
         with self._count:
             self._closed = True
             resting = self._rest.wait_for(lambda: not self._gathering, CLOSE_S)

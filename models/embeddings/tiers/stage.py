@@ -15,6 +15,7 @@ from models.batch import Batch
 from models.embeddings.computed import ComputedStage, HybridStage
 from models.embeddings.stage import Stage
 from models.embeddings.table import TableStage
+from models.embeddings.tiers.changes import Changes
 from models.embeddings.tiers.form import RowForm
 from models.embeddings.tiers.opening import open_stack, rows_of_weight
 from models.embeddings.tiers.placement import Placement
@@ -33,11 +34,13 @@ def open_tiers(
     placement: Placement,
     device: torch.device | str = "cpu",
     encoder: Encoder | None = None,
+    changes: Changes | None = None,
 ) -> TierStack:
     """Puts the stored rows of a bundle into the tiers of a placement. Close it when no lane uses it.
 
-    device: of the device tier. encoder: one of the same order, in place of the bundle's own. Raises
-    RuntimeUnavailable: no rows are stored, or what `open_stack` raises.
+    device: of the device tier. encoder: one of the same order, in place of the bundle's own. changes: new
+    values of its rows on that device, which these tiers have, too. Raises RuntimeUnavailable: no rows are
+    stored, or what `open_stack` raises.
     """
     from models.bundle import Bundle
 
@@ -51,7 +54,7 @@ def open_tiers(
         raise RuntimeUnavailable("placement: the representation stores no rows, there is nothing to place")
     if encoder is None and isinstance(bundle, Bundle):
         encoder = bundle.encoder
-    return open_stack(form, sizes, rows_of_weight(weight, form), placement, encoder, device)
+    return open_stack(form, sizes, rows_of_weight(weight, form), placement, encoder, device, changes)
 
 
 def open_stage(

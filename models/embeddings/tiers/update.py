@@ -18,7 +18,9 @@ from safetensors.numpy import save_file
 from models.batch import F32, I64
 from models.embeddings.store import quantise
 from models.embeddings.tiers.layout import REMOTE
+from models.embeddings.tiers.slab import Bytes
 from models.embeddings.tiers.stack import TierStack
+from models.encoder import Encoder
 from models.errors import PolyrecError
 
 
@@ -38,46 +40,68 @@ class TableUpdate:
 Update = Mapping[str, TableUpdate]
 
 
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An update of one table as its rows are stored. ids: int64 [n]; values: uint8 [n, bytes of a row]."""
+
+    ids: I64
+    values: Bytes
+
+
 def apply_update(stack: TierStack, update: Update) -> int:
-    """Lays the new values over the tiers; gives how many rows. They are written into the tiers behind.
+    """Lays the new values over the tiers, and keeps them if the stack has `changes`; gives how many rows.
+    They are written into the tiers behind.
 
     Raises UpdateError, and then nothing has changed.
     """
-    form, layout, remote = stack.tiers.form, stack.tiers.layout, stack.tiers.remote
-    rows: list[I64] = []
-    values: list[F32] = []
-    fallbacks: list[tuple[int, int]] = []
+    packed = {table: _packed(stack, table, given) for table, given in update.items()}
+    rows = sum(given.ids.size for given in packed.values())
+    if not rows:
+        return 0
+    if stack.changes is None:
+        lay(stack, packed)
+    else:
+        stack.changes.apply(packed)
+    return rows
+
+
+def lay(stack: TierStack, update: Mapping[str, Stored]) -> None:
+    """Lays values that are known to be right over the tiers, all at once. update: at least one row."""
+    layout, remote = stack.tiers.layout, stack.tiers.remote
     with stack.writing:
-        encoder = stack.views.newest.encoder
-        if encoder is None:
-            raise UpdateError("these tiers were opened without vocabularies: rows cannot be named by id")
-        done = 0
+        vocabularies = _encoder(stack).vocabularies
+        rows = [layout.base[t] + vocabularies[t].rank_of_id[given.ids] for t, given in update.items()]
+        stack.update(np.concatenate(rows), np.concatenate([given.values for given in update.values()]))
+        if remote is None or not layout.rows[REMOTE]:
+            return
         for table, given in update.items():
-            if table not in layout.base:
-                raise UpdateError(f"update: there is no table '{table}'; known: {', '.join(layout.tables)}")
-            vocabulary = encoder.vocabularies[table]
-            number = layout.tables.index(table)
-            rows.append(
-                layout.base[table] + _ranks(table, given, vocabulary.rank_of_id, layout.sizes[number])
-            )
-            values.append(_values(table, given, form.width))
-            if remote is not None and vocabulary.specials:
-                fallbacks += [
-                    (number, done + i) for i in np.flatnonzero(given.ids == vocabulary.oov_id).tolist()
-                ]
-            done += given.ids.size
-        if not done:
-            return 0
-        packed = quantise(torch.from_numpy(np.concatenate(values)), form.precision)
-        stored = packed.contiguous().view(torch.uint8).numpy().reshape(done, form.bytes)
-        stack.update(np.concatenate(rows), stored)
-        if remote is not None and layout.rows[REMOTE]:
-            for number, row in fallbacks:
-                remote.fallback[number] = stored[row]
-    return done
+            if vocabularies[table].specials:
+                for place in np.flatnonzero(given.ids == vocabularies[table].oov_id).tolist():
+                    remote.fallback[layout.tables.index(table)] = given.values[place]
 
 
-def _ranks(table: str, given: TableUpdate, rank_of_id: I64, stored: int) -> I64:
+def _encoder(stack: TierStack) -> Encoder:
+    encoder = stack.views.newest.encoder
+    if encoder is None:
+        raise UpdateError("these tiers were opened without vocabularies: rows cannot be named by id")
+    return encoder
+
+
+def _packed(stack: TierStack, table: str, given: TableUpdate) -> Stored:
+    form, layout = stack.tiers.form, stack.tiers.layout
+    encoder = _encoder(stack)
+    if table not in layout.base:
+        raise UpdateError(f"update: there is no table '{table}'; known: {', '.join(layout.tables)}")
+    _check_ids(table, given, encoder.vocabularies[table].rank_of_id, layout.sizes[layout.tables.index(table)])
+    values = _values(table, given, form.width)
+    if not given.ids.size:
+        return Stored(given.ids, np.empty((0, form.bytes), np.uint8))
+    packed = quantise(torch.from_numpy(values), form.precision)
+    stored = packed.contiguous().view(torch.uint8).numpy().reshape(given.ids.size, form.bytes)
+    return Stored(given.ids, stored)
+
+
+def _check_ids(table: str, given: TableUpdate, rank_of_id: I64, stored: int) -> None:
     outside = (given.ids < 0) | (given.ids >= rank_of_id.size)
     if outside.any():
         raise UpdateError(
@@ -87,7 +111,6 @@ def _ranks(table: str, given: TableUpdate, rank_of_id: I64, stored: int) -> I64:
     if ranks.size and ranks.max() >= stored:
         computed = given.ids[ranks >= stored][0]
         raise UpdateError(f"update: the vector of id {computed} of table '{table}' is computed, not stored")
-    return ranks
 
 
 def _values(table: str, given: TableUpdate, width: int) -> F32:

@@ -49,7 +49,9 @@ def bytes_of(problem: Problem, chosen: Sequence[Option]) -> dict[str, float]:
         for o in chosen:
             if o.tier == tier:
                 bundle = str(problem.paths[o.path].path.bundle)
-                copies[bundle] = max(copies.get(bundle, 0.0), o.elsewhere)
+                # the file of the disk has the rows in memory, too; what is remote takes no room here
+                size = o.elsewhere + (o.resident if tier == "disk" and o.elsewhere else 0.0)
+                copies[bundle] = max(copies.get(bundle, 0.0), size)
         for o in chosen:
             p = problem.paths[o.path].path
             if tier == "host" and p.device == place and o.tier is None:
@@ -117,7 +119,10 @@ def problems(draw: st.DrawFn) -> Problem:
         memory=int(draw(tight) * (needs["cpu"] or 800_000)),
         gpu=int(draw(tight) * (needs["cuda:0"] or 800_000)) if gpu else None,
         disk=draw(st.booleans()),
+        remote=draw(st.sampled_from([None, "redis://store"])),
     )
+    # about what is to lie there, so that it often binds
+    disk_bytes = draw(st.sampled_from([None, 0.3, 0.6, 0.9]))
     ask = Ask(
         slo_s=draw(st.sampled_from([0.004, 0.02])),
         traffic=Traffic(
@@ -127,10 +132,11 @@ def problems(draw: st.DrawFn) -> Problem:
             arrivals=draw(st.sampled_from([Arrivals(), Arrivals(kind="bursty", factor=4)])),
         ),
         lane=draw(st.sampled_from([None, "inline", "process"])),
+        memory={} if disk_bytes is None else {"disk": int(disk_bytes * (needs["cpu"] or 800_000))},
     )
     front = draw(st.sampled_from([FREE, Front(query_s=5e-5, row_s=1e-6)]))
     posed = pose(profile(*paths, on=on, front=front), ask, tables)
-    kept = draw(st.sets(st.integers(0, 10), min_size=1, max_size=2))
+    kept = draw(st.sets(st.integers(0, 30), min_size=1, max_size=2))
     options = []
     for i in range(len(paths)):
         own = [o for o in posed.options if o.path == i]

@@ -64,6 +64,16 @@ def test_tiers_are_shown_with_their_share_of_the_look_ups() -> None:
     assert "(in brackets: share of the look-ups that find their row there)" in shown
 
 
+def test_remote_rows_are_shown_with_what_memory_and_disk_hold() -> None:
+    on = machine(disk=True, remote="redis://store:6379")
+    ask = Ask(1.0, traffic(5), memory={"cpu": 300_000, "disk": 500_000})
+    shown = page(propose(profile(path("table@cpu", fixed=0), on=on), ask, [skewed(1000)]).plan)
+    assert any(
+        "270 kB host (" in line and "230 kB disk (" in line and "500 kB remote (" in line for line in shown
+    )
+    assert any(line.split()[:6] == ["disk", "500", "kB", "500", "kB", "500"] for line in shown)
+
+
 def test_queries_that_nobody_can_answer_are_told() -> None:
     mixed = Traffic(rate=10, sizes=Sizes(kind="measured", values=(10, 4000), shares=(0.9, 0.1)))
     shown = "\n".join(page(propose(profile(FAST), Ask(0.005, mixed), [None]).plan))

@@ -136,3 +136,85 @@ def test_lanes_that_share_rows_on_disk_are_threads_of_the_server() -> None:
     assert kind == "thread"
     with pytest.raises(PlanImpossible, match=r"500 kB are missing; lanes in processes .* --lane thread can"):
         plan(500_000, "process")
+
+
+STORE = "redis://10.0.0.5:6379"
+
+
+def remote_plan(
+    *paths: PathProfile,
+    memory: dict[str, int],
+    tables: list[Tables | None],
+    disk: bool = True,
+    rate: float = 5.0,
+) -> Plan:
+    on = machine(cores=2, disk=disk, remote=STORE)
+    return propose(profile(*paths, on=on), Ask(1.0, traffic(rate), memory=memory), tables).plan
+
+
+def test_rows_that_neither_memory_nor_disk_hold_are_remote() -> None:
+    table = path("table@cpu", tables={"t": 500_000, "t1": 500_000}, fixed=0)
+    tables = skewed(500, tables=2)
+    plan = remote_plan(table, memory={"cpu": 222_223, "disk": 600_000}, tables=[tables])
+    placement = plan.placement
+    assert placement is not None
+    assert placement.remote is not None
+    assert placement.remote.url == STORE
+    (one,) = placement.paths
+    # the file of the disk has the rows in memory, too
+    assert [t.model_dump() for t in one.tables.values()] == [
+        {"device": 0, "host": 100, "disk": 200, "remote": 200}
+    ] * 2
+    assert one.bytes == {"host": 200_000, "disk": 400_000, "remote": 400_000}
+    disk = next(m for m in placement.memories if m.place == "disk")
+    assert (disk.used_bytes, disk.budget_bytes) == (600_000, 600_000)
+    assert one.lookups["host"] == pytest.approx(residency(tables, (100, 100)).lookups)
+    assert one.lookups["host"] + one.lookups["disk"] == pytest.approx(residency(tables, (300, 300)).lookups)
+    assert sum(one.lookups.values()) == pytest.approx(1.0)
+
+
+def test_latency_has_one_request_to_the_store_and_the_bytes_of_its_rows_in_it() -> None:
+    table = path("table@cpu", tables={"t": 1_000_000}, fixed=0)
+    plan = remote_plan(table, memory={"cpu": 300_000, "disk": 500_000}, tables=[skewed(1000)])
+    assert plan.placement is not None
+    (planned,) = plan.paths
+    lookups = plan.placement.paths[0].lookups
+    assert planned.latency is not None
+    for rows in (64, 512):
+        disk = rows * lookups["disk"] * (1e-4 + 4096 / 2e9)
+        store = 3e-4 + rows * lookups["remote"] * 1000 / 2e8
+        assert planned.latency.median(rows) == pytest.approx(table.latency.median(rows) + disk + store)
+
+
+def test_nothing_is_remote_while_the_disk_has_room() -> None:
+    table = path("table@cpu", tables={"t": 1_000_000}, fixed=0)
+    plan = remote_plan(table, memory={"cpu": 300_000}, tables=[skewed(1000)])
+    assert plan.placement is not None
+    assert plan.placement.remote is None
+    assert plan.placement.paths[0].rows("remote") == 0
+
+
+def test_without_a_disk_the_rest_is_remote() -> None:
+    table = path("table@cpu", tables={"t": 1_000_000}, fixed=0)
+    for disk, memory in ((False, {}), (True, {"disk": 0})):
+        plan = remote_plan(table, memory={"cpu": 300_000, **memory}, tables=[skewed(1000)], disk=disk)
+        assert plan.placement is not None
+        (one,) = plan.placement.paths
+        assert one.rows("disk") == 0
+        assert one.rows("host") >= 250
+        assert one.rows("host") + one.rows("remote") == 1000
+
+
+def test_two_bundles_share_the_disk_by_one_threshold() -> None:
+    # the better one is too slow for all of it; the other's rows are twice as long
+    paths = [
+        path("table@cpu", tables={"t": 400_000}, fixed=0, accuracy=0.8, row_s=2e-3),
+        path("wide@cpu", tables={"t": 800_000}, fixed=0, accuracy=0.7),
+    ]
+    tables: list[Tables | None] = [skewed(400), skewed(400, row_bytes=2000.0)]
+    plan = remote_plan(*paths, memory={"cpu": 200_000, "disk": 700_000}, tables=tables, rate=100)
+    assert plan.placement is not None
+    assert len(plan.paths) == 2
+    disk = next(m for m in plan.placement.memories if m.place == "disk")
+    assert 690_000 < disk.used_bytes <= 700_000
+    assert all(p.bytes["remote"] > 0 for p in plan.placement.paths)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from models.embeddings.cuts import stored_within
 from models.vocabulary import Vocabulary
 from planner.deployment.ranked import Ranked
-from planner.deployment.residency import Tables, cuts_within, residency
+from planner.deployment.residency import Tables, cuts_within, reaching, residency
 
 COUNTS = st.lists(st.integers(0, 9), min_size=1, max_size=5).map(lambda c: sorted(c, reverse=True))
 
@@ -73,3 +73,37 @@ def test_one_threshold_on_accesses_per_byte_separates_resident_rows_from_the_oth
     next_rows = [b for d, n, b in zip(densities, cuts, made.row_bytes, strict=True)
                  if n < d.size and d[n] == threshold]  # fmt: skip
     assert all(left < b + 1e-9 for b in next_rows)
+
+
+@given(st.lists(COUNTS, min_size=1, max_size=3), st.integers(0, 6), st.integers(0, 6))
+def test_memory_disk_and_remote_are_divided_as_well_as_exhaustive_search_can(
+    counts: list[list[int]], memory_rows: int, disk_rows: int
+) -> None:
+    made = tables(counts, [4.0] * len(counts))
+    cuts = cuts_within(made, 4.0 * memory_rows)
+    reach = reaching(made, cuts, 4.0 * disk_rows)
+    assert all(n <= down <= len(c) for n, down, c in zip(cuts, reach, counts, strict=True))
+    assert sum(reach) - sum(cuts) <= disk_rows
+
+    def cost(n: int, down: int, table: list[int]) -> int:
+        """A look-up costs nothing in memory, 2 on disk, 5 in the remote store."""
+        return 2 * sum(table[n:down]) + 5 * sum(table[down:])
+
+    each = [
+        [(n, down, cost(n, down, c)) for n in range(len(c) + 1) for down in range(n, len(c) + 1)]
+        for c in counts
+    ]
+    best = min(
+        sum(spent for *_, spent in tried)
+        for tried in product(*each)
+        if sum(n for n, *_ in tried) <= memory_rows and sum(down - n for n, down, _ in tried) <= disk_rows
+    )
+    assert sum(cost(n, down, c) for n, down, c in zip(cuts, reach, counts, strict=True)) == best
+
+
+def test_what_the_next_memory_has_no_room_for_lies_beyond_it() -> None:
+    made = tables([[9, 5, 1], [8, 4, 0]], [4.0, 4.0])
+    assert reaching(made, (1, 1), 4.0) == (2, 1)
+    assert reaching(made, (1, 1), 0.0) == (1, 1)
+    assert reaching(made, (1, 1), 1e9) == (3, 3)
+    assert reaching(made, (3, 3), 8.0) == (3, 3)

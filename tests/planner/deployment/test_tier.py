@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from planner.deployment.tier import PAGE, Missing, Tier, tier_below
+from planner.deployment.tier import PAGE, Missing, Tier, tiers_below
 from tests.planner.planning import machine
 
 
@@ -25,10 +25,10 @@ def test_nothing_missing_costs_nothing() -> None:
 
 def test_rows_go_from_a_gpu_to_the_host_and_from_there_to_the_disk() -> None:
     on = machine(gpu=10**9, disk=True)
-    below = [tier_below(on.device(name), on) for name in ("cuda:0", "cpu")]
-    assert [tier.name if tier else None for tier in below] == ["host", "disk"]
+    below = [[tier.name for tier in tiers_below(on.device(name), on)] for name in ("cuda:0", "cpu")]
+    assert below == [["host"], ["disk"]]
 
 
 def test_without_a_disk_there_is_nothing_below_the_host() -> None:
     on = machine()
-    assert tier_below(on.device("cpu"), on) is None
+    assert not tiers_below(on.device("cpu"), on)

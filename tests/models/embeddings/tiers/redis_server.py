@@ -19,7 +19,7 @@ class RedisServer:
         if self.binary is None:
             pytest.skip("there is no redis-server on this machine (Debian: apt-get install redis-server)")
         self._folder = folder
-        self._options = options
+        self.options = options
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = int(free.getsockname()[1])
@@ -35,7 +35,7 @@ class RedisServer:
         self._process = subprocess.Popen(
             [
                 *(self.binary, "--port", str(self.port), "--bind", "127.0.0.1", "--save", ""),
-                *("--appendonly", "no", "--dir", str(self._folder), *self._options),
+                *("--appendonly", "no", "--dir", str(self._folder), *self.options),
             ],
             stdout=subprocess.DEVNULL,
         )
@@ -52,3 +52,7 @@ class RedisServer:
         assert self._process is not None
         self._process.kill()
         self._process.wait()
+
+    def signal(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)

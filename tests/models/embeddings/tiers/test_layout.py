@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.embeddings.tiers.layout import DISK, MOST_STEPS, TIERS, Layout
+from models.embeddings.tiers.layout import DISK, MOST_STEPS, REMOTE, TIERS, Layout
 
 CUTS = st.lists(st.tuples(*[st.integers(0, 9)] * 4), min_size=1, max_size=5).filter(
     lambda cuts: sum(map(sum, cuts)) > 0
@@ -24,9 +24,11 @@ def test_every_row_has_one_place_and_a_tier_has_the_next_hottest_ranks(cuts: lis
         if number != DISK:
             assert own.tolist() == list(range(layout.rows[number]))
         assert layout.rows_of(number).tolist() == np.flatnonzero(tier == number).tolist()
-    filed = [t for t, c in zip(sizes, cuts, strict=True) if c[DISK]]
-    assert list(layout.filed) == filed
-    in_file = [layout.base[t] + rank for t in filed for rank in range(sizes[t])]
+    # remote rows take no room in the file
+    filed = {t: sum(c) - c[REMOTE] for t, c in zip(sizes, cuts, strict=True) if c[DISK]}
+    assert layout.filed == filed
+    assert layout.file_rows == sum(filed.values())
+    in_file = [layout.base[t] + rank for t, rows in filed.items() for rank in range(rows)]
     assert [in_file[a] for a in local[tier == DISK]] == np.flatnonzero(tier == DISK).tolist()
 
 

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from models.batch import I64
+from models.embeddings.tiers.changes import Changes
 from models.embeddings.tiers.form import RowForm
 from models.embeddings.tiers.opening import open_stack, rows_of_weight
 from models.embeddings.tiers.placement import Placement
@@ -56,7 +57,11 @@ def flat_weight(encoder: Encoder) -> torch.Tensor:
 
 
 def world(
-    encoder: Encoder, directory: Path, shares: tuple[float, ...] = (0.1, 0.2, 0.7), **settings: Any
+    encoder: Encoder,
+    directory: Path,
+    shares: tuple[float, ...] = (0.1, 0.2, 0.7),
+    changes: Changes | None = None,
+    **settings: Any,
 ) -> TierStack:
     """A stack with the same shares of every table on device, host and disk, the rest in a remote store."""
     cuts = {}
@@ -70,4 +75,5 @@ def world(
         {"cuts": cuts, "cache_bytes": 8 * 4096, "directory": directory, **settings}
     )
     sizes = {t: v.rows for t, v in encoder.vocabularies.items()}
-    return open_stack(FORM, sizes, rows_of_weight(flat_weight(encoder), FORM), placement, encoder)
+    source = rows_of_weight(flat_weight(encoder), FORM)
+    return open_stack(FORM, sizes, source, placement, encoder, changes=changes)
