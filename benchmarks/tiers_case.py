@@ -21,7 +21,7 @@ from models.embeddings.table import TableStage
 from models.embeddings.tiers.disk import DiskTier
 from models.embeddings.tiers.form import RowForm
 from models.embeddings.tiers.layout import HOST, Layout
-from models.embeddings.tiers.opening import fill
+from models.embeddings.tiers.opening import _fill
 from models.embeddings.tiers.rows import TieredRows
 from models.embeddings.tiers.slab import Slab
 from models.embeddings.tiers.stack import Tiers, TierStack
@@ -50,7 +50,7 @@ def tiered(case: dict[str, Any], m: Model) -> TieredRows:
     cut = prefix_rows(m, case["budget"], case["cache"])
     layout = Layout(m.tables, {t: (0, cut, m.large_rows - cut, 0) for t in m.large})
     slab = Slab(FORM, layout.rows[HOST], case["cache"] // PAGE, PAGE)
-    fill(slab.row_bytes(), layout, HOST, rows)
+    _fill(slab.row_bytes(), layout, HOST, rows)
     heat = None
     if case["exponent"]:
         # what a perfect calibration would say of the pages
