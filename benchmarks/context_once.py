@@ -11,16 +11,26 @@ distinct id once. A, B, C, A, B, C in one run; medians over rounds. Also checks 
 
 from __future__ import annotations
 
+import argparse
+import json
+import os
 import time
+from pathlib import Path
 
 import numpy as np
+import torch
 
-from benchmarks.representations import begun, written
+from benchmarks.representations import family
+from loadtest.machine import processor
 from models.batch import Batch
 from models.cost import flops, ranking_flops
-from models.data.encoded import Encoded
+from models.data.encoded import Encoded, encode
+from models.data.reader import open_data
+from models.data.split import TEST, split_of
 from models.embeddings.computed import ComputedStage
+from models.memory import keep_memory
 from models.runtimes import NAMES, open_runtime
+from models.schema import load_schema
 
 CANDIDATES = (23, 270, 2048)
 REPRESENTATIONS = ("table", "dhe", "hybrid", "table-int8")
@@ -48,7 +58,20 @@ def set_distinct(stage: object, distinct: bool) -> None:
 
 
 def main() -> None:
-    args, bundles, data = begun(__doc__, rounds=7)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--bundles", type=Path, default=Path("runs/representations"))
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--core", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    args = parser.parse_args()
+    os.sched_setaffinity(0, {args.core})
+    keep_memory()
+    torch.set_num_threads(1)
+    bundles = family(args.data, args.bundles)
+    schema = load_schema("trivago")
+    reader = open_data(args.data, schema)
+    data = encode(reader, bundles["table"].encoder, split_of(reader, schema), (TEST,))
     rows = []
     for name in REPRESENTATIONS:
         full, once = flops(bundles[name]), ranking_flops(bundles[name])
@@ -95,7 +118,10 @@ def main() -> None:
             f"| {r['distinct']:,} "
             f"| {r['exploded']:,} | {r['time_factor']}x | {r['flop_factor']}x |"
         )
-    written(args, {"rows": rows})
+    if args.json:
+        machine = f"{processor()}, one core, torch {torch.__version__}"
+        out = {"machine": machine, "unit": "rows/s", "rounds": args.rounds, "rows": rows}
+        args.json.write_text(json.dumps(out, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ async def block_s(app: Application) -> float:
 
 
 async def ask(app: Application) -> None:
-    """One request through the application, as an ASGI server brings it."""
+    """One request, as the server's protocol would bring it."""
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": BODY, "more_body": False}

@@ -14,7 +14,6 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -70,12 +69,11 @@ def seconds(runtime: Runtime, data: Encoded, rows: int, start: int, least_s: flo
     return spent / calls
 
 
-def begun(description: str | None, rounds: int) -> tuple[argparse.Namespace, dict[str, Bundle], Encoded]:
-    """The flags, every representation and trivago's test rows, on one core from here on."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawTextHelpFormatter)
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--data", required=True)
     parser.add_argument("--bundles", type=Path, default=Path("runs/representations"))
-    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--core", type=int, default=0)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     args = parser.parse_args()
@@ -85,19 +83,8 @@ def begun(description: str | None, rounds: int) -> tuple[argparse.Namespace, dic
     bundles = family(args.data, args.bundles)
     schema = load_schema("trivago")
     reader = open_data(args.data, schema)
-    return args, bundles, encode(reader, bundles["table"].encoder, split_of(reader, schema), (TEST,))
-
-
-def written(args: argparse.Namespace, figures: dict[str, Any]) -> None:
-    """The figures with the machine they are of, if a file was asked for."""
-    if args.json:
-        machine = f"{processor()}, one core, torch {torch.__version__}"
-        out = {"machine": machine, "unit": "rows/s", "rounds": args.rounds, **figures}
-        args.json.write_text(json.dumps(out, indent=2) + "\n")
-
-
-def main() -> None:
-    args, bundles, data = begun(__doc__, rounds=9)
+    encoder = bundles["table"].encoder
+    data = encode(reader, encoder, split_of(reader, schema), (TEST,))
     paths = {f"{b} {r}": open_runtime(r, bundles[b]) for b in bundles for r in NAMES}
     times: dict[str, dict[int, list[float]]] = {p: {n: [] for n in BATCHES} for p in paths}
     for round_ in range(args.rounds + 1):
@@ -114,7 +101,10 @@ def main() -> None:
     print("|---|" + "---|" * len(BATCHES))
     for path, rates in result.items():
         print(f"| {path} | " + " | ".join(f"{rate:,}" for rate in rates.values()) + " |")
-    written(args, {"rates": result})
+    if args.json:
+        machine = f"{processor()}, one core, torch {torch.__version__}"
+        out = {"machine": machine, "unit": "rows/s", "rounds": args.rounds, "rates": result}
+        args.json.write_text(json.dumps(out, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ from contextlib import ExitStack
 from itertools import cycle
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -41,7 +40,6 @@ from models.bundle import Bundle, write_bundle
 from models.dlrm import DLRM, Architecture, DenseNet, dense_slots
 from models.embeddings.cuts import tiers_within
 from models.encoder import Encoder
-from models.report.aligned import aligned
 from models.representation import Representation, initial_stage
 from models.vocabulary import Vocabulary
 from planner.plan import Plan, save_plan
@@ -124,57 +122,6 @@ def counted(url: str) -> dict[str, float]:
     return found
 
 
-def measured(args: argparse.Namespace, exponent: float) -> list[dict[str, Any]]:
-    """Every run of every case under one law of accesses, in turns."""
-    runs = []
-    with tempfile.TemporaryDirectory(dir=args.directory) as made, ExitStack() as up:
-        folder = Path(made)
-        bundle = bundle_of(folder / "table", args.large_rows, exponent)
-        memory = bundle.bytes // 8
-        urls = {}
-        for case in CASES:
-            plan = plan_of(bundle, folder, None if case == "in memory" else memory, case == "read ahead")
-            save_plan(plan, folder / "plan.json")
-            settings = {"plan": folder / "plan.json", "drain_grace_s": 0}
-            urls[case] = up.enter_context(start(settings, core=SERVER_CORE)).url
-        turn = cycle(requests_of(bundle, args.rows, exponent))
-        os.sched_setaffinity(0, {CLIENT_CORE})
-        for repeat in tqdm(range(args.repeats), file=sys.stderr):
-            for case, url in urls.items():
-                host, port = url.removeprefix("http://").split(":")
-                before = counted(url)
-                took = asyncio.run(closed_loop(host, int(port), turn, args.connections, args.seconds))
-                moved = {k: now - before[k] for k, now in counted(url).items()}
-                runs.append(
-                    {
-                        "exponent": exponent,
-                        "case": case,
-                        "repeat": repeat,
-                        "rows_per_s": len(took) * args.rows / args.seconds,
-                        "p50_ms": 1e3 * float(np.quantile(took, 0.5)),
-                        "p99_ms": 1e3 * float(np.quantile(took, 0.99)),
-                        "embed_ms": 1e3 * moved["embed_sum"] / max(moved["embed_count"], 1),
-                        "dense_ms": 1e3 * moved["dense_sum"] / max(moved["dense_count"], 1),
-                        "pages_ahead": moved["pages_ahead"],
-                        "cache_lookups": moved["cache_lookups"],
-                        "cache_hits": moved["cache_hits"],
-                    }
-                )
-    return runs
-
-
-def table(runs: Sequence[dict[str, Any]], exponent: float) -> str:
-    """Medians of each case, for a terminal."""
-    rows = [(f"Zipf {exponent:g}", "rows/s", "p50 ms", "p99 ms", "embed ms", "in cache")]
-    for case in CASES:
-        own = [r for r in runs if r["case"] == case]
-        m = {k: median(float(r[k]) for r in own) for k in own[0] if k != "case"}
-        hits = m["cache_hits"] / m["cache_lookups"] if m["cache_lookups"] else 1.0
-        figures = (f"{m[k]:.2f}" for k in ("p50_ms", "p99_ms", "embed_ms"))
-        rows.append((case, f"{m['rows_per_s']:,.0f}", *figures, f"{hits:.3f}"))
-    return "\n".join(aligned(rows))
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tier_serving")
     add = parser.add_argument
@@ -188,9 +135,57 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--json", type=Path, metavar="FILE")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
-    runs = [run for exponent in args.exponents for run in measured(args, exponent)]
+    runs = []
     for exponent in args.exponents:
-        print("\n" + table([r for r in runs if r["exponent"] == exponent], exponent))
+        with tempfile.TemporaryDirectory(dir=args.directory) as made, ExitStack() as up:
+            folder = Path(made)
+            bundle = bundle_of(folder / "table", args.large_rows, exponent)
+            memory = bundle.bytes // 8
+            urls = {}
+            for case in CASES:
+                plan = plan_of(bundle, folder, None if case == "in memory" else memory, case == "read ahead")
+                save_plan(plan, folder / "plan.json")
+                server = up.enter_context(
+                    start({"plan": folder / "plan.json", "drain_grace_s": 0}, core=SERVER_CORE)
+                )
+                urls[case] = server.url
+            requests = requests_of(bundle, args.rows, exponent)
+            os.sched_setaffinity(0, {CLIENT_CORE})
+            turn = cycle(requests)
+            for repeat in tqdm(range(args.repeats), file=sys.stderr):
+                for case, url in urls.items():
+                    host, port = url.removeprefix("http://").split(":")
+                    before = counted(url)
+                    took = asyncio.run(closed_loop(host, int(port), turn, args.connections, args.seconds))
+                    after = counted(url)
+                    moved = {k: after[k] - before[k] for k in before}
+                    runs.append(
+                        {
+                            "exponent": exponent,
+                            "case": case,
+                            "repeat": repeat,
+                            "rows_per_s": len(took) * args.rows / args.seconds,
+                            "p50_ms": 1e3 * float(np.quantile(took, 0.5)),
+                            "p99_ms": 1e3 * float(np.quantile(took, 0.99)),
+                            "embed_ms": 1e3 * moved["embed_sum"] / max(moved["embed_count"], 1),
+                            "dense_ms": 1e3 * moved["dense_sum"] / max(moved["dense_count"], 1),
+                            "pages_ahead": moved["pages_ahead"],
+                            "cache_lookups": moved["cache_lookups"],
+                            "cache_hits": moved["cache_hits"],
+                        }
+                    )
+    for exponent in args.exponents:
+        print(
+            f"\nZipf {exponent:g}: {'rows/s':>14}{'p50 ms':>9}{'p99 ms':>9}{'embed ms':>10}{'in cache':>10}"
+        )
+        for case in CASES:
+            own = [r for r in runs if r["case"] == case and r["exponent"] == exponent]
+            m = {k: median(float(r[k]) for r in own) for k in own[0] if k not in ("case",)}
+            hits = m["cache_hits"] / m["cache_lookups"] if m["cache_lookups"] else 1.0
+            print(
+                f"{case:<12}{m['rows_per_s']:>12,.0f}{m['p50_ms']:>9.2f}{m['p99_ms']:>9.2f}"
+                f"{m['embed_ms']:>10.2f}{hits:>10.3f}"
+            )
     if args.json:
         args.json.write_text(
             json.dumps({"runs": runs, "rows": args.rows, "connections": args.connections}, indent=1)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -21,6 +20,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
+from loadtest.arguments import Parser, natural, positive
 from loadtest.client import RANK
 from loadtest.connection import LoadError, Target
 from loadtest.load import Body, Load, load_of
@@ -30,6 +30,7 @@ from loadtest.outcome import CouldNotKeepUp, Outcome, report
 from loadtest.pages import Served, accuracies, served
 from loadtest.replay import read_times, replay
 from models.errors import PolyrecError
+from models.report.folder import make_folder
 from planner.arrivals import arrival_times
 from planner.traffic import Traffic, parse_traffic
 
@@ -65,18 +66,18 @@ def bodies(whole: str | None, lines: str | None) -> Body:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m loadtest.openloop",
         description="Send requests at appointed times, whatever the server does, and tell how they fared.",
     )
     add, limits = parser.add_argument, Limits()
     add("url", help="http://host:port/path; with --bundle, http://host:port is enough")
     when = parser.add_mutually_exclusive_group(required=True)
-    when.add_argument("--rate", type=_positive, help="mean requests per second, Poisson")
+    when.add_argument("--rate", type=positive, help="mean requests per second, Poisson")
     when.add_argument("--traffic", help="rate=400,sizes=mlperf,arrivals=bursty, or a YAML or JSON file")
-    add("--seconds", type=_positive, default=10.0, help="measured time (10)")
+    add("--seconds", type=positive, default=10.0, help="measured time (10)")
     add("--warmup", type=float, default=1.0, metavar="SECONDS", help="sent before, and left out (1)")
-    add("--seed", type=int, default=0, help="of the schedule and of what is drawn (0)")
+    add("--seed", type=natural, default=0, help="of the schedule and of what is drawn (0)")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--body", metavar="FILE", help="the body of every request; without, GET")
     which.add_argument("--bodies", metavar="FILE", help="one body a line, taken in turn")
@@ -87,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="COLUMN",
         help="with --data: in the order and rhythm of this column of seconds, at the rate",
     )
-    add("--budget-ms", type=_positive, help="latency budget of each request, sent as X-Latency-Budget-Ms")
+    add("--budget-ms", type=positive, help="latency budget of each request, sent as X-Latency-Budget-Ms")
     add("--slo-share", type=float, help=f"exit status {BROKEN} if fewer were answered in budget, e.g. 0.99")
     add("--header", action="append", default=[], metavar="'NAME: VALUE'", help="more headers; repeatable")
     add("--connections", type=int, default=limits.connections, help="opened beforehand (16)")
@@ -98,13 +99,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--report", metavar="DIR", help="write report.html, report.png and report.json there")
     add("--json", action="store_true", help="the figures as JSON")
     return parser
-
-
-def _positive(text: str) -> float:
-    number = float(text)
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return number
 
 
 def _headers(given: Sequence[str], post: bool) -> dict[str, str]:
@@ -164,7 +158,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.core is not None:
             os.sched_setaffinity(0, {args.core})
         target, load = _load(args)
-        before = _told(args.url, served) if args.report is not None else None
+        before = None
+        if args.report is not None:
+            make_folder(args.report)
+            before = _told(args.url, served)
         whole = run(target, load, Limits(args.connections, args.max_connections, args.grace))
         outcome = whole.since(args.warmup)
         result = asdict(report(outcome, args.max_lag_ms / 1e3))

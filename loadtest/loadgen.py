@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import uvloop
 
+from loadtest.arguments import Parser, counting, natural, positive
 from loadtest.client import RANK
 from loadtest.connection import Answer, LoadError, Pool, Target
 from loadtest.load import BUDGET
@@ -198,7 +199,7 @@ def read_summary(text: str, queries: int, failed: int) -> Verdict:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m loadtest.loadgen",
         description="Drive a server with MLPerf LoadGen: Server scenario, DLRM-v2's query sizes.",
     )
@@ -206,12 +207,12 @@ def _parser() -> argparse.ArgumentParser:
     add("url", help="http://host:port")
     add("--bundle", required=True, metavar="DIR", help="the bundle that is served: its schema and values")
     add("--data", metavar="FILE", help="real rows to ask about (default: invented ones)")
-    add("--qps", type=float, required=True, help="queries a second that LoadGen aims at")
-    add("--slo-ms", type=float, default=60.0, help="99%% of the queries within this, to be valid (60)")
-    add("--seconds", type=float, default=60.0, help="at least (60; MLPerf's rules ask for 600)")
+    add("--qps", type=positive, required=True, help="queries a second that LoadGen aims at")
+    add("--slo-ms", type=positive, default=60.0, help="99%% of the queries within this, to be valid (60)")
+    add("--seconds", type=positive, default=60.0, help="at least (60; MLPerf's rules ask for 600)")
     add("--sizes", default="mlperf", help="rows of a query (mlperf)")
-    add("--samples", type=int, default=2048, help="different queries (2048)")
-    add("--seed", type=int, default=0, help="of what is drawn, and of LoadGen's schedule (0)")
+    add("--samples", type=counting, default=2048, help="different queries (2048)")
+    add("--seed", type=natural, default=0, help="of what is drawn, and of LoadGen's schedule (0)")
     add("--logs", metavar="DIR", help="keep LoadGen's logs there")
     add("--json", action="store_true", help="the verdict as JSON")
     return parser

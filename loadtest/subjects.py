@@ -60,7 +60,8 @@ class Subjects:
         with tempfile.TemporaryDirectory(prefix="polyrec-bench-") as folder:
             file = Path(folder) / "plan.json"
             save_plan(self._plan.model_copy(update={"paths": paths}), file)
-            own = {"drain_grace_s": 0, "plan": file, "admin_token": self._token}
+            # policies change all the time here: of no use in a log
+            own = {"drain_grace_s": 0, "plan": file, "admin_token": self._token, "log_level": "error"}
             mine = os.sched_getaffinity(0)
             os.sched_setaffinity(0, self._cores)  # which a child inherits
             try:

@@ -14,6 +14,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import os
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,8 +24,9 @@ from functools import cached_property
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as distribution_version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+import torch
 from pydantic import Field
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file as save_arrays
@@ -30,7 +34,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from models.dlrm import DLRM, Architecture, DenseNet, dense_slots
-from models.embeddings.stage import PerBlock, Stage
+from models.embeddings.stage import Stage
 from models.encoder import Encoder, Standard
 from models.errors import BundleError, PolyrecError
 from models.files import Strict, validated, whole
@@ -43,6 +47,9 @@ MANIFEST = "manifest.json"
 EMBEDDINGS = "embeddings.safetensors"
 NET = "net.safetensors"
 VOCABULARY = "vocabulary.safetensors"
+FILES = frozenset((MANIFEST, EMBEDDINGS, NET, VOCABULARY))
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class FileDigest(Strict):
@@ -55,8 +62,8 @@ class FileDigest(Strict):
 class StandardEntry(Strict):
     """See models.encoder.Standard."""
 
-    mean: float
-    deviation: float
+    mean: Finite
+    deviation: Annotated[Finite, Field(gt=0)]
 
 
 class Manifest(Strict):
@@ -73,7 +80,7 @@ class Manifest(Strict):
     representation: Representation
     standards: dict[str, StandardEntry]
     vocabularies: dict[str, VocabularyDescriptor]
-    metrics: dict[str, dict[str, float | int | None]]
+    metrics: dict[str, dict[str, Finite | int | None]]
     training: dict[str, Any]
     files: dict[str, FileDigest]
 
@@ -107,7 +114,11 @@ class Bundle:
 
     def net(self) -> DenseNet:
         """A new dense net, ready to evaluate."""
-        return read_net(self.path, self.manifest, self.stage().slots)
+        stage = self.stage()
+        schema = self.manifest.schema_
+        net = DenseNet(self.manifest.architecture, dense_slots(schema), stage.slots)
+        net.load_state_dict(mapped(self.path / NET))
+        return net.eval()
 
     def model(self) -> DLRM:
         """A new model, ready to evaluate."""
@@ -123,10 +134,29 @@ def write_bundle(
     training: Mapping[str, Any],
     replace: bool = False,
 ) -> Bundle:
-    """Writes a bundle and loads it back. Raises BundleError if `path` exists and `replace` is not set."""
+    """Writes a bundle and loads it back. Raises BundleError as `require_target`, for a full disk, and
+    for a model with a value that is not finite, as of a training that diverged. A metric that is not is None.
+    """
     target = Path(path)
-    refuse_existing(target, replace)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    require_target(target, replace)
+    for name, values in model.state_dict().items():
+        if not _finite(values):
+            raise BundleError(f"bundle '{path}' is not written: '{name}' has a value that is not finite")
+    try:
+        _write(target, model, representation, encoder, metrics, training)
+    except (OSError, SafetensorError) as e:
+        raise BundleError(f"cannot write bundle '{target}': {getattr(e, 'strerror', None) or e}") from None
+    return load_bundle(target)
+
+
+def _write(
+    target: Path,
+    model: DLRM,
+    representation: Representation,
+    encoder: Encoder,
+    metrics: Mapping[str, Mapping[str, float | int | None]],
+    training: Mapping[str, Any],
+) -> None:
     with whole(target) as partial:
         partial.mkdir()
         save_file(_portable(model.stage.state_dict()), partial / EMBEDDINGS)
@@ -150,18 +180,38 @@ def write_bundle(
                 n: StandardEntry(mean=s.mean, deviation=s.deviation) for n, s in encoder.standards.items()
             },
             vocabularies=vocabularies,
-            metrics={k: dict(v) for k, v in metrics.items()},
+            metrics={
+                of: {k: v if v is None or math.isfinite(v) else None for k, v in found.items()}
+                for of, found in metrics.items()
+            },
             training=dict(training),
             files=files,
         )
         (partial / MANIFEST).write_text(manifest.model_dump_json(by_alias=True, indent=2) + "\n")
-    return load_bundle(target)
 
 
-def refuse_existing(path: str | Path, replace: bool) -> None:
-    """Raises BundleError if `path` exists and may not be replaced: asked before long work, too."""
-    if Path(path).exists() and not replace:
-        raise BundleError(f"'{path}' exists already; choose another --out or say --replace")
+def require_target(path: str | Path, replace: bool) -> None:
+    """Makes the folder that a bundle is to be written into: asked before long work, too.
+
+    Raises BundleError if nothing can be written there, if `path` exists and `replace` is not set, or if it
+    holds anything but a bundle, which replacing would delete.
+    """
+    target = Path(path)
+    try:
+        exists = os.path.lexists(target)
+        if exists and not replace:
+            raise BundleError(f"'{path}' exists already; choose another --out or say --replace")
+        if exists and not _only_a_bundle(target):
+            raise BundleError(f"'{path}' holds other things than a bundle and will not be replaced")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent):
+            pass
+    except OSError as e:
+        raise BundleError(f"cannot write bundle '{path}': {e.strerror}; choose another --out") from None
+
+
+def _only_a_bundle(target: Path) -> bool:
+    return target.is_dir() and not target.is_symlink() and {f.name for f in target.iterdir()} <= FILES
 
 
 def load_bundle(path: str | Path) -> Bundle:
@@ -186,8 +236,23 @@ def load_bundle(path: str | Path) -> Bundle:
         bundle = Bundle(folder, manifest, Encoder(manifest.schema_, vocabularies, standards))
         bundle.net()
     except (KeyError, ValueError, RuntimeError, PolyrecError) as e:
-        raise BundleError(f"bundle '{path}' contradicts itself: {str(e).splitlines()[0]}") from None
+        raise BundleError(f"bundle '{path}' contradicts itself: {' '.join(str(e).split())}") from None
+    for name in (NET, EMBEDDINGS):
+        for tensor, values in mapped(folder / name).items():
+            if not _finite(values):
+                raise BundleError(
+                    f"bundle '{path}': '{tensor}' in {name} has a value that is not finite; "
+                    "every answer that needs it would be refused"
+                )
     return bundle
+
+
+def _finite(values: Tensor) -> bool:
+    """Whether no number is NaN or infinite; in one pass that allocates nothing."""
+    if not values.is_floating_point() or not values.numel():
+        return True
+    least, most = torch.aminmax(values)
+    return bool(torch.isfinite(least) and torch.isfinite(most))
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -196,7 +261,7 @@ def read_manifest(folder: Path) -> Manifest:
         raw = json.loads((folder / MANIFEST).read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         raise BundleError(f"no bundle at '{folder}': there is no {MANIFEST}") from None
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError, RecursionError) as e:
         raise BundleError(f"bundle '{folder}': {MANIFEST} cannot be read: {e}") from None
     version = raw.get("format_version") if isinstance(raw, dict) else None
     if version != FORMAT_VERSION:
@@ -210,13 +275,6 @@ def read_manifest(folder: Path) -> Manifest:
             f"bundle '{folder}': {MANIFEST} does not list {', '.join(sorted(missing)) or 'plain files'}"
         )
     return manifest
-
-
-def read_net(folder: Path, manifest: Manifest, slots: PerBlock) -> DenseNet:
-    """A bundle's dense net over vectors of so many slots, ready to evaluate."""
-    net = DenseNet(manifest.architecture, dense_slots(manifest.schema_), slots)
-    net.load_state_dict(mapped(folder / NET))
-    return net.eval()
 
 
 def code_version() -> str:

@@ -46,7 +46,7 @@ def _read(
         raise
     except (OSError, UnicodeDecodeError) as e:
         raise error(f"cannot read {what}: {e}") from None
-    except (json.JSONDecodeError, yaml.YAMLError, RecursionError) as e:
+    except (ValueError, yaml.YAMLError, RecursionError) as e:
         raise error(f"{what} is not {form}: {' '.join(str(e).split())}") from None
     if not isinstance(raw, dict):
         raise error(f"{what}: the file must be {whole}, not {type(raw).__name__}")
@@ -65,7 +65,7 @@ def one_line(error: ValidationError) -> str:
     """The first offence of a pydantic error as `key: message`, for people."""
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
-    message = first["msg"].removeprefix("Value error, ")
+    message = first["msg"].removeprefix("Value error, ").partition(" or instance of ")[0]
     return f"{where}: {message}" if where else message
 
 
@@ -86,6 +86,15 @@ def whole(target: Path) -> Iterator[Path]:
             partial.replace(target)
     finally:
         _remove(partial)
+
+
+def write_text(target: Path, text: str) -> None:
+    """A file of UTF-8, `whole`; a link stays one, and a pipe or a device is just written. Raises OSError."""
+    if target.exists() and not target.is_file():
+        target.write_text(text, encoding="utf-8")
+        return
+    with whole(target.resolve()) as partial:
+        partial.write_text(text, encoding="utf-8")
 
 
 def _remove(path: Path) -> None:

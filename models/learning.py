@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import torch
 from pydantic import Field, ValidationError
 
-from models.bundle import Bundle, refuse_existing, write_bundle
+from models.bundle import Bundle, require_target, write_bundle
 from models.data.encoded import Encoded, encode
 from models.data.reader import Reader
 from models.data.split import TEST, TRAIN, VALIDATION, Splitter, split_of
@@ -122,7 +122,7 @@ class Learner:
 
     def learn(self, out: str | Path, replace: bool = False) -> Bundle:
         """Trains, measures on the test rows and writes the bundle."""
-        refuse_existing(out, replace)
+        require_target(out, replace)
         recipe = self.training.recipe
         splitter = split_of(self.reader, self.schema, self.phase("split", self.reader.rows_hint))
         encoder, history, model = self._fit(splitter)

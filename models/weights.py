@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.bundle import EMBEDDINGS, VOCABULARY, Manifest, mapped, read_manifest, read_net
-from models.dlrm import DenseNet
+from models.bundle import EMBEDDINGS, NET, VOCABULARY, Manifest, mapped, read_manifest
+from models.dlrm import DenseNet, dense_slots
 from models.embeddings.stage import Stage
 from models.errors import BundleError
 from models.representation import stage_from_tensors
@@ -57,7 +57,10 @@ class Weights:
 
     def net(self) -> DenseNet:
         """A new dense net, ready to evaluate."""
-        return read_net(self.path, self.manifest, self.stage().slots)
+        m = self.manifest
+        net = DenseNet(m.architecture, dense_slots(m.schema_), self.stage().slots)
+        net.load_state_dict(mapped(self.path / NET))
+        return net.eval()
 
 
 def open_weights(path: str | Path, version: str) -> Weights:

@@ -15,15 +15,23 @@ from models.batch import F64
 from planner.traffic import Arrivals, TrafficError
 
 SINE_KNOTS = 256
+MOST_QUERIES = 1e8
 
 
 def arrival_times(arrivals: Arrivals, rate: float, seconds: float, rng: np.random.Generator) -> F64:
-    """Times in [0, seconds), ascending: float64 [n], n as it falls. Raises TrafficError for a bad trace.
+    """Times in [0, seconds), ascending: float64 [n], n as it falls.
+
+    Raises TrafficError for a bad trace, and for more than MOST_QUERIES queries or turns of the rate.
 
     rate: mean queries a second, of `step` outside the step.
     """
     if arrivals.kind == "trace":
         return _trace(arrivals, rate, seconds)
+    peak = max(arrivals.factor, 1.0) if arrivals.kind != "poisson" else 1.0
+    if not seconds * max(rate * peak, 1 / arrivals.period_s, 1 / arrivals.burst_s) <= MOST_QUERIES:
+        raise TrafficError(
+            f"{rate:g} queries/s for {seconds:g} s are more than {MOST_QUERIES:,.0f} queries: ask for less"
+        )
     at, expected = _expected(arrivals, rate, seconds, rng)
     n = rng.poisson(expected[-1])
     times: F64 = np.interp(np.sort(rng.random(n)) * expected[-1], expected, at)

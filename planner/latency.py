@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from models.files import Strict
 
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
 Knots = tuple[float, ...]
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from models.errors import PolyrecError
-from models.files import Strict, read_json, validated
+from models.files import Strict, read_json, validated, write_text
 from models.precision import DensePrecision
 from planner.expected import Expected
 from planner.latency import LatencyModel
@@ -22,6 +22,11 @@ from planner.placed import Placement
 
 PathName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.@:-]+$", max_length=64)]
 Rows = Annotated[int, Field(ge=1)]
+TabledRows = Annotated[int, Field(ge=1, le=2**20)]
+"""Rows of a request or a batch: routing keeps the time of each number of rows up to the largest."""
+BudgetMs = Annotated[float, Field(gt=0, le=3_600_000, allow_inf_nan=False)]
+"""A latency budget: an hour at most."""
+FrontSeconds = Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)]
 Policy = Annotated[str, Field(pattern=r"^(priced|mprec|deeprecsys|static:.+)$")]
 LaneKind = Literal["inline", "thread", "process"]
 
@@ -40,8 +45,8 @@ class Limits(Strict):
     """
 
     max_body_bytes: Annotated[int, Field(ge=1)] = 16 * 2**20
-    max_request_rows: Rows = 4096
-    max_batch_rows: Rows = 1024
+    max_request_rows: TabledRows = 4096
+    max_batch_rows: TabledRows = 1024
     max_queued_rows: Rows = 16384
 
     @model_validator(mode="after")
@@ -81,7 +86,7 @@ class PlannedLane(Strict):
     name: PathName
     device: str = "cpu"
     kind: LaneKind = "inline"
-    cores: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    cores: tuple[Annotated[int, Field(ge=0, lt=2**16)], ...] = ()
 
 
 class Routing(Strict):
@@ -93,8 +98,8 @@ class Routing(Strict):
 
     policy: Policy = "priced"
     weights: dict[PathName, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(default_factory=dict)
-    query_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    row_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    query_s: FrontSeconds = 0.0
+    row_s: FrontSeconds = 0.0
 
 
 class Plan(Strict):
@@ -109,7 +114,7 @@ class Plan(Strict):
     paths: Annotated[tuple[PlannedPath, ...], Field(min_length=1)]
     lanes: tuple[PlannedLane, ...] = ()
     routing: Routing = Routing()
-    default_budget_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 100.0
+    default_budget_ms: BudgetMs = 100.0
     limits: Limits = Limits()
     placement: Placement | None = None
     expected: Expected | None = None
@@ -136,6 +141,10 @@ class Plan(Strict):
         for name in (*self.routing.weights, *([static] if static != self.routing.policy else [])):
             if name not in names:
                 raise ValueError(f"routing names path '{name}', which is not planned")
+        asked = [p for p in self.paths if static in (self.routing.policy, p.name)]
+        if not any(p.accuracy != 0 and self.routing.weights.get(p.name, 1) for p in asked):
+            named = ", ".join(f"'{p.name}'" for p in asked)
+            raise ValueError(f"no path would answer: of {named}, accuracy or weight is 0")
         for placed in self.placement.paths if self.placement else ():
             if placed.path not in names:
                 raise ValueError(f"placement names path '{placed.path}', which is not planned")
@@ -192,5 +201,5 @@ def load_plan(file: str | Path) -> Plan:
 
 
 def save_plan(plan: Plan, file: str | Path) -> None:
-    """Writes a plan that `load_plan` reads back; bundles are named as the plan names them."""
-    Path(file).write_text(plan.model_dump_json(indent=2, exclude_none=True) + "\n", encoding="utf-8")
+    """Writes a plan that `load_plan` reads back; bundles are named as the plan names them. Raises OSError."""
+    write_text(Path(file), plan.model_dump_json(indent=2, exclude_none=True) + "\n")

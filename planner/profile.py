@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from models.errors import PolyrecError
-from models.files import Strict, read_json, validated
+from models.files import Strict, read_json, validated, write_text
 from planner.devices import Machine
 from planner.latency import LatencyModel
 from planner.plan import PlannedPath
@@ -134,5 +134,8 @@ def on_machine(profile: Profile, machine: Machine, named: str) -> Profile:
 
 
 def save_profile(profile: Profile, file: str | Path) -> None:
-    """Writes a profile that `load_profile` reads back; bundles are named as the profile names them."""
-    Path(file).write_text(profile.model_dump_json(indent=2, exclude_none=True) + "\n", encoding="utf-8")
+    """Writes a profile that `load_profile` reads back; bundles are named as the profile names them.
+
+    Raises OSError.
+    """
+    write_text(Path(file), profile.model_dump_json(indent=2, exclude_none=True) + "\n")

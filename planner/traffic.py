@@ -41,7 +41,7 @@ class Sizes(Strict):
 
     kind: Literal["fixed", "lognormal", "mlperf", "heavy", "measured"] = "fixed"
     mean: Positive | None = None
-    values: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    values: tuple[Annotated[int, Field(ge=1, le=2**20)], ...] = ()
     shares: tuple[Positive, ...] = ()
 
     @model_validator(mode="after")
@@ -121,7 +121,7 @@ class Arrivals(Strict):
 class Traffic(Strict):
     """rate: mean queries a second (of `step`: outside the step)."""
 
-    rate: Positive
+    rate: Annotated[Positive, Field(le=1e15)]
     sizes: Sizes = Sizes(mean=23)
     arrivals: Arrivals = Arrivals()
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from loadtest.arguments import natural, positive
+
 HELP = "find what each routing policy of a plan holds within a latency promise, on a live server"
 EXAMPLE = "polyrec bench --plan plan.json --policies all --slo-ms 10 --data clicks.parquet --out runs/bench"
 
@@ -26,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="rows of a request: mlperf, fixed:23, lognormal:150, heavy:150 (default: as in the data)",
     )
     add("--rates", help="requests/s of the ladder, separated by commas (default: 10 ... 150%% of capacity)")
-    add("--seconds", type=float, default=4.0, help="measured time of each run (4)")
+    add("--seconds", type=positive, default=4.0, help="measured time of each run (4)")
     add("--warmup", type=float, default=1.0, help="seconds sent before each run, and left out (1)")
     add("--repeats", type=int, default=1, help="runs of each policy at each rate; the median is shown (1)")
     add(
@@ -52,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--client-core", type=int, help="the load driver's (default: the last)")
     add("--max-lag-ms", type=float, default=2.0, help="p99 of the driver's own lag that is accepted (2)")
     add("--ahead", action="store_true", help="server and driver at the highest normal priority; takes root")
-    add("--seed", type=int, default=0, help="of arrivals, sizes and requests (0)")
+    add("--seed", type=natural, default=0, help="of arrivals, sizes and requests (0)")
     add("--out", help="folder for bench.html, bench.png and bench.json")
     add("--json", action="store_true", help="print everything as JSON")
 
@@ -105,6 +107,7 @@ def _run(args: argparse.Namespace) -> int:
     from loadtest.source import open_source
     from loadtest.subjects import Subjects, policies_of
     from models.bundle import load_bundle
+    from models.report.folder import make_folder
     from planner.plan import load_plan
     from planner.traffic import parse_sizes
     from polyrec.progress import Doing
@@ -138,6 +141,8 @@ def _run(args: argparse.Namespace) -> int:
     }
     title = f"Routing policies of {Path(args.plan).name}"
     source = open_source(args.data, load_bundle(plan.paths[0].bundle), args.seed)
+    if args.out:
+        make_folder(args.out)
     os.sched_setaffinity(0, {client_core})
     with Doing("bench") as doing, Subjects(plan, policies, server_cores, {}) as subjects:
         contest = Contest(subjects, source, conditions, doing.tell)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from polyrec.flags import on_malformed
+from loadtest.arguments import natural
 
 HELP = "count how often each id is looked up, and keep the popularity order"
 EXAMPLE = "polyrec calibrate clicks.parquet --schema trivago --out clicks.calibration"
@@ -21,8 +21,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="share of the training rows that make the order, in (0, 1]; default: all of them",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the sample (default 0)")
-    on_malformed(parser)
+    parser.add_argument("--seed", type=natural, default=0, help="of the sample (default 0)")
+    parser.add_argument(
+        "--on-malformed",
+        choices=("fatal", "count"),
+        default="fatal",
+        help="stop at a malformed row, or leave it out and count it (default: fatal)",
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
@@ -40,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     schema = load_schema(args.schema)
     reader = open_data(args.data, schema, args.on_malformed)
     splitter = split_of(reader, schema)
-    with tqdm(total=reader.rows_hint, unit=" rows", unit_scale=True, desc="calibrate") as bar:
+    with tqdm(total=reader.rows_hint, unit=" rows", unit_scale=True, desc="calibrate", disable=None) as bar:
         found = calibrate(reader, schema, splitter, sample=args.sample, seed=args.seed, progress=bar.update)
     save_calibration(found, args.out)
     if args.json:

@@ -6,11 +6,12 @@ A verb's module says what it is (`HELP`), shows a use (`EXAMPLE`), and has `add_
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+
+from loadtest.arguments import Parser
 
 # in the order in which a user meets them
 VERBS = (
@@ -31,9 +32,9 @@ VERBS = (
 )
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """The parser of all verbs; what a verb runs is in `args.run`."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="polyrec",
         description="Serves deep learning recommendation models: many representations, many devices, "
         "one latency promise.",
@@ -77,3 +78,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # whoever read our output has left; the interpreter must not complain about it while it ends
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as e:
+        # a full disk, a folder without permission: the machine's, not a defect
+        if e.filename is None:
+            raise
+        print(f"polyrec: error: '{e.filename}': {e.strerror}", file=sys.stderr)
+        return 2

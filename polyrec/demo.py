@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from loadtest.arguments import natural
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -26,7 +28,7 @@ TRAFFIC = "rate=1000,sizes=lognormal:23"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", default="runs/demo", help="folder for data, bundle and plan")
     parser.add_argument("--rows", type=int, default=300_000, help="rows to generate (default 300,000)")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=natural, default=0)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000, help="0 takes a free one (default 8000)")
     parser.add_argument("--once", action="store_true", help="exit after the answer")
@@ -40,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
     import torch
 
+    from models.report.folder import make_folder
     from server.running import listen, start
 
     def say(line: str) -> None:
@@ -49,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     torch.set_num_threads(1)
     listen(args.host, args.port).close()  # a port in use is told now, not after the training
     out = Path(args.out)
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     begin = time.perf_counter()
     clicks, schema = _generated(out, args.rows, args.seed, say)
     test, ceiling = _trained(out, clicks, schema, say)

@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
 
     import torch
 
-    from models.bundle import load_bundle, refuse_existing, write_bundle
+    from models.bundle import load_bundle, require_target, write_bundle
     from models.data.reader import open_data
     from models.derive import quantised
     from models.distil import Regression, distilled
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     from polyrec.progress import Bars
 
     torch.set_num_threads(1)
-    refuse_existing(args.out, args.replace)
+    require_target(args.out, args.replace)
     bundle = load_bundle(args.bundle)
     schema = bundle.manifest.schema_
     training = load_training(args.recipe) if args.recipe else default_training(schema)

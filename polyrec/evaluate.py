@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from polyrec.flags import on_malformed
+from loadtest.arguments import natural
 
 if TYPE_CHECKING:
     from models.predictions import Predictions
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resamples", type=int, default=1000, help="of the bootstrap behind the intervals (default 1000)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the bootstrap (default 0)")
+    parser.add_argument("--seed", type=natural, default=0, help="of the bootstrap (default 0)")
     parser.add_argument("--runtime", choices=["torch", "onnx"], default="torch")
     parser.add_argument("--device", default="cpu", help="device of the runtime (default cpu)")
     parser.add_argument(
@@ -42,7 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--predictions", help="also write probabilities to this .npy file: [rows], or [bundles, rows]"
     )
-    on_malformed(parser)
+    parser.add_argument(
+        "--on-malformed", choices=["fatal", "count"], default="fatal", help="what a malformed line does"
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
@@ -66,8 +68,6 @@ def run(args: argparse.Namespace) -> int:
         raise PolyrecError(f"--baseline '{baseline}' is not one of the bundles: {', '.join(args.bundles)}")
     if args.resamples < 1:
         raise PolyrecError(f"--resamples must be at least 1, not {args.resamples}")
-    if args.seed < 0:
-        raise PolyrecError(f"--seed must not be negative: {args.seed}")
     if args.report:
         require_drawing()
         folder = make_folder(args.report)

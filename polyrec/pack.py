@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from polyrec.flags import on_malformed
-
 HELP = "store data packed: one row a request, its context once, sessions together"
 EXAMPLE = "polyrec pack clicks.parquet --schema trivago --cluster-by session_id --out clicks.packed"
 
@@ -24,7 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: rows of one request do)",
     )
     parser.add_argument("--replace", action="store_true", help="replace the packed data at --out")
-    on_malformed(parser)
+    parser.add_argument(
+        "--on-malformed",
+        choices=("fatal", "count"),
+        default="fatal",
+        help="stop at a malformed row, or leave it out and count it (default: fatal)",
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 

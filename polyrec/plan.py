@@ -127,7 +127,8 @@ def _refuse(args: argparse.Namespace) -> None:
     from planner.plan import PlanError
 
     for flag in ("profile", "slo_ms", "traffic"):
-        if getattr(args, flag) is None:
+        each_its_own = flag == "slo_ms" and any(text.startswith("slo=") for text in args.sweep or ())
+        if getattr(args, flag) is None and not each_its_own:
             named = "--" + flag.replace("_", "-")
             raise PlanError(f"{named} is missing; like {EXAMPLE} (or --explain PLAN)")
     for flag, least in (("slo_ms", 0.0), ("swing", None), ("cores", None)):
@@ -138,6 +139,8 @@ def _refuse(args: argparse.Namespace) -> None:
         if low or not math.isfinite(value):
             floor = "a positive number" if least is not None else "at least 1"
             raise PlanError(f"--{flag.replace('_', '-')} {value:g} must be {floor}")
+    if args.slo_ms is not None and args.slo_ms > 3_600_000:
+        raise PlanError(f"--slo-ms {args.slo_ms:g} is more than an hour, 3,600,000")
     if args.sweep and args.out:
         raise PlanError("--sweep makes many plans, --out writes one: leave one of them out")
 
@@ -152,7 +155,7 @@ def _asked(args: argparse.Namespace) -> tuple[Profile, Ask]:
     if args.machine:
         profile = on_machine(profile, load_machine(args.machine), args.machine)
     ask = Ask(
-        slo_s=args.slo_ms / 1e3,
+        slo_s=1.0 if args.slo_ms is None else args.slo_ms / 1e3,  # None: each step of the sweep has its own
         traffic=parse_traffic(args.traffic),
         memory=parse_memory(args.memory, profile.machine) if args.memory else {},
         cores=args.cores,
@@ -200,7 +203,7 @@ def _swept(args: argparse.Namespace, profile: Profile, ask: Ask) -> int:
     with _stray_lines_aside():
         points = [
             outcome(profile, step, tables)
-            for step in tqdm(steps(ask, axes), desc="plan", unit=" plans", file=sys.stderr)
+            for step in tqdm(steps(ask, axes), desc="plan", unit=" plans", file=sys.stderr, disable=None)
         ]
     if args.pictures:
         from planner.pictures.frontier import draw

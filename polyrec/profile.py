@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from loadtest.arguments import natural
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -48,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seconds", type=float, default=8.0, help="measuring time of a path (default 8)")
     parser.add_argument("--max-rows", type=int, default=4096, help="rows of the largest batch (default 4096)")
-    parser.add_argument("--seed", type=int, default=0, help="of the requests that are drawn (default 0)")
+    parser.add_argument("--seed", type=natural, default=0, help="of the requests that are drawn (default 0)")
     parser.add_argument(
         "--front",
         action=argparse.BooleanOptionalAction,
@@ -189,7 +191,11 @@ def _with_bar(
     from planner.profiling.measure import measure
 
     with tqdm(
-        total=1000, file=sys.stderr, mininterval=0.5, bar_format="{l_bar}{bar}| {elapsed}<{remaining}"
+        total=1000,
+        file=sys.stderr,
+        mininterval=0.5,
+        bar_format="{l_bar}{bar}| {elapsed}<{remaining}",
+        disable=None,
     ) as bar:
 
         def advance(share: float, what: str) -> None:

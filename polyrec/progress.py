@@ -1,4 +1,7 @@
-"""Progress on standard error: one bar at a time, for passes over data and for training steps."""
+"""Progress on standard error: one bar at a time, for passes over data and for training steps.
+
+Only where a person watches: in a file or a pipe there is none.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,9 @@ class Bars:
 
     def _open(self, name: str, total: int | None, unit: str) -> tqdm[NoReturn]:
         self.close()
-        self._bar = tqdm(total=total, desc=name, unit=unit, unit_scale=unit == "row", file=sys.stderr)
+        self._bar = tqdm(
+            total=total, desc=name, unit=unit, unit_scale=unit == "row", file=sys.stderr, disable=None
+        )
         return self._bar
 
     def close(self) -> None:
@@ -58,7 +63,7 @@ class Doing:
 
     def __init__(self, name: str) -> None:
         self._bar: tqdm[NoReturn] = tqdm(
-            desc=name, bar_format="{desc} {n} [{elapsed}] {postfix}", file=sys.stderr
+            desc=name, bar_format="{desc} {n} [{elapsed}] {postfix}", file=sys.stderr, disable=None
         )
 
     def tell(self, what: str) -> None:

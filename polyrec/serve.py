@@ -34,11 +34,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--drain-grace-s", type=float, help="serve on after SIGTERM, while not ready")
     parser.add_argument("--drain-timeout-s", type=float, help="then, for requests in flight")
+    parser.add_argument(
+        "--log-level",
+        choices=["debug", "info", "warning", "error"],
+        help="the least that is written to standard error (default warning)",
+    )
     parser.add_argument("--json", action="store_true", help="say that it is ready as one line of JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    import logging
     import os
 
     # before torch is imported: parallelism comes from lanes, and idle threads spin
@@ -50,8 +54,6 @@ def run(args: argparse.Namespace) -> int:
 
     # seconds of imports, only once the command line is known to be right
     from server.running import Ready, serve
-
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
 
     def ready(server: Ready) -> None:
         if args.json:

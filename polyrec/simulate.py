@@ -6,6 +6,8 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
+from loadtest.arguments import natural
+
 if TYPE_CHECKING:
     from planner.simulation.outcomes import Figures
 
@@ -43,13 +45,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what serving takes beside the profile, as python -m loadtest.calibration measures it",
     )
     parser.add_argument("--bound", action="store_true", help="compare with what a clairvoyant could do")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=natural, default=0)
     parser.add_argument(
         "--json", action="store_true", help="print the result as JSON, with its course in time"
     )
 
 
 def run(args: argparse.Namespace) -> int:
+    import math
     from time import perf_counter
 
     import numpy as np
@@ -65,10 +68,10 @@ def run(args: argparse.Namespace) -> int:
 
     plan = load_plan(args.plan)
     traffic = parse_traffic(args.traffic)
-    if args.seconds <= 0:
-        raise PlanError(f"--seconds {args.seconds:g} is not above 0")
-    if args.budget_ms is not None and args.budget_ms <= 0:
-        raise PlanError(f"--budget-ms {args.budget_ms:g} is not above 0")
+    for flag in ("seconds", "budget_ms"):
+        value = getattr(args, flag)
+        if value is not None and not 0 < value < math.inf:
+            raise PlanError(f"--{flag.replace('_', '-')} {value:g} is not a number above 0")
     costs = None if args.costs is None else load_costs(args.costs, plan)
     paths, lanes = specs(plan)
     faults = [parse_fault(text, [lane.name for lane in lanes]) for text in args.fault]

@@ -3,7 +3,6 @@ children; people use `polyrec serve`."""
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 
@@ -15,7 +14,6 @@ from server.settings import gather
 
 
 def main() -> int:
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     try:
         return serve(gather({}, os.environ), lambda ready: print(ready.line(), flush=True))
     except PolyrecError as e:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import signal
 import socket
@@ -38,6 +39,8 @@ from server.http.app import create_app
 from server.http.protocol import Protocol, close_idle
 from server.settings import Settings
 from server.tracing.tracer import open_tracer
+
+log = logging.getLogger("polyrec.server")
 
 KEEP_ALIVE_S = 75
 BACKLOG = 2048
@@ -84,11 +87,11 @@ def listen(host: str, port: int) -> socket.socket:
         listener.bind(address)
         listener.listen(BACKLOG)
         listener.setblocking(False)
-    except OSError as e:
+    except (OSError, UnicodeError) as e:
         if listener is not None:
             listener.close()
         raise PortInUse(
-            f"cannot listen on {host}:{port}: {e.strerror or e}; "
+            f"cannot listen on {host}:{port}: {getattr(e, 'strerror', None) or e}; "
             "choose another --host or --port (0 takes a free one)"
         ) from None
     return listener
@@ -135,6 +138,7 @@ class Ready:
 
 def serve(settings: Settings, on_ready: Callable[[Ready], object]) -> int:
     """Serves until told to stop; returns the exit status. Raises PolyrecError if it cannot start."""
+    logging.basicConfig(level=settings.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
     keep_memory()
     listener = listen(settings.host, settings.port)
     try:

@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError, model_validator
 from models.errors import PolyrecError
 from models.files import Strict, one_line
 from models.precision import DensePrecision
-from planner.plan import Plan, Policy, Rows
+from planner.plan import BudgetMs, Plan, Policy, Rows, TabledRows
 
 PREFIX = "POLYREC_"
 
@@ -39,6 +39,7 @@ class Settings(Strict):
     drain_timeout_s: then, how long requests in flight may take.
     tier_directory, drift_s: only with a plan that has a placement: where files of disk tiers are written, and
         how often rows follow their popularity (seconds), in place of the placement's own.
+    log_level: the least that is written to standard error.
     The rest, if given, replaces the plan's value of the same name.
     """
 
@@ -55,12 +56,13 @@ class Settings(Strict):
     admin_token: Annotated[str, Field(min_length=16)] | None = None
     drain_grace_s: Seconds = 1.0
     drain_timeout_s: Seconds = 10.0
+    log_level: Literal["debug", "info", "warning", "error"] = "warning"
     tier_directory: Path | None = None
     drift_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    default_budget_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    default_budget_ms: BudgetMs | None = None
     max_body_bytes: Annotated[int, Field(ge=1)] | None = None
-    max_request_rows: Rows | None = None
-    max_batch_rows: Rows | None = None
+    max_request_rows: TabledRows | None = None
+    max_batch_rows: TabledRows | None = None
     max_queued_rows: Rows | None = None
 
     @model_validator(mode="after")

@@ -24,6 +24,9 @@ class Series:
     colour: int
 
 
+SAME = 1e-6
+
+
 @dataclass(frozen=True, slots=True)
 class Limit:
     """A horizontal line that says what was promised."""
@@ -83,7 +86,9 @@ class Chart:
             low = max(low, 1e-9)
             return low / 1.2, max(high, low * 2) * 1.3
         if self.y_low is None:
-            room = (high - low) * 0.1 or abs(high) * 0.01 or 0.5
+            # what differs by rounding only is one value: a scale fitted to it would draw a cliff
+            spread = high - low if high - low > SAME * abs(high) else 0.0
+            room = spread * 0.1 or abs(high) * 0.01 or 0.5
             return low - room, high + room
         return low, (high if self.y_high is not None else high * 1.06) if high > low else low + 1.0
 

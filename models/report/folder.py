@@ -31,7 +31,7 @@ def make_folder(path: str | Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as e:
-        raise PolyrecError(f"cannot make the report's folder '{path}': {e.strerror}") from None
+        raise PolyrecError(f"cannot make the folder '{path}': {e.strerror}") from None
     return folder
 
 

@@ -24,6 +24,7 @@ from planner.plan import PlanError
 from planner.profile import Profile
 
 KEYS = ("slo", "rate", "cores", "memory.DEVICE", "copies.DEVICE")
+CEILINGS = {"slo": 3.6e6, "rate": 1e15, "cores": 1e5, "copies": 1e5}
 MOST = 400
 """Plans of one sweep."""
 
@@ -98,6 +99,8 @@ def _value(text: str, kind: str, given: str) -> float:
     whole = kind in ("cores", "copies")
     if not math.isfinite(value) or value <= 0 or (whole and value != int(value)):
         raise PlanError(f"sweep '{text}': {given} is not a positive {'whole ' if whole else ''}number")
+    if value > CEILINGS.get(kind, math.inf):
+        raise PlanError(f"sweep '{text}': {given} is more than {CEILINGS[kind]:,.0f}")
     return value
 
 

@@ -55,7 +55,7 @@ class LaneState:
         self.alive = True
         self.flight: Dispatch | None = None
         self.free_s = 0.0
-        self.due_s = self.overdue_s = self.again_s = INF
+        self.due_s = self.overdue_s = self.again_s = float("inf")
         self.stranded: list[Part] = []
         self.heard_s = 0.0
         self.busy_s = 0.0

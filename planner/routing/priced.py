@@ -10,8 +10,6 @@ from planner.routing.query import Query
 
 
 class Priced:
-    """Late binding by value and price (late.py), refusal by backlog (door.py)."""
-
     name = "priced"
     fifo = False
     learns = False

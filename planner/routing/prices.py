@@ -51,3 +51,8 @@ def price(rate: float, lanes: Sequence[float], options: Sequence[Sequence[tuple[
     # Of equal minima the highest u: the lowest prices that explain the optimum.
     row = min(corners, key=lambda u: (dual(u) * (1 + 1e-12), -u))
     return Prices(tuple(prices(row)), row)
+
+
+def capacity(lanes: Sequence[float], options: Sequence[Sequence[tuple[float, float]]]) -> float:
+    """Rows/s that all devices do on their cheapest paths."""
+    return sum(n / min(s for _, s in own) for n, own in zip(lanes, options, strict=True) if own)

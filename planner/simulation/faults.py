@@ -52,6 +52,10 @@ def parse_fault(text: str, lanes: Iterable[str]) -> Fault:
         end_s = float(end) if dash else float("inf")
     except ValueError:
         raise FaultError(f"fault '{text}' is not of the form {SHORT}") from None
-    if not 0 <= begin_s < end_s or factor <= 0 or (kind == "stall" and end_s == float("inf")):
+    if (
+        not 0 <= begin_s < end_s
+        or not 0 < factor < float("inf")
+        or (kind == "stall" and end_s == float("inf"))
+    ):
         raise FaultError(f"fault '{text}': the window must end after it begins, a factor be above 0")
     return Fault(kind, names.index(lane), begin_s, end_s, factor)  # type: ignore[arg-type]

@@ -10,13 +10,14 @@ Reload and rollback answer with the paths, the bundle's version and what became 
 path, where the same rows are served again, and `left_behind`, where others are.
 
 Without a token in the settings everything here is 403. A plan that cannot be opened is refused with 422
-and what it says; what was served still is.
+and what it says; what was served still is. The log has every change, for whoever asks later what began when.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -29,13 +30,15 @@ from starlette.routing import Route
 from models.bundle import Bundle
 from models.errors import PolyrecError
 from models.files import Strict, one_line
-from planner.plan import PathName, Plan, Policy, load_plan
+from planner.plan import BudgetMs, PathName, Plan, Policy, load_plan
 from server.background import in_thread
 from server.engine import Engine, State
 from server.errors import Forbidden, Invalid, Malformed, NotReady, RequestError, Unauthorised
 from server.http.body import read_body
 from server.http.reply import Reply, error_reply, json_reply
 from server.serving import Serving, open_serving
+
+log = logging.getLogger("polyrec.admin")
 
 MAX_BODY_BYTES = 65536
 Opener = Callable[[], tuple[Plan, Mapping[Path, Bundle]]]
@@ -57,7 +60,7 @@ class Reroute(Strict):
 
     policy: Policy | None = None
     weights: dict[PathName, Annotated[float, Field(ge=0, allow_inf_nan=False)]] | None = None
-    default_budget_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    default_budget_ms: BudgetMs | None = None
 
 
 class Admin:
@@ -98,6 +101,7 @@ class Admin:
     async def drain(self, asked: Nothing) -> dict[str, Any]:
         """A load balancer sends no more; what comes is still answered."""
         self._engine.enter(State.DRAINING)
+        log.warning("draining, as /v1/admin/drain was called")
         return {"state": self._engine.state.value}
 
     async def routing(self, asked: Reroute) -> dict[str, Any]:
@@ -116,7 +120,9 @@ class Admin:
         engine.route(bent)
         if asked.default_budget_ms is not None:
             engine.default_budget_s = asked.default_budget_ms / 1e3
-        return {**bent.model_dump(), "default_budget_ms": 1e3 * engine.default_budget_s}
+        in_force = {**bent.model_dump(), "default_budget_ms": 1e3 * engine.default_budget_s}
+        log.warning("routing is changed: %s", in_force)
+        return in_force
 
     async def _open(self, read: Opener) -> dict[str, Any]:
         if self._lock.locked():
@@ -126,10 +132,13 @@ class Admin:
             try:
                 serving = await in_thread(lambda: self._opened(read))
             except PolyrecError as e:
+                log.warning("a plan is not opened, the old one still serves: %s", e)
                 raise Invalid(f"the plan is not opened, the old one still serves: {e}") from None
             left = engine.adopt(serving)
+            names = [p.name for p in serving.paths]
+            log.warning("another plan serves: %s, bundle version %s", ", ".join(names), serving.version)
             return {
-                "paths": [p.name for p in serving.paths],
+                "paths": names,
                 "bundle_version": serving.version,
                 "updates": {
                     "carried": {path: c.rows for path, c in serving.placed.changes.items() if c.rows},

@@ -1,15 +1,27 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
-from models.bundle import EMBEDDINGS, MANIFEST, NET, VOCABULARY, Bundle, load_bundle, write_bundle
+from models.bundle import (
+    EMBEDDINGS,
+    MANIFEST,
+    NET,
+    VOCABULARY,
+    Bundle,
+    load_bundle,
+    require_target,
+    write_bundle,
+)
 from models.errors import BundleError
 
 
@@ -70,6 +82,9 @@ def test_a_cut_or_missing_file_is_refused(copy: Path, name: str) -> None:
         (lambda m: m.pop("schema"), "schema"),
         (lambda m: m["architecture"].update(width=4), "contradicts itself"),
         (lambda m: m["vocabularies"].pop("item"), "contradicts itself"),
+        (lambda m: m["standards"]["price"].update(deviation=0), "standards.price.deviation"),
+        (lambda m: m["standards"]["price"].update(mean=float("nan")), "standards.price.mean"),
+        (lambda m: m["metrics"].update(test={"accuracy": float("nan")}), "metrics.test.accuracy"),
         (lambda m: m["files"].pop(NET), "does not list"),
         (lambda m: m["files"].update({"../x": m["files"][NET]}), "plain files"),
     ],
@@ -88,6 +103,22 @@ def test_no_bundle_and_no_json_are_told_apart(tmp_path: Path) -> None:
     (tmp_path / MANIFEST).write_text("{")
     with pytest.raises(BundleError, match="cannot be read"):
         load_bundle(tmp_path)
+    (tmp_path / MANIFEST).write_text("[" * 100_000)
+    with pytest.raises(BundleError, match="cannot be read"):
+        load_bundle(tmp_path)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", [EMBEDDINGS, NET])
+def test_a_number_that_is_not_finite_is_refused(copy: Path, name: str, value: float) -> None:
+    tensors = load_file(copy / name)
+    spoilt = next(t for t in tensors.values() if t.dtype == np.float32)
+    spoilt.reshape(-1)[-1] = value
+    save_file(tensors, copy / name)
+    digest = hashlib.sha256((copy / name).read_bytes()).hexdigest()
+    edit(copy, lambda m: m["files"][name].update(sha256=digest, bytes=(copy / name).stat().st_size))  # type: ignore[index]
+    with pytest.raises(BundleError, match="not finite"):
+        load_bundle(copy)
 
 
 def test_an_existing_bundle_is_replaced_only_when_asked(bundle: Bundle, copy: Path) -> None:
@@ -96,3 +127,47 @@ def test_an_existing_bundle_is_replaced_only_when_asked(bundle: Bundle, copy: Pa
         write_bundle(copy, *parts)
     write_bundle(copy, *parts, replace=True)
     assert [p.name for p in copy.parent.iterdir()] == [copy.name]
+
+
+def test_a_model_that_is_not_finite_replaces_nothing(bundle: Bundle, copy: Path) -> None:
+    model, before = bundle.model(), sorted(copy.iterdir())
+    next(model.net.parameters()).data = next(model.net.parameters()).data * np.nan
+    with pytest.raises(BundleError, match="is not written: 'net"):
+        write_bundle(copy, model, bundle.manifest.representation, bundle.encoder, {}, {}, replace=True)
+    assert sorted(copy.iterdir()) == before
+    assert load_bundle(copy).manifest == bundle.manifest
+
+
+def test_a_metric_that_is_not_defined_is_none(bundle: Bundle, tmp_path: Path) -> None:
+    parts = (bundle.model(), bundle.manifest.representation, bundle.encoder)
+    again = write_bundle(tmp_path / "again", *parts, {"validation": {"auc": float("nan"), "step": 3}}, {})
+    assert again.manifest.metrics == {"validation": {"auc": None, "step": 3}}
+
+
+def test_replacing_never_deletes_what_is_no_bundle(bundle: Bundle, copy: Path, tmp_path: Path) -> None:
+    parts = (bundle.model(), bundle.manifest.representation, bundle.encoder, {}, {})
+    (copy / "notes.txt").write_text("precious")
+    (tmp_path / "file").write_text("precious")
+    (tmp_path / "link").symlink_to(copy)
+    for target in (copy, tmp_path / "file", tmp_path / "link", tmp_path):
+        with pytest.raises(BundleError, match="will not be replaced"):
+            write_bundle(target, *parts, replace=True)
+    assert (copy / "notes.txt").read_text() == (tmp_path / "file").read_text() == "precious"
+
+
+@pytest.mark.parametrize("target", ["/proc/bundle", "/dev/null/bundle", "x" * 300])
+def test_a_target_that_cannot_be_written_is_told_before_the_work(target: str) -> None:
+    with pytest.raises(BundleError, match="cannot write bundle"):
+        require_target(target, replace=False)
+
+
+def test_a_full_disk_is_told_and_leaves_nothing_behind(bundle: Bundle, tmp_path: Path) -> None:
+    parts = (bundle.model(), bundle.manifest.representation, bundle.encoder, {}, {})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(BundleError, match="cannot write bundle"):
+            write_bundle(tmp_path / "bundle", *parts)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []

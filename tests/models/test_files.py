@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,7 +9,7 @@ from typing import Any
 import pytest
 
 from models.errors import DataError, PolyrecError
-from models.files import Strict, read_json, read_yaml, validated, whole
+from models.files import Strict, read_json, read_yaml, validated, whole, write_text
 
 Read = Callable[[Path, str, type[PolyrecError]], dict[str, Any]]
 
@@ -88,3 +90,36 @@ def _half(target: Path) -> None:
         else:
             partial.write_text("half")
         raise OSError("the disk is full")
+
+
+def test_text_is_written_and_replaced_and_a_link_stays_one(tmp_path: Path) -> None:
+    file, link = tmp_path / "file", tmp_path / "link"
+    write_text(file, "é")
+    assert file.read_text(encoding="utf-8") == "é"
+    link.symlink_to(file)
+    write_text(link, "two")
+    assert link.is_symlink()
+    assert file.read_text() == "two"
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["file", "link"]
+
+
+def test_a_full_disk_leaves_the_text_that_was_there(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    write_text(file, "old")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            write_text(file, "new" * 1000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert file.read_text() == "old"
+    assert [f.name for f in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_device_or_pipe_is_written_as_it_is() -> None:
+    reader, writer = os.pipe()
+    write_text(Path(f"/dev/fd/{writer}"), "text")
+    os.close(writer)
+    with os.fdopen(reader) as told:
+        assert told.read() == "text"

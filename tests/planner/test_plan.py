@@ -9,6 +9,7 @@ import pytest
 from planner.plan import Limits, Plan, PlanError, load_plan, save_plan, single_path_plan
 
 PATH = {"name": "table@cpu", "bundle": "table", "runtime": "onnx"}
+HUGE = {"rows": [1], "median_s": [1e308], "tail_s": [1e308]}
 
 
 def written(folder: Path, content: Any) -> Path:
@@ -54,6 +55,22 @@ def test_a_plan_file_is_readable_by_people(tmp_path: Path) -> None:
         ({"paths": [{**PATH, "name": "a b"}]}, "paths.0.name: "),
         ({"paths": [PATH], "default_budget_ms": 0}, "default_budget_ms: "),
         ({"paths": [PATH], "limits": {"max_queued_rows": 1}}, "the largest request could never be queued"),
+        ({"paths": [PATH], "limits": {"max_batch_rows": 10**9}}, "limits.max_batch_rows: "),
+        ({"paths": [PATH], "limits": {"max_request_rows": 10**9}}, "limits.max_request_rows: "),
+        ({"paths": [PATH], "default_budget_ms": 1e308}, "default_budget_ms: "),
+        ({"paths": [PATH], "routing": {"query_s": 1e308}}, "routing.query_s: "),
+        ({"paths": [PATH], "lanes": [{"name": "a", "cores": [10**30]}]}, "lanes.0.cores.0: "),
+        ({"paths": [{**PATH, "latency": HUGE}]}, "paths.0.latency.median_s.0: "),
+        ({"paths": [PATH], "routing": {"weights": {"table@cpu": 0}}}, "no path would answer: of 'table@cpu'"),
+        ({"paths": [{**PATH, "accuracy": 0}]}, "no path would answer: of 'table@cpu'"),
+        (
+            {
+                "paths": [PATH, {**PATH, "name": "b@cpu"}],
+                "routing": {"policy": "static:b@cpu", "weights": {"b@cpu": 0}},
+            },
+            "no path would answer: of 'b@cpu'",
+        ),
+        (f'{{"version": {"1" * 5000}}}', "is not JSON"),
     ],
 )
 def test_a_bad_plan_gives_one_line_that_names_file_and_key(tmp_path: Path, content: Any, says: str) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from polyrec.cli import VERBS, build_parser, main
+from polyrec.progress import Bars, Doing
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -27,12 +28,45 @@ def test_a_users_mistake_is_one_line_and_status_2(capsys: pytest.CaptureFixture[
     assert said.err == "polyrec: error: give either --bundle DIR or --plan FILE\n"
 
 
-@pytest.mark.parametrize("arguments", [["nonsense"], ["serve", "--colour"], ["serve", "--port", "x"]])
-def test_an_unknown_word_is_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["nonsense"], "'nonsense'"),
+        (["serve", "--colour"], "--colour"),
+        (["serve", "--port", "x"], "--port"),
+        (["train"], "--data"),
+        (["demo", "--seed", "-1"], "-1 is not a whole number from 0"),
+        (["evaluate", "b", "--data", "d", "--seed", "-1"], "-1 is not a whole number from 0"),
+        (["demo", "--seed", str(2**63)], "is not a whole number from 0"),
+        (["train", "--threads", "0"], "0 is not a whole number above 0"),
+        (["bench", "--plan", "p", "--seconds", "nan"], "nan is not a positive number"),
+    ],
+)
+def test_an_unknown_word_is_one_line_and_status_2(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as left:
         main(arguments)
     assert left.value.code == 2
-    assert "polyrec" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.startswith("polyrec")
+    assert says in said
+    assert said.count("\n") == 1
+
+
+def test_what_the_machine_refuses_is_one_line_that_names_the_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "x" * 300]) == 2
+    assert capsys.readouterr().err == f"polyrec: error: '{'x' * 300}': File name too long\n"
+
+
+def test_progress_is_shown_to_people_only(capsys: pytest.CaptureFixture[str]) -> None:
+    with Bars() as bars:
+        bars.phase("read", 10)(3)
+        bars.training(1, 2, 0.5, None)
+        bars.training(2, 2, 0.4, None)
+    with Doing("bench") as doing:
+        doing.tell("the next thing")
+    assert capsys.readouterr().err == ""
 
 
 def test_without_a_verb_it_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:

@@ -101,7 +101,7 @@ def test_memory_below_the_bundle_puts_its_colder_rows_on_the_disk(
 def test_a_sweep_is_a_table_a_list_and_a_picture(
     profiled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ["--profile", str(profiled), "--slo-ms", "10", "--traffic", TRAFFIC]
+    asked = ["--profile", str(profiled), "--traffic", TRAFFIC]
     sweep = ["--sweep", "slo=0.01,10", "--sweep", "rate=100,9000", "--pictures", str(tmp_path / "drawn")]
     assert main(["plan", *asked, *sweep]) == 0
     table = capsys.readouterr().out.splitlines()
@@ -149,6 +149,9 @@ def test_a_description_changes_what_the_machine_has(
         ({"--memory": "cpu=lots"}, "'lots' is not a size"),
         ({"--memory": "cpu=100B"}, "no path that keeps 10 ms fits the memory: the smallest"),
         ({"--sweep": "colour=1"}, "unknown key 'colour'"),
+        ({"--sweep": "slo=1e9"}, "1e9 is more than 3,600,000"),
+        ({"--slo-ms": "1e9"}, "--slo-ms 1e+09 is more than an hour"),
+        ({"--traffic": "rate=1e300"}, "rate: "),
         ({"--sweep": "slo=5", "--out": "x.json"}, "--sweep makes many plans, --out writes one"),
         ({"--pictures": "/proc/none"}, "cannot write pictures to '/proc/none'"),
         ({"--out": "/proc/none/plan.json"}, "cannot write plan '/proc/none/plan.json'"),

@@ -40,6 +40,17 @@ def test_it_says_where_it_serves_and_ends_when_told(bundle_dir: Path, stop: sign
         assert process.stderr.read() == ""
 
 
+def test_the_log_says_as_much_as_was_asked_for(bundle_dir: Path) -> None:
+    quick = ("--port", "0", "--drain-grace-s", "0", "--log-level", "info")
+    with serve("--bundle", str(bundle_dir), *quick) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline()
+        process.terminate()
+        assert process.wait(timeout=20) == 0
+        assert "INFO polyrec.serving: lane cpu: inline on cpu" in process.stderr.read()
+
+
 def test_without_json_it_is_told_to_people(bundle_dir: Path) -> None:
     with serve("--bundle", str(bundle_dir), POLYREC_PORT="0", POLYREC_DRAIN_GRACE_S="0") as process:
         assert process.stdout is not None

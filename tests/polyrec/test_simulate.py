@@ -65,6 +65,13 @@ def test_a_fault_is_told_in_words(plan: Path, capsys: pytest.CaptureFixture[str]
         (["--traffic", "rate=5", "--fault", "slow:gpu:2:1-2"], "names no lane"),
         (["--traffic", "rate=5", "--seconds", "0"], "--seconds 0"),
         (["--traffic", "rate=5", "--budget-ms", "-1"], "--budget-ms -1"),
+        (["--traffic", "rate=5", "--budget-ms", "nan"], "--budget-ms nan"),
+        (["--traffic", "rate=5", "--seconds", "nan"], "--seconds nan"),
+        (["--traffic", "rate=5", "--seconds", "inf"], "--seconds inf"),
+        (["--traffic", "rate=5", "--seconds", "1e12"], "are more than 100,000,000 queries"),
+        (["--traffic", "rate=5,arrivals=bursty", "--seconds", "1e300"], "are more than"),
+        (["--traffic", "rate=1e300"], "rate: "),
+        (["--traffic", "rate=5", "--fault", "slow:cpu0:nan:0-1"], "a factor be above 0"),
     ],
 )
 def test_mistakes_are_one_line(

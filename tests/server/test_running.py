@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -95,9 +96,10 @@ def test_a_port_in_use_is_one_clear_line(tmp_path: Path) -> None:
     assert "choose another --host or --port" in line
 
 
-def test_a_host_that_does_not_exist_is_one_clear_line() -> None:
-    with pytest.raises(PortInUse, match=r"cannot listen on no\.such\.host\.invalid:0"):
-        listen("no.such.host.invalid", 0)
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "\u00fc" * 300])
+def test_a_host_that_does_not_exist_is_one_clear_line(host: str) -> None:
+    with pytest.raises(PortInUse, match=f"cannot listen on {re.escape(host)}:0"):
+        listen(host, 0)
 
 
 def failure(environ: dict[str, str]) -> str:

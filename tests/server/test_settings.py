@@ -45,6 +45,8 @@ def test_a_bundle_on_the_command_line_replaces_a_plan_in_the_environment() -> No
         ({"bundle": "b"}, {"POLYREC_PORT": "x"}, "POLYREC_PORT: "),
         ({"bundle": "b", "port": 70000}, {}, "--port: "),
         ({"bundle": "b", "max_batch_rows": 0}, {}, "--max-batch-rows: "),
+        ({"bundle": "b"}, {"POLYREC_MAX_BATCH_ROWS": "1000000000"}, "POLYREC_MAX_BATCH_ROWS: "),
+        ({"bundle": "b"}, {"POLYREC_LOG_LEVEL": "loud"}, "POLYREC_LOG_LEVEL: "),
         ({"bundle": "b", "default_budget_ms": float("nan")}, {}, "--default-budget-ms: "),
         ({}, {}, "give either --bundle DIR or --plan FILE"),
         ({"bundle": "b", "plan": "p"}, {}, "give either --bundle DIR or --plan FILE"),

@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 DIRECT, COPIED = 0, 1
-"""The kernel reads host memory; or rows are gathered on the host and copied beside the popular part."""
+NAMES = ("direct", "copied")
+"""`direct`: the kernel reads host memory. `copied`: gathered on the host, copied beside the popular part."""
 
 EVERY = 64
 """One batch in so many goes the way that looks dearer, so that an estimate does not outlive its cause."""

@@ -43,6 +43,15 @@ def test_labels_tell_neighbours_apart() -> None:
     assert [label(v) for v in (0, 0.5, 2500, 20_000)] == ["0", "0.5", "2500", "20k"]
 
 
+def test_values_that_differ_by_rounding_only_are_one_line_in_the_middle() -> None:
+    nearly = [0.9521187854521188, 0.9521187854521187]
+    low, high = chart(nearly, y_low=None).y_range
+    assert high - low > 0.01
+    assert (low + high) / 2 == pytest.approx(nearly[0])
+    low, high = chart([0.96010, 0.96015], y_low=None).y_range
+    assert high - low == pytest.approx(6e-5)
+
+
 @given(VALUES, VALUES, st.booleans(), st.sampled_from(["lines", "layers"]))
 def test_whatever_the_values_the_picture_is_well_formed_and_inside_its_frame(
     a: list[float], b: list[float], log: bool, kind: str

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from planner.routing.prices import price
+from planner.routing.prices import capacity, price
 
 OPTION = st.tuples(st.floats(0.5, 1.0), st.floats(1e-6, 1e-4))
 DEVICES = st.lists(
@@ -19,8 +19,7 @@ DEVICES = st.lists(
 def test_dual_equals_primal(devices, load):
     lanes = [float(n) for n, _ in devices]
     options = [own for _, own in devices]
-    # what all devices do on their cheapest paths
-    rate = load * sum(n / min(s for _, s in own) for n, own in devices)
+    rate = load * capacity(lanes, options)
     found = price(rate, lanes, options)
     dual = rate * found.row + sum(n * p for n, p in zip(lanes, found.device, strict=True))
     values = [v for own in options for v, _ in own]
