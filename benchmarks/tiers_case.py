@@ -53,7 +53,7 @@ def tiered(case: dict[str, Any], m: Model) -> TieredRows:
     cut = prefix_rows(m, case["budget"], case["cache"])
     layout = Layout(m.tables, {t: (0, cut, m.large_rows - cut, 0) for t in m.large})
     slab = Slab(FORM, layout.rows[HOST], case["cache"] // PAGE, PAGE)
-    _fill(slab.row_bytes(), layout, HOST, rows)
+    fill(slab.row_bytes(), layout, HOST, rows)
     heat = None
     if case["exponent"]:
         # what a perfect calibration would say of the pages

@@ -66,7 +66,7 @@ def open_stack(
     pages = -(-layout.file_rows // (page_bytes // form.bytes))
     slots = min(max(placement.cache_bytes // page_bytes, 1), pages)
     slab = Slab(form, layout.rows[HOST], slots, page_bytes, placement.huge_pages)
-    _fill(slab.row_bytes(), layout, HOST, source)
+    fill(slab.row_bytes(), layout, HOST, source)
     hot = _device_rows(form, layout, source, torch.device(device)) if layout.rows[DEVICE] else None
     disk = _open_disk(slab, layout, source, placement, vocabularies) if layout.rows[DISK] else None
     ids, remote = None, None
@@ -79,7 +79,7 @@ def open_stack(
     return stack
 
 
-def _fill(out: Bytes, layout: Layout, tier: int, source: RowSource) -> None:
+def fill(out: Bytes, layout: Layout, tier: int, source: RowSource) -> None:
     done = 0
     for part in _parts(layout, tier, source):
         out[done : done + len(part)] = part
@@ -104,7 +104,7 @@ def _read(source: RowSource, first: int, count: int) -> Iterator[Bytes]:
 
 def _device_rows(form: RowForm, layout: Layout, source: RowSource, device: torch.device) -> Tensor:
     rows = np.empty((layout.rows[DEVICE], form.bytes), np.uint8)
-    _fill(rows, layout, DEVICE, source)
+    fill(rows, layout, DEVICE, source)
     return torch.from_numpy(rows).view(form.unit).to(device)
 
 
