@@ -46,7 +46,7 @@ from planner.routing.curve import TAIL_DEVIATIONS
 from planner.simulation.costs import ASKING, BatchCost, Costs
 from server.http.rounds import TICK_S
 
-CONNECTIONS = 8
+CONNECTIONS = 16
 ROUNDS = 4
 ROUND_S = 0.2
 AT_ONCE_S = 0.0001
