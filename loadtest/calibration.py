@@ -7,7 +7,7 @@ in several ways, in turn: alone (one request, its answer, the next at once: ever
     lane's own clock - profile, alone                  = batch_s of the path
     lane's own clock - profile - batch_s, full         = query_s of the path, for each query beyond the first
     (server's processor time - lane's clock) / queries = turn_s * batches / queries + query_s + row_s * rows
-    processor time of a request with a hopeless budget = refuse_s, and the half of query_s and row_s
+    processor time of a request with a hopeless budget = refuse_s
     round trip alone - all of these                    = wake_s, or, where the server was still busy after
                                                          its answer had come, -after_s
     round trip after a rest - round trip alone         = cooled
@@ -43,7 +43,7 @@ from models.errors import PolyrecError
 from planner.latency import LatencyModel
 from planner.plan import Plan, load_plan
 from planner.routing.curve import TAIL_DEVIATIONS
-from planner.simulation.costs import ASKING, BatchCost, Costs
+from planner.simulation.costs import BatchCost, Costs
 from server.http.rounds import TICK_S
 
 CONNECTIONS = 16
@@ -127,7 +127,7 @@ def calibrate(
     after, held = counted(subjects.url), times_held_off(subjects.pid) - held
     turn_s, query_s = front(fronts)
     tell("calibrating refusals")
-    refused_s = _refusing(subjects, requests) - ASKING * (query_s + row_s * rows)
+    refuse_s = _refusing(subjects, requests)
     left_s = float(np.median(trips))
     knots = np.maximum.accumulate(np.maximum(np.median(cooled, axis=0), 0.0), axis=0)
     return Costs(
@@ -137,7 +137,7 @@ def calibrate(
         after_s=min(max(0.0, -left_s), turn_s),
         query_s=query_s,
         row_s=row_s,
-        refuse_s=max(refused_s, 0.0),
+        refuse_s=refuse_s,
         tick_s=(after.tick_s - before.tick_s) / max(after.ticks - before.ticks, 1),
         kernel_tick_s=TICK_S if inf > TICK_S else 0.0,
         held_rate=held / core_s,

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from models.batch import Batch
 from models.embeddings.tiers.stack import TierStack
 from models.encoder import Encoder
-from planner.routing.query import Dispatch, Part, Query, Refusal
+from planner.routing.query import Dispatch, Part, Query, Refusal, Refused
 from planner.routing.router import Router
 from server.ahead import Ahead
 from server.answer import Answer, Waiting, fail
-from server.errors import DeadlinePassed, Defect, NotReady, Overloaded
+from server.errors import DeadlinePassed, Defect, NotReady, Overloaded, RequestError
 from server.lanes.lane import Executed, Lane, LaneDied
 from server.lanes.reading import Reading
 from server.observer import Batched, Observer
@@ -99,6 +99,12 @@ class Dispatcher:
         self._open: set[asyncio.Future[Answer]] = set()
         self._spent_s = self._executing_s = 0.0
 
+    def turned_away(self, arrival_s: float, budget_s: float, size: int) -> None:
+        """Raises DeadlinePassed or Overloaded if a body of that size need not be parsed for that."""
+        refused = self.router.turned_away(arrival_s, arrival_s + budget_s, size, clock())
+        if refused is not None:
+            raise _refusal(refused, budget_s)
+
     def ask(
         self,
         rows: Rows,
@@ -107,11 +113,12 @@ class Dispatcher:
         priority: int = 0,
         required: bool = False,
         trace: Trace | None = None,
+        size: float = math.inf,
     ) -> Query:
         """Queues a query; `query.payload.answer` is the future to wait on.
 
-        It raises DeadlinePassed, FeatureError, Invalid, NotReady or Defect. Raises Overloaded or NotReady
-        at once if the query is not taken.
+        It raises DeadlinePassed, FeatureError, Invalid, NotReady or Defect. Raises Overloaded, DeadlinePassed
+        or NotReady at once if the query is not taken. size: bytes of its body.
         """
         loop = self._loop
         if loop is None:
@@ -126,13 +133,9 @@ class Dispatcher:
             for lane in self._lanes:
                 lane.attach()
             loop.call_later(TICK_S, self._tick, loop, clock() + TICK_S)
-        refused = self.router.offer(query, clock())
+        refused = self.router.offer(query, clock(), size)
         if refused is not None:
-            if refused.why is Refusal.UNAVAILABLE:
-                raise NotReady("no lane is alive; they are being restarted")
-            if refused.why is Refusal.EXPIRED:
-                raise DeadlinePassed(budget_s)
-            raise Overloaded(refused.queued_rows, max(1, math.ceil(refused.retry_after_s)))
+            raise _refusal(refused, budget_s)
         if self._ahead is not None and None not in self._running:
             self._ahead.wanted(self._latest, rows)
         self._open.add(waiting.answer)
@@ -404,6 +407,14 @@ class Dispatcher:
                 self._observer.lane_alive(lane, True)
                 self._wake()
                 return
+
+
+def _refusal(refused: Refused, budget_s: float) -> RequestError:
+    if refused.why is Refusal.UNAVAILABLE:
+        return NotReady("no lane is alive; they are being restarted")
+    if refused.why is Refusal.EXPIRED:
+        return DeadlinePassed(budget_s)
+    return Overloaded(refused.queued_rows, max(1, math.ceil(refused.retry_after_s)))
 
 
 def _end(reading: Reading | None) -> None:

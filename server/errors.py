@@ -7,6 +7,7 @@ a status that means one thing, one line for people, and the headers that go with
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from http import HTTPStatus
 
 import orjson
@@ -126,10 +127,15 @@ def refusal(error: Exception) -> Refusal:
         headers.append((b"www-authenticate", b"Bearer"))
     if isinstance(error, MethodNotAllowed):
         headers.append((b"allow", error.allowed.encode()))
-    return Refusal(int(error.status), error.outcome, error_body(str(error)), tuple(headers))
+    # past capacity most answers are one of a few of these
+    body = _short_body if isinstance(error, Overloaded | DeadlinePassed) else error_body
+    return Refusal(int(error.status), error.outcome, body(str(error)), tuple(headers))
 
 
 def error_body(message: str) -> bytes:
     """`{"error": message}` in one line of bounded length, whatever a client made us quote."""
     line = " ".join(message[:MESSAGE_LENGTH].encode("utf-8", "backslashreplace").decode().split())
     return orjson.dumps({"error": line + " ..." if len(message) > MESSAGE_LENGTH else line})
+
+
+_short_body = lru_cache(256)(error_body)

@@ -11,6 +11,7 @@ whenever a query is offered, and takes what waits in one batch, or a few.
 from __future__ import annotations
 
 from bisect import bisect_left
+from math import inf
 
 from planner.routing.board import Board
 from planner.routing.lane import LaneState
@@ -35,7 +36,8 @@ def admit(board: Board, query: Query, now_s: float) -> float:
     over_s = _takes_s(board, query.rows, queued, len(pieces), committed) - left
     if over_s <= 0 or not pieces:
         return over_s
-    at = bisect_left(pieces, (query.priority or LOWEST, query.deadline_s))
+    # behind those of the same deadline, which in a round of the owner's loop is nearly everybody's
+    at = bisect_left(pieces, (query.priority or LOWEST, query.deadline_s, inf))
     if at == len(pieces):
         return over_s
     # It would go before others: only what is before it counts, if those behind it bear the delay.
@@ -64,6 +66,7 @@ def _alone_s(board: Board, lane: LaneState, rows: int, ahead: int, queries: int)
     if not own:
         batches, own = batches - 1, merge
     correction = lane.correction
-    before_s = batches * curve.median[merge] * correction.median[lane.fastest]
-    before_s += queries * front.answer_s + ahead * front.answer_row_s
-    return MARGIN * before_s / (1 - front.busy) + curve.tail[own] * correction.tail[lane.fastest]
+    batches_s = batches * curve.median[merge] * correction.median[lane.fastest]
+    answers_s = queries * front.answer_s + ahead * front.answer_row_s
+    before_s = batches_s / (1 - front.busy) + answers_s
+    return MARGIN * before_s + curve.tail[own] * correction.tail[lane.fastest]

@@ -52,10 +52,31 @@ class Router:
         self._ticked_s = board.begun_s
         self._reading = False
         self._round_s = self._read_s = 0.0
+        self._away: Refused | None = None
+        self._away_size = self._away_s = 0.0
+        self._away_rows = 1
         self.asking = list(range(len(self.lanes)))
         """The order in which free lanes ask: those on probation first, or the others leave them nothing."""
 
-    def offer(self, query: Query, now_s: float) -> Refused | None:
+    def turned_away(self, arrival_s: float, deadline_s: float, size: float, now_s: float) -> Refused | None:
+        """Why a query need not even be parsed; None: offer it. Past capacity, goodput is what refusals leave.
+
+        It is too late, or no smaller, with no more time, than one that this round has refused. size: whatever
+        grows with a query's rows, as told to `offer`. For queries without priority that take any quality.
+        """
+        if deadline_s <= now_s:
+            self.board.observed.arrived(self._away_rows, deadline_s - arrival_s)
+            return Refused(Refusal.EXPIRED, 0.0, self.board.queue.rows)
+        away = self._away
+        if away is None or not self._reading or size < self._away_size or deadline_s > self._away_s:
+            return None
+        board = self.board
+        board.observed.arrived(self._away_rows, deadline_s - arrival_s)
+        board.observed.new_refused += 1
+        board.caution.lost()
+        return away
+
+    def offer(self, query: Query, now_s: float, size: float = INF) -> Refused | None:
         """Takes a query into the queue, or says why not and when it would fit.
 
         What is offered before the next `expire` is read in one round of the owner's loop, and nothing is
@@ -65,6 +86,7 @@ class Router:
         if not self._reading:
             self._reading = True
             self._round_s = self._read_s = now_s
+            self._away = None
         self._read_s = max(self._read_s, self._round_s + (self._round_s - query.arrival_s) * board.front.busy)
         queue = board.queue
         rows = query.rows
@@ -80,7 +102,11 @@ class Router:
         if over_s > 0 and not self._worth_a_try():
             board.observed.new_refused += 1
             board.caution.lost()
-            return Refused(Refusal.OVERLOAD, over_s, queue.rows)
+            refused = Refused(Refusal.OVERLOAD, over_s, queue.rows)
+            if self._away is None or size < self._away_size:
+                self._away, self._away_size, self._away_s = refused, size, query.deadline_s
+                self._away_rows = rows
+            return refused
         queue.push(query, 0, rows, query.arrival_s if self.policy.fifo else query.deadline_s)
         return None
 

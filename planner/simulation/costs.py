@@ -43,11 +43,11 @@ class Costs(Strict):
 
     cooled: (seconds of sleep, seconds that the next request takes longer for them), from no sleep on, linear
     between and flat beyond. turn_s: of the loop for each batch; after_s: the part of it that comes after the
-    answers. query_s, row_s: reading, parsing, answering a query, and each of its rows. refuse_s: to answer,
-    in place of the second half of that, that it is refused or too late; None: as an answer. tick_s: a turn of
-    the control loop. kernel_tick_s: in which the kernel tells how long a request has waited; 0: not at all.
-    held_rate, held_s: how often a second at work others take the core from the loop, and for how long, the
-    mean. batches: by path; one that is missing takes what its profile says.
+    answers. query_s, row_s: reading, parsing, answering a query, and each of its rows. refuse_s: reading one
+    that is refused unparsed, and saying so; half of it to say so of one that was parsed; None: as a query's.
+    tick_s: a turn of the control loop. kernel_tick_s: in which the kernel says how long a request has waited;
+    0: it does not. held_rate, held_s: how often a second at work others take the core from the loop, and for
+    how long, the mean. batches: by path; one that is missing takes what its profile says.
     """
 
     wake_s: Seconds = 0.0

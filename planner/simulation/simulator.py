@@ -91,6 +91,8 @@ class Simulator:
         self._costs = costs or Costs(query_s=routing.query_s, row_s=routing.row_s)
         extra = self._costs.batches
         self._extra = [(c.batch_s, c.query_s) for p in paths for c in (extra.get(p.name) or BatchCost(),)]
+        refuse_s = self._costs.refuse_s
+        self._refuse_s = self._costs.query_s if refuse_s is None else refuse_s
         self._now_s = self._looked_s = 0.0
         self._slept = True
         self._ready: deque[Callable[[], None]] = deque()
@@ -196,10 +198,14 @@ class Simulator:
         if tick_s and self._now_s - since_s > tick_s:
             ticks = self._now_s // tick_s - self._arrival[i] // tick_s + 1
             since_s = max(since_s, self._now_s - ticks * tick_s)
-        rows = self._rows[i]
+        rows, deadline_s = self._rows[i], since_s + self._budget[i]
+        if self.router.turned_away(since_s, deadline_s, rows, self._now_s) is not None:
+            self._spend(self._refuse_s)
+            self._ended(i, Status.REFUSED)
+            return
         self._spend((costs.query_s + costs.row_s * rows) * ASKING)
-        query = Query(rows, since_s, since_s + self._budget[i], payload=i)
-        if self.router.offer(query, self._now_s) is not None:
+        query = Query(rows, since_s, deadline_s, payload=i)
+        if self.router.offer(query, self._now_s, rows) is not None:
             self._answer(i, Status.REFUSED)
         else:
             self._wake()
@@ -209,7 +215,10 @@ class Simulator:
         if status is Status.ANSWERED:
             self._spend((costs.query_s + costs.row_s * self._rows[i]) * (1 - ASKING))
         else:
-            self._spend(costs.query_s * (1 - ASKING) if costs.refuse_s is None else costs.refuse_s)
+            self._spend(self._refuse_s * (1 - ASKING))
+        self._ended(i, status)
+
+    def _ended(self, i: int, status: Status) -> None:
         self._status[i] = status
         self._finish[i] = self._now_s
 

@@ -50,6 +50,11 @@ class Form(Protocol):
     @property
     def endpoint(self) -> str: ...
 
+    @property
+    def has_wishes(self) -> bool:
+        """Whether bodies may have a budget, a priority or a quality of their own."""
+        ...
+
     def parse(self, serving: Serving, scope: Scope, body: bytes) -> Parsed:
         """Raises RequestError or FeatureError."""
         ...
@@ -117,21 +122,34 @@ class Call:
         self._arrival_s = self._begun_s if arrived_s is None else arrived_s
         # Not what was served when the headers came: another plan may have been loaded since.
         serving = self._serving = self._engine.serving
-        parsed = self._parsed = self._form.parse(serving, self.scope, body)
-        self._rows = parsed.rows.rows
-        budget_s = self._budget_s = parsed.budget_s or self._engine.default_budget_s
-        priority, required = parsed.priority, parsed.required
+        dispatcher = serving.dispatcher
+        form = self._form
+        budget_s: float | None = None
+        priority: int | None = None
+        required: bool | None = None
         for name, value in self.scope["headers"]:
             if name in WISHES:
                 if name == BUDGET:
-                    budget_s = self._budget_s = latency_budget_s(value)
+                    budget_s = latency_budget_s(value)
                 elif name == PRIORITY:
                     priority = priority_of(value)
                 else:
                     required = quality_is_required(value)
+        if not (priority or required or form.has_wishes):
+            self._budget_s = budget_s or self._engine.default_budget_s
+            dispatcher.turned_away(self._arrival_s, self._budget_s, len(body))
+        parsed = self._parsed = form.parse(serving, self.scope, body)
+        self._rows = parsed.rows.rows
+        self._budget_s = budget_s or parsed.budget_s or self._engine.default_budget_s
         self._parsed_s = clock()
-        query = self._query = serving.dispatcher.ask(
-            parsed.rows, self._arrival_s, budget_s, priority, required, self._trace
+        query = self._query = dispatcher.ask(
+            parsed.rows,
+            self._arrival_s,
+            self._budget_s,
+            parsed.priority if priority is None else priority,
+            parsed.required if required is None else required,
+            self._trace,
+            len(body),
         )
         return query
 

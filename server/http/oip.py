@@ -42,6 +42,7 @@ class InferForm:
     """An inference request, JSON or binary, -> `probability`."""
 
     endpoint = "infer"
+    has_wishes = True
 
     def parse(self, serving: Serving, scope: Scope, body: bytes) -> Parsed:
         parameters = scope.get("path_params")

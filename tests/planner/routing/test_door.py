@@ -80,6 +80,45 @@ def test_a_round_of_reading_ends_with_the_turn():
     assert router.offer(Query(20, 0.005, 0.0075), 0.005) is None  # the loop slept: nothing else is to be read
 
 
+@given(st.lists(sizes, min_size=1, max_size=3), st.floats(0.003, 0.02), st.floats(0.0, 0.8))
+def test_who_is_turned_away_unparsed_would_have_been_refused(rounds, budget_s, busy):
+    """Of equal budgets. Among others a query with more time may come between, and open the door a little."""
+    looked, unparsed = alone(1e-4, 1e-6), alone(1e-4, 1e-6)
+    looked.board.front.busy = unparsed.board.front.busy = busy
+    now_s = 0.0
+    for own in rounds:
+        arrival_s, now_s = now_s, now_s + 0.002
+        deadline_s = arrival_s + budget_s
+        for rows in own:
+            taken = looked.offer(Query(rows, arrival_s, deadline_s), now_s) is None
+            away = unparsed.turned_away(arrival_s, deadline_s, rows, now_s)
+            if away is None:
+                away = unparsed.offer(Query(rows, arrival_s, deadline_s), now_s, rows)
+            assert (away is None) == taken
+            now_s += 4e-5
+        for router in (looked, unparsed):
+            router.expire(now_s)
+            dispatch = router.next(0, now_s)
+            if dispatch is not None:
+                router.done(dispatch, now_s + dispatch.median_s, dispatch.median_s)
+        now_s += 0.001
+
+
+def test_a_refusal_holds_for_its_round_and_for_nobody_with_more_time_or_fewer_rows():
+    router = alone(1e-4, 0.0)
+    while (refused := router.offer(Query(50, 0.0, 0.008), 0.0, 50)) is None:
+        pass
+    assert router.turned_away(0.0, 0.008, 50, 0.0) == refused
+    assert router.turned_away(0.0, 0.007, 60, 0.0) == refused
+    assert router.turned_away(0.0, 0.009, 50, 0.0) is None
+    assert router.turned_away(0.0, 0.008, 49, 0.0) is None
+    arrived = router.board.observed.new_queries
+    assert router.turned_away(0.0, 0.008, 50, 0.008) is not None  # too late
+    assert router.board.observed.new_queries == arrived + 1
+    router.expire(0.001)
+    assert router.turned_away(0.0, 0.008, 50, 0.001) is None
+
+
 def test_what_is_first_in_the_queue_waits_for_company_while_it_has_time():
     router = alone(1e-4, 0.0)
     assert not router.pressing(0.0)
