@@ -52,7 +52,7 @@ def _draw(axis: Any, chart: Chart) -> None:
         axis.set_yscale("log")
     axis.set_ylim(*chart.y_range)
     if chart.percent:
-        axis.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.4g}%")
+        axis.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.6g}%")
     axis.set_title(chart.title, fontsize=11, loc="left")
     axis.set_xlabel(chart.x_name)
     axis.set_ylabel(chart.y_name)
