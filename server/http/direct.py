@@ -1,9 +1,8 @@
 """A hot endpoint's answer without ASGI: from the parser's callbacks to one write, on the loop, in no task.
 
 An ASGI task, its messages and events are a third of what a small request costs (README, "Throughput"). What a
-client sends in the ordinary way - POST, HTTP/1.1, nothing pipelined - needs none of them. All else goes through
-`server/http/inference.py`, which is also what the answers here are compared with
-(tests/server/http/test_direct.py).
+client sends in the ordinary way (POST, HTTP/1.1, nothing pipelined) needs none of them. All else goes through
+`inference.py`, which is also what the answers here are compared with (tests/server/http/test_direct.py).
 """
 
 from __future__ import annotations
