@@ -2,7 +2,7 @@
 
 A server of its own answers three loads: with its best path, with cheaper ones, and more than it can.
 
-    python -m benchmarks.status_pictures --plan PLAN  # chrt -r 1 where others work
+    python -m benchmarks.status_pictures --plan PLAN  # nice -n -20: Chromium is on the same cores
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--plan", type=Path, required=True)
     parser.add_argument("--data", help="real rows to ask about (default: invented ones)")
     parser.add_argument("--calm", type=float, default=100, help="requests a second that it can bear (100)")
-    parser.add_argument("--peak", type=float, default=5000, help="that it can with less quality (5000)")
+    parser.add_argument("--peak", type=float, default=3000, help="that it can with less quality (3000)")
     parser.add_argument("--overload", type=float, default=10000, help="that it cannot (10000)")
     parser.add_argument("--budget-ms", type=float, default=30)
     parser.add_argument("--out", type=Path, default=PICTURES)
