@@ -99,6 +99,6 @@ def test_a_report_of_one_model_compares_nothing(make: Make, tmp_path: Path) -> N
 
 def test_a_folder_that_cannot_be_made_is_said_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(PolyrecError, match="cannot make the report's folder") as error:
+    with pytest.raises(PolyrecError, match="cannot make the folder") as error:
         make_folder(tmp_path / "file" / "report")
     assert "\n" not in str(error.value)
