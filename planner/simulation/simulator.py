@@ -2,7 +2,7 @@
 
 Arrivals, sizes and budgets go in, what became of every query comes out. The event loop works as the live one
 does, iteration by iteration: it reads and parses what its sockets have, then runs what is ready (answers and
-the dispatcher's turn, which comes two iterations after it was asked for). An inline lane executes on it, so
+the dispatcher's turn, one or two iterations after it was asked for). An inline lane executes on it, so
 that nothing is read, and no budget begins, meanwhile. Execution times are lognormal around the path's median
 with its tail, drawn for every batch; what serving takes beside (costs.py) is measured live.
 """

@@ -185,21 +185,17 @@ def test_others_that_take_the_core_cost_a_loop_at_work_but_not_an_idle_one():
     assert np.median(took(idle, 10, held)) == pytest.approx(np.median(took(idle, 10, Costs())))
 
 
+def served(rate, seconds, rows, costs, since_s=0.0):
+    """What became of Poisson arrivals of so many rows, 20 ms each, on a loop with these costs."""
+    times = arrival_times(Arrivals(), rate, seconds, np.random.default_rng(3))
+    routing, sizes = Routing(query_s=costs.query_s), np.full(times.size, rows)
+    world = (*SERVERS["inline"], routing, Limits(), times, sizes, 0.02, np.random.default_rng(4))
+    return Simulator(*world, costs=costs).run().figures(since_s)
+
+
 def test_refusals_take_the_loop_time_of_their_own():
     free, dear = (
-        Simulator(
-            *SERVERS["inline"],
-            Routing(query_s=1e-4),
-            Limits(),
-            times := arrival_times(Arrivals(), 12_000, 0.5, np.random.default_rng(3)),
-            np.full(times.size, 60),
-            0.02,
-            np.random.default_rng(4),
-            costs=Costs(query_s=1e-4, refuse_s=refuse_s),
-        )
-        .run()
-        .figures(0.2)
-        for refuse_s in (0.0, 3e-4)
+        served(12_000, 0.5, 60, Costs(query_s=1e-4, refuse_s=refuse_s), 0.2) for refuse_s in (0.0, 3e-4)
     )
     assert free.refused > 0.2
     assert dear.goodput < 0.7 * free.goodput
@@ -207,18 +203,7 @@ def test_refusals_take_the_loop_time_of_their_own():
 
 def test_a_loop_that_knows_when_requests_came_answers_more_of_them_after_it_was_held_up():
     blind, told = (
-        Simulator(
-            *SERVERS["inline"],
-            Routing(query_s=5e-5),
-            Limits(),
-            times := arrival_times(Arrivals(), 3_000, 1.0, np.random.default_rng(3)),
-            np.full(times.size, 10),
-            0.02,
-            np.random.default_rng(4),
-            costs=Costs(query_s=5e-5, held_rate=5.0, held_s=0.1, kernel_tick_s=tick_s),
-        )
-        .run()
-        .figures(0.0)
+        served(3_000, 1.0, 10, Costs(query_s=5e-5, held_rate=5.0, held_s=0.1, kernel_tick_s=tick_s))
         for tick_s in (0.0, 0.004)
     )
     assert told.goodput > 1.02 * blind.goodput

@@ -205,6 +205,14 @@ def begun(engine: Engine, headers: list[tuple[bytes, bytes]]) -> tuple[Connectio
     return connection, mine
 
 
+def asked(engine: Engine) -> tuple[Connection, Direct]:
+    """A whole request, which waits for its turn."""
+    connection, mine = begun(engine, [])
+    mine.body(b'{"instances": [{}]}')
+    mine.complete(clock())
+    return connection, mine
+
+
 def test_a_body_that_does_not_come_is_not_waited_for(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct, "ARRIVAL_TIMEOUT_S", 0.01)
 
@@ -247,9 +255,7 @@ def test_what_waits_when_the_server_ends_is_told_so(plan: Plan) -> None:
     async def run() -> tuple[Connection, Direct]:
         engine = Engine()
         engine.load(plan)
-        connection, mine = begun(engine, [])
-        mine.body(b'{"instances": [{}]}')
-        mine.complete(clock())
+        connection, mine = asked(engine)
         engine.close()
         while not connection.ends:
             await asyncio.sleep(0.001)
@@ -265,9 +271,7 @@ def test_a_client_that_has_gone_is_written_nothing(plan: Plan) -> None:
     async def run() -> tuple[Connection, Engine]:
         engine = Engine()
         engine.load(plan)
-        connection, mine = begun(engine, [])
-        mine.body(b'{"instances": [{}]}')
-        mine.complete(clock())
+        connection, mine = asked(engine)
         mine.disconnected = True
         mine.gone()
         while engine.serving.dispatcher.waiting:
