@@ -103,7 +103,7 @@ class Dispatcher:
         """Raises DeadlinePassed or Overloaded if a body of that size need not be parsed for that."""
         refused = self.router.turned_away(arrival_s, arrival_s + budget_s, size, clock())
         if refused is not None:
-            raise _refusal(refused, budget_s)
+            raise refusal_of(refused, budget_s)
 
     def ask(
         self,
@@ -135,7 +135,7 @@ class Dispatcher:
             loop.call_later(TICK_S, self._tick, loop, clock() + TICK_S)
         refused = self.router.offer(query, clock(), size)
         if refused is not None:
-            raise _refusal(refused, budget_s)
+            raise refusal_of(refused, budget_s)
         if self._ahead is not None and None not in self._running:
             self._ahead.wanted(self._latest, rows)
         self._open.add(waiting.answer)
@@ -409,7 +409,8 @@ class Dispatcher:
                 return
 
 
-def _refusal(refused: Refused, budget_s: float) -> RequestError:
+def refusal_of(refused: Refused, budget_s: float) -> RequestError:
+    """The router's word as what a client is told."""
     if refused.why is Refusal.UNAVAILABLE:
         return NotReady("no lane is alive; they are being restarted")
     if refused.why is Refusal.EXPIRED:

@@ -96,6 +96,11 @@ class Engine:
         return self._serving
 
     @property
+    def loaded(self) -> bool:
+        """Whether anything is served."""
+        return self._serving is not None
+
+    @property
     def plan(self) -> Plan:
         """The plan that is followed. Raises NotReady before there is one."""
         return self.serving.plan

@@ -21,6 +21,7 @@ from server.engine import Engine
 from server.errors import Defect, MethodNotAllowed, NotFound, refusal
 from server.http.admin import Admin, admin_routes
 from server.http.admin_embeddings import Embeddings, embeddings_route
+from server.http.heads import Heads
 from server.http.health import health_routes
 from server.http.inference import Inference
 from server.http.oip import MODEL, InferForm, oip_routes
@@ -37,6 +38,8 @@ class Application(FastAPI):
 
     hot: Mapping[bytes, Inference]
     """By raw path."""
+    heads: Heads
+    """Of requests to them."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         endpoint = self.hot.get(scope["path"].encode()) if scope["type"] == "http" else None
@@ -58,6 +61,7 @@ def create_app(engine: Engine, admin: Admin | None = None) -> Application:
         b"/v1/rank": rank,
         f"/v2/models/{MODEL}/infer".encode(): infer,
     }
+    app.heads = Heads()
     app.router.routes.extend(
         [
             Route("/v1/predict", predict, methods=["POST"]),

@@ -44,9 +44,14 @@ def announced(headers: Headers, limit: int) -> str | None:
     if length is not None:
         if not length.isdigit() or len(length) > 18:
             raise Malformed("header Content-Length is not a number of bytes")
-        if int(length) > limit:
-            raise TooLarge(f"the body has {int(length)} bytes; the limit is {limit}")
+        check_length(int(length), limit)
     return None if encoding is None else encoding.decode("latin-1").strip().lower()
+
+
+def check_length(length: int, limit: int) -> None:
+    """Of a body, as announced. Raises TooLarge."""
+    if length > limit:
+        raise TooLarge(f"the body has {length} bytes; the limit is {limit}")
 
 
 async def read_body(headers: Headers, receive: Receive, limit: int) -> bytes:

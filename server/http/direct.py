@@ -14,7 +14,7 @@ from uvicorn.server import ServerState
 
 from server.answer import Answer
 from server.errors import Malformed, NotReady, TooLarge
-from server.http.body import ARRIVAL_TIMEOUT_S, announced, decompress
+from server.http.body import ARRIVAL_TIMEOUT_S, announced, check_length, decompress
 from server.http.call import Call
 from server.http.reply import Reply, error_reply
 
@@ -42,11 +42,11 @@ class Direct:
         "_body",
         "_call",
         "_connection",
-        "_encoding",
         "_limit",
         "_rest",
         "_timer",
         "disconnected",
+        "encoding",
         "keep_alive",
         "response_complete",
         "whole",
@@ -62,14 +62,14 @@ class Direct:
         self._body = b""
         self._rest: bytearray | None = None
         self._limit = 0
-        self._encoding: str | None = None
+        self.encoding: str | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
         """Its headers are there; they may be enough to refuse it."""
         try:
             self._limit = self._call.limit
-            self._encoding = announced(self._call.scope["headers"], self._limit)
+            self.encoding = announced(self._call.scope["headers"], self._limit)
         except Exception as e:
             self._refuse(e)
 
@@ -84,6 +84,17 @@ class Direct:
         if self._size > self._limit:
             self._refuse(TooLarge(f"the body has more than {self._limit} bytes"))
 
+    def at_once(self, body: bytes, encoding: str | None, arrived_s: float) -> None:
+        """All of it is there. encoding: as its head announces it."""
+        try:
+            self._limit = self._call.limit
+            check_length(len(body), self._limit)
+        except Exception as e:
+            self._refuse(e)
+        else:
+            self._body, self.encoding = body, encoding
+            self.complete(arrived_s)
+
     def wait(self, loop: asyncio.AbstractEventLoop) -> None:
         """The rest of the body has yet to arrive; it has so long."""
         if self._timer is None:
@@ -95,8 +106,8 @@ class Direct:
         self._in_time()
         try:
             body = self._body if self._rest is None else self._body + self._rest
-            if self._encoding is not None:
-                body = decompress(body, self._encoding, self._limit)
+            if self.encoding is not None:
+                body = decompress(body, self.encoding, self._limit)
             query = self._call.ask(body, arrived_s)
         except Exception as e:
             self._refuse(e)

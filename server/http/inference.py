@@ -9,6 +9,7 @@ from starlette.types import Receive, Scope, Send
 from server.engine import Engine
 from server.http.body import read_body
 from server.http.call import Call, Form
+from server.http.gate import Gate, Wishes
 
 GONE = "polyrec.gone"
 """Key of a scope under which a request leaves what to call when its client has gone."""
@@ -22,6 +23,11 @@ class Inference:
     def __init__(self, engine: Engine, form: Form) -> None:
         self._engine = engine
         self._form = form
+        self.gate = Gate(engine, form.endpoint)
+
+    def wishes(self, scope: Scope) -> Wishes:
+        """Of a request whose headers are there."""
+        return Wishes(scope["headers"], self._form.has_wishes)
 
     def call(self, scope: Scope) -> Call:
         """A request whose headers are there. scope: of ASGI."""

@@ -21,6 +21,7 @@ from uvicorn.server import ServerState
 from server.errors import error_body
 from server.http.app import Application
 from server.http.direct import Direct
+from server.http.heads import Head, Heads, split
 from server.http.inference import ARRIVED, GONE
 from server.http.rounds import clock, rounds_of
 
@@ -82,7 +83,10 @@ class Protocol(HttpToolsProtocol):
         self._rounds = rounds_of(self.loop)
         self._arrived_s = 0.0
         self._tcp: socket.socket | None = None
-        self._hot = self.app.hot if isinstance(self.app, Application) else {}
+        known = self.app if isinstance(self.app, Application) else None
+        self._hot = {} if known is None else known.hot
+        self._heads = None if known is None else known.heads
+        self._key = b""
         self._direct: Direct | None = None
         self._idle_s = 0.0
         self.send: Callable[[bytes], None] = _nowhere
@@ -92,13 +96,16 @@ class Protocol(HttpToolsProtocol):
         self.send = bare.write
         connection = bare.get_extra_info("socket")
         if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
-            self._tcp = connection
+            # uvloop makes a socket for each question that its own is asked
+            self._tcp = socket.socket(connection.family, connection.type, 0, connection.fileno())
         self._idle_s = clock()
         super().connection_made(cast(asyncio.Transport, WholeAnswers(bare)))
 
     def data_received(self, data: bytes) -> None:
         self._idle_s = 0.0
         self._arrived_s = self._rounds.arrived_s(self._tcp)
+        if self._heads is not None and self._rests() and self._knows(self._heads, data):
+            return
         # Counted by what arrives, not by the parser's callbacks: those come only with a complete line.
         if self._in_headers:
             self._header_bytes += len(data)
@@ -110,7 +117,47 @@ class Protocol(HttpToolsProtocol):
         elif self._direct is not None and not self._direct.whole:
             self._direct.wait(self.loop)
 
+    def _rests(self) -> bool:
+        """Whether the next byte begins a request, and none before it waits for anything."""
+        cycle = self.cycle
+        return (
+            self._in_headers
+            and not self._header_bytes
+            and (cycle is None or cycle.response_complete)
+            and self.timeout_keep_alive_task is None
+            and not self.flow.write_paused
+        )
+
+    def _knows(self, heads: Heads, data: bytes) -> bool:
+        """Begins the answer to a whole request whose head was parsed before; false if this is none."""
+        self._key = b""
+        found = split(data)
+        if found is None:
+            return False
+        key, begins, length = found
+        head = heads.get(key)
+        if head is None:
+            self._key = key
+            return False
+        if len(data) - begins != length:
+            return False
+        first = self.server_state.default_headers
+        refused = head.endpoint.gate.refused(head.wishes, length, self._arrived_s, first, head.keep_alive)
+        if refused is not None:
+            self.send(refused)
+            self._turned_over(head.keep_alive)
+            return True
+        scope = head.scope.copy()
+        scope["client"], scope["server"] = self.client, self.server
+        self._direct = direct = Direct(self, head.endpoint.call(scope), head.keep_alive)
+        self.cycle = cast(RequestResponseCycle, direct)
+        direct.at_once(data[begins:], head.encoding, self._arrived_s)
+        return True
+
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._tcp is not None:
+            self._tcp.detach()  # not ours to close
+            self._tcp = None
         self._in_time()
         direct, cycle = self._direct, self.cycle
         gone: Callable[[], None] | None = None
@@ -126,11 +173,15 @@ class Protocol(HttpToolsProtocol):
     def ended(self, direct: Direct) -> None:
         """Of a direct answer: it is written."""
         self._direct = None
-        if direct.keep_alive and not self.pipeline:
+        self._turned_over(direct.keep_alive)
+
+    def _turned_over(self, keep_alive: bool) -> None:
+        """The next request's turn."""
+        if keep_alive and not self.pipeline:
             self.server_state.total_requests += 1
             self._idle_s = clock()
         else:
-            if not direct.keep_alive:
+            if not keep_alive:
                 self.transport.close()
             self.on_response_complete()
 
@@ -158,9 +209,12 @@ class Protocol(HttpToolsProtocol):
             return
         scope = cast(dict[str, Any], self.scope)
         scope["method"], scope["path"] = "POST", self.url.decode()
-        self._direct = direct = Direct(self, hot.call(scope), self.parser.should_keep_alive())
+        keep_alive = self.parser.should_keep_alive()
+        self._direct = direct = Direct(self, hot.call(scope), keep_alive)
         self.cycle = cast(RequestResponseCycle, direct)
         direct.begin()
+        if self._key and self._heads is not None and not direct.response_complete:
+            self._heads.learn(self._key, Head(hot, scope, direct.encoding, keep_alive, hot.wishes(scope)))
 
     def _is_plain(self) -> bool:
         """Whether a request to a hot endpoint can be answered directly."""

@@ -168,11 +168,12 @@ def test_a_direct_answer_is_the_asgi_answer(
         body = body[:50]
     headers = [*wishes, *([b"Content-Encoding: " + encoding] if encoding else [])]
     sent = ENCODINGS[encoding](body)
-    answers = [
-        wire.ask(cut(request(p, headers, sent, chunk), places))
+    direct_, asgi = (
+        # the second time its head is known, if the client keeps the connection
+        [wire.ask(cut(request(p, headers, sent, chunk), at)) for at in (places, [])]
         for wire, p in zip(wires, (page, page + "?"), strict=True)
-    ]
-    assert answers[0] == answers[1]
+    )
+    assert direct_ == asgi
 
 
 def test_a_valid_inference_request_is_answered(wires: tuple[Wire, Wire], infer: bytes) -> None:
