@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from typing import Any
 
 from models.batch import F32
 from planner.routing.query import Query
 from server.rows import Rows
 from server.tracing.trace import Trace
+
+log = logging.getLogger("polyrec.dispatcher")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,85 @@ class Answer:
         return self.reason is not None
 
 
+class Pending:
+    """An answer that is to come: told to one listener, or to whoever awaits it.
+
+    A future would do, at twice the cost: it schedules a handle of the loop for each of its callbacks.
+    """
+
+    __slots__ = ("_listener", "_outbox", "_outcome")
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+        self._outcome: Answer | BaseException | None = None
+        self._listener: Callable[[Pending], None] | None = None
+        outbox.open.add(self)
+
+    def done(self) -> bool:
+        """Whether it is known what it is."""
+        return self._outcome is not None
+
+    def settle(self, outcome: Answer | BaseException) -> None:
+        """Now it is known; the first word counts."""
+        if self._outcome is None:
+            self._outcome = outcome
+            self._outbox.put(self)
+
+    def result(self) -> Answer:
+        """What it is, once it is known. Raises what kept it from coming."""
+        outcome = self._outcome
+        if isinstance(outcome, Answer):
+            return outcome
+        assert outcome is not None
+        raise outcome
+
+    def listen(self, listener: Callable[[Pending], None]) -> None:
+        """Once it is known it is told to this one, by the loop."""
+        self._listener = listener
+        if self not in self._outbox.open:
+            self._outbox.put(self)
+
+    def tell(self) -> None:
+        """The outbox's."""
+        listener = self._listener
+        if listener is not None:
+            listener(self)
+
+    def __await__(self) -> Generator[Any, None, Answer]:
+        if not self.done():
+            known = asyncio.Event()
+            self.listen(lambda _: known.set())
+            yield from known.wait().__await__()
+        return self.result()
+
+
+class Outbox:
+    """Answers on their way: what one turn of the loop settles is told in the next, one after another.
+
+    open: those that have not been told.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._settled: list[Pending] = []
+        self.open: set[Pending] = set()
+
+    def put(self, pending: Pending) -> None:
+        """It is settled."""
+        if not self._settled:
+            self._loop.call_soon(self._deliver)
+        self._settled.append(pending)
+
+    def _deliver(self) -> None:
+        settled, self._settled = self._settled, []
+        self.open.difference_update(settled)
+        for pending in settled:
+            try:
+                pending.tell()
+            except Exception:
+                log.exception("an answer could not be told")
+
+
 @dataclass(slots=True, eq=False)
 class Waiting:
     """What a query carries: its rows, who waits for them, the parts that are there already, its trace.
@@ -40,7 +124,7 @@ class Waiting:
     """
 
     rows: Rows
-    answer: asyncio.Future[Answer]
+    answer: Pending
     probabilities: F32 | None = None
     lost: bool = False
     trace: Trace | None = None
@@ -49,6 +133,4 @@ class Waiting:
 def fail(query: Query, error: Exception) -> None:
     """Whoever waits for the query is told; not if it has an answer already."""
     query.settled = True
-    answer = query.payload.answer
-    if not answer.done():
-        answer.set_exception(error)
+    query.payload.answer.settle(error)

@@ -1,7 +1,7 @@
 """The dispatcher: the rim around the router. Requests' rows go in, answers come out, on one event loop.
 
 `planner.routing.router.Router` decides which query is taken, refused, or executed where and when; the
-lanes (`server/lanes`) execute. Here are the effects: the clock, the timers, the futures that requests
+lanes (`server/lanes`) execute. Here are the effects: the clock, the timers, the answers that requests
 wait on, encoding rows into batches, scattering probabilities over queries, and what to do when a
 batch breaks or a lane dies.
 """
@@ -21,7 +21,7 @@ from models.encoder import Encoder
 from planner.routing.query import Dispatch, Part, Query, Refusal, Refused
 from planner.routing.router import Router
 from server.ahead import Ahead
-from server.answer import Answer, Waiting, fail
+from server.answer import Outbox, Pending, Waiting, fail
 from server.errors import DeadlinePassed, Defect, NotReady, Overloaded, RequestError
 from server.lanes.lane import Executed, Lane, LaneDied
 from server.lanes.reading import Reading
@@ -95,8 +95,8 @@ class Dispatcher:
         self._idle_ticks = 0
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._outbox: Outbox | None = None
         self._restarts: set[asyncio.Task[None]] = set()
-        self._open: set[asyncio.Future[Answer]] = set()
         self._spent_s = self._executing_s = 0.0
 
     def turned_away(self, arrival_s: float, budget_s: float, size: int) -> None:
@@ -115,17 +115,17 @@ class Dispatcher:
         trace: Trace | None = None,
         size: float = math.inf,
     ) -> Query:
-        """Queues a query; `query.payload.answer` is the future to wait on.
+        """Queues a query; `query.payload.answer` is what to wait on.
 
         It raises DeadlinePassed, FeatureError, Invalid, NotReady or Defect. Raises Overloaded, DeadlinePassed
         or NotReady at once if the query is not taken. size: bytes of its body.
         """
-        loop = self._loop
-        if loop is None:
+        loop, outbox = self._loop, self._outbox
+        if loop is None or outbox is None:
             # once: asking costs Python 3.11 a system call
             loop = self._loop = asyncio.get_running_loop()
-        waiting = Waiting(rows, loop.create_future(), trace=trace)
-        query = Query(rows.rows, arrival_s, arrival_s + budget_s, priority, required, waiting)
+            outbox = self._outbox = Outbox(loop)
+        query = Query(rows.rows, arrival_s, arrival_s + budget_s, priority, required)
         self._idle_ticks = 0
         if not self._ticking:
             self._ticking = True
@@ -136,15 +136,14 @@ class Dispatcher:
         refused = self.router.offer(query, clock(), size)
         if refused is not None:
             raise refusal_of(refused, budget_s)
+        query.payload = Waiting(rows, Pending(outbox), trace=trace)
         if self._ahead is not None and None not in self._running:
             self._ahead.wanted(self._latest, rows)
-        self._open.add(waiting.answer)
-        waiting.answer.add_done_callback(self._open.discard)
         self._wake()
         return query
 
     def gone(self, query: Query, error: Exception) -> None:
-        """Nobody waits for this query any more: it leaves the queue, its future raises `error`."""
+        """Nobody waits for this query any more: it leaves the queue, its answer is `error`."""
         self.router.cancel(query)
         query.settled = True
         fail(query, error)
@@ -158,8 +157,9 @@ class Dispatcher:
             self._timer.cancel()
         for lane in self._lanes:
             lane.close()
-        for answer in tuple(self._open):
-            answer.cancel()
+        if self._outbox is not None:
+            for answer in tuple(self._outbox.open):
+                answer.settle(asyncio.CancelledError())
 
     async def drained(self) -> None:
         """Returns once no query waits."""
@@ -169,7 +169,7 @@ class Dispatcher:
     @property
     def waiting(self) -> int:
         """Queries that have no answer yet."""
-        return len(self._open)
+        return 0 if self._outbox is None else len(self._outbox.open)
 
     def _wake(self) -> None:
         loop = self._loop

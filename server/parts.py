@@ -69,7 +69,7 @@ def scatter(dispatch: Dispatch, parts: Sequence[Part], probabilities: F32, took_
         query.settled = True
         queue_s = max(0.0, dispatch.started_s - query.arrival_s)
         why = Reason.FAILURE.value if waiting.lost else reason
-        waiting.answer.set_result(Answer(own, dispatch.path, why, queue_s, took_s, rows))
+        waiting.answer.settle(Answer(own, dispatch.path, why, queue_s, took_s, rows))
 
 
 def _rows(part: Part) -> Rows:

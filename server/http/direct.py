@@ -12,7 +12,7 @@ from typing import Protocol
 
 from uvicorn.server import ServerState
 
-from server.answer import Answer
+from server.answer import Pending
 from server.errors import Malformed, NotReady, TooLarge
 from server.http.body import ARRIVAL_TIMEOUT_S, announced, check_length, decompress
 from server.http.call import Call
@@ -112,7 +112,7 @@ class Direct:
         except Exception as e:
             self._refuse(e)
         else:
-            query.payload.answer.add_done_callback(self._answered)
+            query.payload.answer.listen(self._answered)
 
     def gone(self) -> None:
         """The client has closed the connection."""
@@ -123,7 +123,7 @@ class Direct:
     def _size(self) -> int:
         return len(self._body) + (0 if self._rest is None else len(self._rest))
 
-    def _answered(self, answer: asyncio.Future[Answer]) -> None:
+    def _answered(self, answer: Pending) -> None:
         call = self._call
         try:
             reply = call.reply(answer.result())

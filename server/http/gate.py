@@ -1,4 +1,4 @@
-"""Requests that are turned away unread: past capacity they are most, and goodput is what they leave of the core.
+"""Requests that are turned away unread: past capacity they are most, and goodput is what they leave.
 
 What `call.py` would do with them, in as few steps as it takes: the router's word, the counters, and an answer
 that is the same bytes for all that one round of reading refuses.

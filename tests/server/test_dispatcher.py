@@ -22,7 +22,7 @@ from planner.routing.board import Board
 from planner.routing.lane import LaneSpec
 from planner.routing.path import PathSpec
 from planner.routing.router import Router
-from server.answer import Answer
+from server.answer import Pending
 from server.decode import Decoder
 from server.dispatcher import Dispatcher, clock
 from server.errors import DeadlinePassed, Defect, Invalid, Overloaded
@@ -137,10 +137,10 @@ def ranking(bundle: Bundle) -> Callable[..., Columns]:
     return rows
 
 
-def ask(lane: Dispatcher, rows: Rows, budget_s: float = 60, arrived_s: float = 0.0) -> asyncio.Future[Answer]:
+def ask(lane: Dispatcher, rows: Rows, budget_s: float = 60, arrived_s: float = 0.0) -> Pending:
     """arrived_s: seconds ago."""
-    future: asyncio.Future[Answer] = lane.ask(rows, clock() - arrived_s, budget_s).payload.answer
-    return future
+    answer: Pending = lane.ask(rows, clock() - arrived_s, budget_s).payload.answer
+    return answer
 
 
 Make = Callable[..., tuple[Dispatcher, Tally]]
