@@ -8,10 +8,12 @@ from collections.abc import Sequence
 
 from planner.plan import Limits, Routing
 from planner.routing.caution import Caution
-from planner.routing.curve import Curve, in_batches
+from planner.routing.curve import Curve
 from planner.routing.front import Front
 from planner.routing.lane import LaneSpec, LaneState
 from planner.routing.observed import Observed
+from planner.routing.option import options
+from planner.routing.own import Own, Taker, own_s
 from planner.routing.path import PathSpec, PathState
 from planner.routing.prices import Prices, price
 from planner.routing.query import Query
@@ -40,12 +42,16 @@ class Board:
     under heavy traffic: log(1 / P) x variance a second / (2 x spare capacity). best: the highest value of a
     path; allowed: paths that the policy uses at all. alone: the usable lane, if there is but one and it is
     inline. specs: paths and lanes as given.
+
+    Kept for decisions: tops: (most rows, tail by rows, the lane's corrections of tails, path) of paths of the
+    highest value on usable lanes. own, merge: for `own_s`. lanes_rate: of usable lanes, without the front.
+    ends_s: none of the batches under way should be over later.
     """
 
     __slots__ = (
-        "_merge", "_own", "allowed", "alone", "begun_s", "best", "caution", "devices", "front", "lanes",
-        "least_s", "limits", "observed", "paths", "prices", "queue", "reserve_s", "routing", "specs",
-        "total_rate", "usable",
+        "allowed", "alone", "begun_s", "best", "caution", "devices", "ends_s", "front", "lanes",
+        "lanes_rate", "least_s", "limits", "max_queued_rows", "merge", "observed", "own", "paths", "prices",
+        "queue", "reserve_s", "routing", "specs", "tops", "total_rate", "usable",
     )  # fmt: skip
 
     def __init__(
@@ -58,6 +64,7 @@ class Board:
     ) -> None:
         self.specs = tuple(paths), tuple(lanes)
         self.limits = limits
+        self.max_queued_rows = limits.max_queued_rows
         self.begun_s = now_s
         self.devices = list(dict.fromkeys(lane.device for lane in lanes))
         representations = list(dict.fromkeys(_representation(p.name) for p in paths))
@@ -90,9 +97,11 @@ class Board:
         self.prices: Prices | None = None
         self.least_s = 0.0
         self.reserve_s = 0.0
-        self._own: dict[int, float] = {}
-        self._merge = 1
+        self.own = Own([])
+        self.merge = 1
+        self.ends_s = self.lanes_rate = 0.0
         self.usable: list[LaneState] = []
+        self.tops: list[tuple[int, list[float], list[float], int]] = []
         self.alone: LaneState | None = None
         self.allowed: frozenset[int] = frozenset(range(len(paths)))
         self.set_routing(routing)
@@ -107,27 +116,26 @@ class Board:
 
     def refresh(self) -> None:
         """Recomputes what follows from corrections, breakers and the usual budget. Off the request path."""
-        budget_s = self.observed.budget_s
+        batch_s = BATCH_SHARE * self.observed.budget_s
+        batch_rows = self.limits.max_batch_rows
         for lane in self.lanes:
-            factors = lane.correction.median
+            factors, tails = lane.correction.median, lane.correction.tail
             for p in lane.paths:
-                curve, factor = self.paths[p].curve, factors[p]
-                most = min(self.limits.max_batch_rows, curve.rows)
+                curve = self.paths[p].curve
+                most = min(batch_rows, curve.rows)
                 if lane.inline:
-                    most = min(most, max(1, curve.rows_within(LOOP_HOLD_S / factor)))
+                    most = min(most, max(1, curve.rows_within(LOOP_HOLD_S / factors[p])))
                 lane.most[p] = most
-                tail = lane.correction.tail[p]
-                lane.merge[p] = min(
-                    most,
-                    max(1, curve.efficient_rows),
-                    max(1, curve.rows_safe_within(BATCH_SHARE * budget_s / tail)),
-                )
-            for p in lane.paths:
-                self.paths[p].row_s = INF
+                pays = min(curve.efficient_rows, curve.rows_safe_within(batch_s / tails[p]))
+                lane.merge[p] = min(most, max(1, pays))
+        for path in self.paths:
+            path.row_s = INF
         for lane in self.lanes:
             if lane.alive:
                 for p in lane.paths:
-                    self.paths[p].row_s = min(self.paths[p].row_s, self._row_s(lane, p))
+                    row_s = self._row_s(lane, p)
+                    if row_s < self.paths[p].row_s:
+                        self.paths[p].row_s = row_s
         self.count()
 
     def _row_s(self, lane: LaneState, path: int, most_rows: int | None = None) -> float:
@@ -152,7 +160,15 @@ class Board:
         self.total_rate = self._together()
         self.usable = [lane for lane in self.usable if lane.order]
         for lane in self.lanes:
+            lane.others = [other for other in self.usable if other is not lane]
             self._compare(lane)
+        best = {p.index: p.curve for p in self.paths if p.value >= self.best}
+        self.tops = [
+            (best[p].rows, best[p].tail, lane.correction.tail, p)
+            for lane in self.usable
+            for p in lane.paths
+            if p in best
+        ]
         self.least_s = min(
             (
                 # at best: a lane that is thought slow may be wronged, and its queries are not lost for that
@@ -163,8 +179,9 @@ class Board:
             default=0.0,
         ) + (self.front.answer_s + self.front.answer_row_s)
         self.alone = self.usable[0] if len(self.usable) == 1 and self.usable[0].inline else None
-        self._own = {}
-        self._merge = max((lane.merge[lane.fastest] for lane in self.usable), default=1)
+        self.own = Own(self._takers())
+        self.lanes_rate = sum(lane.rate for lane in self.usable)
+        self.merge = max((lane.merge[lane.fastest] for lane in self.usable), default=1)
 
     def _together(self) -> float:
         """Rows/s of all usable lanes, and of the front; and from that what has to be kept for bursts."""
@@ -215,6 +232,7 @@ class Board:
         for p in usable:
             if self.paths[p].value <= top and (not lane.order or row_s[p] < row_s[lane.order[-1]]):
                 lane.order.append(p)
+        lane.options = options(lane.order, self.paths, lane.most, lane.merge)
         lane.fastest = lane.order[-1] if lane.order else -1
         lane.rate = 1 / self._row_s(lane, lane.fastest) if lane.order else 0.0
 
@@ -228,9 +246,7 @@ class Board:
             self.prices.earns(lane.device, self.paths[p].value, self.paths[p].row_s) for p in lane.order
         )
         paid = earns >= self.prices.row - SLACK_IN_VALUE
-        for other in self.usable:
-            if other is lane or not other.order:
-                continue
+        for other in lane.others:
             factor = FASTER if other.device == lane.device else 1.0
             if other.rate > factor * lane.rate:
                 at = other.rate
@@ -256,32 +272,29 @@ class Board:
 
         Split if it is large. Remembered between refreshes.
         """
-        with_others = min(rows + int(queued), self._merge) if queued else rows
-        size = max(rows, with_others)
-        known = self._own.get(size)
-        if known is None:
-            known = self._own[size] = self._own_s(size)
-        return known
+        size = rows + int(queued)
+        if size > self.merge:
+            size = self.merge
+        return self.own[size if size > rows else rows]
 
     def best_own_s(self, rows: int) -> float:
         """As `own_s`, on paths of the highest value, alone; infinity if no lane has one."""
-        return self._own_s(rows, required=True)
+        return own_s(self._takers(required=True), rows)
 
-    def _own_s(self, rows: int, required: bool = False) -> float:
-        best = INF
-        lanes: dict[int, int] = {}
+    def _takers(self, required: bool = False) -> list[Taker]:
+        """Each usable lane on its fastest path, or on one of the highest value if it has one."""
+        lanes = [0] * len(self.devices)
         for lane in self.usable:
-            lanes[lane.device] = lanes.get(lane.device, 0) + 1
+            lanes[lane.device] += 1
+        found = []
         for lane in self.usable:
             p = lane.fastest
             if required:
                 p = next((p for p in lane.paths if self.paths[p].value >= self.best), -1)
-                if p < 0:
-                    continue
-            parts = min(lanes[lane.device], max(1, rows // lane.merge[p]))
-            seconds = in_batches(self.paths[p].curve.tail, -(-rows // parts), lane.most[p])
-            best = min(best, seconds * lane.correction.tail[p])
-        return best
+            if p >= 0:
+                tail, factors = self.paths[p].curve.tail, lane.correction.tail
+                found.append((tail, factors, p, lane.merge[p], lane.most[p], lanes[lane.device]))
+        return found
 
 
 def _representation(path: str) -> str:

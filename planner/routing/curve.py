@@ -23,21 +23,23 @@ EFFICIENT = 1.02
 class Curve:
     """median, tail: seconds at 0 ... rows rows (index 0 is the cost of an empty batch, as of one row).
 
-    efficient_rows: merging beyond buys nothing. mean: over the median, of a lognormal with that tail.
+    spread: logarithm of tail over median, by rows as well. efficient_rows: merging beyond buys nothing. mean:
+    over the median, of a lognormal with that tail.
     """
 
-    __slots__ = ("efficient_rows", "mean", "median", "rows", "tail")
+    __slots__ = ("efficient_rows", "mean", "median", "rows", "spread", "tail")
 
     def __init__(self, model: LatencyModel, rows: int) -> None:
         self.rows = rows
         self.median = _table(model.rows, model.median_s, rows)
         self.tail = _table(model.rows, model.tail_s, rows)
+        self.spread = [log(tail / median) for tail, median in zip(self.tail, self.median, strict=True)]
         at = np.arange(1, rows + 1)
         per_row = np.asarray(self.median[1:]) / at
         # The least at or below each size: a step in the curve must not end the search early.
         good = per_row <= EFFICIENT * per_row.min()
         self.efficient_rows = int(at[np.argmax(good)])
-        spread = log(self.tail[self.efficient_rows] / self.median[self.efficient_rows]) / TAIL_DEVIATIONS
+        spread = self.spread[self.efficient_rows] / TAIL_DEVIATIONS
         self.mean = exp(spread * spread / 2)
 
     def rows_within(self, seconds: float) -> int:

@@ -104,7 +104,7 @@ class DeepRecSys:
         if len(taken) == 1:
             rows = min(rows, lane.most[path] if whole else most)
         best = board.paths[path].value >= board.best
-        return Choice(path, taken, -1, rows, Reason.BEST if best else Reason.POLICY)
+        return path, taken, -1, rows, Reason.BEST if best else Reason.POLICY
 
     def prices(self, board: Board) -> dict[str, float]:
         return {}

@@ -20,20 +20,34 @@ from planner.routing.queue import LOWEST
 
 MARGIN = 1.2
 """The backlog takes that many times what the latency models say, before a query is taken."""
+CLOSE_S = 1e-9
+"""What is closer than this is looked at exactly."""
 
 
 def admit(board: Board, query: Query, now_s: float) -> float:
     """Seconds by which the backlog is too long for the query; 0 or less: it can be made."""
-    left = query.deadline_s - now_s - board.front_s(query)
-    pieces = board.queue.pieces
-    queued = board.queue.rows
-    committed = board.committed_rows(now_s)
-    if query.required:
-        # Its own time is that of the best path, which no shorter queue makes up for.
-        over_s = MARGIN * committed / board.total_rate + board.best_own_s(query.rows) - left
-        if over_s > 0:
+    rows = query.rows
+    front = board.front
+    left = query.deadline_s - now_s - (front.answer_s + front.answer_row_s * rows)
+    queue = board.queue
+    pieces, queued = queue.pieces, queue.rows
+    if board.alone is None and not query.required:
+        rate, own_s = board.total_rate, board.own_s(rows, queued)
+        # As if all lanes were at work until the last one is free: mostly even that is little enough.
+        most = board.lanes_rate * (board.ends_s - now_s) if board.ends_s > now_s else 0.0
+        over_s = MARGIN * (queued + most) / rate + own_s - left
+        if over_s < -CLOSE_S:
             return over_s
-    over_s = _takes_s(board, query.rows, queued, len(pieces), committed) - left
+        committed = board.committed_rows(now_s)
+        over_s = MARGIN * (queued + committed) / rate + own_s - left
+    else:
+        committed = board.committed_rows(now_s)
+        if query.required:
+            # Its own time is that of the best path, which no shorter queue makes up for.
+            over_s = MARGIN * committed / board.total_rate + board.best_own_s(rows) - left
+            if over_s > 0:
+                return over_s
+        over_s = _takes_s(board, rows, queued, len(pieces), committed) - left
     if over_s <= 0 or not pieces:
         return over_s
     # behind those of the same deadline, which in a round of the owner's loop is nearly everybody's
@@ -42,11 +56,11 @@ def admit(board: Board, query: Query, now_s: float) -> float:
         return over_s
     # It would go before others: only what is before it counts, if those behind it bear the delay.
     final = pieces[-1][3]
-    behind = MARGIN * (queued + query.rows + committed) / board.total_rate
+    behind = MARGIN * (queued + rows + committed) / board.total_rate
     if behind > final.deadline_s - now_s:
         return over_s
     ahead = sum(piece[5] for piece in pieces[:at])
-    return _takes_s(board, query.rows, ahead, at, committed) - left
+    return _takes_s(board, rows, ahead, at, committed) - left
 
 
 def _takes_s(board: Board, rows: int, ahead: int, queries: int, committed: float) -> float:

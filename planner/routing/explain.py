@@ -97,7 +97,8 @@ def _chosen(board: Board, policy: Policy, query: Query, now_s: float) -> tuple[i
         for lane in sorted(board.usable, key=lambda lane: lane.free_s if lane.flight else 0.0):
             choice = policy.choose(board, lane, now_s)
             if choice is not None:
-                return choice.path, choice.reason.value
+                path, _, _, _, reason = choice
+                return path, reason.value
     finally:
         board.queue = queue
         for lane, again_s in zip(board.lanes, agains, strict=True):

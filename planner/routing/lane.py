@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.plan import LaneKind
-from planner.routing.breaker import Breaker, BreakerState
+from planner.routing.breaker import CLOSED, Breaker
 from planner.routing.correction import Correction
+from planner.routing.option import Option
 from planner.routing.query import Dispatch, Part
 
 INF = float("inf")
@@ -24,20 +25,20 @@ class LaneSpec:
 class LaneState:
     """A lane as decisions see it. All lists are by path index.
 
-    order: paths it may use, most accurate first, without those that another beats in both ways. fastest: of
-    these the one with most rows/s; rate: those, rows/s as corrected. faster: lanes that are much faster,
-    with the rows/s at which they would have to do the work for this one not to be needed. most: rows that
-    one batch may have; merge: rows beyond which queries are not merged. free_s: when its batch should be
-    over; due_s: the first deadline in it; overdue_s: when the lane counts as stalled; stranded: parts of a
-    stalled batch that no other lane can make in time. again_s: when to ask it again if nothing happens.
-    heard_s: when it last finished a batch; usual: rows of its batches, the recent mean; used: share of the
-    last seconds that it worked.
+    order: paths it may use, most accurate first, without those that another beats in both ways; options: what
+    decisions ask of them. fastest: of these the one with most rows/s; rate: those, rows/s as corrected.
+    others: usable lanes but this one. faster: lanes that are much faster, with the rows/s at which they would
+    have to do the work for this one not to be needed. most: rows that one batch may have; merge: rows beyond
+    which queries are not merged. free_s: when its batch should be over; due_s: the first deadline in it;
+    overdue_s: when the lane counts as stalled; stranded: parts of a stalled batch that no other lane can make
+    in time. again_s: when to ask it again if nothing happens. heard_s: when it last finished a batch; usual:
+    rows of its batches, the recent mean; used: share of the last seconds that it worked.
     """
 
     __slots__ = (
         "again_s", "alive", "breaker", "busy_s", "correction", "device", "due_s", "faster", "fastest",
-        "flight", "free_s", "heard_s", "index", "inline", "merge", "most", "name", "order", "overdue_s",
-        "paths", "rate", "stranded", "used", "usual",
+        "flight", "free_s", "heard_s", "index", "inline", "merge", "most", "name", "options", "order",
+        "others", "overdue_s", "paths", "rate", "stranded", "used", "usual",
     )  # fmt: skip
 
     def __init__(self, index: int, spec: LaneSpec, device: int, paths: list[int], all_paths: int) -> None:
@@ -45,6 +46,8 @@ class LaneState:
         self.inline = spec.kind == "inline"
         self.paths = paths
         self.order: list[int] = []
+        self.options: list[Option] = []
+        self.others: list[LaneState] = []
         self.faster: list[tuple[LaneState, float]] = []
         self.fastest = -1
         self.rate = 0.0
@@ -65,4 +68,11 @@ class LaneState:
     @property
     def usable(self) -> bool:
         """It is alive and trusted with work."""
-        return self.alive and self.breaker.state is BreakerState.CLOSED
+        return self.alive and self.breaker.state is CLOSED
+
+    def free(self, now_s: float) -> None:
+        """Its batch is over, or given up."""
+        self.flight = None
+        self.free_s = now_s
+        self.due_s = self.overdue_s = INF
+        self.stranded = []

@@ -14,9 +14,14 @@ from math import sqrt
 
 from planner.routing.board import Board
 from planner.routing.lane import LaneState
+from planner.routing.option import Option, options
 from planner.routing.policy import Choice
 from planner.routing.query import Query, Reason
 from planner.routing.queue import Piece
+
+INF = float("inf")
+BEST, LOAD, DEADLINE, FAILURE = Reason.BEST, Reason.LOAD, Reason.DEADLINE, Reason.FAILURE
+"""By names of their own: asking an enumeration for a member takes Python 3.11 five times as long."""
 
 LOOK = 8
 """Pieces that are looked at for one that this lane can make."""
@@ -35,7 +40,10 @@ PAYS = 0.7
 
 def choose(board: Board, lane: LaneState, now_s: float) -> Choice | None:
     """The batch of a free lane, or None: nothing waits, nothing fits, or another lane does it better."""
-    pieces = board.queue.clean()
+    queue = board.queue
+    pieces = queue.pieces
+    if pieces and (pieces[0][3].settled or pieces[-1][3].settled):
+        pieces = queue.clean()
     if not pieces or not lane.order:
         return None
     first = 0
@@ -45,26 +53,32 @@ def choose(board: Board, lane: LaneState, now_s: float) -> Choice | None:
             lane.again_s = now_s - over_s
             return None
         first = -1
+    device = lane.device
     busy = 0.0
     peers = 1
-    for other in board.usable:
-        if other is lane:
-            continue
+    soonest_s = INF
+    for other in lane.others:
         if other.flight is None:
-            if other.device == lane.device:
+            if other.device == device:
                 peers += 1
         else:
             left = other.free_s - now_s
             if left > 0:
                 busy += left * other.rate
-    if busy + board.queue.rows > BEHIND * board.total_rate * (pieces[-1][1] - now_s):
+            else:
+                left = 0.0
+            if left < soonest_s and other.device == device:
+                soonest_s = left
+    if busy + queue.rows > BEHIND * board.total_rate * (pieces[-1][1] - now_s):
         first = _behind(board, lane, pieces, now_s)
     elif first:
         first = _from_the_end(lane, pieces)
-    for start in range(first, min(first + LOOK, len(pieces))):
+    for start in range(first, len(pieces)):
+        if start >= first + LOOK:
+            return None
         if pieces[start][3].settled:
             continue
-        choice = _batch(board, lane, pieces, start, now_s, busy, peers)
+        choice = _batch(board, lane, pieces, start, now_s, busy, peers, soonest_s)
         if choice is not None:
             return choice
     return None
@@ -126,86 +140,110 @@ def _batch(
     now_s: float,
     busy: float,
     peers: int,
+    soonest_s: float,
 ) -> Choice | None:
-    """The best batch that begins with one piece."""
+    """The best batch that begins with one piece.
+
+    busy: what other lanes execute, in rows of their fastest paths. peers: lanes of this device that are idle,
+    this one included. soonest_s: until the next of them will be.
+    """
     piece = pieces[start]
     query = piece[3]
-    left = query.deadline_s - now_s - board.front_s(query)
+    rows = piece[5]
+    front = board.front
+    left = query.deadline_s - now_s - (front.answer_s + front.answer_row_s * query.rows)
     if left <= 0:
         return None
-    order = lane.order
-    if query.path >= 0 and piece[5] < query.rows:
-        kind = board.paths[query.path].representation
-        order = [p for p in lane.paths if board.paths[p].representation == kind]
-    elif query.required:
-        order = [p for p in lane.paths if board.paths[p].value >= board.best]
-    share = -(-board.queue.rows // peers)
+    order = lane.options
+    if query.required or query.path >= 0:
+        order = _options_of(board, lane, piece)
+    factors = lane.correction.tail
     crowded = False
-    for p in order:
-        last = p == order[-1]
-        if crowded and not last and not board.paths[p].efficient:
+    for option in order:
+        if crowded and not option.tried:
             continue
-        found = _form(board, lane, p, pieces, start, left, share, peers, last)
-        if found is None:
-            continue
-        taken, rows = found
-        if last or _rest_is_feasible(board, lane, p, pieces, start, len(taken), rows, now_s, busy, peers):
-            return Choice(p, taken, start, rows, reason(board, p, query))
+        path = option.path
+        allowed = left / (factors[path] * option.sure)
+        if rows > option.most or option.tail[rows] > allowed:
+            if peers == 1 and rows <= option.most:
+                continue  # a tail never falls with rows: nobody is there to share them with
+            part = _part(board, option, rows, allowed, peers)
+            if not part:
+                continue
+            taken, batch = [piece], part
+        elif start + 1 < len(pieces) and rows + pieces[start + 1][5] <= option.merge:
+            taken, batch = _joined(board, lane, option, pieces, start, left, allowed, peers)
+        else:
+            taken, batch = [piece], rows
+        if option.last or _rest_is_feasible(
+            board, lane, option, pieces, start, len(taken), batch, now_s, busy, peers, soonest_s
+        ):
+            return path, taken, start, batch, reason(board, path, query)
         crowded = True
     if order:
-        p = order[-1]
-        curve = board.paths[p].curve
-        rows = piece[5]
-        if rows <= lane.most[p] and curve.median[rows] * lane.correction.median[p] <= left:
-            return Choice(p, [piece], start, rows, reason(board, p, query))
+        option = order[-1]
+        path = option.path
+        if rows <= option.most and option.median[rows] * lane.correction.median[path] <= left:
+            return path, [piece], start, rows, reason(board, path, query)
     return None
 
 
-def _form(
+def _options_of(board: Board, lane: LaneState, piece: Piece) -> list[Option]:
+    """The rest of a query that is on its way, or one of required quality, may not have any path."""
+    query = piece[3]
+    paths = board.paths
+    if query.path >= 0 and piece[5] < query.rows:
+        kind = paths[query.path].representation
+        order = [p for p in lane.paths if paths[p].representation == kind]
+    elif query.required:
+        order = [p for p in lane.paths if paths[p].value >= board.best]
+    else:
+        return lane.options
+    return options(order, paths, lane.most, lane.merge)
+
+
+def _joined(
     board: Board,
     lane: LaneState,
-    path: int,
+    option: Option,
     pieces: list[Piece],
     start: int,
     left: float,
-    share: int,
+    allowed: float,
     peers: int,
-    last: bool,
-) -> tuple[list[Piece], int] | None:
-    """The pieces from `start` on that this path makes in time, and their rows; None if not even the first.
+) -> tuple[list[Piece], int]:
+    """The pieces from `start` on that this path makes in time, the first of which it does; and their rows.
 
     In time is who is answered in time: answers are written one after another.
     """
-    state = board.paths[path]
-    curve = state.curve
     first = pieces[start]
+    taken = [first]
     rows = first[5]
-    factor = lane.correction.tail[path]
-    if not last:
-        factor *= state.sure
-    allowed = left / factor
-    tail = curve.tail
-    if rows > lane.most[path] or tail[rows] > allowed:
-        part = _part(board, lane, path, rows, allowed, peers)
-        return ([first], part) if part else None
-    merge = min(lane.merge[path], share)
+    tail = option.tail
+    factor = lane.correction.tail[option.path] * option.sure
+    merge = option.merge
+    share = -(-board.queue.rows // peers)
+    if share < merge:
+        merge = share
     front = board.front
     query_s, row_s = front.answer_s, front.answer_row_s
     until_s = first[3].deadline_s - left
-    taken = [first]
+    barred = board.paths[option.path].value < board.best
     for at in range(start + 1, len(pieces)):
         piece = pieces[at]
         query = piece[3]
         if query.settled:
             break
         more = rows + piece[5]
+        if more > merge:
+            break
         until_s += query_s + row_s * piece[5]
         fits = (query.deadline_s - until_s) / factor
         if fits < allowed:
             allowed = fits
-        if more > merge or tail[more] > allowed:
+        if tail[more] > allowed:
             break
-        if query.required and state.value < board.best:
+        if barred and query.required:
             break
         if query.path >= 0 and piece[5] < query.rows:
             break
@@ -214,25 +252,26 @@ def _form(
     return taken, rows
 
 
-def _part(board: Board, lane: LaneState, path: int, rows: int, allowed: float, peers: int) -> int:
+def _part(board: Board, option: Option, rows: int, allowed: float, peers: int) -> int:
     """Rows of the first part of a query split over lanes that are free now; 0 if that is not enough."""
-    curve = board.paths[path].curve
-    fits = min(lane.most[path], curve.rows_safe_within(allowed))
+    fits = board.paths[option.path].curve.rows_safe_within(allowed)
+    if fits > option.most:
+        fits = option.most
     if fits < 1:
         return 0
     parts = -(-rows // fits)
     if parts <= peers:
         return -(-rows // parts)
     each = -(-rows // peers)
-    turns = -(-each // lane.most[path])
+    turns = -(-each // option.most)
     part = -(-each // turns)
-    return part if turns * curve.tail[part] <= allowed else 0
+    return part if turns * option.tail[part] <= allowed else 0
 
 
 def _rest_is_feasible(
     board: Board,
     lane: LaneState,
-    path: int,
+    option: Option,
     pieces: list[Piece],
     start: int,
     count: int,
@@ -240,10 +279,11 @@ def _rest_is_feasible(
     now_s: float,
     busy: float,
     peers: int,
+    soonest_s: float,
 ) -> bool:
     """Whether what waits, and comes while this batch runs, can still be made on the fastest paths."""
-    curve = board.paths[path].curve
-    took = curve.median[rows] * lane.correction.median[path]
+    path = option.path
+    took = option.median[rows] * lane.correction.median[path]
     observed = board.observed
     coming = observed.rows_s * took
     if coming:
@@ -252,31 +292,40 @@ def _rest_is_feasible(
     rate = board.total_rate
     spare = board.caution.spare
     busy += took * lane.rate
-    if waiting + coming > spare * board.limits.max_queued_rows:
+    if waiting + coming > spare * board.max_queued_rows:
         return False
-    backlog_s = (busy + waiting + coming) / rate + board.own_s(int(observed.mean_rows), waiting + coming)
-    if backlog_s > min(spare * observed.budget_s, observed.budget_s - board.reserve_s):
+    own, merge = board.own, board.merge
+    size = int(observed.mean_rows)
+    if size < merge:
+        size += int(waiting + coming)
+        if size > merge:
+            size = merge
+    backlog_s = (busy + waiting + coming) / rate + own[size]
+    budget_s = observed.budget_s
+    if backlog_s > spare * budget_s or backlog_s > budget_s - board.reserve_s:
         return False
-    if start == 0 and count < len(pieces):
-        head = pieces[count]
-        free = 0.0
-        if peers == 1:
-            free = curve.tail[rows] * lane.correction.tail[path]
-            for other in board.usable:
-                if other is not lane and other.device == lane.device and other.flight is not None:
-                    free = min(free, max(0.0, other.free_s - now_s))
-        query = head[3]
+    if start or count >= len(pieces):
+        return True
+    free = 0.0
+    if peers == 1:
+        free = option.tail[rows] * lane.correction.tail[path]
+        if soonest_s < free:
+            free = soonest_s
+    head, middle, final = pieces[count], pieces[(count + len(pieces)) // 2], pieces[-1]
+    for piece, ahead_s, kept in (
+        (head, free, KEPT),
+        (middle, (busy + waiting / 2) / rate, 0.0),
+        (final, (busy + waiting) / rate, 0.0),
+    ):
+        query = piece[3]
         left = query.deadline_s - now_s
-        spared = min(spare * left, left - KEPT * (query.deadline_s - query.arrival_s))
-        if free + board.own_s(head[5], waiting) > spared:
-            return False
-        middle = pieces[(count + len(pieces)) // 2]
-        if (busy + waiting / 2) / rate + board.own_s(middle[5], waiting) > spare * (
-            middle[3].deadline_s - now_s
-        ):
-            return False
-        final = pieces[-1]
-        if (busy + waiting) / rate + board.own_s(final[5], waiting) > spare * (final[3].deadline_s - now_s):
+        size = piece[5]
+        if size < merge:
+            size += waiting
+            if size > merge:
+                size = merge
+        needed_s = ahead_s + own[size]
+        if needed_s > spare * left or needed_s > left - kept * (query.deadline_s - query.arrival_s):
             return False
     return True
 
@@ -284,17 +333,12 @@ def _rest_is_feasible(
 def reason(board: Board, path: int, query: Query) -> Reason:
     """Why this path and not the most accurate one."""
     if board.paths[path].value >= board.best:
-        return Reason.BEST
+        return BEST
     if query.retries:
-        return Reason.FAILURE
-    budget_s = query.deadline_s - query.arrival_s - board.front_s(query)
-    up = False
-    for lane in board.usable:
-        for p in lane.paths:
-            if board.paths[p].value >= board.best:
-                up = True
-                if query.rows > board.paths[p].curve.rows:
-                    continue
-                if board.paths[p].curve.tail[query.rows] * lane.correction.tail[p] <= budget_s:
-                    return Reason.LOAD
-    return Reason.DEADLINE if up else Reason.FAILURE
+        return FAILURE
+    rows, front = query.rows, board.front
+    budget_s = query.deadline_s - query.arrival_s - (front.answer_s + front.answer_row_s * rows)
+    for most, tail, factors, top in board.tops:
+        if rows <= most and tail[rows] * factors[top] <= budget_s:
+            return LOAD
+    return DEADLINE if board.tops else FAILURE

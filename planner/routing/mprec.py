@@ -72,7 +72,7 @@ class MPRec:
         rows = min(rows, lane.most[path]) if len(taken) == 1 else rows
         self._add(board, path, -rows)
         why = reason(board, path, taken[0][3])
-        return Choice(path, taken, -1, rows, why if why is Reason.BEST else Reason.POLICY)
+        return path, taken, -1, rows, why if why is Reason.BEST else Reason.POLICY
 
     def prices(self, board: Board) -> dict[str, float]:
         return {}

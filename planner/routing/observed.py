@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from math import exp
 
 import numpy as np
@@ -25,15 +26,14 @@ class Observed:
     """
 
     __slots__ = (
-        "_at", "_budgets", "_first_s", "_last_rows", "_last_s", "_long_rows_s", "_new_rows", "_sizes",
+        "_budgets", "_first_s", "_last_rows", "_last_s", "_long_rows_s", "_new_rows", "_sizes",
         "_ticks", "_varies", "budget_s", "high_rows_s", "mean_rows", "mean_square", "new_queries",
         "new_refused", "queries_s", "refused_s", "rows_s", "variance_s",
     )  # fmt: skip
 
     def __init__(self, now_s: float) -> None:
-        self._sizes: list[int] = []
-        self._budgets: list[float] = []
-        self._at = 0
+        self._sizes: deque[int] = deque(maxlen=KEPT)
+        self._budgets: deque[float] = deque(maxlen=KEPT)
         self._first_s = self._last_s = now_s
         self.new_queries = self.new_refused = 0
         self._new_rows = 0
@@ -57,14 +57,8 @@ class Observed:
     def arrived(self, rows: int, budget_s: float) -> None:
         self.new_queries += 1
         self._new_rows += rows
-        if len(self._sizes) < KEPT:
-            self._sizes.append(rows)
-            self._budgets.append(budget_s)
-        else:
-            at = self._at
-            self._sizes[at] = rows
-            self._budgets[at] = budget_s
-            self._at = (at + 1) % KEPT
+        self._sizes.append(rows)
+        self._budgets.append(budget_s)
 
     def tick(self, now_s: float) -> None:
         """Sums up what arrived since the last tick."""
@@ -90,10 +84,10 @@ class Observed:
         self.new_queries = self.new_refused = self._new_rows = 0
         self._last_s = now_s
         if self._sizes:
-            sizes = np.asarray(self._sizes, np.float64)
+            sizes = np.fromiter(self._sizes, np.float64)
             self.mean_rows = float(sizes.mean())
             self.mean_square = float((sizes * sizes).mean())
-            self.budget_s = float(np.median(self._budgets))
+            self.budget_s = float(np.median(np.fromiter(self._budgets, np.float64)))
         self.variance_s = max(self._varies, self.queries_s * self.mean_square)
 
     def size_quantiles(self, at: tuple[float, ...]) -> tuple[float, ...]:

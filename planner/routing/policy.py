@@ -1,12 +1,11 @@
 """The policy: which work a free lane gets, and what is refused at the door.
 
 State in (the board), a choice out. `choose` is asked for one free lane at a time; it may leave the work to
-another lane by answering None. `Choice` names the pieces of the queue that make the batch.
+another lane by answering None. A `Choice` names the pieces of the queue that make the batch.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 from planner.routing.board import Board
@@ -14,19 +13,10 @@ from planner.routing.lane import LaneState
 from planner.routing.query import Query, Reason
 from planner.routing.queue import Piece
 
-
-@dataclass(slots=True)
-class Choice:
-    """pieces: consecutive in the queue from `start` on, or scattered (start -1).
-
-    rows: of the batch; below those of a single piece, the piece is split and the rest stays first in line.
-    """
-
-    path: int
-    pieces: list[Piece]
-    start: int
-    rows: int
-    reason: Reason
+Choice = tuple[int, list[Piece], int, int, Reason]
+"""(path, pieces, start, rows, reason). pieces: consecutive in the queue from `start` on, or scattered (-1).
+rows: of the batch; below those of a single piece, the piece is split and the rest stays first in line.
+"""
 
 
 class Policy(Protocol):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from planner.routing import door, late
 from planner.routing.board import Board
-from planner.routing.lane import LaneState
-from planner.routing.policy import Choice
 from planner.routing.query import Query
 
 
@@ -13,16 +11,12 @@ class Priced:
     name = "priced"
     fifo = False
     learns = False
+    admit = staticmethod(door.admit)
+    choose = staticmethod(late.choose)
 
     def prepare(self, board: Board) -> None:
         board.allowed = frozenset(range(len(board.paths)))
         board.refresh()
-
-    def admit(self, board: Board, query: Query, now_s: float) -> float:
-        return door.admit(board, query, now_s)
-
-    def choose(self, board: Board, lane: LaneState, now_s: float) -> Choice | None:
-        return late.choose(board, lane, now_s)
 
     def prices(self, board: Board) -> dict[str, float]:
         assert board.prices is not None

@@ -14,11 +14,11 @@ from planner.plan import Routing
 from planner.routing import explain as explaining
 from planner.routing import probing
 from planner.routing.board import Board
-from planner.routing.breaker import BreakerState
+from planner.routing.breaker import CLOSED, OPEN, BreakerState
 from planner.routing.lane import LaneState
 from planner.routing.policies import make_policy
-from planner.routing.policy import Choice
 from planner.routing.query import Dispatch, Part, Query, Reason, Refusal, Refused
+from planner.routing.reading import Reading
 from planner.routing.state import Explanation, RouterState
 from planner.routing.taking import take
 
@@ -50,11 +50,7 @@ class Router:
         self.policy = make_policy(board.routing, board)
         self.policy.prepare(board)
         self._ticked_s = board.begun_s
-        self._reading = False
-        self._round_s = self._read_s = 0.0
-        self._away: Refused | None = None
-        self._away_size = self._away_s = 0.0
-        self._away_rows = 1
+        self._reading = Reading()
         self.asking = list(range(len(self.lanes)))
         """The order in which free lanes ask: those on probation first, or the others leave them nothing."""
 
@@ -64,50 +60,45 @@ class Router:
         It is too late, or no smaller, with no more time, than one that this round has refused. size: whatever
         grows with a query's rows, as told to `offer`. For queries without priority that take any quality.
         """
+        reading = self._reading
         if deadline_s <= now_s:
-            self.board.observed.arrived(self._away_rows, deadline_s - arrival_s)
+            self.board.observed.arrived(reading.rows, deadline_s - arrival_s)
             return Refused(Refusal.EXPIRED, 0.0, self.board.queue.rows)
-        away = self._away
-        if away is None or not self._reading or size < self._away_size or deadline_s > self._away_s:
+        if reading.refused is None or not reading.refuses(size, deadline_s):
             return None
         board = self.board
-        board.observed.arrived(self._away_rows, deadline_s - arrival_s)
+        board.observed.arrived(reading.rows, deadline_s - arrival_s)
         board.observed.new_refused += 1
         board.caution.lost()
-        return away
+        return reading.refused
 
     def offer(self, query: Query, now_s: float, size: float = INF) -> Refused | None:
         """Takes a query into the queue, or says why not and when it would fit.
 
-        What is offered before the next `expire` is read in one round of the owner's loop, and nothing is
-        executed before its end: the round takes as long as reading what came since the earliest of them.
+        What is offered before the next `expire` is read in one round of the owner's loop (reading.py).
         """
         board = self.board
-        if not self._reading:
-            self._reading = True
-            self._round_s = self._read_s = now_s
-            self._away = None
-        self._read_s = max(self._read_s, self._round_s + (self._round_s - query.arrival_s) * board.front.busy)
+        arrival_s, deadline_s = query.arrival_s, query.deadline_s
+        over_s = self._reading.over_s(arrival_s, now_s, board.front.busy)
         queue = board.queue
         rows = query.rows
-        board.observed.arrived(rows, query.deadline_s - query.arrival_s)
+        board.observed.arrived(rows, deadline_s - arrival_s)
         if not board.usable:
             return Refused(Refusal.UNAVAILABLE, 1.0, queue.rows)
-        if queue.rows + rows > board.limits.max_queued_rows:
-            drained = (queue.rows + rows - board.limits.max_queued_rows) / board.total_rate
+        if queue.rows + rows > board.max_queued_rows:
+            drained = (queue.rows + rows - board.max_queued_rows) / board.total_rate
             return Refused(Refusal.OVERLOAD, drained, queue.rows)
-        if query.deadline_s <= now_s:
+        if deadline_s <= now_s:
             return Refused(Refusal.EXPIRED, 0.0, queue.rows)
-        over_s = self.policy.admit(board, query, max(now_s, self._read_s))
-        if over_s > 0 and not self._worth_a_try():
+        policy = self.policy
+        late_s = policy.admit(board, query, over_s)
+        if late_s > 0 and not self._worth_a_try():
             board.observed.new_refused += 1
             board.caution.lost()
-            refused = Refused(Refusal.OVERLOAD, over_s, queue.rows)
-            if self._away is None or size < self._away_size:
-                self._away, self._away_size, self._away_s = refused, size, query.deadline_s
-                self._away_rows = rows
+            refused = Refused(Refusal.OVERLOAD, late_s, queue.rows)
+            self._reading.refuse(refused, size, deadline_s, rows)
             return refused
-        queue.push(query, 0, rows, query.arrival_s if self.policy.fifo else query.deadline_s)
+        queue.push(query, 0, rows, arrival_s if policy.fifo else deadline_s)
         return None
 
     def pressing(self, now_s: float) -> bool:
@@ -128,7 +119,7 @@ class Router:
         if not board.queue.pieces:
             return None
         breaker = state.breaker
-        if breaker.state is not BreakerState.CLOSED and (breaker.broken or probing.others(board, state)):
+        if breaker.state is not CLOSED and (breaker.broken or probing.others(board, state)):
             if not breaker.ready(now_s):
                 return None
             return self._probe(state, now_s)
@@ -150,15 +141,15 @@ class Router:
         board = self.board
         lane = board.lanes[dispatch.lane]
         if lane.flight is dispatch:
-            self._free(lane, now_s)
-        curve = board.paths[dispatch.path].curve
-        rows = dispatch.rows
+            lane.free(now_s)
+        path, rows = dispatch.path, dispatch.rows
+        curve = board.paths[path].curve
         lane.heard_s = now_s
         lane.busy_s += took_s
         lane.usual += USUAL_WEIGHT * (rows - lane.usual)
-        lane.correction.observe(dispatch.path, took_s, curve.median[rows], curve.tail[rows])
+        lane.correction.observe(path, took_s, curve.median[rows], curve.spread[rows])
         breaker = lane.breaker
-        if breaker.state is not BreakerState.CLOSED:
+        if breaker.state is not CLOSED:
             if dispatch.lost:
                 breaker.again_s = min(breaker.again_s, now_s)
             elif breaker.state is BreakerState.PROBING or not breaker.broken:
@@ -176,7 +167,7 @@ class Router:
                 if not query.settled and part.rows == query.rows and not query.done_rows:
                     query.settled = True
                     query.done_rows = query.rows
-                    query.path, query.reason = dispatch.path, dispatch.reason
+                    query.path, query.reason = path, dispatch.reason
                     if learner is not None:
                         learner.finished(query, now_s)
             else:
@@ -200,7 +191,7 @@ class Router:
         if dispatch.lost:
             parts = lane.stranded
         if lane.flight is dispatch:
-            self._free(lane, now_s)
+            lane.free(now_s)
         was_lost, dispatch.lost = dispatch.lost, True
         if not was_lost:
             lane.breaker.trip(now_s, broken=True)
@@ -220,7 +211,8 @@ class Router:
 
         Lanes that should have finished long ago count as stalled from here on.
         """
-        self._reading = False
+        if self._reading.going_on:
+            self._reading.end()
         board = self.board
         out: list[Query] = []
         if board.queue.earliest_s - board.least_s <= now_s:
@@ -261,7 +253,7 @@ class Router:
                     at = lane.overdue_s
             elif lane.again_s < at:
                 at = lane.again_s
-            elif lane.breaker.state is BreakerState.OPEN and lane.alive and board.queue.pieces:
+            elif lane.breaker.state is OPEN and lane.alive and board.queue.pieces:
                 at = min(at, lane.breaker.again_s)
         return at if at < INF else None
 
@@ -346,19 +338,13 @@ class Router:
             lane.heard_s = now_s
         path = probing.path_for(board, lane, piece)
         reason = Reason.BEST if board.paths[path].value >= board.best else Reason.FAILURE
-        choice = Choice(path, [piece], -1, min(piece[5], lane.most[path]), reason)
+        choice = path, [piece], -1, min(piece[5], lane.most[path]), reason
         return take(board, lane, choice, now_s, probe=others)
 
     def _worth_a_try(self) -> bool:
         """Nothing waits and a lane is idle: trying costs nobody anything, whatever is thought of the lane."""
         board = self.board
         return not board.queue.pieces and any(lane.flight is None for lane in board.usable)
-
-    def _free(self, lane: LaneState, now_s: float) -> None:
-        lane.flight = None
-        lane.free_s = now_s
-        lane.due_s = lane.overdue_s = INF
-        lane.stranded = []
 
     def _stall(self, lane: LaneState, flight: Dispatch, now_s: float) -> None:
         """A batch takes far too long: the lane is out, its queries go elsewhere if they can."""

@@ -8,6 +8,8 @@ from planner.routing.lane import LaneState
 from planner.routing.policy import Choice
 from planner.routing.query import Query, Reason
 
+BEST, POLICY = Reason.BEST, Reason.POLICY
+
 
 class Static:
     """path: index of the only path that is used."""
@@ -28,9 +30,9 @@ class Static:
 
     def choose(self, board: Board, lane: LaneState, now_s: float) -> Choice | None:
         choice = late.choose(board, lane, now_s)
-        if choice is not None and choice.reason is not Reason.BEST:
-            choice.reason = Reason.POLICY
-        return choice
+        if choice is None or choice[4] is BEST:
+            return choice
+        return *choice[:4], POLICY
 
     def prices(self, board: Board) -> dict[str, float]:
         return {}

@@ -11,59 +11,59 @@ from planner.routing.breaker import overdue_at_s
 from planner.routing.lane import LaneState
 from planner.routing.policy import Choice
 from planner.routing.query import Dispatch, Part
+from planner.routing.queue import Piece, Queue
 
 INF = float("inf")
 
 
 def take(board: Board, lane: LaneState, choice: Choice, now_s: float, probe: bool = False) -> Dispatch:
     """The dispatch of a choice, recorded as in flight."""
-    path = choice.path
-    rows = choice.rows
+    path, pieces, start, rows, reason = choice
     state = board.paths[path]
-    parts = _parts(choice)
-    due = INF
+    head = pieces[0]
+    if len(pieces) == 1:
+        parts = [Part(head[3], head[4], rows)]
+    else:
+        parts = [Part(piece[3], piece[4], piece[5]) for piece in pieces]
+    due_s = INF
     if not probe:
         for part in parts:
             query = part.query
             query.taken_rows += part.rows
             query.path = path
-            query.reason = choice.reason
-            if query.deadline_s < due:
-                due = query.deadline_s
-        _leave(board, choice)
+            query.reason = reason
+            if query.deadline_s < due_s:
+                due_s = query.deadline_s
+        queue = board.queue
+        queue.rows -= rows
+        if start >= 0 and rows >= head[5]:
+            del queue.pieces[start : start + len(pieces)]
+        else:
+            _leave(queue, pieces, rows)
     correction = lane.correction
     median_s = state.curve.median[rows] * correction.median[path]
     tail_s = state.curve.tail[rows] * correction.tail[path]
-    dispatch = Dispatch(lane.index, path, parts, rows, choice.reason, now_s, median_s, tail_s, False, probe)
+    dispatch = Dispatch(lane.index, path, parts, rows, reason, now_s, median_s, tail_s, False, probe)
     lane.flight = dispatch
-    lane.free_s = now_s + median_s
-    lane.due_s = due
-    lane.overdue_s = INF if lane.inline else overdue_at_s(now_s, tail_s, due - 2 * tail_s)
+    lane.free_s = free_s = now_s + median_s
+    if free_s > board.ends_s:
+        board.ends_s = free_s
+    lane.due_s = due_s
+    lane.overdue_s = INF if lane.inline else overdue_at_s(now_s, tail_s, due_s - 2 * tail_s)
     state.rows += rows
     return dispatch
 
 
-def _parts(choice: Choice) -> list[Part]:
-    first = choice.pieces[0]
-    if len(choice.pieces) == 1 and choice.rows < first[5]:
-        return [Part(first[3], first[4], choice.rows)]
-    return [Part(piece[3], piece[4], piece[5]) for piece in choice.pieces]
-
-
-def _leave(board: Board, choice: Choice) -> None:
-    """What was chosen leaves the queue; of a piece that is split the rest stays in its place."""
-    queue = board.queue
+def _leave(queue: Queue, taken: list[Piece], rows: int) -> None:
+    """What is scattered over the queue leaves it; of a piece that is split the rest stays in its place."""
     pieces = queue.pieces
-    taken = choice.pieces
-    first = taken[0]
-    start = choice.start
-    rows = choice.rows
-    queue.rows -= rows
-    if len(taken) == 1 and rows < first[5]:
-        at = start if start >= 0 else pieces.index(first)
-        pieces[at] = (*first[:3], first[3], first[4] + rows, first[5] - rows)
-    elif start >= 0:
-        del pieces[start : start + len(taken)]
+    if len(taken) == 1:
+        level, order, number, query, first, waiting = piece = taken[0]
+        at = pieces.index(piece)
+        if rows < waiting:
+            pieces[at] = (level, order, number, query, first + rows, waiting - rows)
+        else:
+            del pieces[at]
     else:
         gone = {piece[2] for piece in taken}
         pieces[:] = [piece for piece in pieces if piece[2] not in gone]

@@ -1,18 +1,24 @@
 """Corrections: slowdowns are believed fast, single outliers not, models' errors slowly."""
 
+from math import log
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from planner.routing.correction import Correction
+from tests.planner.routing import reference
 
 MEDIAN_S, TAIL_S = 1e-3, 1.5e-3
+LOG_TAIL = log(TAIL_S / MEDIAN_S)
 SPREAD = np.log(1.5) / 2.326
 
 
 def fed(seconds, correction: Correction | None = None, path: int = 0) -> Correction:
     correction = correction or Correction(2)
     for took_s in seconds:
-        correction.observe(path, float(took_s), MEDIAN_S, TAIL_S)
+        correction.observe(path, float(took_s), MEDIAN_S, LOG_TAIL)
     return correction
 
 
@@ -71,3 +77,21 @@ def test_what_is_new_of_a_path_is_believed_soon():
 def test_of_two_paths_six_per_cent_apart_the_faster_one_is_known():
     slow, fast = (fed(s * MEDIAN_S * noise(2000, seed)) for seed, s in enumerate((1.0, 0.94)))
     assert fast.median[0] < slow.median[0]
+
+
+@given(
+    batches=st.lists(
+        st.tuples(
+            st.integers(0, 1),
+            st.sampled_from([0.0, 1e-8, 5e-4, 1e-3, 1.3e-3, 2e-3, 1e-2, 5e-2]),
+            st.sampled_from([(1e-3, 1.5e-3), (1e-3, 1e-3), (4e-4, 9e-4)]),
+        ),
+        max_size=80,
+    )
+)
+def test_corrections_are_those_of_the_plain_rule_to_the_last_bit(batches):
+    fast, plain = Correction(2), reference.Correction(2)
+    for path, took_s, (median_s, tail_s) in batches:
+        fast.observe(path, took_s, median_s, log(tail_s / median_s))
+        plain.observe(path, took_s, median_s, tail_s)
+        assert (fast.median, fast.tail) == (plain.median, plain.tail)

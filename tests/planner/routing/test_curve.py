@@ -1,5 +1,8 @@
 """Tables of latency: the latency model's own numbers, and the batches that pay."""
 
+from itertools import pairwise
+from math import log
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,6 +25,15 @@ def test_tables_are_the_latency_model(model, rows):
     curve = Curve(model, 500)
     assert curve.median[rows] == pytest.approx(model.median(rows), rel=1e-9)
     assert curve.tail[rows] == pytest.approx(model.tail(rows), rel=1e-9)
+
+
+@given(model=models())
+def test_tables_never_fall_with_rows_and_spread_is_between_them(model):
+    """Who is too slow for some rows is for more of them: late binding counts on it."""
+    curve = Curve(model, 700)
+    assert all(a <= b for a, b in pairwise(curve.median))
+    assert all(a <= b for a, b in pairwise(curve.tail))
+    assert curve.spread == [log(tail / median) for tail, median in zip(curve.tail, curve.median, strict=True)]
 
 
 @given(model=models(), seconds=st.floats(0, 2e-2))

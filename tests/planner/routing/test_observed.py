@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from planner.routing.observed import Observed
+from planner.routing.observed import KEPT, Observed
 
 
 def watch(times: np.ndarray, rows: np.ndarray, until_s: float) -> Observed:
@@ -59,3 +59,15 @@ def test_nothing_observed_is_no_rate():
     observed.tick(0.1)
     assert (observed.queries_s, observed.rows_s) == (0, 0)
     assert observed.size_quantiles((0.5,)) == ()
+
+
+def test_sizes_and_budgets_are_those_of_the_last_queries():
+    rng = np.random.default_rng(0)
+    rows, budgets = rng.integers(1, 4097, 3 * KEPT + 7), rng.random(3 * KEPT + 7)
+    observed = Observed(0.0)
+    for n, budget_s in zip(rows.tolist(), budgets.tolist(), strict=True):
+        observed.arrived(n, budget_s)
+    observed.tick(0.1)
+    assert observed.mean_rows == rows[-KEPT:].mean()
+    assert observed.mean_square == (rows[-KEPT:] ** 2).mean()
+    assert observed.budget_s == np.median(budgets[-KEPT:])

@@ -1,0 +1,303 @@
+"""The rules of late binding and of the door in their plainest form, which fast ones are compared with.
+
+Everything is looked up where it is kept and asked whenever it is needed: no value is carried along, nothing
+is decided by a bound, no case has a way of its own.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from math import exp, inf, log, sqrt
+
+from planner.routing import correction, door, late
+from planner.routing.board import Board
+from planner.routing.curve import in_batches
+from planner.routing.lane import LaneState
+from planner.routing.policy import Choice
+from planner.routing.query import Query, Reason
+from planner.routing.queue import LOWEST, Piece
+
+
+def others(board: Board, lane: LaneState) -> list[LaneState]:
+    return [other for other in board.usable if other is not lane]
+
+
+def busy(board: Board, lane: LaneState, now_s: float) -> float:
+    """What other lanes execute, in rows of their fastest paths."""
+    rows = 0.0
+    for other in others(board, lane):
+        if other.flight is not None:
+            rows += max(0.0, other.free_s - now_s) * other.rate
+    return rows
+
+
+def peers(board: Board, lane: LaneState) -> int:
+    """Lanes of its device that are idle, itself included."""
+    return 1 + sum(o.flight is None and o.device == lane.device for o in others(board, lane))
+
+
+def choose(board: Board, lane: LaneState, now_s: float) -> Choice | None:
+    pieces = board.queue.clean()
+    if not pieces or not lane.order:
+        return None
+    if lane.faster and needed_s(board, lane, pieces, now_s) <= 0:
+        return None
+    first = 0
+    if busy(board, lane, now_s) + board.queue.rows > late.BEHIND * board.total_rate * (pieces[-1][1] - now_s):
+        first = behind(board, lane, pieces, now_s)
+    elif lane.faster:
+        first = from_the_end(lane, pieces)
+    for start in range(first, min(first + late.LOOK, len(pieces))):
+        if not pieces[start][3].settled:
+            choice = batch(board, lane, pieces, start, now_s)
+            if choice is not None:
+                return choice
+    return None
+
+
+def needed_s(board: Board, lane: LaneState, pieces: list[Piece], now_s: float) -> float:
+    rows = float(board.queue.rows)
+    for other, rate in lane.faster:
+        if other.flight is not None:
+            rows += max(0.0, other.free_s - now_s) * rate
+    last = pieces[-1][3]
+    left = last.deadline_s - now_s - board.front_s(last)
+    rate = sum(rate for _, rate in lane.faster)
+    return rows / rate + board.own_s(last.rows, board.queue.rows) - late.HELP * left
+
+
+def from_the_end(lane: LaneState, pieces: list[Piece]) -> int:
+    start = len(pieces) - 1
+    while start and sum(piece[5] for piece in pieces[start - 1 :]) <= lane.merge[lane.fastest]:
+        start -= 1
+    return start
+
+
+def behind(board: Board, lane: LaneState, pieces: list[Piece], now_s: float) -> int:
+    p = lane.fastest
+    curve, factor, merge = board.paths[p].curve, lane.correction.tail[p], lane.merge[p]
+    full_s = curve.tail[merge] * factor
+    start = bisect_left(pieces, (pieces[0][0], now_s + full_s))
+    if pieces[0][1] - now_s >= full_s or start == len(pieces):
+        return 0
+    small = max(1, curve.rows_safe_within((pieces[0][1] - now_s) / factor))
+    large = min(merge, board.queue.rows - sum(piece[5] for piece in pieces[:start]))
+    pays = large > 0 and small / curve.median[small] < late.PAYS * large / curve.median[large]
+    return start if pays else 0
+
+
+def batch(board: Board, lane: LaneState, pieces: list[Piece], start: int, now_s: float) -> Choice | None:
+    piece = pieces[start]
+    query, rows = piece[3], piece[5]
+    left = query.deadline_s - now_s - board.front_s(query)
+    if left <= 0:
+        return None
+    order = lane.order
+    if query.path >= 0 and rows < query.rows:
+        kind = board.paths[query.path].representation
+        order = [p for p in lane.paths if board.paths[p].representation == kind]
+    elif query.required:
+        order = [p for p in lane.paths if board.paths[p].value >= board.best]
+    crowded = False
+    for p in order:
+        last = p == order[-1]
+        if crowded and not last and not board.paths[p].efficient:
+            continue
+        found = formed(board, lane, p, pieces, start, left, last)
+        if found is not None:
+            taken, batch_rows = found
+            if last or rest_is_feasible(board, lane, p, pieces, start, len(taken), batch_rows, now_s):
+                return p, taken, start, batch_rows, reason(board, p, query)
+            crowded = True
+    if order:
+        p = order[-1]
+        median = board.paths[p].curve.median
+        if rows <= lane.most[p] and median[rows] * lane.correction.median[p] <= left:
+            return p, [piece], start, rows, reason(board, p, query)
+    return None
+
+
+def formed(
+    board: Board, lane: LaneState, p: int, pieces: list[Piece], start: int, left: float, last: bool
+) -> tuple[list[Piece], int] | None:
+    path, front = board.paths[p], board.front
+    tail = path.curve.tail
+    first = pieces[start]
+    rows = first[5]
+    factor = lane.correction.tail[p] * (1.0 if last else path.sure)
+    allowed = left / factor
+    if rows > lane.most[p] or tail[rows] > allowed:
+        part = part_of(board, lane, p, rows, allowed)
+        return ([first], part) if part else None
+    merge = min(lane.merge[p], -(-board.queue.rows // peers(board, lane)))
+    until_s = first[3].deadline_s - left
+    taken = [first]
+    for piece in pieces[start + 1 :]:
+        query = piece[3]
+        until_s += front.answer_s + front.answer_row_s * piece[5]
+        allowed = min(allowed, (query.deadline_s - until_s) / factor)
+        of_another_kind = query.path >= 0 and piece[5] < query.rows
+        if (
+            query.settled
+            or rows + piece[5] > merge
+            or tail[rows + piece[5]] > allowed
+            or (query.required and path.value < board.best)
+            or of_another_kind
+        ):
+            break
+        taken.append(piece)
+        rows += piece[5]
+    return taken, rows
+
+
+def part_of(board: Board, lane: LaneState, p: int, rows: int, allowed: float) -> int:
+    curve, most = board.paths[p].curve, lane.most[p]
+    fits = min(most, curve.rows_safe_within(allowed))
+    if fits < 1:
+        return 0
+    idle = peers(board, lane)
+    parts = -(-rows // fits)
+    if parts <= idle:
+        return -(-rows // parts)
+    each = -(-rows // idle)
+    turns = -(-each // most)
+    part = -(-each // turns)
+    return part if turns * curve.tail[part] <= allowed else 0
+
+
+def rest_is_feasible(
+    board: Board,
+    lane: LaneState,
+    p: int,
+    pieces: list[Piece],
+    start: int,
+    count: int,
+    rows: int,
+    now_s: float,
+) -> bool:
+    curve, observed, rate, spare = board.paths[p].curve, board.observed, board.total_rate, board.caution.spare
+    took_s = curve.median[rows] * lane.correction.median[p]
+    coming = observed.rows_s * took_s
+    if coming:
+        coming += late.DEVIATIONS * sqrt(observed.queries_s * took_s * observed.mean_square)
+    waiting = board.queue.rows - rows
+    if waiting + coming > spare * board.limits.max_queued_rows:
+        return False
+    done = busy(board, lane, now_s) + took_s * lane.rate
+    backlog_s = (done + waiting + coming) / rate + board.own_s(int(observed.mean_rows), waiting + coming)
+    if backlog_s > min(spare * observed.budget_s, observed.budget_s - board.reserve_s):
+        return False
+    if start or count == len(pieces):
+        return True
+    free_s = 0.0
+    if peers(board, lane) == 1:
+        free_s = curve.tail[rows] * lane.correction.tail[p]
+        for other in others(board, lane):
+            if other.device == lane.device and other.flight is not None:
+                free_s = min(free_s, max(0.0, other.free_s - now_s))
+    head, middle, final = pieces[count], pieces[(count + len(pieces)) // 2], pieces[-1]
+    query = head[3]
+    left = query.deadline_s - now_s
+    kept_s = late.KEPT * (query.deadline_s - query.arrival_s)
+    if free_s + board.own_s(head[5], waiting) > min(spare * left, left - kept_s):
+        return False
+    left = middle[3].deadline_s - now_s
+    if (done + waiting / 2) / rate + board.own_s(middle[5], waiting) > spare * left:
+        return False
+    left = final[3].deadline_s - now_s
+    return (done + waiting) / rate + board.own_s(final[5], waiting) <= spare * left
+
+
+def reason(board: Board, p: int, query: Query) -> Reason:
+    if board.paths[p].value >= board.best:
+        return Reason.BEST
+    if query.retries:
+        return Reason.FAILURE
+    budget_s = query.deadline_s - query.arrival_s - board.front_s(query)
+    best = [(lane, p) for lane in board.usable for p in lane.paths if board.paths[p].value >= board.best]
+    for lane, p in best:
+        curve = board.paths[p].curve
+        if query.rows <= curve.rows and curve.tail[query.rows] * lane.correction.tail[p] <= budget_s:
+            return Reason.LOAD
+    return Reason.DEADLINE if best else Reason.FAILURE
+
+
+def committed(board: Board, now_s: float) -> float:
+    rows = 0.0
+    for lane in board.usable:
+        if lane.flight is not None:
+            rows += max(0.0, lane.free_s - now_s) * lane.rate
+    return rows
+
+
+def admit(board: Board, query: Query, now_s: float) -> float:
+    """Of a plan with several lanes, or one that is not inline."""
+    pieces = board.queue.pieces
+    left = query.deadline_s - now_s - board.front_s(query)
+    executing = committed(board, now_s)
+
+    def over_s(ahead: int) -> float:
+        backlog_s = door.MARGIN * (ahead + executing) / board.total_rate
+        return backlog_s + board.own_s(query.rows, ahead) - left
+
+    if query.required:
+        best_s = door.MARGIN * executing / board.total_rate + board.best_own_s(query.rows) - left
+        if best_s > 0:
+            return best_s
+    at = bisect_left(pieces, (query.priority or LOWEST, query.deadline_s, inf))
+    whole_s = over_s(board.queue.rows)
+    if whole_s <= 0 or at == len(pieces):
+        return whole_s
+    behind_s = door.MARGIN * (board.queue.rows + query.rows + executing) / board.total_rate
+    if behind_s > pieces[-1][3].deadline_s - now_s:
+        return whole_s
+    return over_s(sum(piece[5] for piece in pieces[:at]))
+
+
+def own_s(board: Board, rows: int, required: bool = False) -> float:
+    """As the corrections are now; infinity if the highest value is required and no lane has it."""
+    times = [inf]
+    for lane in board.usable:
+        own = [p for p in lane.paths if board.paths[p].value >= board.best] if required else [lane.fastest]
+        for p in own[:1]:
+            lanes = sum(other.device == lane.device for other in board.usable)
+            parts = min(lanes, max(1, rows // lane.merge[p]))
+            seconds = in_batches(board.paths[p].curve.tail, -(-rows // parts), lane.most[p])
+            times.append(seconds * lane.correction.tail[p])
+    return min(times)
+
+
+class Correction:
+    """As `planner.routing.correction.Correction`, step by step. All lists are by path."""
+
+    def __init__(self, paths: int) -> None:
+        self.bias, self.wider, self.batches = [0.0] * paths, [0.0] * paths, [0] * paths
+        self.recent = [0.0, 0.0, 0.0]
+        self.shared = 0.0
+
+    def observe(self, path: int, took_s: float, median_s: float, tail_s: float) -> None:
+        residual = log(max(took_s, correction.LEAST_S) / median_s)
+        spread = log(tail_s / median_s)
+        bias = self.bias[path]
+        self.recent = [*self.recent[1:], residual - bias]
+        middle = sorted(self.recent)[1]
+        self.shared = middle if middle >= max(correction.NOISE, spread) else 0.0
+        off = residual - self.shared - bias
+        step, weight = correction.BIAS_STEP, correction.BIAS_WEIGHT
+        if self.batches[path] < correction.NEW:
+            weight = 1 / (self.batches[path] + 2)
+            step = correction.NEW_STEP / (self.batches[path] + 2)
+        self.batches[path] += 1
+        bias += max(-step, min(step, weight * off))
+        self.bias[path] = max(-correction.MOST_BIAS, min(correction.MOST_BIAS, bias))
+        above = off - spread > self.wider[path]
+        up = correction.TAIL_STEP * (correction.TAIL_QUANTILE if above else correction.TAIL_QUANTILE - 1)
+        self.wider[path] = max(correction.LEAST_TAIL, min(correction.MOST_TAIL, self.wider[path] + up))
+
+    @property
+    def median(self) -> list[float]:
+        return [exp(self.shared + bias) for bias in self.bias]
+
+    @property
+    def tail(self) -> list[float]:
+        return [median * exp(wider) for median, wider in zip(self.median, self.wider, strict=True)]
