@@ -218,6 +218,8 @@ class Router:
         if board.queue.earliest_s - board.least_s <= now_s:
             out = board.queue.sweep(now_s, board.least_s)
         for lane in board.lanes:
+            if lane.due_s > now_s and lane.overdue_s > now_s:
+                continue  # as of every lane that is free
             flight = lane.flight
             if flight is None:
                 continue
