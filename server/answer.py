@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
@@ -90,7 +91,7 @@ class Pending:
 
 
 class Outbox:
-    """Answers on their way: what one turn of the loop settles is told in the next, one after another.
+    """Answers on their way, told one after another: by the turn that settles them, or else by the loop.
 
     open: those that have not been told.
     """
@@ -99,21 +100,36 @@ class Outbox:
         self._loop = loop
         self._settled: list[Pending] = []
         self.open: set[Pending] = set()
+        self._spent_s = 0.0
+        self._told = 0
 
     def put(self, pending: Pending) -> None:
         """It is settled."""
         if not self._settled:
-            self._loop.call_soon(self._deliver)
+            self._loop.call_soon(self.deliver)
         self._settled.append(pending)
 
-    def _deliver(self) -> None:
-        settled, self._settled = self._settled, []
+    def deliver(self) -> None:
+        """Tells all that is settled. What the loop would do after it has read all that came meanwhile."""
+        settled = self._settled
+        if not settled:
+            return
+        began_s = time.thread_time()
+        self._settled = []
         self.open.difference_update(settled)
         for pending in settled:
             try:
                 pending.tell()
             except Exception:
                 log.exception("an answer could not be told")
+        self._told += len(settled)
+        self._spent_s += time.thread_time() - began_s
+
+    def spent(self) -> tuple[float, int]:
+        """Processor seconds of telling since it was asked last, and how many were told."""
+        spent = self._spent_s, self._told
+        self._spent_s, self._told = 0.0, 0
+        return spent
 
 
 @dataclass(slots=True, eq=False)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from models.batch import Batch
 from models.embeddings.tiers.stack import TierStack
 from models.encoder import Encoder
+from planner.routing.front import Spent
 from planner.routing.query import Dispatch, Part, Query, Refusal, Refused
 from planner.routing.router import Router
 from server.ahead import Ahead
@@ -194,7 +195,7 @@ class Dispatcher:
         if self._closed:
             return
         now_s = clock()
-        self._expire(now_s)
+        expired = self.router.expire(now_s)
         for i in tuple(self.router.asking):
             if self._running[i] is None and self._lanes[i].alive:
                 dispatch = self.router.next(i, now_s)
@@ -203,7 +204,15 @@ class Dispatcher:
                     self._latest = dispatch.path
                     self._execute(i, running)
                     now_s = clock()
+        for query in expired:
+            fail(query, DeadlinePassed(query.deadline_s - query.arrival_s))
+        # Not after the next round of reading, which past capacity takes as long as a batch.
+        self._deliver()
         self._arm(loop)
+
+    def _deliver(self) -> None:
+        if self._outbox is not None:
+            self._outbox.deliver()
 
     def _arm(self, loop: asyncio.AbstractEventLoop) -> None:
         """One timer, for the earliest moment at which something is due although nothing happens."""
@@ -228,7 +237,9 @@ class Dispatcher:
             return
         now_s = clock()
         spent_s = time.thread_time()
-        self.router.tick(now_s, spent_s - self._spent_s - self._executing_s)
+        all_s, outbox = spent_s - self._spent_s - self._executing_s, self._outbox
+        answering = (0.0, 0) if outbox is None else outbox.spent()
+        self.router.tick(now_s, Spent(all_s, *answering))
         self._spent_s, self._executing_s = spent_s, 0.0
         self._observer.ticked(max(0.0, now_s - due_s), clock() - now_s)
         self._idle_ticks += 1
@@ -238,10 +249,6 @@ class Dispatcher:
                 self._wake()
         else:
             self._ticking = False
-
-    def _expire(self, now_s: float) -> None:
-        for query in self.router.expire(now_s):
-            fail(query, DeadlinePassed(query.deadline_s - query.arrival_s))
 
     def _execute(self, lane: int, running: Running) -> None:
         """Encodes a group of parts and hands it to the lane, group by group; then ends the dispatch.
@@ -300,6 +307,7 @@ class Dispatcher:
             self._scatter(lane, running, parts, result, reading)
         if not running.looping:
             self._execute(lane, running)
+            self._deliver()
 
     def _broken(self, lane: int, running: Running, parts: list[Part], error: Exception) -> None:
         """The parts of a failed group again, each alone: a query that breaks a batch takes nobody with it."""

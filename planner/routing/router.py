@@ -15,6 +15,7 @@ from planner.routing import explain as explaining
 from planner.routing import probing
 from planner.routing.board import Board
 from planner.routing.breaker import CLOSED, OPEN, BreakerState
+from planner.routing.front import Spent
 from planner.routing.lane import LaneState
 from planner.routing.policies import make_policy
 from planner.routing.query import Dispatch, Part, Query, Reason, Refusal, Refused
@@ -280,18 +281,18 @@ class Router:
         state.breaker.again_s = now_s
         self._lanes_changed()
 
-    def tick(self, now_s: float, front_s: float | None = None) -> None:
+    def tick(self, now_s: float, spent: Spent | None = None) -> None:
         """The control loop, about ten times a second: rates, sizes, corrections, prices.
 
-        front_s: what the owner's loop has spent since the last tick beside lanes, if that is known.
+        spent: by the owner's loop since the last tick beside lanes, if that is known.
         """
         board = self.board
         observed = board.observed
-        if front_s is not None:
-            board.front.observe(front_s, observed.new_queries, observed.mean_rows)
+        if spent is not None:
+            board.front.observe(spent, observed.new_queries, observed.mean_rows)
         observed.tick(now_s)
         board.caution.tick()
-        board.front.load(observed.queries_s, observed.refused_s, observed.mean_rows)
+        board.front.load(observed.queries_s, observed.mean_rows)
         passed = now_s - self._ticked_s
         if passed > 0:
             weight = min(1.0, passed / SHARE_MEMORY_S)

@@ -22,6 +22,7 @@ from models.batch import F64, I64
 from planner.plan import Limits, Plan, PlanError, Routing
 from planner.routing.board import Board
 from planner.routing.curve import TAIL_DEVIATIONS
+from planner.routing.front import Spent
 from planner.routing.lane import LaneSpec
 from planner.routing.path import PathSpec
 from planner.routing.query import Dispatch, Query
@@ -88,6 +89,7 @@ class Simulator:
         self._alive = [True] * len(lanes)
         # what the front costs is observed, as live, unless it is the plan's word
         self._observed, self._front_s = costs is not None, 0.0
+        self._answering_s, self._answers = 0.0, 0
         self._costs = costs or Costs(query_s=routing.query_s, row_s=routing.row_s)
         extra = self._costs.batches
         self._extra = [(c.batch_s, c.query_s) for p in paths for c in (extra.get(p.name) or BatchCost(),)]
@@ -133,8 +135,9 @@ class Simulator:
             # Timers, then what the sockets and lanes have, then callbacks: an iteration of the live loop.
             polled_s = self._now_s
             if tick_s <= polled_s:
-                self.router.tick(polled_s, self._front_s if self._observed else None)
-                self._front_s = 0.0
+                spent = Spent(self._front_s, self._answering_s, self._answers)
+                self.router.tick(polled_s, spent if self._observed else None)
+                self._front_s, self._answering_s, self._answers = 0.0, 0.0, 0
                 self._now_s += costs.tick_s
                 tick_s += TICK_S
                 self._wake()
@@ -213,7 +216,10 @@ class Simulator:
     def _answer(self, i: int, status: Status) -> None:
         costs = self._costs
         if status is Status.ANSWERED:
-            self._spend((costs.query_s + costs.row_s * self._rows[i]) * (1 - ASKING))
+            seconds = (costs.query_s + costs.row_s * self._rows[i]) * (1 - ASKING)
+            self._spend(seconds)
+            self._answering_s += seconds
+            self._answers += 1
         else:
             self._spend(self._refuse_s * (1 - ASKING))
         self._ended(i, status)
@@ -238,9 +244,7 @@ class Simulator:
         """As the dispatcher's: expire, then work for every free lane, then the timer."""
         self._turning = False
         router = self.router
-        for query in router.expire(self._now_s):
-            self._status[query.payload] = Status.EXPIRED
-            self._ready.append(partial(self._answer, query.payload, Status.EXPIRED))
+        expired = router.expire(self._now_s)
         running = self._running
         for lane in tuple(router.asking):
             if running[lane] is None and self._alive[lane]:
@@ -258,6 +262,8 @@ class Simulator:
                     running[lane] = dispatch
                     self._number += 1
                     heappush(self._ends, (self._now_s + took_s, self._number, dispatch))
+        for query in expired:
+            self._answer(query.payload, Status.EXPIRED)
         # Asked again at the same moment the router would answer the same: virtual time must pass.
         wake_s = router.wake_s()
         self._wake_s = INF if wake_s is None else max(wake_s, self._now_s + 1e-6)
@@ -276,9 +282,8 @@ class Simulator:
             query = part.query
             i = query.payload
             if query.settled and not status[i] and query.done_rows >= query.rows:
-                status[i] = Status.ANSWERED
                 self._path[i] = query.path
-                self._ready.append(partial(self._answer, i, Status.ANSWERED))
+                self._answer(i, Status.ANSWERED)
         self._ready.append(self._tidy)
         self._wake()
 

@@ -174,6 +174,23 @@ def test_queries_that_wait_together_are_one_batch_and_each_gets_its_own(
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("kind", ["inline"])
+def test_answers_leave_before_the_loop_reads_more(make: Make, ranking: Ranking) -> None:
+    """In the turn that executed them: past capacity, what came meanwhile takes as long to read as a batch."""
+
+    async def run() -> None:
+        lane, _ = make()
+        told: list[Pending] = []
+        asked = [ask(lane, ranking("a")) for _ in range(3)]
+        for answer in asked:
+            answer.listen(told.append)
+        while not asked[0].done():
+            await asyncio.sleep(0)
+        assert told == asked
+
+    asyncio.run(run())
+
+
 def test_batches_stop_at_their_limit_and_a_larger_query_is_split_and_joined(
     bundle: Bundle, runtime: Runtime, make: Make, ranking: Ranking
 ) -> None:
