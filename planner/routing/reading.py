@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from planner.routing.query import Refused
 
+INF = float("inf")
+
 
 class Reading:
     """One round after another. refused: what a query of this one was told, for others as well; rows: its."""
@@ -45,6 +47,10 @@ class Reading:
         """A query of that size and deadline was refused. The smallest of a round stands for others."""
         if self.refused is None or size < self._size:
             self.refused, self._size, self._deadline_s, self.rows = refused, size, deadline_s, rows
+
+    def rows_of(self, size: float) -> float:
+        """How many rows a query of that size has, if it is like the one that was refused."""
+        return self.rows * (size / self._size) if size < INF else INF
 
     def refuses(self, size: float, deadline_s: float) -> bool:
         """Whether a query was refused in this round that is no larger and has no less time."""

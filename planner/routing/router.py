@@ -38,6 +38,8 @@ USUAL_WEIGHT = 0.1
 INF = float("inf")
 
 
+FEWER = 0.8
+"""A query is turned away unread if it would be with that share of the rows that it seems to have."""
 PATIENCE = 0.25
 """Share of its budget that a query may have spent and still wait for what the loop reads next."""
 
@@ -58,20 +60,33 @@ class Router:
     def turned_away(self, arrival_s: float, deadline_s: float, size: float, now_s: float) -> Refused | None:
         """Why a query need not even be parsed; None: offer it. Past capacity, goodput is what refusals leave.
 
-        It is too late, or no smaller, with no more time, than one that this round has refused. size: whatever
-        grows with a query's rows, as told to `offer`. For queries without priority that take any quality.
+        It is too late, or no smaller, with no more time, than one that this round has refused; or it would be
+        refused even if it had fewer rows than that one has for its size. size: whatever grows with a query's
+        rows, as told to `offer`. For queries without priority that take any quality.
         """
         reading = self._reading
         if deadline_s <= now_s:
             self.board.observed.arrived(reading.rows, deadline_s - arrival_s)
             return Refused(Refusal.EXPIRED, 0.0, self.board.queue.rows)
-        if reading.refused is None or not reading.refuses(size, deadline_s):
+        refused = reading.refused
+        if refused is None:
             return None
         board = self.board
+        if not reading.refuses(size, deadline_s):
+            likely = reading.rows_of(size)
+            if likely == INF or self._worth_a_try():
+                return None
+            query = Query(max(1, int(FEWER * likely)), arrival_s, deadline_s)
+            over_s = reading.over_s(arrival_s, now_s, board.front.busy)
+            late_s = self.policy.admit(board, query, over_s)
+            if late_s <= 0:
+                return None
+            refused = Refused(Refusal.OVERLOAD, late_s, board.queue.rows)
+            reading.refuse(refused, size, deadline_s, max(1, round(likely)))
         board.observed.arrived(reading.rows, deadline_s - arrival_s)
         board.observed.new_refused += 1
         board.caution.lost()
-        return reading.refused
+        return refused
 
     def offer(self, query: Query, now_s: float, size: float = INF) -> Refused | None:
         """Takes a query into the queue, or says why not and when it would fit.

@@ -1,5 +1,7 @@
 """The door: who is taken can be made, and a lane alone on its loop takes what one batch can make."""
 
+from math import inf
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -104,19 +106,21 @@ def test_who_is_turned_away_unparsed_would_have_been_refused(rounds, budget_s, b
         now_s += 0.001
 
 
-def test_a_refusal_holds_for_its_round_and_for_nobody_with_more_time_or_fewer_rows():
+def test_a_refusal_holds_for_its_round_and_for_who_would_be_refused_with_fewer_rows():
     router = alone(1e-4, 0.0)
-    while (refused := router.offer(Query(50, 0.0, 0.008), 0.0, 50)) is None:
+    while (refused := router.offer(Query(50, 0.0, 0.008), 0.0, 500)) is None:
         pass
-    assert router.turned_away(0.0, 0.008, 50, 0.0) == refused
-    assert router.turned_away(0.0, 0.007, 60, 0.0) == refused
-    assert router.turned_away(0.0, 0.009, 50, 0.0) is None
-    assert router.turned_away(0.0, 0.008, 49, 0.0) is None
+    assert router.turned_away(0.0, 0.008, 500, 0.0) == refused
+    assert router.turned_away(0.0, 0.007, 600, 0.0) == refused
+    assert router.turned_away(0.0, 0.009, 500, 0.0) is None  # with more time
+    assert router.turned_away(0.0, 0.008, 5, 0.0) is None  # with fewer rows
+    assert router.turned_away(0.0, 0.006, 490, 0.0) is not None  # nor would 40 rows fit
+    assert router.turned_away(0.0, 0.008, inf, 0.0) == refused
     arrived = router.board.observed.new_queries
-    assert router.turned_away(0.0, 0.008, 50, 0.008) is not None  # too late
+    assert router.turned_away(0.0, 0.008, 500, 0.008) is not None  # too late
     assert router.board.observed.new_queries == arrived + 1
     router.expire(0.001)
-    assert router.turned_away(0.0, 0.008, 50, 0.001) is None
+    assert router.turned_away(0.0, 0.008, 500, 0.001) is None
 
 
 def test_what_is_first_in_the_queue_waits_for_company_while_it_has_time():
