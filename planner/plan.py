@@ -24,8 +24,9 @@ PathName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.@:-]+$", max_length=64)]
 Rows = Annotated[int, Field(ge=1)]
 TabledRows = Annotated[int, Field(ge=1, le=2**20)]
 """Rows of a request or a batch: routing keeps the time of each number of rows up to the largest."""
-BudgetMs = Annotated[float, Field(gt=0, le=3_600_000, allow_inf_nan=False)]
-"""A latency budget: an hour at most."""
+MOST_BUDGET_MS = 3_600_000
+"""A latency budget is an hour at most, whoever names it."""
+BudgetMs = Annotated[float, Field(gt=0, le=MOST_BUDGET_MS, allow_inf_nan=False)]
 FrontSeconds = Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)]
 Policy = Annotated[str, Field(pattern=r"^(priced|mprec|deeprecsys|static:.+)$")]
 LaneKind = Literal["inline", "thread", "process"]

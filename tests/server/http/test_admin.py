@@ -165,6 +165,7 @@ def test_a_hypothetical_request_is_explained(admin: Any) -> None:
         ("rows=0", "rows"),
         ("rows=many", "rows"),
         ("budget_ms=nan", "budget_ms"),
+        ("budget_ms=1e308", "3600000 (an hour) at most"),
         ("quality=best", "quality"),
         ("row=1", "unknown parameter 'row'"),
     ):
