@@ -37,7 +37,7 @@ from models.dlrm import DLRM, Architecture, DenseNet, dense_slots
 from models.embeddings.stage import Stage
 from models.encoder import Encoder, Standard
 from models.errors import BundleError, PolyrecError
-from models.files import Strict, validated, whole
+from models.files import MOST_SERVED_BYTES, Strict, read_regular, require_regular, validated, whole
 from models.popularity import VocabularyDescriptor, vocabularies_from_tensors, vocabulary_tensors
 from models.representation import Representation, stage_from_tensors
 from models.schema import Schema
@@ -220,9 +220,12 @@ def load_bundle(path: str | Path) -> Bundle:
     manifest = read_manifest(folder)
     for name, expected in manifest.files.items():
         file = folder / name
-        if not file.is_file():
-            raise BundleError(f"bundle '{path}': {name} is missing")
-        size = file.stat().st_size
+        try:
+            size = require_regular(file).st_size
+        except FileNotFoundError:
+            raise BundleError(f"bundle '{path}': {name} is missing") from None
+        except OSError as e:
+            raise BundleError(f"bundle '{path}': {name} cannot be read: {e}") from None
         if size != expected.bytes:
             raise BundleError(f"bundle '{path}': {name} has {size} bytes, the manifest says {expected.bytes}")
         if _digest(file).sha256 != expected.sha256:
@@ -258,7 +261,7 @@ def _finite(values: Tensor) -> bool:
 def read_manifest(folder: Path) -> Manifest:
     """The manifest alone, typed. Raises BundleError."""
     try:
-        raw = json.loads((folder / MANIFEST).read_bytes())
+        raw = json.loads(read_regular(folder / MANIFEST, MOST_SERVED_BYTES))
     except (FileNotFoundError, NotADirectoryError):
         raise BundleError(f"no bundle at '{folder}': there is no {MANIFEST}") from None
     except (OSError, ValueError, RecursionError) as e:

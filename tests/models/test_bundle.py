@@ -108,6 +108,21 @@ def test_no_bundle_and_no_json_are_told_apart(tmp_path: Path) -> None:
         load_bundle(tmp_path)
 
 
+@pytest.mark.parametrize("name", [MANIFEST, EMBEDDINGS, NET, VOCABULARY])
+def test_a_pipe_or_a_device_instead_of_a_file_is_not_read(copy: Path, name: str) -> None:
+    for make in (os.mkfifo, lambda file: file.symlink_to("/dev/zero")):
+        (copy / name).unlink()
+        make(copy / name)
+        with pytest.raises(BundleError, match=f"{name}.*it is not a regular file"):
+            load_bundle(copy)
+
+
+def test_a_manifest_is_read_up_to_a_bound(copy: Path) -> None:
+    os.truncate(copy / MANIFEST, 2**40)
+    with pytest.raises(BundleError, match=f"{MANIFEST} cannot be read: it has more than 4194304 bytes"):
+        load_bundle(copy)
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("name", [EMBEDDINGS, NET])
 def test_a_number_that_is_not_finite_is_refused(copy: Path, name: str, value: float) -> None:
