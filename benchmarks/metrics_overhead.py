@@ -1,8 +1,9 @@
 """What metrics cost a request, and what a scrape costs everybody: measured on and off in one run.
 
-A real engine answers the same requests in this process (in_process.py). Blocks of requests with metrics and
-without alternate; the figure is the median of the differences of neighbours. Off means that nothing is
-observed, neither metrics nor the protocol's statistics.
+A real engine answers the same requests in this process, by way of the server's own HTTP protocol
+(in_process.py). Blocks of requests with metrics and without alternate; the figure is the median of the
+differences of neighbours, in processor time. Off means that nothing is observed, neither metrics nor the
+protocol's statistics.
 
     python -m benchmarks.metrics_overhead runs/demo/table            # chrt -r 1 in front for a quiet figure
 """
@@ -10,7 +11,6 @@ observed, neither metrics nor the protocol's statistics.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import sys
 import time
@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.in_process import block_s, opened, settle
+from benchmarks.in_process import Asking, opened, run, settle
 from server.engine import Engine
 from server.http.app import Application
 
-BLOCKS = 60
+BLOCKS = 200
 LIMIT_US = 15.0
 
 
@@ -65,10 +65,11 @@ class Switch:
 async def measure(app: Application, switch: Switch) -> dict[bool, list[float]]:
     """Seconds a request, of each block, by whether metrics were on."""
     found: dict[bool, list[float]] = {True: [], False: []}
+    asking = Asking(app)
     for block in range(2 * BLOCKS + 4):
         on = block % 2 == 0
         switch.turn(on)
-        took_s = await block_s(app)
+        took_s = await asking.block_s()
         if block >= 4:
             found[on].append(took_s)
     switch.turn(True)
@@ -83,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     engine, app = opened(args.bundle)
     settle()
-    found = asyncio.run(measure(app, Switch(engine)))
+    found = run(measure(app, Switch(engine)))
     on, off = (float(np.median(found[kind])) * 1e6 for kind in (True, False))
     differences = (np.asarray(found[True]) - np.asarray(found[False])) * 1e6
     scrapes = []

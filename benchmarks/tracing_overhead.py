@@ -1,8 +1,9 @@
 """What traces cost a request, off and at several shares of sampled requests: measured in turns in one run.
 
-A real engine answers the same requests in this process (in_process.py); the exporter is the real one and
-sends to a collector that reads and forgets, both in processes of their own. Blocks of requests take turns; a
-figure is the median of the differences to the block without a tracer beside it.
+A real engine answers the same requests in this process, by way of the server's own HTTP protocol
+(in_process.py); the exporter is the real one and sends to a collector that reads and forgets, both in
+processes of their own. Blocks of requests take turns; a figure is the median of the differences to the block
+without a tracer beside it, in processor time.
 
     python -m benchmarks.tracing_overhead runs/demo/table            # chrt -r 1 in front for a quiet figure
 """
@@ -10,7 +11,6 @@ figure is the median of the differences to the block without a tracer beside it.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import multiprocessing
 import os
@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
-from benchmarks.in_process import block_s, opened, settle
+from benchmarks.in_process import Asking, opened, run, settle
 from server.engine import Engine
 from server.http.app import Application
 from server.tracing.tracer import Tracer, open_tracer
@@ -53,10 +53,11 @@ def collect(port: Connection) -> None:
 async def measure(app: Application, engine: Engine, tracers: Sequence[Tracer | None]) -> list[list[float]]:
     """Seconds a request, of each block, by tracer."""
     found: list[list[float]] = [[] for _ in tracers]
+    asking = Asking(app)
     for turn in range(ROUNDS + 2):
         for blocks_s, tracer in zip(found, tracers, strict=True):
             engine.tracer = tracer
-            took_s = await block_s(app)
+            took_s = await asking.block_s()
             if turn >= 2:
                 blocks_s.append(took_s)
     engine.tracer = None
@@ -80,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ.update(sampled)  # the SDK reads its own environment
         tracers.append(open_tracer(os.environ | endpoint))
     settle()
-    off, *on = asyncio.run(measure(app, engine, tracers))
+    off, *on = run(measure(app, engine, tracers))
     result: dict[str, object] = {"request_us_off": round(float(np.median(off)) * 1e6, 1)}
     for ratio, took_s in zip(RATIOS, on, strict=True):
         differences = (np.asarray(took_s) - np.asarray(off)) * 1e6

@@ -37,8 +37,9 @@ from models.dlrm import DLRM, Architecture, DenseNet, dense_slots
 from models.embeddings.stage import Stage
 from models.encoder import Encoder, Standard
 from models.errors import BundleError, PolyrecError
-from models.files import Strict, validated, whole
+from models.files import MOST_SERVED_BYTES, Strict, read_regular, require_regular, validated, whole
 from models.popularity import VocabularyDescriptor, vocabularies_from_tensors, vocabulary_tensors
+from models.probe import unanswered
 from models.representation import Representation, stage_from_tensors
 from models.schema import Schema
 
@@ -114,15 +115,26 @@ class Bundle:
 
     def net(self) -> DenseNet:
         """A new dense net, ready to evaluate."""
-        stage = self.stage()
-        schema = self.manifest.schema_
-        net = DenseNet(self.manifest.architecture, dense_slots(schema), stage.slots)
-        net.load_state_dict(mapped(self.path / NET))
-        return net.eval()
+        return net_from_tensors(self.manifest, self.stage(), mapped(self.path / NET))
 
     def model(self) -> DLRM:
         """A new model, ready to evaluate."""
-        return DLRM(self.stage(), self.net()).eval()
+        stage = self.stage()
+        return DLRM(stage, net_from_tensors(self.manifest, stage, mapped(self.path / NET))).eval()
+
+
+def net_from_tensors(manifest: Manifest, stage: Stage, tensors: Mapping[str, Tensor]) -> DenseNet:
+    """The dense net of these tensors, ready to evaluate. Raises RuntimeError if they are another's."""
+
+    def net() -> DenseNet:
+        return DenseNet(manifest.architecture, dense_slots(manifest.schema_), stage.slots)
+
+    with torch.device("meta"):
+        # whatever the manifest says takes no memory before it is known to be what the file has
+        net().load_state_dict(tensors, assign=True)
+    own = net()
+    own.load_state_dict(tensors)
+    return own.eval()
 
 
 def write_bundle(
@@ -134,14 +146,18 @@ def write_bundle(
     training: Mapping[str, Any],
     replace: bool = False,
 ) -> Bundle:
-    """Writes a bundle and loads it back. Raises BundleError as `require_target`, for a full disk, and
-    for a model with a value that is not finite, as of a training that diverged. A metric that is not is None.
+    """Writes a bundle and loads it back. Raises BundleError as `require_target`, for a full disk, and for a
+    model with a value or an answer that is not finite, as of a training that diverged. A metric that is not
+    is None.
     """
     target = Path(path)
     require_target(target, replace)
     for name, values in model.state_dict().items():
-        if not _finite(values):
+        if not math.isfinite(_largest(values)):
             raise BundleError(f"bundle '{path}' is not written: '{name}' has a value that is not finite")
+    without = unanswered(model, encoder)
+    if without is not None:
+        raise BundleError(f"bundle '{path}' is not written: its numbers overflow: {without}")
     try:
         _write(target, model, representation, encoder, metrics, training)
     except (OSError, SafetensorError) as e:
@@ -220,9 +236,12 @@ def load_bundle(path: str | Path) -> Bundle:
     manifest = read_manifest(folder)
     for name, expected in manifest.files.items():
         file = folder / name
-        if not file.is_file():
-            raise BundleError(f"bundle '{path}': {name} is missing")
-        size = file.stat().st_size
+        try:
+            size = require_regular(file).st_size
+        except FileNotFoundError:
+            raise BundleError(f"bundle '{path}': {name} is missing") from None
+        except OSError as e:
+            raise BundleError(f"bundle '{path}': {name} cannot be read: {e}") from None
         if size != expected.bytes:
             raise BundleError(f"bundle '{path}': {name} has {size} bytes, the manifest says {expected.bytes}")
         if _digest(file).sha256 != expected.sha256:
@@ -234,31 +253,41 @@ def load_bundle(path: str | Path) -> Bundle:
         )
         standards = {n: Standard(s.mean, s.deviation) for n, s in manifest.standards.items()}
         bundle = Bundle(folder, manifest, Encoder(manifest.schema_, vocabularies, standards))
-        bundle.net()
-    except (KeyError, ValueError, RuntimeError, PolyrecError) as e:
+        model = bundle.model()
+    except (KeyError, ValueError, RuntimeError, MemoryError, PolyrecError) as e:
         raise BundleError(f"bundle '{path}' contradicts itself: {' '.join(str(e).split())}") from None
+    largest: dict[str, float] = {}
     for name in (NET, EMBEDDINGS):
         for tensor, values in mapped(folder / name).items():
-            if not _finite(values):
+            where = f"'{tensor}' in {name}"
+            largest[where] = _largest(values)
+            if not math.isfinite(largest[where]):
                 raise BundleError(
-                    f"bundle '{path}': '{tensor}' in {name} has a value that is not finite; "
+                    f"bundle '{path}': {where} has a value that is not finite; "
                     "every answer that needs it would be refused"
                 )
+    without = unanswered(model, bundle.encoder)
+    if without is not None:
+        where = max(largest, key=lambda named: largest[named])
+        raise BundleError(
+            f"bundle '{path}': its numbers overflow: {without}; "
+            f"the largest are in {where}, up to {largest[where]:.3g}"
+        )
     return bundle
 
 
-def _finite(values: Tensor) -> bool:
-    """Whether no number is NaN or infinite; in one pass that allocates nothing."""
+def _largest(values: Tensor) -> float:
+    """The largest size of a number, NaN or infinity if one is; in one pass that allocates nothing."""
     if not values.is_floating_point() or not values.numel():
-        return True
+        return 0.0
     least, most = torch.aminmax(values)
-    return bool(torch.isfinite(least) and torch.isfinite(most))
+    return max(abs(float(least)), float(most), key=lambda x: math.inf if math.isnan(x) else x)
 
 
 def read_manifest(folder: Path) -> Manifest:
     """The manifest alone, typed. Raises BundleError."""
     try:
-        raw = json.loads((folder / MANIFEST).read_bytes())
+        raw = json.loads(read_regular(folder / MANIFEST, MOST_SERVED_BYTES))
     except (FileNotFoundError, NotADirectoryError):
         raise BundleError(f"no bundle at '{folder}': there is no {MANIFEST}") from None
     except (OSError, ValueError, RecursionError) as e:

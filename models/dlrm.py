@@ -27,7 +27,9 @@ from models.interaction import Cat, Cross, Dot
 from models.schema import Schema
 from models.transfer import on_device
 
-Widths = tuple[Annotated[int, Field(ge=1)], ...]
+Width = Annotated[int, Field(ge=1, le=2**16)]
+"""Of a layer: far beyond any that was trained, and no number that cannot be computed with."""
+Widths = tuple[Width, ...]
 
 
 class Architecture(Strict):
@@ -38,8 +40,8 @@ class Architecture(Strict):
     top: Widths = (128, 64)
     interaction: Literal["dot", "cat", "cross"] = "dot"
     itself: bool = False
-    cross_layers: Annotated[int, Field(ge=1)] = 3
-    cross_rank: Annotated[int, Field(ge=1)] = 64
+    cross_layers: Annotated[int, Field(ge=1, le=256)] = 3
+    cross_rank: Width = 64
 
 
 class Inputs(NamedTuple):

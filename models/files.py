@@ -1,5 +1,5 @@
-"""Files: read as typed models, each mistake one line that names the file, the key and the offence; and
-written whole or not at all.
+"""Files: read as typed models, each mistake one line that names the file, the key and the offence, whatever
+the file turns out to be; and written whole or not at all.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,21 +28,63 @@ class Strict(BaseModel):
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def read_json(file: Path, what: str, error: type[PolyrecError]) -> dict[str, Any]:
+MOST_BYTES = 64 * 2**20
+"""Of a document that a command reads."""
+MOST_SERVED_BYTES = 4 * 2**20
+"""Of one that a server may be told to read: its parsing keeps requests waiting."""
+
+
+def read_json(
+    file: Path, what: str, error: type[PolyrecError], most_bytes: int = MOST_BYTES
+) -> dict[str, Any]:
     """A JSON object. what: in messages, like "plan 'plan.json'". Raises `error`, or FileNotFoundError."""
-    return _read(file, what, error, "JSON", "an object", json.loads)
+    return _read(file, what, error, "JSON", "an object", json.loads, most_bytes)
 
 
 def read_yaml(file: Path, what: str, error: type[PolyrecError]) -> dict[str, Any]:
     """As `read_json`, of a YAML file, which may be JSON."""
-    return _read(file, what, error, "YAML", "a mapping", yaml.safe_load)
+    return _read(file, what, error, "YAML", "a mapping", yaml.safe_load, MOST_BYTES)
+
+
+def read_regular(file: Path, most_bytes: int) -> bytes:
+    """All of a file, which must be a regular one: others may have no end, or make whoever reads them wait.
+
+    Raises OSError, also for one that has more bytes.
+    """
+    # asked before it is opened: some devices do something when they are
+    require_regular(file)
+    # and again by the way of reading, as another may stand there by now
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    content = bytearray()
+    try:
+        while piece := os.read(descriptor, 2**20):
+            content += piece
+            if len(content) > most_bytes:
+                raise OSError(f"it has more than {most_bytes} bytes")
+    finally:
+        os.close(descriptor)
+    return bytes(content)
+
+
+def require_regular(file: Path) -> os.stat_result:
+    """What the system says of a regular file, or of what a link leads to. Raises OSError if it is none."""
+    found = file.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError("it is not a regular file")
+    return found
 
 
 def _read(
-    file: Path, what: str, error: type[PolyrecError], form: str, whole: str, parse: Callable[[str], Any]
+    file: Path,
+    what: str,
+    error: type[PolyrecError],
+    form: str,
+    whole: str,
+    parse: Callable[[str], Any],
+    most_bytes: int,
 ) -> dict[str, Any]:
     try:
-        raw = parse(file.read_text(encoding="utf-8"))
+        raw = parse(read_regular(file, most_bytes).decode())
     except FileNotFoundError:
         raise
     except (OSError, UnicodeDecodeError) as e:

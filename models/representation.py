@@ -51,7 +51,7 @@ class Representation(Strict):
     kind: Kind = "table"
     precision: Precision = "fp32"
     encoding: Encoding | None = None
-    cuts: dict[str, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)
+    cuts: dict[str, Annotated[int, Field(ge=0, lt=2**48)]] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _consistent(self) -> Representation:

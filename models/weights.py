@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.bundle import EMBEDDINGS, NET, VOCABULARY, Manifest, mapped, read_manifest
-from models.dlrm import DenseNet, dense_slots
+from models.bundle import EMBEDDINGS, NET, VOCABULARY, Manifest, mapped, net_from_tensors, read_manifest
+from models.dlrm import DenseNet
 from models.embeddings.stage import Stage
 from models.errors import BundleError
 from models.representation import stage_from_tensors
@@ -57,10 +57,7 @@ class Weights:
 
     def net(self) -> DenseNet:
         """A new dense net, ready to evaluate."""
-        m = self.manifest
-        net = DenseNet(m.architecture, dense_slots(m.schema_), self.stage().slots)
-        net.load_state_dict(mapped(self.path / NET))
-        return net.eval()
+        return net_from_tensors(self.manifest, self.stage(), mapped(self.path / NET))
 
 
 def open_weights(path: str | Path, version: str) -> Weights:

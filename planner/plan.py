@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from models.errors import PolyrecError
-from models.files import Strict, read_json, validated, write_text
+from models.files import MOST_SERVED_BYTES, Strict, read_json, validated, write_text
 from models.precision import DensePrecision
 from planner.expected import Expected
 from planner.latency import LatencyModel
@@ -24,8 +24,11 @@ PathName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.@:-]+$", max_length=64)]
 Rows = Annotated[int, Field(ge=1)]
 TabledRows = Annotated[int, Field(ge=1, le=2**20)]
 """Rows of a request or a batch: routing keeps the time of each number of rows up to the largest."""
-BudgetMs = Annotated[float, Field(gt=0, le=3_600_000, allow_inf_nan=False)]
-"""A latency budget: an hour at most."""
+MOST_BUDGET_MS = 3_600_000
+"""A latency budget is an hour at most, whoever names it."""
+BudgetMs = Annotated[float, Field(gt=0, le=MOST_BUDGET_MS, allow_inf_nan=False)]
+MOST_PATHS = 256
+"""Paths of a plan, and lanes: a decision looks at each."""
 FrontSeconds = Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)]
 Policy = Annotated[str, Field(pattern=r"^(priced|mprec|deeprecsys|static:.+)$")]
 LaneKind = Literal["inline", "thread", "process"]
@@ -111,8 +114,8 @@ class Plan(Strict):
     """
 
     version: Literal[1] = 1
-    paths: Annotated[tuple[PlannedPath, ...], Field(min_length=1)]
-    lanes: tuple[PlannedLane, ...] = ()
+    paths: Annotated[tuple[PlannedPath, ...], Field(min_length=1, max_length=MOST_PATHS)]
+    lanes: Annotated[tuple[PlannedLane, ...], Field(max_length=MOST_PATHS)] = ()
     routing: Routing = Routing()
     default_budget_ms: BudgetMs = 100.0
     limits: Limits = Limits()
@@ -188,7 +191,7 @@ def load_plan(file: str | Path) -> Plan:
     """Reads a plan file. Raises PlanError, in one line that names the key and the offence."""
     what = f"plan '{file}'"
     try:
-        raw = read_json(Path(file), what, PlanError)
+        raw = read_json(Path(file), what, PlanError, MOST_SERVED_BYTES)
     except FileNotFoundError:
         raise PlanError(f"no plan file '{file}'") from None
     plan = validated(Plan, raw, what, PlanError)

@@ -98,8 +98,10 @@ def _file(args: argparse.Namespace) -> int:
 
 def _is_profile(file: Path) -> bool:
     """Whether a JSON file has a profile's key; one that cannot be read is left to whoever loads it."""
+    from models.files import MOST_BYTES, read_regular
+
     try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
+        raw = json.loads(read_regular(file, MOST_BYTES))
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(raw, dict) and "machine" in raw

@@ -124,7 +124,7 @@ def _refuse(args: argparse.Namespace) -> None:
     """Raises PlanError for flags that are missing or mean nothing."""
     import math
 
-    from planner.plan import PlanError
+    from planner.plan import MOST_BUDGET_MS, PlanError
 
     for flag in ("profile", "slo_ms", "traffic"):
         each_its_own = flag == "slo_ms" and any(text.startswith("slo=") for text in args.sweep or ())
@@ -139,8 +139,8 @@ def _refuse(args: argparse.Namespace) -> None:
         if low or not math.isfinite(value):
             floor = "a positive number" if least is not None else "at least 1"
             raise PlanError(f"--{flag.replace('_', '-')} {value:g} must be {floor}")
-    if args.slo_ms is not None and args.slo_ms > 3_600_000:
-        raise PlanError(f"--slo-ms {args.slo_ms:g} is more than an hour, 3,600,000")
+    if args.slo_ms is not None and args.slo_ms > MOST_BUDGET_MS:
+        raise PlanError(f"--slo-ms {args.slo_ms:g} is more than an hour, {MOST_BUDGET_MS:,}")
     if args.sweep and args.out:
         raise PlanError("--sweep makes many plans, --out writes one: leave one of them out")
 

@@ -6,13 +6,16 @@ counted some at a time, before anybody reads at the latest.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
+from models.encoder import Encoder
 from server.instruments import Counter, Histogram
 from server.observer import Batched
 from server.statistics import Statistics
-from server.unknown import Unknown
+from server.unknown import Lookups, Unknown, count_of, lookups_of, rows_of
 
 KEPT = "ok"
 """The outcome of an answer within its budget."""
@@ -28,12 +31,13 @@ class Outcomes:
         self._histogram = histogram
         self._bound: dict[str, Histogram] = {}
 
-    def finished(self, outcome: str, seconds: float) -> None:
-        self._counters[outcome].value += 1
+    def finished(self, outcome: str, *seconds: float) -> None:
+        """Requests that ended so. seconds: what each took."""
+        self._counters[outcome].value += len(seconds)
         histogram = self._bound.get(outcome)
         if histogram is None:
             histogram = self._bound[outcome] = self._histogram(outcome)
-        histogram.observe(seconds)
+        histogram.observe_all(seconds)
 
 
 class EndpointMetrics:
@@ -77,68 +81,20 @@ class EndpointMetrics:
 
     def flush(self) -> None:
         """Counts what was put down."""
-        for in_time, took_s, rows, parse_s, queue_s, serialise_s, reason in self._pending:
-            self.outcomes.finished(KEPT if in_time else "late", took_s)
-            self._rows[in_time].value += rows
-            if reason is not None:
-                self._reduced[reason].value += 1
-            self._parse.observe(parse_s)
-            self._queue.observe(queue_s)
-            self._serialise.observe(serialise_s)
+        if not self._pending:
+            return
+        in_time, took_s, rows, parse_s, queue_s, serialise_s, reasons = zip(*self._pending, strict=True)
         self._pending.clear()
-
-
-class BatchMetrics:
-    """Batches of one path, counted some at a time."""
-
-    def __init__(
-        self,
-        phases: Sequence[Histogram],
-        batch_rows: Histogram,
-        queries: Counter,
-        tier: tuple[Counter, Counter] | None,
-        unknown: Unknown,
-    ) -> None:
-        self._encode, self._embed, self._dense = phases
-        self._batch_rows = batch_rows
-        self._queries = queries
-        self._tier = tier
-        self._unknown = unknown
-        self._pending: list[tuple[float, float, float, int, int, int]] = []
-
-    def executed(self, batched: Batched) -> None:
-        batch = batched.batch
-        context, candidate = batch.context, batch.candidate
-        found = context.ranks.size + context.bag_values.size
-        found += candidate.ranks.size + candidate.bag_values.size
-        self._pending.append(
-            (batched.encode_s, batched.embed_s, batched.dense_s, batch.rows, batched.queries, found)
-        )
-        if batched.encoder is not None:
-            self._unknown.follow(batched.encoder)
-        self._unknown.add(batch)
-        if len(self._pending) >= COUNTED_AT_ONCE:
-            self.flush()
-
-    def __del__(self) -> None:
-        # a plan that was replaced goes with its last answers put down
-        self.flush()
-
-    def flush(self) -> None:
-        """Counts what was put down."""
-        looked_up = 0
-        for encode_s, embed_s, dense_s, rows, queries, found in self._pending:
-            self._encode.observe(encode_s)
-            self._embed.observe(embed_s)
-            self._dense.observe(dense_s)
-            self._batch_rows.observe(rows)
-            self._queries.value += queries
-            looked_up += found
-        if self._tier is not None:
-            for counter in self._tier:
-                counter.inc(looked_up)
-        self._unknown.flush()
-        self._pending.clear()
+        for outcome, kept in ((KEPT, True), ("late", False)):
+            if kept in in_time:
+                which = [one is kept for one in in_time]
+                self.outcomes.finished(outcome, *compress(took_s, which))
+                self._rows[kept].value += sum(compress(rows, which))
+        for reason in filter(None, reasons):
+            self._reduced[reason].value += 1
+        self._parse.observe_all(parse_s)
+        self._queue.observe_all(queue_s)
+        self._serialise.observe_all(serialise_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +105,70 @@ class LaneMetrics:
     busy: Counter
 
 
+_Kept = tuple[float, float, float, float, int, int, Encoder | None, Lookups]
+
+
+class BatchMetrics:
+    """Batches of one path, counted some at a time.
+
+    Of a batch only what is needed is kept: holding on to all of its arrays would make the next one take
+    fresh memory, which costs more than the counting.
+    """
+
+    def __init__(
+        self,
+        phases: Sequence[Histogram],
+        batch_rows: Histogram,
+        queries: Counter,
+        tier: tuple[Counter, Counter] | None,
+        unknown: Unknown,
+        lanes: Sequence[LaneMetrics],
+        statistics: Statistics,
+    ) -> None:
+        self._encode, self._embed, self._dense = phases
+        self._batch_rows = batch_rows
+        self._queries = queries
+        self._tier = tier
+        self._unknown = unknown
+        self._lanes = lanes
+        self._statistics = statistics
+        self._pending: list[_Kept] = []
+
+    def executed(self, batched: Batched) -> None:
+        lane, _, batch, queries, encode_s, embed_s, dense_s, took_s, encoder = batched
+        looked_up = lookups_of(batch)
+        self._pending.append((encode_s, embed_s, dense_s, took_s, queries, lane, encoder, looked_up))
+        if len(self._pending) == COUNTED_AT_ONCE:
+            # not now: the batch's answers have yet to be written
+            asyncio.get_running_loop().call_soon(self.flush)
+
+    def __del__(self) -> None:
+        # a plan that was replaced goes with its last answers put down
+        self.flush()
+
+    def flush(self) -> None:
+        """Counts what was put down."""
+        if not self._pending:
+            return
+        kept = tuple(zip(*self._pending, strict=True))
+        self._pending.clear()
+        encode_s, embed_s, dense_s, took_s, queries, lanes, encoders, looked_up = kept
+        rows = [rows_of(lookups) for lookups in looked_up]
+        self._encode.observe_all(encode_s)
+        self._embed.observe_all(embed_s)
+        self._dense.observe_all(dense_s)
+        self._batch_rows.observe_all(rows)
+        self._queries.value += sum(queries)
+        for lane, seconds in zip(lanes, took_s, strict=True):
+            self._lanes[lane].busy.value += seconds
+        self._statistics.executed(rows, took_s)
+        if self._tier is not None:
+            found = sum(map(count_of, looked_up))
+            for counter in self._tier:
+                counter.inc(found)
+        self._unknown.count(encoders, looked_up)
+
+
 class Recorder:
     """Tells the dispatcher's batches and lanes to the metrics and to the protocol's statistics."""
 
@@ -156,18 +176,14 @@ class Recorder:
         self,
         lanes: Sequence[LaneMetrics],
         paths: Sequence[BatchMetrics],
-        statistics: Statistics,
         ticked: Callable[[float, float], None],
     ) -> None:
         self._lanes = tuple(lanes)
-        self._paths = tuple(paths)
-        self._statistics = statistics
+        self._executed = [path.executed for path in paths]
         self.ticked = ticked
 
     def batch_executed(self, batched: Batched) -> None:
-        self._paths[batched.path].executed(batched)
-        self._lanes[batched.lane].busy.inc(batched.took_s)
-        self._statistics.executed(batched.batch.rows, batched.took_s)
+        self._executed[batched.path](batched)
 
     def lane_alive(self, lane: int, alive: bool) -> None:
         if not alive:

@@ -298,7 +298,7 @@ class Dispatcher:
         if self._closed:
             return
         if isinstance(result, LaneDied):
-            self._died(lane, running, result)
+            self._died(lane, running)
             return
         if isinstance(result, Exception):
             self._broken(lane, running, parts, result)
@@ -375,10 +375,10 @@ class Dispatcher:
             )
         )
 
-    def _died(self, lane: int, running: Running, error: LaneDied) -> None:
-        """Its queries go elsewhere if their deadlines allow; `lane_died` sees to the lane itself."""
+    def _died(self, lane: int, running: Running) -> None:
+        """Its queries go elsewhere if their deadlines allow; `lane_died` sees to the lane itself, which has
+        logged it."""
         now_s = clock()
-        log.error("lane %s died: %s", self._lanes[lane].name, error)
         self._running[lane] = None
         self.router.lane_down(lane, now_s)
         for query in self.router.failed(running.dispatch, now_s):

@@ -9,7 +9,7 @@ Here a child is a few plain numbers, and all of a line but its value is written 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Generic, Literal, TypeVar
 
 Kind = Literal["counter", "gauge", "histogram", "info"]
@@ -63,6 +63,14 @@ class Histogram:
     def observe(self, value: float) -> None:
         self.counts[bisect_left(self.edges, value)] += 1
         self.sum += value
+
+    def observe_all(self, values: Iterable[float]) -> None:
+        """`observe` of each, in order."""
+        counts, edges, total = self.counts, self.edges, self.sum
+        for value in values:
+            counts[bisect_left(edges, value)] += 1
+            total += value
+        self.sum = total
 
     def lines(self) -> Iterator[str]:
         *buckets, count, total = self._lines

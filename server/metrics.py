@@ -25,6 +25,7 @@ from server.dispatcher import Dispatcher, clock
 from server.history import History
 from server.instruments import AnyFamily, Registry
 from server.router_metrics import RouterMetrics
+from server.statistics import Statistics
 from server.tier_metrics import TierMetrics
 from server.unknown import Unknown
 
@@ -165,10 +166,18 @@ class Metrics:
         self._counting.add(answers)
         return answers
 
-    def path(self, path: str, encoder: Encoder, tier: str | None) -> BatchMetrics:
+    def path(
+        self,
+        path: str,
+        encoder: Encoder,
+        tier: str | None,
+        lanes: Sequence[LaneMetrics],
+        statistics: Statistics,
+    ) -> BatchMetrics:
         """The instruments of one path's batches.
 
         tier: which memory all its rows are in; None if they are in several, whose own figures `tiers` brings.
+        lanes: all of the plan. statistics: what is told of the batches, too.
         """
         batches = BatchMetrics(
             [self.phases.labels(path, phase) for phase in ("encode", "embed", "dense")],
@@ -176,6 +185,8 @@ class Metrics:
             self._batch_queries.labels(path),
             None if tier is None else (self.lookups.labels(tier), self.hits.labels(tier)),
             Unknown(encoder, self._unknown),
+            lanes,
+            statistics,
         )
         self._counting.add(batches)
         return batches
@@ -206,11 +217,12 @@ class Metrics:
 
     def refresh(self) -> None:
         """Brings up to date what is asked for rather than told."""
-        self._flush()
+        self.flush()
         self._tiers.refresh()
         self._routed.refresh()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Counts what was put down: before anybody reads, be it only the protocol's statistics."""
         for counting in list(self._counting):
             counting.flush()
 
@@ -220,7 +232,7 @@ class Metrics:
         rows: by path, [late, ok]; reduced: answers by reason; latency: answers by bucket of REQUEST_EDGES_S,
         the last beyond all; tiers: [look-ups, hits].
         """
-        self._flush()
+        self.flush()
         self._tiers.refresh()
         outcomes = dict.fromkeys(OUTCOMES, 0.0)
         for (_, outcome), requests in self.requests.children.items():

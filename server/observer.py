@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from models.batch import Batch
 from models.encoder import Encoder
 
 
-@dataclass(frozen=True, slots=True)
-class Batched:
+class Batched(NamedTuple):
     """One executed batch: its rows, how many queries shared it, and the time of each stage.
 
     encoder: what it was encoded with, where that is not always the path's own.

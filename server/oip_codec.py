@@ -19,7 +19,7 @@ import orjson
 
 from models.batch import F32
 from models.schema import Schema
-from planner.plan import Limits
+from planner.plan import MOST_BUDGET_MS, Limits
 from server.decode import check_commas, explain_malformed, most_commas
 from server.errors import Malformed
 from server.oip_inputs import Array, Inputs
@@ -31,6 +31,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "INT32": np.dtype("<i4"),
 }
 OUTPUT = "probability"
+MOST_TIMEOUT_US = MOST_BUDGET_MS * 1000
 
 _FLAT: dict[str, msgspec.json.Decoder[Any]] = {
     "f": msgspec.json.Decoder(list[float]),
@@ -133,8 +134,11 @@ class OipCodec:
         except RecursionError:
             raise Malformed("the body is nested too deeply") from None
         parameters = request.parameters or RequestParameters()
-        if parameters.timeout is not None and not 0 <= parameters.timeout < 2**63:
-            raise Malformed(f"parameter 'timeout' is {parameters.timeout}; it is microseconds, 0 or more")
+        if parameters.timeout is not None and not 0 <= parameters.timeout <= MOST_TIMEOUT_US:
+            raise Malformed(
+                f"parameter 'timeout' is {parameters.timeout}; it is microseconds, 0 (the default budget) "
+                f"to {MOST_TIMEOUT_US} (an hour)"
+            )
         if parameters.priority < 0:
             raise Malformed(f"parameter 'priority' is {parameters.priority}; 0 is the default, 1 the highest")
         binary_output = self._outputs(request.outputs, parameters.binary_data_output)

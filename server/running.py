@@ -139,6 +139,9 @@ class Ready:
 def serve(settings: Settings, on_ready: Callable[[Ready], object]) -> int:
     """Serves until told to stop; returns the exit status. Raises PolyrecError if it cannot start."""
     logging.basicConfig(level=settings.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    if settings.log_level == "warning":
+        # it warns of every request that is not HTTP: anybody could fill the log
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     keep_memory()
     listener = listen(settings.host, settings.port)
     try:
@@ -175,7 +178,10 @@ async def _serve(settings: Settings, listener: socket.socket, on_ready: Callable
             # What is loaded stays: the collector need not look at it again.
             gc.collect()
             gc.freeze()
-            on_ready(_ready(engine, listener))
+            try:
+                on_ready(_ready(engine, listener))
+            except OSError as e:  # a full disk, or a pipe that nobody reads any more
+                log.warning("ready, but it cannot be said on standard output: %s", e.strerror)
     finally:
         if loading.done() and loading.exception() is not None:
             server.should_exit = True

@@ -148,10 +148,10 @@ def _open(
     )
     router = Router(board)
     statistics = Statistics()
+    counted = [metrics.lane(lane.name) for lane in lanes_of]
     observer = Recorder(
-        [metrics.lane(lane.name) for lane in lanes_of],
-        [metrics.path(p.name, p.encoder, _tier(p, placed)) for p in paths],
-        statistics,
+        counted,
+        [metrics.path(p.name, p.encoder, _tier(p, placed), counted, statistics) for p in paths],
         metrics.ticked,
     )
     dispatchers: list[Dispatcher] = []

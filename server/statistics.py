@@ -1,14 +1,20 @@
 """Cumulative statistics of one model, as the inference protocol's statistics extension wants them.
 
 Counts and nanoseconds since the server started; a client takes differences. compute_infer of a
-request is the time of the batch that it was executed in, as in Triton.
+request is the time of the batch that it was executed in, as in Triton. What requests did is put down and
+added up some at a time, before anybody reads at the latest, as in `server/counting.py`, which tells of
+batches.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+COUNTED_AT_ONCE = 32
+"""Requests."""
 
 
 @dataclass(slots=True)
@@ -18,9 +24,9 @@ class Duration:
     count: int = 0
     ns: int = 0
 
-    def add(self, seconds: float) -> None:
-        self.count += 1
-        self.ns += int(seconds * 1e9)
+    def add(self, *seconds: float) -> None:
+        self.count += len(seconds)
+        self.ns += int(sum(seconds) * 1e9)
 
     def document(self) -> dict[str, int]:
         return {"count": self.count, "ns": self.ns}
@@ -32,7 +38,6 @@ class Statistics:
 
     inferences: int = 0
     executions: int = 0
-    last_ms: int = 0
     success: Duration = field(default_factory=Duration)
     fail: Duration = field(default_factory=Duration)
     queue: Duration = field(default_factory=Duration)
@@ -40,36 +45,47 @@ class Statistics:
     compute_infer: Duration = field(default_factory=Duration)
     compute_output: Duration = field(default_factory=Duration)
     batches: dict[int, Duration] = field(default_factory=dict)
+    _answered: list[tuple[int, float, float, float, float, float]] = field(default_factory=list)
+    _last_s: float = 0.0
 
     def succeeded(
         self, rows: int, total_s: float, queue_s: float, parse_s: float, infer_s: float, serialise_s: float
     ) -> None:
-        self.inferences += rows
-        self.last_ms = int(time.time() * 1e3)
-        self.success.add(total_s)
-        self.queue.add(queue_s)
-        self.compute_input.add(parse_s)
-        self.compute_infer.add(infer_s)
-        self.compute_output.add(serialise_s)
+        self._answered.append((rows, total_s, queue_s, parse_s, infer_s, serialise_s))
+        self._last_s = time.time()
+        if len(self._answered) >= COUNTED_AT_ONCE:
+            self._add_up()
 
     def failed(self, total_s: float) -> None:
         self.fail.add(total_s)
 
-    def executed(self, rows: int, infer_s: float) -> None:
-        """One batch; the number of different sizes is bounded by the plan's limits."""
-        self.executions += 1
-        duration = self.batches.get(rows)
-        if duration is None:
-            duration = self.batches[rows] = Duration()
-        duration.add(infer_s)
+    def executed(self, rows: Sequence[int], infer_s: Sequence[float]) -> None:
+        """Some batches; the number of different sizes is bounded by the plan's limits."""
+        self.executions += len(rows)
+        for size, seconds in zip(rows, infer_s, strict=True):
+            duration = self.batches.get(size)
+            if duration is None:
+                duration = self.batches[size] = Duration()
+            duration.add(seconds)
+
+    def _add_up(self) -> None:
+        if not self._answered:
+            return
+        rows, *seconds = zip(*self._answered, strict=True)
+        self._answered.clear()
+        self.inferences += sum(rows)
+        phases = (self.success, self.queue, self.compute_input, self.compute_infer, self.compute_output)
+        for duration, took_s in zip(phases, seconds, strict=True):
+            duration.add(*took_s)
 
     def document(self, model: str, version: str) -> dict[str, Any]:
         """One entry of `model_stats`."""
+        self._add_up()
         nothing = Duration().document()
         return {
             "name": model,
             "version": version,
-            "last_inference": self.last_ms,
+            "last_inference": int(self._last_s * 1e3),
             "inference_count": self.inferences,
             "execution_count": self.executions,
             "inference_stats": {

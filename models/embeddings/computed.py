@@ -38,9 +38,9 @@ from models.schema import Schema
 class Encoding(Strict):
     """The shape of a DHE: k hashes into m, the decoder's hidden widths, the seed of the hashes."""
 
-    k: Annotated[int, Field(ge=1)] = 1024
-    m: Annotated[int, Field(ge=2)] = 1_000_000
-    hidden: tuple[Annotated[int, Field(ge=1)], ...] = (128,)
+    k: Annotated[int, Field(ge=1, le=2**16)] = 1024
+    m: Annotated[int, Field(ge=2, le=10**8)] = 1_000_000
+    hidden: tuple[Annotated[int, Field(ge=1, le=2**16)], ...] = (128,)
     transform: CodeTransform = "uniform"
     seed: int = 0
 

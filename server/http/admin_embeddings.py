@@ -25,7 +25,7 @@ from starlette.routing import Route
 from models.batch import I64
 from models.embeddings.tiers.stack import TierStack
 from models.embeddings.tiers.update import TableUpdate, UpdateError, apply_update, load_update
-from models.files import Strict, one_line
+from models.files import MOST_SERVED_BYTES, Strict, one_line
 from models.vocabulary import Vocabulary
 from server.background import in_thread
 from server.errors import Invalid, Malformed, RequestError
@@ -81,7 +81,7 @@ class Embeddings:
         path, stack = self._stack(asked.path)
         try:
             if asked.file is not None:
-                rows = apply_update(stack, load_update(asked.file))
+                rows = apply_update(stack, load_update(asked.file, _most_bytes(stack)))
             else:
                 given = asked.tables or {}
                 rows = apply_update(stack, {t: _table(stack, t, g) for t, g in given.items()})
@@ -126,6 +126,12 @@ def parsed(body: bytes) -> Update:
         raise Malformed(f"the body is not JSON: {e}") from None
     except ValidationError as e:
         raise Invalid(one_line(e)) from None
+
+
+def _most_bytes(stack: TierStack) -> int:
+    """Of a file with every row once, and its header: what is beyond is not read into memory."""
+    tiers = stack.tiers
+    return tiers.layout.total * (8 + 4 * tiers.form.width) + MOST_SERVED_BYTES
 
 
 def _table(stack: TierStack, table: str, given: GivenRows) -> TableUpdate:

@@ -125,7 +125,11 @@ def oip_routes(engine: Engine, infer: Inference) -> list[Route]:
     async def repository(request: Request) -> Reply:
         return error_reply(Forbidden("loading and unloading models over this interface is not allowed"))
 
-    statistics = of_model(lambda s: {"model_stats": [s.statistics.document(MODEL, s.version)]})
+    def stats(serving: Serving) -> dict[str, Any]:
+        engine.metrics.flush()
+        return {"model_stats": [serving.statistics.document(MODEL, serving.version)]}
+
+    statistics = of_model(stats)
     routes = [
         Route("/v2", server),
         Route("/v2/health/live", live),

@@ -41,6 +41,8 @@ class WholeAnswers:
         self._head = b""
 
     def write(self, data: bytes) -> None:
+        if self._transport.is_closing():
+            return  # a later request on it was refused; uvloop raises
         if self._head:
             self._transport.write(self._head + data)
             self._head = b""
@@ -253,6 +255,8 @@ class Protocol(HttpToolsProtocol):
 
     def _refuse(self, status: int, message: str) -> None:
         """Only where no application has the request yet."""
+        if self._direct is not None:
+            self._direct.disconnected = True  # nothing can be written after this
         body = error_body(message)
         self.transport.write(
             b"%scontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"

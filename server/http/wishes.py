@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import math
 
+from planner.plan import MOST_BUDGET_MS
 from server.errors import Malformed
 
 BUDGET = b"x-latency-budget-ms"
 PRIORITY = b"x-polyrec-priority"
 QUALITY = b"x-polyrec-quality"
 WISHES = frozenset({BUDGET, PRIORITY, QUALITY})
+MOST_BUDGET_S = MOST_BUDGET_MS / 1e3
 
 
 def latency_budget_s(value: bytes, where: str = "header X-Latency-Budget-Ms") -> float:
     """Milliseconds as text -> seconds. Raises Malformed."""
     try:
-        budget_ms = float(value)
+        budget_s = float(value) / 1e3
     except ValueError:
-        budget_ms = math.nan
-    if not 0 < budget_ms < math.inf:
+        budget_s = math.nan
+    if not 0 < budget_s <= MOST_BUDGET_S:
         text = value[:40].decode("latin-1")
-        raise Malformed(f"{where} is '{text}'; it is a number of milliseconds above 0")
-    return budget_ms / 1e3
+        raise Malformed(
+            f"{where} is '{text}'; it is a number of milliseconds above 0, {MOST_BUDGET_MS} (an hour) at most"
+        )
+    return budget_s
 
 
 def priority_of(value: bytes) -> int:

@@ -8,6 +8,7 @@ another.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 
 from models.batch import Batch
@@ -15,6 +16,8 @@ from planner.plan import LaneKind
 from server.lanes.child import Child
 from server.lanes.lane import Executed, LaneDied, OnDeath, Settle
 from server.lanes.task import Task
+
+log = logging.getLogger("polyrec.lanes")
 
 
 class ProcessLane:
@@ -106,9 +109,10 @@ class ProcessLane:
         child, settle = self._child, self._settle
         if child is None:
             return
-        outcome: Executed | Exception = LaneDied(
-            f"lane '{self.name}': process {child.pid} {child.obituary()}"
-        )
+        how = f"process {child.pid} {child.obituary()}"
+        # here, where every death comes by, whether the lane had a batch or not
+        log.error("lane %s died: %s", self.name, how)
+        outcome: Executed | Exception = LaneDied(f"lane '{self.name}': {how}")
         if settle is not None and child.has_answered():  # it ended after its work
             outcome = child.mailbox.outcome()
         self._end()

@@ -7,9 +7,11 @@ import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from models.bundle import (
@@ -30,7 +32,7 @@ def copy(bundle_dir: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(bundle_dir, tmp_path / "copy"))
 
 
-def edit(folder: Path, change: Callable[[dict[str, object]], object]) -> None:
+def edit(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
     manifest = json.loads((folder / MANIFEST).read_text())
     change(manifest)
     (folder / MANIFEST).write_text(json.dumps(manifest))
@@ -90,7 +92,7 @@ def test_a_cut_or_missing_file_is_refused(copy: Path, name: str) -> None:
     ],
 )
 def test_a_manifest_that_does_not_fit_is_refused(
-    copy: Path, change: Callable[[dict[str, object]], object], reason: str
+    copy: Path, change: Callable[[dict[str, Any]], object], reason: str
 ) -> None:
     edit(copy, change)
     with pytest.raises(BundleError, match=reason):
@@ -108,17 +110,89 @@ def test_no_bundle_and_no_json_are_told_apart(tmp_path: Path) -> None:
         load_bundle(tmp_path)
 
 
+@pytest.mark.parametrize("name", [MANIFEST, EMBEDDINGS, NET, VOCABULARY])
+def test_a_pipe_or_a_device_instead_of_a_file_is_not_read(copy: Path, name: str) -> None:
+    for make in (os.mkfifo, lambda file: file.symlink_to("/dev/zero")):
+        (copy / name).unlink()
+        make(copy / name)
+        with pytest.raises(BundleError, match=f"{name}.*it is not a regular file"):
+            load_bundle(copy)
+
+
+def test_a_manifest_is_read_up_to_a_bound(copy: Path) -> None:
+    os.truncate(copy / MANIFEST, 2**40)
+    with pytest.raises(BundleError, match=f"{MANIFEST} cannot be read: it has more than 4194304 bytes"):
+        load_bundle(copy)
+
+
+def rewrite(folder: Path, name: str, change: Callable[[dict[str, NDArray[Any]]], object]) -> None:
+    """Other numbers, and a manifest that says so."""
+    tensors = load_file(folder / name)
+    change(tensors)
+    save_file(tensors, folder / name)
+    digest = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+    edit(folder, lambda m: m["files"][name].update(sha256=digest, bytes=(folder / name).stat().st_size))
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("name", [EMBEDDINGS, NET])
 def test_a_number_that_is_not_finite_is_refused(copy: Path, name: str, value: float) -> None:
-    tensors = load_file(copy / name)
-    spoilt = next(t for t in tensors.values() if t.dtype == np.float32)
-    spoilt.reshape(-1)[-1] = value
-    save_file(tensors, copy / name)
-    digest = hashlib.sha256((copy / name).read_bytes()).hexdigest()
-    edit(copy, lambda m: m["files"][name].update(sha256=digest, bytes=(copy / name).stat().st_size))  # type: ignore[index]
+    def spoil(tensors: dict[str, NDArray[Any]]) -> None:
+        next(t for t in tensors.values() if t.dtype == np.float32).reshape(-1)[-1] = value
+
+    rewrite(copy, name, spoil)
     with pytest.raises(BundleError, match="not finite"):
         load_bundle(copy)
+
+
+def test_numbers_that_overflow_are_refused_although_each_is_finite(copy: Path) -> None:
+    def grow(tensors: dict[str, NDArray[Any]]) -> None:
+        tensors["output.weight"].fill(3e38)
+        tensors["output.bias"].fill(3e38)
+
+    rewrite(copy, NET, grow)
+    with pytest.raises(BundleError) as error:
+        load_bundle(copy)
+    assert str(error.value) == (
+        f"bundle '{copy}': its numbers overflow: a row of missing values has no finite answer; "
+        f"the largest are in 'output.bias' in {NET}, up to 3e+38"
+    )
+
+
+def test_one_row_that_overflows_is_found_where_all_unknown_values_share_it(
+    bundle: Bundle, copy: Path
+) -> None:
+    vocabularies, before = bundle.encoder.vocabularies, 0
+    for table, vocabulary in vocabularies.items():
+        if table == "item":
+            break
+        before += vocabulary.rows
+    row = before + vocabularies["item"].oov_rank
+    rewrite(copy, EMBEDDINGS, lambda tensors: tensors["store.weight"][row].fill(3e38))
+    with pytest.raises(BundleError, match=r"a row of unknown values has no .* in 'store.weight'"):
+        load_bundle(copy)
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        (("architecture", "top"), [2**16, 2**16, 2**16]),
+        (("architecture", "bottom"), [10**30]),
+        (("architecture", "cross_layers"), 10**9),
+        (("architecture", "width"), 4096),
+    ],
+)
+def test_a_manifest_that_promises_a_huge_net_takes_no_memory(
+    copy: Path, part: tuple[str, str], value: Any
+) -> None:
+    edit(copy, lambda m: m[part[0]].update({part[1]: value}))
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (8 * 2**30, hard))
+    try:
+        with pytest.raises(BundleError, match=r"architecture|contradicts itself"):
+            load_bundle(copy)
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
 def test_an_existing_bundle_is_replaced_only_when_asked(bundle: Bundle, copy: Path) -> None:
@@ -135,6 +209,15 @@ def test_a_model_that_is_not_finite_replaces_nothing(bundle: Bundle, copy: Path)
     with pytest.raises(BundleError, match="is not written: 'net"):
         write_bundle(copy, model, bundle.manifest.representation, bundle.encoder, {}, {}, replace=True)
     assert sorted(copy.iterdir()) == before
+    assert load_bundle(copy).manifest == bundle.manifest
+
+
+def test_a_model_that_overflows_replaces_nothing(bundle: Bundle, copy: Path) -> None:
+    model = bundle.model()
+    model.net.output.weight.data.fill_(3e38)
+    model.net.output.bias.data.fill_(3e38)
+    with pytest.raises(BundleError, match="is not written: its numbers overflow: a row of missing values"):
+        write_bundle(copy, model, bundle.manifest.representation, bundle.encoder, {}, {}, replace=True)
     assert load_bundle(copy).manifest == bundle.manifest
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from models.errors import DataError, PolyrecError
-from models.files import Strict, read_json, read_yaml, validated, whole, write_text
+from models.files import Strict, read_json, read_regular, read_yaml, validated, whole, write_text
 
 Read = Callable[[Path, str, type[PolyrecError]], dict[str, Any]]
 
@@ -57,6 +57,27 @@ def test_what_to_say_of_an_absent_file_is_the_callers(read: Read, tmp_path: Path
         read(tmp_path / "absent", "thing", DataError)
     with pytest.raises(DataError, match="cannot read thing"):
         read(tmp_path, "thing", DataError)
+
+
+@pytest.mark.parametrize("read", [read_json, read_yaml])
+def test_what_has_no_end_or_makes_one_wait_is_not_read(read: Read, tmp_path: Path) -> None:
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to("/dev/zero")
+    for file in (pipe, link, Path("/dev/zero"), tmp_path):
+        with pytest.raises(DataError, match=r"^cannot read thing: it is not a regular file$"):
+            read(file, "thing", DataError)
+
+
+def test_a_file_is_read_up_to_a_bound(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(bytes(2**21))
+    assert read_regular(file, 2**21) == bytes(2**21)
+    with pytest.raises(OSError, match="it has more than 2097151 bytes"):
+        read_regular(file, 2**21 - 1)
+    os.truncate(file, 2**40)  # takes no disk, and would take all memory
+    with pytest.raises(DataError, match=r"^cannot read thing: it has more than \d+ bytes$"):
+        read_json(file, "thing", DataError)
 
 
 def test_the_first_offence_is_named() -> None:

@@ -71,6 +71,9 @@ def test_a_plan_file_is_readable_by_people(tmp_path: Path) -> None:
             "no path would answer: of 'b@cpu'",
         ),
         (f'{{"version": {"1" * 5000}}}', "is not JSON"),
+        (" " * 2**22 + "{", "it has more than 4194304 bytes"),
+        ({"paths": [PATH] * 257}, "paths: Tuple should have at most 256 items"),
+        ({"paths": [PATH], "lanes": [{"name": "a"}] * 257}, "lanes: Tuple should have at most 256 items"),
     ],
 )
 def test_a_bad_plan_gives_one_line_that_names_file_and_key(tmp_path: Path, content: Any, says: str) -> None:

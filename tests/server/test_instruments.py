@@ -70,7 +70,15 @@ def test_a_histogram_counts_up_to_each_edge_inclusive(values: list[float]) -> No
     family = registry.histogram("polyrec_a_seconds", "Time.", (0.1, 1, 10), "path")
     for value in values:
         family.labels("x").observe(value)
-    if not values:
+    if values:
+        together = registry.histogram("polyrec_b_seconds", "Time.", (0.1, 1, 10))
+        together.only.observe_all(values)
+        assert (together.only.counts, together.only.sum) == (
+            family.labels("x").counts,
+            family.labels("x").sum,
+        )
+        registry.families.pop()
+    else:
         assert registry.text() == "\n"
         return
     (parsed,) = text_string_to_metric_families(registry.text())

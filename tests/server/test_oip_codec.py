@@ -203,6 +203,8 @@ def test_bad_inputs_are_refused_by_name(inputs: list[Any], says: str) -> None:
             "shared memory",
         ),
         ({"parameters": {"timeout": -1}}, "parameter 'timeout' is -1"),
+        ({"parameters": {"timeout": 3_600_000_001}}, "0 (the default budget) to 3600000000 (an hour)"),
+        ({"parameters": {"timeout": 2**70}}, "parameter 'timeout' is 1180591620717411303424"),
         ({"parameters": {"timeout": "soon"}}, "at $.parameters.timeout"),
         ({"parameters": {"priority": -1}}, "parameter 'priority' is -1"),
         ({"id": 7}, "at $.id"),

@@ -36,6 +36,29 @@ def test_it_drains_before_it_ends(bundle_dir: Path) -> None:
         assert server.process.wait(timeout=20) == 0
 
 
+def test_a_disk_that_is_full_keeps_nobody_from_being_served(bundle_dir: Path, tmp_path: Path) -> None:
+    with listen("127.0.0.1", 0) as free:
+        port = free.getsockname()[1]
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("POLYREC_")}
+    environ |= {"POLYREC_BUNDLE": str(bundle_dir), "POLYREC_PORT": str(port), "POLYREC_DRAIN_GRACE_S": "0"}
+    environ |= {"POLYREC_DEFAULT_BUDGET_MS": "60000"}
+    with open("/dev/full", "w") as full, (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen([sys.executable, "-m", "server"], env=environ, stdout=full, stderr=log)
+    try:
+        with httpx.Client(
+            base_url=f"http://127.0.0.1:{port}", transport=httpx.HTTPTransport(retries=20)
+        ) as http:
+            while http.get("/readyz").status_code != 200:
+                assert process.poll() is None
+            assert http.post("/v1/predict", content=BODY).status_code == 200
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=20)
+    said = (tmp_path / "log").read_text()
+    assert "ready, but it cannot be said on standard output: No space left on device" in said
+    assert "Traceback" not in said
+
+
 def test_a_request_in_flight_is_answered_before_the_end(bundle_dir: Path) -> None:
     with start({"bundle": bundle_dir, "drain_grace_s": 0}) as server:
         host, port = server.url.removeprefix("http://").split(":")

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from models.batch import Batch
 from models.bundle import Bundle
+from models.encoder import Encoder
 from server.instruments import Registry
-from server.unknown import Unknown
+from server.unknown import Unknown, count_of, lookups_of, rows_of
 
 
 def batch(bundle: Bundle, rows: int, random: np.random.Generator) -> Batch:
@@ -43,7 +44,13 @@ def test_counting_many_batches_at_once_counts_what_counting_each_does(
     batches = [batch(bundle, n, random) for n in rows]
     for one in batches:
         expected.update(bundle.encoder.unknown(one))
-        unknown.add(one)
-    unknown.flush()
+    again = Encoder(bundle.encoder.schema, bundle.encoder.vocabularies, bundle.encoder.standards)
+    encoders = [None if random.random() < 0.5 else again for _ in batches]
+    unknown.count(encoders, [lookups_of(one) for one in batches])
+    for one in batches:
+        lookups = lookups_of(one)
+        blocks = (one.context, one.candidate)
+        assert rows_of(lookups) == one.rows
+        assert count_of(lookups) == sum(block.ranks.size + block.bag_values.size for block in blocks)
     assert {name: child.value for (name,), child in family.children.items() if child.value} == dict(expected)
     assert {name for (name,) in family.children} == {f.name for f in bundle.encoder.schema.categorical}

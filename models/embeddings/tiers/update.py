@@ -6,6 +6,7 @@ A file of updates is safetensors: for each table `TABLE.ids`, int64 [n], and `TA
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from models.embeddings.tiers.slab import Bytes
 from models.embeddings.tiers.stack import TierStack
 from models.encoder import Encoder
 from models.errors import PolyrecError
+from models.files import require_regular
 
 
 class UpdateError(PolyrecError):
@@ -123,9 +125,12 @@ def _values(table: str, given: TableUpdate, width: int) -> F32:
     return given.values
 
 
-def load_update(file: str | Path) -> dict[str, TableUpdate]:
-    """Reads a file of updates. Raises UpdateError: no such file, or not one of these."""
+def load_update(file: str | Path, most_bytes: int = sys.maxsize) -> dict[str, TableUpdate]:
+    """Reads a file of updates. Raises UpdateError: no such file, not one of these, or of more bytes."""
     try:
+        size = require_regular(Path(file)).st_size
+        if size > most_bytes:
+            raise UpdateError(f"'{file}' has {size} bytes; all rows that it could name take {most_bytes}")
         with safe_open(file, "np") as tensors:
             arrays = {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
     except FileNotFoundError:

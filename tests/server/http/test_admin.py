@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,8 @@ def test_the_default_budget_can_be_changed(admin: Any) -> None:
         ("routing", b'{"default_budget_ms": 1e308}', 422, "default_budget_ms"),
         ("reload", b'{"plan": "a\\u0000b"}', 422, "null byte"),
         ("reload", b'{"plan": "/no/such/plan.json"}', 422, "no plan file"),
+        ("reload", b'{"plan": "/dev/zero"}', 422, "cannot read plan '/dev/zero': it is not a regular file"),
+        ("reload", b'{"plan": "/dev"}', 422, "cannot read plan '/dev': it is not a regular file"),
         ("reload", b"{}", 422, "name a plan"),
         ("rollback", b"{}", 422, "no earlier plan"),
         ("drain", b'{"now": true}', 422, "now"),
@@ -116,6 +119,18 @@ def test_a_mistake_changes_nothing(
     assert says in answer.text
     assert (both.serving, both.routing, both.default_budget_s) == before
     assert admin.post("/v1/predict", BODY).status_code == 200
+
+
+def test_a_plan_that_nobody_writes_or_that_never_ends_is_not_waited_for(admin: Any, tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    os.mkfifo(file)
+    for says in ("it is not a regular file", "it has more than 4194304 bytes"):
+        answer = act(admin, "reload", f'{{"plan": "{file}"}}'.encode())
+        assert answer.status_code == 422
+        assert answer.json()["error"].endswith(f"cannot read plan '{file}': {says}")
+        file.unlink()
+        file.touch()
+        os.truncate(file, 2**40)
 
 
 def test_a_plan_is_reloaded_and_rolled_back(admin: Any, both: Engine, plan: Plan, tmp_path: Path) -> None:
@@ -165,6 +180,7 @@ def test_a_hypothetical_request_is_explained(admin: Any) -> None:
         ("rows=0", "rows"),
         ("rows=many", "rows"),
         ("budget_ms=nan", "budget_ms"),
+        ("budget_ms=1e308", "3600000 (an hour) at most"),
         ("quality=best", "quality"),
         ("row=1", "unknown parameter 'row'"),
     ):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,6 +70,10 @@ def test_rows_change_by_id_by_value_and_by_file(
     save_update({"item": TableUpdate(np.array([5]), np.full((1, 8), 4, np.float32))}, file)
     assert post(updated, {"path": "table@cpu", "file": str(file)})[0] == 200
     assert row(stack, bundle, 5) == [4.0] * 8
+    os.truncate(file, 2**40)  # takes no disk, and would take all memory
+    status, answer = post(updated, {"file": str(file)})
+    assert status == 422
+    assert "has 1099511627776 bytes; all rows that it could name take" in answer["error"]
 
 
 @pytest.mark.parametrize(
@@ -84,6 +89,7 @@ def test_rows_change_by_id_by_value_and_by_file(
         ({"tables": {"cat": {"ids": [1], "rows": [[1.0] * 8]}}}, "no table 'cat'"),
         ({"path": "dhe@cpu", "file": "x"}, "path 'dhe@cpu' has no tiers; those that have: table@cpu"),
         ({"file": "/nothing"}, "no file of updates"),
+        ({"file": "/dev/zero"}, "'/dev/zero' is not a file of updates: it is not a regular file"),
     ],
 )
 def test_a_wrong_update_is_422_and_says_why(updated: Any, body: dict[str, Any], offence: str) -> None:

@@ -30,11 +30,19 @@ def test_every_hot_endpoint_refuses_a_bad_body(
     assert "x-polyrec-path" not in answer.headers
 
 
-@pytest.mark.parametrize("budget", ["soon", "0", "-1", "nan", "inf", ""])
-def test_a_budget_that_is_no_time_is_refused(client: Any, budget: str) -> None:
+@pytest.mark.parametrize("budget", ["soon", "0", "-1", "nan", "inf", "", "1e308", "3600000.1", "1e-323"])
+def test_a_budget_that_is_no_time_or_more_than_an_hour_is_refused(client: Any, budget: str) -> None:
     answer = client.post("/v1/predict", b'{"instances": [{}]}', {"x-latency-budget-ms": budget})
     assert answer.status_code == 400
-    assert "X-Latency-Budget-Ms" in answer.json()["error"]
+    assert answer.json()["error"] == (
+        f"header X-Latency-Budget-Ms is '{budget}'; "
+        "it is a number of milliseconds above 0, 3600000 (an hour) at most"
+    )
+
+
+def test_a_budget_of_an_hour_is_taken(client: Any) -> None:
+    answer = client.post("/v1/predict", b'{"instances": [{}]}', {"x-latency-budget-ms": "3.6e6"})
+    assert answer.status_code == 200
 
 
 def test_a_budget_too_small_to_be_met_gives_504(client: Any) -> None:

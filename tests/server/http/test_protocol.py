@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,7 +16,7 @@ from uvicorn.server import ServerState
 from server.engine import Engine
 from server.http.app import create_app
 from server.http.protocol import MAX_HEADER_BYTES, Protocol, WholeAnswers
-from server.running import Child
+from server.running import Child, start
 
 BODY = b'{"instances": [{}]}'
 
@@ -48,6 +49,26 @@ def test_what_is_not_http_gets_400_in_json(server: Child) -> None:
         status, body = status_and_body(exchange(server, nonsense))
         assert status == 400
         assert body == {"error": "the request is not valid HTTP/1.1"}
+
+
+@pytest.mark.parametrize(
+    "good", [b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n", head("/v1/predict", len(BODY)) + BODY]
+)
+@pytest.mark.parametrize("times", [1, 3])
+def test_what_follows_a_request_and_is_not_http_leaves_no_trace_in_the_log(
+    bundle_dir: Path, tmp_path: Path, good: bytes, times: int
+) -> None:
+    log = tmp_path / "log"
+    with log.open("w") as stderr, start({"bundle": bundle_dir, "drain_grace_s": 0}, stderr) as server:
+        for _ in range(20):
+            answers = exchange(server, good * times + b"\0\r\n\r\n")
+            assert answers.startswith(b"HTTP/1.1 ")
+            assert b"not valid HTTP/1.1" in answers
+        exchange(
+            server, b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: upgrade, close\r\nUpgrade: h2c\r\n\r\n"
+        )
+        assert httpx.post(f"{server.url}/v1/predict", content=BODY).status_code == 200
+    assert log.read_text() == ""
 
 
 def test_headers_without_end_are_refused(server: Child) -> None:
@@ -195,6 +216,9 @@ class Written:
     def close(self) -> None:
         self.closed = True
 
+    def is_closing(self) -> bool:
+        return self.closed
+
 
 def test_a_head_waits_for_its_body_and_nothing_else_does() -> None:
     transport = Written()
@@ -205,6 +229,7 @@ def test_a_head_waits_for_its_body_and_nothing_else_does() -> None:
     whole.write(b"more")
     whole.write(b"HTTP/1.1 204 No Content\r\n\r\n")
     whole.close()
+    whole.write(b"nobody reads this any more")
     assert transport.writes == [
         b"HTTP/1.1 100 Continue\r\n\r\n",
         b"HTTP/1.1 200 OK\r\n\r\n{}",

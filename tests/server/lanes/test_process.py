@@ -115,6 +115,30 @@ def test_a_worker_killed_while_idle_is_heard_of(
     asyncio.run(kill())
 
 
+def test_every_death_is_logged_whether_the_lane_was_busy_or_not(
+    paths: Paths, deaths: Deaths, make_batch: MakeBatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    both = [open_lane(PlannedLane(name=f"cpu.{i}", kind="process"), paths, deaths) for i in range(2)]
+    pids = [pid_of(lane) for lane in both]
+
+    async def kill() -> None:
+        os.kill(pids[0], signal.SIGSTOP)
+        outcome = asked(both[0], PATH, make_batch(1, 3))
+        both[1].attach()
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        async with asyncio.timeout(LIVENESS_S):
+            await outcome
+            while len(deaths.lanes) < len(both):
+                deaths.heard.clear()
+                await deaths.heard.wait()
+
+    asyncio.run(kill())
+    assert sorted(record.getMessage() for record in caplog.records) == [
+        f"lane cpu.{i} died: process {pid} was killed by SIGKILL" for i, pid in enumerate(pids)
+    ]
+
+
 def test_a_lane_closed_while_it_restarts_leaves_no_process(lane: Lane, deaths: Deaths) -> None:
     async def close_meanwhile() -> None:
         lane.attach()
