@@ -21,7 +21,6 @@ from __future__ import annotations
 import mmap
 import os
 from enum import IntEnum
-from operator import attrgetter
 from struct import Struct
 from typing import Any
 
@@ -42,9 +41,9 @@ KEPT = 1024
 _REPLY = Struct("=qddq")  # state, seconds of embed and dense, bytes of the message
 _REPLY_AT = 128
 _DATA_AT = 256
-_TYPES = [*7 * [np.dtype(np.int64)], *2 * [np.dtype(np.float32)]]
+_INT, _FLOAT = np.dtype(np.int64), np.dtype(np.float32)
+_TYPES = [*7 * [_INT], *2 * [_FLOAT]]
 _NO_ROWS = np.empty(0, np.int64)
-_type_of = attrgetter("dtype")
 
 
 class State(IntEnum):
@@ -65,7 +64,8 @@ class Mailbox:
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self._layouts: dict[bytes, Layout] = {}
+        self._layouts: dict[bytes, Layout] = {}  # the worker's, by head
+        self._expected = slice(0)  # the server's: where the answer will be
         self._map()
 
     @staticmethod
@@ -101,21 +101,21 @@ class Mailbox:
         Raises TypeError for ranks or offsets that are no whole numbers.
         """
         context, candidate, row = batch.context, batch.candidate, batch.context_row
-        contexts, dense = context.dense.shape
-        rows, own_dense = candidate.dense.shape
-        arrays: list[Any] = [
-            context.ranks,
-            candidate.ranks,
-            context.bag_values,
-            candidate.bag_values,
-            context.bag_offsets,
-            candidate.bag_offsets,
-            _NO_ROWS if row is None else row,
-            context.dense,
-            candidate.dense,
-        ]
-        if list(map(_type_of, arrays)) != _TYPES:
+        ranks, values, offsets, dense = context.ranks, context.bag_values, context.bag_offsets, context.dense
+        own_ranks, own_values, own_offsets = candidate.ranks, candidate.bag_values, candidate.bag_offsets
+        own_dense = candidate.dense
+        shared = row is not None
+        if row is None:
+            row = _NO_ROWS
+        arrays: list[Any]
+        arrays = [ranks, own_ranks, values, own_values, offsets, own_offsets, row, dense, own_dense]
+        if not (
+            ranks.dtype is own_ranks.dtype is values.dtype is own_values.dtype is _INT
+            and offsets.dtype is own_offsets.dtype is row.dtype is _INT
+            and dense.dtype is own_dense.dtype is _FLOAT
+        ):
             arrays = [a.astype(t, casting="same_kind") for a, t in zip(arrays, _TYPES, strict=True)]
+        rows = own_dense.shape[0]
         at = self._write_joined(arrays, rows) if rows <= JOINED_ROWS else self._write_each(arrays, rows)
         HEAD.pack_into(
             self._memory,
@@ -124,18 +124,18 @@ class Mailbox:
             at,
             path,
             rows,
-            contexts,
-            row is not None,
-            context.ranks.shape[1],
-            candidate.ranks.shape[1],
-            context.bag_values.size,
-            candidate.bag_values.size,
-            context.bag_offsets.size,
-            candidate.bag_offsets.size,
-            dense,
-            own_dense,
+            dense.shape[0],
+            shared,
+            ranks.shape[1],
+            own_ranks.shape[1],
+            values.size,
+            own_values.size,
+            offsets.size,
+            own_offsets.size,
+            dense.shape[1],
+            own_dense.shape[1],
         )
-        self._answer = self._floats[at : at + rows]
+        self._expected = slice(at, at + rows)
 
     def _write_joined(self, arrays: list[Any], rows: int) -> int:
         """All arrays to the data area by one call; gives where the answer goes, counted in float32."""
@@ -198,4 +198,4 @@ class Mailbox:
         state, embed_s, dense_s, _ = _REPLY.unpack_from(self._memory, _REPLY_AT)
         if state != _EXECUTED:
             return ExecutionFailed(self.said()[1])
-        return Executed(self._answer.copy(), embed_s, dense_s)
+        return Executed(self._floats[self._expected].copy(), embed_s, dense_s)
