@@ -1,11 +1,16 @@
 """The mailbox of a process lane: one piece of shared memory that a batch goes in by and an answer out.
 
-    head   4 KiB: which path, the sizes of the batch's arrays, what became of it
-    data   the batch's int64 arrays, its float32 arrays, the answer; or a message in UTF-8 instead
+    head    which path, the sizes of the batch's arrays
+    reply   what became of it
+    data    the batch's arrays and room for the answer (server/lanes/layout.py); or a message in UTF-8 instead
 
-The batch's arrays are written here once, and the worker's are views of the same bytes. The memory has no
-name in any file system (memfd): it ends with the last process that holds it, however that ends. Only
-pages that were touched take memory, so it starts large, and it grows when a batch needs more.
+The worker's arrays are views of the bytes that the server wrote. The memory has no name in any file system
+(memfd): it ends with the last process that holds it, however that ends. Only pages that were touched take
+memory, so it starts large, and it grows when a batch needs more.
+
+Between two batches each side's code leaves the caches, so that what a hop costs is not how much there is to
+copy but how much code and memory is touched on the way: everything of a small batch is in one page, its
+arrays are written by one call, and a worker keeps the views of sizes that it has met.
 
 Who may write is agreed by the signals of server/lanes/child.py, whose system calls also order the memory
 accesses: the server until it wakes the worker, the worker until it says that it is done.
@@ -17,20 +22,28 @@ import mmap
 import os
 from enum import IntEnum
 from struct import Struct
+from typing import Any
 
 import numpy as np
 
-from models.batch import Batch, Block
+from models.batch import F32, Batch
 from server.lanes.lane import Executed, ExecutionFailed
+from server.lanes.layout import HEAD, Layout
 
-HEAD_BYTES = 4096
 FIRST_BYTES = 4 << 20
+"""Of all of it, at first."""
+JOINED_ROWS = 512
+"""The arrays of a batch of up to so many are joined before they are written: to copy some KB once more costs
+less than to write nine arrays one by one."""
+KEPT = 1024
+"""Layouts that a worker keeps, of 2 KB each."""
 
-# size of the data area, path, rows, contexts, whether they are shared; then, context before candidate:
-# columns of ranks, values and offsets of bags, columns of dense
-_REQUEST = Struct("=13q")
 _REPLY = Struct("=qddq")  # state, seconds of embed and dense, bytes of the message
-_REPLY_AT = _REQUEST.size
+_REPLY_AT = 128
+_DATA_AT = 256
+_INT, _FLOAT = np.dtype(np.int64), np.dtype(np.float32)
+_TYPES = [*7 * [_INT], *2 * [_FLOAT]]
+_NO_ROWS = np.empty(0, np.int64)
 
 
 class State(IntEnum):
@@ -43,140 +56,146 @@ class State(IntEnum):
     FAILED = 4
 
 
+_EXECUTED = int(State.EXECUTED)
+
+
 class Mailbox:
     """One end of the shared memory behind `fd`, which it owns."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self._answer = 0, 0
+        self._layouts: dict[bytes, Layout] = {}  # the worker's, by head
+        self._expected = slice(0)  # the server's: where the answer will be
         self._map()
 
     @staticmethod
     def create(name: str) -> Mailbox:
         """A new one, empty. name: what /proc shows it as."""
         fd = os.memfd_create(f"polyrec lane {name}", os.MFD_CLOEXEC)
-        os.ftruncate(fd, HEAD_BYTES + FIRST_BYTES)
+        os.ftruncate(fd, FIRST_BYTES)
         return Mailbox(fd)
 
     def _map(self) -> None:
         size = os.fstat(self.fd).st_size
         self._memory = mmap.mmap(self.fd, size)
-        self.capacity = size - HEAD_BYTES
-        self._ints = np.frombuffer(self._memory, np.int64, offset=HEAD_BYTES)
-        self._floats = np.frombuffer(self._memory, np.float32, offset=HEAD_BYTES)
+        self.capacity = size - _DATA_AT
+        self._ints = np.frombuffer(self._memory, np.int64, offset=_DATA_AT)
+        self._floats = np.frombuffer(self._memory, np.float32, offset=_DATA_AT)
+        self._answer = self._floats[:0]
+        self._layouts.clear()
 
     def _grow(self, needed: int) -> None:
-        capacity = max(needed, 2 * self.capacity)
-        capacity += -capacity % mmap.PAGESIZE
-        os.ftruncate(self.fd, HEAD_BYTES + capacity)
+        size = _DATA_AT + max(needed, 2 * self.capacity)
+        os.ftruncate(self.fd, size + -size % mmap.PAGESIZE)
         self._map()
 
     def close(self) -> None:
         """Lets the memory go; it is freed with the last view of it."""
         os.close(self.fd)
-        del self._ints, self._floats, self._memory
+        self._layouts.clear()
+        del self._ints, self._floats, self._answer, self._memory
 
     def put(self, path: int, batch: Batch) -> None:
-        """The server's: a batch for the path of this number."""
+        """The server's: a batch for the path of this number.
+
+        Raises TypeError for ranks or offsets that are no whole numbers.
+        """
         context, candidate, row = batch.context, batch.candidate, batch.context_row
-        contexts, singles = context.ranks.shape
-        rows, own_singles = candidate.ranks.shape
-        dense, own_dense = context.dense.shape[1], candidate.dense.shape[1]
-        values, own_values = context.bag_values.size, candidate.bag_values.size
-        offsets, own_offsets = context.bag_offsets.size, candidate.bag_offsets.size
-        ints = [
-            context.ranks.reshape(-1),
-            candidate.ranks.reshape(-1),
-            context.bag_values,
-            candidate.bag_values,
-            context.bag_offsets,
-            candidate.bag_offsets,
-        ]
-        end = contexts * singles + rows * own_singles + values + own_values + offsets + own_offsets
-        if row is not None:
-            ints.append(row)
-            end += rows
-        first = 2 * end
-        last = first + contexts * dense + rows * own_dense
-        if (needed := 4 * (last + rows)) > self.capacity:
-            self._grow(needed)
-        np.concatenate(ints, out=self._ints[:end])
-        if last > first:
-            floats = (context.dense.reshape(-1), candidate.dense.reshape(-1))
-            np.concatenate(floats, out=self._floats[first:last])
-        self._answer = last, last + rows
-        _REQUEST.pack_into(
+        ranks, values, offsets, dense = context.ranks, context.bag_values, context.bag_offsets, context.dense
+        own_ranks, own_values, own_offsets = candidate.ranks, candidate.bag_values, candidate.bag_offsets
+        own_dense = candidate.dense
+        shared = row is not None
+        if row is None:
+            row = _NO_ROWS
+        arrays: list[Any]
+        arrays = [ranks, own_ranks, values, own_values, offsets, own_offsets, row, dense, own_dense]
+        if not (
+            ranks.dtype is own_ranks.dtype is values.dtype is own_values.dtype is _INT
+            and offsets.dtype is own_offsets.dtype is row.dtype is _INT
+            and dense.dtype is own_dense.dtype is _FLOAT
+        ):
+            arrays = [a.astype(t, casting="same_kind") for a, t in zip(arrays, _TYPES, strict=True)]
+        rows = own_dense.shape[0]
+        at = self._write_joined(arrays, rows) if rows <= JOINED_ROWS else self._write_each(arrays, rows)
+        HEAD.pack_into(
             self._memory,
             0,
             self.capacity,
+            at,
             path,
             rows,
-            contexts,
-            row is not None,
-            singles,
-            own_singles,
-            values,
-            own_values,
-            offsets,
-            own_offsets,
-            dense,
-            own_dense,
+            dense.shape[0],
+            shared,
+            ranks.shape[1],
+            own_ranks.shape[1],
+            values.size,
+            own_values.size,
+            offsets.size,
+            own_offsets.size,
+            dense.shape[1],
+            own_dense.shape[1],
         )
+        self._expected = slice(at, at + rows)
+
+    def _write_joined(self, arrays: list[Any], rows: int) -> int:
+        """All arrays to the data area by one call; gives where the answer goes, counted in float32."""
+        try:
+            joined = b"".join(arrays)
+        except TypeError:  # only contiguous ones can be joined
+            joined = b"".join([np.ascontiguousarray(a).data for a in arrays])
+        end = len(joined)
+        if end + 4 * rows > self.capacity:
+            self._grow(end + 4 * rows)
+        self._memory[_DATA_AT : _DATA_AT + end] = joined
+        return end // 4
+
+    def _write_each(self, arrays: list[Any], rows: int) -> int:
+        """The same, array by array: without a copy in between."""
+        end: int = sum(array.nbytes for array in arrays)
+        if end + 4 * rows > self.capacity:
+            self._grow(end + 4 * rows)
+        start = _DATA_AT
+        for array in arrays:
+            size = array.nbytes
+            self._memory[start : start + size] = np.ascontiguousarray(array).data
+            start += size
+        return end // 4
 
     def take(self) -> tuple[int, Batch]:
         """The worker's: (number of the path, the batch), its arrays views that last until the answer."""
-        head = _REQUEST.unpack_from(self._memory)
-        capacity, path, rows, contexts, shared = head[:5]
-        singles, own_singles, values, own_values, offsets, own_offsets, dense, own_dense = head[5:]
+        head = self._memory[: HEAD.size]
+        layout = self._layouts.get(head) or self._lay_out(head)
+        self._answer = layout.answer
+        return layout.path, layout.batch
+
+    def _lay_out(self, head: bytes) -> Layout:
+        capacity, *_ = HEAD.unpack(head)
         if capacity != self.capacity:
             self._map()
-        a = contexts * singles
-        b = a + rows * own_singles
-        c = b + values
-        d = c + own_values
-        e = d + offsets
-        f = e + own_offsets
-        end = f + rows if shared else f
-        first = 2 * end
-        middle = first + contexts * dense
-        last = middle + rows * own_dense
-        self._answer = last, last + rows
-        ints, floats = self._ints, self._floats
-        context = Block(
-            floats[first:middle].reshape(contexts, dense),
-            ints[:a].reshape(contexts, singles),
-            ints[b:c],
-            ints[d:e],
-        )
-        candidate = Block(
-            floats[middle:last].reshape(rows, own_dense),
-            ints[a:b].reshape(rows, own_singles),
-            ints[c:d],
-            ints[e:f],
-        )
-        return path, Batch(context, candidate, ints[f:end] if shared else None)
+        if len(self._layouts) == KEPT:
+            del self._layouts[next(iter(self._layouts))]
+        self._layouts[head] = layout = Layout.of(head, self._ints, self._floats)
+        return layout
 
-    def answer(self, executed: Executed) -> None:
-        """The worker's: the probabilities of the batch that it took last."""
-        start, end = self._answer
-        self._floats[start:end] = executed.probabilities
-        _REPLY.pack_into(self._memory, _REPLY_AT, State.EXECUTED, executed.embed_s, executed.dense_s, 0)
+    def answer(self, probabilities: F32, embed_s: float, dense_s: float) -> None:
+        """The worker's: the probabilities of the batch that it took last, and the seconds they took."""
+        self._answer[:] = probabilities
+        _REPLY.pack_into(self._memory, _REPLY_AT, _EXECUTED, embed_s, dense_s, 0)
 
     def say(self, state: State, message: str = "") -> None:
         """A message instead of an answer (or of a batch: what the worker is told at its start)."""
-        text = message.encode("utf-8", "backslashreplace")[:FIRST_BYTES]
-        self._memory[HEAD_BYTES : HEAD_BYTES + len(text)] = text
+        text = message.encode("utf-8", "backslashreplace")[: self.capacity]
+        self._memory[_DATA_AT : _DATA_AT + len(text)] = text
         _REPLY.pack_into(self._memory, _REPLY_AT, state, 0.0, 0.0, len(text))
 
     def said(self) -> tuple[State, str]:
         """What the other end said last."""
         state, _, _, size = _REPLY.unpack_from(self._memory, _REPLY_AT)
-        return State(state), self._memory[HEAD_BYTES : HEAD_BYTES + size].decode("utf-8", "replace")
+        return State(state), self._memory[_DATA_AT : _DATA_AT + size].decode("utf-8", "replace")
 
     def outcome(self) -> Executed | ExecutionFailed:
         """The server's: what became of the batch that was put last; the probabilities are a copy."""
         state, embed_s, dense_s, _ = _REPLY.unpack_from(self._memory, _REPLY_AT)
-        if state != State.EXECUTED:
+        if state != _EXECUTED:
             return ExecutionFailed(self.said()[1])
-        start, end = self._answer
-        return Executed(self._floats[start:end].copy(), embed_s, dense_s)
+        return Executed(self._floats[self._expected].copy(), embed_s, dense_s)

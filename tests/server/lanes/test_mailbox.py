@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from models.batch import Batch, Block
 from server.lanes.lane import Executed, ExecutionFailed
-from server.lanes.mailbox import FIRST_BYTES, Mailbox, State
+from server.lanes.layout import HEAD, Layout
+from server.lanes.mailbox import FIRST_BYTES, JOINED_ROWS, KEPT, Mailbox, State
 from tests.models.random_batches import random_batch, random_schema, random_table_rows
 
 Ends = tuple[Mailbox, Mailbox]
@@ -33,31 +34,96 @@ def arrays(batch: Batch) -> list[np.ndarray]:
     return blocks if batch.context_row is None else [*blocks, batch.context_row]
 
 
-@given(
-    seed=st.integers(0, 10_000),
-    rows=st.integers(0, 20),
-    contexts=st.none() | st.integers(1, 25),
-    path=st.integers(0, 9),
-)
-def test_what_is_taken_is_what_was_put(
-    ends: Ends, seed: int, rows: int, contexts: int | None, path: int
-) -> None:
+def exchanged(ends: Ends, path: int, put: Batch, seed: int) -> Batch:
+    """What the worker took, after everything that has to hold of a batch and its answer was checked."""
     server, worker = ends
-    random = np.random.default_rng(seed)
-    schema = random_schema(random)
-    put = random_batch(random, schema, random_table_rows(random, schema), rows, contexts)
     server.put(path, put)
     number, taken = worker.take()
     assert number == path
     for mine, its in zip(arrays(put), arrays(taken), strict=True):
         np.testing.assert_array_equal(mine, its, strict=True)
         assert not its.flags.owndata
-    said = random.random(rows).astype(np.float32)
-    worker.answer(Executed(said, 0.25, 0.5))
+    said = np.random.default_rng(seed).random(put.rows).astype(np.float32)
+    worker.answer(said, 0.25, 0.5)
     got = server.outcome()
     assert isinstance(got, Executed)
     assert (got.embed_s, got.dense_s) == (0.25, 0.5)
     np.testing.assert_array_equal(got.probabilities, said, strict=True)
+    return taken
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    rows=st.integers(0, 20) | st.integers(JOINED_ROWS - 1, JOINED_ROWS + 2),
+    contexts=st.none() | st.integers(1, 25),
+    path=st.integers(0, 9),
+)
+def test_what_is_taken_is_what_was_put(
+    ends: Ends, seed: int, rows: int, contexts: int | None, path: int
+) -> None:
+    random = np.random.default_rng(seed)
+    schema = random_schema(random)
+    table_rows = random_table_rows(random, schema)
+    exchanged(ends, path, random_batch(random, schema, table_rows, rows, contexts), seed)
+
+
+@given(seed=st.integers(0, 10_000), rows=st.lists(st.integers(0, 3), min_size=2, max_size=8))
+def test_batches_of_sizes_met_before_are_told_apart(ends: Ends, seed: int, rows: list[int]) -> None:
+    random = np.random.default_rng(seed)
+    schema = random_schema(random)
+    table_rows = random_table_rows(random, schema)
+    for n in rows:  # of few sizes, so that many come again, with other numbers in them
+        exchanged(ends, 0, random_batch(random, schema, table_rows, n, 1), seed)
+
+
+def test_views_of_sizes_met_before_are_made_once_and_not_kept_for_ever(ends: Ends) -> None:
+    server, worker = ends
+
+    def views(rows: int) -> int:
+        server.put(0, wide(rows))
+        return id(worker.take()[1])
+
+    assert views(1) == views(1)
+    before = worker.take()[1]
+    for rows in range(2, KEPT + 3):
+        views(rows)
+    exchanged(ends, 0, wide(1), 0)
+    assert worker.take()[1] is not before
+
+
+@pytest.mark.parametrize("rows", [7, JOINED_ROWS + 7])
+def test_arrays_that_are_not_contiguous_or_narrower_arrive_as_well(ends: Ends, rows: int) -> None:
+    whole = np.arange(2 * rows * 6, dtype=np.int64).reshape(2 * rows, 6)
+    dense = np.arange(rows * 3, dtype=np.float32).reshape(3, rows).T
+    none, first = np.empty(0, np.int64), np.zeros(1, np.int64)
+    strange = Batch(
+        Block(dense, whole[::2, 1:4], none, first),
+        Block(dense[:, ::2], whole[:rows, 5:], none, first),
+        whole[:rows, 0],
+    )
+    exchanged(ends, 3, strange, 1)
+    server, worker = ends
+    narrow = Block(dense, whole[::2].astype(np.int32), none, first)  # type: ignore[arg-type]
+    server.put(4, Batch(narrow, strange.candidate))
+    np.testing.assert_array_equal(worker.take()[1].context.ranks, whole[::2], strict=True)
+
+
+@pytest.mark.parametrize("name", ["ranks", "bag_values", "bag_offsets"])
+def test_ranks_that_are_no_whole_numbers_are_refused(ends: Ends, name: str) -> None:
+    given = {name: getattr(wide(3).candidate, name) for name in Block.__slots__}
+    given[name] = given[name].astype(np.float64)
+    with pytest.raises(TypeError, match="Cannot cast"):
+        ends[0].put(0, Batch(wide(3).context, Block(**given)))
+    exchanged(ends, 0, wide(3), 0)
+
+
+def test_a_head_that_does_not_add_up_is_refused(ends: Ends) -> None:
+    server, _ = ends
+    server.put(0, wide(3))
+    torn = bytearray(os.pread(server.fd, HEAD.size, 0))
+    torn[8:16] = (1).to_bytes(8, "little")
+    with pytest.raises(ValueError, match="its answer is to be at 1"):
+        Layout.of(bytes(torn), np.empty(9, np.int64), np.empty(18, np.float32))
 
 
 def wide(rows: int) -> Batch:
@@ -91,7 +157,7 @@ def test_an_answer_does_not_change_with_the_next_batch(ends: Ends) -> None:
     for value in (0.25, 0.75):
         server.put(0, wide(5))
         worker.take()
-        worker.answer(Executed(np.full(5, value, np.float32), 0.0, 0.0))
+        worker.answer(np.full(5, value, np.float32), 0.0, 0.0)
         kept.append(server.outcome())
     assert [k.probabilities.tolist() for k in kept if isinstance(k, Executed)] == [[0.25] * 5, [0.75] * 5]
 

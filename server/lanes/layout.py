@@ -1,0 +1,62 @@
+"""Where the arrays of a batch are in a mailbox, as its head says.
+
+Its int64 arrays, its float32 arrays, then room for the answer, one after another without gaps; of each
+type the context's before the candidate's. Batches of the same sizes have the same head, and their views are
+the same: a worker makes them once for every head that it meets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from struct import Struct
+from typing import Self
+
+from models.batch import F32, I64, Batch, Block
+
+# size of the data area, where in it the answer goes (counted in float32), path, rows, contexts, whether they
+# are shared; then, context before candidate: columns of ranks, values and offsets of bags, columns of dense
+HEAD = Struct("=14q")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A batch for the path of this number, and float32 [rows] for the answer: all of them views."""
+
+    path: int
+    batch: Batch
+    answer: F32
+
+    @classmethod
+    def of(cls, head: bytes, ints: I64, floats: F32) -> Self:
+        """What the head says about the data area, which is given as either type.
+
+        Raises ValueError if the sizes do not add up to where the answer goes.
+        """
+        _, at, path, rows, contexts, shared, *columns = HEAD.unpack(head)
+        singles, own_singles, values, own_values, offsets, own_offsets, dense, own_dense = columns
+        a = contexts * singles
+        b = a + rows * own_singles
+        c = b + values
+        d = c + own_values
+        e = d + offsets
+        f = e + own_offsets
+        end = f + rows if shared else f
+        first = 2 * end
+        middle = first + contexts * dense
+        last = middle + rows * own_dense
+        if last != at:
+            raise ValueError(f"the batch's arrays end at {last}, its answer is to be at {at}")
+        context = Block(
+            floats[first:middle].reshape(contexts, dense),
+            ints[:a].reshape(contexts, singles),
+            ints[b:c],
+            ints[d:e],
+        )
+        candidate = Block(
+            floats[middle:last].reshape(rows, own_dense),
+            ints[a:b].reshape(rows, own_singles),
+            ints[c:d],
+            ints[e:f],
+        )
+        batch = Batch(context, candidate, ints[f:end] if shared else None)
+        return cls(path, batch, floats[last : last + rows])
