@@ -112,10 +112,10 @@ def test_a_refusal_holds_for_its_round_and_for_who_would_be_refused_with_fewer_r
         pass
     assert router.turned_away(0.0, 0.008, 500, 0.0) == refused
     assert router.turned_away(0.0, 0.007, 600, 0.0) == refused
+    assert router.turned_away(0.0, 0.008, inf, 0.0) == refused
     assert router.turned_away(0.0, 0.009, 500, 0.0) is None  # with more time
     assert router.turned_away(0.0, 0.008, 5, 0.0) is None  # with fewer rows
     assert router.turned_away(0.0, 0.006, 490, 0.0) is not None  # nor would 40 rows fit
-    assert router.turned_away(0.0, 0.008, inf, 0.0) == refused
     arrived = router.board.observed.new_queries
     assert router.turned_away(0.0, 0.008, 500, 0.008) is not None  # too late
     assert router.board.observed.new_queries == arrived + 1
