@@ -47,6 +47,8 @@ from planner.simulation.costs import BatchCost, Costs
 from server.http.rounds import TICK_S
 
 CONNECTIONS = 16
+CROWD = 256
+"""Connections of those who are refused: past capacity everybody opens another."""
 ROUNDS = 4
 ROUND_S = 0.2
 AT_ONCE_S = 0.0001
@@ -194,12 +196,12 @@ def _round(
 
 
 def _refusing(subjects: Subjects, requests: Sequence[bytes]) -> float:
-    """Processor seconds of a request that nothing can answer in time."""
+    """Processor seconds of a request that nothing can answer in time, one of a crowd."""
     hopeless = [request.replace(LONG, SHORT, 1) for request in requests]
     found = []
     for _ in range(ROUNDS):
         core_s, _ = core_seconds(subjects.pid)
-        n = closed_loop(subjects.url, hopeless, CONNECTIONS, ROUND_S, NOT_IN_TIME)
+        n = closed_loop(subjects.url, hopeless, CROWD, ROUND_S, NOT_IN_TIME)
         found.append((core_seconds(subjects.pid)[0] - core_s) / n)
     return float(np.median(found))
 
