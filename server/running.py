@@ -44,6 +44,8 @@ log = logging.getLogger("polyrec.server")
 
 KEEP_ALIVE_S = 75
 BACKLOG = 2048
+ACCEPTED_A_ROUND = 16
+"""Connections, at the most: each takes as long as to refuse a request."""
 
 
 class PortInUse(PolyrecError):
@@ -95,6 +97,15 @@ def listen(host: str, port: int) -> socket.socket:
             "choose another --host or --port (0 takes a free one)"
         ) from None
     return listener
+
+
+def several(listener: socket.socket) -> list[socket.socket]:
+    """The same listening socket so many times that a round of the loop accepts ACCEPTED_A_ROUND connections.
+
+    libuv accepts one a round of each socket that listens: under load, when a round takes milliseconds and
+    clients open more connections, the last of hundreds would wait for a second.
+    """
+    return [listener, *(listener.dup() for _ in range(ACCEPTED_A_ROUND - 1))]
 
 
 class Server(uvicorn.Server):
@@ -168,7 +179,7 @@ async def _serve(settings: Settings, listener: socket.socket, on_ready: Callable
         backlog=BACKLOG,
     )
     server = Server(config, engine, settings.drain_grace_s)
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    serving = asyncio.create_task(server.serve(sockets=several(listener)))
     closing = asyncio.create_task(close_idle(server.server_state, KEEP_ALIVE_S))
     loading = in_thread(lambda: engine.load(*plan_of(settings)))
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -13,9 +14,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+import uvloop
 
 from planner.plan import save_plan, single_path_plan
-from server.running import PortInUse, StartFailed, listen, start
+from server.running import ACCEPTED_A_ROUND, PortInUse, StartFailed, listen, several, start
 
 BODY = b'{"instances": [{}]}'
 HEAD = b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Length: 19\r\nExpect: 100-continue\r\n\r\n"
@@ -180,3 +182,30 @@ def test_the_ready_line_is_json_for_programs(bundle_dir: Path) -> None:
     assert process.wait(timeout=20) == 0
     assert process.stdout.read() == ""
     process.stdout.close()
+
+
+def test_a_round_of_the_loop_accepts_several_connections() -> None:
+    """Where each round takes milliseconds, the last of a crowd does not wait for as many of them."""
+    crowd = 4 * ACCEPTED_A_ROUND
+    accepted: list[asyncio.BaseTransport] = []
+
+    class Counting(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            accepted.append(transport)
+
+    async def run() -> int:
+        loop = asyncio.get_running_loop()
+        listener = listen("127.0.0.1", 0)
+        servers = [await loop.create_server(Counting, sock=own) for own in several(listener)]
+        clients = [socket.create_connection(listener.getsockname()) for _ in range(crowd)]
+        rounds = 0
+        while len(accepted) < crowd and rounds < 10 * crowd:
+            await asyncio.sleep(0)
+            rounds += 1
+        for closing in (*servers, *accepted, *clients):
+            closing.close()
+        return rounds
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(run()) < crowd / 2
+    assert len(accepted) == crowd
