@@ -3,8 +3,9 @@
     git worktree add --detach /tmp/before f82d575
     python -m benchmarks.overload runs/plan-all.json --policy static:table.int8@cpu --against /tmp/before
 
-Open loop, Poisson, the data's own requests, connections opened as requests overlap; the revisions in turns, all
-rates on one server, medians over the turns. Latency runs from the moment at which a request was meant to leave.
+Open loop, Poisson, the data's own requests, connections opened as requests overlap; the revisions in
+turns, all rates on one server, medians over the turns. Latency runs from the moment at which a request was
+meant to leave.
 """
 
 from __future__ import annotations
