@@ -39,32 +39,32 @@ class Answer:
 
 
 class Pending:
-    """An answer that is to come: told to one listener, or to whoever awaits it.
+    """An answer that is to come: told to one listener, or to whoever awaits it. outcome: None until then.
 
     A future would do, at twice the cost: it schedules a handle of the loop for each of its callbacks.
     """
 
-    __slots__ = ("_listener", "_outbox", "_outcome")
+    __slots__ = ("_listener", "_outbox", "outcome")
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
-        self._outcome: Answer | BaseException | None = None
+        self.outcome: Answer | BaseException | None = None
         self._listener: Callable[[Pending], None] | None = None
         outbox.open.add(self)
 
     def done(self) -> bool:
         """Whether it is known what it is."""
-        return self._outcome is not None
+        return self.outcome is not None
 
     def settle(self, outcome: Answer | BaseException) -> None:
         """Now it is known; the first word counts."""
-        if self._outcome is None:
-            self._outcome = outcome
+        if self.outcome is None:
+            self.outcome = outcome
             self._outbox.put(self)
 
     def result(self) -> Answer:
         """What it is, once it is known. Raises what kept it from coming."""
-        outcome = self._outcome
+        outcome = self.outcome
         if isinstance(outcome, Answer):
             return outcome
         assert outcome is not None
@@ -78,7 +78,7 @@ class Pending:
 
     def tell(self) -> None:
         """The outbox's."""
-        listener = self._listener
+        listener, self._listener = self._listener, None
         if listener is not None:
             listener(self)
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from uvicorn.server import ServerState
 
-from server.answer import Pending
+from server.answer import Answer, Pending
 from server.errors import Malformed, NotReady, TooLarge
 from server.http.body import ARRIVAL_TIMEOUT_S, announced, check_length, decompress
 from server.http.call import Call
@@ -124,18 +124,22 @@ class Direct:
         return len(self._body) + (0 if self._rest is None else len(self._rest))
 
     def _answered(self, answer: Pending) -> None:
-        call = self._call
-        try:
-            reply = call.reply(answer.result())
-        except asyncio.CancelledError:
+        # An error is not raised here: it would hold this frame, and that the answer which holds the error.
+        call, outcome = self._call, answer.outcome
+        if isinstance(outcome, Answer):
+            try:
+                reply = call.reply(outcome)
+            except Exception as e:
+                self._refuse(e)
+            else:
+                self._send(reply)
+                call.ended(reply.status)
+        elif isinstance(outcome, Exception):
+            self._refuse(outcome)
+        else:
             call.cancelled()
             self.keep_alive = False
             self._send(error_reply(NotReady(STOPPING)))
-        except Exception as e:
-            self._refuse(e)
-        else:
-            self._send(reply)
-            call.ended(reply.status)
 
     def _refuse(self, error: Exception) -> None:
         reply = self._call.refused(error)

@@ -175,6 +175,8 @@ class Protocol(HttpToolsProtocol):
     def ended(self, direct: Direct) -> None:
         """Of a direct answer: it is written."""
         self._direct = None
+        if direct.whole:
+            self.cycle = None  # type: ignore[assignment]
         self._turned_over(direct.keep_alive)
 
     def _turned_over(self, keep_alive: bool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from server.http.heads import MOST_HEADS, Head, Heads, split
 from server.http.inference import Inference
 from server.http.rank import RankForm
 from server.running import Child
-from tests.server.http.test_direct import Connection, Wire
+from tests.server.http.wire import Connection, Wire
 
 RANK = b'{"candidates": [%s]}'
 FIELDS = (
@@ -33,14 +32,6 @@ FIELDS = (
     b"User-Agent: Content-Length: 7",
 )
 LENGTHS = (b"Content-Length: ", b"content-length: ", b"CONTENT-LENGTH: ", b"Content-Length:")
-
-
-@pytest.fixture(scope="module")
-def wires(server: Child) -> Iterator[tuple[Wire, Wire]]:
-    pair = Wire(server), Wire(server)
-    yield pair
-    for wire in pair:
-        wire.close()
 
 
 def whole(page: bytes, fields: list[bytes], at: int, length: bytes, body: bytes) -> bytes:
