@@ -17,27 +17,26 @@ FIRST_ROWS, FIRST_BUDGET_S = 23.0, 0.1
 
 
 class Observed:
-    """queries_s, rows_s: rates of all that is offered; refused_s: of queries refused at the door.
+    """queries_s, rows_s: rates of all that is offered.
 
     high_rows_s: the higher of rows_s and one with a longer memory, so that a lull which is only chance does
     not look like less load. variance_s: of the rows that arrive, a second; at least that of Poisson
-    arrivals. mean_rows, mean_square: of sizes. budget_s: the median budget. new_queries, new_refused: since
-    the last tick.
+    arrivals. mean_rows, mean_square: of sizes. budget_s: the median budget. new_queries: since the last
+    tick.
     """
 
     __slots__ = (
         "_budgets", "_first_s", "_last_rows", "_last_s", "_long_rows_s", "_new_rows", "_sizes",
         "_ticks", "_varies", "budget_s", "high_rows_s", "mean_rows", "mean_square", "new_queries",
-        "new_refused", "queries_s", "refused_s", "rows_s", "variance_s",
+        "queries_s", "rows_s", "variance_s",
     )  # fmt: skip
 
     def __init__(self, now_s: float) -> None:
         self._sizes: deque[int] = deque(maxlen=KEPT)
         self._budgets: deque[float] = deque(maxlen=KEPT)
         self._first_s = self._last_s = now_s
-        self.new_queries = self.new_refused = 0
-        self._new_rows = 0
-        self.queries_s = self.refused_s = 0.0
+        self.new_queries = self._new_rows = 0
+        self.queries_s = 0.0
         self.rows_s = 0.0
         self.high_rows_s = 0.0
         self.variance_s = 0.0
@@ -68,7 +67,6 @@ class Observed:
         # At first there is nothing to forget: the mean of what there is.
         weight = max(1 - exp(-passed / RATE_MEMORY_S), passed / (now_s - self._first_s))
         self.queries_s += weight * (self.new_queries / passed - self.queries_s)
-        self.refused_s += weight * (self.new_refused / passed - self.refused_s)
         self.rows_s += weight * (self._new_rows / passed - self.rows_s)
         weight = max(1 - exp(-passed / LONG_MEMORY_S), passed / (now_s - self._first_s))
         self._long_rows_s += weight * (self._new_rows / passed - self._long_rows_s)
@@ -81,7 +79,7 @@ class Observed:
         self._varies += (1 - exp(-passed / LONG_MEMORY_S)) * (varies - self._varies)
         self._last_rows = self._new_rows / passed
         self._ticks += 1
-        self.new_queries = self.new_refused = self._new_rows = 0
+        self.new_queries = self._new_rows = 0
         self._last_s = now_s
         if self._sizes:
             sizes = np.fromiter(self._sizes, np.float64)

@@ -84,7 +84,6 @@ class Router:
             refused = Refused(Refusal.OVERLOAD, late_s, board.queue.rows)
             reading.refuse(refused, size, deadline_s, max(1, round(likely)))
         board.observed.arrived(reading.rows, deadline_s - arrival_s)
-        board.observed.new_refused += 1
         board.caution.lost()
         return refused
 
@@ -109,7 +108,6 @@ class Router:
         policy = self.policy
         late_s = policy.admit(board, query, over_s)
         if late_s > 0 and not self._worth_a_try():
-            board.observed.new_refused += 1
             board.caution.lost()
             refused = Refused(Refusal.OVERLOAD, late_s, queue.rows)
             self._reading.refuse(refused, size, deadline_s, rows)

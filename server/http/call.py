@@ -23,7 +23,7 @@ from server.engine import Engine
 from server.errors import RequestError, refusal
 from server.http.body import ClientGone
 from server.http.reply import Reply
-from server.http.wishes import BUDGET, PRIORITY, WISHES, latency_budget_s, priority_of, quality_is_required
+from server.http.wishes import Wishes, wishes_of
 from server.rows import Rows
 from server.serving import OpenPath, Serving
 
@@ -111,11 +111,17 @@ class Call:
         serving = self._serving = self._engine.serving
         return serving.plan.limits.max_body_bytes
 
-    def ask(self, body: bytes, arrived_s: float | None = None) -> Query:
+    def ask(
+        self,
+        body: bytes,
+        arrived_s: float | None = None,
+        wishes: Wishes | None = None,
+        judged: bool = False,
+    ) -> Query:
         """Parses the body, decompressed, and queues the query: `query.payload.answer` is to be waited on.
 
-        arrived_s: when the last of the request can have arrived, None for now. Raises RequestError or
-        FeatureError.
+        arrived_s: when the last of the request can have arrived, None for now. wishes: of its headers, if
+        they were read before. judged: the gate has let it in. Raises RequestError or FeatureError.
         """
         # From here on the time is ours: a slow client does not spend its budget on sending.
         self._begun_s = clock()
@@ -124,18 +130,10 @@ class Call:
         serving = self._serving = self._engine.serving
         dispatcher = serving.dispatcher
         form = self._form
-        budget_s: float | None = None
-        priority: int | None = None
-        required: bool | None = None
-        for name, value in self.scope["headers"]:
-            if name in WISHES:
-                if name == BUDGET:
-                    budget_s = latency_budget_s(value)
-                elif name == PRIORITY:
-                    priority = priority_of(value)
-                else:
-                    required = quality_is_required(value)
-        if not (priority or required or form.has_wishes):
+        if wishes is None:
+            wishes = wishes_of(self.scope["headers"])
+        budget_s, priority, required = wishes
+        if not (judged or priority or required or form.has_wishes):
             self._budget_s = budget_s or self._engine.default_budget_s
             dispatcher.turned_away(self._arrival_s, self._budget_s, len(body))
         parsed = self._parsed = form.parse(serving, self.scope, body)

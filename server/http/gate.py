@@ -9,30 +9,9 @@ from __future__ import annotations
 from planner.routing.query import Refusal, Refused
 from server.dispatcher import clock, refusal_of
 from server.engine import Engine
-from server.errors import RequestError
-from server.http.body import Headers
 from server.http.reply import HeaderList, error_reply
-from server.http.wishes import BUDGET, WISHES, latency_budget_s
 
 MOST_ANSWERS = 256
-
-
-class Wishes:
-    """What a head says that bears on being turned away. budget_s: None for the server's default."""
-
-    __slots__ = ("budget_s", "plain")
-
-    def __init__(self, headers: Headers, body_may_wish: bool) -> None:
-        self.budget_s: float | None = None
-        self.plain = not body_may_wish
-        for name, value in headers:
-            if name == BUDGET:
-                try:
-                    self.budget_s = latency_budget_s(value)
-                except RequestError:
-                    self.plain = False  # it is told so where it is read
-            elif name in WISHES or name == b"content-encoding":
-                self.plain = False
 
 
 class Gate:
@@ -44,18 +23,22 @@ class Gate:
         self._first: HeaderList = ()
         self._answers: dict[tuple[Refusal, int, float], tuple[str, bytes, bytes]] = {}
 
+    @property
+    def judges(self) -> bool:
+        """Whether it can: whoever reads a request begins its trace, and without a plan nothing can be said."""
+        return self._engine.tracer is None and self._engine.loaded
+
     def refused(
-        self, wishes: Wishes, size: int, arrived_s: float, first: HeaderList, keep_alive: bool
+        self, budget_s: float | None, size: int, arrived_s: float, first: HeaderList, keep_alive: bool
     ) -> bytes | None:
         """The whole answer to a request that need not be read, counted; None: read it.
 
-        size: bytes of its body. first: headers of the server.
+        Of one without other wishes, if the gate judges. budget_s: None for the server's default. size: bytes
+        of its body. first: headers of the server.
         """
         engine = self._engine
-        if not wishes.plain or engine.tracer is not None or not engine.loaded:
-            return None
         serving = engine.serving
-        budget_s = wishes.budget_s or engine.default_budget_s
+        budget_s = budget_s or engine.default_budget_s
         router = serving.dispatcher.router
         refused = router.turned_away(arrived_s, arrived_s + budget_s, size, clock())
         if refused is None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from server.http.gate import Wishes
 from server.http.inference import Inference
+from server.http.wishes import Wishes
 
 LENGTHS = (b"\r\nContent-Length: ", b"\r\ncontent-length: ")
 """As clients write it; others are parsed each time."""
@@ -24,7 +24,7 @@ MOST_HEADS = 1024
 @dataclass(frozen=True, slots=True)
 class Head:
     """Of a plain request to a hot endpoint. scope: as of ASGI, of the first connection that sent it, and with
-    the length that was sent first.
+    the length that was sent first. plain: the gate may judge it.
     """
 
     endpoint: Inference
@@ -32,6 +32,7 @@ class Head:
     encoding: str | None
     keep_alive: bool
     wishes: Wishes
+    plain: bool
 
 
 class Heads:

@@ -9,7 +9,8 @@ from starlette.types import Receive, Scope, Send
 from server.engine import Engine
 from server.http.body import read_body
 from server.http.call import Call, Form
-from server.http.gate import Gate, Wishes
+from server.http.gate import Gate
+from server.http.wishes import Wishes
 
 GONE = "polyrec.gone"
 """Key of a scope under which a request leaves what to call when its client has gone."""
@@ -25,9 +26,9 @@ class Inference:
         self._form = form
         self.gate = Gate(engine, form.endpoint)
 
-    def wishes(self, scope: Scope) -> Wishes:
-        """Of a request whose headers are there."""
-        return Wishes(scope["headers"], self._form.has_wishes)
+    def can_turn_away(self, wishes: Wishes, encoding: str | None) -> bool:
+        """Whether the gate may judge requests with that head: it must know their size and what they wish."""
+        return not (wishes.priority or wishes.required or self._form.has_wishes or encoding)
 
     def call(self, scope: Scope) -> Call:
         """A request whose headers are there. scope: of ASGI."""

@@ -13,17 +13,19 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from server.errors import error_body
+from server.errors import Malformed, error_body
 from server.http.app import Application
 from server.http.direct import Direct
 from server.http.heads import Head, Heads, split
 from server.http.inference import ARRIVED, GONE
 from server.http.rounds import clock, rounds_of
+from server.http.wishes import wishes_of
 
 MAX_HEADER_BYTES = 64 * 2**10
 MAX_DROPPED_BYTES = 256 * 2**20
@@ -143,17 +145,20 @@ class Protocol(HttpToolsProtocol):
             return False
         if len(data) - begins != length:
             return False
-        first = self.server_state.default_headers
-        refused = head.endpoint.gate.refused(head.wishes, length, self._arrived_s, first, head.keep_alive)
-        if refused is not None:
-            self.send(refused)
-            self._turned_over(head.keep_alive)
-            return True
+        gate, wishes, arrived_s = head.endpoint.gate, head.wishes, self._arrived_s
+        judged = head.plain and gate.judges
+        if judged:
+            first = self.server_state.default_headers
+            refused = gate.refused(wishes.budget_s, length, arrived_s, first, head.keep_alive)
+            if refused is not None:
+                self.send(refused)
+                self._turned_over(head.keep_alive)
+                return True
         scope = head.scope.copy()
         scope["client"], scope["server"] = self.client, self.server
         self._direct = direct = Direct(self, head.endpoint.call(scope), head.keep_alive)
         self.cycle = cast(RequestResponseCycle, direct)
-        direct.at_once(data[begins:], head.encoding, self._arrived_s)
+        direct.at_once(data[begins:], head.encoding, arrived_s, wishes, judged)
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -218,7 +223,10 @@ class Protocol(HttpToolsProtocol):
         self.cycle = cast(RequestResponseCycle, direct)
         direct.begin()
         if self._key and self._heads is not None and not direct.response_complete:
-            self._heads.learn(self._key, Head(hot, scope, direct.encoding, keep_alive, hot.wishes(scope)))
+            with suppress(Malformed):  # it is told so once it is read
+                wishes, encoding = wishes_of(scope["headers"]), direct.encoding
+                plain = hot.can_turn_away(wishes, encoding)
+                self._heads.learn(self._key, Head(hot, scope, encoding, keep_alive, wishes, plain))
 
     def _is_plain(self) -> bool:
         """Whether a request to a hot endpoint can be answered directly."""

@@ -3,15 +3,37 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from planner.plan import MOST_BUDGET_MS
 from server.errors import Malformed
+from server.http.body import Headers
 
 BUDGET = b"x-latency-budget-ms"
 PRIORITY = b"x-polyrec-priority"
 QUALITY = b"x-polyrec-quality"
-WISHES = frozenset({BUDGET, PRIORITY, QUALITY})
 MOST_BUDGET_S = MOST_BUDGET_MS / 1e3
+
+
+class Wishes(NamedTuple):
+    """None: the headers do not say."""
+
+    budget_s: float | None = None
+    priority: int | None = None
+    required: bool | None = None
+
+
+def wishes_of(headers: Headers) -> Wishes:
+    """The last word counts. Raises Malformed."""
+    budget_s, priority, required = None, None, None
+    for name, value in headers:
+        if name == BUDGET:
+            budget_s = latency_budget_s(value)
+        elif name == PRIORITY:
+            priority = priority_of(value)
+        elif name == QUALITY:
+            required = quality_is_required(value)
+    return Wishes(budget_s, priority, required)
 
 
 def latency_budget_s(value: bytes, where: str = "header X-Latency-Budget-Ms") -> float:

@@ -13,11 +13,14 @@ from planner.plan import Plan
 from planner.routing.query import Query
 from server.dispatcher import clock
 from server.engine import Engine
+from server.http.body import announced
 from server.http.direct import Direct
-from server.http.gate import Gate, Wishes
+from server.http.gate import Gate
 from server.http.heads import MOST_HEADS, Head, Heads, split
 from server.http.inference import Inference
+from server.http.oip import InferForm
 from server.http.rank import RankForm
+from server.http.wishes import Wishes, wishes_of
 from server.running import Child
 from tests.server.http.wire import Connection, Wire
 
@@ -108,7 +111,7 @@ def test_a_length_that_is_not_a_plain_number_is_left_to_the_parser(length: bytes
 
 def test_heads_are_bounded(engine: Engine) -> None:
     heads = Heads()
-    head = Head(Inference(engine, RankForm()), {"headers": []}, None, True, Wishes([], False))
+    head = Head(Inference(engine, RankForm()), {"headers": []}, None, True, Wishes(), True)
     for i in range(2 * MOST_HEADS):
         heads.learn(b"%d" % i, head)
     assert heads.get(b"0") is None
@@ -124,7 +127,7 @@ def read_and_refused(engine: Engine, headers: list[tuple[bytes, bytes]], body: b
     connection = Connection()
     scope: dict[str, Any] = {"type": "http", "path": "/v1/rank", "headers": headers}
     mine = Direct(connection, Inference(engine, RankForm()).call(scope), keep_alive=True)
-    mine.at_once(body, None, at_s)
+    mine.at_once(body, None, at_s, wishes_of(headers), judged=False)
     return connection.sent
 
 
@@ -137,19 +140,19 @@ def test_what_is_turned_away_unread_is_told_and_counted_as_what_is_read(
         engine.load(plan)
         gate = Gate(engine, "rank")
         headers = [] if budget_ms is None else [(b"x-latency-budget-ms", budget_ms.encode())]
-        wishes = Wishes(headers, False)
+        budget_s = wishes_of(headers).budget_s
         body = RANK % b"{}"
         late_s = clock() - 100.0
         soon_s = clock() + 100.0
         router = engine.serving.dispatcher.router
-        budget_s = engine.default_budget_s if wishes.budget_s is None else wishes.budget_s
+        within_s = budget_s or engine.default_budget_s
         # nothing is refused for want of time before a query with none of it has been
-        assert gate.refused(wishes, 10, soon_s, (), True) is None
+        assert gate.refused(budget_s, 10, soon_s, (), True) is None
         assert router.offer(Query(1, soon_s, soon_s + 600), soon_s) is None  # an idle lane would try anything
-        refused = router.offer(Query(1, soon_s, soon_s + budget_s), soon_s + budget_s - 1e-9, 5)
+        refused = router.offer(Query(1, soon_s, soon_s + within_s), soon_s + within_s - 1e-9, 5)
         assert refused is not None
         for at_s, status in ((late_s, b"HTTP/1.1 504 "), (soon_s, b"HTTP/1.1 429 ")):
-            unread = gate.refused(wishes, len(body), at_s, (), True)
+            unread = gate.refused(budget_s, len(body), at_s, (), True)
             once = counted(engine)
             assert unread == read_and_refused(engine, headers, body, at_s)
             assert unread is not None
@@ -158,7 +161,7 @@ def test_what_is_turned_away_unread_is_told_and_counted_as_what_is_read(
                 line.rpartition(" ")[0] for line in once
             ]
             assert once[-1].endswith(" 1") or once[0].endswith(" 1")
-            closing = gate.refused(wishes, len(body), at_s, (), False)
+            closing = gate.refused(budget_s, len(body), at_s, (), False)
             assert closing is not None
             assert b"connection: close\r\n\r\n" in closing
         engine.close()
@@ -168,17 +171,15 @@ def test_what_is_turned_away_unread_is_told_and_counted_as_what_is_read(
 
 @pytest.mark.parametrize(
     "header",
-    [
-        (b"x-latency-budget-ms", b"soon"),
-        (b"x-polyrec-priority", b"1"),
-        (b"x-polyrec-quality", b"required"),
-        (b"content-encoding", b"gzip"),
-    ],
+    [(b"x-polyrec-priority", b"1"), (b"x-polyrec-quality", b"required"), (b"content-encoding", b"gzip")],
 )
 def test_who_has_other_wishes_is_read(engine: Engine, header: tuple[bytes, bytes]) -> None:
-    assert Gate(engine, "rank").refused(Wishes([header], False), 5, clock() - 100, (), True) is None
-    assert Gate(engine, "infer").refused(Wishes([], True), 5, clock() - 100, (), True) is None
+    encoding = announced([header], 100)
+    assert not Inference(engine, RankForm()).can_turn_away(wishes_of([header]), encoding)
+    assert Inference(engine, RankForm()).can_turn_away(wishes_of([(b"x-latency-budget-ms", b"5")]), None)
+    assert not Inference(engine, InferForm()).can_turn_away(Wishes(), None)
 
 
-def test_nothing_is_refused_unread_before_a_plan_is_loaded() -> None:
-    assert Gate(Engine(), "rank").refused(Wishes([], False), 5, clock() - 100, (), True) is None
+def test_nothing_is_judged_before_a_plan_is_loaded(engine: Engine) -> None:
+    assert not Gate(Engine(), "rank").judges
+    assert Gate(engine, "rank").judges
