@@ -4,8 +4,9 @@
 
 What serving costs is measured first (loadtest/calibration.py), then each policy's capacity is sought in the
 simulator (nobody else on its core), and the live server is asked at shares of it, policies in turn; the same
-requests at the same times are simulated. Every run counts: what is told of a load is the median of its runs,
-live and simulated alike.
+requests at the same times are simulated, on a core that keeps the pace which the server's had at the time
+(loadtest/pacer.py; --even: the calibration's). Every run counts: what is told of a load is the median of its
+runs, live and simulated alike.
 """
 
 from __future__ import annotations
@@ -16,33 +17,43 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from statistics import median
+from time import perf_counter
 from typing import Any
+
+import numpy as np
 
 from loadtest.contest import Conditions, Contest
 from loadtest.machine import ahead_of_others, machine
+from loadtest.pacer import Pacer
 from loadtest.search import Search
 from loadtest.source import open_source
 from loadtest.subjects import Subjects
 from models.bundle import load_bundle
 from planner.plan import Plan, load_plan
+from planner.simulation.pace import EVEN, Pace
 from planner.traffic import parse_sizes
 
 POLICIES = "priced,static:table@cpu,static:hybrid-hot.int8@cpu"
 LOADS = (0.2, 0.5, 0.8, 1.0, 1.2)
 FIRST = 200.0
 AIM = 0.2
+QUICK = 0.1
+"""Capacity is that of a core which keeps the pace of its quickest tenth."""
+WARMUP_S = 3.0
+"""What a router has learned at the load before is forgotten by then; a simulated one has learned nothing."""
 
 
-def capacity(contest: Contest, whole: Plan, policy: str) -> float:
+def capacity(contest: Contest, whole: Plan, policy: str, pace: Pace) -> float:
     """The highest rate at which the simulated policy keeps the promise if nobody else takes the core."""
     c = contest.conditions
     assert contest.costs is not None
     alone = contest.costs.model_copy(update={"held_rate": 0.0})
     search = Search(FIRST, tries=1)
     while (rate := search.rate) is not None:
-        search.tell(rate, contest.foresee(whole, policy, rate, 0, alone).keeps(c.slo_s, c.share))
+        search.tell(rate, contest.foresee(whole, policy, rate, 0, alone, pace).keeps(c.slo_s, c.share))
     return search.kept or FIRST
 
 
@@ -71,6 +82,9 @@ def rows_of(contest: Contest, whole: Plan, rates: dict[str, list[float]]) -> lis
                 "simulated": simulated,
             }
             entry["runs_p99_ms"] = {"live": [f.p99_ms for f in runs], "simulated": [f.p99_ms for f in there]}
+            paces = [p.factor for (r, _), p in trial.paces.items() if r == rate]
+            if paces:
+                entry["pace"] = [float(np.median(p)) for p in paces]
             entry["server_p99_ms"] = 1e3 * median(p99 for _, p99 in trial.served[rate])
             entry["apart"] = {
                 what: simulated[what] / live[what] - 1
@@ -108,29 +122,38 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=2.0, help="of a run (2)")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each (3)")
     parser.add_argument("--ahead", action="store_true", help="at the highest normal priority; takes root")
+    parser.add_argument("--even", action="store_true", help="do not measure the core's pace; it takes root")
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args(argv)
     plan = load_plan(args.plan)
     conditions = Conditions(
         slo_s=args.slo_ms / 1e3,
         seconds=args.seconds,
-        warmup_s=0.5,
+        warmup_s=WARMUP_S,
         repeats=args.repeats,
         sizes=None if args.sizes is None else parse_sizes(args.sizes),
     )
     cores = sorted(os.sched_getaffinity(0))
     source = open_source(args.data, load_bundle(plan.paths[0].bundle), 0)
+    servers = set(cores[:-1]) or set(cores)
     os.sched_setaffinity(0, {cores[-1]})
     policies = args.policies.split(",")
     with (
         ahead_of_others() if args.ahead else nullcontext(),
-        Subjects(plan, policies, set(cores[:-1]) or set(cores), {}) as subjects,
+        Subjects(plan, policies, servers, {}) as subjects,
+        nullcontext() if args.even else Pacer(servers) as pacer,
     ):
         made = machine()
-        contest = Contest(subjects, source, conditions, lambda text: print(text, file=sys.stderr))
+        tell = partial(print, file=sys.stderr)
+        contest = Contest(subjects, source, conditions, tell, pacer)
+        begun_s = perf_counter()
         contest.calibrate(plan)
         whole = contest.completed(plan)
-        most = {policy: capacity(contest, whole, policy) for policy in policies}
+        pace = EVEN
+        if pacer is not None and contest.costs is not None and contest.costs.unit_s is not None:
+            quick_s = pacer.unit_s(begun_s, perf_counter(), QUICK)
+            pace = Pace(np.zeros(1), np.array([quick_s / contest.costs.unit_s]))
+        most = {policy: capacity(contest, whole, policy, pace) for policy in policies}
         rates = {policy: [round(most[policy] * load, 1) for load in LOADS] for policy in policies}
         contest.climb(rates)
         found = rows_of(contest, whole, rates)
@@ -144,6 +167,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         whole_result = {
             "made": made,
             "capacity": most,
+            "capacity_pace": float(pace.factor[0]),
             "costs": contest.costs and contest.costs.model_dump(mode="json"),
             "within": within,
             "left_out": contest.refused_runs,

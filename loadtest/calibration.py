@@ -21,9 +21,10 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, inf, log
 from pathlib import Path
+from time import perf_counter
 
 import numpy as np
 from scipy.optimize import nnls
@@ -34,6 +35,7 @@ from loadtest.connection import Target
 from loadtest.load import BUDGET, Load
 from loadtest.machine import core_seconds, times_held_off
 from loadtest.openloop import Limits, run
+from loadtest.pacer import Pacer
 from loadtest.pages import ask, samples
 from loadtest.simulated import completed
 from loadtest.source import Source, open_source
@@ -41,7 +43,7 @@ from loadtest.subjects import Subjects
 from models.bundle import load_bundle
 from models.errors import PolyrecError
 from planner.latency import LatencyModel
-from planner.plan import Plan, load_plan
+from planner.plan import Plan, PlannedPath, load_plan
 from planner.routing.curve import TAIL_DEVIATIONS
 from planner.simulation.costs import BatchCost, Costs
 from server.http.rounds import TICK_S
@@ -77,7 +79,7 @@ class Round:
     """Of one path asked in one way for a moment. batch_s: mean time of a batch; queries: in a batch, mean.
 
     front_s: the server's processor time beside, a query. trip_s: median round trip, rest_s: between two of
-    them; NaN where full.
+    them; NaN where full. unit_s: what the piece of work took (pacer.py); 1 where none was measured.
     """
 
     batch_s: float
@@ -85,51 +87,79 @@ class Round:
     front_s: float
     trip_s: float
     rest_s: float
+    unit_s: float
+
+    def at_pace(self, unit_s: float) -> Round:
+        """As it would have been if the piece of work had taken so long."""
+        by = unit_s / self.unit_s
+        return replace(
+            self, batch_s=self.batch_s * by, front_s=self.front_s * by, trip_s=self.trip_s * by, unit_s=unit_s
+        )
+
+
+@dataclass(slots=True)
+class Asked:
+    """The rounds of one path, by how it was asked."""
+
+    path: PlannedPath
+    alone: list[Round]
+    full: list[Round]
+    rested: list[list[Round]]
+
+    def at_pace(self, unit_s: float) -> Asked:
+        """As they would have been if the piece of work had always taken so long."""
+        alone, full, *rested = (
+            [r.at_pace(unit_s) for r in rounds] for rounds in (self.alone, self.full, *self.rested)
+        )
+        return Asked(self.path, alone, full, rested)
 
 
 def calibrate(
-    plan: Plan, subjects: Subjects, source: Source, rows: int, tell: Callable[[str], object] = lambda _: None
+    plan: Plan,
+    subjects: Subjects,
+    source: Source,
+    rows: int,
+    tell: Callable[[str], object] = lambda _: None,
+    pacer: Pacer | None = None,
 ) -> Costs:
-    """rows: candidates of every request, the mean of the traffic. Takes 4 s a path. Raises LoadError."""
+    """rows: candidates of every request, the mean of the traffic. pacer: of the server's core; with it, all
+    is of the core's median pace. Takes 4 s a path. Raises LoadError.
+    """
     whole = completed(plan, ask(subjects.url, "/v1/paths")["paths"])
     target = Target(subjects.url + RANK, ENDLESS)
     _, body = source.drawn(np.full(REQUESTS, rows, np.int64), 0)
     requests = [target.request(body(i)) for i in range(REQUESTS)]
-    row_s = plan.routing.row_s
-    batches: dict[str, BatchCost] = {}
-    fronts: list[tuple[float, float]] = []
-    trips: list[float] = []
-    cooled: list[list[tuple[float, float]]] = []
+    found: list[Asked] = []
     core_s, waited_s = core_seconds(subjects.pid)
-    before, held = counted(subjects.url), times_held_off(subjects.pid)
+    before, held, begun_s = counted(subjects.url), times_held_off(subjects.pid), perf_counter()
     for path in whole.paths:
         tell(f"calibrating {path.name}")
-        assert path.latency is not None
         subjects.follow(f"static:{path.name}")
-        inside = all(lane.kind != "process" for lane in whole.all_lanes() if lane.device == path.device)
-        latency = path.latency
-        alone: list[Round] = []
-        full: list[Round] = []
-        rested: dict[float, list[Round]] = {rest_s: [] for rest_s in RESTS_S}
-        spacing_s = latency.median(rows) + LEAST_TRIP_S
-        for _ in range(ROUNDS):
-            alone.append(_round(subjects, target, requests, spacing_s + AT_ONCE_S, inside))
-            full.append(_round(subjects, target, requests, None, inside))
-            for rest_s, rounds in rested.items():
-                rounds.append(_round(subjects, target, requests, spacing_s + rest_s, inside))
-        one, many = _middle(alone), _middle(full)
-        batch_s = one.batch_s - _mean_s(latency, round(one.queries * rows))
-        further_s = many.batch_s - batch_s - _mean_s(latency, round(many.queries * rows))
-        batches[path.name] = BatchCost(batch_s=batch_s, query_s=further_s / max(many.queries - 1, 1))
-        fronts += [(r.queries, r.front_s - row_s * rows) for r in (*alone, *full)]
-        usual_s = one.batch_s * latency.median(rows) / _mean_s(latency, rows)
-        trips.append(one.trip_s - usual_s - one.front_s)
-        cooled.append([(m.rest_s, m.trip_s - one.trip_s) for m in map(_middle, rested.values())])
+        found.append(_ask(subjects, target, requests, path, rows, whole, pacer))
     core_s, waited_s = (b - a for a, b in zip((core_s, waited_s), core_seconds(subjects.pid), strict=True))
     after, held = counted(subjects.url), times_held_off(subjects.pid) - held
-    turn_s, query_s = front(fronts)
     tell("calibrating refusals")
-    refuse_s = _refusing(subjects, requests)
+    refuse_s, refusing_unit_s = _refusing(subjects, requests, pacer)
+    unit_s = None
+    if pacer is not None:
+        unit_s = pacer.unit_s(begun_s, perf_counter())
+        found = [asked.at_pace(unit_s) for asked in found]
+        refuse_s *= unit_s / refusing_unit_s
+    row_s = plan.routing.row_s
+    batches, trips, cooled = {}, [], []
+    fronts: list[tuple[float, float]] = []
+    for asked in found:
+        latency = asked.path.latency
+        assert latency is not None
+        one, many = _middle(asked.alone), _middle(asked.full)
+        batch_s = one.batch_s - _mean_s(latency, round(one.queries * rows))
+        further_s = many.batch_s - batch_s - _mean_s(latency, round(many.queries * rows))
+        batches[asked.path.name] = BatchCost(batch_s=batch_s, query_s=further_s / max(many.queries - 1, 1))
+        fronts += [(r.queries, r.front_s - row_s * rows) for r in (*asked.alone, *asked.full)]
+        usual_s = one.batch_s * latency.median(rows) / _mean_s(latency, rows)
+        trips.append(one.trip_s - usual_s - one.front_s)
+        cooled.append([(m.rest_s, m.trip_s - one.trip_s) for m in map(_middle, asked.rested)])
+    turn_s, query_s = front(fronts)
     left_s = float(np.median(trips))
     knots = np.maximum.accumulate(np.maximum(np.median(cooled, axis=0), 0.0), axis=0)
     return Costs(
@@ -144,8 +174,30 @@ def calibrate(
         kernel_tick_s=TICK_S if inf > TICK_S else 0.0,
         held_rate=held / core_s,
         held_s=waited_s / max(held, 1),
+        unit_s=unit_s,
         batches=batches,
     )
+
+
+def _ask(
+    subjects: Subjects,
+    target: Target,
+    requests: list[bytes],
+    path: PlannedPath,
+    rows: int,
+    plan: Plan,
+    pacer: Pacer | None,
+) -> Asked:
+    assert path.latency is not None
+    inside = all(lane.kind != "process" for lane in plan.all_lanes() if lane.device == path.device)
+    spacing_s = path.latency.median(rows) + LEAST_TRIP_S
+    asked = Asked(path, [], [], [[] for _ in RESTS_S])
+    for _ in range(ROUNDS):
+        asked.alone.append(_round(subjects, target, requests, spacing_s + AT_ONCE_S, inside, pacer))
+        asked.full.append(_round(subjects, target, requests, None, inside, pacer))
+        for rest_s, rounds in zip(RESTS_S, asked.rested, strict=True):
+            rounds.append(_round(subjects, target, requests, spacing_s + rest_s, inside, pacer))
+    return asked
 
 
 def front(found: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -165,9 +217,15 @@ def relative_line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]
 
 
 def _round(
-    subjects: Subjects, target: Target, requests: list[bytes], spacing_s: float | None, inside: bool
+    subjects: Subjects,
+    target: Target,
+    requests: list[bytes],
+    spacing_s: float | None,
+    inside: bool,
+    pacer: Pacer | None,
 ) -> Round:
     """One request every spacing_s; or full, where that is None."""
+    begun_s = perf_counter()
     before = counted(subjects.url)
     # the processor time within the scrapes: they are dearer than a request
     core_s, waited_s = core_seconds(subjects.pid)
@@ -192,18 +250,22 @@ def _round(
     lane_s = busy_s * core_s / (core_s + waited_s) if inside else 0.0
     front_s = max(core_s - lane_s - (after.tick_s - before.tick_s), 0.0) / queries
     rest_s = max((spacing_s or float("nan")) - trip_s, 0.0)
-    return Round(busy_s / batches, queries / batches, front_s, trip_s, rest_s)
+    unit_s = 1.0 if pacer is None else pacer.unit_s(begun_s, perf_counter())
+    return Round(busy_s / batches, queries / batches, front_s, trip_s, rest_s, unit_s)
 
 
-def _refusing(subjects: Subjects, requests: Sequence[bytes]) -> float:
-    """Processor seconds of a request that nothing can answer in time, one of a crowd."""
+def _refusing(subjects: Subjects, requests: Sequence[bytes], pacer: Pacer | None) -> tuple[float, float]:
+    """Processor seconds of a request that nothing can answer in time, one of a crowd; and of the piece of
+    work meanwhile.
+    """
     hopeless = [request.replace(LONG, SHORT, 1) for request in requests]
     found = []
+    begun_s = perf_counter()
     for _ in range(ROUNDS):
         core_s, _ = core_seconds(subjects.pid)
         n = closed_loop(subjects.url, hopeless, CROWD, ROUND_S, NOT_IN_TIME)
         found.append((core_seconds(subjects.pid)[0] - core_s) / n)
-    return float(np.median(found))
+    return float(np.median(found)), 1.0 if pacer is None else pacer.unit_s(begun_s, perf_counter())
 
 
 def _middle(rounds: Sequence[Round]) -> Round:

@@ -20,6 +20,7 @@ from loadtest.figures import Figures, figures
 from loadtest.load import load_of
 from loadtest.openloop import Limits, run
 from loadtest.outcome import CouldNotKeepUp, Outcome
+from loadtest.pacer import Pacer
 from loadtest.pages import accuracies, ask, request_buckets
 from loadtest.search import Search
 from loadtest.simulated import completed, simulated
@@ -30,6 +31,7 @@ from models.batch import F64, I64
 from planner.arrivals import arrival_times
 from planner.plan import Plan
 from planner.simulation.costs import Costs
+from planner.simulation.pace import EVEN, Pace
 from planner.traffic import Arrivals, Sizes
 
 ATTEMPTS = 3
@@ -74,6 +76,7 @@ class Trial:
     ladder: rate -> its runs. served: rate -> of each of them, median and 99th percentile in seconds of all
     requests by the server's own histogram, which begins when it has read a request. simulated: rate -> the
     same on virtual lanes.
+    paces: rate, number of the run -> of the server's core in it.
     step, stepped: through a step of load, and what that was made of.
     """
 
@@ -82,6 +85,7 @@ class Trial:
     ladder: dict[float, list[Figures]] = field(default_factory=dict)
     served: dict[float, list[tuple[float, float]]] = field(default_factory=dict)
     simulated: dict[float, Figures] = field(default_factory=dict)
+    paces: dict[tuple[float, int], Pace] = field(default_factory=dict)
     step: Step | None = None
     stepped: Outcome | None = None
 
@@ -101,8 +105,14 @@ class Contest:
     """
 
     def __init__(
-        self, subjects: Subjects, source: Source, conditions: Conditions, progress: Progress = lambda _: None
+        self,
+        subjects: Subjects,
+        source: Source,
+        conditions: Conditions,
+        progress: Progress = lambda _: None,
+        pacer: Pacer | None = None,
     ) -> None:
+        """pacer: of the server's core; with it, simulated runs have the pace of the live ones."""
         self.subjects = subjects
         self.conditions = conditions
         self.accuracy = accuracies(subjects.url)
@@ -111,6 +121,7 @@ class Contest:
         self.costs: Costs | None = None
         self._source = source
         self._progress = progress
+        self._pacer = pacer
 
     def find_capacities(self, first: float, highest: float = 20_000.0) -> float:
         """Each policy's highest rate that keeps the promise; gives the highest of all.
@@ -123,12 +134,13 @@ class Contest:
             for policy, rate in turn.items():
                 search = searches[policy]
                 seconds = self.conditions.seconds / (2 if search.growing else 1)
-                seen = self._at(policy, rate, seconds, seed=len(search.verdicts))
-                if seen is None:
+                outcome = self._at(policy, rate, seconds, seed=len(search.verdicts))
+                if outcome is None:
                     left_out[policy] += 1
                     if left_out[policy] >= MOST_LEFT_OUT:
                         search.most = len(search.verdicts)
                     continue
+                seen = figures(outcome, self.accuracy)
                 search.tell(rate, seen.keeps(self.conditions.slo_s, self.conditions.share))
                 self.trials[policy].tried.append(seen)
         for policy, search in searches.items():
@@ -146,7 +158,8 @@ class Contest:
     def calibrate(self, plan: Plan) -> None:
         """Measures, on the server, what `simulate` adds to the profile. Some seconds a path."""
         rows, _ = self._requests(MEAN_OF, LADDER_SEED)
-        self.costs = calibrate(plan, self.subjects, self._source, round(float(rows.mean())), self._progress)
+        mean = round(float(rows.mean()))
+        self.costs = calibrate(plan, self.subjects, self._source, mean, self._progress, self._pacer)
 
     def climb(self, rates: Sequence[float] | Mapping[str, Sequence[float]]) -> None:
         """Every policy at every rate, or at those of its own, the conditions' number of times."""
@@ -155,14 +168,19 @@ class Contest:
             for i in range(max(map(len, own.values()))):
                 for policy, trial in self.trials.items():
                     if i < len(own[policy]):
-                        self._climb(policy, trial, own[policy][i], LADDER_SEED + repeat)
+                        self._climb(policy, trial, own[policy][i], repeat)
 
-    def _climb(self, policy: str, trial: Trial, rate: float, seed: int) -> None:
+    def _climb(self, policy: str, trial: Trial, rate: float, repeat: int) -> None:
         before = request_buckets(self.subjects.url)
-        seen = self._at(policy, rate, self.conditions.seconds, seed)
-        if seen is not None:
+        outcome = self._at(policy, rate, self.conditions.seconds, LADDER_SEED + repeat)
+        if outcome is not None:
             since = request_buckets(self.subjects.url) - before
-            trial.ladder.setdefault(rate, []).append(seen)
+            trial.ladder.setdefault(rate, []).append(figures(outcome, self.accuracy))
+            if self._pacer is not None and self.costs is not None and self.costs.unit_s is not None:
+                begun_s = outcome.started_s
+                trial.paces[rate, repeat] = self._pacer.pace(
+                    begun_s, begun_s + outcome.end_s, self.costs.unit_s
+                )
             trial.served.setdefault(rate, []).append((since.quantile(0.5), since.quantile(0.99)))
 
     def simulate(self, plan: Plan) -> None:
@@ -178,18 +196,28 @@ class Contest:
         return completed(plan, ask(self.subjects.url, "/v1/paths")["paths"])
 
     def foresee(
-        self, whole: Plan, policy: str, rate: float, repeat: int = 0, costs: Costs | None = None
+        self,
+        whole: Plan,
+        policy: str,
+        rate: float,
+        repeat: int = 0,
+        costs: Costs | None = None,
+        pace: Pace | None = None,
     ) -> Figures:
-        """One run of the ladder on virtual lanes; whole: the plan, completed; costs: None: as calibrated.
+        """One run of the ladder on virtual lanes.
 
-        Raises PlanError.
+        whole: the plan, completed. costs: None: as calibrated. pace: None: that of the live run, if there has
+        been one. Raises PlanError.
         """
         c = self.conditions
         seconds = c.warmup_s + c.seconds
         due = self._due(rate, seconds, LADDER_SEED + repeat)
         rows, _ = self._requests(due.size, LADDER_SEED + repeat)
         told_s = c.slo_s - c.margin_s
-        outcome = simulated(whole, policy, due, rows, seconds, c.slo_s, told_s, c.seed, costs or self.costs)
+        pace = pace or self.trials[policy].paces.get((rate, repeat), EVEN)
+        outcome = simulated(
+            whole, policy, due, rows, seconds, c.slo_s, told_s, c.seed, costs or self.costs, pace
+        )
         return figures(outcome.since(c.warmup_s), self.accuracy)
 
     def step(self, base: float, factor: float = 5.0) -> None:
@@ -206,12 +234,13 @@ class Contest:
                 trial.stepped = outcome
                 trial.step = step_of(outcome, self.accuracy, up, down, base, factor)
 
-    def _at(self, policy: str, rate: float, seconds: float, seed: int) -> Figures | None:
+    def _at(self, policy: str, rate: float, seconds: float, seed: int) -> Outcome | None:
+        """Without its warm-up; None: left out."""
         self._progress(f"{policy} at {rate:.0f}/s")
         c = self.conditions
         due = self._due(rate, c.warmup_s + seconds, seed)
         outcome = self._run(policy, due, c.warmup_s + seconds, seed)
-        return None if outcome is None else figures(outcome.since(c.warmup_s), self.accuracy)
+        return None if outcome is None else outcome.since(c.warmup_s)
 
     def _due(self, rate: float, seconds: float, seed: int) -> F64:
         random = np.random.default_rng((self.conditions.seed, seed, round(rate)))

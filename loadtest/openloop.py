@@ -108,6 +108,7 @@ async def drive(target: Target, load: Load, limits: Limits) -> Outcome:
             load.seconds,
             pool.connections,
             pool.held_back,
+            start,
         )
     finally:
         await pool.close()

@@ -48,6 +48,7 @@ class Outcome:
     path: int16, position in `paths` of what answered, or NO_PATH. reduced: the answer says so of its quality.
     offences: request number -> why it had no answer. begin_s, end_s: the time that the schedule covers.
     connections: opened at the end; held_back: requests of the whole run that found all of them busy.
+    started_s: the schedule's zero, by perf_counter; 0 of one that was simulated.
     """
 
     due_s: F64
@@ -64,6 +65,7 @@ class Outcome:
     end_s: float
     connections: int
     held_back: int
+    started_s: float = 0.0
 
     @property
     def seconds(self) -> float:

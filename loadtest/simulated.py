@@ -17,6 +17,7 @@ from planner.latency import LatencyModel
 from planner.plan import Plan
 from planner.simulation.costs import Costs
 from planner.simulation.outcomes import Status
+from planner.simulation.pace import EVEN, Pace
 from planner.simulation.simulator import Simulator, specs
 
 HTTP = {Status.ANSWERED: 200, Status.REFUSED: 429, Status.EXPIRED: 504, Status.FAILED: 503}
@@ -48,15 +49,17 @@ def simulated(
     told_s: float,
     seed: int,
     costs: Costs | None = None,
+    pace: Pace = EVEN,
 ) -> Outcome:
     """slo_s: what a client expects; told_s: what the server is told; costs: None takes what the plan says.
+    pace: of the core, from the first moment of the schedule on.
 
     Raises PlanError without figures.
     """
     paths, lanes = specs(plan)
     routing = plan.routing.model_copy(update={"policy": policy})
     random = np.random.default_rng(seed)
-    made = Simulator(paths, lanes, routing, plan.limits, due_s, rows, told_s, random, costs=costs).run()
+    made = Simulator(paths, lanes, routing, plan.limits, due_s, rows, told_s, random, (), costs, pace).run()
     status = np.array([HTTP.get(Status(s), 503) for s in range(len(Status))], np.int64)[made.status]
     n = due_s.size
     return Outcome(

@@ -30,6 +30,7 @@ from planner.routing.router import Router
 from planner.simulation.costs import ASKING, BatchCost, Costs
 from planner.simulation.faults import Fault
 from planner.simulation.outcomes import Outcomes, Status
+from planner.simulation.pace import EVEN, Pace
 
 TICK_S = 0.1
 TOLD_EVERY = 4096
@@ -58,7 +59,8 @@ class Simulator:
     """One simulation: every query to its end, by `run`. `router` may be looked at afterwards.
 
     arrival_s: float64 [queries], ascending; rows: int64 [queries]; budget_s: of each, or of all.
-    costs: what serving takes beside the profile; None: what the routing says of the front.
+    costs: what serving takes beside the profile; None: what the routing says of the front. pace: of the core
+    that all of this, and every lane, shares with whoever else is on the machine.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Simulator:
         rng: np.random.Generator,
         faults: Sequence[Fault] = (),
         costs: Costs | None = None,
+        pace: Pace = EVEN,
     ) -> None:
         self.router = Router(Board(paths, lanes, routing, limits, 0.0))
         n = arrival_s.size
@@ -103,6 +106,10 @@ class Simulator:
         self._rng = rng
         rate = self._costs.held_rate
         self._held_s = float(rng.exponential(1 / rate)) if rate else INF
+        self._paces: list[tuple[float, float]] = list(
+            zip(pace.at_s.tolist(), pace.factor.tolist(), strict=True)
+        )[::-1]
+        self._pace = self._paces[-1][1]
         self._normals: list[float] = []
         self._faults = tuple(faults)
         self._changes = _changes(faults)
@@ -129,16 +136,17 @@ class Simulator:
                     self._slept = True
                     slept_s = due_s - self._now_s
                     self._held_s += slept_s  # an idle core is nobody's loss
-                    self._now_s = due_s + self._cooled_s(slept_s)
+                    self._now_s = due_s + self._cooled_s(slept_s) * self._pace
                     if due_s == heard_s:
-                        self._now_s += costs.wake_s
+                        self._now_s += costs.wake_s * self._pace
             # Timers, then what the sockets and lanes have, then callbacks: an iteration of the live loop.
             polled_s = self._now_s
+            self._keep_pace()
             if tick_s <= polled_s:
                 spent = Spent(self._front_s, self._answering_s, self._answers)
                 self.router.tick(polled_s, spent if self._observed else None)
                 self._front_s, self._answering_s, self._answers = 0.0, 0.0, 0
-                self._now_s += costs.tick_s
+                self._now_s += costs.tick_s * self._pace
                 tick_s += TICK_S
                 self._wake()
             if self._wake_s <= polled_s:
@@ -187,6 +195,12 @@ class Simulator:
             before_s, lost_s = knot_s, more_s
         return lost_s
 
+    def _keep_pace(self) -> None:
+        """That of this moment."""
+        paces = self._paces
+        while paces and paces[-1][0] <= self._now_s:
+            self._pace = paces.pop()[1]
+
     def _hold(self) -> None:
         """Others take the core from the loop where its work has come to that moment."""
         costs = self._costs
@@ -217,8 +231,7 @@ class Simulator:
         costs = self._costs
         if status is Status.ANSWERED:
             seconds = (costs.query_s + costs.row_s * self._rows[i]) * (1 - ASKING)
-            self._spend(seconds)
-            self._answering_s += seconds
+            self._answering_s += self._spend(seconds)
             self._answers += 1
         else:
             self._spend(self._refuse_s * (1 - ASKING))
@@ -290,10 +303,12 @@ class Simulator:
     def _tidy(self) -> None:
         self._spend(self._costs.after_s)
 
-    def _spend(self, seconds: float) -> None:
-        """The loop's own time, beside lanes."""
+    def _spend(self, seconds: float) -> float:
+        """The loop's own time, beside lanes: at the calibration's pace in, at that of the moment out."""
+        seconds *= self._pace
         self._now_s += seconds
         self._front_s += seconds
+        return seconds
 
     def _takes(self, dispatch: Dispatch, now_s: float) -> float:
         curve = self.router.board.paths[dispatch.path].curve
@@ -302,7 +317,7 @@ class Simulator:
             self._normals = self._rng.standard_normal(65536).tolist()
         batch_s, query_s = self._extra[dispatch.path]
         usual_s = max(median_s + batch_s + query_s * (len(dispatch.parts) - 1), 0.0)
-        took_s = usual_s * exp(log(tail_s / median_s) / TAIL_DEVIATIONS * self._normals.pop())
+        took_s = usual_s * exp(log(tail_s / median_s) / TAIL_DEVIATIONS * self._normals.pop()) * self._pace
         for fault in self._faults:
             if fault.lane == dispatch.lane:
                 if fault.kind == "slow" and fault.begin_s <= now_s < fault.end_s:

@@ -1,0 +1,120 @@
+"""The pace of a core while a server works on it: how long a fixed piece of work takes there, again and again.
+
+Every 10 ms a process of the real-time class, on that core, does a piece of Python twice (40 us) and writes
+down how long the second took: the first finds the caches cold. The server loses half a hundredth of its core
+to it, and `Costs.held_rate` counts it among the others.
+
+    with Pacer({0}) as pacer:
+        ...
+        pacer.unit_s(begin_s, end_s)
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Set
+from pathlib import Path
+from time import perf_counter
+from types import TracebackType
+
+import numpy as np
+
+from loadtest.connection import LoadError
+from models.batch import F64
+from planner.simulation.pace import Pace
+
+EVERY_S = 0.01
+WORK = 500
+READY_S = 10.0
+SMOOTHED = 3
+"""Samples of which the median counts: an interrupt in one of them is no pace."""
+
+
+class Pacer:
+    """Of one core; the lowest, if there are several. Use as a context: it measures from beginning to end."""
+
+    def __init__(self, cores: Set[int]) -> None:
+        self._core = min(cores)
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._file = Path()
+
+    def __enter__(self) -> Pacer:
+        """Returns once there is a sample. Raises LoadError without the right to the real-time class."""
+        self._folder = tempfile.TemporaryDirectory(prefix="polyrec-pace-")
+        self._file = Path(self._folder.name) / "samples"
+        self._file.touch()
+        command = [sys.executable, "-m", "loadtest.pacer", str(self._core), str(self._file)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE)
+        end_s = perf_counter() + READY_S
+        while self._samples().size == 0:
+            if self._process.poll() is not None or perf_counter() > end_s:
+                self.__exit__(None, None, None)
+                raise LoadError("the core's pace cannot be measured: that takes root")
+            time.sleep(EVERY_S)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+    def unit_s(self, begin_s: float, end_s: float, quantile: float = 0.5) -> float:
+        """Seconds that the piece of work took, the median between two moments of perf_counter."""
+        return float(np.quantile(self._between(begin_s, end_s)[1], quantile))
+
+    def pace(self, begin_s: float, end_s: float, unit_s: float) -> Pace:
+        """From begin_s, a moment of perf_counter, on; unit_s: what the piece of work took usually."""
+        at_s, took_s = self._between(begin_s, end_s)
+        half = SMOOTHED // 2
+        windows = np.lib.stride_tricks.sliding_window_view(np.pad(took_s, half, mode="edge"), SMOOTHED)
+        return Pace(at_s - begin_s, np.median(windows, axis=1) / unit_s)
+
+    def _between(self, begin_s: float, end_s: float) -> tuple[F64, F64]:
+        """Moments and durations; those next to the period where none is in it."""
+        samples = self._samples()
+        first, end = np.searchsorted(samples[:, 0], (begin_s, end_s)).tolist()
+        first = max(0, min(first, len(samples) - 1))
+        found = samples[first : max(end, first + 1)]
+        return found[:, 0].copy(), found[:, 1].copy()
+
+    def _samples(self) -> F64:
+        raw = np.fromfile(self._file, np.float64)
+        return raw[: raw.size // 2 * 2].reshape(-1, 2)
+
+
+def _work() -> None:
+    x = 0
+    for i in range(WORK):
+        x += i
+
+
+def _sample(core: int, file: str) -> None:
+    """For ever, or until whoever started it ends."""
+    os.sched_setaffinity(0, {core})
+    os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    parent = os.getppid()
+    with Path(file).open("ab", buffering=0) as out:
+        while os.getppid() == parent:
+            _work()
+            began_s = perf_counter()
+            _work()
+            out.write(np.array((began_s, perf_counter() - began_s)).tobytes())
+            time.sleep(EVERY_S)
+
+
+if __name__ == "__main__":
+    try:
+        _sample(int(sys.argv[1]), sys.argv[2])
+    except PermissionError:
+        sys.exit(1)
