@@ -35,7 +35,7 @@ import uvloop
 from tqdm import tqdm
 
 from benchmarks.hop_served import COLUMNS, Served, served
-from benchmarks.serve_throughput import machine, small_model
+from benchmarks.serve_throughput import add_model, machine, model
 from loadtest.queries import read_rows
 from models.batch import F32, Batch
 from models.bundle import Bundle, load_bundle
@@ -212,19 +212,15 @@ def table(hops_: Sequence[Hop], served_: Sequence[Served]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="the hop to a lane and back, for every kind of lane")
-    parser.add_argument("--bundle", type=Path, help="bundle to execute (default: a small one, trained now)")
-    parser.add_argument("--data", type=Path, help="Parquet file whose rows are asked about")
+    add_model(parser)
     parser.add_argument("--runtime", default="onnx", choices=["torch", "onnx"])
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--served", action="store_true", help="real servers with each kind as well")
     parser.add_argument("--seconds", type=float, default=0.6, help="of each run against a server")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     args = parser.parse_args()
-    if (args.bundle is None) != (args.data is None):
-        parser.error("--bundle and --data go together")
     keep_memory()
-    with tempfile.TemporaryDirectory() as folder:
-        bundle_path, data = (args.bundle, args.data) if args.bundle else small_model(Path(folder))
+    with tempfile.TemporaryDirectory() as folder, model(parser, args) as (bundle_path, data):
         bundle = load_bundle(bundle_path)
         os.sched_setaffinity(0, {LOOP_CORE})
         found = measure(bundle, data, args.runtime, args.rounds)

@@ -24,7 +24,6 @@ import select
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -38,7 +37,7 @@ import numpy as np
 import uvloop
 
 from benchmarks.hop import ROWS, batches_of
-from benchmarks.serve_throughput import machine, small_model
+from benchmarks.serve_throughput import add_model, machine, model
 from models.bundle import Bundle, load_bundle
 from models.memory import keep_memory
 from models.runtimes import open_runtime
@@ -241,16 +240,12 @@ def _us(seconds: list[float], quantile: float) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="what the hop to a process lane is made of")
-    parser.add_argument("--bundle", type=Path, help="bundle to execute (default: a small one, trained now)")
-    parser.add_argument("--data", type=Path, help="Parquet file whose rows are asked about")
+    add_model(parser)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     args = parser.parse_args()
-    if (args.bundle is None) != (args.data is None):
-        parser.error("--bundle and --data go together")
     keep_memory()
-    with tempfile.TemporaryDirectory() as folder:
-        bundle_path, data = (args.bundle, args.data) if args.bundle else small_model(Path(folder))
+    with model(parser, args) as (bundle_path, data):
         os.sched_setaffinity(0, {CORES[0]})
         by_signal = signals(args.rounds)
         by_part = mailbox(load_bundle(bundle_path), data, 50 * args.rounds)

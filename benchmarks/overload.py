@@ -21,32 +21,28 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.serve_throughput import CLIENT_CORE, SERVER_CORE
 from loadtest.client import RANK
 from loadtest.connection import Target
-from loadtest.load import Load
+from loadtest.load import load_of
 from loadtest.machine import ahead_of_others, machine
 from loadtest.openloop import Limits, run
 from loadtest.outcome import Fate, Outcome
 from loadtest.source import Source, open_source
 from models.bundle import load_bundle
+from planner.arrivals import arrival_times
 from planner.plan import load_plan
+from planner.traffic import Arrivals
 from server.running import start
 
-SERVER_CORE, CLIENT_CORE = 0, 1
-BODIES = 4096
 HERE = Path(__file__).parents[1]
 
 
 def asked(url: str, source: Source, rate: float, seconds: float, budget_s: float, seed: int) -> Outcome:
-    random = np.random.default_rng(seed)
-    due_s = np.cumsum(random.exponential(1 / rate, round(rate * seconds)))
-    due_s = due_s[due_s < seconds]
-    rows, body = source.own(min(due_s.size, BODIES), seed)
+    due_s = arrival_times(Arrivals(), rate, seconds, np.random.default_rng(seed))
+    rows, body = source.own(due_s.size, seed)
     target = Target(url + RANK, {"Content-Type": "application/json"})
-    requests = [target.request(body(i)) for i in range(rows.size)]
-    which = np.arange(due_s.size) % rows.size
-    budgets = np.full(due_s.size, budget_s)
-    load = Load(due_s, seconds, rows[which], budgets, lambda i: requests[which[i]])
+    load = load_of(target, due_s, seconds, body, rows=rows, budget_s=budget_s, prepare=True)
     return run(target, load, Limits())
 
 

@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import cycle
 from pathlib import Path
@@ -201,6 +202,21 @@ def small_model(folder: Path) -> tuple[Path, Path]:
     return folder / "bundle", data
 
 
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Arguments that say which model is asked, and about what."""
+    parser.add_argument("--bundle", type=Path, help="bundle to execute (default: a small one, trained now)")
+    parser.add_argument("--data", type=Path, help="Parquet file whose rows are asked about")
+
+
+@contextmanager
+def model(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Iterator[tuple[Path, Path]]:
+    """(bundle, data) as those arguments say, and while it is needed."""
+    if (args.bundle is None) != (args.data is None):
+        parser.error("--bundle and --data go together")
+    with tempfile.TemporaryDirectory() as folder:
+        yield (args.bundle, args.data) if args.bundle else small_model(Path(folder))
+
+
 def row(result: Result) -> str:
     phases = "".join(f"{result.phases_us[p]:9.0f}" for p in PHASES)
     return (
@@ -220,8 +236,7 @@ HEAD = (
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="throughput of one server on one core")
-    parser.add_argument("--bundle", type=Path, help="bundle to serve (default: a small one, trained now)")
-    parser.add_argument("--data", type=Path, help="Parquet file whose rows are asked about")
+    add_model(parser)
     parser.add_argument("--runtime", default="auto", choices=["auto", "torch", "onnx"])
     parser.add_argument("--lane", default="auto", choices=["auto", "inline", "thread", "process"])
     parser.add_argument("--rows", type=int, default=23, help="candidates of a ranking request")
@@ -231,11 +246,8 @@ def main() -> int:
     parser.add_argument("--repeat", type=int, default=3, help="runs of each, the best is kept")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     args = parser.parse_args()
-    if (args.bundle is None) != (args.data is None):
-        parser.error("--bundle and --data go together")
     os.sched_setaffinity(0, {CLIENT_CORE})
-    with tempfile.TemporaryDirectory() as folder:
-        bundle_path, data_path = (args.bundle, args.data) if args.bundle else small_model(Path(folder))
+    with model(parser, args) as (bundle_path, data_path):
         bundle = load_bundle(bundle_path)
         schema = bundle.manifest.schema_
         data = read_rows(data_path, schema, MAX_ROWS)

@@ -51,7 +51,7 @@ from server.http.rounds import TICK_S
 CONNECTIONS = 16
 CROWD = 256
 """Connections of those who are refused: past capacity everybody opens another."""
-ROUNDS = 4
+ROUNDS = 6
 ROUND_S = 0.2
 AT_ONCE_S = 0.0001
 RESTS_S = (0.0016, 0.0064)
@@ -123,7 +123,7 @@ def calibrate(
     pacer: Pacer | None = None,
 ) -> Costs:
     """rows: candidates of every request, the mean of the traffic. pacer: of the server's core; with it, all
-    is of the core's median pace. Takes 4 s a path. Raises LoadError.
+    is of the core's median pace. Takes 6 s a path. Raises LoadError.
     """
     whole = completed(plan, ask(subjects.url, "/v1/paths")["paths"])
     target = Target(subjects.url + RANK, ENDLESS)

@@ -71,26 +71,32 @@ class Pacer:
 
     def unit_s(self, begin_s: float, end_s: float, quantile: float = 0.5) -> float:
         """Seconds that the piece of work took, the median between two moments of perf_counter."""
-        return float(np.quantile(self._between(begin_s, end_s)[1], quantile))
+        return float(np.quantile(between(self._samples(), begin_s, end_s)[:, 1], quantile))
 
     def pace(self, begin_s: float, end_s: float, unit_s: float) -> Pace:
         """From begin_s, a moment of perf_counter, on; unit_s: what the piece of work took usually."""
-        at_s, took_s = self._between(begin_s, end_s)
-        half = SMOOTHED // 2
-        windows = np.lib.stride_tricks.sliding_window_view(np.pad(took_s, half, mode="edge"), SMOOTHED)
-        return Pace(at_s - begin_s, np.median(windows, axis=1) / unit_s)
-
-    def _between(self, begin_s: float, end_s: float) -> tuple[F64, F64]:
-        """Moments and durations; those next to the period where none is in it."""
-        samples = self._samples()
-        first, end = np.searchsorted(samples[:, 0], (begin_s, end_s)).tolist()
-        first = max(0, min(first, len(samples) - 1))
-        found = samples[first : max(end, first + 1)]
-        return found[:, 0].copy(), found[:, 1].copy()
+        found = between(self._samples(), begin_s, end_s)
+        return Pace(found[:, 0] - begin_s, smoothed(found[:, 1]) / unit_s)
 
     def _samples(self) -> F64:
         raw = np.fromfile(self._file, np.float64)
         return raw[: raw.size // 2 * 2].reshape(-1, 2)
+
+
+def between(samples: F64, begin_s: float, end_s: float) -> F64:
+    """Of samples, float64 [n, 2] of moment and duration, those of a period; the nearest before it, or else
+    behind it, where none is in it.
+    """
+    first, end = np.searchsorted(samples[:, 0], (begin_s, end_s)).tolist()
+    if first == end:
+        first = max(first - 1, 0)
+    return samples[first : max(end, first + 1)]
+
+
+def smoothed(took_s: F64) -> F64:
+    """Each with its neighbours: the median of SMOOTHED."""
+    padded = np.pad(took_s, SMOOTHED // 2, mode="edge")
+    return np.median(np.lib.stride_tricks.sliding_window_view(padded, SMOOTHED), axis=1)
 
 
 def _work() -> None:

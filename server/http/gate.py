@@ -25,7 +25,7 @@ class Gate:
 
     @property
     def judges(self) -> bool:
-        """Whether it can: whoever reads a request begins its trace, and without a plan nothing can be said."""
+        """Whether it can: who reads a request begins its trace, and without a plan nothing can be said."""
         return self._engine.tracer is None and self._engine.loaded
 
     def refused(

@@ -11,6 +11,7 @@ from planner.routing.path import PathSpec
 from planner.simulation.costs import BatchCost, Costs
 from planner.simulation.faults import Fault, FaultError, parse_fault
 from planner.simulation.outcomes import Outcomes, Status
+from planner.simulation.pace import EVEN, Pace
 from planner.simulation.simulator import Simulator
 from planner.traffic import Arrivals, Sizes
 from tests.planner.routing.worlds import BOTH, CPU, GPU_LANE, POLICIES, cpu_lanes, line
@@ -119,7 +120,7 @@ def test_the_front_shares_the_core_of_an_inline_lane():
 CERTAIN = PathSpec("table@cpu", "cpu", 0.78, line(1e-4, 1e-6, tail=1.0))
 
 
-def took(arrivals: list[float], rows: int, costs: Costs, seed: int = 0) -> list[float]:
+def took(arrivals: list[float], rows: int, costs: Costs, seed: int = 0, pace: Pace = EVEN) -> list[float]:
     """Seconds from arrival to answer on one inline lane whose batches take exactly what the model says."""
     times = np.array(arrivals)
     rng = np.random.default_rng(seed)
@@ -133,6 +134,7 @@ def took(arrivals: list[float], rows: int, costs: Costs, seed: int = 0) -> list[
         1.0,
         rng,
         costs=costs,
+        pace=pace,
     ).run()
     assert (made.status == Status.ANSWERED).all()
     latency: list[float] = (made.finish_s - made.arrival_s).tolist()
@@ -175,6 +177,51 @@ def test_a_sleep_costs_the_next_query_by_its_length():
     # ticks of the control loop, ten a second, end a sleep as well
     assert late[0] - base == pytest.approx(0.5e-4, rel=0.01)
     assert all(0 <= each - base <= 5e-4 for each in late)
+
+
+@given(factor=st.floats(0.5, 4), query=st.floats(0, 1e-4), wake=st.floats(0, 1e-4), batch=st.floats(0, 1e-4))
+def test_everything_keeps_the_pace_of_the_core(factor, query, wake, batch):
+    costs = Costs(
+        wake_s=wake,
+        cooled=((0.05, 2e-5),),
+        turn_s=1e-4,
+        query_s=query,
+        row_s=1e-7,
+        tick_s=1e-4,
+        batches={"table@cpu": BatchCost(batch_s=batch, query_s=1e-5)},
+    )
+    arrivals = [0.01] * 3
+    paced = took(arrivals, 10, costs, pace=Pace(np.zeros(1), np.array([factor])))
+    assert paced == pytest.approx([factor * seconds for seconds in took(arrivals, 10, costs)])
+
+
+def test_a_core_changes_its_pace_when_it_does():
+    arrivals = [0.01, 0.21, 0.41]
+    pace = Pace(np.array([0.0, 0.2, 0.4]), np.array([1.0, 2.0, 0.5]))
+    one, two, half = took(arrivals, 10, Costs(query_s=1e-4, turn_s=1e-4), pace=pace)
+    assert (two, half) == pytest.approx((2 * one, one / 2))
+
+
+def test_a_core_of_one_pace_is_one_that_has_none():
+    arrivals = np.sort(np.random.default_rng(0).uniform(0, 0.5, 500)).tolist()
+    costs = Costs(query_s=1e-4, turn_s=1e-4, held_rate=20.0, held_s=1e-3)
+    pace = Pace(np.arange(5) / 10, np.ones(5))
+    assert took(arrivals, 10, costs, pace=pace) == took(arrivals, 10, costs)
+
+
+@pytest.mark.parametrize(
+    ("at_s", "factor", "why"),
+    [
+        ([], [], "0 moments"),
+        ([0.0, 1.0], [1.0], "2 moments and 1 factors"),
+        ([1.0, 0.0], [1.0, 1.0], "ascend"),
+        ([0.0], [0.0], "positive"),
+        ([0.0], [float("nan")], "positive"),
+    ],
+)
+def test_a_pace_that_is_none_is_refused(at_s, factor, why):
+    with pytest.raises(ValueError, match=why):
+        Pace(np.array(at_s), np.array(factor))
 
 
 def test_others_that_take_the_core_cost_a_loop_at_work_but_not_an_idle_one():
