@@ -38,7 +38,7 @@ from loadtest.openloop import Limits, run
 from loadtest.pacer import Pacer
 from loadtest.pages import ask, samples
 from loadtest.simulated import completed
-from loadtest.source import Source, open_source
+from loadtest.source import Bodies, Source, open_source
 from loadtest.subjects import Subjects
 from models.bundle import load_bundle
 from models.errors import PolyrecError
@@ -97,11 +97,12 @@ class Round:
         )
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Asked:
-    """The rounds of one path, by how it was asked."""
+    """The rounds of one path with requests of `rows` rows, by how it was asked."""
 
     path: PlannedPath
+    rows: int
     alone: list[Round]
     full: list[Round]
     rested: list[list[Round]]
@@ -111,7 +112,31 @@ class Asked:
         alone, full, *rested = (
             [r.at_pace(unit_s) for r in rounds] for rounds in (self.alone, self.full, *self.rested)
         )
-        return Asked(self.path, alone, full, rested)
+        return replace(self, alone=alone, full=full, rested=rested)
+
+    @property
+    def latency(self) -> LatencyModel:
+        """By the profile."""
+        assert self.path.latency is not None
+        return self.path.latency
+
+    def batch(self) -> BatchCost:
+        """What batches take beyond it."""
+        one, many = _middle(self.alone), _middle(self.full)
+        batch_s = one.batch_s - _mean_s(self.latency, round(one.queries * self.rows))
+        further_s = many.batch_s - batch_s - _mean_s(self.latency, round(many.queries * self.rows))
+        return BatchCost(batch_s=batch_s, query_s=further_s / max(many.queries - 1, 1))
+
+    def left_s(self) -> float:
+        """Of a round trip, beside everything that the server says of itself."""
+        one = _middle(self.alone)
+        usual_s = one.batch_s * self.latency.median(self.rows) / _mean_s(self.latency, self.rows)
+        return one.trip_s - usual_s - one.front_s
+
+    def cooled(self) -> list[tuple[float, float]]:
+        """(rest, seconds that a round trip takes longer after it)."""
+        one = _middle(self.alone)
+        return [(m.rest_s, m.trip_s - one.trip_s) for m in map(_middle, self.rested)]
 
 
 def calibrate(
@@ -126,42 +151,30 @@ def calibrate(
     is of the core's median pace. Takes 6 s a path. Raises LoadError.
     """
     whole = completed(plan, ask(subjects.url, "/v1/paths")["paths"])
-    target = Target(subjects.url + RANK, ENDLESS)
     _, body = source.drawn(np.full(REQUESTS, rows, np.int64), 0)
-    requests = [target.request(body(i)) for i in range(REQUESTS)]
+    asking = _Asking(subjects, whole, body, pacer)
     found: list[Asked] = []
     core_s, waited_s = core_seconds(subjects.pid)
     before, held, begun_s = counted(subjects.url), times_held_off(subjects.pid), perf_counter()
     for path in whole.paths:
         tell(f"calibrating {path.name}")
-        subjects.follow(f"static:{path.name}")
-        found.append(_ask(subjects, target, requests, path, rows, whole, pacer))
+        found.append(asking.path(path, rows))
     core_s, waited_s = (b - a for a, b in zip((core_s, waited_s), core_seconds(subjects.pid), strict=True))
     after, held = counted(subjects.url), times_held_off(subjects.pid) - held
     tell("calibrating refusals")
-    refuse_s, refusing_unit_s = _refusing(subjects, requests, pacer)
+    refuse_s, refusing_unit_s = asking.refusals()
     unit_s = None
     if pacer is not None:
         unit_s = pacer.unit_s(begun_s, perf_counter())
         found = [asked.at_pace(unit_s) for asked in found]
         refuse_s *= unit_s / refusing_unit_s
     row_s = plan.routing.row_s
-    batches, trips, cooled = {}, [], []
-    fronts: list[tuple[float, float]] = []
-    for asked in found:
-        latency = asked.path.latency
-        assert latency is not None
-        one, many = _middle(asked.alone), _middle(asked.full)
-        batch_s = one.batch_s - _mean_s(latency, round(one.queries * rows))
-        further_s = many.batch_s - batch_s - _mean_s(latency, round(many.queries * rows))
-        batches[asked.path.name] = BatchCost(batch_s=batch_s, query_s=further_s / max(many.queries - 1, 1))
-        fronts += [(r.queries, r.front_s - row_s * rows) for r in (*asked.alone, *asked.full)]
-        usual_s = one.batch_s * latency.median(rows) / _mean_s(latency, rows)
-        trips.append(one.trip_s - usual_s - one.front_s)
-        cooled.append([(m.rest_s, m.trip_s - one.trip_s) for m in map(_middle, asked.rested)])
-    turn_s, query_s = front(fronts)
-    left_s = float(np.median(trips))
-    knots = np.maximum.accumulate(np.maximum(np.median(cooled, axis=0), 0.0), axis=0)
+    turn_s, query_s = front(
+        [(r.queries, r.front_s - row_s * rows) for asked in found for r in (*asked.alone, *asked.full)]
+    )
+    left_s = float(np.median([asked.left_s() for asked in found]))
+    cooled = np.median([asked.cooled() for asked in found], axis=0)
+    knots = np.maximum.accumulate(np.maximum(cooled, 0.0), axis=0)
     return Costs(
         wake_s=max(0.0, left_s),
         cooled=tuple((float(rest_s), float(more_s)) for rest_s, more_s in knots),
@@ -175,29 +188,8 @@ def calibrate(
         held_rate=held / core_s,
         held_s=waited_s / max(held, 1),
         unit_s=unit_s,
-        batches=batches,
+        batches={asked.path.name: asked.batch() for asked in found},
     )
-
-
-def _ask(
-    subjects: Subjects,
-    target: Target,
-    requests: list[bytes],
-    path: PlannedPath,
-    rows: int,
-    plan: Plan,
-    pacer: Pacer | None,
-) -> Asked:
-    assert path.latency is not None
-    inside = all(lane.kind != "process" for lane in plan.all_lanes() if lane.device == path.device)
-    spacing_s = path.latency.median(rows) + LEAST_TRIP_S
-    asked = Asked(path, [], [], [[] for _ in RESTS_S])
-    for _ in range(ROUNDS):
-        asked.alone.append(_round(subjects, target, requests, spacing_s + AT_ONCE_S, inside, pacer))
-        asked.full.append(_round(subjects, target, requests, None, inside, pacer))
-        for rest_s, rounds in zip(RESTS_S, asked.rested, strict=True):
-            rounds.append(_round(subjects, target, requests, spacing_s + rest_s, inside, pacer))
-    return asked
 
 
 def front(found: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -216,56 +208,75 @@ def relative_line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]
     return float(a), float(b)
 
 
-def _round(
-    subjects: Subjects,
-    target: Target,
-    requests: list[bytes],
-    spacing_s: float | None,
-    inside: bool,
-    pacer: Pacer | None,
-) -> Round:
-    """One request every spacing_s; or full, where that is None."""
-    begun_s = perf_counter()
-    before = counted(subjects.url)
-    # the processor time within the scrapes: they are dearer than a request
-    core_s, waited_s = core_seconds(subjects.pid)
-    trip_s = float("nan")
-    if spacing_s is None:
-        closed_loop(subjects.url, requests, CONNECTIONS, ROUND_S)
-    else:
-        due_s = np.arange(0.0, ROUND_S, spacing_s)
-        n = due_s.size
-        load = Load(
-            due_s, ROUND_S, np.ones(n, np.int64), np.full(n, np.inf), lambda i: requests[i % len(requests)]
+class _Asking:
+    """A server that is asked, the requests, and the pacer of its core if there is one."""
+
+    def __init__(self, subjects: Subjects, plan: Plan, body: Bodies, pacer: Pacer | None) -> None:
+        self._subjects = subjects
+        self._plan = plan
+        self._pacer = pacer
+        self._target = Target(subjects.url + RANK, ENDLESS)
+        self._requests = [self._target.request(body(i)) for i in range(REQUESTS)]
+
+    def path(self, path: PlannedPath, rows: int) -> Asked:
+        """Every way in turn. Raises LoadError."""
+        self._subjects.follow(f"static:{path.name}")
+        inside = all(lane.kind != "process" for lane in self._plan.all_lanes() if lane.device == path.device)
+        asked = Asked(path, rows, [], [], [[] for _ in RESTS_S])
+        spacing_s = asked.latency.median(rows) + LEAST_TRIP_S
+        for _ in range(ROUNDS):
+            asked.alone.append(self._round(spacing_s + AT_ONCE_S, inside))
+            asked.full.append(self._round(None, inside))
+            for rest_s, rounds in zip(RESTS_S, asked.rested, strict=True):
+                rounds.append(self._round(spacing_s + rest_s, inside))
+        return asked
+
+    def refusals(self) -> tuple[float, float]:
+        """Processor seconds of a request that nothing can answer in time, one of a crowd; and of the piece
+        of work meanwhile.
+        """
+        subjects = self._subjects
+        hopeless = [request.replace(LONG, SHORT, 1) for request in self._requests]
+        found = []
+        begun_s = perf_counter()
+        for _ in range(ROUNDS):
+            core_s, _ = core_seconds(subjects.pid)
+            n = closed_loop(subjects.url, hopeless, CROWD, ROUND_S, NOT_IN_TIME)
+            found.append((core_seconds(subjects.pid)[0] - core_s) / n)
+        return float(np.median(found)), self._unit_s(begun_s)
+
+    def _unit_s(self, begun_s: float) -> float:
+        return 1.0 if self._pacer is None else self._pacer.unit_s(begun_s, perf_counter())
+
+    def _round(self, spacing_s: float | None, inside: bool) -> Round:
+        """One request every spacing_s; or full, where that is None."""
+        subjects, requests = self._subjects, self._requests
+        begun_s = perf_counter()
+        before = counted(subjects.url)
+        # the processor time within the scrapes: they are dearer than a request
+        core_s, waited_s = core_seconds(subjects.pid)
+        trip_s = float("nan")
+        if spacing_s is None:
+            closed_loop(subjects.url, requests, CONNECTIONS, ROUND_S)
+        else:
+            due_s = np.arange(0.0, ROUND_S, spacing_s)
+            n = due_s.size
+            ones, endless = np.ones(n, np.int64), np.full(n, np.inf)
+            load = Load(due_s, ROUND_S, ones, endless, lambda i: requests[i % len(requests)])
+            trip_s = float(np.nanmedian(run(self._target, load, Limits(connections=1)).latency_s))
+        now = core_seconds(subjects.pid)
+        core_s, waited_s = (b - a for a, b in zip((core_s, waited_s), now, strict=True))
+        after = counted(subjects.url)
+        busy_s, batches, queries = (
+            after.busy_s - before.busy_s,
+            after.batches - before.batches,
+            after.queries - before.queries,
         )
-        trip_s = float(np.nanmedian(run(target, load, Limits(connections=1)).latency_s))
-    core_s, waited_s = (b - a for a, b in zip((core_s, waited_s), core_seconds(subjects.pid), strict=True))
-    after = counted(subjects.url)
-    busy_s, batches, queries = (
-        after.busy_s - before.busy_s,
-        after.batches - before.batches,
-        after.queries - before.queries,
-    )
-    # the lane's clock went on while the process waited for a core, its processor time did not
-    lane_s = busy_s * core_s / (core_s + waited_s) if inside else 0.0
-    front_s = max(core_s - lane_s - (after.tick_s - before.tick_s), 0.0) / queries
-    rest_s = max((spacing_s or float("nan")) - trip_s, 0.0)
-    unit_s = 1.0 if pacer is None else pacer.unit_s(begun_s, perf_counter())
-    return Round(busy_s / batches, queries / batches, front_s, trip_s, rest_s, unit_s)
-
-
-def _refusing(subjects: Subjects, requests: Sequence[bytes], pacer: Pacer | None) -> tuple[float, float]:
-    """Processor seconds of a request that nothing can answer in time, one of a crowd; and of the piece of
-    work meanwhile.
-    """
-    hopeless = [request.replace(LONG, SHORT, 1) for request in requests]
-    found = []
-    begun_s = perf_counter()
-    for _ in range(ROUNDS):
-        core_s, _ = core_seconds(subjects.pid)
-        n = closed_loop(subjects.url, hopeless, CROWD, ROUND_S, NOT_IN_TIME)
-        found.append((core_seconds(subjects.pid)[0] - core_s) / n)
-    return float(np.median(found)), 1.0 if pacer is None else pacer.unit_s(begun_s, perf_counter())
+        # the lane's clock went on while the process waited for a core, its processor time did not
+        lane_s = busy_s * core_s / (core_s + waited_s) if inside else 0.0
+        front_s = max(core_s - lane_s - (after.tick_s - before.tick_s), 0.0) / queries
+        rest_s = max((spacing_s or float("nan")) - trip_s, 0.0)
+        return Round(busy_s / batches, queries / batches, front_s, trip_s, rest_s, self._unit_s(begun_s))
 
 
 def _middle(rounds: Sequence[Round]) -> Round:

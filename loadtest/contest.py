@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from time import sleep
 
 import numpy as np
 
@@ -37,6 +38,8 @@ from planner.traffic import Arrivals, Sizes
 ATTEMPTS = 3
 MOST_LEFT_OUT = 4
 RECOVERY_S = 10.0
+FORGETTING_S = 4.0
+"""Between the highest load and the lowest: by then a router that has lost queries dares as much as before."""
 LADDER_SEED = 1000
 MEAN_OF = 4000
 
@@ -165,6 +168,8 @@ class Contest:
         """Every policy at every rate, or at those of its own, the conditions' number of times."""
         own = rates if isinstance(rates, Mapping) else dict.fromkeys(self.trials, rates)
         for repeat in range(self.conditions.repeats):
+            if repeat:
+                sleep(FORGETTING_S)
             for i in range(max(map(len, own.values()))):
                 for policy, trial in self.trials.items():
                     if i < len(own[policy]):

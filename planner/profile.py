@@ -15,7 +15,7 @@ from models.errors import PolyrecError
 from models.files import Strict, read_json, validated, write_text
 from planner.devices import Machine
 from planner.latency import LatencyModel
-from planner.plan import PlannedPath
+from planner.plan import LaneKind, PlannedPath
 
 Count = Annotated[int, Field(ge=0)]
 Real = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -89,13 +89,23 @@ class Front(Strict):
     row_s: Real
 
 
+class Hop(Strict):
+    """Seconds to a lane on another core and back, beside execution: median and 99th percentile."""
+
+    median_s: Real
+    tail_s: Real
+
+
 class Profile(Strict):
-    """The machine and its paths. front: None if it was not measured."""
+    """The machine and its paths. front: None if it was not measured. hops: by kind of lane; one that is
+    missing was not.
+    """
 
     version: Literal[1] = 1
     machine: Machine
     paths: Annotated[tuple[PathProfile, ...], Field(min_length=1)]
     front: Front | None = None
+    hops: dict[LaneKind, Hop] = Field(default_factory=dict)
 
 
 def load_profile(file: str | Path) -> Profile:

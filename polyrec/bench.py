@@ -48,7 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--simulate",
         action="store_true",
-        help="also calibrate, simulate the ladder, and compare p99 and goodput",
+        help="also calibrate, simulate the ladder, and compare p99 and goodput; with --ahead on a core that "
+        "keeps the pace which the server's had in each run",
     )
     add("--server-cores", help="the server's processor cores, like 0,1,2 (default: all but the driver's)")
     add("--client-core", type=int, help="the load driver's (default: the last)")
@@ -97,12 +98,14 @@ def run(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> int:
     import json
     import os
+    from contextlib import nullcontext
     from pathlib import Path
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     from loadtest.connection import LoadError
     from loadtest.contest import Conditions, Contest
     from loadtest.machine import machine
+    from loadtest.pacer import Pacer
     from loadtest.report.contest import document, tables, text, write_contest
     from loadtest.source import open_source
     from loadtest.subjects import Subjects, policies_of
@@ -144,8 +147,13 @@ def _run(args: argparse.Namespace) -> int:
     if args.out:
         make_folder(args.out)
     os.sched_setaffinity(0, {client_core})
-    with Doing("bench") as doing, Subjects(plan, policies, server_cores, {}) as subjects:
-        contest = Contest(subjects, source, conditions, doing.tell)
+    paced = args.simulate and args.ahead
+    with (
+        Doing("bench") as doing,
+        Subjects(plan, policies, server_cores, {}) as subjects,
+        Pacer(server_cores) if paced else nullcontext() as pacer,
+    ):
+        contest = Contest(subjects, source, conditions, doing.tell, pacer)
         capacity = None if args.no_search else contest.find_capacities(args.first_rate)
         if args.out:
             # a run that is interrupted later has told what it knew

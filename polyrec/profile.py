@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from models.bundle import Bundle
-    from planner.profile import Front, PathProfile, Profile
+    from planner.plan import LaneKind
+    from planner.profile import Front, Hop, PathProfile, Profile
     from planner.profiling.log import Log
     from planner.profiling.measure import Asked
     from planner.profiling.paths import Candidate
@@ -25,6 +26,7 @@ EXAMPLE = "polyrec profile runs/table runs/hybrid --devices auto --out profile.j
 
 BUSY = 0.05
 FRONT_SECONDS = 6.0
+HOP_SECONDS = 3.0
 FRONT_ROWS = 23
 """The path that answers a usual request soonest is the one that the front is measured with."""
 
@@ -169,7 +171,8 @@ def _measured(args: argparse.Namespace) -> Profile:
         _save(profile, out)
         log.remove()
     if args.front:
-        profile = profile.model_copy(update={"front": _front(paths, found, args.seed)})
+        beside = {"front": _front(paths, found, args.seed), "hops": _hops(paths, found, args.seed)}
+        profile = profile.model_copy(update=beside)
         _save(profile, out)
     return profile
 
@@ -221,17 +224,21 @@ def _accuracies(
         return measured(found, bundles, data, log, bars.phase)
 
 
+def _fastest(paths: Sequence[PathProfile], found: Sequence[Candidate]) -> Candidate | None:
+    """Of the CPU: what is beside a lane hardly depends on the path."""
+    served = [(p.latency.median(FRONT_ROWS), i) for i, p in enumerate(paths) if p.path.device == "cpu"]
+    return found[min(served)[1]] if served else None
+
+
 def _front(paths: Sequence[PathProfile], found: Sequence[Candidate], seed: int) -> Front | None:
-    """Of the fastest path of the CPU: what is beside a lane hardly depends on the path."""
     from loadtest.connection import LoadError
     from polyrec.front import measure_front
     from server.running import StartFailed
 
-    served = [(p.latency.median(FRONT_ROWS), i) for i, p in enumerate(paths) if p.path.device == "cpu"]
-    if not served:
+    candidate = _fastest(paths, found)
+    if candidate is None:
         print("the front is not measured: no path is on the CPU", file=sys.stderr)
         return None
-    candidate = found[min(served)[1]]
     print(f"measuring the server's front with {candidate.name} ...", file=sys.stderr)
     path = candidate.path.model_copy(update={"bundle": candidate.bundle.path})
     try:
@@ -239,6 +246,23 @@ def _front(paths: Sequence[PathProfile], found: Sequence[Candidate], seed: int) 
     except (StartFailed, LoadError) as e:
         print(f"the front is not measured: {e}", file=sys.stderr)
         return None
+
+
+def _hops(paths: Sequence[PathProfile], found: Sequence[Candidate], seed: int) -> dict[LaneKind, Hop]:
+    from models.errors import PolyrecError
+    from polyrec.hop import measure_hops
+    from server.lanes.lane import LaneDied
+
+    candidate = _fastest(paths, found)
+    if candidate is None:
+        return {}
+    print("measuring the way to a lane on another core ...", file=sys.stderr)
+    path = candidate.path.model_copy(update={"bundle": candidate.bundle.path})
+    try:
+        return measure_hops(path, candidate.bundle, HOP_SECONDS, seed)
+    except (PolyrecError, LaneDied) as e:
+        print(f"the way to a lane is not measured: {e}", file=sys.stderr)
+        return {}
 
 
 def _plot(args: argparse.Namespace, profile: Profile) -> int:

@@ -121,6 +121,13 @@ class Metrics:
             "How late the event loop came to the control loop's timer: as long may a request wait unread.",
             TICK_EDGES_S,
         )
+        pauses = registry.histogram(
+            "polyrec_gc_pause_seconds",
+            "Time for which Python's garbage collector held the process, by the generation it collected.",
+            TICK_EDGES_S,
+            "generation",
+        )
+        self._pauses = tuple(pauses.labels(str(generation)) for generation in range(3))
         self.generations = registry.counter(
             "polyrec_generations", "Plans that took over: the first, every reload and every rollback."
         )
@@ -208,6 +215,10 @@ class Metrics:
         self._lag.only.observe(late_s)
         self._tick.only.observe(took_s)
         self.history.note(clock())
+
+    def collected(self, generation: int, took_s: float) -> None:
+        """One collection of garbage."""
+        self._pauses[generation].observe(took_s)
 
     def watch(self, dispatcher: Dispatcher, default_budget_s: float) -> None:
         """`dispatcher` and its router are asked at every scrape, in place of any before."""

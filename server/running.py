@@ -33,6 +33,7 @@ from models.memory import keep_memory
 from models.runtimes import best_runtime
 from planner.plan import Plan, PlannedLane, load_plan, single_path_plan
 from server.background import in_thread
+from server.collector import Collector
 from server.engine import Engine, State
 from server.http.admin import Admin
 from server.http.app import create_app
@@ -179,6 +180,19 @@ async def _serve(settings: Settings, listener: socket.socket, on_ready: Callable
         backlog=BACKLOG,
     )
     server = Server(config, engine, settings.drain_grace_s)
+    with Collector(engine.metrics.collected):
+        await _until_told(server, engine, settings, listener, on_ready)
+    engine.close()
+    return 0
+
+
+async def _until_told(
+    server: Server,
+    engine: Engine,
+    settings: Settings,
+    listener: socket.socket,
+    on_ready: Callable[[Ready], object],
+) -> None:
     serving = asyncio.create_task(server.serve(sockets=several(listener)))
     closing = asyncio.create_task(close_idle(server.server_state, KEEP_ALIVE_S))
     loading = in_thread(lambda: engine.load(*plan_of(settings)))
@@ -200,8 +214,6 @@ async def _serve(settings: Settings, listener: socket.socket, on_ready: Callable
         closing.cancel()
         if engine.tracer is not None:
             engine.tracer.close()
-    engine.close()
-    return 0
 
 
 def _ready(engine: Engine, listener: socket.socket) -> Ready:

@@ -27,29 +27,22 @@ from planner.deployment.tier import P99, PAGE, Missing, tiers_below
 from planner.devices import Device, Machine
 from planner.latency import LatencyModel
 from planner.plan import LaneKind, Limits
-from planner.profile import Front, PathProfile
+from planner.profile import Front, Hop, PathProfile
 
-HOPS_S: dict[LaneKind, tuple[float, float]] = {
-    "inline": (0.0, 0.0),
-    "thread": (57e-6, 90e-6),
-    "process": (91e-6, 273e-6),
-}
-"""Median and tail of the way to a lane on another core and back, as docs/lanes.md measured it."""
 LARGEST = Limits().max_request_rows
 
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """The lanes of one device: how many, of which kind, the tail time that a batch may last on one."""
+    """The lanes of one device: how many, of which kind, the tail time that a batch may last on one.
+
+    hop: seconds to a lane and back beside execution.
+    """
 
     device: Device
     count: int
     kind: LaneKind
-
-    @property
-    def hop(self) -> tuple[float, float]:
-        """Seconds to the lane and back beside execution, median and tail."""
-        return HOPS_S[self.kind]
+    hop: Hop
 
     @property
     def share(self) -> float:
@@ -64,15 +57,15 @@ class Timing:
 
     latency: LatencyModel
     misses: tuple[Missing, ...]
-    hop: tuple[float, float]
+    hop: Hop
 
     def median(self, rows: float) -> float:
         """Seconds of a batch of `rows` rows."""
-        return self.latency.median(round(rows)) + self._missing(rows)[0] + self.hop[0]
+        return self.latency.median(round(rows)) + self._missing(rows)[0] + self.hop.median_s
 
     def tail(self, rows: float) -> float:
         """The same at the 99th percentile."""
-        return self.latency.tail(round(rows)) + self._missing(rows)[1] + self.hop[1]
+        return self.latency.tail(round(rows)) + self._missing(rows)[1] + self.hop.tail_s
 
     def model(self) -> LatencyModel:
         """Of execution alone, as one curve, at the same rows."""

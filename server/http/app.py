@@ -40,6 +40,7 @@ class Application(FastAPI):
     """By raw path."""
     heads: Heads
     """Of requests to them."""
+    engine: Engine
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         endpoint = self.hot.get(scope["path"].encode()) if scope["type"] == "http" else None
@@ -62,6 +63,7 @@ def create_app(engine: Engine, admin: Admin | None = None) -> Application:
         f"/v2/models/{MODEL}/infer".encode(): infer,
     }
     app.heads = Heads()
+    app.engine = engine
     app.router.routes.extend(
         [
             Route("/v1/predict", predict, methods=["POST"]),

@@ -19,6 +19,7 @@ from typing import Any, cast
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from server.engine import State
 from server.errors import Malformed, error_body
 from server.http.app import Application
 from server.http.direct import Direct
@@ -90,6 +91,7 @@ class Protocol(HttpToolsProtocol):
         known = self.app if isinstance(self.app, Application) else None
         self._hot = {} if known is None else known.hot
         self._heads = None if known is None else known.heads
+        self._engine = None if known is None else known.engine
         self._key = b""
         self._direct: Direct | None = None
         self._idle_s = 0.0
@@ -132,6 +134,10 @@ class Protocol(HttpToolsProtocol):
             and not self.flow.write_paused
         )
 
+    def _drains(self) -> bool:
+        """Whether the server is about to end: who is answered should come back elsewhere."""
+        return self._engine is not None and self._engine.state is State.DRAINING
+
     def _knows(self, heads: Heads, data: bytes) -> bool:
         """Begins the answer to a whole request whose head was parsed before; false if this is none."""
         self._key = b""
@@ -147,16 +153,17 @@ class Protocol(HttpToolsProtocol):
             return False
         gate, wishes, arrived_s = head.endpoint.gate, head.wishes, self._arrived_s
         judged = head.plain and gate.judges
+        keep_alive = head.keep_alive and not self._drains()
         if judged:
             first = self.server_state.default_headers
-            refused = gate.refused(wishes.budget_s, length, arrived_s, first, head.keep_alive)
+            refused = gate.refused(wishes.budget_s, length, arrived_s, first, keep_alive)
             if refused is not None:
                 self.send(refused)
-                self._turned_over(head.keep_alive)
+                self._turned_over(keep_alive)
                 return True
         scope = head.scope.copy()
         scope["client"], scope["server"] = self.client, self.server
-        self._direct = direct = Direct(self, head.endpoint.call(scope), head.keep_alive)
+        self._direct = direct = Direct(self, head.endpoint.call(scope), keep_alive)
         self.cycle = cast(RequestResponseCycle, direct)
         direct.at_once(data[begins:], head.encoding, arrived_s, wishes, judged)
         return True
@@ -215,11 +222,13 @@ class Protocol(HttpToolsProtocol):
         hot = self._hot.get(self.url)
         if hot is None or not self._is_plain():
             super().on_headers_complete()
+            if self._drains():
+                self.cycle.keep_alive = False
             return
         scope = cast(dict[str, Any], self.scope)
         scope["method"], scope["path"] = "POST", self.url.decode()
         keep_alive = self.parser.should_keep_alive()
-        self._direct = direct = Direct(self, hot.call(scope), keep_alive)
+        self._direct = direct = Direct(self, hot.call(scope), keep_alive and not self._drains())
         self.cycle = cast(RequestResponseCycle, direct)
         direct.begin()
         if self._key and self._heads is not None and not direct.response_complete:

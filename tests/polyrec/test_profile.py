@@ -144,6 +144,11 @@ def test_the_front_of_a_real_server_is_measured(full: Profile) -> None:
     assert 1e-6 < full.front.query_s + 270 * full.front.row_s < 0.1
 
 
+def test_the_way_to_lanes_of_both_kinds_is_measured(full: Profile) -> None:
+    assert set(full.hops) == {"thread", "process"}
+    assert all(1e-6 < hop.median_s <= hop.tail_s < 1 for hop in full.hops.values())
+
+
 def test_the_picture_is_drawn_of_a_written_profile(written: Path, profile: Profile) -> None:
     png = written.with_suffix(".png")
     assert main(["profile", "--out", str(written), "--plot", str(png)]) == 0

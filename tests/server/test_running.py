@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -35,6 +36,31 @@ def test_it_drains_before_it_ends(bundle_dir: Path) -> None:
         assert http.get("/livez").json() == {"live": True, "state": "draining"}
         assert http.post("/v1/predict", content=BODY).status_code == 200
         server.process.send_signal(signal.SIGTERM)  # a second one does not wait for the grace
+        assert server.process.wait(timeout=20) == 0
+
+
+def test_while_it_drains_every_answer_ends_its_connection(bundle_dir: Path) -> None:
+    """A client that keeps its connection would send the next request to a server that has ended."""
+    pages = ("/v1/predict", "/v1/predict?", "/readyz")
+    with start({"bundle": bundle_dir, "drain_grace_s": 30}) as server, ExitStack() as stack:
+        clients = {
+            (page, known): stack.enter_context(httpx.Client(base_url=server.url))
+            for page in pages
+            for known in (False, True)
+        }
+
+        def ask(client: httpx.Client, page: str) -> str | None:
+            answer = client.get(page) if page == "/readyz" else client.post(page, content=BODY)
+            return answer.headers.get("connection")
+
+        for (page, known), client in clients.items():
+            if known:
+                assert [ask(client, page) for _ in range(2)] == [None, None]
+        server.process.send_signal(signal.SIGTERM)
+        while httpx.get(f"{server.url}/readyz").status_code == 200:
+            pass
+        assert {ask(client, page) for (page, _), client in clients.items()} == {"close"}
+        server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(timeout=20) == 0
 
 

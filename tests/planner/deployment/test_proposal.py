@@ -7,10 +7,11 @@ import pytest
 from models.bundle import Bundle
 from models.errors import BundleError
 from planner.deployment.ask import Ask
+from planner.deployment.problem import pose
 from planner.deployment.program import PlanImpossible
 from planner.deployment.proposal import propose, tables_of
 from planner.plan import Limits, Plan, load_plan, save_plan
-from planner.profile import Front, PathProfile, ProfileError, on_machine
+from planner.profile import Front, Hop, PathProfile, ProfileError, on_machine
 from planner.traffic import Arrivals, Sizes, Traffic
 from tests.planner.planning import machine, path, profile, traffic
 
@@ -149,6 +150,20 @@ def test_two_cores_read_on_the_one_and_execute_on_the_other_where_that_serves_mo
         assert [lane.kind for lane in plan.lanes] == [kind]
     one = propose(profile(FAST, front=front), Ask(0.01, traffic(30_000), cores=1), [None]).plan
     assert [lane.kind for lane in one.lanes] == ["inline"]
+
+
+def test_the_way_to_a_lane_takes_what_the_profile_measured() -> None:
+    ask = Ask(0.01, traffic(1e6), lane="process")
+    quick, slow = (
+        pose(profile(FAST).model_copy(update={"hops": {"process": hop}}), ask, [None])
+        for hop in (Hop(median_s=1e-5, tail_s=2e-5), Hop(median_s=1e-3, tail_s=4e-3))
+    )
+    assert [problem.lanes["cpu"].hop.median_s for problem in (quick, slow)] == [1e-5, 1e-3]
+    # a dearer hop: fewer rows a second of the same lane
+    assert min(o.cost_s[0] for o in slow.options) > 1.5 * min(o.cost_s[0] for o in quick.options)
+    # what was not measured is assumed, and the loop's own lane has no way
+    assert pose(profile(FAST), ask, [None]).lanes["cpu"].hop.median_s > 0
+    assert pose(profile(FAST), Ask(0.01, traffic(10)), [None]).lanes["cpu"].hop.tail_s == 0
 
 
 def test_bursts_count_for_as_long_as_they_last() -> None:

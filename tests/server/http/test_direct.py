@@ -22,9 +22,12 @@ from planner.plan import Plan
 from server.dispatcher import clock
 from server.engine import Engine
 from server.http import direct
+from server.http.call import Form
 from server.http.direct import Direct
 from server.http.inference import Inference
+from server.http.oip import InferForm
 from server.http.predict import PredictForm
+from server.http.rank import RankForm
 from tests.server.http.wire import Connection, Wire
 
 PAGES = ("/v1/predict", "/v1/rank", "/v2/models/dlrm/infer")
@@ -131,10 +134,12 @@ def test_a_valid_inference_request_is_answered(wires: tuple[Wire, Wire], infer: 
         assert json.loads(body)["outputs"][0]["name"] == "probability"
 
 
-def begun(engine: Engine, headers: list[tuple[bytes, bytes]]) -> tuple[Connection, Direct]:
+def begun(
+    engine: Engine, headers: list[tuple[bytes, bytes]], form: Form | None = None
+) -> tuple[Connection, Direct]:
     connection = Connection()
     scope: dict[str, Any] = {"type": "http", "path": "/v1/predict", "headers": headers}
-    mine = Direct(connection, Inference(engine, PredictForm()).call(scope), keep_alive=True)
+    mine = Direct(connection, Inference(engine, form or PredictForm()).call(scope), keep_alive=True)
     mine.begin()
     return connection, mine
 
@@ -221,7 +226,14 @@ def test_a_client_that_has_gone_is_written_nothing(plan: Plan) -> None:
     engine.close()
 
 
-def test_what_is_answered_leaves_nothing_for_the_garbage_collector(plan: Plan) -> None:
+@pytest.mark.parametrize(
+    ("form", "body"),
+    [(PredictForm(), b'{"instances": [{}]}'), (RankForm(), b'{"candidates": [{}]}'), (InferForm(), INFER)],
+    ids=["predict", "rank", "infer"],
+)
+def test_what_is_answered_leaves_nothing_for_the_garbage_collector(
+    plan: Plan, infer: bytes, form: Form, body: bytes
+) -> None:
     """Its second generation took 5 ms of the loop, ten times a second, for cycles through the listener."""
 
     asks = (b"60000", 200), (b"0.001", 504), (b"never", 400)
@@ -232,8 +244,8 @@ def test_what_is_answered_leaves_nothing_for_the_garbage_collector(plan: Plan) -
         left = []
         for budget_ms, status in asks * 2:
             for _ in range(20):
-                connection, mine = begun(engine, [(b"x-latency-budget-ms", budget_ms)])
-                mine.body(b'{"instances": [{}]}')
+                connection, mine = begun(engine, [(b"x-latency-budget-ms", budget_ms)], form)
+                mine.body(infer if body == INFER else body)
                 mine.complete(clock())
                 while not connection.ends:
                     await asyncio.sleep(0)
