@@ -24,10 +24,20 @@ STATIC = "static:"
 
 
 def best_kept(trial: Trial, slo_s: float, share: float) -> Figures | None:
-    """The run of most correct predictions a second among those that kept the promise."""
-    runs = [*trial.tried, *(f for found in trial.ladder.values() for f in found)]
+    """The run of most correct predictions a second among those that kept the promise; of the ladder's, the
+    median run of a rate.
+    """
+    runs = [*trial.tried, *(f for rate in trial.ladder if (f := trial.at(rate)) is not None)]
     kept = [f for f in runs if f.keeps(slo_s, share) and f.correct is not None]
     return max(kept, key=lambda f: f.correct or 0.0, default=None)
+
+
+def rate_kept(trial: Trial, slo_s: float, share: float) -> float | None:
+    """What the search found; without one, the highest rate of the ladder whose median run kept the promise."""
+    if trial.tried:
+        return trial.capacity
+    kept = (rate for rate in trial.ladder if (f := trial.at(rate)) is not None and f.keeps(slo_s, share))
+    return max(kept, default=None)
 
 
 def document(contest: Contest, made: Mapping[str, str]) -> dict[str, Any]:
@@ -72,7 +82,7 @@ def tables(contest: Contest) -> tuple[Table, ...]:
         rows.append(
             (
                 policy,
-                _number(trial.capacity),
+                _number(rate_kept(trial, c.slo_s, c.share)),
                 _number(None if kept is None else kept.correct),
                 _ratio(kept, reference),
                 _accuracy(kept),
@@ -187,7 +197,7 @@ def write_contest(folder: Path, contest: Contest, made: Mapping[str, str], title
             "Requests leave at Poisson times, whatever the server does; latency runs from the "
             "time at which each was meant to leave. Policies took turns in one run, with the same requests. "
             "Correct predictions: rows answered in budget, each weighed with the accuracy of its path.",
-            f"{contest.refused_runs} runs were left out or repeated because the load driver itself was late.",
+            f"Runs left out or repeated because the load driver itself was late: {contest.refused_runs}.",
         ),
     )
     (folder / "bench.html").write_text(html(page), encoding="utf-8")

@@ -8,7 +8,7 @@ import pytest
 from loadtest.connection import LoadError
 from loadtest.contest import Conditions, Trial
 from loadtest.figures import figures
-from loadtest.report.contest import best_kept
+from loadtest.report.contest import best_kept, rate_kept
 from loadtest.simulated import completed, simulated
 from loadtest.subjects import policies_of
 from models.errors import PolyrecError
@@ -51,6 +51,13 @@ def test_the_best_run_is_among_those_that_kept_the_promise() -> None:
     assert best is not None
     assert best.goodput == pytest.approx(50 * 100)
     assert best_kept(Trial(), 0.01, 0.99) is None
+    # one lucky run of three keeps nothing
+    lucky = Trial(ladder={100.0: [run(50, 0.009)], 200.0: [run(60, 0.009), run(20, 0.02), run(20, 0.02)]})
+    assert best_kept(lucky, 0.01, 0.99) == lucky.ladder[100.0][0]
+    assert rate_kept(lucky, 0.01, 0.99) == 100.0
+    assert rate_kept(Trial(), 0.01, 0.99) is None
+    trial.capacity = 20.0
+    assert rate_kept(trial, 0.01, 0.99) == 20.0
     assert trial.at(100.0) in trial.ladder[100.0]
     assert trial.at(7.0) is None
 
