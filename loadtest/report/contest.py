@@ -33,7 +33,7 @@ def best_kept(trial: Trial, slo_s: float, share: float) -> Figures | None:
 
 
 def rate_kept(trial: Trial, slo_s: float, share: float) -> float | None:
-    """What the search found; without one, the highest rate of the ladder whose median run kept the promise."""
+    """As the search found; without one, the highest rate of the ladder whose median run kept the promise."""
     if trial.tried:
         return trial.capacity
     kept = (rate for rate in trial.ladder if (f := trial.at(rate)) is not None and f.keeps(slo_s, share))

@@ -69,7 +69,8 @@ svg { display: block; height: auto; width: 100%; } .grid { stroke: var(--grid); 
   .layer { opacity: .85; }
 .mark { stroke: var(--faint); stroke-dasharray: 2 4; } .limit { stroke: var(--bad); stroke-dasharray: 6 4; }
 text { font: 12px system-ui, sans-serif; fill: var(--faint); } .limit-name { fill: var(--bad); }
-  .mark-name { fill: var(--text); paint-order: stroke; stroke: var(--page); stroke-width: 3px; }
+  .mark-name { fill: var(--text); } .limit-name, .mark-name { paint-order: stroke; stroke: var(--page);
+  stroke-width: 3px; }
   .name { fill: var(--text); }
 /* a chart shrinks to a phone's width, its words must not; what they name is in the caption as well */
 @media (max-width: 40rem) { svg text { font-size: 20px; } .y-name { display: none; } figcaption {
