@@ -26,7 +26,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -41,7 +40,8 @@ from models.batch import F32, Batch
 from models.bundle import Bundle, load_bundle
 from models.memory import keep_memory
 from planner.plan import LaneKind, PlannedLane, PlannedPath
-from server.lanes.lane import Executed, Lane, Settle, clock
+from polyrec.hop import hops
+from server.lanes.lane import Executed, Lane, Settle
 from server.lanes.opening import open_lane
 
 CORES = sorted(os.sched_getaffinity(0))
@@ -151,28 +151,6 @@ def batches_of(bundle: Bundle, data: Path, rows: int) -> list[Batch]:
     return found
 
 
-async def hops(lane: Lane, batches: Sequence[Batch], count: int, pause_s: float) -> F32:
-    """(hop, executed) of `count` batches, in seconds: float32 [count, 2]."""
-    loop = asyncio.get_running_loop()
-    lane.attach()
-    found: list[tuple[float, float]] = []
-    for i in range(count):
-        if pause_s:
-            await asyncio.sleep(pause_s)
-        answered: asyncio.Future[tuple[float, float]] = loop.create_future()
-
-        def settle(outcome: Executed | Exception, answered: asyncio.Future[Any] = answered) -> None:
-            ended = clock()
-            assert isinstance(outcome, Executed), outcome
-            answered.set_result((ended, outcome.took_s))
-
-        start = clock()
-        lane.execute(PATH, batches[i % len(batches)], settle)
-        ended, took_s = await answered
-        found.append((ended - start - took_s, took_s))
-    return np.array(found, np.float32)
-
-
 def measure(bundle: Bundle, data: Path, runtime: str, rounds: int) -> list[Hop]:
     """Every kind, size and load, in turn."""
     path = PlannedPath.model_validate({"name": PATH, "bundle": bundle.path, "runtime": runtime})
@@ -186,8 +164,8 @@ def measure(bundle: Bundle, data: Path, runtime: str, rounds: int) -> list[Hop]:
             for load, pause_s in PAUSES_S.items():
                 for rows in ROWS:
                     for name, lane in lanes.items():
-                        got = runner.run(hops(lane, batches[rows], COUNTS[load], pause_s))
-                        seen.setdefault((name, rows, load), []).append(got[WARM:])
+                        got = runner.run(hops(lane, PATH, batches[rows], COUNTS[load], pause_s))
+                        seen.setdefault((name, rows, load), []).append(np.array(got[WARM:], np.float32))
     found = []
     for (name, rows, load), turns in seen.items():
         hop, executed = np.concatenate(turns).T * 1e6

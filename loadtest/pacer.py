@@ -49,7 +49,7 @@ class Pacer:
         self._file = Path(self._folder.name) / "samples"
         self._file.touch()
         command = [sys.executable, "-m", "loadtest.pacer", str(self._core), str(self._file)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE)
+        self._process = subprocess.Popen(command)
         end_s = perf_counter() + READY_S
         while self._samples().size == 0:
             if self._process.poll() is not None or perf_counter() > end_s:
@@ -63,7 +63,7 @@ class Pacer:
     ) -> None:
         if self._process is not None:
             self._process.kill()
-            self._process.communicate()
+            self._process.wait()
             self._process = None
         if self._folder is not None:
             self._folder.cleanup()

@@ -59,7 +59,8 @@ def simulated(
     paths, lanes = specs(plan)
     routing = plan.routing.model_copy(update={"policy": policy})
     random = np.random.default_rng(seed)
-    made = Simulator(paths, lanes, routing, plan.limits, due_s, rows, told_s, random, (), costs, pace).run()
+    world = (paths, lanes, routing, plan.limits, due_s, rows, told_s, random)
+    made = Simulator(*world, costs=costs, pace=pace).run()
     status = np.array([HTTP.get(Status(s), 503) for s in range(len(Status))], np.int64)[made.status]
     n = due_s.size
     return Outcome(

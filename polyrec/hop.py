@@ -54,7 +54,8 @@ def measure_hops(path: PlannedPath, bundle: Bundle, seconds: float, seed: int = 
             while perf_counter() < end_s:
                 for rest_s in (0.0, REST_S):
                     for kind, lane in lanes.items():
-                        found[kind] += runner.run(_turn(lane, path.name, batches, rest_s))[WARM:]
+                        took = runner.run(hops(lane, path.name, batches, A_TURN, rest_s))
+                        found[kind] += [hop_s for hop_s, _ in took[WARM:]]
     finally:
         os.sched_setaffinity(0, usable)
     return {
@@ -64,12 +65,16 @@ def measure_hops(path: PlannedPath, bundle: Bundle, seconds: float, seed: int = 
     }
 
 
-async def _turn(lane: Lane, path: str, batches: Sequence[Batch], rest_s: float) -> list[float]:
+async def hops(
+    lane: Lane, path: str, batches: Sequence[Batch], count: int, rest_s: float
+) -> list[tuple[float, float]]:
+    """(seconds to the lane and back, seconds executed) of `count` batches, a rest before each."""
     loop = asyncio.get_running_loop()
     lane.attach()
     found = []
-    for i in range(A_TURN):
-        await asyncio.sleep(rest_s)
+    for i in range(count):
+        if rest_s:
+            await asyncio.sleep(rest_s)
         done: asyncio.Future[tuple[float, Executed | Exception]] = loop.create_future()
 
         def settle(outcome: Executed | Exception, done: asyncio.Future[Any] = done) -> None:
@@ -80,5 +85,5 @@ async def _turn(lane: Lane, path: str, batches: Sequence[Batch], rest_s: float) 
         ended_s, outcome = await done
         if isinstance(outcome, Exception):
             raise outcome
-        found.append(ended_s - began_s - outcome.took_s)
+        found.append((ended_s - began_s - outcome.took_s, outcome.took_s))
     return found

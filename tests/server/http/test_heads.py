@@ -180,6 +180,15 @@ def test_who_has_other_wishes_is_read(engine: Engine, header: tuple[bytes, bytes
     assert not Inference(engine, InferForm()).can_turn_away(Wishes(), None)
 
 
+def test_a_head_that_cannot_be_read_is_told_so_every_time(server: Child) -> None:
+    wire = Wire(server)
+    asked = whole(b"/v1/rank", [b"X-Latency-Budget-Ms: soon"], 1, LENGTHS[0], RANK % b"{}")
+    answers = [wire.ask([asked]) for _ in range(2)]
+    wire.close()
+    assert answers[0] == answers[1]
+    assert answers[0][0].startswith(b"HTTP/1.1 400 ")
+
+
 def test_nothing_is_judged_before_a_plan_is_loaded(engine: Engine) -> None:
     assert not Gate(Engine(), "rank").judges
     assert Gate(engine, "rank").judges
