@@ -76,6 +76,7 @@ class Call:
         "_counters",
         "_engine",
         "_form",
+        "_judged",
         "_outcomes",
         "_parsed",
         "_parsed_s",
@@ -84,6 +85,7 @@ class Call:
         "_rows",
         "_serving",
         "_trace",
+        "_wishes",
         "_written_s",
         "scope",
     )
@@ -92,10 +94,15 @@ class Call:
     _parsed: Parsed
     _path: OpenPath
 
-    def __init__(self, engine: Engine, form: Form, scope: Scope) -> None:
+    def __init__(
+        self, engine: Engine, form: Form, scope: Scope, wishes: Wishes | None = None, judged: bool = False
+    ) -> None:
+        """wishes: of its headers, if they were read before. judged: the gate has let it in."""
         self.scope = scope
         self._engine = engine
         self._form = form
+        self._wishes = wishes
+        self._judged = judged
         self._serving: Serving | None = None
         self._query: Query | None = None
         self._rows = 0
@@ -111,17 +118,11 @@ class Call:
         serving = self._serving = self._engine.serving
         return serving.plan.limits.max_body_bytes
 
-    def ask(
-        self,
-        body: bytes,
-        arrived_s: float | None = None,
-        wishes: Wishes | None = None,
-        judged: bool = False,
-    ) -> Query:
+    def ask(self, body: bytes, arrived_s: float | None = None) -> Query:
         """Parses the body, decompressed, and queues the query: `query.payload.answer` is to be waited on.
 
-        arrived_s: when the last of the request can have arrived, None for now. wishes: of its headers, if
-        they were read before. judged: the gate has let it in. Raises RequestError or FeatureError.
+        arrived_s: when the last of the request can have arrived, None for now. Raises RequestError or
+        FeatureError.
         """
         # From here on the time is ours: a slow client does not spend its budget on sending.
         self._begun_s = clock()
@@ -130,10 +131,8 @@ class Call:
         serving = self._serving = self._engine.serving
         dispatcher = serving.dispatcher
         form = self._form
-        if wishes is None:
-            wishes = wishes_of(self.scope["headers"])
-        budget_s, priority, required = wishes
-        if not (judged or priority or required or form.has_wishes):
+        budget_s, priority, required = self._wishes or wishes_of(self.scope["headers"])
+        if not (self._judged or priority or required or form.has_wishes):
             self._budget_s = budget_s or self._engine.default_budget_s
             dispatcher.turned_away(self._arrival_s, self._budget_s, len(body))
         parsed = self._parsed = form.parse(serving, self.scope, body)

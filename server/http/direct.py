@@ -17,7 +17,6 @@ from server.errors import Malformed, NotReady, TooLarge
 from server.http.body import ARRIVAL_TIMEOUT_S, announced, check_length, decompress
 from server.http.call import Call
 from server.http.reply import Reply, error_reply
-from server.http.wishes import Wishes
 
 STOPPING = "the server stops before the query was executed"
 
@@ -85,10 +84,8 @@ class Direct:
         if self._size > self._limit:
             self._refuse(TooLarge(f"the body has more than {self._limit} bytes"))
 
-    def at_once(
-        self, body: bytes, encoding: str | None, arrived_s: float, wishes: Wishes, judged: bool
-    ) -> None:
-        """All of it is there. encoding, wishes: as its head announces them; judged: by the gate."""
+    def at_once(self, body: bytes, encoding: str | None, arrived_s: float) -> None:
+        """All of it is there. encoding: as its head announces it."""
         try:
             self._limit = self._call.limit
             check_length(len(body), self._limit)
@@ -96,22 +93,22 @@ class Direct:
             self._refuse(e)
         else:
             self._body, self.encoding = body, encoding
-            self.complete(arrived_s, wishes, judged)
+            self.complete(arrived_s)
 
     def wait(self, loop: asyncio.AbstractEventLoop) -> None:
         """The rest of the body has yet to arrive; it has so long."""
         if self._timer is None:
             self._timer = loop.call_later(ARRIVAL_TIMEOUT_S, self._too_slow)
 
-    def complete(self, arrived_s: float, wishes: Wishes | None = None, judged: bool = False) -> None:
-        """The whole body is there. arrived_s: since when it can have been. wishes, judged: see `Call.ask`."""
+    def complete(self, arrived_s: float) -> None:
+        """The whole body is there. arrived_s: since when it can have been."""
         self.whole = True
         self._in_time()
         try:
             body = self._body if self._rest is None else self._body + self._rest
             if self.encoding is not None:
                 body = decompress(body, self.encoding, self._limit)
-            query = self._call.ask(body, arrived_s, wishes, judged)
+            query = self._call.ask(body, arrived_s)
         except Exception as e:
             self._refuse(e)
         else:

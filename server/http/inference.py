@@ -30,9 +30,9 @@ class Inference:
         """Whether the gate may judge requests with that head: it must know their size and what they wish."""
         return not (wishes.priority or wishes.required or self._form.has_wishes or encoding)
 
-    def call(self, scope: Scope) -> Call:
-        """A request whose headers are there. scope: of ASGI."""
-        return Call(self._engine, self._form, scope)
+    def call(self, scope: Scope, wishes: Wishes | None = None, judged: bool = False) -> Call:
+        """A request whose headers are there. scope: of ASGI. wishes, judged: see `Call`."""
+        return Call(self._engine, self._form, scope, wishes, judged)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = self.call(scope)

@@ -163,9 +163,9 @@ class Protocol(HttpToolsProtocol):
                 return True
         scope = head.scope.copy()
         scope["client"], scope["server"] = self.client, self.server
-        self._direct = direct = Direct(self, head.endpoint.call(scope), keep_alive)
+        self._direct = direct = Direct(self, head.endpoint.call(scope, wishes, judged), keep_alive)
         self.cycle = cast(RequestResponseCycle, direct)
-        direct.at_once(data[begins:], head.encoding, arrived_s, wishes, judged)
+        direct.at_once(data[begins:], head.encoding, arrived_s)
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:

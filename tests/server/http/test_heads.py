@@ -127,7 +127,7 @@ def read_and_refused(engine: Engine, headers: list[tuple[bytes, bytes]], body: b
     connection = Connection()
     scope: dict[str, Any] = {"type": "http", "path": "/v1/rank", "headers": headers}
     mine = Direct(connection, Inference(engine, RankForm()).call(scope), keep_alive=True)
-    mine.at_once(body, None, at_s, wishes_of(headers), judged=False)
+    mine.at_once(body, None, at_s)
     return connection.sent
 
 
