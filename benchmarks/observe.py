@@ -103,7 +103,7 @@ def _observe(args: argparse.Namespace, stack: ExitStack) -> None:
         result = json.loads(told)
         print(
             f"answered in time  {result['ok']:.2%} of {result['requests']} requests, "
-            f"p99 {result['p99_ms']:.1f} ms, {result['reduced']:.1%} reduced; paths {result['mix']}"
+            f"p99 {result['p99_ms']:.1f} ms, {result['degraded']:.1%} degraded; paths {result['mix']}"
         )
     if PROGRAM is not None:
         time.sleep(2 * SCRAPED_EVERY_S)  # the last answers are scraped

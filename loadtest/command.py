@@ -39,7 +39,7 @@ COULD_NOT_KEEP_UP = 3
 BROKEN = 4
 """Exit status of a run with --slo-share whose promise was not kept."""
 OWNERS = (
-    *("ok", "late", "refused", "expired", "unavailable", "other", "reduced"),
+    *("ok", "late", "refused", "expired", "unavailable", "other", "degraded"),
     *("goodput", "correct", "accuracy", "mix"),
 )
 """Figures that a service owner asks for, beyond latencies."""

@@ -20,21 +20,21 @@ from models.errors import PolyrecError
 
 NO_ANSWER = 0
 PATH = b"x-polyrec-path"
-REDUCED = b'"reduced":true'
+DEGRADED = b'"degraded":true'
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """How one request ended. status: HTTP, or NO_ANSWER with `offence` saying why.
 
-    path: header X-Polyrec-Path, empty without one. reduced: the body says that quality was reduced;
+    path: header X-Polyrec-Path, empty without one. degraded: the body says that quality was degraded;
     found by its bytes, since parsing every answer would make the driver late.
     """
 
     status: int
     offence: str = ""
     path: bytes = b""
-    reduced: bool = False
+    degraded: bool = False
 
 
 Answered = Callable[[int, Answer], None]
@@ -90,7 +90,7 @@ class Connection(asyncio.Protocol):
         self.pool = pool
         self.in_flight: int | None = None
         self._path = b""
-        self._reduced = False
+        self._degraded = False
         self._tail = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -99,7 +99,7 @@ class Connection(asyncio.Protocol):
 
     def send(self, index: int, payload: bytes) -> None:
         self.in_flight = index
-        self._path, self._reduced, self._tail = b"", False, b""
+        self._path, self._degraded, self._tail = b"", False, b""
         self.transport.write(payload)
 
     def data_received(self, data: bytes) -> None:
@@ -116,13 +116,13 @@ class Connection(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         # an answer may come in pieces that part the words
         whole = self._tail + body if self._tail else body
-        if REDUCED in whole:
-            self._reduced = True
-        self._tail = whole[1 - len(REDUCED) :]
+        if DEGRADED in whole:
+            self._degraded = True
+        self._tail = whole[1 - len(DEGRADED) :]
 
     def on_message_complete(self) -> None:
         reusable = self.in_flight is not None and self.parser.should_keep_alive()
-        self._finish(Answer(self.parser.get_status_code(), "", self._path, self._reduced))
+        self._finish(Answer(self.parser.get_status_code(), "", self._path, self._degraded))
         if reusable:
             self.pool.release(self)
         else:

@@ -36,7 +36,7 @@ class Figures:
     expired: float
     unavailable: float
     other: float
-    reduced: float
+    degraded: float
     p50_ms: float | None
     p90_ms: float | None
     p99_ms: float | None
@@ -76,7 +76,7 @@ def figures(outcome: Outcome, accuracy: Mapping[str, float]) -> Figures:
         expired=float(shares[Fate.EXPIRED]),
         unavailable=float(shares[Fate.UNAVAILABLE]),
         other=float(shares[Fate.OTHER]),
-        reduced=float(outcome.reduced[answered].sum()) / n,
+        degraded=float(outcome.degraded[answered].sum()) / n,
         p50_ms=p50,
         p90_ms=p90,
         p99_ms=p99,

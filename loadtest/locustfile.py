@@ -44,7 +44,7 @@ from locust.runners import MasterRunner, WorkerRunner
 from locust.web import WebUI
 
 from loadtest.client import INFER, PREDICT, RANK
-from loadtest.connection import REDUCED, LoadError
+from loadtest.connection import DEGRADED, LoadError
 from loadtest.load import BUDGET
 from loadtest.promise import HEAD, Promise
 from loadtest.queries import Queries, Query, read_rows
@@ -258,8 +258,8 @@ class _User(FastHttpUser):
             took = answer.request_meta["response_time"] / 1e3 + (sent - due)
             answer.request_meta["response_time"] = 1e3 * took
             status = answer.status_code or 0
-            reduced = REDUCED in (answer.content or b"")
-            PROMISE.answered(self.kind, rows, took, self.budget_s, status, reduced, sent - due)
+            degraded = DEGRADED in (answer.content or b"")
+            PROMISE.answered(self.kind, rows, took, self.budget_s, status, degraded, sent - due)
         if self.rate:
             self.due += self.random.expovariate(self.rate)
 

@@ -58,7 +58,7 @@ async def drive(target: Target, load: Load, limits: Limits) -> Outcome:
     latency = np.full(due_s.size, np.nan)
     status = np.full(due_s.size, NO_ANSWER, np.int64)
     path = np.full(due_s.size, NO_PATH, np.int16)
-    reduced = np.zeros(due_s.size, bool)
+    degraded = np.zeros(due_s.size, bool)
     paths: dict[bytes, int] = {b"": NO_PATH}
     offences: dict[int, str] = {}
     pending = due_s.size
@@ -72,7 +72,7 @@ async def drive(target: Target, load: Load, limits: Limits) -> Outcome:
             latency[index] = perf_counter() - start - due_s[index]
             status[index] = answer.status
             path[index] = paths.setdefault(answer.path, len(paths) - 1)
-            reduced[index] = answer.reduced
+            degraded[index] = answer.degraded
         pending -= 1
         if not pending:
             finished.set()
@@ -101,7 +101,7 @@ async def drive(target: Target, load: Load, limits: Limits) -> Outcome:
             load.budget_s,
             path,
             tuple(name.decode("latin-1") for name in list(paths)[1:]),
-            reduced,
+            degraded,
             # a copy: closing reports what is still in flight as lost
             dict(offences),
             0.0,

@@ -8,19 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 
-HEAD = ("Name", "# asked", "in budget", "reduced", "refused early", "goodput rows/s", "late sender ms")
+HEAD = ("Name", "# asked", "in budget", "degraded", "refused early", "goodput rows/s", "late sender ms")
 
 
 @dataclass(slots=True)
 class Kept:
-    """Requests asked, answered within budget, at reduced quality, refused (429), rows answered in budget.
+    """Requests asked, answered within budget, at degraded quality, refused (429), rows answered in budget.
 
     lag_s: seconds that the sender itself was late in all.
     """
 
     asked: int = 0
     in_budget: int = 0
-    reduced: int = 0
+    degraded: int = 0
     refused: int = 0
     rows: int = 0
     lag_s: float = 0.0
@@ -41,7 +41,7 @@ class Kept:
             name,
             str(self.asked),
             f"{100 * self.share:.2f}%",
-            f"{100 * self.reduced / n:.2f}%",
+            f"{100 * self.degraded / n:.2f}%",
             f"{100 * self.refused / n:.2f}%",
             f"{self.rows / max(seconds, 1e-9):.0f}",
             f"{1e3 * self.lag_s / n:.2f}",
@@ -61,7 +61,7 @@ class Promise:
         latency_s: float,
         budget_s: float,
         status: int,
-        reduced: bool,
+        degraded: bool,
         lag_s: float,
     ) -> None:
         kept = self.kinds.setdefault(kind, Kept())
@@ -69,7 +69,7 @@ class Promise:
         kept.lag_s += lag_s
         kept.refused += status == 429
         if 200 <= status < 300:
-            kept.reduced += reduced
+            kept.degraded += degraded
             if latency_s <= budget_s:
                 kept.in_budget += 1
                 kept.rows += rows

@@ -72,7 +72,7 @@ def simulated(
         budget_s=np.full(n, slo_s),
         path=made.path.astype(np.int16),
         paths=made.names,
-        reduced=np.zeros(n, bool),
+        degraded=np.zeros(n, bool),
         offences={},
         begin_s=0.0,
         end_s=seconds,

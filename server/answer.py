@@ -21,7 +21,7 @@ log = logging.getLogger("polyrec.dispatcher")
 class Answer:
     """The probabilities of one query, float32 [rows], and how they came about.
 
-    path: index into the plan's paths. reason: None if nothing was reduced. queue_s is this query's wait;
+    path: index into the plan's paths. reason: None if nothing was degraded. queue_s is this query's wait;
     execute_s is the time of the whole batch of batch_rows (of the last one, if it was split).
     """
 
@@ -33,7 +33,7 @@ class Answer:
     batch_rows: int
 
     @property
-    def reduced(self) -> bool:
+    def degraded(self) -> bool:
         """A less accurate path than the best one answered, and not because the operator wanted it so."""
         return self.reason is not None
 

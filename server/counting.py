@@ -52,12 +52,12 @@ class EndpointMetrics:
         outcomes: Outcomes,
         phases: Sequence[Histogram],
         rows: Sequence[Counter],
-        reduced: dict[str, Counter],
+        degraded: dict[str, Counter],
     ) -> None:
         self.outcomes = outcomes
         self._parse, self._queue, self._serialise = phases
         self._rows = tuple(rows)
-        self._reduced = reduced
+        self._degraded = degraded
         self._pending: list[tuple[bool, float, int, float, float, float, str | None]] = []
 
     def answered(
@@ -91,7 +91,7 @@ class EndpointMetrics:
                 self.outcomes.finished(outcome, *compress(took_s, which))
                 self._rows[kept].value += sum(compress(rows, which))
         for reason in filter(None, reasons):
-            self._reduced[reason].value += 1
+            self._degraded[reason].value += 1
         self._parse.observe_all(parse_s)
         self._queue.observe_all(queue_s)
         self._serialise.observe_all(serialise_s)

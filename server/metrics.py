@@ -88,8 +88,8 @@ class Metrics:
             "Rows answered. outcome: ok (their rate is the goodput) or late.",
             *("endpoint", "path", "outcome"),
         )
-        self.reduced = registry.counter(
-            "polyrec_reduced",
+        self.degraded = registry.counter(
+            "polyrec_degraded",
             "Answers of less than the best quality that the plan has. reason: load, deadline, failure.",
             *("path", "reason"),
         )
@@ -168,7 +168,7 @@ class Metrics:
             self.outcomes(endpoint, path),
             [self.phases.labels(path, phase) for phase in ("parse", "queue", "serialise")],
             [self.rows.labels(endpoint, path, outcome) for outcome in ("late", KEPT)],
-            {reason: self.reduced.labels(path, reason) for reason in REASONS},
+            {reason: self.degraded.labels(path, reason) for reason in REASONS},
         )
         self._counting.add(answers)
         return answers
@@ -240,7 +240,7 @@ class Metrics:
     def sample(self) -> dict[str, Any]:
         """What the status page draws over time: cumulative counts, and the queue and budget of this moment.
 
-        rows: by path, [late, ok]; reduced: answers by reason; latency: answers by bucket of REQUEST_EDGES_S,
+        rows: by path, [late, ok]; degraded: answers by reason; latency: answers by bucket of REQUEST_EDGES_S,
         the last beyond all; tiers: [look-ups, hits].
         """
         self.flush()
@@ -251,9 +251,9 @@ class Metrics:
         rows: dict[str, list[float]] = {}
         for (_, path, outcome), counter in self.rows.children.items():
             rows.setdefault(path, [0, 0])[outcome == KEPT] += counter.value
-        reduced = dict.fromkeys(REASONS, 0.0)
-        for (_, reason), answers in self.reduced.children.items():
-            reduced[reason] += answers.value
+        degraded = dict.fromkeys(REASONS, 0.0)
+        for (_, reason), answers in self.degraded.children.items():
+            degraded[reason] += answers.value
         latency = [0] * (len(REQUEST_EDGES_S) + 1)
         for (_, _, outcome), seconds in list(self.seconds.children.items()):
             if outcome in (KEPT, "late"):
@@ -266,7 +266,7 @@ class Metrics:
         return {
             "outcomes": outcomes,
             "rows": rows,
-            "reduced": reduced,
+            "degraded": degraded,
             "latency": latency,
             "tiers": tiers,
             "queue_rows": queue_rows,

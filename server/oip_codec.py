@@ -237,13 +237,13 @@ def encode(
 ) -> tuple[bytes, int | None]:
     """probabilities: float32 [B] -> (body, length of its JSON if binary data follow).
 
-    reason: why quality was reduced, None if it was not.
+    reason: why quality was degraded, None if it was not.
     """
     output: dict[str, Any] = {"name": OUTPUT, "datatype": "FP32", "shape": [probabilities.size]}
     answer: dict[str, Any] = {"model_name": model, "model_version": version}
     if request.id is not None:
         answer["id"] = request.id
-    answer["parameters"] = {"path": path, "reduced": reason is not None}
+    answer["parameters"] = {"path": path, "degraded": reason is not None}
     if reason is not None:
         answer["parameters"]["reason"] = reason
     answer["outputs"] = [output]

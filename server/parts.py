@@ -15,7 +15,7 @@ from server.answer import Answer, Waiting, fail
 from server.errors import Invalid
 from server.rows import Rows, encode
 
-REDUCED = frozenset({Reason.LOAD, Reason.DEADLINE, Reason.FAILURE})
+DEGRADED = frozenset({Reason.LOAD, Reason.DEADLINE, Reason.FAILURE})
 
 
 def encoded(parts: list[Part], encoder: Encoder) -> tuple[list[Part], Batch | None]:
@@ -46,7 +46,7 @@ def scatter(dispatch: Dispatch, parts: Sequence[Part], probabilities: F32, took_
     took_s: of the whole batch; lost: rows of it were.
     """
     rows = probabilities.size
-    reason = dispatch.reason.value if dispatch.reason in REDUCED else None
+    reason = dispatch.reason.value if dispatch.reason in DEGRADED else None
     finite = math.isfinite(float(probabilities.sum()))
     first = 0
     for part in parts:

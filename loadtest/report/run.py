@@ -188,7 +188,7 @@ def _tiles(outcome: Outcome, found: Figures) -> tuple[Tile, ...]:
     ]
     if found.accuracy is not None:
         tiles.append(Tile(f"{100 * found.accuracy:.3f}%", "mean accuracy of the rows in budget"))
-    tiles.append(Tile(f"{100 * found.reduced:.1f}%", "answered at reduced quality"))
+    tiles.append(Tile(f"{100 * found.degraded:.1f}%", "answered at degraded quality"))
     tiles.append(Tile(f"{100 * found.refused:.2f}%", "refused early (429)"))
     return tuple(tiles)
 

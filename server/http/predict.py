@@ -24,7 +24,7 @@ class PredictForm:
         content = {
             "predictions": answer.probabilities,
             "path": path.name,
-            "reduced": answer.reduced,
+            "degraded": answer.degraded,
             "reason": answer.reason,
         }
         return Reply(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY), headers=(path.header,))

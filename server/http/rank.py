@@ -29,7 +29,7 @@ class RankForm:
             "order": order,
             "scores": probabilities[order],
             "path": path.name,
-            "reduced": answer.reduced,
+            "degraded": answer.degraded,
             "reason": answer.reason,
         }
         return Reply(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY), headers=(path.header,))

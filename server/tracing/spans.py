@@ -160,7 +160,7 @@ def _attributes(request: Request) -> Attributes:
         "server.address": request.address,
         "server.port": request.port,
         "polyrec.outcome": request.outcome,
-        "polyrec.reduced": request.reason is not None,
+        "polyrec.degraded": request.reason is not None,
     }
     if request.status:
         found["http.response.status_code"] = request.status

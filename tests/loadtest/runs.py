@@ -18,7 +18,7 @@ def made_up(
     path: Sequence[int] | int = 0,
     paths: tuple[str, ...] = ("good@cpu", "fast@cpu"),
     budget_s: float = 0.01,
-    reduced: Sequence[bool] | bool = False,
+    degraded: Sequence[bool] | bool = False,
     seconds: float | None = None,
 ) -> Outcome:
     """A run of len(due_s) requests; what is given once holds for all."""
@@ -35,7 +35,7 @@ def made_up(
         budget_s=np.full(n, budget_s),
         path=chosen,
         paths=paths,
-        reduced=np.broadcast_to(np.asarray(reduced, bool), n).copy(),
+        degraded=np.broadcast_to(np.asarray(degraded, bool), n).copy(),
         offences={},
         begin_s=0.0,
         end_s=seconds if seconds is not None else (float(due_s[-1]) if n else 0.0) + 1e-9,

@@ -18,7 +18,7 @@ def test_goodput_and_correct_predictions_count_rows_in_budget_by_the_path_that_a
         status=[200, 200, 200, 429, 200],
         rows=[10, 20, 40, 80, 30],
         path=[0, 1, 1, 0, 0],
-        reduced=[False, True, True, False, False],
+        degraded=[False, True, True, False, False],
         seconds=2.0,
     )
     found = figures(run, ACCURACY)
@@ -26,7 +26,7 @@ def test_goodput_and_correct_predictions_count_rows_in_budget_by_the_path_that_a
     assert found.correct == pytest.approx((10 * 0.9 + 20 * 0.8 + 30 * 0.9) / 2)
     assert found.accuracy == pytest.approx((10 * 0.9 + 20 * 0.8 + 30 * 0.9) / 60)
     assert (found.ok, found.late, found.refused) == (0.6, 0.2, 0.2)
-    assert found.reduced == 0.4
+    assert found.degraded == 0.4
     assert found.mix == {"fast@cpu": pytest.approx(0.6), "good@cpu": pytest.approx(0.4)}
     # refused requests neither have a latency nor flatter it
     assert found.max_ms == 20.0

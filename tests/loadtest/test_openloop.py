@@ -57,8 +57,8 @@ def test_connections_outside_their_limit_are_refused(connections: int) -> None:
         Limits(connections, 8)
 
 
-def test_path_and_reduced_quality_of_each_answer_are_read() -> None:
-    body = b'{"scores":[0.5],"path":"a@cpu","reduced":%s,"reason":"load"}'
+def test_path_and_degraded_quality_of_each_answer_are_read() -> None:
+    body = b'{"scores":[0.5],"path":"a@cpu","degraded":%s,"reason":"load"}'
 
     def answer(i: int) -> bytes:
         if i == 2:
@@ -74,4 +74,4 @@ def test_path_and_reduced_quality_of_each_answer_are_read() -> None:
     outcome, _ = driven(answer, np.arange(6) / 50, Limits(1, 1, 30.0))
     names = [outcome.paths[p] if p != NO_PATH else None for p in outcome.path]
     assert names == ["good@cpu", "fast@cpu", None, "fast@cpu", "good@cpu", "fast@cpu"]
-    assert outcome.reduced.tolist() == [False, True, False, True, False, True]
+    assert outcome.degraded.tolist() == [False, True, False, True, False, True]

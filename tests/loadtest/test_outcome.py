@@ -22,7 +22,7 @@ def outcome(latency_ms: list[float], *, lag_ms: float = 0.0, status: int = 200) 
         budget_s=np.full(n, np.inf),
         path=np.zeros(n, np.int16),
         paths=("a@cpu",),
-        reduced=np.zeros(n, bool),
+        degraded=np.zeros(n, bool),
         offences={},
         begin_s=0.0,
         end_s=n / 100,

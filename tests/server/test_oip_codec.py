@@ -256,7 +256,7 @@ def test_answers_are_json_or_json_and_raw_floats() -> None:
     answer = json.loads(body)
     assert answer["id"] == "q"
     assert (answer["model_name"], answer["model_version"]) == ("dlrm", "v1")
-    assert answer["parameters"] == {"path": "table@cpu", "reduced": False}
+    assert answer["parameters"] == {"path": "table@cpu", "degraded": False}
     (output,) = answer["outputs"]
     assert output["shape"] == [2]
     assert np.float32(output["data"]).tolist() == probabilities.tolist()

@@ -278,15 +278,15 @@ def test_answers_without_the_remote_store_are_flagged(
 
         client = asked(placed_plan(paged, tmp_path, beyond, remote=remote))
         given = client.predict(request_)
-        assert (given["reduced"], given["reason"]) == (False, None)
+        assert (given["degraded"], given["reason"]) == (False, None)
         np.testing.assert_array_equal(np.array(given["predictions"], np.float32), whole(request_))
         assert client.metric("polyrec_embedding_fallbacks_total") == 0
         store.kill()
         lost = client.predict(request_)
-        assert (lost["reduced"], lost["reason"]) == (True, "failure")
+        assert (lost["degraded"], lost["reason"]) == (True, "failure")
         assert lost["predictions"] != given["predictions"]
         assert client.metric("polyrec_embedding_fallbacks_total") > 0
-        assert client.metric("polyrec_reduced_total", path="table@cpu", reason="failure") == 1
+        assert client.metric("polyrec_degraded_total", path="table@cpu", reason="failure") == 1
         store.start()  # empty: its rows are found missing, and the answers say so
         assert client.predict(request_)["reason"] == "failure"
     finally:

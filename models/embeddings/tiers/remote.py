@@ -7,7 +7,7 @@ a table where there is one server, GETs in a cluster, which refuses an MGET of s
 server says are elsewhere by now (MOVED, ASK) are asked for there in what is left of the time.
 
 Where a server does not answer in time, or lacks a row, the row is the table's out-of-vocabulary row, counted,
-and the answer says that its quality is reduced. A server that has failed is left alone by requests, and
+and the answer says that its quality is degraded. A server that has failed is left alone by requests, and
 asked again from a thread until it answers and every slot is served.
 """
 

@@ -58,14 +58,14 @@ function between(a, b) {
     inTime += ok - before[1];
   }
   const latency = b.latency.map((n, i) => n - a.latency[i]);
-  const reduced = {};
-  for (const [reason, n] of Object.entries(b.reduced)) reduced[reason] = n - a.reduced[reason];
+  const degraded = {};
+  for (const [reason, n] of Object.entries(b.degraded)) degraded[reason] = n - a.degraded[reason];
   const tiers = {};
   for (const [tier, [looked, found]] of Object.entries(b.tiers)) {
     const before = a.tiers[tier] || [0, 0];
     tiers[tier] = [looked - before[0], found - before[1]];
   }
-  return { t: b.t, seconds, outcomes, counted, rows, all, inTime, latency, reduced, tiers, budget: b.budget_s };
+  return { t: b.t, seconds, outcomes, counted, rows, all, inTime, latency, degraded, tiers, budget: b.budget_s };
 }
 
 /** Interpolated as Prometheus does; null if there was no answer. */
@@ -164,9 +164,9 @@ function verdict() {
     const worst = last.broken.filter((o) => d.outcomes[o] > 0).sort((a, b) => d.outcomes[b] - d.outcomes[a])[0];
     if (!kept) because = `Most of the others, ${whole(d.outcomes[worst])}, ${CAUSES[worst]}.`;
     else {
-      const reduced = Object.values(d.reduced).reduce((x, y) => x + y, 0);
+      const degraded = Object.values(d.degraded).reduce((x, y) => x + y, 0);
       const answers = d.outcomes.ok + d.outcomes.late;
-      if (reduced / Math.max(1, answers) > 0.01) because = `To keep it, ${percent(Math.min(1, reduced / answers))} of the answers came from a less accurate path.`;
+      if (degraded / Math.max(1, answers) > 0.01) because = `To keep it, ${percent(Math.min(1, degraded / answers))} of the answers came from a less accurate path.`;
     }
   }
   const box = $("verdict");
@@ -216,11 +216,11 @@ function tiles() {
   let right = 0;
   for (const p of paths) right += p.accuracy * (d.rows[p.name] || 0);
   set("accuracy", d.all ? (right / d.all).toFixed(4) : "–");
-  const reduced = Object.entries(d.reduced).filter(([, n]) => n > 0).sort((a, b) => b[1] - a[1]);
+  const degraded = Object.entries(d.degraded).filter(([, n]) => n > 0).sort((a, b) => b[1] - a[1]);
   const answers = Math.max(1, d.outcomes.ok + d.outcomes.late);
-  set("accuracy-note", `share of rows predicted right; best path ${best.toFixed(4)}. ` + (reduced.length
-    ? `${percent(Math.min(1, reduced.reduce((x, [, n]) => x + n, 0) / answers))} of answers reduced, because of ${REASONS[reduced[0][0]]}`
-    : d.all ? "No answer reduced" : ""));
+  set("accuracy-note", `share of rows predicted right; best path ${best.toFixed(4)}. ` + (degraded.length
+    ? `${percent(Math.min(1, degraded.reduce((x, [, n]) => x + n, 0) / answers))} of answers degraded, because of ${REASONS[degraded[0][0]]}`
+    : d.all ? "No answer degraded" : ""));
 }
 
 // ---------------------------------------------------------------- charts

@@ -31,7 +31,7 @@ def busy() -> Outcome:
         status=status,
         path=crowded.astype(int),
         rows=random.integers(5, 26, due.size),
-        reduced=crowded,
+        degraded=crowded,
         seconds=10.0,
     )
 

@@ -31,7 +31,7 @@ def test_queries_that_arrive_together_get_their_own_answers(
 def test_an_answer_says_how_it_was_made(client: Any, request_: Any) -> None:
     answer = client.send("POST", "/v1/predict", json={"instances": request_.rows})
     body = answer.json()
-    assert (body["path"], body["reduced"], body["reason"]) == ("table@cpu", False, None)
+    assert (body["path"], body["degraded"], body["reason"]) == ("table@cpu", False, None)
     assert answer.headers["x-polyrec-path"] == "table@cpu"
     assert answer.headers["content-type"] == "application/json"
 

@@ -41,7 +41,7 @@ def test_candidates_as_objects_equal_candidates_as_columns(client: Any, request_
     by_objects = {"context": request_.context, "candidates": objects}
     answers = [client.send("POST", "/v1/rank", json=body).json() for body in (by_columns, by_objects)]
     assert answers[0] == answers[1]
-    assert (answers[0]["path"], answers[0]["reduced"], answers[0]["reason"]) == ("table@cpu", False, None)
+    assert (answers[0]["path"], answers[0]["degraded"], answers[0]["reason"]) == ("table@cpu", False, None)
 
 
 def test_a_ranking_without_context_is_one_of_missing_values(client: Any) -> None:

@@ -46,7 +46,7 @@ def test_a_request_is_a_span_with_its_phases_inside(
         "server.address": "127.0.0.1",
         "server.port": port,
         "polyrec.path": path,
-        "polyrec.reduced": False,
+        "polyrec.degraded": False,
         "polyrec.outcome": "ok",
         "polyrec.rows": 20,
         "polyrec.budget_ms": 30000.0,

@@ -174,21 +174,21 @@ def test_a_lost_server_costs_its_own_rows_only_and_comes_back_by_itself(
     # the one that the URL names, at that
     lost = 0
     its = (cluster.owners(slots_of(prefix, np.arange(v.rows))) == lost) & (v.rank_of_id >= FIRST_REMOTE)
-    clean, reduced = threading.Event(), threading.Event()
+    clean, degraded = threading.Event(), threading.Event()
 
     def seen(ids: I64, version: I64, fallen: int) -> str | None:
-        (reduced if fallen else clean).set()
+        (degraded if fallen else clean).set()
         if (version[~its[ids]] == -1).any():
             return "a row of another server was lost"
-        return None if (version == -1).sum() == fallen else "quality was reduced and not said"
+        return None if (version == -1).sum() == fallen else "quality was degraded and not said"
 
     with under_load(stack, encoder, seen):
         for _ in range(2):
             clean.clear()
             assert clean.wait(30), "no batch was answered in full"
             cluster.nodes[lost].kill()
-            reduced.clear()
-            assert reduced.wait(30), "no batch missed the server"
+            degraded.clear()
+            assert degraded.wait(30), "no batch missed the server"
             wait_until(lambda: not up(stack), "nobody noticed")
             cluster.nodes[lost].start()
             wait_until(lambda: cluster.knows_all(lost), "it did not join again")

@@ -125,7 +125,7 @@ def test_a_store_killed_and_restarted_under_load_costs_quality_never_an_answer(
     wrong: list[str] = []
     stop = threading.Event()
     clean = threading.Event()
-    reduced = threading.Event()
+    degraded = threading.Event()
 
     def read(seed: int) -> None:
         random = np.random.default_rng(seed)
@@ -143,8 +143,8 @@ def test_a_store_killed_and_restarted_under_load_costs_quality_never_an_answer(
             if not (right | fallen).all() or not right[v.rank_of_id[ids] < 1800].all():
                 wrong.append("a row that is neither the right one nor the out-of-vocabulary row")
             if int((~right).sum()) > lost:
-                wrong.append("quality was reduced and not said")
-            (reduced if lost else clean).set()
+                wrong.append("quality was degraded and not said")
+            (degraded if lost else clean).set()
 
     threads = [threading.Thread(target=read, args=(seed,)) for seed in range(2)]
     for thread in threads:
@@ -153,9 +153,9 @@ def test_a_store_killed_and_restarted_under_load_costs_quality_never_an_answer(
         for _ in range(3):
             clean.clear()
             assert clean.wait(20), "no batch was answered in full"
-            reduced.clear()
+            degraded.clear()
             server.kill()
-            assert reduced.wait(20), "no batch missed the store"
+            assert degraded.wait(20), "no batch missed the store"
             # a batch from before it was filled again may be late, and have lost rows, too
             wait_until(lambda: not up(stack), "nobody noticed")
             server.start()
