@@ -131,6 +131,15 @@ class Metrics:
         self.generations = registry.counter(
             "polyrec_generations", "Plans that took over: the first, every reload and every rollback."
         )
+        self.limited = registry.counter(
+            "polyrec_limited",
+            "Requests and connections that met a limit of the HTTP front (docs/protocol.md).",
+            "limit",
+        )
+        self.connections = registry.gauge("polyrec_connections", "Connections that are open.")
+        self.buffered_bytes = registry.gauge(
+            "polyrec_buffered_bytes", "Bytes kept of requests that are not complete."
+        )
         self._ready = registry.gauge("polyrec_ready", "1 while the server is ready to answer.")
         registry.gauge(
             "polyrec_promised_share", "Share of requests that is promised to be answered within budget."

@@ -37,13 +37,13 @@ from server.collector import Collector
 from server.engine import Engine, State
 from server.http.admin import Admin
 from server.http.app import create_app
-from server.http.protocol import Protocol, close_idle
+from server.http.connection import protocol_of
+from server.http.front import Front
 from server.settings import Settings
 from server.tracing.tracer import open_tracer
 
 log = logging.getLogger("polyrec.server")
 
-KEEP_ALIVE_S = 75
 BACKLOG = 2048
 ACCEPTED_A_ROUND = 16
 """Connections, at the most: each takes as long as to refuse a request."""
@@ -166,22 +166,23 @@ def serve(settings: Settings, on_ready: Callable[[Ready], object]) -> int:
 async def _serve(settings: Settings, listener: socket.socket, on_ready: Callable[[Ready], object]) -> int:
     engine = Engine()
     engine.tracer = open_tracer(os.environ)
+    app = create_app(engine, Admin(engine, settings.admin_token, lambda: plan_of(settings)))
+    front = Front(app, app.hot, engine)
     config = uvicorn.Config(
-        create_app(engine, Admin(engine, settings.admin_token, lambda: plan_of(settings))),
-        http=Protocol,
+        app,
+        http=protocol_of(front),
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=max(1, round(settings.drain_timeout_s)),
         backlog=BACKLOG,
     )
     server = Server(config, engine, settings.drain_grace_s)
     with Collector(engine.metrics.collected):
-        await _until_told(server, engine, settings, listener, on_ready)
+        await _until_told(server, engine, front, settings, listener, on_ready)
     engine.close()
     return 0
 
@@ -189,12 +190,13 @@ async def _serve(settings: Settings, listener: socket.socket, on_ready: Callable
 async def _until_told(
     server: Server,
     engine: Engine,
+    front: Front,
     settings: Settings,
     listener: socket.socket,
     on_ready: Callable[[Ready], object],
 ) -> None:
     serving = asyncio.create_task(server.serve(sockets=several(listener)))
-    closing = asyncio.create_task(close_idle(server.server_state, KEEP_ALIVE_S))
+    sweeping = asyncio.create_task(front.sweep())
     loading = in_thread(lambda: engine.load(*plan_of(settings)))
     try:
         await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
@@ -211,7 +213,7 @@ async def _until_told(
         if loading.done() and loading.exception() is not None:
             server.should_exit = True
         await serving
-        closing.cancel()
+        sweeping.cancel()
         if engine.tracer is not None:
             engine.tracer.close()
 
