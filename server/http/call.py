@@ -258,7 +258,8 @@ class HotEndpoint:
         watching: asyncio.Task[None] | None = None
         try:
             limit = call.limit
-            call.reject_early(None)
+            length = header(scope["headers"], b"content-length")
+            call.reject_early(int(length) if length is not None and length.isdigit() else None)
             query = call.ask(await read_body(scope["headers"], receive, limit))
             watching = asyncio.create_task(_watch(receive, call))
             reply = call.reply(await query.payload.answer)

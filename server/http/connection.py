@@ -33,7 +33,7 @@ from server.answer import Answer, Pending
 from server.dispatcher import clock
 from server.errors import HttpViolation, NotReady, TooLarge
 from server.http.asgi import Address, AsgiRequest, make_scope
-from server.http.body import decompress
+from server.http.body import check_length, decompress
 from server.http.call import Call
 from server.http.chunked import ChunkedDecoder
 from server.http.front import Front, ServerState
@@ -107,7 +107,7 @@ class Connection(asyncio.Protocol):
         if self._front.join(self):
             self._rest()
         else:
-            self._violate(self._busy("connections", "the server has no room for more connections"))
+            self._violate(_busy("connections", "the server has no room for more connections"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         state, self._state = self._state, CLOSED
@@ -181,6 +181,9 @@ class Connection(asyncio.Protocol):
         self._advancing = False
         unread = self._size if self._pieces else 0
         self._hold(len(self._buffer) + (unread if self._asgi is None else self._asgi.waiting_bytes))
+        if self._held_bytes and self._front.full and self._state in (READING_HEAD, READING_BODY):
+            self._violate(_busy("buffered_bytes", "unfinished requests take all the memory that they may"))
+            self._hold(len(self._buffer))
 
     def _step(self) -> bool:
         """Takes a head, or what has come of a body; false if more has to happen first."""
@@ -232,7 +235,7 @@ class Connection(asyncio.Protocol):
             if hot is not None:
                 self._call = call = hot.call(scope)
                 self._limit = call.limit
-                self._check_size(self._left)
+                check_length(self._left, self._limit)
                 call.reject_early(head.length, front.arrived_s())
             else:
                 self._asgi = AsgiRequest(front.app, scope, self._reply, self._resume_reading)
@@ -255,7 +258,8 @@ class Connection(asyncio.Protocol):
                 if self._asgi is not None:
                     self._asgi.feed(piece)
                 else:
-                    self._check_size(self._size)
+                    if self._size > self._limit:
+                        raise TooLarge(f"the body has more than {self._limit} bytes")
                     self._pieces.append(piece)
             if complete:
                 self._complete()
@@ -266,8 +270,6 @@ class Connection(asyncio.Protocol):
             return True
         if self._asgi is not None and self._asgi.waiting_bytes > MAX_WAITING_BYTES:
             self._pause_reading()
-        if not complete and self._front.full:
-            raise self._busy("buffered_bytes", "the server buffers as much of unfinished requests as it may")
         return complete
 
     def _cut(self) -> tuple[list[bytes], bool]:
@@ -297,10 +299,6 @@ class Connection(asyncio.Protocol):
             body = decompress(body, self._head.encoding, self._limit)
         query = self._call.ask(body, self._front.arrived_s())
         query.payload.answer.listen(self._answered)
-
-    def _check_size(self, size: int) -> None:
-        if size > self._limit:
-            raise TooLarge(f"the body has {size} bytes or more; the limit is {self._limit}")
 
     # answers
 
@@ -356,8 +354,7 @@ class Connection(asyncio.Protocol):
         if state is not READING_BODY and state is not WAITING:
             return  # answered already, or nobody is there
         unread = state is READING_BODY
-        endless = unread and (self._chunks is not None or self._left > limits.discard_bytes)
-        if endless or self._front.draining:
+        if self._left > limits.discard_bytes or self._front.draining:
             self._keep_alive = False
         if status in BODILESS or (self._head is not None and self._head.method == b"HEAD"):
             body = b""
@@ -384,16 +381,18 @@ class Connection(asyncio.Protocol):
             self._loop.call_soon(self._advance)
 
     def _discard(self) -> bool:
-        """Drops what is left of a request that has its answer."""
-        size = min(self._left, len(self._buffer))
-        self._left -= size
-        self._buffer = self._buffer[size:]
-        if self._left:
+        """Drops what has come of a request that has its answer."""
+        try:
+            pieces, complete = self._cut()
+        except HttpViolation:
+            self.abort()
             return False
-        if self._keep_alive:
+        self._size += sum(map(len, pieces))
+        if self._size > self._front.limits.discard_bytes or (complete and not self._keep_alive):
+            self.abort()
+        elif complete:
             self._rest()
             return True
-        self.abort()
         return False
 
     def _rest(self) -> None:
@@ -427,12 +426,13 @@ class Connection(asyncio.Protocol):
             self._front.buffered += size - self._held_bytes
             self._held_bytes = size
 
-    def _busy(self, limit: str, message: str) -> HttpViolation:
-        return HttpViolation(HTTPStatus.TOO_MANY_REQUESTS, limit, message)
-
     @property
     def _name(self) -> str:
         return "a client" if self._client is None else f"{self._client[0]}:{self._client[1]}"
+
+
+def _busy(limit: str, message: str) -> HttpViolation:
+    return HttpViolation(HTTPStatus.TOO_MANY_REQUESTS, limit, message)
 
 
 def _too_slow(limit: str, message: str) -> HttpViolation:
