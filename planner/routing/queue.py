@@ -18,7 +18,7 @@ from planner.routing.query import Query
 
 Piece = tuple[int, float, int, Query, int, int]
 LOWEST = 1 << 30
-"""The level of queries without priority."""
+"""The level of queries without priority, beyond MOST_PRIORITY."""
 SHARE = 0.1
 """Of room and lane time, kept for queries of other priorities than those that take the rest."""
 

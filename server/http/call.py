@@ -1,6 +1,6 @@
 """One request of a hot endpoint, from its headers to its reply: every phase timed, every end counted.
 
-The latency budget and the other wishes of the client, the dispatcher, the errors and the counters are the
+Access and options of the client, the dispatcher, the errors and the counters are the
 same for /v1/predict, /v1/rank and the inference protocol. What differs is a `Form`: how a body becomes rows
 and how probabilities become a body. Here is no I/O: `server/http/direct.py` reads and writes on a connection,
 `server/http/inference.py` by ASGI.
@@ -22,26 +22,22 @@ from server.dispatcher import clock
 from server.engine import Engine
 from server.errors import RequestError, refusal
 from server.http.body import ClientGone
+from server.http.options import NO_OPTIONS, RequestOptions, parse_options
 from server.http.reply import Reply
-from server.http.wishes import Wishes, wishes_of
 from server.rows import Rows
 from server.serving import OpenPath, Serving
+from server.tokens import Client
 
 log = logging.getLogger("polyrec.http")
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A body that was read. `asked` is what the form needs again to answer; budget_s None: the default.
-
-    priority: 1 is the highest, 0 the lowest. required: only the most accurate path may answer.
-    """
+    """A body that was read. asked: what the form needs again to answer. options: those in the body."""
 
     rows: Rows
     asked: Any = None
-    budget_s: float | None = None
-    priority: int = 0
-    required: bool = False
+    options: RequestOptions = NO_OPTIONS
 
 
 class Form(Protocol):
@@ -51,8 +47,8 @@ class Form(Protocol):
     def endpoint(self) -> str: ...
 
     @property
-    def has_wishes(self) -> bool:
-        """Whether bodies may have a budget, a priority or a quality of their own."""
+    def has_options(self) -> bool:
+        """Whether bodies may have options of their own."""
         ...
 
     def parse(self, serving: Serving, scope: Scope, body: bytes) -> Parsed:
@@ -73,10 +69,12 @@ class Call:
         "_arrival_s",
         "_begun_s",
         "_budget_s",
+        "_client",
         "_counters",
         "_engine",
         "_form",
         "_judged",
+        "_options",
         "_outcomes",
         "_parsed",
         "_parsed_s",
@@ -85,23 +83,28 @@ class Call:
         "_rows",
         "_serving",
         "_trace",
-        "_wishes",
         "_written_s",
         "scope",
     )
     _answer: Answer
+    _client: Client
     _counters: EndpointMetrics
     _parsed: Parsed
     _path: OpenPath
 
     def __init__(
-        self, engine: Engine, form: Form, scope: Scope, wishes: Wishes | None = None, judged: bool = False
+        self,
+        engine: Engine,
+        form: Form,
+        scope: Scope,
+        options: RequestOptions | None = None,
+        judged: bool = False,
     ) -> None:
-        """wishes: of its headers, if they were read before. judged: the gate has let it in."""
+        """options: of its headers, if they were read before. judged: the gate has let it in."""
         self.scope = scope
         self._engine = engine
         self._form = form
-        self._wishes = wishes
+        self._options = options
         self._judged = judged
         self._serving: Serving | None = None
         self._query: Query | None = None
@@ -114,8 +117,13 @@ class Call:
 
     @property
     def limit(self) -> int:
-        """Bytes that the body may have. Raises NotReady."""
+        """Bytes that the body may have, if the client may send one at all.
+
+        Raises NotReady, Unauthorized or RateLimited.
+        """
         serving = self._serving = self._engine.serving
+        scope = self.scope
+        self._client = self._engine.access.client(scope["headers"], scope.get("client"))
         return serving.plan.limits.max_body_bytes
 
     def ask(self, body: bytes, arrived_s: float | None = None) -> Query:
@@ -131,24 +139,31 @@ class Call:
         serving = self._serving = self._engine.serving
         dispatcher = serving.dispatcher
         form = self._form
-        budget_s, priority, required = self._wishes or wishes_of(self.scope["headers"])
-        if not (self._judged or priority or required or form.has_wishes):
-            self._budget_s = budget_s or self._engine.default_budget_s
+        options = self._allowed(self._options or parse_options(self.scope["headers"]))
+        if not (self._judged or options.priority or options.required or form.has_options):
+            self._budget_s = options.budget_s or self._engine.default_budget_s
             dispatcher.turned_away(self._arrival_s, self._budget_s, len(body))
         parsed = self._parsed = form.parse(serving, self.scope, body)
         self._rows = parsed.rows.rows
-        self._budget_s = budget_s or parsed.budget_s or self._engine.default_budget_s
+        if form.has_options:
+            options = self._allowed(options.over(parsed.options))
+        self._budget_s = options.budget_s or self._engine.default_budget_s
         self._parsed_s = clock()
         query = self._query = dispatcher.ask(
             parsed.rows,
             self._arrival_s,
             self._budget_s,
-            parsed.priority if priority is None else priority,
-            parsed.required if required is None else required,
+            options.priority or 0,
+            options.required or False,
             self._trace,
             len(body),
         )
         return query
+
+    def _allowed(self, options: RequestOptions) -> RequestOptions:
+        """Options as far as the client may have them. Raises Forbidden."""
+        engine = self._engine
+        return engine.access.allowed(options, self._client, engine.most_budget_s, self.scope.get("client"))
 
     def reply(self, answer: Answer) -> Reply:
         """The answer as it goes back."""

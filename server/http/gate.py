@@ -25,20 +25,21 @@ class Gate:
 
     @property
     def judges(self) -> bool:
-        """Whether it can: who reads a request begins its trace, and without a plan nothing can be said."""
-        return self._engine.tracer is None and self._engine.loaded
+        """Whether it can: not where requests are traced or need a token, and not without a plan."""
+        engine = self._engine
+        return engine.tracer is None and engine.loaded and not engine.access.needs_tokens
 
     def refused(
         self, budget_s: float | None, size: int, arrived_s: float, first: HeaderList, keep_alive: bool
     ) -> bytes | None:
         """The whole answer to a request that need not be read, counted; None: read it.
 
-        Of one without other wishes, if the gate judges. budget_s: None for the server's default. size: bytes
+        Of one without other options, if the gate judges. budget_s: None for the server's default. size: bytes
         of its body. first: headers of the server.
         """
         engine = self._engine
         serving = engine.serving
-        budget_s = budget_s or engine.default_budget_s
+        budget_s = min(budget_s or engine.default_budget_s, engine.most_budget_s)
         router = serving.dispatcher.router
         refused = router.turned_away(arrived_s, arrived_s + budget_s, size, clock())
         if refused is None:

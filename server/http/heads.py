@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from server.http.inference import Inference
-from server.http.wishes import Wishes
+from server.http.options import RequestOptions
 
 LENGTHS = (b"\r\nContent-Length: ", b"\r\ncontent-length: ")
 """As clients write it; others are parsed each time."""
@@ -31,7 +31,7 @@ class Head:
     scope: dict[str, Any]
     encoding: str | None
     keep_alive: bool
-    wishes: Wishes
+    options: RequestOptions
     plain: bool
 
 

@@ -10,7 +10,7 @@ from server.engine import Engine
 from server.http.body import read_body
 from server.http.call import Call, Form
 from server.http.gate import Gate
-from server.http.wishes import Wishes
+from server.http.options import RequestOptions
 
 GONE = "polyrec.gone"
 """Key of a scope under which a request leaves what to call when its client has gone."""
@@ -26,13 +26,13 @@ class Inference:
         self._form = form
         self.gate = Gate(engine, form.endpoint)
 
-    def can_turn_away(self, wishes: Wishes, encoding: str | None) -> bool:
-        """Whether the gate may judge requests with that head: it must know their size and what they wish."""
-        return not (wishes.priority or wishes.required or self._form.has_wishes or encoding)
+    def can_turn_away(self, options: RequestOptions, encoding: str | None) -> bool:
+        """Whether the gate may judge requests with that head: it must know their size and options."""
+        return not (options.priority or options.required or self._form.has_options or encoding)
 
-    def call(self, scope: Scope, wishes: Wishes | None = None, judged: bool = False) -> Call:
-        """A request whose headers are there. scope: of ASGI. wishes, judged: see `Call`."""
-        return Call(self._engine, self._form, scope, wishes, judged)
+    def call(self, scope: Scope, options: RequestOptions | None = None, judged: bool = False) -> Call:
+        """A request whose headers are there. scope: of ASGI. options, judged: see `Call`."""
+        return Call(self._engine, self._form, scope, options, judged)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = self.call(scope)

@@ -25,8 +25,8 @@ from server.http.app import Application
 from server.http.direct import Direct
 from server.http.heads import Head, Heads, split
 from server.http.inference import ARRIVED, GONE
+from server.http.options import parse_options
 from server.http.rounds import clock, rounds_of
-from server.http.wishes import wishes_of
 
 MAX_HEADER_BYTES = 64 * 2**10
 MAX_DROPPED_BYTES = 256 * 2**20
@@ -151,19 +151,19 @@ class Protocol(HttpToolsProtocol):
             return False
         if len(data) - begins != length:
             return False
-        gate, wishes, arrived_s = head.endpoint.gate, head.wishes, self._arrived_s
+        gate, options, arrived_s = head.endpoint.gate, head.options, self._arrived_s
         judged = head.plain and gate.judges
         keep_alive = head.keep_alive and not self._drains()
         if judged:
             first = self.server_state.default_headers
-            refused = gate.refused(wishes.budget_s, length, arrived_s, first, keep_alive)
+            refused = gate.refused(options.budget_s, length, arrived_s, first, keep_alive)
             if refused is not None:
                 self.send(refused)
                 self._turned_over(keep_alive)
                 return True
         scope = head.scope.copy()
         scope["client"], scope["server"] = self.client, self.server
-        self._direct = direct = Direct(self, head.endpoint.call(scope, wishes, judged), keep_alive)
+        self._direct = direct = Direct(self, head.endpoint.call(scope, options, judged), keep_alive)
         self.cycle = cast(RequestResponseCycle, direct)
         direct.at_once(data[begins:], head.encoding, arrived_s)
         return True
@@ -233,9 +233,9 @@ class Protocol(HttpToolsProtocol):
         direct.begin()
         if self._key and self._heads is not None and not direct.response_complete:
             with suppress(Malformed):  # it is told so once it is read
-                wishes, encoding = wishes_of(scope["headers"]), direct.encoding
-                plain = hot.can_turn_away(wishes, encoding)
-                self._heads.learn(self._key, Head(hot, scope, encoding, keep_alive, wishes, plain))
+                options, encoding = parse_options(scope["headers"]), direct.encoding
+                plain = hot.can_turn_away(options, encoding)
+                self._heads.learn(self._key, Head(hot, scope, encoding, keep_alive, options, plain))
 
     def _is_plain(self) -> bool:
         """Whether a request to a hot endpoint can be answered directly."""

@@ -19,8 +19,8 @@ from server.http.gate import Gate
 from server.http.heads import MOST_HEADS, Head, Heads, split
 from server.http.inference import Inference
 from server.http.oip import InferForm
+from server.http.options import RequestOptions, parse_options
 from server.http.rank import RankForm
-from server.http.wishes import Wishes, wishes_of
 from server.running import Child
 from tests.server.http.wire import Connection, Wire
 
@@ -111,7 +111,7 @@ def test_a_length_that_is_not_a_plain_number_is_left_to_the_parser(length: bytes
 
 def test_heads_are_bounded(engine: Engine) -> None:
     heads = Heads()
-    head = Head(Inference(engine, RankForm()), {"headers": []}, None, True, Wishes(), True)
+    head = Head(Inference(engine, RankForm()), {"headers": []}, None, True, RequestOptions(), True)
     for i in range(2 * MOST_HEADS):
         heads.learn(b"%d" % i, head)
     assert heads.get(b"0") is None
@@ -140,7 +140,7 @@ def test_what_is_turned_away_unread_is_told_and_counted_as_what_is_read(
         engine.load(plan)
         gate = Gate(engine, "rank")
         headers = [] if budget_ms is None else [(b"x-latency-budget-ms", budget_ms.encode())]
-        budget_s = wishes_of(headers).budget_s
+        budget_s = parse_options(headers).budget_s
         body = RANK % b"{}"
         late_s = clock() - 100.0
         soon_s = clock() + 100.0
@@ -173,11 +173,11 @@ def test_what_is_turned_away_unread_is_told_and_counted_as_what_is_read(
     "header",
     [(b"x-polyrec-priority", b"1"), (b"x-polyrec-quality", b"required"), (b"content-encoding", b"gzip")],
 )
-def test_who_has_other_wishes_is_read(engine: Engine, header: tuple[bytes, bytes]) -> None:
+def test_who_has_other_options_is_read(engine: Engine, header: tuple[bytes, bytes]) -> None:
     encoding = announced([header], 100)
-    assert not Inference(engine, RankForm()).can_turn_away(wishes_of([header]), encoding)
-    assert Inference(engine, RankForm()).can_turn_away(wishes_of([(b"x-latency-budget-ms", b"5")]), None)
-    assert not Inference(engine, InferForm()).can_turn_away(Wishes(), None)
+    assert not Inference(engine, RankForm()).can_turn_away(parse_options([header]), encoding)
+    assert Inference(engine, RankForm()).can_turn_away(parse_options([(b"x-latency-budget-ms", b"5")]), None)
+    assert not Inference(engine, InferForm()).can_turn_away(RequestOptions(), None)
 
 
 def test_a_head_that_cannot_be_read_is_told_so_every_time(server: Child) -> None:
