@@ -62,7 +62,10 @@ def test_a_mistake_is_one_line_without_the_secret(tmp_path: Path, content: Any, 
 
 
 def test_a_file_that_is_not_there_or_no_file_is_one_line(tmp_path: Path) -> None:
-    for file, says in ((tmp_path / "none.json", "there is no tokens file 'none.json'"), (tmp_path, "regular")):
+    for file, says in (
+        (tmp_path / "none.json", "there is no tokens file 'none.json'"),
+        (tmp_path, "regular"),
+    ):
         with pytest.raises(TokensError, match=says):
             load_tokens(file)
 

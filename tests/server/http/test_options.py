@@ -15,9 +15,7 @@ OPTIONS = st.builds(
     st.none() | st.integers(0, 5),
     st.none() | st.booleans(),
 )
-CLIENTS = st.builds(
-    Client, st.just("shop"), st.frozensets(st.sampled_from(["priority", "quality", "admin"]))
-)
+CLIENTS = st.builds(Client, st.just("shop"), st.frozensets(st.sampled_from(["priority", "quality", "admin"])))
 
 
 def test_headers_say_budget_priority_and_quality_and_the_last_counts() -> None:
