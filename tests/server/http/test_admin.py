@@ -16,6 +16,7 @@ from server.engine import Engine
 from server.http.access import Access
 from server.http.admin import Admin
 from server.http.app import create_app
+from server.http.rates import GUESSES
 
 TOKEN = "a token of sixteen and more"
 ALLOWED = {"authorization": f"Bearer {TOKEN}"}
@@ -61,6 +62,19 @@ def test_without_the_token_nothing_is_allowed(
     assert answer.status_code == status
     assert TOKEN not in answer.text
     assert ("www-authenticate" in answer.headers) == (status == 401)
+    assert admin.send("GET", "/readyz").status_code == 200
+
+
+def test_the_admin_token_cannot_be_guessed_at_speed(admin: Any, caplog: pytest.LogCaptureFixture) -> None:
+    answers = [
+        act(admin, "drain", headers={"authorization": f"Bearer guess-{i:016}"}) for i in range(5 * GUESSES)
+    ]
+    assert [answer.status_code for answer in answers[:GUESSES]] == [401] * GUESSES
+    limited = [answer for answer in answers if answer.status_code == 429]
+    assert limited[0].headers["retry-after"] == "1"
+    assert admin.metric("polyrec_access_refused_total", reason="guessing") == len(limited)
+    said = [record for record in caplog.records if record.name == "polyrec.access"]
+    assert 0 < len(said) < len(answers)
     assert admin.send("GET", "/readyz").status_code == 200
 
 
