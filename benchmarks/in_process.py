@@ -12,7 +12,6 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-import uvicorn
 import uvloop
 from uvicorn.server import ServerState
 
@@ -22,7 +21,8 @@ from models.runtimes import best_runtime
 from planner.plan import single_path_plan
 from server.engine import Engine
 from server.http.app import Application, create_app
-from server.http.protocol import Protocol
+from server.http.connection import Connection
+from server.http.front import Front
 
 REQUESTS, ROWS = 64, 23
 """Of a block; a multiple of the answers that are counted at a time (server/counting.py)."""
@@ -81,10 +81,8 @@ class Asking:
 
     def __init__(self, app: Application) -> None:
         loop = asyncio.get_running_loop()
-        config = uvicorn.Config(app, http=Protocol, ws="none", lifespan="off", log_config=None)
-        config.load()
         self._transport = Taking(loop)
-        self._protocol = Protocol(config=config, server_state=ServerState(), app_state={}, _loop=loop)
+        self._protocol = Connection(Front(app, app.hot, app.engine), ServerState())
         self._protocol.connection_made(self._transport)
 
     async def ask(self, request: bytes = REQUEST) -> bytes:

@@ -22,7 +22,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import exp, inf, log
+from math import exp, log
 from pathlib import Path
 from time import perf_counter
 
@@ -46,7 +46,6 @@ from planner.latency import LatencyModel
 from planner.plan import Plan, PlannedPath, load_plan
 from planner.routing.curve import TAIL_DEVIATIONS
 from planner.simulation.costs import BatchCost, Costs
-from server.http.rounds import TICK_S
 
 CONNECTIONS = 16
 CROWD = 256
@@ -184,7 +183,6 @@ def calibrate(
         row_s=row_s,
         refuse_s=refuse_s,
         tick_s=(after.tick_s - before.tick_s) / max(after.ticks - before.ticks, 1),
-        kernel_tick_s=TICK_S if inf > TICK_S else 0.0,
         held_rate=held / core_s,
         held_s=waited_s / max(held, 1),
         unit_s=unit_s,

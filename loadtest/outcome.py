@@ -45,7 +45,7 @@ class Outcome:
     due_s: when it was to leave, from the start. lag_s: how much later the driver handed it over.
     latency_s: from due to the end of the answer, NaN without one. status: HTTP, or 0 for no answer.
     rows, budget_s: as sent (one row where it is not known, infinite without a budget).
-    path: int16, position in `paths` of what answered, or NO_PATH. degraded: the answer says so of its quality.
+    path: int16, position in `paths` of what answered, or NO_PATH. degraded: the answer says so.
     offences: request number -> why it had no answer. begin_s, end_s: the time that the schedule covers.
     connections: opened at the end; held_back: requests of the whole run that found all of them busy.
     started_s: the schedule's zero, by perf_counter; 0 of one that was simulated.

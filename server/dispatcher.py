@@ -99,6 +99,8 @@ class Dispatcher:
         self._outbox: Outbox | None = None
         self._restarts: set[asyncio.Task[None]] = set()
         self._spent_s = self._executing_s = 0.0
+        self.busy_until_s = 0.0
+        """When the loop last ended a turn in which it gave a lane work, on `clock`."""
 
     def turned_away(self, arrival_s: float, budget_s: float, size: int) -> None:
         """Raises DeadlinePassed or Overloaded if a body of that size need not be parsed for that."""
@@ -209,6 +211,7 @@ class Dispatcher:
         # Not after the next round of reading, which past capacity takes as long as a batch.
         self._deliver()
         self._arm(loop)
+        self.busy_until_s = clock()
 
     def _deliver(self) -> None:
         if self._outbox is not None:

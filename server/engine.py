@@ -98,9 +98,9 @@ class Engine:
         return self._serving
 
     @property
-    def loaded(self) -> bool:
-        """Whether anything is served."""
-        return self._serving is not None
+    def busy_until_s(self) -> float:
+        """When the event loop last ended executing a batch itself, on `clock`; 0 before there was one."""
+        return 0.0 if self._serving is None else self._serving.dispatcher.busy_until_s
 
     @property
     def plan(self) -> Plan:

@@ -7,7 +7,6 @@ a status that means one thing, one line for people, and the headers that go with
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from http import HTTPStatus
 
 import orjson
@@ -21,7 +20,7 @@ MESSAGE_LENGTH = 500
 class RequestError(Exception):
     """A request that gets no prediction. Subclasses say why; the message is for the client."""
 
-    status = HTTPStatus.BAD_REQUEST
+    status: HTTPStatus = HTTPStatus.BAD_REQUEST
     outcome = "invalid"
 
 
@@ -83,6 +82,18 @@ class TooLarge(RequestError):
     status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
 
 
+class HttpViolation(RequestError):
+    """A request that breaks HTTP or a limit of the connection, which is closed after the answer.
+
+    limit: the value of the metric's label.
+    """
+
+    def __init__(self, status: HTTPStatus, limit: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.limit = limit
+
+
 class Overloaded(RequestError):
     """The lane's queue is full; retry_after_s is when it should have drained."""
 
@@ -137,19 +148,16 @@ def refusal(error: Exception) -> Refusal:
     headers: list[tuple[bytes, bytes]] = []
     if isinstance(error, Overloaded | RateLimited):
         headers.append((b"retry-after", b"%d" % error.retry_after_s))
+    elif error.status is HTTPStatus.TOO_MANY_REQUESTS:
+        headers.append((b"retry-after", b"1"))
     if isinstance(error, Unauthorized):
         headers.append((b"www-authenticate", b"Bearer"))
     if isinstance(error, MethodNotAllowed):
         headers.append((b"allow", error.allowed.encode()))
-    # past capacity most answers are one of a few of these
-    body = _short_body if isinstance(error, Overloaded | DeadlinePassed) else error_body
-    return Refusal(int(error.status), error.outcome, body(str(error)), tuple(headers))
+    return Refusal(int(error.status), error.outcome, error_body(str(error)), tuple(headers))
 
 
 def error_body(message: str) -> bytes:
     """`{"error": message}` in one line of bounded length, whatever a client made us quote."""
     line = " ".join(message[:MESSAGE_LENGTH].encode("utf-8", "backslashreplace").decode().split())
     return orjson.dumps({"error": line + " ..." if len(message) > MESSAGE_LENGTH else line})
-
-
-_short_body = lru_cache(256)(error_body)

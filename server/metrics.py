@@ -143,6 +143,15 @@ class Metrics:
         self.capped_budgets = registry.counter(
             "polyrec_capped_budgets", "Latency budgets that were cut to the operator's cap (max_budget_ms)."
         )
+        self.limited = registry.counter(
+            "polyrec_limited",
+            "Requests and connections that met a limit of the HTTP front (docs/protocol.md).",
+            "limit",
+        )
+        self.connections = registry.gauge("polyrec_connections", "Connections that are open.")
+        self.buffered_bytes = registry.gauge(
+            "polyrec_buffered_bytes", "Bytes kept of requests that are not complete."
+        )
         self._ready = registry.gauge("polyrec_ready", "1 while the server is ready to answer.")
         registry.gauge(
             "polyrec_promised_share", "Share of requests that is promised to be answered within budget."

@@ -39,14 +39,14 @@ from server.engine import Engine, State
 from server.http.access import Access
 from server.http.admin import Admin
 from server.http.app import create_app
-from server.http.protocol import Protocol, close_idle
+from server.http.connection import protocol_of
+from server.http.front import Front
 from server.settings import Settings
 from server.tls import check_tls, reload_tls
 from server.tracing.tracer import open_tracer
 
 log = logging.getLogger("polyrec.server")
 
-KEEP_ALIVE_S = 75
 BACKLOG = 2048
 ACCEPTED_A_ROUND = 16
 """Connections, at the most: each takes as long as to refuse a request."""
@@ -174,16 +174,17 @@ async def _serve(settings: Settings, listener: socket.socket, on_ready: Callable
         engine.metrics, settings.tokens, settings.admin_token, settings.open_rights, clock=clock
     )
     engine.tracer = open_tracer(os.environ)
+    app = create_app(engine, Admin(engine, lambda: plan_of(settings)))
+    front = Front(app, app.hot, engine)
     config = uvicorn.Config(
-        create_app(engine, Admin(engine, lambda: plan_of(settings))),
-        http=Protocol,
+        app,
+        http=protocol_of(front),
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=max(1, round(settings.drain_timeout_s)),
         backlog=BACKLOG,
         ssl_certfile=settings.tls_cert,
@@ -192,7 +193,7 @@ async def _serve(settings: Settings, listener: socket.socket, on_ready: Callable
     _follow_files(engine, config, settings)
     server = Server(config, engine, settings.drain_grace_s)
     with Collector(engine.metrics.collected):
-        await _until_told(server, engine, settings, listener, on_ready)
+        await _until_told(server, engine, front, settings, listener, on_ready)
     engine.close()
     return 0
 
@@ -215,12 +216,13 @@ def _follow_files(engine: Engine, config: uvicorn.Config, settings: Settings) ->
 async def _until_told(
     server: Server,
     engine: Engine,
+    front: Front,
     settings: Settings,
     listener: socket.socket,
     on_ready: Callable[[Ready], object],
 ) -> None:
     serving = asyncio.create_task(server.serve(sockets=several(listener)))
-    closing = asyncio.create_task(close_idle(server.server_state, KEEP_ALIVE_S))
+    sweeping = asyncio.create_task(front.sweep())
     loading = in_thread(lambda: engine.load(*plan_of(settings)))
     try:
         await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
@@ -237,7 +239,7 @@ async def _until_told(
         if loading.done() and loading.exception() is not None:
             server.should_exit = True
         await serving
-        closing.cancel()
+        sweeping.cancel()
         if engine.tracer is not None:
             engine.tracer.close()
 

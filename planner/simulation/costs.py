@@ -45,11 +45,10 @@ class Costs(Strict):
     between and flat beyond. turn_s: of the loop for each batch; after_s: the part of it that comes after the
     answers. query_s, row_s: reading, parsing, answering a query, and each of its rows. refuse_s: reading one
     that is refused unparsed, and saying so; half of it to say so of one that was parsed; None: as a query's.
-    tick_s: a turn of the control loop. kernel_tick_s: in which the kernel says how long a request has waited;
-    0: it does not. held_rate, held_s: how often a second at work others take the core from the loop, and for
-    how long, the mean. unit_s: what a piece of work (loadtest/pacer.py) took on that core meanwhile, the pace
-    that all of these are of; None: not measured. batches: by path; one that is missing takes what its profile
-    says.
+    tick_s: a turn of the control loop. held_rate, held_s: how often a second at work others take the core
+    from the loop, and for how long, the mean. unit_s: what a piece of work (loadtest/pacer.py) took on that
+    core meanwhile, the pace that all of these are of; None: not measured. batches: by path; one that is
+    missing takes what its profile says.
     """
 
     wake_s: Seconds = 0.0
@@ -60,7 +59,6 @@ class Costs(Strict):
     row_s: Seconds = 0.0
     refuse_s: Seconds | None = None
     tick_s: Seconds = 0.0
-    kernel_tick_s: Seconds = 0.0
     held_rate: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     held_s: Seconds = 0.0
     unit_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None

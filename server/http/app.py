@@ -1,7 +1,7 @@
-"""The HTTP front: an engine in, an ASGI application out.
+"""The HTTP front: an engine in, a FastAPI application out.
 
-Hot endpoints are answered before any routing: their exact path is looked up in a dictionary. All
-other pages are ordinary routes. Whatever goes wrong leaves as `{"error": ...}`.
+Every page is an ordinary route; `hot` names those that `server/http/connection.py` answers without ASGI.
+Whatever goes wrong leaves as `{"error": ...}`.
 """
 
 from __future__ import annotations
@@ -14,16 +14,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from models.bundle import code_version
 from server.engine import Engine
 from server.errors import Defect, MethodNotAllowed, NotFound, refusal
 from server.http.admin import Admin, admin_routes
 from server.http.admin_embeddings import Embeddings, embeddings_route
-from server.http.heads import Heads
+from server.http.call import HotEndpoint
 from server.http.health import health_routes
-from server.http.inference import Inference
 from server.http.oip import MODEL, InferForm, oip_routes
 from server.http.plan import plan_routes
 from server.http.predict import PredictForm
@@ -34,35 +32,24 @@ log = logging.getLogger("polyrec.http")
 
 
 class Application(FastAPI):
-    """FastAPI, but for POST requests of the hot endpoints, which go straight to them."""
+    """FastAPI, with the endpoints that may be answered without it, by raw path."""
 
-    hot: Mapping[bytes, Inference]
-    """By raw path."""
-    heads: Heads
-    """Of requests to them."""
+    hot: Mapping[bytes, HotEndpoint]
     engine: Engine
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        endpoint = self.hot.get(scope["path"].encode()) if scope["type"] == "http" else None
-        if endpoint is not None and scope["method"] == "POST":
-            await endpoint(scope, receive, send)
-        else:
-            await super().__call__(scope, receive, send)
 
 
 def create_app(engine: Engine, admin: Admin | None = None) -> Application:
     """The application of one engine, which may still be loading; without `admin` nobody administers it."""
     admin = admin or Admin(engine)
-    predict = Inference(engine, PredictForm())
-    rank = Inference(engine, RankForm())
-    infer = Inference(engine, InferForm())
+    predict = HotEndpoint(engine, PredictForm())
+    rank = HotEndpoint(engine, RankForm())
+    infer = HotEndpoint(engine, InferForm())
     app = Application(title="Polyrec", version=code_version(), openapi_url=None, redirect_slashes=False)
     app.hot = {
         b"/v1/predict": predict,
         b"/v1/rank": rank,
         f"/v2/models/{MODEL}/infer".encode(): infer,
     }
-    app.heads = Heads()
     app.engine = engine
     app.router.routes.extend(
         [

@@ -6,15 +6,12 @@ decompresses to: a small body that unpacks into a huge one is refused while it u
 
 from __future__ import annotations
 
-import asyncio
 import zlib
 from collections.abc import Iterable
 
 from starlette.types import Receive
 
 from server.errors import Malformed, RequestError, TooLarge
-
-ARRIVAL_TIMEOUT_S = 30.0
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -64,23 +61,17 @@ async def read_body(headers: Headers, receive: Receive, limit: int) -> bytes:
 async def _pieces(receive: Receive, limit: int) -> bytes:
     pieces: list[bytes] = []
     size = 0
-    try:
-        async with asyncio.timeout(ARRIVAL_TIMEOUT_S):
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientGone("the client closed the connection")
-                piece = message.get("body", b"")
-                size += len(piece)
-                if size > limit:
-                    raise TooLarge(f"the body has more than {limit} bytes")
-                pieces.append(piece)
-                if not message.get("more_body"):
-                    return b"".join(pieces)
-    except TimeoutError:
-        raise Malformed(
-            f"the body did not arrive within {ARRIVAL_TIMEOUT_S:g} s ({size} bytes came)"
-        ) from None
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone("the client closed the connection")
+        piece = message.get("body", b"")
+        size += len(piece)
+        if size > limit:
+            raise TooLarge(f"the body has more than {limit} bytes")
+        pieces.append(piece)
+        if not message.get("more_body"):
+            return b"".join(pieces)
 
 
 def decompress(body: bytes, encoding: str, limit: int) -> bytes:

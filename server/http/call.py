@@ -2,17 +2,18 @@
 
 Access and options of the client, the dispatcher, the errors and the counters are the
 same for /v1/predict, /v1/rank and the inference protocol. What differs is a `Form`: how a body becomes rows
-and how probabilities become a body. Here is no I/O: `server/http/direct.py` reads and writes on a connection,
-`server/http/inference.py` by ASGI.
+and how probabilities become a body. `server/http/connection.py` asks and answers without ASGI; `HotEndpoint`
+is the same as an ASGI application, which any server can run.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from starlette.types import Scope
+from starlette.types import Receive, Scope, Send
 
 from models.errors import FeatureError
 from planner.routing.query import Query
@@ -21,7 +22,7 @@ from server.counting import KEPT, EndpointMetrics
 from server.dispatcher import clock
 from server.engine import Engine
 from server.errors import RequestError, refusal
-from server.http.body import ClientGone
+from server.http.body import ClientGone, header, read_body
 from server.http.options import NO_OPTIONS, RequestOptions, parse_options
 from server.http.reply import Reply
 from server.rows import Rows
@@ -61,7 +62,7 @@ class Form(Protocol):
 
 
 class Call:
-    """ask -> reply -> ended, or `refused` or `cancelled` wherever it comes to that."""
+    """ask -> reply -> ended, or `refused` or `cancelled` wherever it comes to that. scope: of ASGI."""
 
     __slots__ = (
         "_answer",
@@ -73,7 +74,6 @@ class Call:
         "_counters",
         "_engine",
         "_form",
-        "_judged",
         "_options",
         "_outcomes",
         "_parsed",
@@ -81,10 +81,10 @@ class Call:
         "_path",
         "_query",
         "_rows",
+        "_scope",
         "_serving",
         "_trace",
         "_written_s",
-        "scope",
     )
     _answer: Answer
     _client: Client
@@ -92,20 +92,11 @@ class Call:
     _parsed: Parsed
     _path: OpenPath
 
-    def __init__(
-        self,
-        engine: Engine,
-        form: Form,
-        scope: Scope,
-        options: RequestOptions | None = None,
-        judged: bool = False,
-    ) -> None:
-        """options: of its headers, if they were read before. judged: the gate has let it in."""
-        self.scope = scope
+    def __init__(self, engine: Engine, form: Form, scope: Scope) -> None:
+        self._scope = scope
         self._engine = engine
         self._form = form
-        self._options = options
-        self._judged = judged
+        self._options = NO_OPTIONS
         self._serving: Serving | None = None
         self._query: Query | None = None
         self._rows = 0
@@ -122,9 +113,24 @@ class Call:
         Raises NotReady, Unauthorized or RateLimited.
         """
         serving = self._serving = self._engine.serving
-        scope = self.scope
+        scope = self._scope
         self._client = self._engine.access.client(scope["headers"], scope.get("client"))
         return serving.plan.limits.max_body_bytes
+
+    def reject_early(self, size: int | None, arrived_s: float | None = None) -> None:
+        """Rejects a request by its head where its body need not be read for that.
+
+        size: bytes of the body, None if unknown. arrived_s: when the head may have arrived, None for now.
+        Raises Malformed, Forbidden, Overloaded or DeadlinePassed.
+        """
+        headers, form = self._scope["headers"], self._form
+        options = self._options = self._allowed(parse_options(headers))
+        if size is None or options.priority or options.required or form.has_options:
+            return
+        if header(headers, b"content-encoding") is None:
+            budget_s = self._budget_s = options.budget_s or self._engine.default_budget_s
+            arrival_s = _arrival(arrived_s, budget_s)
+            self._engine.serving.dispatcher.turned_away(arrival_s, budget_s, size)
 
     def ask(self, body: bytes, arrived_s: float | None = None) -> Query:
         """Parses the body, decompressed, and queues the query: `query.payload.answer` is to be waited on.
@@ -133,23 +139,18 @@ class Call:
         FeatureError.
         """
         # From here on the time is ours: a slow client does not spend its budget on sending.
-        self._begun_s = clock()
-        self._arrival_s = self._begun_s if arrived_s is None else arrived_s
+        self._begun_s = self._arrival_s = clock()
         # Not what was served when the headers came: another plan may have been loaded since.
         serving = self._serving = self._engine.serving
-        dispatcher = serving.dispatcher
-        form = self._form
-        options = self._allowed(self._options or parse_options(self.scope["headers"]))
-        if not (self._judged or options.priority or options.required or form.has_options):
-            self._budget_s = options.budget_s or self._engine.default_budget_s
-            dispatcher.turned_away(self._arrival_s, self._budget_s, len(body))
-        parsed = self._parsed = form.parse(serving, self.scope, body)
+        parsed = self._parsed = self._form.parse(serving, self._scope, body)
         self._rows = parsed.rows.rows
-        if form.has_options:
+        options = self._options
+        if self._form.has_options:
             options = self._allowed(options.over(parsed.options))
         self._budget_s = options.budget_s or self._engine.default_budget_s
+        self._arrival_s = _arrival(arrived_s, self._budget_s, self._begun_s)
         self._parsed_s = clock()
-        query = self._query = dispatcher.ask(
+        query = self._query = serving.dispatcher.ask(
             parsed.rows,
             self._arrival_s,
             self._budget_s,
@@ -163,7 +164,7 @@ class Call:
     def _allowed(self, options: RequestOptions) -> RequestOptions:
         """Options as far as the client may have them. Raises Forbidden."""
         engine = self._engine
-        return engine.access.allowed(options, self._client, engine.most_budget_s, self.scope.get("client"))
+        return engine.access.allowed(options, self._client, engine.most_budget_s, self._scope.get("client"))
 
     def reply(self, answer: Answer) -> Reply:
         """The answer as it goes back."""
@@ -238,3 +239,57 @@ class Call:
             self._written_s,
             end_s,
         )
+
+
+def _arrival(arrived_s: float | None, budget_s: float, now_s: float | None = None) -> float:
+    """When a request's budget began: when it arrived, by estimate.
+
+    An estimate that leaves nothing of the budget is not believed: a loop that was held up for longer than a
+    budget would reject everything that it then reads.
+    """
+    if now_s is None:
+        now_s = clock()
+    return now_s if arrived_s is None or now_s - arrived_s >= budget_s else arrived_s
+
+
+class HotEndpoint:
+    """An endpoint whose requests the connection may answer without ASGI; itself an ASGI application."""
+
+    def __init__(self, engine: Engine, form: Form) -> None:
+        self._engine = engine
+        self._form = form
+
+    def call(self, scope: Scope) -> Call:
+        """One request whose head is there. scope: of ASGI."""
+        return Call(self._engine, self._form, scope)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        call = self.call(scope)
+        watching: asyncio.Task[None] | None = None
+        try:
+            limit = call.limit
+            length = header(scope["headers"], b"content-length")
+            call.reject_early(int(length) if length is not None and length.isdigit() else None)
+            query = call.ask(await read_body(scope["headers"], receive, limit))
+            watching = asyncio.create_task(_watch(receive, call))
+            reply = call.reply(await query.payload.answer)
+            await reply(scope, receive, send)
+        except asyncio.CancelledError:
+            call.cancelled()
+            raise
+        except Exception as e:
+            refused = call.refused(e)
+            if refused is not None:
+                await refused(scope, receive, send)
+        else:
+            call.ended(reply.status)
+        finally:
+            if watching is not None:
+                watching.cancel()
+
+
+async def _watch(receive: Receive, call: Call) -> None:
+    """Cancels the query when its client leaves."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    call.gone()

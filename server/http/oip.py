@@ -18,8 +18,7 @@ from server.answer import Answer
 from server.engine import Engine, State
 from server.errors import Forbidden, Malformed, NotFound, NotReady
 from server.http.body import header
-from server.http.call import Parsed
-from server.http.inference import Inference
+from server.http.call import HotEndpoint, Parsed
 from server.http.options import RequestOptions
 from server.http.reply import Reply, error_reply, json_reply
 from server.oip_codec import OUTPUT, encode
@@ -79,7 +78,7 @@ def check_model(serving: Serving, parameters: dict[str, str]) -> None:
 Page = Callable[[Request], Awaitable[Reply]]
 
 
-def oip_routes(engine: Engine, infer: Inference) -> list[Route]:
+def oip_routes(engine: Engine, infer: HotEndpoint) -> list[Route]:
     """Every page of the protocol."""
 
     def of_model(document: Callable[[Serving], Any]) -> Page:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 import orjson
 from starlette.types import Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from server.errors import JSON, refusal
 from server.http.body import Headers, compress, wanted_compression
@@ -16,6 +16,8 @@ from server.http.body import Headers, compress, wanted_compression
 COMPRESS_FROM_BYTES = 1024
 
 HeaderList = Sequence[tuple[bytes, bytes]]
+STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
+BODILESS = (204, 304)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,26 +30,27 @@ class Reply:
     headers: HeaderList = ()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers, body = self._as_asked(scope["headers"])
+        headers, body = self.encoded(scope["headers"])
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
-    def wire(self, first: HeaderList, asked: Headers, keep_alive: bool) -> bytes:
-        """All of it as HTTP/1.1. first: headers of the server; asked: the request's."""
-        headers, body = self._as_asked(asked)
-        pieces = [STATUS_LINE[self.status]]
-        for name, value in (*first, *headers):
-            pieces += (name, b": ", value, b"\r\n")
-        pieces += (b"\r\n" if keep_alive else b"connection: close\r\n\r\n", body)
-        return b"".join(pieces)
-
-    def _as_asked(self, asked: Headers) -> tuple[HeaderList, bytes]:
+    def encoded(self, asked: Headers) -> tuple[HeaderList, bytes]:
+        """Headers and body, compressed if the request's headers accept that and it pays."""
         body, headers = self.body, [(b"content-type", self.content_type), *self.headers]
         if len(body) >= COMPRESS_FROM_BYTES and (encoding := wanted_compression(asked)):
             body = compress(body, encoding)
             headers += [(b"content-encoding", encoding.encode()), (b"vary", b"accept-encoding")]
         headers.append((b"content-length", b"%d" % len(body)))
         return headers, body
+
+
+def to_wire(status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes, keep_alive: bool) -> bytes:
+    """An answer as HTTP/1.1. headers: Content-Length among them, but none that is about the connection."""
+    pieces = [STATUS_LINES[status]]
+    for name, value in headers:
+        pieces += (name, b": ", value, b"\r\n")
+    pieces += (b"\r\n" if keep_alive else b"connection: close\r\n\r\n", body)
+    return b"".join(pieces)
 
 
 def json_reply(content: Any, status: int = 200, headers: HeaderList = ()) -> Reply:

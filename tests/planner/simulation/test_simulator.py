@@ -248,12 +248,9 @@ def test_refusals_take_the_loop_time_of_their_own():
     assert dear.goodput < 0.7 * free.goodput
 
 
-def test_a_loop_that_knows_when_requests_came_answers_more_of_them_after_it_was_held_up():
-    blind, told = (
-        served(3_000, 1.0, 10, Costs(query_s=5e-5, held_rate=5.0, held_s=0.1, kernel_tick_s=tick_s))
-        for tick_s in (0.0, 0.004)
-    )
-    assert told.goodput > 1.02 * blind.goodput
+def test_a_loop_that_was_held_up_for_longer_than_a_budget_answers_what_it_then_reads():
+    held = served(3_000, 1.0, 10, Costs(query_s=5e-5, held_rate=5.0, held_s=0.1))
+    assert held.goodput > 0.6 * served(3_000, 1.0, 10, Costs(query_s=5e-5)).goodput
 
 
 def rows_on(sim: Simulator, lane: int, begin_s: float, end_s: float) -> int:

@@ -1,14 +1,22 @@
-"""Both ends of what is asked directly: a client's connection, and one that a direct answer writes to."""
+"""Clients on bare sockets, and connections in this process whose transport remembers what was written."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from uvicorn.server import ServerState
 
-from server.http.direct import Direct
+from server.engine import Engine
+from server.http.app import create_app
+from server.http.connection import Connection
+from server.http.front import Front, FrontLimits
 from server.running import Child
 
 
@@ -53,16 +61,98 @@ class Wire:
         return data
 
 
-class Connection:
-    """What a direct answer writes to."""
+def exchange(server: Child, *pieces: bytes) -> bytes:
+    """Sends the pieces and reads until the server closes."""
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        for piece in pieces:
+            connection.sendall(piece)
+        received = b""
+        while data := connection.recv(65536):
+            received += data
+    return received
+
+
+def head(path: str, length: int, *more: bytes) -> bytes:
+    """The head of a POST."""
+    lines = [b"POST %s HTTP/1.1" % path.encode(), b"Host: x", b"Content-Length: %d" % length, *more]
+    return b"\r\n".join([*lines, b"", b""])
+
+
+def status_and_body(answer: bytes) -> tuple[int, Any]:
+    """Of one JSON answer."""
+    top, _, body = answer.partition(b"\r\n\r\n")
+    assert b"content-type: application/json" in top
+    return int(top.split()[1]), json.loads(body)
+
+
+class Transport(asyncio.Transport):
+    """A transport that remembers what was written."""
 
     def __init__(self) -> None:
-        self.server_state = ServerState()
+        super().__init__()
         self.sent = b""
-        self.ends = 0
+        self.closed = False
 
-    def send(self, data: bytes) -> None:
-        self.sent += data
+    def write(self, data: Any) -> None:
+        self.sent += bytes(data)
 
-    def ended(self, direct: Direct) -> None:
-        self.ends += 1
+    def can_write_eof(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self.closed = True
+
+    def abort(self) -> None:
+        self.closed = True
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+def connected(engine: Engine) -> tuple[Connection, Transport]:
+    """A connection without a network. To be made on a loop."""
+    app = create_app(engine)
+    connection, transport = Connection(Front(app, app.hot, engine), ServerState()), Transport()
+    connection.connection_made(transport)
+    return connection, transport
+
+
+@dataclass
+class Local:
+    """A server on this loop. front: what its connections share."""
+
+    front: Front
+    port: int
+
+    async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self.port)
+
+    async def exchange(self, *pieces: bytes) -> bytes:
+        """Sends the pieces and reads until the server closes."""
+        reader, writer = await self.open()
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+        received = await reader.read(-1)
+        writer.close()
+        return received
+
+
+@asynccontextmanager
+async def local(engine: Engine, limits: FrontLimits) -> AsyncIterator[Local]:
+    """Serves an engine on this loop with these limits."""
+    app = create_app(engine)
+    front = Front(app, app.hot, engine, limits)
+    state = ServerState()
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: Connection(front, state), "127.0.0.1", 0)
+    sweeping = asyncio.create_task(front.sweep())
+    try:
+        yield Local(front, server.sockets[0].getsockname()[1])
+    finally:
+        sweeping.cancel()
+        for connection in tuple(state.connections):
+            connection.abort()
+        server.close()
+        await server.wait_closed()

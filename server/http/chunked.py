@@ -1,0 +1,86 @@
+"""Decodes a chunked body (RFC 9112, section 7.1), a piece at a time.
+
+Written out because a connection must know where the body ends: httptools does not say. Chunk extensions and
+trailers are read, bounded and dropped.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from server.errors import HttpViolation
+
+MAX_LINE_BYTES = 256
+"""Of a chunk's size with its extensions."""
+MAX_TRAILER_BYTES = 8 * 2**10
+MAX_SIZE_DIGITS = 12
+_HEX = frozenset(b"0123456789abcdefABCDEF")
+
+
+class ChunkedDecoder:
+    """One body. `feed` gives the data in what arrived; `rest` is what follows the end once `complete`."""
+
+    __slots__ = ("_held", "_left", "_trailer_bytes", "complete", "rest")
+
+    def __init__(self) -> None:
+        self.complete = False
+        self.rest = b""
+        self._held = b""
+        """The start of a line whose end has not come yet."""
+        self._left = 0
+        """Bytes until the end of the present chunk's data and its CRLF; -1: the trailer."""
+        self._trailer_bytes = 0
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """Decodes more bytes into pieces of the body. Raises HttpViolation."""
+        data, self._held = self._held + piece, b""
+        at, out = 0, []
+        while not self.complete:
+            if self._left > 2:
+                taken = data[at : at + self._left - 2]
+                if not taken:
+                    break
+                out.append(taken)
+                at += len(taken)
+                self._left -= len(taken)
+            elif self._left > 0:
+                if data[at : at + 1] not in (b"", b"\r\n"[2 - self._left : 3 - self._left]):
+                    raise _malformed("a chunk does not end where its size says")
+                if at >= len(data):
+                    break
+                at += 1
+                self._left -= 1
+            else:
+                end = data.find(b"\r\n", at)
+                if end < 0:
+                    self._held = data[at:]
+                    self._check_line(self._held)
+                    break
+                self._line(data[at:end])
+                at = end + 2
+        if self.complete:
+            self.rest = data[at:]
+        return out
+
+    def _line(self, line: bytes) -> None:
+        self._check_line(line)
+        if self._left < 0:
+            self._trailer_bytes += len(line)
+            if self._trailer_bytes > MAX_TRAILER_BYTES:
+                raise _malformed("the body's trailer is too long")
+            self.complete = not line
+            return
+        size = line.partition(b";")[0].rstrip(b" \t")
+        if not size or len(size) > MAX_SIZE_DIGITS or not _HEX.issuperset(size):
+            raise _malformed("a chunk's size is not a hexadecimal number")
+        self._left = int(size, 16) + 2
+        if self._left == 2:
+            self._left = -1
+
+    def _check_line(self, line: bytes) -> None:
+        if len(line) > (MAX_TRAILER_BYTES if self._left < 0 else MAX_LINE_BYTES) or b"\n" in line:
+            raise _malformed("a line of the chunked body is malformed or too long")
+
+
+def _malformed(message: str) -> HttpViolation:
+    return HttpViolation(HTTPStatus.BAD_REQUEST, "malformed", message)

@@ -1,0 +1,449 @@
+"""One HTTP/1.1 connection: bytes of requests in, bytes of answers out, one request at a time.
+
+    READING_HEAD  until a head is complete, also while idle between two requests
+    READING_BODY  until the body is complete; the request may be answered before that
+    WAITING       the dispatcher or the application has the request
+    WRITING       the client has not read its answer yet; nothing else is taken meanwhile
+    DISCARDING    the rest of a request that was answered early is read and dropped, within bounds
+    CLOSED        nothing is read any more
+
+    READING_HEAD -> READING_BODY -> WAITING -> (WRITING ->) READING_HEAD     a request and its answer
+    READING_BODY -> DISCARDING -> READING_HEAD                               answered before the body came
+    any of them  -> DISCARDING -> CLOSED                                     malformed, or a time limit passed
+    READING_HEAD, WAITING -> CLOSED                                          idle for too long; last answer
+
+A head is parsed once it is complete, by a parser of its own, and what follows stays in the buffer until its
+turn: the same bytes mean the same however they are cut, on whichever connection. POSTs to hot endpoints are
+answered without ASGI; every other request runs through the application. Each state has a deadline, which
+`Front.sweep` enforces.
+
+`protocol_of` hands this class to uvicorn's public `http=` option. What uvicorn asks of such a class is the
+constructor's keywords and `shutdown` (tests/server/http/test_connection.py holds the installed one to that).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from enum import Enum, auto
+from http import HTTPStatus
+from typing import cast
+
+from server.answer import Answer, Pending
+from server.dispatcher import clock
+from server.errors import HttpViolation, NotReady, TooLarge
+from server.http.asgi import Address, AsgiRequest, make_scope
+from server.http.body import check_length, decompress
+from server.http.call import Call
+from server.http.chunked import ChunkedDecoder
+from server.http.front import Front, ServerState
+from server.http.head import Head, find_end, parse_head
+from server.http.reply import BODILESS, error_reply, to_wire
+
+MAX_WAITING_BYTES = 256 * 2**10
+"""Bytes kept while it is not their turn, beyond which reading pauses."""
+STEPS_A_TURN = 32
+"""Heads and bodies taken from one connection before others get their turn."""
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+NEVER_S = float("inf")
+STOPPING = "the server stops before the query was executed"
+
+
+class State(Enum):
+    """See the module's docstring."""
+
+    READING_HEAD = auto()
+    READING_BODY = auto()
+    WAITING = auto()
+    WRITING = auto()
+    DISCARDING = auto()
+    CLOSED = auto()
+
+
+READING_HEAD, READING_BODY, WAITING = State.READING_HEAD, State.READING_BODY, State.WAITING
+WRITING, DISCARDING, CLOSED = State.WRITING, State.DISCARDING, State.CLOSED
+
+
+class Connection(asyncio.Protocol):
+    """One client's connection. deadline_s: on `clock`, when its present state must have ended."""
+
+    _transport: asyncio.Transport
+
+    def __init__(self, front: Front, server_state: ServerState) -> None:
+        self._front = front
+        self._server_state = server_state
+        self._loop = asyncio.get_running_loop()
+        self._client: Address = None
+        self._server: Address = None
+        self._scheme = "http"
+        self._state = READING_HEAD
+        self.deadline_s = NEVER_S
+        self._buffer = b""
+        self._held_bytes = self._requests = 0
+        self._head_begun = self._advancing = self._read_paused = self._write_paused = False
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Forgets the request before."""
+        self._head: Head | None = None
+        self._keep_alive = True
+        self._call: Call | None = None
+        self._asgi: AsgiRequest | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._chunks: ChunkedDecoder | None = None
+        self._pieces: list[bytes] = []
+        self._size = self._left = self._limit = 0
+
+    # what the event loop tells
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by its methods only
+        peer, own = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
+        if isinstance(peer, tuple) and isinstance(own, tuple):
+            self._client, self._server = (peer[0], peer[1]), (own[0], own[1])
+        if transport.get_extra_info("sslcontext") is not None:
+            self._scheme = "https"
+        self._server_state.connections.add(self)
+        if self._front.join(self):
+            self._rest()
+        else:
+            self._violate(_busy("connections", "the server has no room for more connections"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        state, self._state = self._state, CLOSED
+        self._hold(0)
+        self._front.leave(self)
+        self._server_state.connections.discard(self)
+        if self._asgi is not None:
+            self._asgi.disconnect()
+        if self._call is not None and state in (READING_BODY, WAITING):
+            self._call.gone()
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer = self._buffer + data if self._buffer else data
+        self._advance()
+
+    def pause_writing(self) -> None:
+        self._write_paused = True
+
+    def resume_writing(self) -> None:
+        self._write_paused = False
+        if self._state is WRITING:
+            self._rest()
+            self._advance()
+
+    # what uvicorn and the front ask
+
+    def shutdown(self) -> None:
+        """Closes the connection, after the answer to a request that has begun to arrive."""
+        self._keep_alive = False
+        if self._state is READING_HEAD and not self._buffer:
+            self._close()
+
+    @property
+    def idle(self) -> bool:
+        """Whether it waits between two requests."""
+        return self._state is READING_HEAD and not self._buffer and self._requests > 0
+
+    def time_out(self) -> None:
+        """Ends a state whose deadline has passed."""
+        limits = self._front.limits
+        if self._state is READING_HEAD and self._head_begun:
+            self._violate(_too_slow("head_time", f"the head did not arrive within {limits.head_s:g} s"))
+        elif self._state is READING_BODY:
+            self._violate(_too_slow("body_time", f"the body did not arrive within {limits.body_s:g} s"))
+        elif self._state is READING_HEAD and not self._transport.get_write_buffer_size():
+            self._front.exceeded("idle_time", f"{self._name} sent nothing for {limits.idle_s:g} s")
+            self._close()
+        else:
+            if self._state is not DISCARDING:
+                self._front.exceeded("write_time", f"{self._name} did not read its answer")
+            self.abort()
+
+    def abort(self) -> None:
+        """Closes the connection without waiting for the client."""
+        self._state = CLOSED
+        self.deadline_s = NEVER_S
+        self._transport.abort()
+
+    # requests
+
+    def _advance(self) -> None:
+        """Takes what the buffer allows, until bytes are missing or a request waits for its answer."""
+        if self._advancing:
+            return
+        self._advancing = True
+        for _ in range(STEPS_A_TURN):
+            if not self._step():
+                break
+        else:
+            self._loop.call_soon(self._advance)
+        self._advancing = False
+        unread = self._size if self._pieces else 0
+        self._hold(len(self._buffer) + (unread if self._asgi is None else self._asgi.waiting_bytes))
+        if self._held_bytes and self._front.full and self._state in (READING_HEAD, READING_BODY):
+            self._violate(_busy("buffered_bytes", "unfinished requests take all the memory that they may"))
+            self._hold(len(self._buffer))
+
+    def _step(self) -> bool:
+        """Takes a head, or what has come of a body; false if more has to happen first."""
+        try:
+            if self._state is READING_HEAD:
+                return self._take_head()
+            if self._state is READING_BODY:
+                return self._take_body()
+        except HttpViolation as violation:
+            self._violate(violation)
+            return True
+        if self._state is DISCARDING:
+            return self._discard()
+        if self._state is CLOSED:
+            self._buffer = b""
+        elif len(self._buffer) > MAX_WAITING_BYTES:
+            self._pause_reading()
+        return False
+
+    def _take_head(self) -> bool:
+        data = self._buffer.lstrip(b"\r\n")  # a blank line may precede a request
+        end = find_end(data) if data else -1
+        if end < 0:
+            if self._buffer and not self._head_begun:
+                self._head_begun = True
+                self.deadline_s = clock() + self._front.limits.head_s
+            self._buffer = data
+            return False
+        self._buffer = data[end:]
+        self._begin(parse_head(data[:end]))
+        return True
+
+    def _begin(self, head: Head) -> None:
+        """Finds out who answers a request, and whether anybody does."""
+        front = self._front
+        self._prepare()
+        self._head = head
+        self._state = READING_BODY
+        self._left = head.length or 0
+        self._chunks = ChunkedDecoder() if head.length is None else None
+        self._requests += 1
+        self._keep_alive = head.keep_alive
+        if self._requests >= front.limits.requests:
+            self._keep_alive = False
+            front.exceeded("requests", f"{self._name} has to connect anew")
+        hot = front.hot.get(head.target) if head.method == b"POST" else None
+        try:
+            scope = make_scope(head, self._client, self._server, self._scheme)
+            if hot is not None:
+                self._call = call = hot.call(scope)
+                self._limit = call.limit
+                check_length(self._left, self._limit)
+                call.reject_early(head.length, front.arrived_s())
+            else:
+                self._asgi = AsgiRequest(front.app, scope, self._reply, self._resume_reading)
+                self._task = self._loop.create_task(self._asgi.run())
+                self._server_state.tasks.add(self._task)
+                self._task.add_done_callback(self._server_state.tasks.discard)
+        except Exception as e:
+            self._reject(e)
+            return
+        if self._chunks is not None or len(self._buffer) < self._left:
+            self.deadline_s = clock() + front.limits.body_s
+            if head.expects_continue and not self._buffer:
+                self._transport.write(CONTINUE)
+
+    def _take_body(self) -> bool:
+        pieces, complete = self._cut()
+        try:
+            for piece in pieces:
+                self._size += len(piece)
+                if self._asgi is not None:
+                    self._asgi.feed(piece)
+                else:
+                    if self._size > self._limit:
+                        raise TooLarge(f"the body has more than {self._limit} bytes")
+                    self._pieces.append(piece)
+            if complete:
+                self._complete()
+        except HttpViolation:
+            raise
+        except Exception as e:
+            self._reject(e)
+            return True
+        if self._asgi is not None and self._asgi.waiting_bytes > MAX_WAITING_BYTES:
+            self._pause_reading()
+        return complete
+
+    def _cut(self) -> tuple[list[bytes], bool]:
+        """Cuts what belongs to the body off the buffer: (pieces of it, whether it is complete)."""
+        data, chunks = self._buffer, self._chunks
+        if chunks is not None:
+            pieces = chunks.feed(data)
+            self._buffer = chunks.rest
+            return pieces, chunks.complete
+        self._buffer = data[self._left :]
+        data = data[: self._left]
+        self._left -= len(data)
+        return [data] if data else [], not self._left
+
+    def _complete(self) -> None:
+        """Hands the whole request over."""
+        self._state = WAITING
+        self.deadline_s = NEVER_S
+        if self._asgi is not None:
+            self._asgi.finish()
+            return
+        assert self._call is not None
+        assert self._head is not None
+        body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        self._pieces = []
+        if self._head.encoding is not None:
+            body = decompress(body, self._head.encoding, self._limit)
+        query = self._call.ask(body, self._front.arrived_s())
+        query.payload.answer.listen(self._answered)
+
+    # answers
+
+    def _answered(self, pending: Pending) -> None:
+        """Writes the answer of a hot request."""
+        call, outcome = self._call, pending.outcome
+        assert call is not None
+        assert self._head is not None
+        if isinstance(outcome, Answer):
+            try:
+                reply = call.reply(outcome)
+            except Exception as e:
+                self._reject(e)
+            else:
+                self._reply(reply.status, *reply.encoded(self._head.headers))
+                call.ended(reply.status)
+        elif isinstance(outcome, Exception):
+            self._reject(outcome)
+        else:
+            call.cancelled()
+            self._keep_alive = False
+            self._reply_error(NotReady(STOPPING))
+
+    def _reject(self, error: Exception) -> None:
+        """Answers the present request with an error."""
+        if isinstance(error, TooLarge):
+            self._front.exceeded("body_bytes", f"{self._name}: {error}")
+        if self._call is None:
+            self._reply_error(error)
+        elif (reply := self._call.refused(error)) is not None:
+            self._reply(reply.status, *reply.encoded(()))
+
+    def _violate(self, violation: HttpViolation) -> None:
+        """Answers what is no acceptable HTTP, and closes: where a next request would begin is unknown."""
+        self._front.exceeded(violation.limit, f"{self._name}: {violation}")
+        call, task = self._call, self._task
+        self._prepare()
+        if call is not None:
+            call.refused(violation)
+        if task is not None:
+            task.cancel()
+        self._state = READING_BODY
+        self._keep_alive = False
+        self._reply_error(violation)
+
+    def _reply_error(self, error: Exception) -> None:
+        reply = error_reply(error)
+        self._reply(reply.status, *reply.encoded(()))
+
+    def _reply(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
+        """Writes an answer, and turns to what follows it."""
+        state, limits = self._state, self._front.limits
+        if state is not READING_BODY and state is not WAITING:
+            return  # answered already, or nobody is there
+        unread = state is READING_BODY
+        if self._left > limits.discard_bytes or self._front.draining:
+            self._keep_alive = False
+        if status in BODILESS or (self._head is not None and self._head.method == b"HEAD"):
+            body = b""
+        self._transport.write(
+            to_wire(status, (*self._server_state.default_headers, *headers), body, self._keep_alive)
+        )
+        self._call = self._asgi = self._task = None
+        self._pieces = []
+        if unread:
+            self._state = DISCARDING
+            self.deadline_s = clock() + (limits.body_s if self._keep_alive else limits.discard_s)
+            if not self._keep_alive:
+                self._left = limits.discard_bytes
+                if self._transport.can_write_eof():
+                    self._transport.write_eof()
+        elif not self._keep_alive:
+            self._close()
+        elif self._write_paused:
+            self._state = WRITING
+            self.deadline_s = clock() + limits.write_s
+        else:
+            self._rest()
+        if self._buffer and not self._advancing:
+            self._loop.call_soon(self._advance)
+
+    def _discard(self) -> bool:
+        """Drops what has come of a request that has its answer."""
+        try:
+            pieces, complete = self._cut()
+        except HttpViolation:
+            self.abort()
+            return False
+        self._size += sum(map(len, pieces))
+        if self._size > self._front.limits.discard_bytes or (complete and not self._keep_alive):
+            self.abort()
+        elif complete:
+            self._rest()
+            return True
+        return False
+
+    def _rest(self) -> None:
+        """Waits for the next request."""
+        self._state = READING_HEAD
+        self._head_begun = False
+        self.deadline_s = clock() + self._front.limits.idle_s
+        if self._read_paused:
+            self._resume_reading()
+
+    def _close(self) -> None:
+        self._state = CLOSED
+        self.deadline_s = clock() + self._front.limits.write_s
+        self._transport.close()
+
+    # reading, memory, names
+
+    def _pause_reading(self) -> None:
+        if not self._read_paused:
+            self._read_paused = True
+            self._transport.pause_reading()
+
+    def _resume_reading(self) -> None:
+        if self._read_paused:
+            self._read_paused = False
+            self._transport.resume_reading()
+
+    def _hold(self, size: int) -> None:
+        """Counts the bytes kept of unfinished requests."""
+        if size != self._held_bytes:
+            self._front.buffered += size - self._held_bytes
+            self._held_bytes = size
+
+    @property
+    def _name(self) -> str:
+        return "a client" if self._client is None else f"{self._client[0]}:{self._client[1]}"
+
+
+def _busy(limit: str, message: str) -> HttpViolation:
+    return HttpViolation(HTTPStatus.TOO_MANY_REQUESTS, limit, message)
+
+
+def _too_slow(limit: str, message: str) -> HttpViolation:
+    return HttpViolation(HTTPStatus.REQUEST_TIMEOUT, limit, message)
+
+
+def protocol_of(front: Front) -> type[asyncio.Protocol]:
+    """The class for uvicorn's `http=` option whose connections belong to a front."""
+
+    class FrontConnection(Connection):
+        def __init__(self, *, server_state: ServerState, **unused: object) -> None:
+            super().__init__(front, server_state)
+
+    return FrontConnection
