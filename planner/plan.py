@@ -27,6 +27,11 @@ TabledRows = Annotated[int, Field(ge=1, le=2**20)]
 MOST_BUDGET_MS = 3_600_000
 """A latency budget is an hour at most, whoever names it."""
 BudgetMs = Annotated[float, Field(gt=0, le=MOST_BUDGET_MS, allow_inf_nan=False)]
+BUDGET_FACTOR = 10.0
+LEAST_CAP_MS = 10_000.0
+"""Without a cap of the operator's own no client waits longer than 10 s, or ten default budgets. A query holds
+its connection and its place in the queue until its deadline, so that the cap bounds how long a backlog
+outlasts its cause; and most clients have given up by then."""
 MOST_PATHS = 256
 """Paths of a plan, and lanes: a decision looks at each."""
 FrontSeconds = Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)]
@@ -44,13 +49,17 @@ class Limits(Strict):
     max_body_bytes: of one request, as sent and after decompression (413 beyond).
     max_request_rows: rows of one request (413 beyond).
     max_batch_rows: waiting queries are merged up to this many rows; one larger query runs alone.
-    max_queued_rows: rows that may wait at one lane (429 beyond).
+    max_queued_rows: rows that may wait (429 beyond), of queries with a priority and of those without; 1.1
+    times as many of both together.
+    max_budget_ms: longest latency budget; longer ones are cut to it. None: BUDGET_FACTOR times the default
+    budget, at least LEAST_CAP_MS.
     """
 
     max_body_bytes: Annotated[int, Field(ge=1)] = 16 * 2**20
     max_request_rows: TabledRows = 4096
     max_batch_rows: TabledRows = 1024
     max_queued_rows: Rows = 16384
+    max_budget_ms: BudgetMs | None = None
 
     @model_validator(mode="after")
     def _a_request_fits_the_queue(self) -> Limits:
@@ -129,6 +138,9 @@ class Plan(Strict):
             for name in given:
                 if given.count(name) > 1:
                     raise ValueError(f"{kind} '{name}' is planned twice")
+        cap = self.limits.max_budget_ms
+        if cap is not None and cap < self.default_budget_ms:
+            raise ValueError(f"max_budget_ms {cap:g} is below default_budget_ms {self.default_budget_ms:g}")
         devices = {path.device for path in self.paths}
         if self.lanes:
             served = {lane.device for lane in self.lanes}
@@ -152,6 +164,10 @@ class Plan(Strict):
             if placed.path not in names:
                 raise ValueError(f"placement names path '{placed.path}', which is not planned")
         return self
+
+    def most_budget_ms(self, default_budget_ms: float) -> float:
+        """The longest latency budget that a request gets, where that is the default."""
+        return self.limits.max_budget_ms or max(BUDGET_FACTOR * default_budget_ms, LEAST_CAP_MS)
 
     def all_lanes(self) -> tuple[PlannedLane, ...]:
         """The lanes as written, or the default ones: one a device."""

@@ -22,6 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--policy", help="priced, mprec, deeprecsys or static:PATH, instead of the plan's")
     parser.add_argument("--default-budget-ms", type=float, help="latency budget of requests that name none")
+    parser.add_argument(
+        "--max-budget-ms",
+        type=float,
+        help="longer latency budgets are cut to it (default: 10 times the default budget, 10000 at least)",
+    )
     parser.add_argument("--max-body-bytes", type=int, help="of one request; 413 beyond")
     parser.add_argument("--max-request-rows", type=int, help="of one request; 413 beyond")
     parser.add_argument("--max-batch-rows", type=int, help="waiting requests are merged up to this")
@@ -32,6 +37,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--drift-s", type=float, help="with --plan: rows follow popularity every so many seconds"
     )
+    parser.add_argument("--tokens", metavar="FILE", help="clients, tokens and rights; read again on SIGHUP")
+    parser.add_argument(
+        "--open-rights",
+        metavar="RIGHTS",
+        help="what all clients may ask for: priority, quality",
+    )
+    parser.add_argument("--tls-cert", metavar="FILE", help="serve HTTPS with this certificate chain (PEM)")
+    parser.add_argument("--tls-key", metavar="FILE", help="the certificate's key (PEM)")
     parser.add_argument("--drain-grace-s", type=float, help="serve on after SIGTERM, while not ready")
     parser.add_argument("--drain-timeout-s", type=float, help="then, for requests in flight")
     parser.add_argument(

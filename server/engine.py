@@ -20,6 +20,7 @@ from planner.plan import Plan, Routing
 from server.background import in_thread
 from server.dispatcher import clock
 from server.errors import NotReady
+from server.http.access import Access
 from server.metrics import Metrics
 from server.serving import ENDPOINTS, Serving, open_serving
 from server.tracing.tracer import Tracer
@@ -45,6 +46,7 @@ class Engine:
 
     def __init__(self) -> None:
         self.metrics = Metrics()
+        self.access = Access(self.metrics)
         self.tracer: Tracer | None = None
         self.state = State.LOADING
         self.default_budget_s = 0.0
@@ -104,6 +106,11 @@ class Engine:
     def plan(self) -> Plan:
         """The plan that is followed. Raises NotReady before there is one."""
         return self.serving.plan
+
+    @property
+    def most_budget_s(self) -> float:
+        """The longest latency budget of a request, in seconds. Raises NotReady before there is a plan."""
+        return self.plan.most_budget_ms(1e3 * self.default_budget_s) / 1e3
 
     def stacks(self) -> Mapping[str, TierStack]:
         """The tiers of what answers now, by path. Raises NotReady before there is anything."""

@@ -35,15 +35,29 @@ class Invalid(RequestError):
 
 
 class Forbidden(RequestError):
-    """Not allowed on this server."""
+    """Not allowed on this server, or not to this client."""
 
     status = HTTPStatus.FORBIDDEN
 
 
-class Unauthorised(RequestError):
-    """Who asks did not say who they are."""
+class Unauthorized(RequestError):
+    """No token, or one that is not valid."""
 
     status = HTTPStatus.UNAUTHORIZED
+
+
+class RateLimited(RequestError):
+    """More requests than the client's rate allows, or more wrong tokens than a client may try.
+
+    retry_after_s: whole seconds until the next one is allowed. Counted as `invalid`: the client's own excess
+    does not break the server's promise.
+    """
+
+    status = HTTPStatus.TOO_MANY_REQUESTS
+
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(f"{message}; retry in {retry_after_s} s")
+        self.retry_after_s = retry_after_s
 
 
 class NotFound(RequestError):
@@ -132,11 +146,11 @@ def refusal(error: Exception) -> Refusal:
     elif not isinstance(error, RequestError):
         error = Defect("internal error; the server's log has the details")
     headers: list[tuple[bytes, bytes]] = []
-    if isinstance(error, Overloaded):
+    if isinstance(error, Overloaded | RateLimited):
         headers.append((b"retry-after", b"%d" % error.retry_after_s))
     elif error.status is HTTPStatus.TOO_MANY_REQUESTS:
         headers.append((b"retry-after", b"1"))
-    if isinstance(error, Unauthorised):
+    if isinstance(error, Unauthorized):
         headers.append((b"www-authenticate", b"Bearer"))
     if isinstance(error, MethodNotAllowed):
         headers.append((b"allow", error.allowed.encode()))

@@ -37,6 +37,8 @@ BROKEN = ("late", "overloaded", "expired", "unavailable", "error")
 """Outcomes that break the promise. `invalid` and `cancelled` are the client's, and do not count."""
 OUTCOMES = (KEPT, *BROKEN, "invalid", "cancelled")
 REASONS = ("load", "deadline", "failure")
+REFUSALS = ("unauthorized", "guessing", "forbidden", "limited")
+"""Why a client is refused before its request is read: see the metric."""
 
 # Latency targets (0.5, 1, 2, 5, 10, 20, 50, 60, 80, 100 ms ...) are edges, so that the share within one is
 # read off. Between 0.5 and 100 ms neighbours are at most 8.2% apart: a p50 or p99 interpolated between
@@ -65,8 +67,8 @@ class Metrics:
         self.requests = registry.counter(
             "polyrec_requests",
             "Requests by how they ended. ok: answered within the budget; late: answered after it;"
-            " overloaded: 429; expired: 504; unavailable: 503; error: 500; invalid: another 4xx; cancelled:"
-            " the client left.",
+            " overloaded: 429; expired: 504; unavailable: 503; error: 500; invalid: another 4xx, or 429 for"
+            " the client's own rate; cancelled: the client left.",
             *("endpoint", "outcome"),
         )
         self.seconds = registry.histogram(
@@ -130,6 +132,16 @@ class Metrics:
         self._pauses = tuple(pauses.labels(str(generation)) for generation in range(3))
         self.generations = registry.counter(
             "polyrec_generations", "Plans that took over: the first, every reload and every rollback."
+        )
+        self.access_refused = registry.counter(
+            "polyrec_access_refused",
+            "Requests refused for who sent them. unauthorized: no token, or a wrong one (401); guessing: too"
+            " many wrong tokens from an address (429); forbidden: the token lacks the right (403); limited:"
+            " over the client's rate (429).",
+            "reason",
+        )
+        self.capped_budgets = registry.counter(
+            "polyrec_capped_budgets", "Latency budgets that were cut to the operator's cap (max_budget_ms)."
         )
         self.limited = registry.counter(
             "polyrec_limited",

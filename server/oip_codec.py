@@ -20,6 +20,7 @@ import orjson
 from models.batch import F32
 from models.schema import Schema
 from planner.plan import MOST_BUDGET_MS, Limits
+from planner.routing.query import MOST_PRIORITY
 from server.decode import check_commas, explain_malformed, most_commas
 from server.errors import Malformed
 from server.oip_inputs import Array, Inputs
@@ -139,8 +140,11 @@ class OipCodec:
                 f"parameter 'timeout' is {parameters.timeout}; it is microseconds, 0 (the default budget) "
                 f"to {MOST_TIMEOUT_US} (an hour)"
             )
-        if parameters.priority < 0:
-            raise Malformed(f"parameter 'priority' is {parameters.priority}; 0 is the default, 1 the highest")
+        if not 0 <= parameters.priority <= MOST_PRIORITY:
+            raise Malformed(
+                f"parameter 'priority' is {parameters.priority}; 0 is the default, 1 the highest, "
+                f"{MOST_PRIORITY} the lowest of those above it"
+            )
         binary_output = self._outputs(request.outputs, parameters.binary_data_output)
         tensors = self._tensors(request.inputs, memoryview(body)[len(header) :])
         return InferRequest(

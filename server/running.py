@@ -34,12 +34,15 @@ from models.runtimes import best_runtime
 from planner.plan import Plan, PlannedLane, load_plan, single_path_plan
 from server.background import in_thread
 from server.collector import Collector
+from server.dispatcher import clock
 from server.engine import Engine, State
+from server.http.access import Access
 from server.http.admin import Admin
 from server.http.app import create_app
 from server.http.connection import protocol_of
 from server.http.front import Front
 from server.settings import Settings
+from server.tls import check_tls, reload_tls
 from server.tracing.tracer import open_tracer
 
 log = logging.getLogger("polyrec.server")
@@ -154,6 +157,8 @@ def serve(settings: Settings, on_ready: Callable[[Ready], object]) -> int:
     if settings.log_level == "warning":
         # it warns of every request that is not HTTP: anybody could fill the log
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+    if settings.tls_cert is not None and settings.tls_key is not None:
+        check_tls(settings.tls_cert, settings.tls_key)
     keep_memory()
     listener = listen(settings.host, settings.port)
     try:
@@ -165,8 +170,11 @@ def serve(settings: Settings, on_ready: Callable[[Ready], object]) -> int:
 
 async def _serve(settings: Settings, listener: socket.socket, on_ready: Callable[[Ready], object]) -> int:
     engine = Engine()
+    engine.access = Access(
+        engine.metrics, settings.tokens, settings.admin_token, settings.open_rights, clock=clock
+    )
     engine.tracer = open_tracer(os.environ)
-    app = create_app(engine, Admin(engine, settings.admin_token, lambda: plan_of(settings)))
+    app = create_app(engine, Admin(engine, lambda: plan_of(settings)))
     front = Front(app, app.hot, engine)
     config = uvicorn.Config(
         app,
@@ -179,12 +187,30 @@ async def _serve(settings: Settings, listener: socket.socket, on_ready: Callable
         server_header=False,
         timeout_graceful_shutdown=max(1, round(settings.drain_timeout_s)),
         backlog=BACKLOG,
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
     )
+    _follow_files(engine, config, settings)
     server = Server(config, engine, settings.drain_grace_s)
     with Collector(engine.metrics.collected):
         await _until_told(server, engine, front, settings, listener, on_ready)
     engine.close()
     return 0
+
+
+def _follow_files(engine: Engine, config: uvicorn.Config, settings: Settings) -> None:
+    """Reads tokens and certificate again on SIGHUP. Without either, SIGHUP ends the server as ever."""
+    cert, key = settings.tls_cert, settings.tls_key
+    if settings.tokens is None and cert is None:
+        return
+    config.load()
+
+    def reread() -> None:
+        engine.access.reload()
+        if cert is not None and key is not None and config.ssl is not None:
+            reload_tls(config.ssl, cert, key)
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reread)
 
 
 async def _until_told(
@@ -206,7 +232,7 @@ async def _until_told(
             gc.collect()
             gc.freeze()
             try:
-                on_ready(_ready(engine, listener))
+                on_ready(_ready(engine, listener, "http" if settings.tls_cert is None else "https"))
             except OSError as e:  # a full disk, or a pipe that nobody reads any more
                 log.warning("ready, but it cannot be said on standard output: %s", e.strerror)
     finally:
@@ -218,11 +244,11 @@ async def _until_told(
             engine.tracer.close()
 
 
-def _ready(engine: Engine, listener: socket.socket) -> Ready:
+def _ready(engine: Engine, listener: socket.socket, scheme: str) -> Ready:
     host, port = listener.getsockname()[:2]
     serving = engine.serving
     return Ready(
-        url=f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}",
+        url=f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}",
         pid=os.getpid(),
         paths=tuple(path.name for path in serving.paths),
         runtime=serving.plan.paths[0].runtime,

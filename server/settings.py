@@ -11,12 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from models.errors import PolyrecError
 from models.files import Strict, one_line
 from models.precision import DensePrecision
 from planner.plan import BudgetMs, Plan, Policy, Rows, TabledRows
+from server.tokens import OpenRight
 
 PREFIX = "POLYREC_"
 
@@ -27,6 +28,11 @@ class SettingsError(PolyrecError):
     """A flag or an environment variable that is unknown or out of range."""
 
 
+def _listed(value: object) -> object:
+    """`a,b` as a flag or a variable has it -> its parts."""
+    return tuple(part for part in value.split(",") if part) if isinstance(value, str) else value
+
+
 class Settings(Strict):
     """bundle, plan: what to serve, exactly one of them.
 
@@ -35,6 +41,9 @@ class Settings(Strict):
         CPU, a thread for any other device, processes where there are several.
     policy: replaces the plan's routing policy.
     admin_token: what POST /v1/admin/... must bring as `Authorization: Bearer`; without, there is no admin.
+    tokens: file of the clients that may ask for predictions (server/tokens.py); None: everybody may.
+    open_rights: what everybody may ask for: `priority`, `quality`, or both with a comma between.
+    tls_cert, tls_key: PEM files of the certificate chain and of its key; both or none.
     drain_grace_s: after SIGTERM, how long to keep serving while readiness already says 503.
     drain_timeout_s: then, how long requests in flight may take.
     tier_directory, drift_s: only with a plan that has a placement: where files of disk tiers are written, and
@@ -54,6 +63,10 @@ class Settings(Strict):
     lane: Literal["auto", "inline", "thread", "process"] = "auto"
     policy: Policy | None = None
     admin_token: Annotated[str, Field(min_length=16)] | None = None
+    tokens: Path | None = None
+    open_rights: Annotated[tuple[OpenRight, ...], BeforeValidator(_listed)] = ()
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
     drain_grace_s: Seconds = 1.0
     drain_timeout_s: Seconds = 10.0
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
@@ -64,6 +77,7 @@ class Settings(Strict):
     max_request_rows: TabledRows | None = None
     max_batch_rows: TabledRows | None = None
     max_queued_rows: Rows | None = None
+    max_budget_ms: BudgetMs | None = None
 
     @model_validator(mode="after")
     def _one_thing_to_serve(self) -> Settings:
@@ -72,6 +86,8 @@ class Settings(Strict):
         of_bundle = {"runtime", "device", "precision", "lanes", "lane"} & self.model_fields_set
         if self.plan is not None and of_bundle:
             raise ValueError(f"the plan names paths and lanes; leave out {', '.join(sorted(of_bundle))}")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("give both --tls-cert FILE and --tls-key FILE, or neither")
         return self
 
     def bend(self, plan: Plan) -> Plan:

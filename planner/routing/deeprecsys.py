@@ -18,6 +18,7 @@ from planner.routing.lane import LaneState
 from planner.routing.policy import Choice
 from planner.routing.query import Query, Reason
 from planner.routing.queue import Piece
+from planner.routing.share import in_turn
 
 WINDOW = 300
 """Queries whose latencies decide a step."""
@@ -89,7 +90,7 @@ class DeepRecSys:
         soonest_s = now_s + board.paths[path].curve.tail[most] * lane.correction.tail[path]
         taken: list[Piece] = []
         rows = 0
-        for piece in board.queue.clean():
+        for piece in in_turn(board, lane):
             query = piece[3]
             if query.settled or query.deadline_s < soonest_s or not mine[0] <= query.rows < mine[1]:
                 continue

@@ -17,6 +17,7 @@ from planner.routing.board import Board
 from planner.routing.lane import LaneState
 from planner.routing.query import Query
 from planner.routing.queue import LOWEST
+from planner.routing.share import waits_s
 
 MARGIN = 1.2
 """The backlog takes that many times what the latency models say, before a query is taken."""
@@ -50,17 +51,25 @@ def admit(board: Board, query: Query, now_s: float) -> float:
         over_s = _takes_s(board, rows, queued, len(pieces), committed) - left
     if over_s <= 0 or not pieces:
         return over_s
+    kept_s = inf
+    level = query.priority or LOWEST
+    if pieces[0][0] < level:
+        # However much of a higher priority waits, a share of the lanes' time is not theirs.
+        own_s = board.best_own_s(rows) if query.required else board.own_s(rows, 0)
+        kept_s = MARGIN * committed / board.total_rate + waits_s(board, query, MARGIN) + own_s - left
+        if kept_s <= 0:
+            return kept_s
     # behind those of the same deadline, which in a round of the owner's loop is nearly everybody's
-    at = bisect_left(pieces, (query.priority or LOWEST, query.deadline_s, inf))
+    at = bisect_left(pieces, (level, query.deadline_s, inf))
     if at == len(pieces):
-        return over_s
+        return min(over_s, kept_s)
     # It would go before others: only what is before it counts, if those behind it bear the delay.
     final = pieces[-1][3]
     behind = MARGIN * (queued + rows + committed) / board.total_rate
     if behind > final.deadline_s - now_s:
-        return over_s
+        return min(over_s, kept_s)
     ahead = sum(piece[5] for piece in pieces[:at])
-    return _takes_s(board, rows, ahead, at, committed) - left
+    return min(_takes_s(board, rows, ahead, at, committed) - left, kept_s)
 
 
 def _takes_s(board: Board, rows: int, ahead: int, queries: int, committed: float) -> float:

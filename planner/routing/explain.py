@@ -59,8 +59,8 @@ def explain(
     path, reason, why, retry = None, "overload", "", None
     if not board.usable:
         reason, why = "unavailable", "no lane is alive"
-    elif board.queue.rows + rows > board.limits.max_queued_rows:
-        retry = (board.queue.rows + rows - board.limits.max_queued_rows) / board.total_rate
+    elif (over := board.queue.over(rows, False, board.limits.max_queued_rows)) > 0:
+        retry = over / board.total_rate
         why = f"the queue is full: {board.queue.rows} of {board.limits.max_queued_rows} rows"
     elif (over_s := policy.admit(board, query, now_s)) > 0:
         retry = over_s

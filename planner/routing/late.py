@@ -18,6 +18,7 @@ from planner.routing.option import Option, options
 from planner.routing.policy import Choice
 from planner.routing.query import Query, Reason
 from planner.routing.queue import Piece
+from planner.routing.share import turn
 
 INF = float("inf")
 BEST, LOAD, DEADLINE, FAILURE = Reason.BEST, Reason.LOAD, Reason.DEADLINE, Reason.FAILURE
@@ -39,20 +40,22 @@ PAYS = 0.7
 
 
 def choose(board: Board, lane: LaneState, now_s: float) -> Choice | None:
-    """The batch of a free lane, or None: nothing waits, nothing fits, or another lane does it better."""
+    """The batch of a free lane, or None: nothing waits, nothing fits, or another lane does it better.
+
+    Of lower priorities if it is their turn and one of them can be made, else of the highest.
+    """
     queue = board.queue
     pieces = queue.pieces
     if pieces and (pieces[0][3].settled or pieces[-1][3].settled):
         pieces = queue.clean()
     if not pieces or not lane.order:
         return None
-    first = 0
-    if lane.faster:
+    helps = bool(lane.faster)
+    if helps:
         over_s = _needed(board, lane, pieces, now_s)
         if over_s <= 0:
             lane.again_s = now_s - over_s
             return None
-        first = -1
     device = lane.device
     busy = 0.0
     peers = 1
@@ -69,19 +72,23 @@ def choose(board: Board, lane: LaneState, now_s: float) -> Choice | None:
                 left = 0.0
             if left < soonest_s and other.device == device:
                 soonest_s = left
-    if busy + queue.rows > BEHIND * board.total_rate * (pieces[-1][1] - now_s):
-        first = _behind(board, lane, pieces, now_s)
-    elif first:
-        first = _from_the_end(lane, pieces)
-    for start in range(first, len(pieces)):
-        if start >= first + LOOK:
+    enough = busy + queue.rows > BEHIND * board.total_rate * (pieces[-1][1] - now_s)
+    head = turn(board, lane) if enough or not helps else 0
+    while True:
+        first = head
+        if enough:
+            first = _behind(board, lane, pieces, head, now_s)
+        elif helps:
+            first = _from_the_end(lane, pieces)
+        for start in range(first, min(first + LOOK, len(pieces))):
+            if pieces[start][3].settled:
+                continue
+            choice = _batch(board, lane, pieces, start, now_s, busy, peers, soonest_s)
+            if choice is not None:
+                return choice
+        if not head:
             return None
-        if pieces[start][3].settled:
-            continue
-        choice = _batch(board, lane, pieces, start, now_s, busy, peers, soonest_s)
-        if choice is not None:
-            return choice
-    return None
+        head = 0
 
 
 def _needed(board: Board, lane: LaneState, pieces: list[Piece], now_s: float) -> float:
@@ -109,7 +116,7 @@ def _from_the_end(lane: LaneState, pieces: list[Piece]) -> int:
     return start
 
 
-def _behind(board: Board, lane: LaneState, pieces: list[Piece], now_s: float) -> int:
+def _behind(board: Board, lane: LaneState, pieces: list[Piece], head: int, now_s: float) -> int:
     """Where to begin when there is more than enough to do: the head, or what has time for a batch that pays.
 
     Serving the head in what little time it has left makes a small, dear batch, and then the next is
@@ -120,16 +127,17 @@ def _behind(board: Board, lane: LaneState, pieces: list[Piece], now_s: float) ->
     curve = board.paths[p].curve
     merge = lane.merge[p]
     needed = curve.tail[merge] * factor
-    if pieces[0][1] - now_s >= needed:
-        return 0
-    start = bisect_left(pieces, (pieces[0][0], now_s + needed))
+    level, deadline_s = pieces[head][:2]
+    if deadline_s - now_s >= needed:
+        return head
+    start = bisect_left(pieces, (level, now_s + needed))
     if start >= len(pieces):
-        return 0
-    small = max(1, curve.rows_safe_within((pieces[0][1] - now_s) / factor))
+        return head
+    small = max(1, curve.rows_safe_within((deadline_s - now_s) / factor))
     large = min(merge, board.queue.rows - sum(piece[5] for piece in pieces[:start]))
     if large <= 0:
-        return 0
-    return start if small / curve.median[small] < PAYS * large / curve.median[large] else 0
+        return head
+    return start if small / curve.median[small] < PAYS * large / curve.median[large] else head
 
 
 def _batch(

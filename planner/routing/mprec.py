@@ -14,6 +14,7 @@ from planner.routing.lane import LaneState
 from planner.routing.late import reason
 from planner.routing.policy import Choice
 from planner.routing.query import Query, Reason
+from planner.routing.share import in_turn
 
 
 class MPRec:
@@ -54,7 +55,7 @@ class MPRec:
             return None
         path, rows = -1, 0
         taken = []
-        for piece in board.queue.clean():
+        for piece in in_turn(board, lane):
             query = piece[3]
             if query.settled or (query.path not in lane.paths if path < 0 else query.path != path):
                 continue

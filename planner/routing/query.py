@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+MOST_PRIORITY = 999_999_999
+"""The lowest priority above none."""
+
 
 class Reason(StrEnum):
     """Why the path that answered was chosen: the most accurate one, or what kept it from being that."""

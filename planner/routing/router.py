@@ -100,9 +100,9 @@ class Router:
         board.observed.arrived(rows, deadline_s - arrival_s)
         if not board.usable:
             return Refused(Refusal.UNAVAILABLE, 1.0, queue.rows)
-        if queue.rows + rows > board.max_queued_rows:
-            drained = (queue.rows + rows - board.max_queued_rows) / board.total_rate
-            return Refused(Refusal.OVERLOAD, drained, queue.rows)
+        over = queue.over(rows, query.priority > 0, board.max_queued_rows)
+        if over > 0:
+            return Refused(Refusal.OVERLOAD, over / board.total_rate, queue.rows)
         if deadline_s <= now_s:
             return Refused(Refusal.EXPIRED, 0.0, queue.rows)
         policy = self.policy
@@ -110,7 +110,9 @@ class Router:
         if late_s > 0 and not self._worth_a_try():
             board.caution.lost()
             refused = Refused(Refusal.OVERLOAD, late_s, queue.rows)
-            self._reading.refuse(refused, size, deadline_s, rows)
+            if not (query.priority or query.required):
+                # others are not judged by one that asks for more than they do
+                self._reading.refuse(refused, size, deadline_s, rows)
             return refused
         queue.push(query, 0, rows, arrival_s if policy.fifo else deadline_s)
         return None
@@ -334,8 +336,7 @@ class Router:
         self.policy = make_policy(routing, board)
         self.policy.prepare(board)
         waiting = list(board.queue.unsettled())
-        board.queue.pieces.clear()
-        board.queue.rows = 0
+        board.queue.clear()
         for _, _, _, query, first, rows in waiting:
             if rows == query.rows:
                 query.path = -1

@@ -12,6 +12,7 @@ from planner.routing.lane import LaneState
 from planner.routing.policy import Choice
 from planner.routing.query import Dispatch, Part
 from planner.routing.queue import Piece, Queue
+from planner.routing.share import charge
 
 INF = float("inf")
 
@@ -25,24 +26,27 @@ def take(board: Board, lane: LaneState, choice: Choice, now_s: float, probe: boo
         parts = [Part(head[3], head[4], rows)]
     else:
         parts = [Part(piece[3], piece[4], piece[5]) for piece in pieces]
+    correction = lane.correction
+    median_s = state.curve.median[rows] * correction.median[path]
+    tail_s = state.curve.tail[rows] * correction.tail[path]
     due_s = INF
     if not probe:
+        queue = board.queue
         for part in parts:
             query = part.query
             query.taken_rows += part.rows
+            if query.priority:
+                queue.privileged -= part.rows
             query.path = path
             query.reason = reason
             if query.deadline_s < due_s:
                 due_s = query.deadline_s
-        queue = board.queue
         queue.rows -= rows
         if start >= 0 and rows >= head[5]:
             del queue.pieces[start : start + len(pieces)]
         else:
             _leave(queue, pieces, rows)
-    correction = lane.correction
-    median_s = state.curve.median[rows] * correction.median[path]
-    tail_s = state.curve.tail[rows] * correction.tail[path]
+        charge(queue, head[0], median_s)
     dispatch = Dispatch(lane.index, path, parts, rows, reason, now_s, median_s, tail_s, False, probe)
     lane.flight = dispatch
     lane.free_s = free_s = now_s + median_s

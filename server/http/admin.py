@@ -9,16 +9,17 @@
 Reload and rollback answer with the paths, the bundle's version and what became of updated rows: `carried` by
 path, where the same rows are served again, and `left_behind`, where others are.
 
-Without a token in the settings everything here is 403. A plan that cannot be opened is refused with 422
-and what it says; what was served still is. The log has every change, for whoever asks later what began when.
+A call needs a token with the right `admin` (server/http/access.py); without any such token everything here is
+403. A plan that cannot be opened is refused with 422 and what it says; what was served still is. The log has
+every change, and a line of `polyrec.audit` for every call: which token, from where, what, and the status.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -33,12 +34,13 @@ from models.files import Strict, one_line
 from planner.plan import BudgetMs, PathName, Plan, Policy, load_plan
 from server.background import in_thread
 from server.engine import Engine, State
-from server.errors import Forbidden, Invalid, Malformed, NotReady, RequestError, Unauthorised
+from server.errors import Invalid, Malformed, NotReady, RequestError
 from server.http.body import read_body
 from server.http.reply import Reply, error_reply, json_reply
 from server.serving import Serving, open_serving
 
 log = logging.getLogger("polyrec.admin")
+audit = logging.getLogger("polyrec.audit")
 
 MAX_BODY_BYTES = 65536
 Opener = Callable[[], tuple[Plan, Mapping[Path, Bundle]]]
@@ -66,21 +68,33 @@ class Reroute(Strict):
 class Admin:
     """The operator's actions on one engine, one at a time. opener: reads what the server was started with."""
 
-    def __init__(self, engine: Engine, token: str | None = None, opener: Opener | None = None) -> None:
+    def __init__(self, engine: Engine, opener: Opener | None = None) -> None:
         self._engine = engine
-        self._token = token
         self._opener = opener
         self._lock = asyncio.Lock()
 
-    def check(self, request: Request) -> None:
-        """Raises Forbidden or Unauthorised."""
-        if self._token is None:
-            raise Forbidden("this server has no admin token; start it with POLYREC_ADMIN_TOKEN set")
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not given:
-            raise Unauthorised("send the admin token as 'Authorization: Bearer TOKEN'")
-        if not hmac.compare_digest(given.encode("utf-8", "replace"), self._token.encode()):
-            raise Forbidden("the admin token is not right")
+    async def perform(
+        self, request: Request, act: str, most_bytes: int, answer: Callable[[bytes], Awaitable[Any]]
+    ) -> Reply:
+        """The reply to one call, if its token allows it. answer: the body -> what goes back as JSON.
+
+        Leaves an audit line. most_bytes: of the body.
+        """
+        scope = request.scope
+        peer = scope.get("client")
+        try:
+            client = self._engine.access.administrator(scope["headers"], peer)
+        except RequestError as e:
+            return error_reply(e)
+        status = HTTPStatus.INTERNAL_SERVER_ERROR
+        try:
+            reply = json_reply(await answer(await read_body(scope["headers"], request.receive, most_bytes)))
+            status = HTTPStatus.OK
+        except RequestError as e:
+            reply, status = error_reply(e), e.status
+        finally:
+            audit.warning("%s by '%s' from %s: %d", act, client.name, peer[0] if peer else "-", status)
+        return reply
 
     async def reload(self, asked: Reload) -> dict[str, Any]:
         """Opens the plan beside what is served, then takes over."""
@@ -114,7 +128,10 @@ class Admin:
             **({"weights": asked.weights} if asked.weights is not None else {}),
         }
         try:
-            bent = Plan.model_validate({**plan.model_dump(), "routing": routing}).routing
+            changed: dict[str, Any] = {"routing": routing}
+            if asked.default_budget_ms is not None:
+                changed["default_budget_ms"] = asked.default_budget_ms
+            bent = Plan.model_validate({**plan.model_dump(), **changed}).routing
         except ValidationError as e:
             raise Invalid(one_line(e)) from None
         engine.route(bent)
@@ -154,22 +171,19 @@ class Admin:
 def admin_routes(admin: Admin) -> list[Route]:
     """The pages, all behind the token."""
 
-    def page(kind: type[Model], act: Callable[[Model], Awaitable[dict[str, Any]]]) -> Callable[..., Any]:
+    def page(
+        name: str, kind: type[Model], act: Callable[[Model], Awaitable[dict[str, Any]]]
+    ) -> Callable[..., Any]:
         async def answer(request: Request) -> Reply:
-            try:
-                admin.check(request)
-                body = await read_body(request.scope["headers"], request.receive, MAX_BODY_BYTES)
-                return json_reply(await act(_parsed(kind, body)))
-            except RequestError as e:
-                return error_reply(e)
+            return await admin.perform(request, name, MAX_BODY_BYTES, lambda body: act(_parsed(kind, body)))
 
         return answer
 
     pages = {
-        "reload": page(Reload, admin.reload),
-        "rollback": page(Nothing, admin.rollback),
-        "drain": page(Nothing, admin.drain),
-        "routing": page(Reroute, admin.routing),
+        "reload": page("reload", Reload, admin.reload),
+        "rollback": page("rollback", Nothing, admin.rollback),
+        "drain": page("drain", Nothing, admin.drain),
+        "routing": page("routing", Reroute, admin.routing),
     }
     return [Route(f"/v1/admin/{name}", endpoint, methods=["POST"]) for name, endpoint in pages.items()]
 

@@ -28,10 +28,9 @@ from models.embeddings.tiers.update import TableUpdate, UpdateError, apply_updat
 from models.files import MOST_SERVED_BYTES, Strict, one_line
 from models.vocabulary import Vocabulary
 from server.background import in_thread
-from server.errors import Invalid, Malformed, RequestError
+from server.errors import Invalid, Malformed
 from server.http.admin import Admin
-from server.http.body import read_body
-from server.http.reply import Reply, error_reply, json_reply
+from server.http.reply import Reply
 
 MAX_BODY_BYTES = 64 << 20
 
@@ -107,13 +106,13 @@ def embeddings_route(admin: Admin, embeddings: Embeddings) -> Route:
     """The page, behind the admin's token."""
 
     async def answer(request: Request) -> Reply:
-        try:
-            admin.check(request)
-            body = await read_body(request.scope["headers"], request.receive, MAX_BODY_BYTES)
-            # parsing and checking of a large update would hold the loop
-            return json_reply(await in_thread(lambda: embeddings.update(parsed(body))))
-        except RequestError as e:
-            return error_reply(e)
+        # parsing and checking of a large update would hold the loop
+        return await admin.perform(
+            request,
+            "embeddings",
+            MAX_BODY_BYTES,
+            lambda body: in_thread(lambda: embeddings.update(parsed(body))),
+        )
 
     return Route("/v1/admin/embeddings", answer, methods=["POST"])
 

@@ -1,6 +1,6 @@
 """One request of a hot endpoint, from its headers to its reply: every phase timed, every end counted.
 
-The latency budget and the other wishes of the client, the dispatcher, the errors and the counters are the
+Access and options of the client, the dispatcher, the errors and the counters are the
 same for /v1/predict, /v1/rank and the inference protocol. What differs is a `Form`: how a body becomes rows
 and how probabilities become a body. `server/http/connection.py` asks and answers without ASGI; `HotEndpoint`
 is the same as an ASGI application, which any server can run.
@@ -23,26 +23,22 @@ from server.dispatcher import clock
 from server.engine import Engine
 from server.errors import RequestError, refusal
 from server.http.body import ClientGone, header, read_body
+from server.http.options import NO_OPTIONS, RequestOptions, parse_options
 from server.http.reply import Reply
-from server.http.wishes import Wishes, wishes_of
 from server.rows import Rows
 from server.serving import OpenPath, Serving
+from server.tokens import Client
 
 log = logging.getLogger("polyrec.http")
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A body that was read. `asked` is what the form needs again to answer; budget_s None: the default.
-
-    priority: 1 is the highest, 0 the lowest. required: only the most accurate path may answer.
-    """
+    """A body that was read. asked: what the form needs again to answer. options: those in the body."""
 
     rows: Rows
     asked: Any = None
-    budget_s: float | None = None
-    priority: int = 0
-    required: bool = False
+    options: RequestOptions = NO_OPTIONS
 
 
 class Form(Protocol):
@@ -52,8 +48,8 @@ class Form(Protocol):
     def endpoint(self) -> str: ...
 
     @property
-    def has_wishes(self) -> bool:
-        """Whether bodies may have a budget, a priority or a quality of their own."""
+    def has_options(self) -> bool:
+        """Whether bodies may have options of their own."""
         ...
 
     def parse(self, serving: Serving, scope: Scope, body: bytes) -> Parsed:
@@ -74,9 +70,11 @@ class Call:
         "_arrival_s",
         "_begun_s",
         "_budget_s",
+        "_client",
         "_counters",
         "_engine",
         "_form",
+        "_options",
         "_outcomes",
         "_parsed",
         "_parsed_s",
@@ -86,10 +84,10 @@ class Call:
         "_scope",
         "_serving",
         "_trace",
-        "_wishes",
         "_written_s",
     )
     _answer: Answer
+    _client: Client
     _counters: EndpointMetrics
     _parsed: Parsed
     _path: OpenPath
@@ -98,7 +96,7 @@ class Call:
         self._scope = scope
         self._engine = engine
         self._form = form
-        self._wishes = Wishes()
+        self._options = NO_OPTIONS
         self._serving: Serving | None = None
         self._query: Query | None = None
         self._rows = 0
@@ -110,22 +108,27 @@ class Call:
 
     @property
     def limit(self) -> int:
-        """Bytes that the body may have. Raises NotReady."""
+        """Bytes that the body may have, if the client may send one at all.
+
+        Raises NotReady, Unauthorized or RateLimited.
+        """
         serving = self._serving = self._engine.serving
+        scope = self._scope
+        self._client = self._engine.access.client(scope["headers"], scope.get("client"))
         return serving.plan.limits.max_body_bytes
 
     def reject_early(self, size: int | None, arrived_s: float | None = None) -> None:
         """Rejects a request by its head where its body need not be read for that.
 
         size: bytes of the body, None if unknown. arrived_s: when the head may have arrived, None for now.
-        Raises Malformed, Overloaded or DeadlinePassed.
+        Raises Malformed, Forbidden, Overloaded or DeadlinePassed.
         """
         headers, form = self._scope["headers"], self._form
-        wishes = self._wishes = wishes_of(headers)
-        if size is None or wishes.priority or wishes.required or form.has_wishes:
+        options = self._options = self._allowed(parse_options(headers))
+        if size is None or options.priority or options.required or form.has_options:
             return
         if header(headers, b"content-encoding") is None:
-            budget_s = self._budget_s = wishes.budget_s or self._engine.default_budget_s
+            budget_s = self._budget_s = options.budget_s or self._engine.default_budget_s
             arrival_s = _arrival(arrived_s, budget_s)
             self._engine.serving.dispatcher.turned_away(arrival_s, budget_s, size)
 
@@ -139,22 +142,29 @@ class Call:
         self._begun_s = self._arrival_s = clock()
         # Not what was served when the headers came: another plan may have been loaded since.
         serving = self._serving = self._engine.serving
-        budget_s, priority, required = self._wishes
         parsed = self._parsed = self._form.parse(serving, self._scope, body)
         self._rows = parsed.rows.rows
-        self._budget_s = budget_s or parsed.budget_s or self._engine.default_budget_s
+        options = self._options
+        if self._form.has_options:
+            options = self._allowed(options.over(parsed.options))
+        self._budget_s = options.budget_s or self._engine.default_budget_s
         self._arrival_s = _arrival(arrived_s, self._budget_s, self._begun_s)
         self._parsed_s = clock()
         query = self._query = serving.dispatcher.ask(
             parsed.rows,
             self._arrival_s,
             self._budget_s,
-            parsed.priority if priority is None else priority,
-            parsed.required if required is None else required,
+            options.priority or 0,
+            options.required or False,
             self._trace,
             len(body),
         )
         return query
+
+    def _allowed(self, options: RequestOptions) -> RequestOptions:
+        """Options as far as the client may have them. Raises Forbidden."""
+        engine = self._engine
+        return engine.access.allowed(options, self._client, engine.most_budget_s, self._scope.get("client"))
 
     def reply(self, answer: Answer) -> Reply:
         """The answer as it goes back."""

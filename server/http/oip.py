@@ -19,6 +19,7 @@ from server.engine import Engine, State
 from server.errors import Forbidden, Malformed, NotFound, NotReady
 from server.http.body import header
 from server.http.call import HotEndpoint, Parsed
+from server.http.options import RequestOptions
 from server.http.reply import Reply, error_reply, json_reply
 from server.oip_codec import OUTPUT, encode
 from server.serving import OpenPath, Serving
@@ -41,7 +42,7 @@ class InferForm:
     """An inference request, JSON or binary, -> `probability`."""
 
     endpoint = "infer"
-    has_wishes = True
+    has_options = True
 
     def parse(self, serving: Serving, scope: Scope, body: bytes) -> Parsed:
         parameters = scope.get("path_params")
@@ -52,7 +53,7 @@ class InferForm:
             raise Malformed("header Inference-Header-Content-Length is not a number of bytes")
         request = serving.codec.decode(body, None if given is None else int(given))
         budget_s = request.timeout_us / 1e6 if request.timeout_us else None
-        return Parsed(request.rows, request, budget_s, request.priority, request.required)
+        return Parsed(request.rows, request, RequestOptions(budget_s, request.priority, request.required))
 
     def write(self, serving: Serving, parsed: Parsed, answer: Answer, path: OpenPath) -> Reply:
         body, header_bytes = encode(

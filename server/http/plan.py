@@ -10,8 +10,8 @@ from starlette.routing import Route
 from server.dispatcher import clock
 from server.engine import Engine
 from server.errors import Malformed, NotReady, RequestError
+from server.http.options import parse_budget_s, parse_quality
 from server.http.reply import Reply, error_reply, json_reply
-from server.http.wishes import latency_budget_s, quality_is_required
 from server.serving import OpenPath, Serving
 
 MOST_DIGITS = 9
@@ -36,6 +36,7 @@ def plan_routes(engine: Engine) -> list[Route]:
     async def route(request: Request) -> Reply:
         try:
             rows, budget_s, required = _asked(request, engine.default_budget_s)
+            budget_s = min(budget_s, engine.most_budget_s)
             router = engine.serving.dispatcher.router
             return json_reply(router.explain(rows, budget_s, clock(), required).as_dict())
         except RequestError as e:
@@ -90,6 +91,6 @@ def _asked(request: Request, default_budget_s: float) -> tuple[int, float, bool]
     budget_ms = request.query_params.get("budget_ms")
     budget_s = default_budget_s
     if budget_ms is not None:
-        budget_s = latency_budget_s(budget_ms.encode(), "parameter 'budget_ms'")
+        budget_s = parse_budget_s(budget_ms.encode(), "parameter 'budget_ms'")
     quality = request.query_params.get("quality", "any")
-    return int(rows), budget_s, quality_is_required(quality.encode(), "parameter 'quality'")
+    return int(rows), budget_s, parse_quality(quality.encode(), "parameter 'quality'")

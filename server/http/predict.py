@@ -15,7 +15,7 @@ class PredictForm:
     """`{"instances": [...]}` or `{"columns": {...}}` -> `{"predictions": [...], ...}`."""
 
     endpoint = "predict"
-    has_wishes = False
+    has_options = False
 
     def parse(self, serving: Serving, scope: Scope, body: bytes) -> Parsed:
         return Parsed(serving.decoder.predict(body))

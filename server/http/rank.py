@@ -15,7 +15,7 @@ class RankForm:
     """`{"context": {...}, "candidates": {...}, "top_k": n}` -> `{"order": [...], "scores": [...], ...}`."""
 
     endpoint = "rank"
-    has_wishes = False
+    has_options = False
 
     def parse(self, serving: Serving, scope: Scope, body: bytes) -> Parsed:
         request = serving.decoder.rank(body)

@@ -128,3 +128,14 @@ def test_a_placements_folder_is_relative_to_the_plan_and_its_store_must_be_named
     file.write_text(json.dumps(plan))
     with pytest.raises(PlanError, match="path 'table@cpu' is placed twice"):
         load_plan(file)
+
+
+@pytest.mark.parametrize(
+    ("limits", "default_ms", "most_ms"),
+    [({}, 100.0, 10_000.0), ({}, 5000.0, 50_000.0), ({"max_budget_ms": 250.0}, 100.0, 250.0)],
+)
+def test_the_cap_on_budgets_follows_the_default_budget(
+    limits: dict[str, Any], default_ms: float, most_ms: float
+) -> None:
+    plan = Plan.model_validate({"paths": [PATH], "limits": limits})
+    assert plan.most_budget_ms(default_ms) == most_ms

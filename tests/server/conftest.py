@@ -29,6 +29,7 @@ from models.training import Recipe
 from models.vocabulary import ids_of_ranks
 from planner.plan import Plan, single_path_plan
 from server.engine import Engine
+from server.http.access import Access
 from server.http.admin import Admin
 from server.http.app import create_app
 from server.running import Child, start
@@ -195,7 +196,8 @@ def asked(client: Client, opened: Callable[[Plan], Engine]) -> Callable[[Plan], 
 
     def ask(plan: Plan) -> Client:
         engine = opened(plan)
-        return Client(client.runner, create_app(engine, Admin(engine, TOKEN)))
+        engine.access = Access(engine.metrics, admin_token=TOKEN)
+        return Client(client.runner, create_app(engine, Admin(engine)))
 
     return ask
 
@@ -227,7 +229,8 @@ def whole(paged: Bundle) -> Callable[[Request], F32]:
 @pytest.fixture(scope="session")
 def server(bundle_dir: Path) -> Iterator[Child]:
     """A real server in a process of its own, by the best runtime of this machine."""
-    with start({"bundle": bundle_dir, "drain_grace_s": 0, "default_budget_ms": 60_000}) as child:
+    settings = {"bundle": bundle_dir, "drain_grace_s": 0, "default_budget_ms": 60_000}
+    with start(settings | {"open_rights": "priority,quality"}) as child:
         yield child
 
 

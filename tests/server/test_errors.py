@@ -12,7 +12,9 @@ from server import errors
     ("error", "status", "outcome"),
     [
         (errors.Malformed("m"), 400, "invalid"),
+        (errors.Unauthorized("m"), 401, "invalid"),
         (errors.Forbidden("m"), 403, "invalid"),
+        (errors.RateLimited("m", 3), 429, "invalid"),
         (errors.NotFound("m"), 404, "invalid"),
         (errors.MethodNotAllowed("GET", "POST"), 405, "invalid"),
         (errors.TooLarge("m"), 413, "invalid"),
@@ -34,6 +36,8 @@ def test_each_error_has_one_status_and_outcome(error: Exception, status: int, ou
 
 def test_headers_that_belong_to_a_status_come_with_it() -> None:
     assert errors.refusal(errors.Overloaded(100, 3)).headers == ((b"retry-after", b"3"),)
+    assert errors.refusal(errors.RateLimited("m", 3)).headers == ((b"retry-after", b"3"),)
+    assert errors.refusal(errors.Unauthorized("m")).headers == ((b"www-authenticate", b"Bearer"),)
     assert errors.refusal(errors.MethodNotAllowed("GET", "POST")).headers == ((b"allow", b"POST"),)
 
 

@@ -207,6 +207,7 @@ def test_bad_inputs_are_refused_by_name(inputs: list[Any], says: str) -> None:
         ({"parameters": {"timeout": 2**70}}, "parameter 'timeout' is 1180591620717411303424"),
         ({"parameters": {"timeout": "soon"}}, "at $.parameters.timeout"),
         ({"parameters": {"priority": -1}}, "parameter 'priority' is -1"),
+        ({"parameters": {"priority": 1 << 40}}, "parameter 'priority' is 1099511627776"),
         ({"id": 7}, "at $.id"),
     ],
 )

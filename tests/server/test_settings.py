@@ -28,6 +28,18 @@ def test_settings_win_over_the_plan_and_leave_the_rest_of_it() -> None:
     assert bent.paths == PLAN.paths
 
 
+def test_open_rights_are_a_list_with_commas() -> None:
+    settings = gather({"bundle": "b"}, {"POLYREC_OPEN_RIGHTS": "priority,quality"})
+    assert settings.open_rights == ("priority", "quality")
+    assert gather({"bundle": "b", "open_rights": ""}, {}).open_rights == ()
+
+
+def test_a_cap_on_budgets_is_not_below_the_default_budget() -> None:
+    assert gather({"bundle": "b", "max_budget_ms": 100}, {}).bend(PLAN).limits.max_budget_ms == 100
+    with pytest.raises(SettingsError, match="max_budget_ms 99 is below default_budget_ms 100"):
+        gather({"bundle": "b", "max_budget_ms": 99}, {}).bend(PLAN)
+
+
 def test_a_bundle_on_the_command_line_replaces_a_plan_in_the_environment() -> None:
     settings = gather({"bundle": "b"}, {"POLYREC_PLAN": "plan.json"})
     assert settings.bundle == Path("b")
@@ -45,6 +57,7 @@ def test_a_bundle_on_the_command_line_replaces_a_plan_in_the_environment() -> No
         ({"bundle": "b"}, {"POLYREC_PORT": "x"}, "POLYREC_PORT: "),
         ({"bundle": "b", "port": 70000}, {}, "--port: "),
         ({"bundle": "b", "max_batch_rows": 0}, {}, "--max-batch-rows: "),
+        ({"bundle": "b", "open_rights": "quality,admin"}, {}, "--open-rights.1: "),
         ({"bundle": "b"}, {"POLYREC_MAX_BATCH_ROWS": "1000000000"}, "POLYREC_MAX_BATCH_ROWS: "),
         ({"bundle": "b"}, {"POLYREC_LOG_LEVEL": "loud"}, "POLYREC_LOG_LEVEL: "),
         ({"bundle": "b", "default_budget_ms": float("nan")}, {}, "--default-budget-ms: "),

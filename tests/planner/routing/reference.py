@@ -15,7 +15,7 @@ from planner.routing.curve import in_batches
 from planner.routing.lane import LaneState
 from planner.routing.policy import Choice
 from planner.routing.query import Query, Reason
-from planner.routing.queue import LOWEST, Piece
+from planner.routing.queue import LOWEST, SHARE, Piece
 
 
 def others(board: Board, lane: LaneState) -> list[LaneState]:
@@ -42,17 +42,34 @@ def choose(board: Board, lane: LaneState, now_s: float) -> Choice | None:
         return None
     if lane.faster and needed_s(board, lane, pieces, now_s) <= 0:
         return None
-    first = 0
-    if busy(board, lane, now_s) + board.queue.rows > late.BEHIND * board.total_rate * (pieces[-1][1] - now_s):
-        first = behind(board, lane, pieces, now_s)
+    backlog = busy(board, lane, now_s) + board.queue.rows
+    if backlog > late.BEHIND * board.total_rate * (pieces[-1][1] - now_s):
+        firsts = [behind(board, lane, pieces, head, now_s) for head in (turn(board, lane, pieces), 0)]
     elif lane.faster:
-        first = from_the_end(lane, pieces)
-    for start in range(first, min(first + late.LOOK, len(pieces))):
-        if not pieces[start][3].settled:
-            choice = batch(board, lane, pieces, start, now_s)
-            if choice is not None:
-                return choice
+        firsts = [from_the_end(lane, pieces)]
+    else:
+        firsts = [turn(board, lane, pieces), 0]
+    for first in firsts:
+        for start in range(first, min(first + late.LOOK, len(pieces))):
+            if not pieces[start][3].settled:
+                choice = batch(board, lane, pieces, start, now_s)
+                if choice is not None:
+                    return choice
     return None
+
+
+def turn(board: Board, lane: LaneState, pieces: list[Piece]) -> int:
+    """The most urgent of those below the highest level, if their credit covers its time; else 0."""
+    lower = [
+        (piece[1], i) for i, piece in enumerate(pieces) if piece[0] > pieces[0][0] and not piece[3].settled
+    ]
+    if not lower or board.queue.credit_s <= 0:
+        return 0
+    _, at = min(lower)
+    p = lane.order[0] if pieces[at][3].required else lane.fastest
+    rows = min(pieces[at][5], lane.most[p])
+    seconds = board.paths[p].curve.median[rows] * lane.correction.median[p]
+    return at if seconds <= board.queue.credit_s else 0
 
 
 def needed_s(board: Board, lane: LaneState, pieces: list[Piece], now_s: float) -> float:
@@ -73,17 +90,17 @@ def from_the_end(lane: LaneState, pieces: list[Piece]) -> int:
     return start
 
 
-def behind(board: Board, lane: LaneState, pieces: list[Piece], now_s: float) -> int:
+def behind(board: Board, lane: LaneState, pieces: list[Piece], head: int, now_s: float) -> int:
     p = lane.fastest
     curve, factor, merge = board.paths[p].curve, lane.correction.tail[p], lane.merge[p]
     full_s = curve.tail[merge] * factor
-    start = bisect_left(pieces, (pieces[0][0], now_s + full_s))
-    if pieces[0][1] - now_s >= full_s or start == len(pieces):
-        return 0
-    small = max(1, curve.rows_safe_within((pieces[0][1] - now_s) / factor))
+    start = bisect_left(pieces, (pieces[head][0], now_s + full_s))
+    if pieces[head][1] - now_s >= full_s or start == len(pieces):
+        return head
+    small = max(1, curve.rows_safe_within((pieces[head][1] - now_s) / factor))
     large = min(merge, board.queue.rows - sum(piece[5] for piece in pieces[:start]))
     pays = large > 0 and small / curve.median[small] < late.PAYS * large / curve.median[large]
-    return start if pays else 0
+    return start if pays else head
 
 
 def batch(board: Board, lane: LaneState, pieces: list[Piece], start: int, now_s: float) -> Choice | None:
@@ -246,12 +263,28 @@ def admit(board: Board, query: Query, now_s: float) -> float:
             return best_s
     at = bisect_left(pieces, (query.priority or LOWEST, query.deadline_s, inf))
     whole_s = over_s(board.queue.rows)
-    if whole_s <= 0 or at == len(pieces):
+    if whole_s <= 0 or not pieces:
         return whole_s
+    kept_s = by_share_s(board, query, executing) - left
+    if kept_s <= 0 or at == len(pieces):
+        return min(whole_s, kept_s)
     behind_s = door.MARGIN * (board.queue.rows + query.rows + executing) / board.total_rate
     if behind_s > pieces[-1][3].deadline_s - now_s:
-        return whole_s
-    return over_s(sum(piece[5] for piece in pieces[:at]))
+        return min(whole_s, kept_s)
+    return min(over_s(sum(piece[5] for piece in pieces[:at])), kept_s)
+
+
+def by_share_s(board: Board, query: Query, executing: float) -> float:
+    """Seconds until it is done if lower levels have only their share; infinity if it is not of them."""
+    pieces = board.queue.pieces
+    if pieces[0][0] >= (query.priority or LOWEST):
+        return inf
+    lower = [piece for piece in pieces if piece[0] > pieces[0][0] and piece[1] <= query.deadline_s]
+    ahead = sum(piece[5] for piece in lower)
+    missing_s = (ahead + query.rows) / board.total_rate - board.queue.credit_s / len(board.usable)
+    share_s = ahead / board.total_rate + max(0.0, missing_s) / (SHARE / (1 - SHARE))
+    own = board.best_own_s(query.rows) if query.required else board.own_s(query.rows, 0)
+    return door.MARGIN * executing / board.total_rate + door.MARGIN * share_s + own
 
 
 def own_s(board: Board, rows: int, required: bool = False) -> float:

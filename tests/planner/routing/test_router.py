@@ -36,6 +36,7 @@ def consistent(owner: Owner) -> None:
     """The queue's rows are those of the unsettled queries' pieces, and nobody is counted twice."""
     queue = owner.router.board.queue
     assert queue.rows == sum(piece[5] for piece in queue.unsettled())
+    assert queue.privileged == sum(piece[5] for piece in queue.unsettled() if piece[3].priority)
     waiting: dict[Query, int] = {}
     for piece in queue.unsettled():
         waiting[piece[3]] = waiting.get(piece[3], 0) + piece[5]

@@ -19,6 +19,7 @@ from models.embeddings.tiers.stack import TierStack
 from models.embeddings.tiers.stage import open_tiers
 from models.embeddings.tiers.update import TableUpdate, save_update
 from server.engine import Engine
+from server.http.access import Access
 from server.http.admin import Admin
 from server.http.admin_embeddings import Embeddings, embeddings_route
 
@@ -37,8 +38,9 @@ def stack(bundle: Bundle, tmp_path: Path) -> Iterator[TierStack]:
 @pytest.fixture
 def updated(client: Any, stack: TierStack) -> Any:
     """A client of nothing but the page of updates."""
-    admin = Admin(Engine(), "secret")
-    route = embeddings_route(admin, Embeddings(lambda: {"table@cpu": stack}))
+    engine = Engine()
+    engine.access = Access(engine.metrics, admin_token="secret")
+    route = embeddings_route(Admin(engine), Embeddings(lambda: {"table@cpu": stack}))
     return type(client)(client.runner, Starlette(routes=[route]))
 
 
@@ -101,5 +103,5 @@ def test_a_wrong_update_is_422_and_says_why(updated: Any, body: dict[str, Any], 
 def test_the_token_is_asked_for(updated: Any) -> None:
     page = "/v1/admin/embeddings"
     assert updated.post(page, b"{}", {}).status_code == 401
-    assert updated.post(page, b"{}", {"authorization": "Bearer no"}).status_code == 403
+    assert updated.post(page, b"{}", {"authorization": "Bearer no"}).status_code == 401
     assert updated.post(page, b"{", TOKEN).status_code == 400

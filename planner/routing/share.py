@@ -1,0 +1,94 @@
+"""The share of lane time that is kept for lower priorities: deficit round robin over two classes.
+
+Pieces of the highest priority that waits go first (queue.py). While they execute and others wait, the others
+earn credit, SHARE / (1 - SHARE) seconds for each second of lane time. When the credit covers their most
+urgent piece, the next batch is theirs, and its time is taken off the credit. So no backlog of privileged
+queries keeps the rest out: they get at least SHARE of the lanes' time while they have work, and no more than
+that while privileged work waits. Credit counts seconds, not rows, as privileged queries may insist on a slow
+path. (Shreedhar and Varghese, Efficient fair queuing using deficit round robin, SIGCOMM'95.)
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from planner.routing.board import Board
+from planner.routing.lane import LaneState
+from planner.routing.query import Query
+from planner.routing.queue import LOWEST, SHARE, Piece, Queue
+
+EARNED = SHARE / (1 - SHARE)
+"""Seconds of credit for a second of privileged work."""
+SAVED_S = 0.005
+"""Most credit that is kept while nobody else waits. Some is, so that a single ordinary query need not wait
+for nine times its own time of privileged work; it is also the longest delay of privileged queries at once."""
+MOST_S = 1.0
+"""Most credit while others wait, who may lack a lane that can execute them."""
+
+
+def turn(board: Board, lane: LaneState) -> int:
+    """Index of the first piece of the queue that this lane should look at: 0 unless others have their turn.
+
+    Then the most urgent piece below the highest priority that waits.
+    """
+    queue = board.queue
+    pieces = queue.pieces
+    credit_s = queue.credit_s
+    if credit_s <= 0 or not pieces or pieces[0][0] == pieces[-1][0] or lane.fastest < 0:
+        return 0
+    first = 0
+    at = _next_level(queue, 0)
+    while at < len(pieces):
+        if pieces[at][3].settled:
+            at += 1
+            continue
+        if not first or pieces[at][1] < pieces[first][1]:
+            first = at
+        at = _next_level(queue, at)
+    return first if first and _least_s(board, lane, pieces[first][3], pieces[first][5]) <= credit_s else 0
+
+
+def in_turn(board: Board, lane: LaneState) -> list[Piece]:
+    """All pieces, those first whose turn it is."""
+    pieces = board.queue.clean()
+    first = turn(board, lane)
+    return [*pieces[first:], *pieces[:first]] if first else pieces
+
+
+def charge(queue: Queue, level: int, seconds: float) -> None:
+    """Books a batch of that level which has just left the queue for a lane, for `seconds`."""
+    pieces = queue.pieces
+    if pieces and pieces[0][0] < level:
+        queue.credit_s -= seconds
+        return
+    if level == LOWEST:
+        return
+    waits = bool(pieces) and pieces[-1][0] > level
+    queue.credit_s = min(queue.credit_s + EARNED * seconds, MOST_S if waits else SAVED_S)
+
+
+def waits_s(board: Board, query: Query, margin: float) -> float:
+    """Seconds until the kept share has come to a query below the highest priority that waits, at the most.
+
+    margin: factor on what the latency models say, as at the door.
+    """
+    queue = board.queue
+    pieces = queue.pieces
+    first = _next_level(queue, 0)
+    ahead = sum(piece[5] for piece in pieces[first:] if piece[1] <= query.deadline_s)
+    needed_s = (ahead + query.rows) / board.total_rate
+    credit_s = queue.credit_s / len(board.usable)
+    return margin * (ahead / board.total_rate + max(0.0, needed_s - credit_s) / EARNED)
+
+
+def _next_level(queue: Queue, at: int) -> int:
+    """Where the level of the piece at `at` ends."""
+    pieces = queue.pieces
+    return bisect_left(pieces, (pieces[at][0] + 1,), at)
+
+
+def _least_s(board: Board, lane: LaneState, query: Query, rows: int) -> float:
+    """Seconds that a lane will take for a piece, or for as much of it as goes into one batch."""
+    path = lane.order[0] if query.required else lane.fastest
+    curve = board.paths[path].curve
+    return curve.median[min(rows, lane.most[path])] * lane.correction.median[path]

@@ -1,0 +1,230 @@
+"""Decides who a request comes from and what it may ask for.
+
+Headers and the address of the peer go in, a `Client` with its rights comes out, or an error with its status:
+401 no valid token, 403 no right to it, 429 over the client's rate or after too many wrong tokens.
+
+Without a tokens file everybody is the same anonymous client, and an `Authorization` header is not looked at:
+it may be meant for a proxy. Administration always needs a token with the right `admin`; the one in
+POLYREC_ADMIN_TOKEN has it.
+
+Tokens are kept and compared as SHA-256 digests. Wrong ones are slowed down by client address. A token that is
+right passes however many wrong ones came from its address, if it was used from there before; a new one waits
+like the guesses, because whoever guesses must not learn from the difference.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from server.errors import Forbidden, RateLimited, RequestError, Unauthorized
+from server.http.options import RequestOptions
+from server.http.rates import Bucket, Guesses
+from server.metrics import REFUSALS, Metrics
+from server.tokens import (
+    ADMIN_VARIABLE,
+    ANONYMOUS,
+    Allowance,
+    Client,
+    Right,
+    Tokens,
+    TokensError,
+    digest_of,
+    load_tokens,
+)
+
+log = logging.getLogger("polyrec.access")
+
+Peer = tuple[str, int] | None
+"""Address and port of the other end, as ASGI has it; None on a Unix socket."""
+KNOWN_ADDRESSES = 256
+"""Addresses remembered of each token's use."""
+PREFIX = 8
+"""Bytes of a digest by which a token is found. A guesser who could time the search would learn them of a hash
+whose preimage it does not know; the rest is compared in constant time."""
+
+
+@dataclass(slots=True, eq=False)
+class Holder:
+    """A client with what is remembered of it. digest: of its token. addresses: where it was used from."""
+
+    client: Client
+    bucket: Bucket | None = None
+    digest: bytes = b""
+    addresses: dict[str, None] = field(default_factory=dict)
+
+    def remember(self, address: str) -> None:
+        """Keeps the address; the oldest makes room."""
+        if len(self.addresses) >= KNOWN_ADDRESSES:
+            del self.addresses[next(iter(self.addresses))]
+        self.addresses[address] = None
+
+
+class Access:
+    """The clients of one server.
+
+    file: of tokens; None: nobody needs one for predictions. open_rights: of everybody. clock: seconds. Raises
+    TokensError.
+    """
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        file: Path | None = None,
+        admin_token: str | None = None,
+        open_rights: Iterable[Right] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._refused = {reason: metrics.access_refused.labels(reason) for reason in REFUSALS}
+        self._capped = metrics.capped_budgets.only
+        self._file = file
+        self._clock = clock
+        self._open: frozenset[Right] = frozenset(open_rights)
+        self._guesses = Guesses()
+        self._said: dict[str, tuple[float, int]] = {}
+        self._admin = None
+        if admin_token is not None:
+            client = Client(ADMIN_VARIABLE, self._open | {"admin"})
+            self._admin = Holder(client, digest=digest_of(admin_token.encode()))
+        self._holders: dict[bytes, Holder] = {}
+        self._anonymous: Holder | None = Holder(Client(ANONYMOUS, self._open))
+        self._free = self._anonymous.client
+        self.needs_tokens = file is not None
+        """Whether predictions are for clients of the tokens file."""
+        self._take(Tokens(clients=()) if file is None else load_tokens(file))
+
+    def reload(self) -> None:
+        """Reads the tokens file again. A broken one leaves everything as it was, and one line in the log."""
+        if self._file is None:
+            return
+        try:
+            tokens = load_tokens(self._file)
+            self._take(tokens)
+        except TokensError as e:
+            log.warning("the tokens are as before: %s", e)
+        else:
+            log.warning("tokens of %d clients are in force", len(tokens.clients))
+
+    def client(self, headers: Iterable[tuple[bytes, bytes]], peer: Peer) -> Client:
+        """Who asks for a prediction; counts it against the client's rate.
+
+        headers: names in lower case. Raises Unauthorized or RateLimited.
+        """
+        if not self.needs_tokens:
+            return self._free
+        address = peer[0] if peer else ""
+        token = _bearer(headers)
+        holder = self._anonymous if token is None else self._holder(token, address)
+        if holder is None:
+            raise self._refusal(
+                "unauthorized", Unauthorized("send a token as 'Authorization: Bearer TOKEN'"), address
+            )
+        if holder.bucket is not None and (wait_s := holder.bucket.take(self._clock())):
+            name = holder.client.name
+            error = RateLimited(f"client '{name}' is over its rate", math.ceil(wait_s))
+            raise self._refusal("limited", error, address, name)
+        return holder.client
+
+    def administrator(self, headers: Iterable[tuple[bytes, bytes]], peer: Peer) -> Client:
+        """Who asks for an act of administration. Raises Unauthorized, Forbidden or RateLimited."""
+        if not any("admin" in holder.client.rights for holder in self._holders.values()):
+            raise Forbidden(f"this server has no admin token; start it with {ADMIN_VARIABLE} set")
+        address = peer[0] if peer else ""
+        token = _bearer(headers)
+        if token is None:
+            missing = Unauthorized("send the admin token as 'Authorization: Bearer TOKEN'")
+            raise self._refusal("unauthorized", missing, address)
+        client = self._holder(token, address).client
+        if "admin" not in client.rights:
+            error = Forbidden("this token lacks the right 'admin'")
+            raise self._refusal("forbidden", error, address, client.name)
+        return client
+
+    def allowed(
+        self, options: RequestOptions, client: Client, most_budget_s: float, peer: Peer
+    ) -> RequestOptions:
+        """What a client asked for, as far as it may have it: `RequestOptions.allowed`, counted and logged.
+
+        Raises Forbidden.
+        """
+        try:
+            allowed = options.allowed(client, most_budget_s)
+        except Forbidden as e:
+            raise self._refusal("forbidden", e, peer[0] if peer else "", client.name) from None
+        if allowed is not options:
+            self._capped.inc()
+        return allowed
+
+    def _take(self, tokens: Tokens) -> None:
+        """From now on these are in force. What is known of a token that stays is kept."""
+        now_s = self._clock()
+        holders = {} if self._admin is None else {self._admin.digest[:PREFIX]: self._admin}
+        for entry in tokens.clients:
+            digest = entry.digest
+            if digest[:PREFIX] in holders:
+                raise TokensError(f"client '{entry.name}' has the token of {ADMIN_VARIABLE}")
+            old = self._holders.get(digest[:PREFIX])
+            holder = Holder(self._named(entry.name, entry), _bucket(entry, now_s), digest)
+            if old is not None and old.digest == digest:
+                holder.addresses = old.addresses
+            holders[digest[:PREFIX]] = holder
+        self._holders = holders
+        anonymous = tokens.anonymous
+        self._anonymous = None
+        if anonymous is not None:
+            self._anonymous = Holder(self._named(ANONYMOUS, anonymous), _bucket(anonymous, now_s))
+
+    def _named(self, name: str, allowed: Allowance) -> Client:
+        return Client(name, self._open.union(allowed.rights))
+
+    def _holder(self, token: bytes, address: str) -> Holder:
+        """Whose token it is. Raises Unauthorized or RateLimited."""
+        digest = digest_of(token)
+        holder = self._holders.get(digest[:PREFIX])
+        if holder is not None and not hmac.compare_digest(holder.digest, digest):
+            holder = None
+        if holder is not None and address in holder.addresses:
+            return holder
+        now_s = self._clock()
+        if wait_s := self._guesses.wait_s(address, now_s):
+            error = RateLimited("too many wrong tokens came from your address", math.ceil(wait_s))
+            raise self._refusal("guessing", error, address)
+        if holder is None:
+            self._guesses.wrong(address, now_s)
+            raise self._refusal("unauthorized", Unauthorized("the token is not valid"), address)
+        holder.remember(address)
+        return holder
+
+    def _refusal(self, reason: str, error: RequestError, address: str, name: str = "") -> RequestError:
+        """Counts a refusal, and logs it: at most one line a second for each reason."""
+        self._refused[reason].inc()
+        now_s = self._clock()
+        last_s, unsaid = self._said.get(reason, (-math.inf, 0))
+        if now_s - last_s < 1:
+            self._said[reason] = last_s, unsaid + 1
+        else:
+            self._said[reason] = now_s, 0
+            who = f"client '{name}' from {address}" if name else f"a client from {address}"
+            more = f" ({unsaid} more like it since the last line)" if unsaid else ""
+            log.warning("%d for %s: %s%s", int(error.status), who, error, more)
+        return error
+
+
+def _bucket(allowed: Allowance, now_s: float) -> Bucket | None:
+    rate = allowed.requests_per_second
+    return None if rate is None else Bucket(rate, rate, now_s)
+
+
+def _bearer(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+    """The token of the first Authorization header; None if there is none of that scheme."""
+    for name, value in headers:
+        if name == b"authorization":
+            scheme, _, token = value.partition(b" ")
+            token = token.strip()
+            return token if token and scheme.lower() == b"bearer" else None
+    return None

@@ -1,0 +1,105 @@
+"""Per-request options: latency budget, priority and required quality, from headers or from a body.
+
+A client may ask for anything that can be read; what it gets depends on the operator's cap on budgets and on
+its rights (`RequestOptions.allowed`), the same wherever an option came from.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from planner.plan import MOST_BUDGET_MS
+from planner.routing.query import MOST_PRIORITY
+from server.errors import Forbidden, Malformed
+from server.http.body import Headers
+from server.tokens import Client, Right
+
+BUDGET = b"x-latency-budget-ms"
+PRIORITY = b"x-polyrec-priority"
+QUALITY = b"x-polyrec-quality"
+MOST_BUDGET_S = MOST_BUDGET_MS / 1e3
+
+
+class RequestOptions(NamedTuple):
+    """budget_s: latency budget in seconds. priority: 1 is the highest, 0 the default and lowest. required:
+    only a path of the best quality may answer. None: not given.
+    """
+
+    budget_s: float | None = None
+    priority: int | None = None
+    required: bool | None = None
+
+    def over(self, other: RequestOptions) -> RequestOptions:
+        """These where they are given, else the other ones."""
+        return RequestOptions(
+            other.budget_s if self.budget_s is None else self.budget_s,
+            other.priority if self.priority is None else self.priority,
+            other.required if self.required is None else self.required,
+        )
+
+    def allowed(self, client: Client, most_budget_s: float) -> RequestOptions:
+        """These, their budget cut to most_budget_s seconds if it is longer. Raises Forbidden."""
+        budget_s, priority, required = self
+        if priority and "priority" not in client.rights:
+            raise _forbidden("priority", str(priority), "header X-Polyrec-Priority, parameter 'priority'")
+        if required and "quality" not in client.rights:
+            raise _forbidden("quality", "'required'", "header X-Polyrec-Quality, parameter 'quality'")
+        if budget_s is not None and budget_s > most_budget_s:
+            return RequestOptions(most_budget_s, priority, required)
+        return self
+
+
+NO_OPTIONS = RequestOptions()
+
+
+def _forbidden(right: Right, value: str, where: str) -> Forbidden:
+    return Forbidden(
+        f"{right} {value} ({where}) needs a token with the right '{right}'; leave it out, or ask the "
+        f"operator for such a token (--tokens) or to open it to all (--open-rights {right})"
+    )
+
+
+def parse_options(headers: Headers) -> RequestOptions:
+    """The options in headers, whose names are in lower case; the last of a name counts. Raises Malformed."""
+    budget_s, priority, required = None, None, None
+    for name, value in headers:
+        if name == BUDGET:
+            budget_s = parse_budget_s(value)
+        elif name == PRIORITY:
+            priority = parse_priority(value)
+        elif name == QUALITY:
+            required = parse_quality(value)
+    return RequestOptions(budget_s, priority, required)
+
+
+def parse_budget_s(value: bytes, where: str = "header X-Latency-Budget-Ms") -> float:
+    """Milliseconds as text -> seconds. Raises Malformed."""
+    try:
+        budget_s = float(value) / 1e3
+    except ValueError:
+        budget_s = math.nan
+    if not 0 < budget_s <= MOST_BUDGET_S:
+        text = value[:40].decode("latin-1")
+        raise Malformed(
+            f"{where} is '{text}'; it is a number of milliseconds above 0, {MOST_BUDGET_MS} (an hour) at most"
+        )
+    return budget_s
+
+
+def parse_priority(value: bytes) -> int:
+    """A priority as text. Raises Malformed."""
+    if not value.isdigit() or len(value) > 9 or int(value) > MOST_PRIORITY:
+        text = value[:40].decode("latin-1")
+        raise Malformed(
+            f"header X-Polyrec-Priority is '{text}'; it is 0 (the default, lowest), 1 (highest) or more"
+        )
+    return int(value)
+
+
+def parse_quality(value: bytes, where: str = "header X-Polyrec-Quality") -> bool:
+    """`required` (true) or `any`. Raises Malformed."""
+    if value not in (b"required", b"any"):
+        text = value[:40].decode("latin-1")
+        raise Malformed(f"{where} is '{text}'; it is 'required' or 'any'")
+    return value == b"required"

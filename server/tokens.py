@@ -1,0 +1,117 @@
+"""The tokens file: who may ask this server for predictions, and for more than others.
+
+    {"clients": [{"name": "shop", "sha256": "9f86d08...", "requests_per_second": 500},
+                 {"name": "ranking", "token": "...", "rights": ["priority", "quality"]},
+                 {"name": "on-call", "sha256": "...", "rights": ["admin"]}],
+     "anonymous": {"requests_per_second": 10}}
+
+A client brings its token as `Authorization: Bearer TOKEN`. The file may have the token itself or only its
+SHA-256 (`printf %s TOKEN | sha256sum`), which tells a reader of the file nothing if the token is random
+(`openssl rand -hex 32`). Without `anonymous`, nobody is answered without a token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, SecretStr, model_validator
+
+from models.errors import PolyrecError
+from models.files import MOST_SERVED_BYTES, Strict, read_json, validated
+
+Right = Literal["priority", "quality", "admin"]
+OpenRight = Literal["priority", "quality"]
+"""A right that may be given to everybody."""
+ANONYMOUS = "anonymous"
+ADMIN_VARIABLE = "POLYREC_ADMIN_TOKEN"
+"""Also the name of the client that brings this token."""
+MIN_TOKEN_LENGTH = 16
+
+
+class TokensError(PolyrecError):
+    """A tokens file that is missing, malformed or contradicts itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """Who sent a request, and what it may ask for."""
+
+    name: str
+    rights: frozenset[Right]
+
+
+class Allowance(Strict):
+    """What a client may do. requests_per_second: on average, with bursts of a second's worth; None: any."""
+
+    rights: tuple[Right, ...] = ()
+    requests_per_second: Annotated[float, Field(gt=0, le=1e9)] | None = None
+
+
+class Anonymous(Allowance):
+    """What all clients without a token may do together."""
+
+    rights: tuple[OpenRight, ...] = ()
+
+
+class TokenEntry(Allowance):
+    """One client. token, sha256: exactly one of them; the latter in hexadecimal digits."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.@-]+$", max_length=64)]
+    token: SecretStr | None = None
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-fA-F]{64}$")] | None = None
+
+    @model_validator(mode="after")
+    def _one_secret(self) -> TokenEntry:
+        if (self.token is None) == (self.sha256 is None):
+            raise ValueError(f"client '{self.name}' needs either 'token' or 'sha256'")
+        if self.token is not None and len(self.token.get_secret_value()) < MIN_TOKEN_LENGTH:
+            raise ValueError(f"the token of client '{self.name}' has less than {MIN_TOKEN_LENGTH} characters")
+        if self.name in (ANONYMOUS, ADMIN_VARIABLE):
+            raise ValueError(f"the name '{self.name}' is taken")
+        return self
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of the token, 32 bytes."""
+        if self.token is not None:
+            return digest_of(self.token.get_secret_value().encode())
+        assert self.sha256 is not None
+        return bytes.fromhex(self.sha256)
+
+
+class Tokens(Strict):
+    """The whole file. anonymous: what is allowed without a token; None: nothing."""
+
+    clients: Annotated[tuple[TokenEntry, ...], Field(max_length=1000)]
+    anonymous: Anonymous | None = None
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Tokens:
+        names: set[str] = set()
+        owners: dict[bytes, str] = {}
+        for entry in self.clients:
+            if entry.name in names:
+                raise ValueError(f"client '{entry.name}' is listed twice")
+            names.add(entry.name)
+            other = owners.setdefault(entry.digest, entry.name)
+            if other != entry.name:
+                raise ValueError(f"clients '{other}' and '{entry.name}' have the same token")
+        return self
+
+
+def digest_of(token: bytes) -> bytes:
+    """SHA-256, 32 bytes."""
+    return sha256(token).digest()
+
+
+def load_tokens(file: Path) -> Tokens:
+    """Reads a tokens file. Raises TokensError, in one line that names the key but no secret."""
+    what = f"tokens file '{file.name}'"
+    try:
+        raw = read_json(file, what, TokensError, MOST_SERVED_BYTES)
+    except FileNotFoundError:
+        raise TokensError(f"there is no {what}") from None
+    return validated(Tokens, raw, what, TokensError)
