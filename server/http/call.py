@@ -1,9 +1,9 @@
 """One request of a hot endpoint, from its headers to its reply: every phase timed, every end counted.
 
-Access and options of the client, the dispatcher, the errors and the counters are the
-same for /v1/predict, /v1/rank and the inference protocol. What differs is a `Form`: how a body becomes rows
-and how probabilities become a body. `server/http/connection.py` asks and answers without ASGI; `HotEndpoint`
-is the same as an ASGI application, which any server can run.
+The client's access and options, the dispatcher, the errors and the counters are the same for /v1/predict,
+/v1/rank and the inference protocol. What differs is a `Form`: how a body becomes rows and how probabilities
+become a body. `server/http/connection.py` asks and answers without ASGI; `HotEndpoint` is the same as an ASGI
+application, which any server can run.
 """
 
 from __future__ import annotations
@@ -62,7 +62,10 @@ class Form(Protocol):
 
 
 class Call:
-    """ask -> reply -> ended, or `refused` or `cancelled` wherever it comes to that. scope: of ASGI."""
+    """admit -> reject_early -> ask -> reply -> ended, or `refused` or `cancelled` wherever it comes to that.
+
+    scope: of ASGI.
+    """
 
     __slots__ = (
         "_answer",
@@ -106,11 +109,10 @@ class Call:
         tracer = engine.tracer
         self._trace = None if tracer is None else tracer.begin(scope, form.endpoint)
 
-    @property
-    def limit(self) -> int:
-        """Bytes that the body may have, if the client may send one at all.
+    def admit(self) -> int:
+        """Checks who sends the request, and counts it against the client's rate: once, before the body.
 
-        Raises NotReady, Unauthorized or RateLimited.
+        Returns the bytes that the body may have. Raises NotReady, Unauthorized or RateLimited.
         """
         serving = self._serving = self._engine.serving
         scope = self._scope
@@ -267,7 +269,7 @@ class HotEndpoint:
         call = self.call(scope)
         watching: asyncio.Task[None] | None = None
         try:
-            limit = call.limit
+            limit = call.admit()
             length = header(scope["headers"], b"content-length")
             call.reject_early(int(length) if length is not None and length.isdigit() else None)
             query = call.ask(await read_body(scope["headers"], receive, limit))

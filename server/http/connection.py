@@ -234,7 +234,7 @@ class Connection(asyncio.Protocol):
             scope = make_scope(head, self._client, self._server, self._scheme)
             if hot is not None:
                 self._call = call = hot.call(scope)
-                self._limit = call.limit
+                self._limit = call.admit()
                 check_length(self._left, self._limit)
                 call.reject_early(head.length, front.arrived_s())
             else:
