@@ -16,6 +16,8 @@ from models.errors import FeatureError
 
 JSON = b"application/json"
 MESSAGE_LENGTH = 500
+QUOTED = 64
+"""Characters of a key or a value that a message repeats."""
 
 
 class RequestError(Exception):
@@ -130,6 +132,11 @@ def refusal(error: Exception) -> Refusal:
     # past capacity most answers are one of a few of these
     body = _short_body if isinstance(error, Overloaded | DeadlinePassed) else error_body
     return Refusal(int(error.status), error.outcome, body(str(error)), tuple(headers))
+
+
+def shortened(text: str) -> str:
+    """At most QUOTED characters of a client's own, for a message."""
+    return text if len(text) <= QUOTED else f"{text[:QUOTED]}..."
 
 
 def error_body(message: str) -> bytes:

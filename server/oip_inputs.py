@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from models.batch import I64
 from models.schema import ROLES, Role, Schema
 from planner.plan import Limits
-from server.errors import Malformed, TooLarge
+from server.errors import Malformed, TooLarge, shortened
 from server.rows import RankedTensors, RoleTensors, Tensors
 
 Array = NDArray[Any]
@@ -57,7 +57,8 @@ class Declared:
         """The shape that an array of this input gets. Raises Malformed."""
         if datatype not in self.accepted:
             raise Malformed(
-                f"input '{self.name}' has datatype {datatype}; expected {' or '.join(self.accepted)}"
+                f"input '{self.name}' has datatype {shortened(datatype)}; "
+                f"expected {' or '.join(self.accepted)}"
             )
         found = tuple(shape)
         # A batch of scalars is [B]; clients that give every input a batch dimension send [B, 1].
@@ -164,7 +165,9 @@ class Inputs:
         known = self._known.get(name)
         if known is None:
             plain, ranking = (", ".join(d.name for d in form) for form in (self.plain, self.ranking))
-            raise Malformed(f"unknown input '{name}'; the model has {plain}; for a ranking {ranking}")
+            raise Malformed(
+                f"unknown input '{shortened(name)}'; the model has {plain}; for a ranking {ranking}"
+            )
         return known
 
     def raw(self, body: bytes) -> dict[str, Array]:

@@ -116,7 +116,7 @@ class Call:
     def limit(self) -> int:
         """Bytes that the body may have. Raises NotReady."""
         serving = self._serving = self._engine.serving
-        return serving.plan.limits.max_body_bytes
+        return serving.max_body_bytes
 
     def ask(self, body: bytes, arrived_s: float | None = None) -> Query:
         """Parses the body, decompressed, and queues the query: `query.payload.answer` is to be waited on.
