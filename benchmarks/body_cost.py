@@ -2,10 +2,10 @@
 
     python -m benchmarks.body_cost [--schema trivago] [--times 7]
 
-Each body has as many bytes as the server takes by default for the schema, in a shape that is made to be slow.
-It goes through what the server does with it between two rounds of its loop: a step of decompression; counting,
-parsing, turning into rows, and writing the refusal. Encoding comes later, in one batch with other requests'
-rows, which --max-batch-rows bounds; it is shown for a batch of this body alone. Milliseconds are
+Each body has as many bytes as the server takes by default for the schema, in a shape that is made to be
+slow. It goes through what the server does with it between two rounds of its loop: a step of decompression;
+counting, parsing, turning into rows, and writing the refusal. Encoding comes later, in one batch with the
+rows of other requests, which --max-batch-rows bounds; it is shown for a batch of this body alone. Times are
 medians over `--times` runs, in the processor's time of this thread: on a busy machine the wall clock would
 count what other programs do.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -31,7 +32,7 @@ from models.schema import Categorical, Dense, Schema, load_schema
 from models.vocabulary import Vocabulary
 from planner.plan import Limits
 from server.body_limits import COUNTED_FROM_BYTES, ROW_VALUES
-from server.decode import Decoder
+from server.decode import MOST_DIGITS, Decoder
 from server.errors import RequestError, refusal
 from server.http.body import Inflater
 from server.numbers import ALWAYS_FAST_BYTES
@@ -358,6 +359,7 @@ def main(args: list[str] | None = None, tell: Callable[[str], object] = print) -
     parser.add_argument("--times", type=int, default=7)
     given = parser.parse_args(args)
     keep_memory()
+    sys.set_int_max_str_digits(MOST_DIGITS)
     schema, limits = load_schema(given.schema), Limits()
     reader = Reader(schema, limits)
     bounds = reader.decoder.body_limits

@@ -170,6 +170,14 @@ class Inputs:
             )
         return known
 
+    def checked(self, declared: Declared, datatype: str, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape that an array of this input gets. Raises Malformed, or TooLarge for too many rows."""
+        found = declared.checked(datatype, shape)
+        # Here, before any data are parsed.
+        if len(found) > 1:
+            self._check_rows(found[0])
+        return found
+
     def raw(self, body: bytes) -> dict[str, Array]:
         """A body of nothing but tensors: all rows of `dense`, then all rows of `sparse`."""
         dense_features, singles = self._plain.dense.shape[1], self._plain.sparse.shape[1]
@@ -224,9 +232,12 @@ class Inputs:
     def _allowed(self, rows: int | None) -> int:
         if not rows:
             raise Malformed("the request has no rows")
+        self._check_rows(rows)
+        return rows
+
+    def _check_rows(self, rows: int) -> None:
         if rows > self._limits.max_request_rows:
             raise TooLarge(f"the request has {rows} rows; the limit is {self._limits.max_request_rows}")
-        return rows
 
 
 def _require(missing: str | None) -> None:
