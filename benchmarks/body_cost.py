@@ -291,14 +291,15 @@ class Reader:
         decode_s, encode_s = [], []
         for _ in range(times):
             began_s = time.thread_time()
-            rows, outcome = self._rows(shape)
+            rows, outcome, _ = self.read(shape)
             decode_s.append(time.thread_time() - began_s)
             if rows is not None:
                 encode_s.append(self._timed_encode(rows))
             del rows
         return Cost(1e3 * median(decode_s), 1e3 * median(encode_s or [0.0]), outcome)
 
-    def _rows(self, shape: Shape) -> tuple[Rows | None, str]:
+    def read(self, shape: Shape) -> tuple[Rows | None, str, int]:
+        """Its rows, or None; what became of it, in words; bytes of the refusal."""
         try:
             if shape.endpoint == "infer":
                 rows: Rows = self._codec.decode(shape.body, shape.header_bytes).rows
@@ -308,8 +309,9 @@ class Reader:
                 rows = self.decoder.predict(shape.body)
         except (RequestError, FeatureError) as e:
             refused = refusal(e)
-            return None, f"{refused.status} {json.loads(refused.body)['error'][:70]}"
-        return rows, f"{rows.rows} rows"
+            said = json.loads(refused.body)["error"][:70]
+            return None, f"{refused.status} {said}", len(refused.body)
+        return rows, f"{rows.rows} rows", 0
 
     def _timed_encode(self, rows: Rows) -> float:
         began_s = time.thread_time()
