@@ -26,6 +26,8 @@ from models.errors import FeatureError
 
 Whole = TypeVar("Whole", bound="np.signedinteger[Any]")
 REFUSED = -1
+QUOTED = 64
+"""Characters of an unknown value that a message repeats."""
 LISTED = 2**16
 """Integers up to here are looked up one by one in a dictionary, beyond in whole arrays."""
 
@@ -116,7 +118,11 @@ class Vocabulary:
             ranks = np.fromiter(map(get, values, repeat(self._oov_rank)), np.int64, count=len(values))
         if self._oov_rank == REFUSED and ranks.size and ranks.min() < 0:
             row = int(np.argmax(ranks < 0))
-            what = "a value is required" if values[row] is None else f"unknown value {values[row]!r}"
+            what = (
+                "a value is required"
+                if values[row] is None
+                else f"unknown value {str(values[row])[:QUOTED]!r}"
+            )
             raise FeatureError(feature, f"{what} (position {row})")
         return ranks
 

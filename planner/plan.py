@@ -46,8 +46,10 @@ class PlanError(PolyrecError):
 class Limits(Strict):
     """What one server accepts before it refuses.
 
-    max_body_bytes: of one request, as sent and after decompression (413 beyond).
-    max_request_rows: rows of one request (413 beyond).
+    max_body_bytes: of one request, as sent and after decompression (413 beyond); None: what
+    max_request_rows rows of the bundle's schema can need (`server/body_limits.py`).
+    max_request_rows: rows of one request (413 beyond). By default no more than a batch has: a larger
+    request is executed alone, and keeps its lane that much longer.
     max_batch_rows: waiting queries are merged up to this many rows; one larger query runs alone.
     max_queued_rows: rows that may wait (429 beyond), of queries with a priority and of those without; 1.1
     times as many of both together.
@@ -55,8 +57,8 @@ class Limits(Strict):
     budget, at least LEAST_CAP_MS.
     """
 
-    max_body_bytes: Annotated[int, Field(ge=1)] = 16 * 2**20
-    max_request_rows: TabledRows = 4096
+    max_body_bytes: Annotated[int, Field(ge=1)] | None = None
+    max_request_rows: TabledRows = 1024
     max_batch_rows: TabledRows = 1024
     max_queued_rows: Rows = 16384
     max_budget_ms: BudgetMs | None = None

@@ -15,6 +15,8 @@ from models.errors import FeatureError
 
 JSON = b"application/json"
 MESSAGE_LENGTH = 500
+QUOTED = 64
+"""Characters of a key or a value that a message repeats."""
 
 
 class RequestError(Exception):
@@ -155,6 +157,11 @@ def refusal(error: Exception) -> Refusal:
     if isinstance(error, MethodNotAllowed):
         headers.append((b"allow", error.allowed.encode()))
     return Refusal(int(error.status), error.outcome, error_body(str(error)), tuple(headers))
+
+
+def shortened(text: str) -> str:
+    """At most QUOTED characters of a client's own, for a message."""
+    return text if len(text) <= QUOTED else f"{text[:QUOTED]}..."
 
 
 def error_body(message: str) -> bytes:

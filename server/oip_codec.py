@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -21,8 +21,10 @@ from models.batch import F32
 from models.schema import Schema
 from planner.plan import MOST_BUDGET_MS, Limits
 from planner.routing.query import MOST_PRIORITY
-from server.decode import check_commas, explain_malformed, most_commas
-from server.errors import Malformed
+from server.body_limits import BodyLimits, count
+from server.decode import explain_malformed
+from server.errors import Malformed, shortened
+from server.numbers import ALWAYS_FAST_BYTES
 from server.oip_inputs import Array, Inputs
 from server.rows import RankedTensors, Tensors
 
@@ -33,6 +35,9 @@ DTYPES: dict[str, np.dtype[Any]] = {
 }
 OUTPUT = "probability"
 MOST_TIMEOUT_US = MOST_BUDGET_MS * 1000
+MOST_DIMENSIONS = 8
+COUNTED_BYTES = 2**15
+"""Data of an input have their commas counted from here on; fewer are parsed in a millisecond."""
 
 _FLAT: dict[str, msgspec.json.Decoder[Any]] = {
     "f": msgspec.json.Decoder(list[float]),
@@ -57,7 +62,7 @@ class TensorHeader(msgspec.Struct):
     """One input as it stands in the JSON."""
 
     name: str
-    shape: list[int]
+    shape: Annotated[list[int], msgspec.Meta(max_length=MOST_DIMENSIONS)]
     datatype: str
     parameters: TensorParameters | None = None
     data: msgspec.Raw = msgspec.Raw()
@@ -111,7 +116,7 @@ class OipCodec:
 
     def __init__(self, schema: Schema, limits: Limits) -> None:
         self.inputs = Inputs(schema, limits)
-        self._most_commas = most_commas(schema, limits)
+        self._body_limits = BodyLimits.of(schema, limits)
 
     def decode(self, body: bytes, header_bytes: int | None) -> InferRequest:
         """body: decompressed; header_bytes: length of its JSON, None if the JSON is all of it, 0 raw.
@@ -125,7 +130,7 @@ class OipCodec:
                 f"Inference-Header-Content-Length is {header_bytes}, the body has {len(body)} bytes"
             )
         header = body if header_bytes is None else body[:header_bytes]
-        check_commas(header, self._most_commas)
+        self._body_limits.check_tensors(header)
         try:
             request = _REQUEST.decode(header)
         except msgspec.ValidationError as e:
@@ -162,9 +167,9 @@ class OipCodec:
         for i, output in enumerate(outputs or ()):
             if output.name != OUTPUT or i:
                 raise Malformed(
-                    f"unknown output '{output.name}'; the model has one output, '{OUTPUT}'"
+                    f"unknown output '{shortened(output.name)}'; the model has one output, '{OUTPUT}'"
                     if not i
-                    else f"output '{output.name}' is asked for more than once or unknown"
+                    else f"output '{shortened(output.name)}' is asked for more than once or unknown"
                 )
             asked = output.parameters or TensorParameters()
             if asked.classification is not None:
@@ -181,7 +186,7 @@ class OipCodec:
             declared = self.inputs.declared(header.name)
             if header.name in tensors:
                 raise Malformed(f"input '{header.name}' is given twice")
-            shape = declared.checked(header.datatype, header.shape)
+            shape = self.inputs.checked(declared, header.datatype, header.shape)
             asked = header.parameters or TensorParameters()
             if asked.shared_memory_region is not None:
                 raise Malformed(f"input '{header.name}': shared memory is not supported")
@@ -210,30 +215,50 @@ class OipCodec:
 
 
 def _json_tensor(name: str, raw: bytes, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """`data` of one input, flat or nested in row-major order -> an array of `shape`."""
+    """`data` of one input, flat or nested in row-major order -> an array of `shape`. Raises Malformed."""
+    size = math.prod(shape)
+    # Before parsing, which takes ten times as long; exact, as numbers hold no commas.
+    if len(raw) > COUNTED_BYTES and (found := count(raw, b",") + 1) != size:
+        raise Malformed(f"input '{name}': {found} values in data, shape {list(shape)} takes {size}")
     nested = raw[1:].lstrip(b" \t\r\n").startswith(b"[")
-    values: list[Any]
     try:
-        if nested:
-            rows = _NESTED[dtype.kind].decode(raw)
-            values = list(chain.from_iterable(rows))
-            width = math.prod(shape[1:])
-            if len(rows) != shape[0] or any(len(row) != width for row in rows):
-                raise Malformed(f"input '{name}': nested data do not have shape {list(shape)}")
-        else:
-            values = _FLAT[dtype.kind].decode(raw)
+        values = _numbers(raw, nested, dtype.kind)
     except msgspec.DecodeError as e:
         raise Malformed(f"input '{name}': data: {str(e).replace('`', '')}") from None
-    if len(values) != math.prod(shape):
-        raise Malformed(
-            f"input '{name}': {len(values)} values in data, shape {list(shape)} takes {math.prod(shape)}"
-        )
+    if nested:
+        rows, width = values, math.prod(shape[1:])
+        if len(rows) != shape[0] or any(len(row) != width for row in rows):
+            raise Malformed(f"input '{name}': nested data do not have shape {list(shape)}")
+        values = list(chain.from_iterable(rows))
+    if len(values) != size:
+        raise Malformed(f"input '{name}': {len(values)} values in data, shape {list(shape)} takes {size}")
     try:
         array = np.array(values, np.float64 if dtype.kind == "f" else dtype)
     except OverflowError:
         raise Malformed(f"input '{name}': a value is beyond the range of the datatype") from None
     with np.errstate(over="ignore"):
         return array.astype(dtype, copy=False).reshape(shape)
+
+
+def _numbers(raw: bytes, nested: bool, kind: str) -> list[Any]:
+    """Numbers, or lists of them. kind: "f", or "i" for integers. Raises msgspec.DecodeError."""
+    if kind == "i" or len(raw) <= ALWAYS_FAST_BYTES or (b"e" not in raw and b"E" not in raw):
+        return (_NESTED if nested else _FLAT)[kind].decode(raw)  # type: ignore[no-any-return]
+    # With exponents msgspec takes up to 31 us for a number, orjson half a microsecond (server/numbers.py).
+    # It checks no types: what else may stand in `raw` is seen from its bytes.
+    try:
+        values: list[Any] = orjson.loads(raw)
+    except orjson.JSONDecodeError as e:
+        raise msgspec.DecodeError(e.msg) from None
+    if any(sign in raw for sign in (b'"', b"{", b"t", b"f", b"n")):
+        raise msgspec.DecodeError("Expected float, got something else")
+    if raw.find(b"[", 1) >= 0 and not (nested and all(map(_is_flat, values))):
+        raise msgspec.DecodeError("Expected numbers or lists of them")
+    return values
+
+
+def _is_flat(row: Any) -> bool:
+    return type(row) is list and list not in set(map(type, row))
 
 
 def encode(

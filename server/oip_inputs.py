@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from models.batch import I64
 from models.schema import ROLES, Role, Schema
 from planner.plan import Limits
-from server.errors import Malformed, TooLarge
+from server.errors import Malformed, TooLarge, shortened
 from server.rows import RankedTensors, RoleTensors, Tensors
 
 Array = NDArray[Any]
@@ -57,7 +57,8 @@ class Declared:
         """The shape that an array of this input gets. Raises Malformed."""
         if datatype not in self.accepted:
             raise Malformed(
-                f"input '{self.name}' has datatype {datatype}; expected {' or '.join(self.accepted)}"
+                f"input '{self.name}' has datatype {shortened(datatype)}; "
+                f"expected {' or '.join(self.accepted)}"
             )
         found = tuple(shape)
         # A batch of scalars is [B]; clients that give every input a batch dimension send [B, 1].
@@ -164,8 +165,18 @@ class Inputs:
         known = self._known.get(name)
         if known is None:
             plain, ranking = (", ".join(d.name for d in form) for form in (self.plain, self.ranking))
-            raise Malformed(f"unknown input '{name}'; the model has {plain}; for a ranking {ranking}")
+            raise Malformed(
+                f"unknown input '{shortened(name)}'; the model has {plain}; for a ranking {ranking}"
+            )
         return known
+
+    def checked(self, declared: Declared, datatype: str, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape that an array of this input gets. Raises Malformed, or TooLarge for too many rows."""
+        found = declared.checked(datatype, shape)
+        # Here, before any data are parsed.
+        if len(found) > 1:
+            self._check_rows(found[0])
+        return found
 
     def raw(self, body: bytes) -> dict[str, Array]:
         """A body of nothing but tensors: all rows of `dense`, then all rows of `sparse`."""
@@ -221,9 +232,12 @@ class Inputs:
     def _allowed(self, rows: int | None) -> int:
         if not rows:
             raise Malformed("the request has no rows")
+        self._check_rows(rows)
+        return rows
+
+    def _check_rows(self, rows: int) -> None:
         if rows > self._limits.max_request_rows:
             raise TooLarge(f"the request has {rows} rows; the limit is {self._limits.max_request_rows}")
-        return rows
 
 
 def _require(missing: str | None) -> None:

@@ -82,6 +82,11 @@ class Serving:
     def version(self) -> str:
         return self.bundle.manifest.version
 
+    @property
+    def max_body_bytes(self) -> int:
+        """Of one request, as sent and after decompression: the plan's, or derived from its rows."""
+        return self.decoder.body_limits.max_bytes
+
     def close(self) -> None:
         """Ends every lane, then the tiers; queries still waiting are cancelled. Tiers may take seconds."""
         self.dispatcher.close()

@@ -1,17 +1,29 @@
-"""The body of a request: bytes from the socket, decompressed, within the plan's limit.
+"""The body of a request: bytes from the socket, decompressed, within the server's limit.
 
 The limit holds for the length that is announced, for what actually arrives, and for what it
-decompresses to: a small body that unpacks into a huge one is refused while it unpacks.
+decompresses to. Decompression goes in steps of bounded time, between which other clients are served; a body
+that decompresses to too much, altogether or for its size, is refused at the step where it does.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable
+from typing import Any, NoReturn
 
 from starlette.types import Receive
 
 from server.errors import Malformed, RequestError, TooLarge
+
+STEP_BYTES = 2**14
+"""Compressed bytes of one step. The slowest, of nothing but Huffman tables, take 1.4 ms."""
+STEP_OUT_BYTES = 2**18
+"""Decompressed bytes of one step at most; they take a millisecond or less."""
+MOST_RATIO = 100
+RATIO_FROM_BYTES = 2**16
+"""Decompressed bytes from which on the ratio counts: a few short rows all alike compress better."""
+MOST_ACCEPTED_BYTES = 1024
+"""Of an Accept-Encoding header; a longer one is not read."""
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -55,7 +67,13 @@ async def read_body(headers: Headers, receive: Receive, limit: int) -> bytes:
     """By ASGI's messages. Raises TooLarge (413), Malformed (400) or ClientGone."""
     encoding = announced(headers, limit)
     body = await _pieces(receive, limit)
-    return body if encoding is None else decompress(body, encoding, limit)
+    if encoding in (None, "", "identity"):
+        return body
+    inflater = Inflater(encoding, limit, len(body))
+    inflater.feed(body)
+    while inflater.step():
+        await asyncio.sleep(0)
+    return inflater.finish()
 
 
 async def _pieces(receive: Receive, limit: int) -> bytes:
@@ -74,40 +92,114 @@ async def _pieces(receive: Receive, limit: int) -> bytes:
             return b"".join(pieces)
 
 
-def decompress(body: bytes, encoding: str, limit: int) -> bytes:
-    """Content-Encoding gzip, deflate (with or without zlib's frame) or identity.
+class Inflater:
+    """Decompresses one body as it arrives: Content-Encoding gzip or deflate (with or without zlib's frame).
 
-    Raises TooLarge as soon as more than `limit` bytes come out, Malformed for anything else.
+    `feed` what arrives, `step` until it returns False and let the event loop run in between, and after
+    the last piece `finish`. However a body is cut into pieces, it is read or refused alike.
+    """
+
+    __slots__ = ("_encoding", "_in_bytes", "_limit", "_most", "_out", "_pending", "_stream")
+
+    def __init__(self, encoding: str, limit: int, length: int | None = None) -> None:
+        """limit: bytes that may come out. length: of the compressed body, if that is known: then a bomb is
+        refused while it unpacks, else at its end. Raises Malformed for an encoding that is not supported.
+        """
+        if encoding not in ("gzip", "x-gzip", "deflate"):
+            raise Malformed(
+                f"Content-Encoding '{encoding[:40]}' is not supported; use gzip, deflate or identity"
+            )
+        self._encoding = encoding
+        self._limit = limit
+        self._stream: Any = None if encoding == "deflate" else zlib.decompressobj(16 + zlib.MAX_WBITS)
+        self._most = limit if length is None else min(limit, _allowed(length))
+        self._pending = bytearray()
+        self._in_bytes = 0
+        self._out = bytearray()
+
+    def feed(self, piece: bytes) -> None:
+        """Takes a piece of the body; decompresses nothing yet."""
+        self._pending += piece
+
+    def step(self) -> bool:
+        """Decompresses at most STEP_BYTES into at most STEP_OUT_BYTES; whether there is more to do.
+
+        Raises TooLarge if more came out than may, and Malformed for what is not of the encoding, or follows
+        its end.
+        """
+        if self._stream is None:
+            if len(self._pending) < 2:
+                return False
+            self._stream = zlib.decompressobj(_deflate_window(self._pending))
+        given = bytes(self._pending[:STEP_BYTES])
+        try:
+            out = self._stream.decompress(given, min(STEP_OUT_BYTES, self._most + 1 - len(self._out)))
+        except zlib.error as e:
+            raise Malformed(f"the body is not {self._encoding}: {e}") from None
+        # Also a second gzip member: a body of a million empty ones would be a cheap way to keep us busy.
+        if self._stream.unused_data:
+            raise Malformed(f"bytes follow the end of the {self._encoding} body")
+        taken = len(given) - len(self._stream.unconsumed_tail)
+        del self._pending[:taken]
+        self._in_bytes += taken
+        self._out += out
+        if len(self._out) > self._most:
+            self._refuse()
+        if self._stream.eof:
+            if self._pending:
+                raise Malformed(f"bytes follow the end of the {self._encoding} body")
+            return False
+        # A full step may have left output inside the stream, although all of its input is consumed.
+        return bool(self._pending) or len(out) == STEP_OUT_BYTES
+
+    def finish(self) -> bytes:
+        """The body, once `step` has returned False after the last piece.
+
+        Raises Malformed if it is truncated, TooLarge if it was compressed beyond MOST_RATIO.
+        """
+        if self._stream is None or not self._stream.eof:
+            raise Malformed(f"the {self._encoding} body is truncated")
+        # Not while it arrives: how far input and output are apart then depends on how the body is cut.
+        if len(self._out) > _allowed(self._in_bytes):
+            self._refuse()
+        return bytes(self._out)
+
+    def _refuse(self) -> NoReturn:
+        if len(self._out) > self._limit:
+            raise TooLarge(f"the body decompresses to more than {self._limit} bytes")
+        raise TooLarge(f"the body decompresses to more than {MOST_RATIO} times its size")
+
+
+def _allowed(length: int) -> int:
+    """Bytes that a compressed body of that length may decompress to, for its ratio."""
+    return max(RATIO_FROM_BYTES, MOST_RATIO * length)
+
+
+def _deflate_window(first: bytes | bytearray) -> int:
+    """zlib's window bits for a deflate body that begins with these two bytes or more."""
+    # RFC 9110 means zlib's frame; some clients send the bare stream.
+    framed = first[0] & 15 == 8 and not (first[0] << 8 | first[1]) % 31
+    return zlib.MAX_WBITS if framed else -zlib.MAX_WBITS
+
+
+def decompress(body: bytes, encoding: str, limit: int) -> bytes:
+    """A whole body at once, all steps without a pause; identity is a Content-Encoding, too.
+
+    Raises TooLarge or Malformed, as `Inflater` does.
     """
     if encoding in ("", "identity"):
         return body
-    if encoding in ("gzip", "x-gzip"):
-        window = 16 + zlib.MAX_WBITS
-    elif encoding == "deflate":
-        # RFC 9110 means zlib's frame; some clients send the bare stream.
-        framed = len(body) >= 2 and body[0] & 15 == 8 and not (body[0] << 8 | body[1]) % 31
-        window = zlib.MAX_WBITS if framed else -zlib.MAX_WBITS
-    else:
-        raise Malformed(f"Content-Encoding '{encoding[:40]}' is not supported; use gzip, deflate or identity")
-    stream = zlib.decompressobj(window)
-    try:
-        out = stream.decompress(body, limit + 1)
-    except zlib.error as e:
-        raise Malformed(f"the body is not {encoding}: {e}") from None
-    if len(out) > limit:
-        raise TooLarge(f"the body decompresses to more than {limit} bytes")
-    if not stream.eof:
-        raise Malformed(f"the {encoding} body is truncated")
-    # Also a second gzip member: a body of a million empty ones would be a cheap way to keep us busy.
-    if stream.unused_data:
-        raise Malformed(f"bytes follow the end of the {encoding} body")
-    return out
+    inflater = Inflater(encoding, limit, len(body))
+    inflater.feed(body)
+    while inflater.step():
+        pass
+    return inflater.finish()
 
 
 def wanted_compression(headers: Headers) -> str | None:
     """`gzip` or `deflate` if the client accepts one, gzip first."""
     accepted = header(headers, b"accept-encoding")
-    if accepted is None:
+    if accepted is None or len(accepted) > MOST_ACCEPTED_BYTES:
         return None
     offers = set()
     for offer in accepted.decode("latin-1").lower().split(","):

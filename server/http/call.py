@@ -117,7 +117,7 @@ class Call:
         serving = self._serving = self._engine.serving
         scope = self._scope
         self._client = self._engine.access.client(scope["headers"], scope.get("client"))
-        return serving.plan.limits.max_body_bytes
+        return serving.max_body_bytes
 
     def reject_early(self, size: int | None, arrived_s: float | None = None) -> None:
         """Rejects a request by its head where its body need not be read for that.

@@ -33,7 +33,7 @@ from server.answer import Answer, Pending
 from server.dispatcher import clock
 from server.errors import HttpViolation, NotReady, TooLarge
 from server.http.asgi import Address, AsgiRequest, make_scope
-from server.http.body import check_length, decompress
+from server.http.body import Inflater, check_length
 from server.http.call import Call
 from server.http.chunked import ChunkedDecoder
 from server.http.front import Front, ServerState
@@ -295,8 +295,27 @@ class Connection(asyncio.Protocol):
         assert self._head is not None
         body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
         self._pieces = []
-        if self._head.encoding is not None:
-            body = decompress(body, self._head.encoding, self._limit)
+        if self._head.encoding in (None, "", "identity"):
+            self._ask(body)
+        else:
+            inflater = Inflater(self._head.encoding, self._limit, len(body))
+            inflater.feed(body)
+            self._inflate(inflater)
+
+    def _inflate(self, inflater: Inflater) -> None:
+        """Takes a step of decompressing the body; between two of them others have their turn."""
+        if self._state is not WAITING:
+            return
+        try:
+            if inflater.step():
+                self._loop.call_soon(self._inflate, inflater)
+            else:
+                self._ask(inflater.finish())
+        except Exception as e:
+            self._reject(e)
+
+    def _ask(self, body: bytes) -> None:
+        assert self._call is not None
         query = self._call.ask(body, self._front.arrived_s())
         query.payload.answer.listen(self._answered)
 

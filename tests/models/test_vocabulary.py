@@ -85,6 +85,9 @@ def test_an_unknown_value_is_refused_where_the_table_says_so() -> None:
     assert v.encode("f", ["a", None]).tolist() == [v.rank_of_id[0], v.missing_rank]
     with pytest.raises(FeatureError, match=r"feature 'f': unknown value 'x' \(position 1\)"):
         v.encode("f", ["a", "x"])
+    with pytest.raises(FeatureError) as refused:
+        v.encode("f", ["x" * 10**6])
+    assert len(str(refused.value)) < 200
     assert v.encode_arrow(pa.array(["a", "x"])).tolist() == [v.rank_of_id[0], -1]
 
 

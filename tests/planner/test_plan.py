@@ -37,7 +37,8 @@ def test_a_plan_file_is_readable_by_people(tmp_path: Path) -> None:
     written = json.loads((tmp_path / "plan.json").read_text())
     assert written["version"] == 1
     assert written["paths"] == [{**PATH, "device": "cpu", "precision": "fp32"}]
-    assert written["limits"]["max_body_bytes"] == 16 * 2**20
+    assert "max_body_bytes" not in written["limits"]
+    assert written["limits"]["max_request_rows"] == 1024
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from contextlib import suppress
 from typing import Any
 
@@ -175,6 +176,64 @@ def test_nesting_without_end_is_refused() -> None:
     for content in (b"[" * 200_000, b'{"columns": {"tags": ' + b"[" * 200_000):
         with pytest.raises(RequestError):
             DECODER.predict(content)
+
+
+@pytest.mark.parametrize(
+    ("text", "at"),
+    [
+        (r"\ud800", 21),
+        (r"\ud83dx", 21),
+        (r"\ud83d\n", 21),
+        (r"abc\uDBFF", 24),
+        (r"\udc00", 21),
+        (r"\ud800\u0041", 27),
+    ],
+)
+def test_half_of_a_surrogate_pair_is_called_that(text: str, at: int) -> None:
+    with pytest.raises(Malformed, match=rf"half of a UTF-16 surrogate pair \(byte {at}\)"):
+        DECODER.predict(b'{"columns":{"item":["%b"]}}' % text.encode())
+
+
+@pytest.mark.parametrize("text", [r"\ud83d", r"\ud83d" + "\\", r"\ud83d\u", r"\ud83d\ude", "abc"])
+def test_a_body_cut_inside_a_pair_is_truncated(text: str) -> None:
+    with pytest.raises(Malformed, match="truncated after"):
+        DECODER.predict(b'{"columns":{"item":["%b' % text.encode())
+
+
+LONG = b"a" * 50_000
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"instances":[{"%b":1}]}' % LONG,
+        b'{"columns":{"%b":1}}' % LONG,
+        b'{"%b":1}' % LONG,
+        b'{"instances":[{"` - at `%b":1}]}' % LONG,
+        b'{"columns":{"price":[1,"%b":NaN]}}' % LONG,
+    ],
+)
+def test_a_message_repeats_a_few_characters_of_a_key(content: bytes) -> None:
+    for read in (DECODER.predict, DECODER.rank):
+        with pytest.raises(RequestError) as refused:
+            read(content)
+        assert len(str(refused.value)) < 300
+
+
+def test_explaining_takes_no_more_memory_than_the_body() -> None:
+    body = b'{"instances":[{"%b":1}]}' % (b"a" * 2**20)
+    tracemalloc.start()
+    with suppress(RequestError):
+        DECODER.predict(body)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 4 * len(body)
+
+
+def test_the_key_is_found_behind_a_long_list() -> None:
+    body = b'{"columns":{"price":[%bNaN]}}' % (b"1.5," * 2000)
+    with pytest.raises(Malformed, match="in 'price'"):
+        DECODER.predict(body)
 
 
 VALUES = st.recursive(

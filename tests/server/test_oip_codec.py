@@ -14,6 +14,7 @@ from models.schema import Schema
 from planner.plan import Limits
 from server.errors import Malformed, RequestError, TooLarge
 from server.oip_codec import InferRequest, OipCodec, encode
+from server.rows import Tensors
 
 SPLIT = {"label": {"column": "clicked"}, "split": {"rule": "time", "columns": ["clicked"]}}
 SCHEMA = Schema.model_validate(
@@ -245,8 +246,56 @@ def test_a_large_header_of_more_values_than_any_request_has_is_not_even_parsed()
         + b"1," * 2**19
         + b"1]}]}"
     )
-    with pytest.raises(TooLarge, match="more than any valid request"):
+    with pytest.raises(TooLarge, match="more than 26200 values"):
         CODEC.decode(body, None)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_large_data_are_read_as_small_ones(nested: bool) -> None:
+    codec = OipCodec(SCHEMA, Limits())
+    dense = np.random.default_rng(0).normal(size=(1000, 2)).astype(np.float32)
+    dense[::7] *= 1e-30
+    sparse = np.random.default_rng(1).integers(0, 2**62, (1000, 3))
+    inputs = [as_json("dense", dense, not nested), as_json("sparse", sparse, not nested)]
+    for indent in (None, 2):
+        rows = codec.decode(json.dumps({"inputs": inputs}, indent=indent).encode(), None).rows
+        assert isinstance(rows, Tensors)
+        np.testing.assert_array_equal(rows.dense, dense)
+        np.testing.assert_array_equal(rows.sparse, sparse)
+
+
+@pytest.mark.parametrize(
+    "odd", ['"1"', "true", "false", "null", "{}", "[]", "[[1]]", "[1]", "1e999", "1" * 500, "1e", "-"]
+)
+@pytest.mark.parametrize("nested", [False, True])
+def test_what_is_no_number_is_refused_in_large_data(nested: bool, odd: str) -> None:
+    row = "[1e-5,%s]" if nested else "1e-5,%s"
+    data = ",".join([row % "1.5"] * 99 + [row % odd])
+    header = '{"inputs":[{"name":"dense","datatype":"FP32","shape":[100,2],"data":[%s]}]}'
+    for padding in ("", " " * 5000):
+        with pytest.raises(Malformed):
+            CODEC.decode((header % (padding + data)).encode(), None)
+
+
+@pytest.mark.parametrize(
+    ("shape", "data"), [("[101,2]", b"5e-320,"), ("[100,2]", b"5e-320,"), ("[1,2]", b"[],"), ("[1,2]", b"1,")]
+)
+def test_data_that_do_not_fit_their_shape_are_not_parsed(shape: str, data: bytes) -> None:
+    head = b'{"inputs":[{"name":"dense","datatype":"FP32","shape":%b,"data":[' % shape.encode()
+    # Within what a body may have altogether; whoever parsed it would see first that lists and numbers mix.
+    body = head + data * 20_000 + b"7]}]}"
+    with pytest.raises((Malformed, TooLarge), match=r"20001 values in data|101 rows; the limit is 100"):
+        CODEC.decode(body, None)
+
+
+def test_messages_repeat_a_few_characters_of_names() -> None:
+    for header in ({**D, "name": "a" * 10**5}, {**D, "datatype": "a" * 10**5}, {**D, "shape": [1] * 10**4}):
+        with pytest.raises(Malformed) as refused:
+            decoded([header, S])
+        assert len(str(refused.value)) < 500
+    with pytest.raises(Malformed) as refused:
+        decoded([D, S], outputs=[{"name": "a" * 10**5}])
+    assert len(str(refused.value)) < 500
 
 
 def test_answers_are_json_or_json_and_raw_floats() -> None:

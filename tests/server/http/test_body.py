@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import tracemalloc
 import zlib
 from contextlib import suppress
+from itertools import pairwise
+from random import Random
 from typing import Any
 
 import pytest
@@ -11,7 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.errors import Malformed, TooLarge
-from server.http.body import ClientGone, compress, decompress, read_body, wanted_compression
+from server.http.body import (
+    STEP_BYTES,
+    STEP_OUT_BYTES,
+    ClientGone,
+    Inflater,
+    compress,
+    decompress,
+    read_body,
+    wanted_compression,
+)
 
 LIMIT = 1000
 
@@ -90,6 +102,101 @@ def test_a_body_that_is_not_what_it_says_is_refused(body: bytes, encoding: str, 
 def test_any_bytes_are_decompressed_or_refused(body: bytes, encoding: str) -> None:
     with suppress(Malformed, TooLarge):
         assert len(decompress(body, encoding, LIMIT)) <= LIMIT
+
+
+def inflated(pieces: list[bytes], encoding: str, limit: int, length: int | None = None) -> bytes:
+    inflater = Inflater(encoding, limit, length)
+    for piece in pieces:
+        inflater.feed(piece)
+        while inflater.step():
+            pass
+    return inflater.finish()
+
+
+def outcome(pieces: list[bytes], encoding: str, limit: int = 10**6) -> bytes | type[Exception]:
+    try:
+        return inflated(pieces, encoding, limit)
+    except (Malformed, TooLarge) as e:
+        return type(e)
+
+
+@given(
+    st.sampled_from([b"", b"abc" * 100, b"\0" * 200_000, b"\0" * 2_000_000, bytes(range(256)) * 600]),
+    st.sampled_from(["gzip", "deflate"]),
+    st.sampled_from([b"", b"x", b"cut"]),
+    st.lists(st.integers(0, 4000), max_size=6),
+)
+def test_how_a_body_is_cut_changes_nothing(
+    content: bytes, encoding: str, end: bytes, cuts: list[int]
+) -> None:
+    body = compress(content, encoding)
+    body = body[:-3] if end == b"cut" else body + end
+    places = [0, *sorted(min(c, len(body)) for c in cuts), len(body)]
+    pieces = [body[a:b] for a, b in pairwise(places)]
+    assert outcome(pieces, encoding) == outcome([body], encoding)
+    if not end and len(content) <= 10**6 and len(content) <= 100 * len(body):
+        assert outcome(pieces, encoding) == content
+
+
+def test_a_body_may_not_decompress_to_a_hundred_times_its_size() -> None:
+    small, large = gzip.compress(b"\0" * 2**16), gzip.compress(b"\0" * 2**19)
+    assert decompress(small, "gzip", 2**20) == b"\0" * 2**16
+    for length in (None, len(large)):
+        with pytest.raises(TooLarge, match="more than 100 times its size"):
+            inflated([large], "gzip", 2**20, length)
+
+
+def test_a_bomb_of_known_length_is_refused_before_it_has_unpacked() -> None:
+    bomb = gzip.compress(b"\0" * 2**24)
+    tracemalloc.start()
+    with pytest.raises(TooLarge, match="100 times"):
+        inflated([bomb], "gzip", 2**24, len(bomb))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 101 * len(bomb) + 2 * STEP_OUT_BYTES + 2**18
+
+
+def test_a_step_takes_a_bounded_part_of_the_body() -> None:
+    noise = Random(0).randbytes(10 * STEP_BYTES)
+    for content in (noise, noise + b" " * 4 * STEP_OUT_BYTES):
+        body = zlib.compress(content)
+        inflater = Inflater("deflate", 2**24)
+        inflater.feed(body)
+        steps = 1
+        while inflater.step():
+            steps += 1
+        assert inflater.finish() == content
+        assert steps >= max(len(body) // STEP_BYTES, len(content) // STEP_OUT_BYTES)
+
+
+def test_other_tasks_run_while_a_large_body_is_decompressed() -> None:
+    content = Random(0).randbytes(20 * STEP_BYTES)
+    body = gzip.compress(content)
+    rounds = 0
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body}
+
+    async def main() -> bytes:
+        async def other() -> None:
+            nonlocal rounds
+            while True:
+                rounds += 1
+                await asyncio.sleep(0)
+
+        task = asyncio.ensure_future(other())
+        headers = [(b"content-encoding", b"gzip")]
+        try:
+            return await read_body(headers, receive, 2 * len(content))
+        finally:
+            task.cancel()
+
+    assert asyncio.run(main()) == content
+    assert rounds >= 20
+
+
+def test_a_long_list_of_accepted_encodings_is_not_read() -> None:
+    assert wanted_compression([(b"accept-encoding", b"," * 60_000 + b"gzip")]) is None
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from server.http.app import create_app
         ({}, b"", 400, "the body is empty"),
         ({"content-encoding": "br"}, b"{}", 400, "'br' is not supported"),
         ({"content-encoding": "gzip"}, b"{}", 400, "not gzip"),
-        ({"content-length": "99999999"}, b"{}", 413, "99999999 bytes; the limit is 16777216"),
+        ({"content-length": "99999999"}, b"{}", 413, "99999999 bytes; the limit is 1048576"),
     ],
 )
 def test_every_hot_endpoint_refuses_a_bad_body(

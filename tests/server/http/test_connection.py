@@ -113,7 +113,7 @@ def test_a_client_of_50_megabytes_can_send_them_all_and_read_why_not(server: Chi
     with httpx.Client(base_url=server.url, timeout=60) as client:
         answer = client.post("/v1/predict", content=b" " * 50_000_000)
         assert answer.status_code == 413
-        assert answer.json()["error"] == "the body has 50000000 bytes; the limit is 16777216"
+        assert answer.json()["error"] == "the body has 50000000 bytes; the limit is 1048576"
         assert client.post("/v1/predict", content=BODY).status_code == 200
 
 
