@@ -7,6 +7,7 @@ that decompresses to too much, altogether or for its size, is refused at the ste
 
 from __future__ import annotations
 
+import asyncio
 import zlib
 from collections.abc import Iterable
 from typing import Any, NoReturn
