@@ -6,6 +6,7 @@ callables of its own, no connection. What was heard on a connection is compared 
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import math
@@ -74,19 +75,22 @@ async def asked(app: ASGIApp, call: Call) -> Answer:
         "state": {},
     }
     sent: list[Message] = []
+    body = [call.body]
 
     async def receive() -> Message:
-        return {"type": "http.request", "body": call.body, "more_body": False}
+        if body:
+            return {"type": "http.request", "body": body.pop(), "more_body": False}
+        await asyncio.Future()  # the client stays until it has its answer
+        raise AssertionError("unreachable")
 
     async def send(message: Message) -> None:
         sent.append(message)
 
     await app(scope, receive, send)
     start, *bodies = sent
-    body = b"".join(message.get("body", b"") for message in bodies)
-    if call.method == "HEAD":
-        body = b""
-    return Answer(start["status"], tuple((k.lower(), v) for k, v in start["headers"]), body)
+    content = b"".join(message.get("body", b"") for message in bodies)
+    headers = [(name.lower(), value) for name, value in start["headers"]]
+    return Answer(start["status"], tuple(headers), b"" if call.method == "HEAD" else content)
 
 
 async def differences(stream: Stream, heard: list[Heard], reference: Reference) -> list[str]:
