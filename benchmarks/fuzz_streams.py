@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import os
 import sys
 import tempfile
@@ -137,6 +138,7 @@ def main() -> int:
     parser.add_argument("--parallel", type=int, default=8, help="streams at a time")
     parser.add_argument("--shrink", action="store_true", help="make the first streams that differ small")
     args = parser.parse_args()
+    logging.getLogger("polyrec").setLevel(logging.ERROR)  # the reference's: operators change its routing
     tally = Tally()
     with tempfile.TemporaryDirectory(prefix="polyrec-fuzz-") as folder:
         clicks, bundle = trained(Path(folder))

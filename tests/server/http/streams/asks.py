@@ -59,6 +59,7 @@ class Ask:
     pauses: bool = False
 
 
+BUDGET, NO_TIME = b"X-Latency-Budget-Ms", b"0.00001"
 NOISE: Headers = (
     (b"User-Agent", b"curl/8.5.0"),
     (b"Accept", b"*/*"),
@@ -71,9 +72,9 @@ NOISE: Headers = (
     (b"X-Empty", b""),
 )
 OPTIONS: Headers = (
-    (b"X-Latency-Budget-Ms", b"60000"),
-    (b"X-Latency-Budget-Ms", b"0.00001"),
-    (b"X-Latency-Budget-Ms", b"soon"),
+    (BUDGET, b"60000"),
+    (BUDGET, NO_TIME),
+    (BUDGET, b"soon"),
     (b"X-Polyrec-Priority", b"0"),
     (b"X-Polyrec-Priority", b"-1"),
     (b"X-Polyrec-Quality", b"any"),
@@ -175,7 +176,12 @@ def written(
         headers = [h for h in headers if h[0] != b"Connection"]
         headers.append((b"Connection", random.choice((b"close", b"Close"))))
         ending = "close"
-    random.shuffle(headers)
+    # those of the call keep their order, which can matter: of two budgets the last counts
+    mine = [h for h in headers if h in call.headers]
+    for header in headers:
+        if header not in call.headers:
+            mine.insert(random.randint(0, len(mine)), header)
+    headers = mine
     host = random.choice((b"x", b"127.0.0.1:8000", b"[::1]"))
     headers.insert(random.randint(0, len(headers)), (b"Host", host))
     target = call.target

@@ -42,12 +42,14 @@ class Answer:
 class Heard:
     """What came back on one connection. continued: requests, by position, that got 100 (Continue).
 
-    broken: why the bytes are no answers. silent: what was waited for in vain.
+    ended: by the server; reset: not by a plain end, and what was still to be read is lost. broken: why the
+    bytes are no answers. silent: what was waited for in vain.
     """
 
     answers: list[Answer] = field(default_factory=list)
     continued: set[int] = field(default_factory=set)
     ended: bool = False
+    reset: bool = False
     broken: str = ""
     silent: str = ""
 
@@ -76,6 +78,7 @@ class Connection(asyncio.Protocol):
         if self._data and not self.heard.broken and not self._taken(True):
             self.heard.broken = f"the connection ended inside an answer: {self._data[:200]!r}"
         self.heard.ended = True
+        self.heard.reset = exc is not None
         self._changed.set()
 
     async def until(self, there: Callable[[Heard], bool], what: str) -> bool:

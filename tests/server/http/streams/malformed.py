@@ -89,7 +89,7 @@ CHUNKS: tuple[tuple[bytes, set[int]], ...] = (
     (_CHUNKED + b"5\r\n" + BODY + b"\r\n0\r\n\r\n", {400}),
     (_CHUNKED + b"0x13\r\n" + BODY + b"\r\n0\r\n\r\n", {400}),
     (_CHUNKED + b"f" * 20 + b"\r\n" + BODY, {400, 413}),
-    (_CHUNKED + b"13\r\n" + BODY + b"\r\n0\r\nBad Trailer: x\r\n\r\n", {400}),
+    (_CHUNKED + b"13\r\n" + BODY + b"\r\n0\r\nX-Long: " + b"y" * LONG + b"\r\n\r\n", {400, 413, 431}),
 )
 KINDS = (("line", LINES), ("field", FIELDS), ("length", LENGTHS), ("coding", CODINGS), ("chunk", CHUNKS))
 
