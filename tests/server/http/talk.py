@@ -67,8 +67,9 @@ class Talk:
         """Sends a request and reads its answer."""
         return self.send(raw).answer(method)
 
-    def ended(self) -> bool:
+    def ended(self, within_s: float = PATIENCE_S) -> bool:
         """Whether the server closes, and says nothing more before it does."""
+        self._socket.settimeout(within_s)
         try:
             return not self._data and not self._socket.recv(1)
         except ConnectionResetError:

@@ -145,18 +145,18 @@ def test_head_of_a_page_that_takes_only_posts_is_405(url: str) -> None:
 # High 7: connections that never close
 
 
-def test_a_rejected_body_that_stops_coming_does_not_hold_its_connection(url: str) -> None:
-    with Talk(url) as client:
-        assert client.ask(post("/v1/predict", b" " * 50_000)[:-49_000]).status == 413
-        client.send(b" ")
-        assert client.ended()
-
-
-def test_a_body_that_a_page_does_not_read_does_not_hold_its_connection(url: str) -> None:
-    with Talk(url) as client:
-        assert client.ask(get("/livez", b"Content-Length: 100"), "GET").status == 200
-        client.send(b" ")
-        assert client.ended()
+@pytest.mark.long
+def test_a_body_that_stops_coming_does_not_hold_its_connection(url: str) -> None:
+    """With the limits of a server as it is started; short ones: test_connection.py."""
+    with Talk(url) as rejected, Talk(url) as unread, Talk(url) as unfinished:
+        assert rejected.ask(post("/v1/predict", b" " * 50_000)[:-49_000]).status == 413
+        assert unread.ask(get("/livez", b"Content-Length: 100"), "GET").status == 200
+        unfinished.send(post("/v1/predict", ONE)[:-3])
+        for client in (rejected, unread):
+            client.send(b" ")
+            assert client.ended(within_s=60.0)
+        assert unfinished.answer().status == 408
+        assert unfinished.ended()
 
 
 def test_a_rejected_body_can_be_sent_whole_and_the_answer_read(url: str) -> None:
