@@ -14,11 +14,11 @@ PIP_ARGS ?=
 # what an interpreter must have; 3.14 waits for the kserve client that the tests use
 SUITABLE := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
 
-.PHONY: help setup demo test check lint format-check types imports dockerfile documentation format bench \
+.PHONY: help setup demo test test-long check lint format-check types imports dockerfile documentation format bench \
 	observe constraints clean
 
 help:  ## this list
-	@sed -n 's/^\([a-z]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r name what; do \
+	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r name what; do \
 		printf '  make %-12s %s\n' "$$name" "$$what"; done
 
 setup: $(STAMP)  ## .venv with everything that the demo, the tests and the checks need
@@ -46,8 +46,11 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup  ## train on generated clicks, serve, answer a ranking request, keep serving
 	@$(BIN)/polyrec demo
 
-test: setup  ## every test that needs no GPU
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not gpu"
+test: setup  ## every test that needs no GPU and is not long
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not gpu and not long"
+
+test-long: setup  ## a soak of a minute, the whole demo, waits for time limits
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "long and not gpu"
 
 check: lint format-check types imports dockerfile documentation  ## all of: lint, format, types, one-way imports, Dockerfile, documentation
 

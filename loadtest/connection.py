@@ -28,13 +28,15 @@ class Answer:
     """How one request ended. status: HTTP, or NO_ANSWER with `offence` saying why.
 
     path: header X-Polyrec-Path, empty without one. degraded: the body says that quality was degraded;
-    found by its bytes, since parsing every answer would make the driver late.
+    found by its bytes, since parsing every answer would make the driver late. body: kept only if the pool
+    was told to.
     """
 
     status: int
     offence: str = ""
     path: bytes = b""
     degraded: bool = False
+    body: bytes = b""
 
 
 Answered = Callable[[int, Answer], None]
@@ -92,6 +94,7 @@ class Connection(asyncio.Protocol):
         self._path = b""
         self._degraded = False
         self._tail = b""
+        self._body: list[bytes] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -100,6 +103,7 @@ class Connection(asyncio.Protocol):
     def send(self, index: int, payload: bytes) -> None:
         self.in_flight = index
         self._path, self._degraded, self._tail = b"", False, b""
+        self._body.clear()
         self.transport.write(payload)
 
     def data_received(self, data: bytes) -> None:
@@ -114,6 +118,8 @@ class Connection(asyncio.Protocol):
             self._path = value
 
     def on_body(self, body: bytes) -> None:
+        if self.pool.bodies:
+            self._body.append(body)
         # an answer may come in pieces that part the words
         whole = self._tail + body if self._tail else body
         if DEGRADED in whole:
@@ -122,7 +128,8 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         reusable = self.in_flight is not None and self.parser.should_keep_alive()
-        self._finish(Answer(self.parser.get_status_code(), "", self._path, self._degraded))
+        body = b"".join(self._body)
+        self._finish(Answer(self.parser.get_status_code(), "", self._path, self._degraded, body))
         if reusable:
             self.pool.release(self)
         else:
@@ -141,11 +148,13 @@ class Connection(asyncio.Protocol):
 class Pool:
     """Sends requests to one target and reports how each ended.
 
-    limit: the most connections open at once. held_back: requests that found all of them busy.
+    limit: the most connections open at once. held_back: requests that found all of them busy. bodies:
+    answers keep their bodies.
     """
 
-    def __init__(self, target: Target, limit: int, answered: Answered) -> None:
+    def __init__(self, target: Target, limit: int, answered: Answered, bodies: bool = False) -> None:
         self.limit = limit
+        self.bodies = bodies
         self.answered = answered
         self.held_back = 0
         self._address = target.address

@@ -12,6 +12,7 @@ import logging
 import os
 
 from models.batch import Batch
+from models.errors import RuntimeUnavailable
 from planner.plan import LaneKind
 from server.lanes.child import Child
 from server.lanes.lane import Executed, LaneDied, OnDeath, Settle
@@ -94,6 +95,10 @@ class ProcessLane:
             if self._child is None and not self._closed:
                 self._child = await asyncio.get_running_loop().run_in_executor(None, self._start)
                 self.attach()
+        except RuntimeUnavailable:
+            # `close` killed it while it started: whoever asked for the restart has been cancelled
+            if not self._closed:
+                raise
         finally:
             self._restarting = None
             if self._closed:

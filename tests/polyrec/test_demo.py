@@ -9,6 +9,7 @@ from planner.plan import load_plan
 from polyrec.cli import main
 
 
+@pytest.mark.long
 def test_the_demo_trains_plans_serves_and_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "demo"
     assert main(["demo", "--once", "--json", "--port", "0", "--rows", "20000", "--out", str(out)]) == 0

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-PATHS = ("/v1/predict", "/v1/rank", "/v2/models/dlrm/infer")
+INFER = "/v2/models/dlrm/infer"
+PATHS = ("/v1/predict", "/v1/rank", INFER)
+LENGTH = "inference-header-content-length"
 HEADERS = st.dictionaries(
-    st.sampled_from(
-        ["content-encoding", "accept-encoding", "x-latency-budget-ms", "inference-header-content-length"]
-    ),
+    st.sampled_from(["content-encoding", "accept-encoding", "x-latency-budget-ms", LENGTH]),
     st.sampled_from(["gzip", "deflate", "0", "1", "17", "-3", "1e9", "nan", "identity", "*", ""]),
     max_size=2,
 )
@@ -46,13 +46,42 @@ TENSORS = st.fixed_dictionaries(
 )
 
 
+def probabilities(path: str, document: Any) -> list[float]:
+    """Every number that an answer in JSON gives. Raises KeyError for an answer of another form."""
+    if path == INFER:
+        (output,) = document["outputs"]
+        assert (output["name"], output["datatype"]) == ("probability", "FP32")
+        assert output["shape"] == [len(output["data"])]
+        return list(output["data"])
+    return list(document["predictions" if path == "/v1/predict" else "scores"])
+
+
+def in_binary(client: Any, content: bytes, headers: dict[str, str] | None, numbers: list[float]) -> None:
+    """The same request for binary output gets the same numbers."""
+    headers = dict(headers or {})
+    length = int(headers.get(LENGTH, len(content)))
+    asked = json.loads(content[:length])
+    asked["parameters"] = {**(asked.get("parameters") or {}), "binary_data_output": True}
+    asked.pop("outputs", None)
+    top = json.dumps(asked).encode()
+    if LENGTH in headers:
+        headers[LENGTH] = str(len(top))
+    answer = client.post(INFER, top + content[length:], headers)
+    assert answer.status_code == 200, answer.text
+    raw = answer.content[int(answer.headers[LENGTH]) :]
+    np.testing.assert_allclose(np.frombuffer(raw, "<f4"), numbers, atol=1e-6)
+
+
 def acceptable(client: Any, path: str, content: bytes, headers: dict[str, str] | None = None) -> None:
     answer = client.post(path, content, headers)
     assert answer.status_code == 200 or 400 <= answer.status_code < 500 or answer.status_code == 504
     if answer.status_code == 200:
-        if answer.headers["content-type"] == "application/json":
-            numbers = answer.json().get("predictions", answer.json().get("scores", []))
-            assert all(isinstance(p, float) and math.isfinite(p) for p in numbers)
+        document = answer.json()
+        numbers = probabilities(path, document)
+        assert numbers
+        assert all(isinstance(p, float) and 0 <= p <= 1 for p in numbers)
+        if path == INFER:
+            in_binary(client, content, headers, numbers)
     else:
         assert answer.headers["content-type"] == "application/json"
         line = answer.json()["error"]
@@ -85,9 +114,36 @@ def test_any_document_of_features(client: Any, rows: list[Any], columns: dict[st
 @given(inputs=st.lists(TENSORS, max_size=4), tail=st.binary(max_size=60))
 def test_any_document_of_tensors(client: Any, inputs: list[Any], tail: bytes) -> None:
     header = json.dumps({"inputs": inputs}).encode()
-    path = "/v2/models/dlrm/infer"
-    acceptable(client, path, header)
-    acceptable(client, path, header + tail, {"inference-header-content-length": str(len(header))})
+    acceptable(client, INFER, header)
+    acceptable(client, INFER, header + tail, {LENGTH: str(len(header))})
+
+
+def tensor_document(arrays: dict[str, Any]) -> dict[str, Any]:
+    """An inference request in JSON."""
+    kinds = {"f": "FP32", "i": "INT64"}
+    return {
+        "inputs": [
+            {"name": name, "shape": list(a.shape), "datatype": kinds[a.dtype.kind], "data": a.tolist()}
+            for name, a in arrays.items()
+        ]
+    }
+
+
+def test_all_endpoints_give_the_numbers_of_the_bundle(
+    client: Any, request_: Any, tensors: Any, offline: Any
+) -> None:
+    documents = (
+        {"columns": request_.columns},
+        {"context": request_.context, "candidates": request_.candidates},
+        tensor_document(tensors(request_)),
+    )
+    expected = offline(request_)
+    for path, document in zip(PATHS, documents, strict=True):
+        content = json.dumps(document).encode()
+        acceptable(client, path, content)
+        given = client.post(path, content).json()
+        order = given.get("order", range(len(expected)))
+        np.testing.assert_allclose(probabilities(path, given), [expected[i] for i in order], atol=1e-5)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -98,18 +154,7 @@ def test_any_mutation_of_a_valid_body(client: Any, request_: Any, tensors: Any, 
     elif path.endswith("rank"):
         document = {"context": request_.context, "candidates": request_.candidates}
     else:
-        arrays = tensors(request_)
-        document = {
-            "inputs": [
-                {
-                    "name": name,
-                    "shape": list(array.shape),
-                    "datatype": "FP32" if array.dtype.kind == "f" else "INT64",
-                    "data": array.tolist(),
-                }
-                for name, array in arrays.items()
-            ]
-        }
+        document = tensor_document(tensors(request_))
     body = bytearray(json.dumps(document).encode())
     for _ in range(data.draw(st.integers(1, 5))):
         at = data.draw(st.integers(0, len(body) - 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -152,6 +153,28 @@ def test_a_lane_closed_while_it_restarts_leaves_no_process(lane: Lane, deaths: D
 
     asyncio.run(close_meanwhile())
     assert _children() == []
+
+
+def test_a_lane_closed_while_it_restarts_leaves_no_error_that_nobody_takes(
+    lane: Lane, deaths: Deaths, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As at a reload: who asked for the restart is cancelled, then the lane is closed."""
+
+    async def close_after_cancelling() -> None:
+        lane.attach()
+        os.kill(pid_of(lane), signal.SIGKILL)
+        await asyncio.wait_for(deaths.heard.wait(), LIVENESS_S)
+        asked = asyncio.ensure_future(lane.restart())
+        while not _children():  # until the next worker is starting
+            await asyncio.sleep(0)
+        (restarting,) = asyncio.all_tasks() - {asyncio.current_task(), asked}
+        asked.cancel()
+        lane.close()
+        await asyncio.wait([restarting])
+
+    asyncio.run(close_after_cancelling())
+    gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 def test_a_stalled_worker_answers_when_it_goes_on(
