@@ -11,7 +11,8 @@ how many requests were rejected, expired or answered late.
 Neighbor: a process on the server's core that computes for 50 ms and sleeps for 50 ms, while requests come at a tenth
 of the capacity with a budget of 20 ms. Every static path and `priced`, in turns on one server; told is what share of
 the requests was lost (rejected, expired or late). Capacity is what the cheapest static path answers in time
-of far too many requests, without the neighbor.
+at the best of RATES, without the neighbor. With --ahead the server, the neighbor and the driver go before whatever else
+runs on the machine.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import chdir, contextmanager
+from contextlib import chdir, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
@@ -39,7 +40,7 @@ from benchmarks.serve_throughput import CLIENT_CORE, SERVER_CORE
 from loadtest.client import RANK
 from loadtest.connection import Target
 from loadtest.load import load_of
-from loadtest.machine import machine
+from loadtest.machine import ahead_of_others, machine
 from loadtest.openloop import Limits, run
 from loadtest.outcome import Fate, Outcome
 from loadtest.pages import ask, samples
@@ -54,8 +55,8 @@ HERE = Path(__file__).parents[1]
 RATE = 10.0
 BEFORE_S, SETTLED_S, STOP_S = 3.0, 5.0, 0.3
 SHARE, NEIGHBOR_BUDGET_S = 0.1, 0.020
-TOO_MANY = 20_000.0
-"""Requests/s past the capacity of any plan of this repository on one core."""
+RATES = (500.0, 1000.0, 2000.0, 4000.0, 8000.0)
+"""Requests/s of which the most that is answered in time is the capacity."""
 NEIGHBOR = """
 import time
 while True:
@@ -211,8 +212,9 @@ def beside(
         capacity = 0.0
         for policy in static:
             server.follow(policy)
-            outcome = asked(server.url, source, TOO_MANY, 1.0, NEIGHBOR_BUDGET_S, 0)
-            capacity = max(capacity, float((outcome.fate == Fate.OK).sum()) / outcome.seconds)
+            for rate in RATES:
+                outcome = asked(server.url, source, rate, 1.0, NEIGHBOR_BUDGET_S, 0)
+                capacity = max(capacity, float((outcome.fate == Fate.OK).sum()) / outcome.seconds)
         time.sleep(2.0)
         with neighbor():
             for turn in range(repeats):
@@ -242,6 +244,57 @@ def verdict(found: Sequence[Beside]) -> dict[str, float]:
     return {name: round(mean(each.lost for each in found if each.policy == name), 5) for name in names}
 
 
+def measured(plan: Plan, source: Source, budget_s: float, args: argparse.Namespace) -> dict[str, object]:
+    """All that was asked for, told on standard output and returned."""
+    document: dict[str, object] = {
+        "command": "python -m benchmarks.disturbance " + " ".join(sys.argv[1:]),
+        "machine": machine(),
+        "paths": [path.name for path in plan.paths],
+        "lanes": [f"{lane.name} ({lane.kind})" for lane in plan.all_lanes()],
+        "budget_ms": 1e3 * budget_s,
+    }
+    if args.only != "neighbor":
+        rest = []
+        for repeat in range(args.repeats):
+            for name in DISTURBANCES:
+                rest.append(at_rest(plan, args.tree, name, budget_s, args.seconds, source, 10 * repeat))
+                print(json.dumps(asdict(rest[-1])), file=sys.stderr)
+        document["at_rest"] = [asdict(each) for each in rest]
+        print(
+            "| at rest, after | best path | other answers | not answered in time | p50 ms |\n"
+            + "|---" * 5
+            + "|"
+        )
+        for name in DISTURBANCES:
+            own = [each for each in rest if each.disturbance == name]
+            why: dict[str, int] = {}
+            for each in own:
+                for reason, n in each.reasons.items():
+                    why[reason] = why.get(reason, 0) + n
+            lost = sum(each.requests - each.fates.get("ok", 0) for each in own)
+            words = ", ".join(f"{reason} {n}" for reason, n in why.items()) or "none"
+            share = mean(each.best for each in own)
+            p50 = mean(each.p50_ms for each in own)
+            print(
+                f"| {name} | {share:.1%} | {words} | {lost} of {sum(r.requests for r in own)} | {p50:.1f} |"
+            )
+    if args.only != "rest":
+        capacity, found = beside(plan, args.tree, args.seconds, args.repeats, source)
+        lost_by = verdict(found)
+        document["neighbor"] = {
+            "capacity": round(capacity, 1),
+            "rate": found[0].rate,
+            "lost": lost_by,
+            "turns": [asdict(each) for each in found],
+        }
+        print(f"\nBeside a neighbor, {found[0].rate:,.0f} requests/s of a capacity of {capacity:,.0f}\n")
+        print("| policy | lost | answers by the best path |\n|---|---|---|")
+        for policy, lost_share in lost_by.items():
+            share = mean(each.best for each in found if each.policy == policy)
+            print(f"| {policy} | {lost_share:.2%} | {share:.1%} |")
+    return document
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.disturbance",
@@ -256,6 +309,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3, help="of each case (3)")
     parser.add_argument("--only", choices=["rest", "neighbor"])
     parser.add_argument("--tree", type=Path, default=HERE, help="checkout whose server is measured")
+    parser.add_argument("--ahead", action="store_true", help="at the highest normal priority; takes root")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     plan = load_plan(args.plan)
@@ -271,46 +325,8 @@ def main() -> int:
     source = open_source(args.data, load_bundle(plan.paths[0].bundle), 0)
     budget_s = (args.budget_ms or plan.default_budget_ms) / 1e3
     os.sched_setaffinity(0, {CLIENT_CORE})
-    document: dict[str, object] = {
-        "command": "python -m benchmarks.disturbance " + " ".join(sys.argv[1:]),
-        "machine": machine(),
-        "paths": [path.name for path in plan.paths],
-        "lanes": [f"{lane.name} ({lane.kind})" for lane in plan.all_lanes()],
-        "budget_ms": 1e3 * budget_s,
-    }
-    if args.only != "neighbor":
-        rest = []
-        for repeat in range(args.repeats):
-            for name in DISTURBANCES:
-                rest.append(at_rest(plan, args.tree, name, budget_s, args.seconds, source, 10 * repeat))
-                print(json.dumps(asdict(rest[-1])), file=sys.stderr)
-        document["at_rest"] = [asdict(each) for each in rest]
-        print("| at rest, after | best path | other answers | not answered in time | p50 ms |\n" + "|---" * 5 + "|")
-        for name in DISTURBANCES:
-            own = [each for each in rest if each.disturbance == name]
-            why: dict[str, int] = {}
-            for each in own:
-                for reason, n in each.reasons.items():
-                    why[reason] = why.get(reason, 0) + n
-            lost = sum(each.requests - each.fates.get("ok", 0) for each in own)
-            words = ", ".join(f"{reason} {n}" for reason, n in why.items()) or "none"
-            share = mean(each.best for each in own)
-            p50 = mean(each.p50_ms for each in own)
-            print(f"| {name} | {share:.1%} | {words} | {lost} of {sum(r.requests for r in own)} | {p50:.1f} |")
-    if args.only != "rest":
-        capacity, found = beside(plan, args.tree, args.seconds, args.repeats, source)
-        lost_by = verdict(found)
-        document["neighbor"] = {
-            "capacity": round(capacity, 1),
-            "rate": found[0].rate,
-            "lost": lost_by,
-            "turns": [asdict(each) for each in found],
-        }
-        print(f"\nBeside a neighbor, {found[0].rate:,.0f} requests/s of a capacity of {capacity:,.0f}\n")
-        print("| policy | lost | answers by the best path |\n|---|---|---|")
-        for policy, lost_share in lost_by.items():
-            share = mean(each.best for each in found if each.policy == policy)
-            print(f"| {policy} | {lost_share:.2%} | {share:.1%} |")
+    with ahead_of_others() if args.ahead else nullcontext():
+        document = measured(plan, source, budget_s, args)
     if args.json:
         args.json.write_text(json.dumps(document, indent=1) + "\n")
     return 0

@@ -37,9 +37,11 @@ BATCH_SHARE = 0.4
 class Board:
     """All of it. usable: lanes to count on, those that are closed, or if there are none all that are alive.
 
-    total_rate: their rows/s on their fastest paths; least_s: what the smallest query takes at best.
+    total_rate: their rows/s on their fastest paths; least_s: the shortest way to an answer that was really
+    seen. broken: a lane that has a path of the highest value is dead or has lost work.
     reserve_s: backlog, in seconds, that random arrivals alone may add before it shrinks again, as in a queue
-    under heavy traffic: log(1 / P) x variance a second / (2 x spare capacity). best: the highest value of a
+    under heavy traffic: log(1 / P) x variance a second / (2 x spare capacity); at least what every lane was lately
+    held up for, if queries come in that time. best: the highest value of a
     path; allowed: paths that the policy uses at all. alone: the usable lane, if there is but one and it is
     inline. specs: paths and lanes as given.
 
@@ -49,7 +51,7 @@ class Board:
     """
 
     __slots__ = (
-        "allowed", "alone", "begun_s", "best", "caution", "devices", "ends_s", "front", "lanes",
+        "allowed", "alone", "begun_s", "best", "broken", "caution", "devices", "ends_s", "front", "lanes",
         "lanes_rate", "least_s", "limits", "max_queued_rows", "merge", "observed", "own", "paths", "prices",
         "queue", "reserve_s", "routing", "specs", "tops", "total_rate", "usable",
     )  # fmt: skip
@@ -79,13 +81,14 @@ class Board:
             )
             for i, p in enumerate(paths)
         ]
+        curves = [path.curve for path in self.paths]
         self.lanes = [
             LaneState(
                 i,
                 lane,
                 self.devices.index(lane.device),
                 [p for p, path in enumerate(paths) if path.device == lane.device],
-                len(paths),
+                curves,
             )
             for i, lane in enumerate(lanes)
         ]
@@ -103,6 +106,7 @@ class Board:
         self.usable: list[LaneState] = []
         self.tops: list[tuple[int, list[float], list[float], int]] = []
         self.alone: LaneState | None = None
+        self.broken = False
         self.allowed: frozenset[int] = frozenset(range(len(paths)))
         self.set_routing(routing)
 
@@ -169,15 +173,15 @@ class Board:
             for p in lane.paths
             if p in best
         ]
-        self.least_s = min(
-            (
-                # at best: a lane that is thought slow may be wronged, and its queries are not lost for that
-                self.paths[p].curve.median[1] * min(1.0, lane.correction.median[p])
-                for lane in self.usable
-                for p in lane.order
-            ),
-            default=0.0,
-        ) + (self.front.answer_s + self.front.answer_row_s)
+        seen = [
+            self.paths[p].curve.median[1] * lane.correction.quickest[p]
+            for lane in self.usable
+            for p in lane.order
+        ]
+        self.least_s = min(seen, default=0.0) + self.front.answer_s + self.front.answer_row_s
+        self.broken = any(
+            not lane.alive or lane.breaker.broken for lane in self.lanes if any(p in best for p in lane.paths)
+        )
         self.alone = self.usable[0] if len(self.usable) == 1 and self.usable[0].inline else None
         self.own = Own(self._takers())
         self.lanes_rate = sum(lane.rate for lane in self.usable)
@@ -191,6 +195,9 @@ class Board:
         used = UNSURE * self.observed.high_rows_s / rate if rate else 1.0
         variance = self.observed.variance_s / (rate * rate) if rate else 0.0
         self.reserve_s = RARELY / 2 * variance / (1 - used) if used < 1 else INF
+        delay_s = min((lane.correction.delay_s for lane in self.usable), default=0.0)
+        if delay_s > self.reserve_s and delay_s * self.observed.queries_s >= 1:
+            self.reserve_s = delay_s
         return rate
 
     def _price(self) -> list[float]:

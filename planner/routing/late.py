@@ -331,14 +331,14 @@ def _rest_is_feasible(
 
 
 def reason(board: Board, path: int, query: Query) -> Reason:
-    """Why this path and not the most accurate one."""
+    """Why this path and not the best one: what bound it, a failure only where a lane died or lost work."""
     if board.paths[path].value >= board.best:
         return BEST
-    if query.retries:
+    if query.failed:
         return FAILURE
     rows, front = query.rows, board.front
     budget_s = query.deadline_s - query.arrival_s - (front.answer_s + front.answer_row_s * rows)
     for most, tail, factors, top in board.tops:
         if rows <= most and tail[rows] * factors[top] <= budget_s:
             return LOAD
-    return DEADLINE if board.tops else FAILURE
+    return FAILURE if board.broken and not board.tops else DEADLINE

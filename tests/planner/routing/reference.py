@@ -7,11 +7,12 @@ is decided by a bound, no case has a way of its own.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from math import exp, inf, log, sqrt
 
 from planner.routing import correction, door, late
 from planner.routing.board import Board
-from planner.routing.curve import in_batches
+from planner.routing.curve import Curve, in_batches
 from planner.routing.lane import LaneState
 from planner.routing.policy import Choice
 from planner.routing.query import Query, Reason
@@ -211,7 +212,7 @@ def rest_is_feasible(
 def reason(board: Board, p: int, query: Query) -> Reason:
     if board.paths[p].value >= board.best:
         return Reason.BEST
-    if query.retries:
+    if query.failed:
         return Reason.FAILURE
     budget_s = query.deadline_s - query.arrival_s - board.front_s(query)
     best = [(lane, p) for lane in board.usable for p in lane.paths if board.paths[p].value >= board.best]
@@ -219,7 +220,13 @@ def reason(board: Board, p: int, query: Query) -> Reason:
         curve = board.paths[p].curve
         if query.rows <= curve.rows and curve.tail[query.rows] * lane.correction.tail[p] <= budget_s:
             return Reason.LOAD
-    return Reason.DEADLINE if best else Reason.FAILURE
+    lost = [
+        lane
+        for lane in board.lanes
+        if any(board.paths[p].value >= board.best for p in lane.paths)
+        and (not lane.alive or lane.breaker.broken)
+    ]
+    return Reason.FAILURE if lost and not best else Reason.DEADLINE
 
 
 def committed(board: Board, now_s: float) -> float:
@@ -268,36 +275,92 @@ def own_s(board: Board, rows: int, required: bool = False) -> float:
 
 
 class Correction:
-    """As `planner.routing.correction.Correction`, step by step. All lists are by path."""
+    """As `planner.routing.correction.Correction`, from all that was ever observed. All lists are by path."""
 
-    def __init__(self, paths: int) -> None:
-        self.bias, self.wider, self.batches = [0.0] * paths, [0.0] * paths, [0] * paths
+    def __init__(self, curves: Sequence[Curve]) -> None:
+        paths = range(len(curves))
+        self.curves = curves
+        self.bias, self.wider, self.known = [0.0 for _ in paths], [0.0 for _ in paths], [0.0 for _ in paths]
+        self.batches = [0 for _ in paths]
         self.recent = [0.0, 0.0, 0.0]
-        self.shared = 0.0
+        self.shift = 0.0
+        self.new = 0
+        self.window = 0
+        self.begun_s = 0.0
+        self.usual = [1 for _ in paths]
+        self.residuals: list[tuple[int, int, float]] = []
+        """(window, path, logarithm of observed over profiled seconds)"""
+        self.delays: list[tuple[int, float]] = []
 
-    def observe(self, path: int, took_s: float, median_s: float, tail_s: float) -> None:
-        residual = log(max(took_s, correction.LEAST_S) / median_s)
-        spread = log(tail_s / median_s)
-        bias = self.bias[path]
+    def observe(self, path: int, rows: int, took_s: float) -> None:
+        curve = self.curves[path]
+        ratio = max(took_s, correction.LEAST_S) / curve.median[rows]
+        residual, spread, bias = log(ratio), curve.spread[rows], self.bias[path]
+        noise = max(correction.NOISE, spread)
+        self.batches[path] += 1
+        if self.batches[path] <= correction.FIRST_BATCHES and residual - bias > noise:
+            return
+        self.new += 1
+        self.residuals.append((self.window, path, residual))
+        if residual > bias + spread:
+            self.delays.append((self.window, took_s - curve.tail[rows] * exp(bias)))
         self.recent = [*self.recent[1:], residual - bias]
         middle = sorted(self.recent)[1]
-        self.shared = middle if middle >= max(correction.NOISE, spread) else 0.0
-        off = residual - self.shared - bias
+        self.shift = middle if middle >= noise else 0.0
+        off = residual - bias - self.shift
         step, weight = correction.BIAS_STEP, correction.BIAS_WEIGHT
-        if self.batches[path] < correction.NEW:
-            weight = 1 / (self.batches[path] + 2)
-            step = correction.NEW_STEP / (self.batches[path] + 2)
-        self.batches[path] += 1
+        if self.known[path] < correction.NEW:
+            weight = 1 / (self.known[path] + 2)
+            step = correction.NEW_STEP / (self.known[path] + 2)
+        self.known[path] += 1
         bias += max(-step, min(step, weight * off))
         self.bias[path] = max(-correction.MOST_BIAS, min(correction.MOST_BIAS, bias))
         above = off - spread > self.wider[path]
         up = correction.TAIL_STEP * (correction.TAIL_QUANTILE if above else correction.TAIL_QUANTILE - 1)
         self.wider[path] = max(correction.LEAST_TAIL, min(correction.MOST_TAIL, self.wider[path] + up))
 
+    def tick(self, now_s: float, passed_s: float, rows: int) -> None:
+        if self.new < 3:
+            kept = exp(-passed_s / correction.SHIFT_MEMORY_S)
+            self.shift *= kept
+            self.recent = [residual * kept for residual in self.recent]
+        self.new = 0
+        if now_s - self.begun_s >= correction.WINDOW_S:
+            self.window += 1
+            self.begun_s = now_s
+        for path, curve in enumerate(self.curves):
+            self.usual[path] = min(rows, curve.rows)
+            self.wider[path] *= exp(-passed_s / correction.TAIL_MEMORY_S)
+            if not self.lately(path):
+                self.bias[path] *= exp(-passed_s / correction.BIAS_MEMORY_S)
+                self.known[path] *= exp(-passed_s / correction.BIAS_MEMORY_S)
+
+    def lately(self, path: int) -> list[float]:
+        return [r for window, p, r in self.residuals if p == path and window >= self.window - 1]
+
+    def longest(self, path: int) -> float:
+        """Seconds of the longest prediction for a usual batch, by the longest delay of the lane."""
+        delay_s = max((d for window, d in self.delays if window >= self.window - 1), default=0.0)
+        tail_s = self.curves[path].tail[self.usual[path]]
+        return exp(self.bias[path]) * tail_s + correction.MARGIN * delay_s
+
     @property
     def median(self) -> list[float]:
-        return [exp(self.shared + bias) for bias in self.bias]
+        return [
+            min(exp(self.bias[p] + self.shift), self.longest(p) / curve.median[self.usual[p]])
+            for p, curve in enumerate(self.curves)
+        ]
 
     @property
     def tail(self) -> list[float]:
-        return [median * exp(wider) for median, wider in zip(self.median, self.wider, strict=True)]
+        found = []
+        for p, curve in enumerate(self.curves):
+            median_s, tail_s = curve.median[self.usual[p]], curve.tail[self.usual[p]]
+            most = self.longest(p) / tail_s
+            if len(own := self.lately(p)) >= correction.ENOUGH:
+                most = min(most, correction.MARGIN * exp(max(own)) * median_s / tail_s)
+            tail = min(exp(self.bias[p] + self.shift + self.wider[p]), most)
+            found.append(
+                tail if most >= self.median[p] * median_s / tail_s else self.median[p] * median_s / tail_s
+            )
+        return found

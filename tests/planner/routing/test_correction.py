@@ -1,24 +1,24 @@
 """Corrections: slowdowns are believed fast, single outliers not, models' errors slowly."""
 
-from math import log
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.routing.correction import Correction
+from planner.latency import LatencyModel
+from planner.routing.correction import FIRST_BATCHES, MARGIN, Correction
+from planner.routing.curve import Curve
 from tests.planner.routing import reference
 
 MEDIAN_S, TAIL_S = 1e-3, 1.5e-3
-LOG_TAIL = log(TAIL_S / MEDIAN_S)
+CURVE = Curve(LatencyModel(rows=(1, 1000), median_s=(MEDIAN_S, 11e-3), tail_s=(TAIL_S, 16e-3)), 1000)
 SPREAD = np.log(1.5) / 2.326
 
 
 def fed(seconds, correction: Correction | None = None, path: int = 0) -> Correction:
-    correction = correction or Correction(2)
+    correction = correction or Correction([CURVE, CURVE])
     for took_s in seconds:
-        correction.observe(path, float(took_s), MEDIAN_S, LOG_TAIL)
+        correction.observe(path, 1, float(took_s))
     return correction
 
 
@@ -80,18 +80,29 @@ def test_of_two_paths_six_per_cent_apart_the_faster_one_is_known():
 
 
 @given(
-    batches=st.lists(
-        st.tuples(
-            st.integers(0, 1),
-            st.sampled_from([0.0, 1e-8, 5e-4, 1e-3, 1.3e-3, 2e-3, 1e-2, 5e-2]),
-            st.sampled_from([(1e-3, 1.5e-3), (1e-3, 1e-3), (4e-4, 9e-4)]),
+    steps=st.lists(
+        st.one_of(
+            st.tuples(
+                st.integers(0, 1),
+                st.sampled_from([1, 20, 1000]),
+                st.sampled_from([0.0, 1e-8, 5e-4, 1e-3, 1.3e-3, 2e-3, 1e-2, 5e-2, 2.0]),
+            ),
+            st.sampled_from([1e-3, 0.1, 0.7, 3.0]),
         ),
         max_size=80,
     )
 )
-def test_corrections_are_those_of_the_plain_rule_to_the_last_bit(batches):
-    fast, plain = Correction(2), reference.Correction(2)
-    for path, took_s, (median_s, tail_s) in batches:
-        fast.observe(path, took_s, median_s, log(tail_s / median_s))
-        plain.observe(path, took_s, median_s, tail_s)
-        assert (fast.median, fast.tail) == (plain.median, plain.tail)
+def test_corrections_are_those_of_the_plain_rule(steps):
+    curves = [CURVE, Curve(LatencyModel(rows=(1, 50), median_s=(4e-4, 5e-4), tail_s=(9e-4, 9e-4)), 50)]
+    fast, plain = Correction(curves), reference.Correction(curves)
+    now_s = 0.0
+    for one in steps:
+        for correction in (fast, plain):
+            if isinstance(one, tuple):
+                path, rows, took_s = one
+                correction.observe(path, min(rows, curves[path].rows), took_s)
+            else:
+                correction.tick(now_s + one, one, 20)
+        now_s += 0.0 if isinstance(one, tuple) else one
+        assert fast.median == pytest.approx(plain.median)
+        assert fast.tail == pytest.approx(plain.tail)

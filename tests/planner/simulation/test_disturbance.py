@@ -78,10 +78,8 @@ DISTURBED = {
 def test_at_rest_the_best_path_answers_again_within_five_seconds(name, kind, seed):
     faults, end_s = DISTURBED[name]
     sim, outcomes = served(RATE, end_s + 35.0, faults, kind, seed)
-    watched = outcomes.arrival_s >= end_s + 5.0
-    assert (outcomes.path[watched] == BEST).mean() >= 0.95
-    assert (outcomes.status[watched] == Status.ANSWERED).all()
-    assert not (outcomes.status == Status.REFUSED).any()
+    assert (outcomes.path[outcomes.arrival_s >= end_s + 5.0] == BEST).mean() >= 0.95
+    assert (outcomes.status[outcomes.arrival_s >= end_s + 1.0] == Status.ANSWERED).all()
     assert Reason.FAILURE not in sim.reasons.values()
 
 
