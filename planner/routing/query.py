@@ -26,6 +26,10 @@ class Reason(StrEnum):
     POLICY = "policy"
 
 
+DEGRADED = (Reason.LOAD, Reason.DEADLINE, Reason.FAILURE, Reason.PROBE)
+"""Reasons for which a path of lower quality answers although the policy would have used the best one."""
+
+
 class Refusal(StrEnum):
     """Why a query is not taken, or not answered."""
 

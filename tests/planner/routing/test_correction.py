@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.latency import LatencyModel
-from planner.routing.correction import FIRST_BATCHES, MARGIN, Correction
+from planner.routing.correction import FIRST_BATCHES, MARGIN, MOST_BIAS, WINDOW_S, Correction
 from planner.routing.curve import Curve
 from tests.planner.routing import reference
 
@@ -77,6 +77,64 @@ def test_what_is_new_of_a_path_is_believed_soon():
 def test_of_two_paths_six_per_cent_apart_the_faster_one_is_known():
     slow, fast = (fed(s * MEDIAN_S * noise(2000, seed)) for seed, s in enumerate((1.0, 0.94)))
     assert fast.median[0] < slow.median[0]
+
+
+def test_first_batches_of_a_path_are_not_believed_if_they_are_slow():
+    correction = fed([50 * MEDIAN_S] * FIRST_BATCHES)
+    assert (correction.factor, correction.median, correction.tail) == (1.0, [1.0, 1.0], [1.0, 1.0])
+    fed([50 * MEDIAN_S] * 2, correction)
+    assert correction.factor > 10
+    correction.reset(anew=True)
+    fed([50 * MEDIAN_S] * FIRST_BATCHES, correction)
+    assert correction.factor == 1.0
+
+
+def test_what_is_not_confirmed_is_forgotten_within_seconds():
+    correction = fed(MEDIAN_S * noise(50))
+    fed([30 * MEDIAN_S] * 20, correction)
+    for i in range(30):
+        correction.tick(0.1 * i, 0.1, 1)
+    assert correction.factor < 1.1
+    assert correction.median == pytest.approx([1.0, 1.0], rel=0.1)
+    assert max(correction.tail) < 1.3
+
+
+def test_at_ten_batches_a_second_the_present_outweighs_a_disturbance_within_two_seconds():
+    correction = fed(MEDIAN_S * noise(100))
+    fed([30 * MEDIAN_S] * 20, correction)
+    for i, took_s in enumerate(MEDIAN_S * noise(20, 1)):
+        fed([took_s], correction)
+        correction.tick(0.1 * i, 0.1, 1)
+    assert correction.median[0] == pytest.approx(1.0, rel=0.2)
+    assert correction.tail[0] < 1.5
+
+
+@given(
+    steps=st.lists(
+        st.one_of(
+            st.tuples(st.integers(0, 1), st.floats(1e-5, 1.0)),
+            st.just("tick"),
+        ),
+        max_size=120,
+    )
+)
+def test_no_prediction_exceeds_what_was_seen_in_the_last_seconds(steps):
+    """A shift of the lane, a bias and a wide tail do not multiply each other without bound."""
+    correction = Correction([CURVE, CURVE])
+    now_s = 0.0
+    seen: list[tuple[float, float]] = []
+    for one in steps:
+        if one == "tick":
+            now_s += 0.1
+            correction.tick(now_s, 0.1, 1)
+        else:
+            correction.observe(one[0], 1, one[1])
+            seen.append((now_s, one[1]))
+        slowest_s = max((s for at_s, s in seen if now_s - at_s <= 2 * WINDOW_S + 0.2), default=0.0)
+        most_s = np.exp(MOST_BIAS) * TAIL_S + MARGIN * slowest_s
+        for path in (0, 1):
+            assert correction.tail[path] * TAIL_S <= most_s * (1 + 1e-9)
+            assert correction.median[path] * MEDIAN_S <= most_s * (1 + 1e-9)
 
 
 @given(
