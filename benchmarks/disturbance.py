@@ -3,16 +3,16 @@
     polyrec demo --once --out runs/demo
     python -m benchmarks.disturbance runs/demo/plan.json --json docs/results/disturbance.json
 
-At rest: 10 requests/s for some seconds, after a disturbance (the start of the server, its whole process stopped
-for 0.3 s by SIGSTOP, its lane given a tenth of its time for 2 s, as in benchmarks/faults.py). Told is what share of
-the answers came from the best path of the plan from SETTLED_S after the disturbance on, why the others did not, and
-how many requests were rejected, expired or answered late.
+At rest: 10 requests/s for some seconds, after a disturbance (the start of the server, its whole process
+stopped for 0.3 s by SIGSTOP, its lane given a tenth of its time for 2 s, as in benchmarks/faults.py). Told
+is what share of the answers came from the best path of the plan from SETTLED_S after the disturbance on,
+why the others did not, and how many requests were rejected, expired or answered late.
 
-Neighbor: a process on the server's core that computes for 50 ms and sleeps for 50 ms, while requests come at a tenth
-of the capacity with a budget of 20 ms. Every static path and `priced`, in turns on one server; told is what share of
-the requests was lost (rejected, expired or late). Capacity is what the cheapest static path answers in time
-at the best of RATES, without the neighbor. With --ahead the server, the neighbor and the driver go before whatever else
-runs on the machine.
+Neighbor: a process on the server's core that computes for 50 ms and sleeps for 50 ms, while requests come
+at a tenth of the capacity with a budget of 20 ms. Every static path and `priced`, in turns on one server;
+told is what share of the requests was lost (rejected, expired or late). Capacity is what the cheapest
+static path answers in time at the best of RATES, without the neighbor. With --ahead the server, the
+neighbor and the driver go before whatever else runs on the machine.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ while True:
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """best: share of the answers by the best path. reasons: other answers by reason, as /metrics counts them."""
+    """best: share of the answers by the best path. reasons: of other answers, as /metrics counts them."""
 
     disturbance: str
     requests: int

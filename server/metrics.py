@@ -91,7 +91,8 @@ class Metrics:
         )
         self.degraded = registry.counter(
             "polyrec_degraded",
-            "Answers of less than the best quality that the plan has. reason: load, deadline, failure, probe.",
+            "Answers of less than the best quality that the plan has. "
+            "reason: load, deadline, failure, probe.",
             *("path", "reason"),
         )
         self._batch_rows = registry.histogram(

@@ -1,9 +1,9 @@
 """Attempts: work that no latency model believes can be made in time, but that was seen to be made before.
 
-A model that was disturbed may be wrong, and where it alone decides, nothing is executed that could correct it. So a
-query is rejected, or left waiting by an idle lane, only for a backlog that really is there, or because no path was
-ever seen, here or by the profiler, to execute that many rows within its budget; and even then something is tried
-once nothing has been executed for a while.
+A model that was disturbed may be wrong, and where it alone decides, nothing is executed that could correct
+it. So a query is rejected, or left waiting by an idle lane, only for a backlog that really is there, or
+because no path was ever seen, here or by the profiler, to execute that many rows within its budget; and
+even then something is tried once nothing has been executed for a while.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ def worth_accepting(board: Board, query: Query, now_s: float) -> bool:
         if left_s < wait_s:
             wait_s = left_s
     wait_s = max(wait_s, 0.0)
-    return now_s + wait_s + _seen_s(board, query, query.rows) + board.front_s(query) <= query.deadline_s
+    part = -(-query.rows // max(1, len(board.usable)))
+    return now_s + wait_s + _seen_s(board, query, part) + board.front_s(query) <= query.deadline_s
 
 
 def attempt(board: Board, lane: LaneState, now_s: float) -> Choice | None:
-    """The waiting query with most time left, on the lane's fastest path; None: it was never seen to be possible.
+    """The waiting query with most time left, on the lane's fastest path; None: none was seen to be possible.
 
     To be asked where work waits, no lane is busy, and the policy leaves it all.
     """
@@ -54,7 +55,7 @@ def attempt(board: Board, lane: LaneState, now_s: float) -> Choice | None:
 
 
 def path_for(board: Board, lane: LaneState, piece: Piece) -> int:
-    """The lane's fastest path for a piece, or that of the parts that are already on their way; -1: it has none."""
+    """The lane's fastest path for a piece, or that of parts already on their way; -1: it has none."""
     query = piece[3]
     paths = board.paths
     if query.path >= 0 and piece[5] < query.rows:
@@ -71,9 +72,8 @@ def _silent(board: Board, now_s: float) -> bool:
 
 
 def _seen_s(board: Board, query: Query, rows: int) -> float:
-    """The shortest service time that was really seen, scaled to these rows split over all lanes."""
+    """The shortest service time that was really seen, scaled to these rows."""
     best_s = INF
-    rows = -(-rows // max(1, len(board.usable)))
     for lane in board.usable:
         for p in lane.order:
             path = board.paths[p]

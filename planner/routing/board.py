@@ -38,21 +38,22 @@ class Board:
     """All of it. usable: lanes to count on, those that are closed, or if there are none all that are alive.
 
     total_rate: their rows/s on their fastest paths; least_s: the shortest way to an answer that was really
-    seen. broken: a lane that has a path of the highest value is dead or has lost work.
-    reserve_s: backlog, in seconds, that random arrivals alone may add before it shrinks again, as in a queue
-    under heavy traffic: log(1 / P) x variance a second / (2 x spare capacity); at least what every lane was lately
-    held up for, if queries come in that time. best: the highest value of a
-    path; allowed: paths that the policy uses at all. alone: the usable lane, if there is but one and it is
-    inline. specs: paths and lanes as given.
+    seen. broken: a lane that has a path of the highest value is dead or has lost work. reserve_s: backlog,
+    in seconds, that random arrivals alone may add before it shrinks again, as in a queue under heavy
+    traffic: log(1 / P) x variance a second / (2 x spare capacity); at least what every lane was lately held
+    up for, if queries come in that time. best: the highest value of a path; allowed: paths that the policy
+    uses at all. alone: the usable lane, if there is but one and it is inline. specs: paths and lanes as
+    given.
 
-    Kept for decisions: tops: (most rows, tail by rows, the lane's corrections of tails, path) of paths of the
-    highest value on usable lanes. own, merge: for `own_s`. lanes_rate: of usable lanes, without the front.
-    ends_s: none of the batches under way should be over later.
+    Kept for decisions: tops: (most rows, tail by rows, what the lane multiplies that by, path) of paths of
+    the highest value on usable lanes. own, merge: for `own_s`. past_front: total_rate over the rate of the
+    lanes alone: work in a lane has passed the front, which may be what limits total_rate. ends_s: none of
+    the batches under way should be over later.
     """
 
     __slots__ = (
         "allowed", "alone", "begun_s", "best", "broken", "caution", "devices", "ends_s", "front", "lanes",
-        "lanes_rate", "least_s", "limits", "max_queued_rows", "merge", "observed", "own", "paths", "prices",
+        "least_s", "limits", "max_queued_rows", "merge", "observed", "own", "past_front", "paths", "prices",
         "queue", "reserve_s", "routing", "specs", "tops", "total_rate", "usable",
     )  # fmt: skip
 
@@ -102,7 +103,8 @@ class Board:
         self.reserve_s = 0.0
         self.own = Own([])
         self.merge = 1
-        self.ends_s = self.lanes_rate = 0.0
+        self.ends_s = 0.0
+        self.past_front = 1.0
         self.usable: list[LaneState] = []
         self.tops: list[tuple[int, list[float], list[float], int]] = []
         self.alone: LaneState | None = None
@@ -168,7 +170,12 @@ class Board:
             self._compare(lane)
         best = {p.index: p.curve for p in self.paths if p.value >= self.best}
         self.tops = [
-            (best[p].rows, best[p].tail, lane.correction.tail, p)
+            (
+                best[p].rows,
+                best[p].tail,
+                lane.correction.tail if p == lane.fastest else lane.correction.safe,
+                p,
+            )
             for lane in self.usable
             for p in lane.paths
             if p in best
@@ -184,7 +191,8 @@ class Board:
         )
         self.alone = self.usable[0] if len(self.usable) == 1 and self.usable[0].inline else None
         self.own = Own(self._takers())
-        self.lanes_rate = sum(lane.rate for lane in self.usable)
+        lanes_rate = sum(lane.rate for lane in self.usable)
+        self.past_front = self.total_rate / lanes_rate if lanes_rate else 1.0
         self.merge = max((lane.merge[lane.fastest] for lane in self.usable), default=1)
 
     def _together(self) -> float:
@@ -266,13 +274,13 @@ class Board:
         return self.front.answer_s + self.front.answer_row_s * query.rows
 
     def committed_rows(self, now_s: float) -> float:
-        """What executes now, in rows of the lanes' fastest paths."""
+        """What executes now, in rows at total_rate."""
         rows = 0.0
         for lane in self.usable:
             left = lane.free_s - now_s
             if left > 0 and lane.flight is not None:
                 rows += left * lane.rate
-        return rows
+        return rows * self.past_front
 
     def own_s(self, rows: int, queued: float) -> float:
         """Seconds at the tail of a query of `rows` rows on the fastest device, in a batch with those queued.

@@ -3,18 +3,19 @@
 Observed seconds go in, factors on the profiled median and tail come out. Everything believed is a logarithm
 of observed over profiled seconds:
 
-    bias     each path's own, slowly: an EWMA whose steps are clipped, so that outliers hardly move it
-    shift    the lane's: the median of its last three residuals once that is more than noise. A lane that slows
-             down tenfold (a neighbor, heat) is believed after two batches, and so is its recovery
+    bias     each path's own: an EWMA whose steps are clipped, so that outliers hardly move it
+    shift    the lane's: the median of its last three residuals, once that is more than noise. A lane that
+             slows down tenfold (a neighbor, heat) is believed after two batches, and so is its recovery
     wider    each path's tail over the profiled one, by quantile tracking
 
 Three rules keep a disturbance from being believed for longer than it lasts:
 
-    - What is not confirmed is forgotten by time: shift within a second, wider within a few, a path's bias
-      within some more once the path is not executed any more.
-    - No prediction exceeds what was really seen of late: the profile as biased plus the longest delay of any batch of
-      the lane, and for a path with enough batches of its own, the slowest of these; times MARGIN.
-    - The first batches of a path on a lane are not believed if they are slow: they load libraries and fill caches.
+    - What is not confirmed is forgotten by time: shift within a second, wider within a few, the bias of a
+      path that is not executed any more within some more.
+    - No prediction exceeds what was seen in the last seconds: the biased tail plus the longest delay of any
+      batch of the lane, and for a path with enough batches of its own the slowest of these; times MARGIN.
+    - The first batches of a path on a lane are not believed if they are slow: libraries are being loaded
+      and caches filled.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ MOST_TAIL = log(3.0)
 LEAST_TAIL = log(0.9)
 SHIFT_MEMORY_S, TAIL_MEMORY_S, BIAS_MEMORY_S = 0.5, 3.0, 5.0
 """Time constants of forgetting."""
-WINDOW_S = 1.0
+WINDOW_S = 1.5
 """What was seen counts for one to two windows."""
 MARGIN = 1.2
 ENOUGH = 5
@@ -50,14 +51,15 @@ ENOUGH = 5
 class Correction:
     """Factors of one lane. median, tail: by path index, what to multiply the profile by.
 
+    safe: by path index, what to multiply the profiled tail by for a batch that must not be late.
     quickest: by path index, the least service time observed, over the profiled median; at most 1, which was
     observed as well, by the profiler.
     """
 
     __slots__ = (
         "_batches", "_begun_s", "_bias", "_biased", "_count", "_count_before", "_curves",
-        "_delay_before_s", "_delay_s", "_recent", "_seen", "_shift", "_slowest", "_slowest_before", "_unproven", "_usual", "_wider",
-        "median", "quickest", "tail",
+        "_delay_before_s", "_delay_s", "_recent", "_seen", "_shift", "_slowest", "_slowest_before",
+        "_unproven", "_usual", "_wider", "median", "quickest", "safe", "tail",
     )  # fmt: skip
 
     def __init__(self, curves: Sequence[Curve]) -> None:
@@ -65,6 +67,7 @@ class Correction:
         paths = len(curves)
         self.median = [1.0] * paths
         self.tail = [1.0] * paths
+        self.safe = [curve.sure for curve in curves]
         self.quickest = [1.0] * paths
         self._curves = curves
         self._usual = [(curve.tail[1], exp(-curve.spread[1])) for curve in curves]
@@ -106,9 +109,12 @@ class Correction:
         self._count[path] += 1
         if ratio > self._slowest[path]:
             self._slowest[path] = ratio
-        longer = beyond > spread and (delay_s := took_s - curve.tail[rows] * self._biased[path]) > self._delay_s
-        if longer:
-            self._delay_s = delay_s
+        longer = False
+        if beyond > spread:
+            delay_s = took_s - curve.tail[rows] * self._biased[path]
+            longer = delay_s > self._delay_s
+            if longer:
+                self._delay_s = delay_s
         _, before, last = self._recent
         self._recent = before, last, beyond
         low, high = (before, last) if before < last else (last, before)
@@ -148,13 +154,17 @@ class Correction:
         median = shifted if shifted * to_median < longest else longest / to_median
         self.median[path] = median
         tail = shifted * exp(self._wider[path])
+        safe = (tail if tail < longest else longest) * self._curves[path].sure
         if self._count[path] + self._count_before[path] >= ENOUGH:
             now, before = self._slowest[path], self._slowest_before[path]
             slowest = MARGIN * (now if now > before else before) * to_median
             if slowest < longest:
                 longest = slowest
+            if slowest < safe:
+                safe = slowest
         median *= to_median
-        self.tail[path] = median if longest < median else longest if longest < tail else tail
+        self.tail[path] = tail = median if longest < median else longest if longest < tail else tail
+        self.safe[path] = safe if safe > tail else tail
 
     def tick(self, now_s: float, passed_s: float, rows: int) -> None:
         """Forgets what was not confirmed since the last tick, passed_s ago. rows: of a usual batch."""

@@ -1,7 +1,7 @@
 """The decision for a free lane: a batch of the policy, a probe, an attempt, or nothing.
 
-Asked by the router, which then acts, and by explanations, which do not: nothing changes here but the moment at which the
-lane wants to be asked again.
+Asked by the router, which then acts, and by explanations, which do not: nothing changes here but the moment
+at which the lane wants to be asked again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def decide(board: Board, policy: Policy, lane: LaneState, now_s: float) -> tuple
     elif stale and lane.correction.factor > SLOW and probing.others(board, lane):
         return probing.probe(board, lane, now_s), True
     choice = policy.choose(board, lane, now_s)
-    if choice is None and not lane.faster and (stale or not (policy.divides and lane.others)):
-        if all(other.flight is None for other in board.lanes):
-            choice = attempt(board, lane, now_s)
+    if choice is None and not lane.faster and (stale or not policy.divides or not lane.others):
+        idle = all(other.flight is None for other in board.lanes)
+        choice = attempt(board, lane, now_s) if idle else None
     return choice, False

@@ -54,7 +54,7 @@ def state(board: Board, policy: Policy, now_s: float) -> RouterState:
 def explain(
     board: Board, policy: Policy, rows: int, budget_s: float, now_s: float, required: bool
 ) -> Explanation:
-    """What would be done with such a query now. Changes nothing, not even what is kept for later decisions."""
+    """What would be done with such a query now. Changes nothing, nor what is kept for later decisions."""
     own, board.own = board.own, board.own.copy()
     try:
         return _explain(board, policy, rows, budget_s, now_s, required)

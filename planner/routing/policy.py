@@ -1,8 +1,9 @@
 """The policy: which work a free lane gets, and what is refused at the door.
 
 State in (the board), a choice out. `choose` is asked for one free lane at a time; it may leave the work to
-another lane by answering None. A `Choice` names the pieces of the queue that make the batch. `admit`, `bind` and
-`choose` only answer; a policy that keeps account of what it answered does so in `accepted` and `dispatched`.
+another lane by answering None. A `Choice` names the pieces of the queue that make the batch. `admit`,
+`bind` and `choose` only answer; a policy that keeps account of what it answered does so in `accepted` and
+`dispatched`.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ rows: of the batch; below those of a single piece, the piece is split and the re
 class Policy(Protocol):
     """name: as in the plan. fifo: work in order of arrival, not of deadline. learns: wants `finished`.
 
-    binds: chooses a query's path at its arrival, and wants `accepted` and `dispatched`. divides: some work is for
-    some lanes only, so that a lane may be idle although work waits.
+    binds: chooses a query's path at its arrival, and wants `accepted` and `dispatched`. divides: some work
+    is for some lanes only, so that a lane may be idle although work waits.
     """
 
     name: str

@@ -14,7 +14,7 @@ from planner.routing.query import Reason
 
 
 def probe(board: Board, lane: LaneState, now_s: float) -> Choice | None:
-    """The piece with most time left that this lane could answer whole, on its best path if the profile allows."""
+    """The piece with most time left, on the lane's best path if it has time for that by the profile."""
     for piece in reversed(board.queue.pieces):
         query = piece[3]
         if query.settled or (path := path_for(board, lane, piece)) < 0:

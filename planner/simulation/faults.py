@@ -1,4 +1,4 @@
-"""Faults for simulations: a lane killed, slowed, stalled or slow at first; a process stopped; a busy neighbor."""
+"""Faults for simulations: a lane killed, slowed, stalled or slow at first, a stop, a busy neighbor."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class FaultError(PolyrecError):
 class Fault:
     """slow: batches that begin in the window take `factor` times as long. stall: nothing gets on in it.
 
-    first: the lane's first batch from begin_s on takes `factor` times as long. kill: the lane is dead from begin_s
-    on, started again at end_s (infinity: never). stop: the whole process, all lanes included, stands still in the
-    window. neighbor: another process takes half of the event loop's core in bursts (held.py). The last two are not
-    of a lane; lane is -1.
+    first: the lane's first batch from begin_s on takes `factor` times as long. kill: the lane is dead from
+    begin_s on, started again at end_s (infinity: never). stop: the whole process, all lanes included,
+    stands still in the window. neighbor: another process takes half of the event loop's core in bursts
+    (held.py). The last two are not of a lane; lane is -1.
     """
 
     kind: Literal["slow", "first", "stall", "kill", "stop", "neighbor"]

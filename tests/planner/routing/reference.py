@@ -24,12 +24,12 @@ def others(board: Board, lane: LaneState) -> list[LaneState]:
 
 
 def busy(board: Board, lane: LaneState, now_s: float) -> float:
-    """What other lanes execute, in rows of their fastest paths."""
+    """What other lanes execute, in rows at the rate of all lanes and the front."""
     rows = 0.0
     for other in others(board, lane):
         if other.flight is not None:
             rows += max(0.0, other.free_s - now_s) * other.rate
-    return rows
+    return rows * board.past_front
 
 
 def peers(board: Board, lane: LaneState) -> int:
@@ -125,7 +125,7 @@ def formed(
     tail = path.curve.tail
     first = pieces[start]
     rows = first[5]
-    factor = lane.correction.tail[p] * (1.0 if last else path.sure)
+    factor = lane.correction.tail[p] if last else lane.correction.safe[p]
     allowed = left / factor
     if rows > lane.most[p] or tail[rows] > allowed:
         part = part_of(board, lane, p, rows, allowed)
@@ -184,7 +184,7 @@ def rest_is_feasible(
     waiting = board.queue.rows - rows
     if waiting + coming > spare * board.limits.max_queued_rows:
         return False
-    done = busy(board, lane, now_s) + took_s * lane.rate
+    done = busy(board, lane, now_s) + took_s * lane.rate * board.past_front
     backlog_s = (done + waiting + coming) / rate + board.own_s(int(observed.mean_rows), waiting + coming)
     if backlog_s > min(spare * observed.budget_s, observed.budget_s - board.reserve_s):
         return False
@@ -218,7 +218,8 @@ def reason(board: Board, p: int, query: Query) -> Reason:
     best = [(lane, p) for lane in board.usable for p in lane.paths if board.paths[p].value >= board.best]
     for lane, p in best:
         curve = board.paths[p].curve
-        if query.rows <= curve.rows and curve.tail[query.rows] * lane.correction.tail[p] <= budget_s:
+        factors = lane.correction.tail if p == lane.fastest else lane.correction.safe
+        if query.rows <= curve.rows and curve.tail[query.rows] * factors[p] <= budget_s:
             return Reason.LOAD
     lost = [
         lane
@@ -234,7 +235,7 @@ def committed(board: Board, now_s: float) -> float:
     for lane in board.usable:
         if lane.flight is not None:
             rows += max(0.0, lane.free_s - now_s) * lane.rate
-    return rows
+    return rows * board.past_front
 
 
 def admit(board: Board, query: Query, now_s: float) -> float:
@@ -351,16 +352,27 @@ class Correction:
             for p, curve in enumerate(self.curves)
         ]
 
+    def bounded(self, p: int, seconds: float, most_s: float) -> float:
+        """Seconds of a usual batch: at most that, and what was seen of the path; at least the median."""
+        curve, rows = self.curves[p], self.usual[p]
+        if len(own := self.lately(p)) >= correction.ENOUGH:
+            most_s = min(most_s, correction.MARGIN * exp(max(own)) * curve.median[rows])
+        return max(min(seconds, most_s), self.median[p] * curve.median[rows])
+
+    def tail_s(self, p: int) -> float:
+        return exp(self.bias[p] + self.shift + self.wider[p]) * self.curves[p].tail[self.usual[p]]
+
     @property
     def tail(self) -> list[float]:
+        return [
+            self.bounded(p, self.tail_s(p), self.longest(p)) / curve.tail[self.usual[p]]
+            for p, curve in enumerate(self.curves)
+        ]
+
+    @property
+    def safe(self) -> list[float]:
         found = []
         for p, curve in enumerate(self.curves):
-            median_s, tail_s = curve.median[self.usual[p]], curve.tail[self.usual[p]]
-            most = self.longest(p) / tail_s
-            if len(own := self.lately(p)) >= correction.ENOUGH:
-                most = min(most, correction.MARGIN * exp(max(own)) * median_s / tail_s)
-            tail = min(exp(self.bias[p] + self.shift + self.wider[p]), most)
-            found.append(
-                tail if most >= self.median[p] * median_s / tail_s else self.median[p] * median_s / tail_s
-            )
+            safe_s = self.bounded(p, min(self.tail_s(p), self.longest(p)) * curve.sure, inf)
+            found.append(max(safe_s / curve.tail[self.usual[p]], self.tail[p]))
         return found

@@ -164,3 +164,4 @@ def test_corrections_are_those_of_the_plain_rule(steps):
         now_s += 0.0 if isinstance(one, tuple) else one
         assert fast.median == pytest.approx(plain.median)
         assert fast.tail == pytest.approx(plain.tail)
+        assert fast.safe == pytest.approx(plain.safe)

@@ -47,7 +47,9 @@ def test_any_sequence_of_operations_gives_the_same_decisions_when_it_is_explaine
                 if dispatch.started_s + slow * dispatch.median_s <= owner.now_s:
                     owner.done(lane, slow * dispatch.median_s)
             found.append(owner.router.wake_s())
-        found += [(d.lane, d.path, d.rows, d.reason, d.started_s, d.tail_s, d.probe) for d in owner.dispatches]
+        found += [
+            (d.lane, d.path, d.rows, d.reason, d.started_s, d.tail_s, d.probe) for d in owner.dispatches
+        ]
         return [*found, *owner.ends.values()]
 
     assert run(explained=True) == run(explained=False)

@@ -64,7 +64,9 @@ def stalled(router: Router, start_s: float, stalls: int) -> float:
 @pytest.mark.parametrize("policy", ["priced", "static:a@cpu"])
 @pytest.mark.parametrize("kind", ["inline", "process"])
 @pytest.mark.parametrize("stalls", [1, 3, 10, 40])
-def test_an_idle_lane_tries_at_once_what_it_was_seen_to_make(policy: str, kind: LaneKind, stalls: int) -> None:
+def test_an_idle_lane_tries_at_once_what_it_was_seen_to_make(
+    policy: str, kind: LaneKind, stalls: int
+) -> None:
     """However slow it is believed to be: a rejection that no execution refutes would go on for ever."""
     paths, lanes = [PathSpec("a@cpu", "cpu", 0.9, MODEL)], [LaneSpec("cpu", "cpu", kind)]
     router = Router(Board(paths, lanes, Routing(policy=policy), Limits(), 0.0))

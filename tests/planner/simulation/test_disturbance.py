@@ -1,4 +1,4 @@
-"""A server that is disturbed while it has little to do: soon back on its best path, and nobody rejected for it."""
+"""A server that is disturbed while it has little to do is soon back on its best path, and rejects nobody."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ COLD = Costs(
     wake_s=5e-5,
     batches={p.name: BatchCost(batch_s=8e-4, query_s=2e-5) for p in PATHS},
 )
-"""As measured on the build machine with 10 requests/s: caches are cold, so a batch takes 0.8 ms more than in a profile,
-whose batches follow one another."""
+"""At 10 requests/s caches are cold: a batch takes longer than in a profile, whose batches follow one another.
+Assumed, in the order of what is seen live."""
 WARM = Costs(query_s=1.2e-4, turn_s=1.5e-4, wake_s=5e-5)
 
 

@@ -348,7 +348,10 @@ def test_faults_are_read(text, fault):
 
 @pytest.mark.parametrize(
     "text",
-    ["slow:gpu0:2-4", "first:gpu0:1", "stop:1", "stop:gpu0:1-2", "neighbor:2-1", "melt:gpu0:1-2", "stall:cpu:1-2", "stall:gpu0:2-1", "stall:gpu0:1", "slow:gpu0:x:1-2"],
+    [
+        *("slow:gpu0:2-4", "first:gpu0:1", "stop:1", "stop:gpu0:1-2", "neighbor:2-1"),
+        *("melt:gpu0:1-2", "stall:cpu:1-2", "stall:gpu0:2-1", "stall:gpu0:1", "slow:gpu0:x:1-2"),
+    ],
 )
 def test_bad_faults_are_told_in_one_line(text):
     with pytest.raises(FaultError, match="fault") as caught:
