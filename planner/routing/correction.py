@@ -79,7 +79,11 @@ class Correction:
         self._batches = 0  # since the last tick
         self._recent = (0.0, 0.0, 0.0)
         self._shift = 0.0
-        self._forget_window()
+        self._count, self._count_before = [0] * paths, [0] * paths
+        self._slowest, self._slowest_before = [0.0] * paths, [0.0] * paths
+        """By path, the largest ratio of observed to profiled seconds, of this window and the one before."""
+        self._delay_s = self._delay_before_s = 0.0
+        """The longest delay of any batch beyond its biased tail, in the same two."""
 
     @property
     def factor(self) -> float:
@@ -176,9 +180,7 @@ class Correction:
         self._batches = 0
         if now_s - self._begun_s >= WINDOW_S:
             self._begun_s = now_s
-            self._count_before, self._count = self._count, [0] * len(self.median)
-            self._slowest_before, self._slowest = self._slowest, [0.0] * len(self.median)
-            self._delay_before_s, self._delay_s = self._delay_s, 0.0
+            self._next_window()
         kept_tail, kept_bias = exp(-passed_s / TAIL_MEMORY_S), exp(-passed_s / BIAS_MEMORY_S)
         for path, curve in enumerate(self._curves):
             at = rows if rows < curve.rows else curve.rows
@@ -194,16 +196,15 @@ class Correction:
         """Forgets that the lane was slow. anew: it was started anew, and its first batches will be slow."""
         self._recent = (0.0, 0.0, 0.0)
         self._shift = 0.0
-        self._forget_window()
+        self._next_window()
+        self._next_window()
         if anew:
             self._unproven = [FIRST_BATCHES] * len(self.median)
         for path in range(len(self.median)):
             self._update(path)
 
-    def _forget_window(self) -> None:
+    def _next_window(self) -> None:
         paths = len(self.median)
-        self._count, self._count_before = [0] * paths, [0] * paths
-        self._slowest, self._slowest_before = [0.0] * paths, [0.0] * paths
-        """By path, the largest ratio of observed to profiled seconds, of this window and the one before."""
-        self._delay_s = self._delay_before_s = 0.0
-        """The longest delay of any batch beyond its biased tail, in the same two."""
+        self._count_before, self._count = self._count, [0] * paths
+        self._slowest_before, self._slowest = self._slowest, [0.0] * paths
+        self._delay_before_s, self._delay_s = self._delay_s, 0.0
