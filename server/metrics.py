@@ -20,6 +20,7 @@ from prometheus_client.exposition import generate_latest
 from models.embeddings.tiers.drift import Moves
 from models.embeddings.tiers.figures import Figures
 from models.encoder import Encoder
+from planner.routing.query import DEGRADED
 from server.counting import KEPT, BatchMetrics, EndpointMetrics, LaneMetrics, Outcomes
 from server.dispatcher import Dispatcher, clock
 from server.history import History
@@ -36,9 +37,9 @@ PROMISED_SHARE = 0.99
 BROKEN = ("late", "overloaded", "expired", "unavailable", "error")
 """Outcomes that break the promise. `invalid` and `cancelled` are the client's, and do not count."""
 OUTCOMES = (KEPT, *BROKEN, "invalid", "cancelled")
-REASONS = ("load", "deadline", "failure")
 REFUSALS = ("unauthorized", "guessing", "forbidden", "limited")
 """Why a client is refused before its request is read: see the metric."""
+REASONS = tuple(reason.value for reason in DEGRADED)
 
 # Latency targets (0.5, 1, 2, 5, 10, 20, 50, 60, 80, 100 ms ...) are edges, so that the share within one is
 # read off. Between 0.5 and 100 ms neighbours are at most 8.2% apart: a p50 or p99 interpolated between
@@ -92,7 +93,8 @@ class Metrics:
         )
         self.degraded = registry.counter(
             "polyrec_degraded",
-            "Answers of less than the best quality that the plan has. reason: load, deadline, failure.",
+            "Answers of less than the best quality that the plan has. "
+            "reason: load, deadline, failure, probe.",
             *("path", "reason"),
         )
         self._batch_rows = registry.histogram(

@@ -10,12 +10,10 @@ import numpy as np
 from models.batch import F32, Batch
 from models.encoder import Encoder
 from models.errors import FeatureError
-from planner.routing.query import Dispatch, Part, Reason
+from planner.routing.query import DEGRADED, Dispatch, Part, Reason
 from server.answer import Answer, Waiting, fail
 from server.errors import Invalid
 from server.rows import Rows, encode
-
-DEGRADED = frozenset({Reason.LOAD, Reason.DEADLINE, Reason.FAILURE})
 
 
 def encoded(parts: list[Part], encoder: Encoder) -> tuple[list[Part], Batch | None]:

@@ -37,20 +37,23 @@ BATCH_SHARE = 0.4
 class Board:
     """All of it. usable: lanes to count on, those that are closed, or if there are none all that are alive.
 
-    total_rate: their rows/s on their fastest paths; least_s: what the smallest query takes at best.
-    reserve_s: backlog, in seconds, that random arrivals alone may add before it shrinks again, as in a queue
-    under heavy traffic: log(1 / P) x variance a second / (2 x spare capacity). best: the highest value of a
-    path; allowed: paths that the policy uses at all. alone: the usable lane, if there is but one and it is
-    inline. specs: paths and lanes as given.
+    total_rate: their rows/s on their fastest paths; least_s: the shortest way to an answer that was really
+    seen. broken: a lane that has a path of the highest value is dead or has lost work. reserve_s: backlog,
+    in seconds, that random arrivals alone may add before it shrinks again, as in a queue under heavy
+    traffic: log(1 / P) x variance a second / (2 x spare capacity); at least what every lane was lately held
+    up for, if queries come in that time. best: the highest value of a path; allowed: paths that the policy
+    uses at all. alone: the usable lane, if there is but one and it is inline. specs: paths and lanes as
+    given.
 
-    Kept for decisions: tops: (most rows, tail by rows, the lane's corrections of tails, path) of paths of the
-    highest value on usable lanes. own, merge: for `own_s`. lanes_rate: of usable lanes, without the front.
-    ends_s: none of the batches under way should be over later.
+    Kept for decisions: tops: (most rows, tail by rows, what the lane multiplies that by, path) of paths of
+    the highest value on usable lanes. own, merge: for `own_s`. past_front: total_rate over the rate of the
+    lanes alone: work in a lane has passed the front, which may be what limits total_rate. ends_s: none of
+    the batches under way should be over later.
     """
 
     __slots__ = (
-        "allowed", "alone", "begun_s", "best", "caution", "devices", "ends_s", "front", "lanes",
-        "lanes_rate", "least_s", "limits", "max_queued_rows", "merge", "observed", "own", "paths", "prices",
+        "allowed", "alone", "begun_s", "best", "broken", "caution", "devices", "ends_s", "front", "lanes",
+        "least_s", "limits", "max_queued_rows", "merge", "observed", "own", "past_front", "paths", "prices",
         "queue", "reserve_s", "routing", "specs", "tops", "total_rate", "usable",
     )  # fmt: skip
 
@@ -79,13 +82,14 @@ class Board:
             )
             for i, p in enumerate(paths)
         ]
+        curves = [path.curve for path in self.paths]
         self.lanes = [
             LaneState(
                 i,
                 lane,
                 self.devices.index(lane.device),
                 [p for p, path in enumerate(paths) if path.device == lane.device],
-                len(paths),
+                curves,
             )
             for i, lane in enumerate(lanes)
         ]
@@ -99,10 +103,12 @@ class Board:
         self.reserve_s = 0.0
         self.own = Own([])
         self.merge = 1
-        self.ends_s = self.lanes_rate = 0.0
+        self.ends_s = 0.0
+        self.past_front = 1.0
         self.usable: list[LaneState] = []
         self.tops: list[tuple[int, list[float], list[float], int]] = []
         self.alone: LaneState | None = None
+        self.broken = False
         self.allowed: frozenset[int] = frozenset(range(len(paths)))
         self.set_routing(routing)
 
@@ -164,23 +170,29 @@ class Board:
             self._compare(lane)
         best = {p.index: p.curve for p in self.paths if p.value >= self.best}
         self.tops = [
-            (best[p].rows, best[p].tail, lane.correction.tail, p)
+            (
+                best[p].rows,
+                best[p].tail,
+                lane.correction.tail if p == lane.fastest else lane.correction.safe,
+                p,
+            )
             for lane in self.usable
             for p in lane.paths
             if p in best
         ]
-        self.least_s = min(
-            (
-                # at best: a lane that is thought slow may be wronged, and its queries are not lost for that
-                self.paths[p].curve.median[1] * min(1.0, lane.correction.median[p])
-                for lane in self.usable
-                for p in lane.order
-            ),
-            default=0.0,
-        ) + (self.front.answer_s + self.front.answer_row_s)
+        seen = [
+            self.paths[p].curve.median[1] * lane.correction.quickest[p]
+            for lane in self.usable
+            for p in lane.order
+        ]
+        self.least_s = min(seen, default=0.0) + self.front.answer_s + self.front.answer_row_s
+        self.broken = any(
+            not lane.alive or lane.breaker.broken for lane in self.lanes if any(p in best for p in lane.paths)
+        )
         self.alone = self.usable[0] if len(self.usable) == 1 and self.usable[0].inline else None
         self.own = Own(self._takers())
-        self.lanes_rate = sum(lane.rate for lane in self.usable)
+        lanes_rate = sum(lane.rate for lane in self.usable)
+        self.past_front = self.total_rate / lanes_rate if lanes_rate else 1.0
         self.merge = max((lane.merge[lane.fastest] for lane in self.usable), default=1)
 
     def _together(self) -> float:
@@ -191,6 +203,9 @@ class Board:
         used = UNSURE * self.observed.high_rows_s / rate if rate else 1.0
         variance = self.observed.variance_s / (rate * rate) if rate else 0.0
         self.reserve_s = RARELY / 2 * variance / (1 - used) if used < 1 else INF
+        delay_s = min((lane.correction.delay_s for lane in self.usable), default=0.0)
+        if delay_s > self.reserve_s and delay_s * self.observed.queries_s >= 1:
+            self.reserve_s = delay_s
         return rate
 
     def _price(self) -> list[float]:
@@ -259,13 +274,13 @@ class Board:
         return self.front.answer_s + self.front.answer_row_s * query.rows
 
     def committed_rows(self, now_s: float) -> float:
-        """What executes now, in rows of the lanes' fastest paths."""
+        """What executes now, in rows at total_rate."""
         rows = 0.0
         for lane in self.usable:
             left = lane.free_s - now_s
             if left > 0 and lane.flight is not None:
                 rows += left * lane.rate
-        return rows
+        return rows * self.past_front
 
     def own_s(self, rows: int, queued: float) -> float:
         """Seconds at the tail of a query of `rows` rows on the fastest device, in a batch with those queued.

@@ -1,24 +1,37 @@
-"""Corrections of the latency models by what execution really takes, one lane at a time.
+"""Corrections of the latency models by observed service times, one lane at a time.
 
-Observed seconds go in, factors on the profiled median and tail come out. Two speeds: the *lane's* factor is
-the median of its last few residuals once that is more than noise, so a lane that slows down tenfold (a
-neighbour, heat) is believed after two or three batches, and so is its recovery; each *path's* own bias
-follows slowly, by a part of the difference and never by more than a step, its tail by quantile tracking (a
-step up for each value above, down for each below, in the quantile's proportion), so that a single outlier
-moves neither. Near its goal the bias takes small steps: of paths a few per cent apart the faster one is to
-be known.
+Observed seconds go in, factors on the profiled median and tail come out. Everything believed is a logarithm
+of observed over profiled seconds:
+
+    bias     each path's own: an EWMA whose steps are clipped, so that outliers hardly move it
+    shift    the lane's: the median of its last three residuals, once that is more than noise. A lane that
+             slows down tenfold (a neighbor, heat) is believed after two batches, and so is its recovery
+    wider    each path's tail over the profiled one, by quantile tracking
+
+Three rules keep a disturbance from being believed for longer than it lasts:
+
+    - What is not confirmed is forgotten by time: shift within a second, wider within a few, the bias of a
+      path that is not executed any more within some more.
+    - No prediction exceeds what was seen in the last seconds: the biased tail plus the longest delay of any
+      batch of the lane, and for a path with enough batches of its own the slowest of these; times MARGIN.
+    - The first batches of a path on a lane are not believed if they are slow: libraries are being loaded
+      and caches filled.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import exp, log
 
+from planner.routing.curve import Curve
+
 NOISE = 0.3
-"""The lane's factor stays 1 while the last residuals' median, a logarithm, is below this and the tail's.
-That a lane became faster than its profile is believed slowly only, path by path."""
+"""The shift stays 0 while the last residuals' median is below this and below the profiled tail's."""
 BIAS_STEP, BIAS_WEIGHT = 0.01, 0.03
 NEW, NEW_STEP = 20, 0.2
-"""A path's first batches, and the step after the first of them."""
+"""Batches after which a path is known; until then steps are larger, since a path not tried yet looks fast."""
+FIRST_BATCHES = 2
+"""Batches of a path on a lane that are not believed if they are slow."""
 LEAST_S = 1e-7
 TAIL_STEP = 0.05
 TAIL_QUANTILE = 0.99
@@ -26,70 +39,172 @@ STEP_UP, STEP_DOWN = TAIL_STEP * TAIL_QUANTILE, TAIL_STEP * (TAIL_QUANTILE - 1)
 MOST_BIAS = log(4.0)
 MOST_TAIL = log(3.0)
 LEAST_TAIL = log(0.9)
+SHIFT_MEMORY_S, TAIL_MEMORY_S, BIAS_MEMORY_S = 0.5, 3.0, 5.0
+"""Time constants of forgetting."""
+WINDOW_S = 1.5
+"""What was seen counts for one to two windows."""
+MARGIN = 1.2
+ENOUGH = 5
+"""Batches of a path in the window whose slowest says more of its tail than the profile."""
 
 
 class Correction:
-    """Factors of one lane. median, tail: by path index, what to multiply the profile by."""
+    """Factors of one lane. median, tail: by path index, what to multiply the profile by.
 
-    __slots__ = ("_known", "_recent", "_shared", "median", "tail")
+    safe: by path index, what to multiply the profiled tail by for a batch that must not be late.
+    quickest: by path index, the least service time observed, over the profiled median; at most 1, which was
+    observed as well, by the profiler.
+    """
 
-    def __init__(self, paths: int) -> None:
+    __slots__ = (
+        "_batches", "_begun_s", "_bias", "_biased", "_count", "_count_before", "_curves",
+        "_delay_before_s", "_delay_s", "_recent", "_seen", "_shift", "_slowest", "_slowest_before",
+        "_unproven", "_usual", "_wider", "median", "quickest", "safe", "tail",
+    )  # fmt: skip
+
+    def __init__(self, curves: Sequence[Curve]) -> None:
+        """curves: by path index."""
+        paths = len(curves)
         self.median = [1.0] * paths
         self.tail = [1.0] * paths
-        self._known = [(0.0, 0.0, 0)] * paths
-        """By path: its bias, by how much its tail is wider than profiled (both logarithms), batches seen."""
+        self.safe = [curve.sure for curve in curves]
+        self.quickest = [1.0] * paths
+        self._curves = curves
+        self._usual = [(curve.tail[1], exp(-curve.spread[1])) for curve in curves]
+        """By path, of a batch of usual size: the profiled tail, and the ratio of the median to it."""
+        self._bias, self._wider, self._seen = [0.0] * paths, [0.0] * paths, [0.0] * paths
+        self._biased = [1.0] * paths  # exp(bias)
+        self._unproven = [FIRST_BATCHES] * paths
+        self._begun_s = 0.0
+        self._batches = 0  # since the last tick
         self._recent = (0.0, 0.0, 0.0)
-        self._shared = 0.0
+        self._shift = 0.0
+        self._count, self._count_before = [0] * paths, [0] * paths
+        self._slowest, self._slowest_before = [0.0] * paths, [0.0] * paths
+        """By path, the largest ratio of observed to profiled seconds, of this window and the one before."""
+        self._delay_s = self._delay_before_s = 0.0
+        """The longest delay of any batch beyond its biased tail, in the same two."""
 
     @property
     def factor(self) -> float:
-        """How many times slower than profiled the lane is at the moment."""
-        return exp(self._shared)
+        """How many times slower than usual the lane is at the moment."""
+        return exp(self._shift)
 
-    def observe(self, path: int, took_s: float, median_s: float, spread: float) -> None:
-        """One batch took `took_s`; the profile says median_s, and the logarithm of its tail over that."""
-        bias, wider, seen = self._known[path]
-        residual = log((took_s if took_s > LEAST_S else LEAST_S) / median_s)
+    @property
+    def delay_s(self) -> float:
+        """By how much the slowest batch of the last one to two windows outlasted its tail."""
+        return max(self._delay_s, self._delay_before_s)
+
+    def observe(self, path: int, rows: int, took_s: float) -> None:
+        """A batch of so many rows took `took_s` seconds on a path."""
+        curve = self._curves[path]
+        median_s, spread = curve.median[rows], curve.spread[rows]
+        ratio = (took_s if took_s > LEAST_S else LEAST_S) / median_s
+        if ratio < self.quickest[path]:
+            self.quickest[path] = ratio
+        bias = self._bias[path]
+        residual = log(ratio)
+        beyond = residual - bias
+        if self._unproven[path]:
+            self._unproven[path] -= 1
+            if beyond > NOISE and beyond > spread:
+                return
+        self._batches += 1
+        self._count[path] += 1
+        if ratio > self._slowest[path]:
+            self._slowest[path] = ratio
+        longer = False
+        if beyond > spread:
+            delay_s = took_s - curve.tail[rows] * self._biased[path]
+            longer = delay_s > self._delay_s
+            if longer:
+                self._delay_s = delay_s
         _, before, last = self._recent
-        this = residual - bias
-        self._recent = before, last, this
+        self._recent = before, last, beyond
         low, high = (before, last) if before < last else (last, before)
-        shared = low if this < low else high if this > high else this  # the median of the three
-        if shared < NOISE or shared < spread:
-            shared = 0.0
-        off = residual - shared - bias
+        shift = low if beyond < low else high if beyond > high else beyond  # the median of the three
+        if shift < NOISE or shift < spread:
+            shift = 0.0
+        off = beyond - shift
         # What is new of a path is believed sooner: one that has not been tried would look fast until it is.
+        seen = self._seen[path]
         if seen < NEW:
             most, weight = NEW_STEP / (seen + 2), 1 / (seen + 2)
         else:
             most, weight = BIAS_STEP, BIAS_WEIGHT
+        self._seen[path] = seen + 1
         step = weight * off
         bias += most if step > most else -most if step < -most else step
         bias = MOST_BIAS if bias > MOST_BIAS else -MOST_BIAS if bias < -MOST_BIAS else bias
+        self._bias[path], self._biased[path] = bias, exp(bias)
+        wider = self._wider[path]
         wider += STEP_UP if off - spread > wider else STEP_DOWN
-        wider = MOST_TAIL if wider > MOST_TAIL else LEAST_TAIL if wider < LEAST_TAIL else wider
-        self._known[path] = bias, wider, seen + 1
-        if shared == self._shared:
-            self.median[path] = factor = exp(shared + bias)
-            self.tail[path] = factor * exp(wider)
+        self._wider[path] = MOST_TAIL if wider > MOST_TAIL else LEAST_TAIL if wider < LEAST_TAIL else wider
+        if shift == self._shift and not longer:
+            self._update(path)
         else:
-            self._shared = shared
-            self._factors()
+            self._shift = shift
+            for p in range(len(self.median)):
+                self._update(p)
 
-    def _factors(self) -> None:
-        for path, (bias, wider, _) in enumerate(self._known):
-            self.median[path] = factor = exp(self._shared + bias)
-            self.tail[path] = factor * exp(wider)
+    def _update(self, path: int) -> None:
+        """Recomputes a path's factors, bounded by what was seen."""
+        usual_s, to_median = self._usual[path]
+        biased = self._biased[path]
+        now, before = self._delay_s, self._delay_before_s
+        longest = biased + MARGIN * (now if now > before else before) / usual_s
+        shift = self._shift
+        shifted = biased * exp(shift) if shift else biased
+        median = shifted if shifted * to_median < longest else longest / to_median
+        self.median[path] = median
+        tail = shifted * exp(self._wider[path])
+        safe = (tail if tail < longest else longest) * self._curves[path].sure
+        if self._count[path] + self._count_before[path] >= ENOUGH:
+            now, before = self._slowest[path], self._slowest_before[path]
+            slowest = MARGIN * (now if now > before else before) * to_median
+            if slowest < longest:
+                longest = slowest
+            if slowest < safe:
+                safe = slowest
+        median *= to_median
+        self.tail[path] = tail = median if longest < median else longest if longest < tail else tail
+        self.safe[path] = safe if safe > tail else tail
 
-    def forget(self, weight: float) -> None:
-        """Nothing was heard for a while: that much of what is thought of the lane is kept."""
-        self._shared *= weight
-        self._recent = (self._shared, self._shared, self._shared)
-        self._known = [(bias * weight, wider * weight, seen) for bias, wider, seen in self._known]
-        self._factors()
+    def tick(self, now_s: float, passed_s: float, rows: int) -> None:
+        """Forgets what was not confirmed since the last tick, passed_s ago. rows: of a usual batch."""
+        if self._batches < len(self._recent):
+            kept = exp(-passed_s / SHIFT_MEMORY_S)
+            self._shift *= kept
+            before, last, this = self._recent
+            self._recent = before * kept, last * kept, this * kept
+        self._batches = 0
+        if now_s - self._begun_s >= WINDOW_S:
+            self._begun_s = now_s
+            self._next_window()
+        kept_tail, kept_bias = exp(-passed_s / TAIL_MEMORY_S), exp(-passed_s / BIAS_MEMORY_S)
+        for path, curve in enumerate(self._curves):
+            at = rows if rows < curve.rows else curve.rows
+            self._usual[path] = curve.tail[at], exp(-curve.spread[at])
+            self._wider[path] *= kept_tail
+            if not self._count[path] and not self._count_before[path]:
+                self._bias[path] *= kept_bias
+                self._biased[path] = exp(self._bias[path])
+                self._seen[path] *= kept_bias
+            self._update(path)
 
-    def reset(self) -> None:
-        """Forgets that the lane was slow: it was started anew."""
+    def reset(self, anew: bool = False) -> None:
+        """Forgets that the lane was slow. anew: it was started anew, and its first batches will be slow."""
         self._recent = (0.0, 0.0, 0.0)
-        self._shared = 0.0
-        self._factors()
+        self._shift = 0.0
+        self._next_window()
+        self._next_window()
+        if anew:
+            self._unproven = [FIRST_BATCHES] * len(self.median)
+        for path in range(len(self.median)):
+            self._update(path)
+
+    def _next_window(self) -> None:
+        paths = len(self.median)
+        self._count_before, self._count = self._count, [0] * paths
+        self._slowest_before, self._slowest = self._slowest, [0.0] * paths
+        self._delay_before_s, self._delay_s = self._delay_s, 0.0

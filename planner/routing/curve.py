@@ -16,6 +16,8 @@ from planner.latency import LatencyModel
 
 TAIL_DEVIATIONS = 2.326347874040841
 """The 99th percentile of a normal distribution."""
+SURE = 0.42
+"""Beyond the tail, 2.33 standard deviations of a lognormal, 3.3 of them: in powers of tail/median."""
 EFFICIENT = 1.02
 """A batch is large enough to be merged no further when a row costs at most this times its least cost."""
 
@@ -24,16 +26,18 @@ class Curve:
     """median, tail: seconds at 0 ... rows rows (index 0 is the cost of an empty batch, as of one row).
 
     spread: logarithm of tail over median, by rows as well. efficient_rows: merging beyond buys nothing. mean:
-    over the median, of a lognormal with that tail.
+    over the median, of a lognormal with that tail. sure: how much longer than the tail a batch may be assumed
+    to take if it must not be late.
     """
 
-    __slots__ = ("efficient_rows", "mean", "median", "rows", "spread", "tail")
+    __slots__ = ("efficient_rows", "mean", "median", "rows", "spread", "sure", "tail")
 
     def __init__(self, model: LatencyModel, rows: int) -> None:
         self.rows = rows
         self.median = _table(model.rows, model.median_s, rows)
         self.tail = _table(model.rows, model.tail_s, rows)
         self.spread = [log(tail / median) for tail, median in zip(self.tail, self.median, strict=True)]
+        self.sure = (self.tail[1] / self.median[1]) ** SURE
         at = np.arange(1, rows + 1)
         per_row = np.asarray(self.median[1:]) / at
         # The least at or below each size: a step in the curve must not end the search early.

@@ -33,6 +33,8 @@ class DeepRecSys:
     name = "deeprecsys"
     fifo = True
     learns = True
+    binds = False
+    divides = True
 
     def __init__(self) -> None:
         self._at = [THRESHOLDS.index(150), BATCHES.index(256)]
@@ -106,6 +108,15 @@ class DeepRecSys:
             rows = min(rows, lane.most[path] if whole else most)
         best = board.paths[path].value >= board.best
         return path, taken, -1, rows, Reason.BEST if best else Reason.POLICY
+
+    def bind(self, board: Board, query: Query, now_s: float) -> int:
+        return -1
+
+    def accepted(self, board: Board, query: Query, now_s: float) -> None:
+        """It binds nothing."""
+
+    def dispatched(self, board: Board, path: int, rows: int) -> None:
+        """It binds nothing."""
 
     def prices(self, board: Board) -> dict[str, float]:
         return {}

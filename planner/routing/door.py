@@ -35,7 +35,7 @@ def admit(board: Board, query: Query, now_s: float) -> float:
     if board.alone is None and not query.required:
         rate, own_s = board.total_rate, board.own_s(rows, queued)
         # As if all lanes were at work until the last one is free: mostly even that is little enough.
-        most = board.lanes_rate * (board.ends_s - now_s) if board.ends_s > now_s else 0.0
+        most = board.total_rate * (board.ends_s - now_s) if board.ends_s > now_s else 0.0
         over_s = MARGIN * (queued + most) / rate + own_s - left
         if over_s < -CLOSE_S:
             return over_s

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from planner.routing.attempt import worth_accepting
 from planner.routing.board import Board
 from planner.routing.curve import in_batches
+from planner.routing.decision import decide
 from planner.routing.lane import LaneState
 from planner.routing.policy import Policy
 from planner.routing.query import Query
@@ -52,7 +54,17 @@ def state(board: Board, policy: Policy, now_s: float) -> RouterState:
 def explain(
     board: Board, policy: Policy, rows: int, budget_s: float, now_s: float, required: bool
 ) -> Explanation:
-    """What the policy would do with such a query now. The board is as before afterwards."""
+    """What would be done with such a query now. Changes nothing, nor what is kept for later decisions."""
+    own, board.own = board.own, board.own.copy()
+    try:
+        return _explain(board, policy, rows, budget_s, now_s, required)
+    finally:
+        board.own = own
+
+
+def _explain(
+    board: Board, policy: Policy, rows: int, budget_s: float, now_s: float, required: bool
+) -> Explanation:
     query = Query(rows, now_s, now_s + budget_s, required=required)
     ahead = (board.queue.rows + board.committed_rows(now_s)) / board.total_rate if board.usable else 0.0
     candidates = tuple(_candidate(board, policy, p, query, ahead, now_s) for p in range(len(board.paths)))
@@ -62,10 +74,11 @@ def explain(
     elif (over := board.queue.over(rows, False, board.limits.max_queued_rows)) > 0:
         retry = over / board.total_rate
         why = f"the queue is full: {board.queue.rows} of {board.limits.max_queued_rows} rows"
-    elif (over_s := policy.admit(board, query, now_s)) > 0:
+    elif (over_s := policy.admit(board, query, now_s)) > 0 and not worth_accepting(board, query, now_s):
         retry = over_s
         why = f"the backlog is {1e3 * over_s:.2f} ms too long for the budget of {1e3 * budget_s:g} ms"
     else:
+        query.path = policy.bind(board, query, now_s)
         chosen = _chosen(board, policy, query, now_s)
         if chosen is None:
             reason, why = "deadline", "no lane can make it within the budget"
@@ -80,7 +93,8 @@ _WORDS = {
     "best": "the most accurate path makes it, and leaves room for what waits and comes",
     "load": "a more accurate path would make others miss their deadline",
     "deadline": "a more accurate path takes longer than the budget",
-    "failure": "lanes of more accurate paths are out",
+    "failure": "the lanes of more accurate paths died or lost work",
+    "probe": "a lane that was slow or out is tried again",
     "policy": "the policy is set to this path",
 }
 
@@ -95,7 +109,7 @@ def _chosen(board: Board, policy: Policy, query: Query, now_s: float) -> tuple[i
     agains = [lane.again_s for lane in board.lanes]
     try:
         for lane in sorted(board.usable, key=lambda lane: lane.free_s if lane.flight else 0.0):
-            choice = policy.choose(board, lane, now_s)
+            choice, _ = decide(board, policy, lane, now_s)
             if choice is not None:
                 path, _, _, _, reason = choice
                 return path, reason.value

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.plan import LaneKind
 from planner.routing.breaker import CLOSED, Breaker
 from planner.routing.correction import Correction
+from planner.routing.curve import Curve
 from planner.routing.option import Option
 from planner.routing.query import Dispatch, Part
 
@@ -41,7 +43,10 @@ class LaneState:
         "others", "overdue_s", "paths", "rate", "stranded", "used", "usual",
     )  # fmt: skip
 
-    def __init__(self, index: int, spec: LaneSpec, device: int, paths: list[int], all_paths: int) -> None:
+    def __init__(
+        self, index: int, spec: LaneSpec, device: int, paths: list[int], curves: Sequence[Curve]
+    ) -> None:
+        """paths: indexes of those it may execute. curves: of all paths."""
         self.index, self.name, self.device = index, spec.name, device
         self.inline = spec.kind == "inline"
         self.paths = paths
@@ -51,9 +56,9 @@ class LaneState:
         self.faster: list[tuple[LaneState, float]] = []
         self.fastest = -1
         self.rate = 0.0
-        self.most = [1] * all_paths
-        self.merge = [1] * all_paths
-        self.correction = Correction(all_paths)
+        self.most = [1] * len(curves)
+        self.merge = [1] * len(curves)
+        self.correction = Correction(curves)
         self.breaker = Breaker()
         self.alive = True
         self.flight: Dispatch | None = None

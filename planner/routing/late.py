@@ -72,6 +72,7 @@ def choose(board: Board, lane: LaneState, now_s: float) -> Choice | None:
                 left = 0.0
             if left < soonest_s and other.device == device:
                 soonest_s = left
+    busy *= board.past_front
     enough = busy + queue.rows > BEHIND * board.total_rate * (pieces[-1][1] - now_s)
     head = turn(board, lane) if enough or not helps else 0
     while True:
@@ -152,7 +153,7 @@ def _batch(
 ) -> Choice | None:
     """The best batch that begins with one piece.
 
-    busy: what other lanes execute, in rows of their fastest paths. peers: lanes of this device that are idle,
+    busy: what other lanes execute, in rows at board.total_rate. peers: lanes of this device that are idle,
     this one included. soonest_s: until the next of them will be.
     """
     piece = pieces[start]
@@ -165,13 +166,13 @@ def _batch(
     order = lane.options
     if query.required or query.path >= 0:
         order = _options_of(board, lane, piece)
-    factors = lane.correction.tail
+    tails, safes = lane.correction.tail, lane.correction.safe
     crowded = False
     for option in order:
         if crowded and not option.tried:
             continue
         path = option.path
-        allowed = left / (factors[path] * option.sure)
+        allowed = left / (tails if option.last else safes)[path]
         if rows > option.most or option.tail[rows] > allowed:
             if peers == 1 and rows <= option.most:
                 continue  # a tail never falls with rows: nobody is there to share them with
@@ -228,7 +229,7 @@ def _joined(
     taken = [first]
     rows = first[5]
     tail = option.tail
-    factor = lane.correction.tail[option.path] * option.sure
+    factor = (lane.correction.tail if option.last else lane.correction.safe)[option.path]
     merge = option.merge
     share = -(-board.queue.rows // peers)
     if share < merge:
@@ -299,7 +300,7 @@ def _rest_is_feasible(
     waiting = board.queue.rows - rows
     rate = board.total_rate
     spare = board.caution.spare
-    busy += took * lane.rate
+    busy += took * lane.rate * board.past_front
     if waiting + coming > spare * board.max_queued_rows:
         return False
     own, merge = board.own, board.merge
@@ -339,14 +340,14 @@ def _rest_is_feasible(
 
 
 def reason(board: Board, path: int, query: Query) -> Reason:
-    """Why this path and not the most accurate one."""
+    """Why this path and not the best one: what bound it, a failure only where a lane died or lost work."""
     if board.paths[path].value >= board.best:
         return BEST
-    if query.retries:
+    if query.failed:
         return FAILURE
     rows, front = query.rows, board.front
     budget_s = query.deadline_s - query.arrival_s - (front.answer_s + front.answer_row_s * rows)
     for most, tail, factors, top in board.tops:
         if rows <= most and tail[rows] * factors[top] <= budget_s:
             return LOAD
-    return DEADLINE if board.tops else FAILURE
+    return FAILURE if board.broken and not board.tops else DEADLINE

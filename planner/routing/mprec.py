@@ -18,11 +18,13 @@ from planner.routing.share import in_turn
 
 
 class MPRec:
-    """A query's path is bound by `admit`, in Query.path."""
+    """A query's path is bound when it is accepted, in Query.path."""
 
     name = "mprec"
     fifo = True
     learns = False
+    binds = True
+    divides = True
 
     def __init__(self) -> None:
         self._bound_s: list[float] = []
@@ -42,17 +44,22 @@ class MPRec:
         self._bound_s = [0.0] * len(board.devices)
         for _, _, _, query, _, rows in board.queue.unsettled():
             if query.path < 0 or (not self._lanes[board.paths[query.path].device] and rows == query.rows):
-                query.path = self._bind(board, query, query.arrival_s)
+                query.path = self.bind(board, query, query.arrival_s)
             self._add(board, query.path, rows)
 
     def admit(self, board: Board, query: Query, now_s: float) -> float:
-        query.path = self._bind(board, query, now_s)
-        self._add(board, query.path, query.rows)
         return 0.0
 
+    def accepted(self, board: Board, query: Query, now_s: float) -> None:
+        if not board.queue.pieces:
+            self._bound_s = [0.0] * len(self._bound_s)  # of queries that expired or were cancelled meanwhile
+        query.path = self.bind(board, query, now_s)
+        self._add(board, query.path, query.rows)
+
+    def dispatched(self, board: Board, path: int, rows: int) -> None:
+        self._add(board, path, -rows)
+
     def choose(self, board: Board, lane: LaneState, now_s: float) -> Choice | None:
-        if self._bound_s[lane.device] <= 0 and lane.breaker.state == "closed":
-            return None
         path, rows = -1, 0
         taken = []
         for piece in in_turn(board, lane):
@@ -68,10 +75,8 @@ class MPRec:
             if rows >= lane.most[path]:
                 break
         if not taken:
-            self._bound_s[lane.device] = 0.0
             return None
         rows = min(rows, lane.most[path]) if len(taken) == 1 else rows
-        self._add(board, path, -rows)
         why = reason(board, path, taken[0][3])
         return path, taken, -1, rows, why if why is Reason.BEST else Reason.POLICY
 
@@ -84,9 +89,9 @@ class MPRec:
     def _add(self, board: Board, path: int, rows: int) -> None:
         state = board.paths[path]
         seconds = self._bound_s[state.device] + rows * state.row_s
-        self._bound_s[state.device] = seconds if rows > 0 else max(1e-9, seconds)
+        self._bound_s[state.device] = max(0.0, seconds)
 
-    def _bind(self, board: Board, query: Query, now_s: float) -> int:
+    def bind(self, board: Board, query: Query, now_s: float) -> int:
         left = query.deadline_s - now_s - board.front_s(query)
         waits = self._waits(board, now_s)
         fastest, fastest_s = 0, float("inf")

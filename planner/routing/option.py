@@ -16,14 +16,13 @@ from planner.routing.path import PathState
 class Option:
     """path: its index. tail, median: seconds by rows, as profiled. most, merge: rows, as in `LaneState`.
 
-    sure: as in `PathState`; 1 for the last one, of which no more than its tail is asked, since nothing faster
-    is left. tried: also where a more accurate one has left no room for the rest.
+    last: of it no more than its tail is asked, since nothing faster is left. tried: also where a more
+    accurate one has left no room for the rest.
     """
 
     path: int
     tail: list[float]
     median: list[float]
-    sure: float
     most: int
     merge: int
     last: bool
@@ -38,8 +37,8 @@ def options(
     for p in order:
         path = paths[p]
         curve = path.curve
-        found.append(Option(p, curve.tail, curve.median, path.sure, most[p], merge[p], False, path.efficient))
+        found.append(Option(p, curve.tail, curve.median, most[p], merge[p], False, path.efficient))
     if found:
         final = found[-1]
-        final.sure, final.last, final.tried = 1.0, True, True
+        final.last = final.tried = True
     return found

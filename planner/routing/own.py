@@ -25,6 +25,12 @@ class Own(dict[int, float]):
     def __init__(self, takers: list[Taker]) -> None:
         self._takers = takers
 
+    def copy(self) -> Own:
+        """As it is now; what is computed in the copy is not kept here."""
+        other = Own(self._takers)
+        other.update(self)
+        return other
+
     def __missing__(self, rows: int) -> float:
         self[rows] = seconds = own_s(self._takers, rows)
         return seconds

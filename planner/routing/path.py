@@ -8,8 +8,6 @@ from planner.latency import LatencyModel
 from planner.routing.curve import Curve
 
 INF = float("inf")
-SURE = 0.42
-"""Beyond the tail, 2.33 standard deviations of a lognormal, 3.3 of them: in powers of tail/median."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +23,14 @@ class PathSpec:
 class PathState:
     """A path as decisions see it. value: accuracy times weight; representation: the name before `@`.
 
-    row_s: seconds of a row in a batch worth merging, as corrected. sure: how much longer than the tail a
-    batch may be assumed to take if it must not be late. efficient: no mix of two others of its
+    row_s: seconds of a row in a batch worth merging, as corrected. efficient: no mix of two others of its
     device beats it.
     rows: dispatched recently.
     """
 
     __slots__ = (
         "accuracy", "curve", "device", "efficient", "index", "name", "representation", "row_s", "rows",
-        "sure", "value",
+        "value",
     )  # fmt: skip
 
     def __init__(self, index: int, spec: PathSpec, device: int, representation: int, curve: Curve) -> None:
@@ -41,7 +38,6 @@ class PathState:
         self.representation = representation
         self.accuracy = self.value = spec.accuracy
         self.curve = curve
-        self.sure = (curve.tail[1] / curve.median[1]) ** SURE
         self.row_s = INF
         self.efficient = True
         self.rows = 0.0

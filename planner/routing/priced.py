@@ -11,12 +11,23 @@ class Priced:
     name = "priced"
     fifo = False
     learns = False
+    binds = False
+    divides = False
     admit = staticmethod(door.admit)
     choose = staticmethod(late.choose)
 
     def prepare(self, board: Board) -> None:
         board.allowed = frozenset(range(len(board.paths)))
         board.refresh()
+
+    def bind(self, board: Board, query: Query, now_s: float) -> int:
+        return -1
+
+    def accepted(self, board: Board, query: Query, now_s: float) -> None:
+        """It binds nothing."""
+
+    def dispatched(self, board: Board, path: int, rows: int) -> None:
+        """It binds nothing."""
 
     def prices(self, board: Board) -> dict[str, float]:
         assert board.prices is not None

@@ -6,29 +6,29 @@ queue for them, so that trying costs nobody anything.
 
 from __future__ import annotations
 
+from planner.routing.attempt import path_for
 from planner.routing.board import Board
 from planner.routing.lane import LaneState
-from planner.routing.queue import Piece
+from planner.routing.policy import Choice
+from planner.routing.query import Reason
 
 
-def piece_for(board: Board, lane: LaneState) -> Piece | None:
-    """The piece with most time left that this lane could answer whole."""
+def probe(board: Board, lane: LaneState, now_s: float) -> Choice | None:
+    """The piece with most time left, on the lane's best path if it has time for that by the profile."""
     for piece in reversed(board.queue.pieces):
-        if not piece[3].settled and path_for(board, lane, piece) >= 0:
-            return piece
+        query = piece[3]
+        if query.settled or (path := path_for(board, lane, piece)) < 0:
+            continue
+        if path == lane.fastest and not (query.path >= 0 and piece[5] < query.rows):
+            # The answer counts if it is the first: a good one, where the lane may be as it should.
+            best = lane.order[0]
+            curve = board.paths[best].curve
+            rows = piece[5]
+            if rows <= lane.most[best] and now_s + curve.tail[rows] <= query.deadline_s:
+                path = best
+        reason = Reason.BEST if board.paths[path].value >= board.best else Reason.PROBE
+        return path, [piece], -1, min(piece[5], lane.most[path]), reason
     return None
-
-
-def path_for(board: Board, lane: LaneState, piece: Piece) -> int:
-    """The lane's fastest path, or that of the parts that are already on their way; -1: it has none."""
-    query = piece[3]
-    paths = board.paths
-    if query.path >= 0 and piece[5] < query.rows:
-        kind = paths[query.path].representation
-        return next((p for p in lane.paths if paths[p].representation == kind), -1)
-    if query.required and (not lane.order or paths[lane.order[0]].value < board.best):
-        return -1
-    return lane.order[0] if query.required else lane.fastest
 
 
 def others(board: Board, lane: LaneState) -> list[LaneState]:

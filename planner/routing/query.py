@@ -15,13 +15,22 @@ MOST_PRIORITY = 999_999_999
 
 
 class Reason(StrEnum):
-    """Why the path that answered was chosen: the most accurate one, or what kept it from being that."""
+    """Why the path that answered was chosen: the best one, or what kept it from being that.
+
+    load: the best one would make others late. deadline: it takes longer than the budget. failure: a lane
+    died, or lost work. probe: the query was a probe of a lane that had been slow or out.
+    """
 
     BEST = "best"
     LOAD = "load"
     DEADLINE = "deadline"
     FAILURE = "failure"
+    PROBE = "probe"
     POLICY = "policy"
+
+
+DEGRADED = (Reason.LOAD, Reason.DEADLINE, Reason.FAILURE, Reason.PROBE)
+"""Reasons for which a path of lower quality answers although the policy would have used the best one."""
 
 
 class Refusal(StrEnum):
@@ -38,6 +47,7 @@ class Query:
 
     required: the most accurate path or none. path, reason: what its first part was dispatched with;
     all its parts run on the same representation. payload: the owner's, the router never looks at it.
+    retries: batches with it that were given up; failed: one of them because its lane died or broke.
     """
 
     rows: int
@@ -51,6 +61,7 @@ class Query:
     taken_rows: int = 0
     done_rows: int = 0
     retries: int = 0
+    failed: bool = False
     settled: bool = False
 
 

@@ -13,25 +13,20 @@ from collections.abc import Sequence
 from planner.plan import Routing
 from planner.routing import explain as explaining
 from planner.routing import probing
+from planner.routing.attempt import worth_accepting
 from planner.routing.board import Board
 from planner.routing.breaker import CLOSED, OPEN, BreakerState
+from planner.routing.decision import decide
 from planner.routing.front import Spent
 from planner.routing.lane import LaneState
 from planner.routing.policies import make_policy
-from planner.routing.query import Dispatch, Part, Query, Reason, Refusal, Refused
+from planner.routing.query import Dispatch, Part, Query, Refusal, Refused
 from planner.routing.reading import Reading
 from planner.routing.state import Explanation, RouterState
 from planner.routing.taking import take
 
 MOST_RETRIES = 2
 """A query that broke that many lanes is given back: it may be what breaks them."""
-STALE_S = 0.05
-"""A lane known to be slow is tried again after so long without news."""
-FORGOTTEN_S = 0.2
-KEPT_A_TICK = 0.8
-"""A lane that nothing was heard of for so long is believed to be as profiled, little by little: what is
-thought too slow gets no work, and without work nothing would ever be thought otherwise."""
-SLOW = 1.5
 SHARE_MEMORY_S = 2.0
 USUAL_WEIGHT = 0.1
 """Of the last batch in the mean of a lane's batches."""
@@ -69,12 +64,12 @@ class Router:
             self.board.observed.arrived(reading.rows, deadline_s - arrival_s)
             return Refused(Refusal.EXPIRED, 0.0, self.board.queue.rows)
         refused = reading.refused
-        if refused is None:
-            return None
         board = self.board
+        if refused is None or not board.queue.pieces:
+            return None
         if not reading.refuses(size, deadline_s):
             likely = reading.rows_of(size)
-            if likely == INF or self._worth_a_try():
+            if likely == INF:
                 return None
             query = Query(max(1, int(FEWER * likely)), arrival_s, deadline_s)
             over_s = reading.over_s(arrival_s, now_s, board.front.busy)
@@ -107,13 +102,15 @@ class Router:
             return Refused(Refusal.EXPIRED, 0.0, queue.rows)
         policy = self.policy
         late_s = policy.admit(board, query, over_s)
-        if late_s > 0 and not self._worth_a_try():
+        if late_s > 0 and not worth_accepting(board, query, over_s):
             board.caution.lost()
             refused = Refused(Refusal.OVERLOAD, late_s, queue.rows)
             if not (query.priority or query.required):
                 # others are not judged by one that asks for more than they do
                 self._reading.refuse(refused, size, deadline_s, rows)
             return refused
+        if policy.binds:
+            policy.accepted(board, query, over_s)
         queue.push(query, 0, rows, arrival_s if policy.fifo else deadline_s)
         return None
 
@@ -130,24 +127,21 @@ class Router:
         board = self.board
         state = board.lanes[lane]
         state.again_s = INF
-        if state.flight is not None or not state.alive:
+        if state.flight is not None or not state.alive or not board.queue.pieces:
             return None
-        if not board.queue.pieces:
+        choice, probe = decide(board, self.policy, state, now_s)
+        if choice is None:
             return None
-        breaker = state.breaker
-        if breaker.state is not CLOSED and (breaker.broken or probing.others(board, state)):
-            if not breaker.ready(now_s):
-                return None
-            return self._probe(state, now_s)
-        stale = now_s - state.heard_s > STALE_S
-        if stale and state.correction.factor > SLOW:
-            return self._probe(state, now_s)
-        choice = self.policy.choose(board, state, now_s)
-        if choice is not None:
-            return take(board, state, choice, now_s)
-        if stale and all(other.flight is None for other in board.lanes):
-            return self._probe(state, now_s)  # work waits, and nobody thinks that it can be done
-        return None
+        if probe:
+            if state.breaker.state is OPEN:
+                state.breaker.state = BreakerState.PROBING
+            else:
+                state.heard_s = now_s
+            # On a copy if other lanes are there: the query stays in the queue for them.
+            probe = bool(probing.others(board, state))
+        if not probe and self.policy.binds:
+            self.policy.dispatched(board, choice[0], choice[3])
+        return take(board, state, choice, now_s, probe)
 
     def done(self, dispatch: Dispatch, now_s: float, took_s: float) -> None:
         """A batch was executed: corrects what is known of its lane, completes its queries.
@@ -163,7 +157,7 @@ class Router:
         lane.heard_s = now_s
         lane.busy_s += took_s
         lane.usual += USUAL_WEIGHT * (rows - lane.usual)
-        lane.correction.observe(path, took_s, curve.median[rows], curve.spread[rows])
+        lane.correction.observe(path, rows, took_s)
         breaker = lane.breaker
         if breaker.state is not CLOSED:
             if dispatch.lost:
@@ -215,7 +209,7 @@ class Router:
         if dispatch.probe:
             return []
         out = []
-        for part in self._again(parts, now_s):
+        for part in self._again(parts, now_s, failed=True):
             query = part.query
             if not query.settled:
                 self._settle(query)
@@ -290,7 +284,7 @@ class Router:
         """A lane was started again: it gets a probe first."""
         state = self.board.lanes[lane]
         state.alive = True
-        state.correction.reset()
+        state.correction.reset(anew=True)
         state.breaker.state = BreakerState.OPEN
         state.breaker.broken = False
         state.breaker.again_s = now_s
@@ -313,8 +307,7 @@ class Router:
             weight = min(1.0, passed / SHARE_MEMORY_S)
             for lane in board.lanes:
                 lane.used += weight * (min(1.0, lane.busy_s / passed) - lane.used)
-                if lane.flight is None and now_s - lane.heard_s > FORGOTTEN_S:
-                    lane.correction.forget(KEPT_A_TICK)
+                lane.correction.tick(now_s, passed, max(1, round(lane.usual)))
                 lane.busy_s = 0.0
             for path in board.paths:
                 path.rows *= 1.0 - weight
@@ -334,34 +327,13 @@ class Router:
         board = self.board
         board.set_routing(routing)
         self.policy = make_policy(routing, board)
-        self.policy.prepare(board)
         waiting = list(board.queue.unsettled())
         board.queue.clear()
         for _, _, _, query, first, rows in waiting:
             if rows == query.rows:
                 query.path = -1
             board.queue.push(query, first, rows, query.arrival_s if self.policy.fifo else query.deadline_s)
-
-    def _probe(self, lane: LaneState, now_s: float) -> Dispatch | None:
-        """Tries a lane on a query; if other lanes are there, on one that stays in the queue for them."""
-        board = self.board
-        piece = probing.piece_for(board, lane)
-        if piece is None:
-            return None
-        others = bool(probing.others(board, lane))
-        if lane.breaker.state is BreakerState.OPEN:
-            lane.breaker.state = BreakerState.PROBING
-        else:
-            lane.heard_s = now_s
-        path = probing.path_for(board, lane, piece)
-        reason = Reason.BEST if board.paths[path].value >= board.best else Reason.FAILURE
-        choice = path, [piece], -1, min(piece[5], lane.most[path]), reason
-        return take(board, lane, choice, now_s, probe=others)
-
-    def _worth_a_try(self) -> bool:
-        """Nothing waits and a lane is idle: trying costs nobody anything, whatever is thought of the lane."""
-        board = self.board
-        return not board.queue.pieces and any(lane.flight is None for lane in board.usable)
+        self.policy.prepare(board)
 
     def _stall(self, lane: LaneState, flight: Dispatch, now_s: float) -> None:
         """A batch takes far too long: the lane is out, its queries go elsewhere if they can."""
@@ -373,8 +345,11 @@ class Router:
         if not flight.probe:
             lane.stranded = self._again(flight.parts, now_s)
 
-    def _again(self, parts: Sequence[Part], now_s: float) -> list[Part]:
-        """Queues parts again for other lanes; returns those that none can make in time."""
+    def _again(self, parts: Sequence[Part], now_s: float, failed: bool = False) -> list[Part]:
+        """Queues parts again for other lanes; returns those that none can make in time.
+
+        failed: their lane died or broke, and did not only take too long.
+        """
         board = self.board
         left: list[Part] = []
         for part in parts:
@@ -388,6 +363,7 @@ class Router:
                 left.append(part)
                 continue
             query.retries += 1
+            query.failed |= failed
             query.taken_rows -= part.rows
             order = query.arrival_s if self.policy.fifo else query.deadline_s
             board.queue.push(query, part.first, part.rows, order)

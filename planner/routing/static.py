@@ -16,6 +16,8 @@ class Static:
 
     fifo = False
     learns = False
+    binds = False
+    divides = False
 
     def __init__(self, path: int, name: str) -> None:
         self.name = f"static:{name}"
@@ -33,6 +35,15 @@ class Static:
         if choice is None or choice[4] is BEST:
             return choice
         return *choice[:4], POLICY
+
+    def bind(self, board: Board, query: Query, now_s: float) -> int:
+        return -1
+
+    def accepted(self, board: Board, query: Query, now_s: float) -> None:
+        """It binds nothing."""
+
+    def dispatched(self, board: Board, path: int, rows: int) -> None:
+        """It binds nothing."""
 
     def prices(self, board: Board) -> dict[str, float]:
         return {}

@@ -1,4 +1,4 @@
-"""Faults of lanes, for simulations: one killed, slowed, or stalled in a window of time."""
+"""Faults for simulations: a lane killed, slowed, stalled or slow at first, a stop, a busy neighbor."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from typing import Literal
 
 from models.errors import PolyrecError
 
-SHORT = "slow:LANE:FACTOR:FROM-TO, stall:LANE:FROM-TO or kill:LANE:FROM[-TO], in seconds"
+SHORT = (
+    "slow:LANE:FACTOR:FROM-TO, first:LANE:FACTOR:FROM, stall:LANE:FROM-TO, kill:LANE:FROM[-TO], stop:FROM-TO "
+    "or neighbor:FROM[-TO], in seconds"
+)
+LANELESS = ("stop", "neighbor")
 
 
 class FaultError(PolyrecError):
@@ -19,10 +23,13 @@ class FaultError(PolyrecError):
 class Fault:
     """slow: batches that begin in the window take `factor` times as long. stall: nothing gets on in it.
 
-    kill: the lane is dead from begin_s on, started again at end_s (infinity: never).
+    first: the lane's first batch from begin_s on takes `factor` times as long. kill: the lane is dead from
+    begin_s on, started again at end_s (infinity: never). stop: the whole process, all lanes included,
+    stands still in the window. neighbor: another process takes half of the event loop's core in bursts
+    (held.py). The last two are not of a lane; lane is -1.
     """
 
-    kind: Literal["slow", "stall", "kill"]
+    kind: Literal["slow", "first", "stall", "kill", "stop", "neighbor"]
     lane: int
     begin_s: float
     end_s: float
@@ -33,16 +40,19 @@ def parse_fault(text: str, lanes: Iterable[str]) -> Fault:
     """A fault from its short form. Raises FaultError, in one line."""
     names = list(lanes)
     kind, _, rest = text.partition(":")
-    # A lane's name may itself have a colon, as `cuda:0` has.
-    lane = max((n for n in names if rest.startswith(f"{n}:")), key=len, default=None)
-    if kind not in ("slow", "stall", "kill"):
+    if kind not in ("slow", "first", "stall", "kill", *LANELESS):
         raise FaultError(f"fault '{text}': '{kind}' is no kind of fault; like {SHORT}")
-    if lane is None:
-        raise FaultError(f"fault '{text}' names no lane; lanes: {', '.join(names)}; like {SHORT}")
-    fields = rest[len(lane) + 1 :].split(":")
+    at = -1
+    if kind not in LANELESS:
+        # A lane's name may itself have a colon, as `cuda:0` has.
+        lane = max((n for n in names if rest.startswith(f"{n}:")), key=len, default=None)
+        if lane is None:
+            raise FaultError(f"fault '{text}' names no lane; lanes: {', '.join(names)}; like {SHORT}")
+        at, rest = names.index(lane), rest[len(lane) + 1 :]
+    fields = rest.split(":")
     factor = 1.0
     try:
-        if kind == "slow":
+        if kind in ("slow", "first"):
             if len(fields) != 2:
                 raise ValueError
             factor = float(fields.pop(0))
@@ -55,7 +65,7 @@ def parse_fault(text: str, lanes: Iterable[str]) -> Fault:
     if (
         not 0 <= begin_s < end_s
         or not 0 < factor < float("inf")
-        or (kind == "stall" and end_s == float("inf"))
+        or (kind in ("stall", "stop") and end_s == float("inf"))
     ):
         raise FaultError(f"fault '{text}': the window must end after it begins, a factor be above 0")
-    return Fault(kind, names.index(lane), begin_s, end_s, factor)  # type: ignore[arg-type]
+    return Fault(kind, at, begin_s, end_s, factor)  # type: ignore[arg-type]

@@ -29,6 +29,7 @@ from planner.routing.query import Dispatch, Query
 from planner.routing.router import Router
 from planner.simulation.costs import ASKING, BatchCost, Costs
 from planner.simulation.faults import Fault
+from planner.simulation.held import robbed, stopped
 from planner.simulation.outcomes import Outcomes, Status
 from planner.simulation.pace import EVEN, Pace
 
@@ -112,6 +113,9 @@ class Simulator:
         self._pace = self._paces[-1][1]
         self._normals: list[float] = []
         self._faults = tuple(faults)
+        self._firsts = [fault for fault in faults if fault.kind == "first"]
+        self._core = robbed(faults, float(arrival_s[-1]) if n else 0.0)
+        self._stopped = stopped(faults)
         self._changes = _changes(faults)
         self._ends: list[tuple[float, int, Dispatch]] = []
         self._number = 0
@@ -139,6 +143,8 @@ class Simulator:
                     self._now_s = due_s + self._cooled_s(slept_s) * self._pace
                     if due_s == heard_s:
                         self._now_s += costs.wake_s * self._pace
+                    if self._core:
+                        self._now_s = self._core.free_s(self._now_s)
             # Timers, then what the sockets and lanes have, then callbacks: an iteration of the live loop.
             polled_s = self._now_s
             self._keep_pace()
@@ -146,7 +152,7 @@ class Simulator:
                 spent = Spent(self._front_s, self._answering_s, self._answers)
                 self.router.tick(polled_s, spent if self._observed else None)
                 self._front_s, self._answering_s, self._answers = 0.0, 0.0, 0
-                self._now_s += costs.tick_s * self._pace
+                self._work(costs.tick_s * self._pace)
                 tick_s += TICK_S
                 self._wake()
             if self._wake_s <= polled_s:
@@ -266,13 +272,16 @@ class Simulator:
                 took_s = self._takes(dispatch, self._now_s)
                 if self._inline[lane]:
                     began_s = self._now_s
-                    self._now_s += took_s
+                    self._work(took_s)
                     self._hold()
                     self._complete(dispatch, self._now_s - began_s)
                 else:
                     running[lane] = dispatch
                     self._number += 1
-                    heappush(self._ends, (self._now_s + took_s, self._number, dispatch))
+                    end_s = self._now_s + took_s
+                    if self._stopped:
+                        end_s = self._stopped.done_s(self._now_s, took_s)
+                    heappush(self._ends, (end_s, self._number, dispatch))
         for query in expired:
             self._answer(query.payload, Status.EXPIRED)
         # Asked again at the same moment the router would answer the same: virtual time must pass.
@@ -304,9 +313,16 @@ class Simulator:
     def _spend(self, seconds: float) -> float:
         """The loop's own time, beside lanes: at the calibration's pace in, at that of the moment out."""
         seconds *= self._pace
-        self._now_s += seconds
+        self._work(seconds)
         self._front_s += seconds
         return seconds
+
+    def _work(self, seconds: float) -> None:
+        """The loop's core is at work for so long, beside what others take of it."""
+        if self._core:
+            self._now_s = self._core.done_s(self._now_s, seconds)
+        else:
+            self._now_s += seconds
 
     def _takes(self, dispatch: Dispatch, now_s: float) -> float:
         curve = self.router.board.paths[dispatch.path].curve
@@ -319,6 +335,9 @@ class Simulator:
         for fault in self._faults:
             if fault.lane == dispatch.lane:
                 if fault.kind == "slow" and fault.begin_s <= now_s < fault.end_s:
+                    took_s *= fault.factor
+                elif fault.kind == "first" and fault in self._firsts and fault.begin_s <= now_s:
+                    self._firsts.remove(fault)
                     took_s *= fault.factor
                 elif fault.kind == "stall" and now_s < fault.end_s and now_s + took_s > fault.begin_s:
                     took_s += fault.end_s - max(now_s, fault.begin_s)

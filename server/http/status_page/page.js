@@ -19,7 +19,8 @@ const CAUSES = {
   unavailable: "found no lane alive, or the server still loading",
   error: "failed inside the server; its log says why",
 };
-const REASONS = { load: "the load", deadline: "requests' own short budgets", failure: "lanes that failed" };
+const REASONS = { load: "the load", deadline: "requests' own short budgets", failure: "lanes that failed",
+  probe: "lanes tried again after they were slow or out" };
 
 const $ = (id) => document.getElementById(id);
 let samples = [];

@@ -7,11 +7,12 @@ is decided by a bound, no case has a way of its own.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from math import exp, inf, log, sqrt
 
 from planner.routing import correction, door, late
 from planner.routing.board import Board
-from planner.routing.curve import in_batches
+from planner.routing.curve import Curve, in_batches
 from planner.routing.lane import LaneState
 from planner.routing.policy import Choice
 from planner.routing.query import Query, Reason
@@ -23,12 +24,12 @@ def others(board: Board, lane: LaneState) -> list[LaneState]:
 
 
 def busy(board: Board, lane: LaneState, now_s: float) -> float:
-    """What other lanes execute, in rows of their fastest paths."""
+    """What other lanes execute, in rows at the rate of all lanes and the front."""
     rows = 0.0
     for other in others(board, lane):
         if other.flight is not None:
             rows += max(0.0, other.free_s - now_s) * other.rate
-    return rows
+    return rows * board.past_front
 
 
 def peers(board: Board, lane: LaneState) -> int:
@@ -141,7 +142,7 @@ def formed(
     tail = path.curve.tail
     first = pieces[start]
     rows = first[5]
-    factor = lane.correction.tail[p] * (1.0 if last else path.sure)
+    factor = lane.correction.tail[p] if last else lane.correction.safe[p]
     allowed = left / factor
     if rows > lane.most[p] or tail[rows] > allowed:
         part = part_of(board, lane, p, rows, allowed)
@@ -200,7 +201,7 @@ def rest_is_feasible(
     waiting = board.queue.rows - rows
     if waiting + coming > spare * board.limits.max_queued_rows:
         return False
-    done = busy(board, lane, now_s) + took_s * lane.rate
+    done = busy(board, lane, now_s) + took_s * lane.rate * board.past_front
     backlog_s = (done + waiting + coming) / rate + board.own_s(int(observed.mean_rows), waiting + coming)
     if backlog_s > min(spare * observed.budget_s, observed.budget_s - board.reserve_s):
         return False
@@ -228,15 +229,22 @@ def rest_is_feasible(
 def reason(board: Board, p: int, query: Query) -> Reason:
     if board.paths[p].value >= board.best:
         return Reason.BEST
-    if query.retries:
+    if query.failed:
         return Reason.FAILURE
     budget_s = query.deadline_s - query.arrival_s - board.front_s(query)
     best = [(lane, p) for lane in board.usable for p in lane.paths if board.paths[p].value >= board.best]
     for lane, p in best:
         curve = board.paths[p].curve
-        if query.rows <= curve.rows and curve.tail[query.rows] * lane.correction.tail[p] <= budget_s:
+        factors = lane.correction.tail if p == lane.fastest else lane.correction.safe
+        if query.rows <= curve.rows and curve.tail[query.rows] * factors[p] <= budget_s:
             return Reason.LOAD
-    return Reason.DEADLINE if best else Reason.FAILURE
+    lost = [
+        lane
+        for lane in board.lanes
+        if any(board.paths[p].value >= board.best for p in lane.paths)
+        and (not lane.alive or lane.breaker.broken)
+    ]
+    return Reason.FAILURE if lost and not best else Reason.DEADLINE
 
 
 def committed(board: Board, now_s: float) -> float:
@@ -244,7 +252,7 @@ def committed(board: Board, now_s: float) -> float:
     for lane in board.usable:
         if lane.flight is not None:
             rows += max(0.0, lane.free_s - now_s) * lane.rate
-    return rows
+    return rows * board.past_front
 
 
 def admit(board: Board, query: Query, now_s: float) -> float:
@@ -301,36 +309,103 @@ def own_s(board: Board, rows: int, required: bool = False) -> float:
 
 
 class Correction:
-    """As `planner.routing.correction.Correction`, step by step. All lists are by path."""
+    """As `planner.routing.correction.Correction`, from all that was ever observed. All lists are by path."""
 
-    def __init__(self, paths: int) -> None:
-        self.bias, self.wider, self.batches = [0.0] * paths, [0.0] * paths, [0] * paths
+    def __init__(self, curves: Sequence[Curve]) -> None:
+        paths = range(len(curves))
+        self.curves = curves
+        self.bias, self.wider, self.known = [0.0 for _ in paths], [0.0 for _ in paths], [0.0 for _ in paths]
+        self.batches = [0 for _ in paths]
         self.recent = [0.0, 0.0, 0.0]
-        self.shared = 0.0
+        self.shift = 0.0
+        self.new = 0
+        self.window = 0
+        self.begun_s = 0.0
+        self.usual = [1 for _ in paths]
+        self.residuals: list[tuple[int, int, float]] = []
+        """(window, path, logarithm of observed over profiled seconds)"""
+        self.delays: list[tuple[int, float]] = []
 
-    def observe(self, path: int, took_s: float, median_s: float, tail_s: float) -> None:
-        residual = log(max(took_s, correction.LEAST_S) / median_s)
-        spread = log(tail_s / median_s)
-        bias = self.bias[path]
+    def observe(self, path: int, rows: int, took_s: float) -> None:
+        curve = self.curves[path]
+        ratio = max(took_s, correction.LEAST_S) / curve.median[rows]
+        residual, spread, bias = log(ratio), curve.spread[rows], self.bias[path]
+        noise = max(correction.NOISE, spread)
+        self.batches[path] += 1
+        if self.batches[path] <= correction.FIRST_BATCHES and residual - bias > noise:
+            return
+        self.new += 1
+        self.residuals.append((self.window, path, residual))
+        if residual > bias + spread:
+            self.delays.append((self.window, took_s - curve.tail[rows] * exp(bias)))
         self.recent = [*self.recent[1:], residual - bias]
         middle = sorted(self.recent)[1]
-        self.shared = middle if middle >= max(correction.NOISE, spread) else 0.0
-        off = residual - self.shared - bias
+        self.shift = middle if middle >= noise else 0.0
+        off = residual - bias - self.shift
         step, weight = correction.BIAS_STEP, correction.BIAS_WEIGHT
-        if self.batches[path] < correction.NEW:
-            weight = 1 / (self.batches[path] + 2)
-            step = correction.NEW_STEP / (self.batches[path] + 2)
-        self.batches[path] += 1
+        if self.known[path] < correction.NEW:
+            weight = 1 / (self.known[path] + 2)
+            step = correction.NEW_STEP / (self.known[path] + 2)
+        self.known[path] += 1
         bias += max(-step, min(step, weight * off))
         self.bias[path] = max(-correction.MOST_BIAS, min(correction.MOST_BIAS, bias))
         above = off - spread > self.wider[path]
         up = correction.TAIL_STEP * (correction.TAIL_QUANTILE if above else correction.TAIL_QUANTILE - 1)
         self.wider[path] = max(correction.LEAST_TAIL, min(correction.MOST_TAIL, self.wider[path] + up))
 
+    def tick(self, now_s: float, passed_s: float, rows: int) -> None:
+        if self.new < 3:
+            kept = exp(-passed_s / correction.SHIFT_MEMORY_S)
+            self.shift *= kept
+            self.recent = [residual * kept for residual in self.recent]
+        self.new = 0
+        if now_s - self.begun_s >= correction.WINDOW_S:
+            self.window += 1
+            self.begun_s = now_s
+        for path, curve in enumerate(self.curves):
+            self.usual[path] = min(rows, curve.rows)
+            self.wider[path] *= exp(-passed_s / correction.TAIL_MEMORY_S)
+            if not self.lately(path):
+                self.bias[path] *= exp(-passed_s / correction.BIAS_MEMORY_S)
+                self.known[path] *= exp(-passed_s / correction.BIAS_MEMORY_S)
+
+    def lately(self, path: int) -> list[float]:
+        return [r for window, p, r in self.residuals if p == path and window >= self.window - 1]
+
+    def longest(self, path: int) -> float:
+        """Seconds of the longest prediction for a usual batch, by the longest delay of the lane."""
+        delay_s = max((d for window, d in self.delays if window >= self.window - 1), default=0.0)
+        tail_s = self.curves[path].tail[self.usual[path]]
+        return exp(self.bias[path]) * tail_s + correction.MARGIN * delay_s
+
     @property
     def median(self) -> list[float]:
-        return [exp(self.shared + bias) for bias in self.bias]
+        return [
+            min(exp(self.bias[p] + self.shift), self.longest(p) / curve.median[self.usual[p]])
+            for p, curve in enumerate(self.curves)
+        ]
+
+    def bounded(self, p: int, seconds: float, most_s: float) -> float:
+        """Seconds of a usual batch: at most that, and what was seen of the path; at least the median."""
+        curve, rows = self.curves[p], self.usual[p]
+        if len(own := self.lately(p)) >= correction.ENOUGH:
+            most_s = min(most_s, correction.MARGIN * exp(max(own)) * curve.median[rows])
+        return max(min(seconds, most_s), self.median[p] * curve.median[rows])
+
+    def tail_s(self, p: int) -> float:
+        return exp(self.bias[p] + self.shift + self.wider[p]) * self.curves[p].tail[self.usual[p]]
 
     @property
     def tail(self) -> list[float]:
-        return [median * exp(wider) for median, wider in zip(self.median, self.wider, strict=True)]
+        return [
+            self.bounded(p, self.tail_s(p), self.longest(p)) / curve.tail[self.usual[p]]
+            for p, curve in enumerate(self.curves)
+        ]
+
+    @property
+    def safe(self) -> list[float]:
+        found = []
+        for p, curve in enumerate(self.curves):
+            safe_s = self.bounded(p, min(self.tail_s(p), self.longest(p)) * curve.sure, inf)
+            found.append(max(safe_s / curve.tail[self.usual[p]], self.tail[p]))
+        return found

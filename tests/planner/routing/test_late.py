@@ -136,7 +136,7 @@ def test_whoever_is_taken_or_refused_at_the_door_is_so_by_the_plain_rule(
 def test_what_is_kept_for_decisions_is_what_it_was_computed_from(steps, server, slow, rows):
     owner = driven(server, steps, slow=slow)
     board = owner.router.board
-    most = board.lanes_rate * max(0.0, board.ends_s - owner.now_s)
+    most = board.total_rate * max(0.0, board.ends_s - owner.now_s)
     assert board.committed_rows(owner.now_s) == reference.committed(board, owner.now_s) <= most * (1 + 1e-12)
     for lane in board.lanes:
         assert lane.others == reference.others(board, lane)

@@ -46,3 +46,63 @@ def test_a_moment_of_slowness_costs_a_moment_of_service(policy: str, kind: LaneK
     serve(router, 1.0, stalls, 0.1)
     assert serve(router, 40.0, 300, TAKES_S) > 150
     assert serve(router, 41.0, 300, TAKES_S) > 280
+
+
+def stalled(router: Router, start_s: float, stalls: int) -> float:
+    """Batches that take 50 ms although they should take 1.4, one after another; gives the time afterwards."""
+    now_s = start_s
+    for _ in range(stalls):
+        router.offer(Query(20, now_s, now_s + BUDGET_S), now_s)
+        dispatch = router.next(0, now_s)
+        now_s += 0.05
+        if dispatch is not None:
+            router.done(dispatch, now_s, 0.05)
+        router.expire(now_s)
+    return now_s
+
+
+@pytest.mark.parametrize("policy", ["priced", "static:a@cpu"])
+@pytest.mark.parametrize("kind", ["inline", "process"])
+@pytest.mark.parametrize("stalls", [1, 3, 10, 40])
+def test_an_idle_lane_tries_at_once_what_it_was_seen_to_make(
+    policy: str, kind: LaneKind, stalls: int
+) -> None:
+    """However slow it is believed to be: a rejection that no execution refutes would go on for ever."""
+    paths, lanes = [PathSpec("a@cpu", "cpu", 0.9, MODEL)], [LaneSpec("cpu", "cpu", kind)]
+    router = Router(Board(paths, lanes, Routing(policy=policy), Limits(), 0.0))
+    serve(router, 0.0, 50, TAKES_S)
+    now_s = stalled(router, 1.0, stalls) + 1e-4
+    query = Query(20, now_s, now_s + BUDGET_S)
+    assert router.offer(query, now_s) is None
+    assert router.expire(now_s) == []
+    dispatch = router.next(0, now_s)
+    assert dispatch is not None
+    assert dispatch.parts[0].query is query
+
+
+def test_what_no_path_was_ever_seen_to_make_is_rejected_but_for_a_try_a_second() -> None:
+    paths, lanes = [PathSpec("a@cpu", "cpu", 0.9, MODEL)], [LaneSpec("cpu", "cpu", "inline")]
+    router = Router(Board(paths, lanes, Routing(), Limits(), 0.0))
+    serve(router, 0.0, 50, TAKES_S)
+    hopeless_s = TAKES_S / 3
+    assert router.offer(Query(20, 0.2, 0.2 + hopeless_s), 0.2) is not None
+    now_s = 2.0
+    assert router.offer(Query(20, now_s, now_s + hopeless_s), now_s) is None
+    dispatch = router.next(0, now_s)
+    assert dispatch is not None
+    router.done(dispatch, now_s + hopeless_s / 2, hopeless_s / 2)
+    assert router.offer(Query(20, 2.1, 2.1 + hopeless_s), 2.1) is None  # it was made: the profile was wrong
+
+
+def test_queries_expire_before_their_deadline_only_for_what_was_seen() -> None:
+    """The profile says 1.4 ms, but batches were seen to take a tenth of it."""
+    paths, lanes = [PathSpec("a@cpu", "cpu", 0.9, MODEL)], [LaneSpec("cpu", "cpu", "process")]
+    router = Router(Board(paths, lanes, Routing(), Limits(), 0.0))
+    serve(router, 0.0, 300, TAKES_S)
+    assert 0.85 * TAKES_S < router.board.least_s <= TAKES_S
+    router.offer(Query(1, 2.0, 2.1), 2.0)
+    dispatch = router.next(0, 2.0)
+    assert dispatch is not None
+    router.done(dispatch, 2.0 + TAKES_S / 10, TAKES_S / 10)
+    router.tick(2.1)
+    assert router.board.least_s == pytest.approx(TAKES_S / 10)

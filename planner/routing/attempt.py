@@ -1,0 +1,85 @@
+"""Attempts: work that no latency model believes can be made in time, but that was seen to be made before.
+
+A model that was disturbed may be wrong, and where it alone decides, nothing is executed that could correct
+it. So a query is rejected, or left waiting by an idle lane, only for a backlog that really is there, or
+because no path was ever seen, here or by the profiler, to execute that many rows within its budget; and
+even then something is tried once nothing has been executed for a while.
+"""
+
+from __future__ import annotations
+
+from planner.routing.board import Board
+from planner.routing.lane import LaneState
+from planner.routing.late import reason
+from planner.routing.policy import Choice
+from planner.routing.query import Query
+from planner.routing.queue import Piece
+
+INF = float("inf")
+SILENT_S = 1.0
+"""Idle lanes that have executed nothing for so long try whatever comes."""
+
+
+def worth_accepting(board: Board, query: Query, now_s: float) -> bool:
+    """Whether to accept a query although it looks late: nothing waits, and it was seen to be possible."""
+    if board.queue.pieces:
+        return False
+    if _silent(board, now_s):
+        return True
+    wait_s = INF
+    for lane in board.usable:
+        left_s = lane.free_s - now_s if lane.flight is not None else 0.0
+        if left_s < wait_s:
+            wait_s = left_s
+    wait_s = max(wait_s, 0.0)
+    part = -(-query.rows // max(1, len(board.usable)))
+    return now_s + wait_s + _seen_s(board, query, part) + board.front_s(query) <= query.deadline_s
+
+
+def attempt(board: Board, lane: LaneState, now_s: float) -> Choice | None:
+    """The waiting query with most time left, on the lane's fastest path; None: none was seen to be possible.
+
+    To be asked where work waits, no lane is busy, and the policy leaves it all.
+    """
+    silent = _silent(board, now_s)
+    for piece in reversed(board.queue.pieces):
+        query = piece[3]
+        if query.settled:
+            continue
+        path = path_for(board, lane, piece)
+        if path < 0:
+            continue
+        if silent or now_s + _seen_s(board, query, piece[5]) + board.front_s(query) <= query.deadline_s:
+            return path, [piece], -1, min(piece[5], lane.most[path]), reason(board, path, query)
+    return None
+
+
+def path_for(board: Board, lane: LaneState, piece: Piece) -> int:
+    """The lane's fastest path for a piece, or that of parts already on their way; -1: it has none."""
+    query = piece[3]
+    paths = board.paths
+    if query.path >= 0 and piece[5] < query.rows:
+        kind = paths[query.path].representation
+        return next((p for p in lane.paths if paths[p].representation == kind), -1)
+    if query.required:
+        return next((p for p in lane.order if paths[p].value >= board.best), -1)
+    return lane.fastest
+
+
+def _silent(board: Board, now_s: float) -> bool:
+    """Whether no lane is busy, or has been of late."""
+    return all(lane.flight is None and now_s - lane.heard_s > SILENT_S for lane in board.lanes)
+
+
+def _seen_s(board: Board, query: Query, rows: int) -> float:
+    """The shortest service time that was really seen, scaled to these rows."""
+    best_s = INF
+    for lane in board.usable:
+        for p in lane.order:
+            path = board.paths[p]
+            if query.required and path.value < board.best:
+                continue
+            seconds = path.curve.median[min(rows, path.curve.rows)] * lane.correction.quickest[p]
+            if seconds < best_s:
+                best_s = seconds
+    return best_s

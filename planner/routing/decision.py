@@ -1,0 +1,34 @@
+"""The decision for a free lane: a batch of the policy, a probe, an attempt, or nothing.
+
+Asked by the router, which then acts, and by explanations, which do not: nothing changes here but the moment
+at which the lane wants to be asked again.
+"""
+
+from __future__ import annotations
+
+from planner.routing import probing
+from planner.routing.attempt import attempt
+from planner.routing.board import Board
+from planner.routing.breaker import CLOSED
+from planner.routing.lane import LaneState
+from planner.routing.policy import Choice, Policy
+
+STALE_S = 0.05
+"""A lane believed slow, beside others that are not, is probed after so long without news."""
+SLOW = 1.5
+
+
+def decide(board: Board, policy: Policy, lane: LaneState, now_s: float) -> tuple[Choice | None, bool]:
+    """(choice, whether it is a probe) for a lane that is alive and free, of a queue that is not empty."""
+    breaker = lane.breaker
+    stale = now_s - lane.heard_s > STALE_S
+    if breaker.state is not CLOSED:
+        if breaker.broken or probing.others(board, lane):
+            return (probing.probe(board, lane, now_s) if breaker.ready(now_s) else None), True
+    elif stale and lane.correction.factor > SLOW and probing.others(board, lane):
+        return probing.probe(board, lane, now_s), True
+    choice = policy.choose(board, lane, now_s)
+    if choice is None and not lane.faster and (stale or not policy.divides or not lane.others):
+        idle = all(other.flight is None for other in board.lanes)
+        choice = attempt(board, lane, now_s) if idle else None
+    return choice, False
