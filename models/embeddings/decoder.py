@@ -4,8 +4,8 @@ The decoders' weights of all tables are stacked, so a batch is a few batched mat
 rarely need equally many vectors (a ranking request has one user and many items): a product over all
 of them would be padded to the longest. So consecutive tables are put in one product only as long as
 the padding stays small, which for a balanced batch means one product and for a ranking request a few.
-A vector must not depend on how many others are computed with it, so without gradients products are padded
-as models/batch_invariance.py says.
+A vector must not depend on how many others are computed with it, so without gradients the smallest products
+are padded, too (models/batch_invariance.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from models.batch import I64
-from models.batch_invariance import affine, fewest_rows, whole_blocks
+from models.batch_invariance import affine, fewest_rows
 
 PADDING = 1.25
 
@@ -69,7 +69,7 @@ class Decoders(nn.Module):
     def _run(self, codes: Tensor, first: int, last: int, counts: I64) -> Tensor:
         tables, longest = last - first, int(counts.max())
         if not torch.is_grad_enabled():
-            longest = whole_blocks(max(longest, self._fewest))
+            longest = max(longest, self._fewest)
         even = bool((counts == longest).all())
         if even:
             x = codes.view(tables, longest, -1)

@@ -23,10 +23,13 @@ def by_form(inputs: Inputs, plain_rows: int) -> tuple[Inputs, ...]:
     row = inputs.context_row
     if row is None or not plain_rows:
         return (inputs,)
-    plain = Inputs(*(x[:plain_rows] for x in inputs[:4]), None)
+    dense_context, dense_candidate, context, candidate = (x[:plain_rows] for x in inputs[:4])
+    plain = Inputs(dense_context, dense_candidate, context, candidate, None)
     if plain_rows == row.shape[0]:
         return (plain,)
-    return plain, Inputs(*(x[plain_rows:] for x in inputs[:4]), row[plain_rows:] - plain_rows)
+    dense_context, dense_candidate, context, candidate = (x[plain_rows:] for x in inputs[:4])
+    row = row[plain_rows:] - plain_rows
+    return plain, Inputs(dense_context, dense_candidate, context, candidate, row)
 
 
 def executed(parts: Sequence[Inputs], run: Callable[[Inputs], F32]) -> F32:

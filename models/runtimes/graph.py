@@ -31,7 +31,7 @@ MICROSOFT = "com.microsoft"
 """Domain of ONNX Runtime's own operators."""
 QUANTIZED_FROM = 2**15
 """Least number of weights of a product that is executed in int8. On smaller ones quantizing a row and scaling
-its sums take longer than int8 saves (docs/quality.md)."""
+its sums take longer than int8 saves (docs/representations.md)."""
 
 
 class _Writer:
@@ -93,7 +93,7 @@ class _Writer:
         q = np.clip(np.rint(weight / scale), -127, 127).astype(np.int8)
         numbers, step, zero = self._quantized(x)
         # the operator takes one scale for all of x: 1 here, each row's own behind it
-        unit = self.constant(np.float32(1.0))
+        unit = self.constant(np.array(1.0, np.float32))
         given = [numbers, self.constant(q), unit, self.constant(scale.astype(np.float32)), zero]
         out = self.node("Mul", self.node("MatMulIntegerToFloat", *given, domain=MICROSOFT), step)
         return out if added is None else self.node("Add", out, added)
@@ -105,9 +105,10 @@ class _Writer:
         """
         positive = x in self.rectified
         largest = self.node("ReduceMax", x if positive else self.node("Abs", x), axes=[1], keepdims=0)
-        levels = self.constant(np.float32(1.0 / (255.0 if positive else 127.0)))
+        levels = self.constant(np.array(1.0 / (255.0 if positive else 127.0), np.float32))
         # at least the smallest normal number: a row may be all zeros
-        step = self.node("Max", self.node("Mul", largest, levels), self.constant(np.finfo(np.float32).tiny))
+        tiny = self.constant(np.array(np.finfo(np.float32).tiny))
+        step = self.node("Max", self.node("Mul", largest, levels), tiny)
         zero = 0 if positive else 128
         zeros = self.node(
             "ConstantOfShape",
@@ -115,7 +116,7 @@ class _Writer:
             value=helper.make_tensor("zero", TensorProto.UINT8, [1], [zero]),
         )
         numbers = self.node("QuantizeLinear", x, step, zeros, axis=0)
-        return numbers, self.node("Unsqueeze", step, self.shape(1)), self.constant(np.uint8(zero))
+        return numbers, self.node("Unsqueeze", step, self.shape(1)), self.constant(np.array(zero, np.uint8))
 
     def mlp(self, x: str, layers: nn.Sequential) -> str:
         for layer in layers:

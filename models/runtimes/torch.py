@@ -49,7 +49,7 @@ class TorchRuntime:
         self._type = DTYPES[precision]
         self.stage = open_stage(bundle, tiers, self._device)
         self._net = ContextOnce(bundle.net()).eval().to(self._device, self._type)
-        self._fewest = fewest_rows(self._net.products(), self._type) if precision == "bf16" else BLOCK
+        self._fewest = least_rows(self._net, self._type)
         self._buckets: Buckets | None = None
         if self._device.type == "cuda":
             self._buckets = Buckets(self._net, self._device, self._type, capture=True)
@@ -71,3 +71,9 @@ class TorchRuntime:
 
     def predict(self, batch: Batch) -> F32:
         return self.dense(self.embed(batch))
+
+
+def least_rows(net: ContextOnce, dtype: torch.dtype) -> int:
+    """Rows that smaller batches are filled up to on a CPU, so that no answer depends on their number."""
+    # ATen multiplies matrices in fp32 by MKL, however small they are
+    return BLOCK if dtype is torch.float32 else fewest_rows(net.products(), dtype)

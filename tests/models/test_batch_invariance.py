@@ -24,6 +24,6 @@ def test_a_product_of_enough_rows_gives_each_the_same_bits_in_any_batch(
         return affine(bias.view(1, 1, -1), part[None], weight[None])[0]
 
     whole = product(0, len(x))
-    for rows in (fewest, 2 * fewest, 7 * fewest):
+    for rows in (fewest, fewest + 1, 2 * fewest - 1, 7 * fewest):
         for first in range(0, len(x) - rows + 1, max(1, rows // 7)):
             assert torch.equal(product(first, rows), whole[first : first + rows])
