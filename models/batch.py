@@ -4,6 +4,10 @@ Ranks in popularity order, not ids; dense values transformed, not raw. A batch h
 per role. Its rows are the candidate block's rows; `context_row` says which context row each belongs
 to, so a ranking request carries its context once (RecD's inverse keyed jagged tensor, with the role
 as the group). In a plain batch both blocks have the same rows and `context_row` is None.
+
+Requests of both forms can be merged in one batch. Plain rows then come first, and `plain_rows` counts them:
+both forms compute the same function, but in fewer bits they round differently (models/context_once.py), so a
+request is executed in its own form whatever it is merged with.
 """
 
 from __future__ import annotations
@@ -92,11 +96,13 @@ class Batch:
     """Rows to predict: candidates, and the context each belongs to.
 
     context_row: int64 [rows], index into the context block's rows; None means row r has context r.
+    plain_rows: with context_row, how many leading rows are of plain batches; row r of them has context r.
     """
 
     context: Block
     candidate: Block
     context_row: I64 | None = None
+    plain_rows: int = 0
 
     def __post_init__(self) -> None:
         if self.context_row is None and self.context.rows != self.candidate.rows:
@@ -105,6 +111,8 @@ class Batch:
             )
         if self.context_row is not None and self.context_row.shape != (self.candidate.rows,):
             raise ValueError(f"context_row has shape {self.context_row.shape}")
+        if not 0 <= self.plain_rows <= (0 if self.context_row is None else self.rows):
+            raise ValueError(f"{self.plain_rows} of {self.rows} rows cannot be plain rows before others")
 
     @property
     def rows(self) -> int:
@@ -118,16 +126,19 @@ class Batch:
 
     @staticmethod
     def concat(batches: Sequence[Batch]) -> Batch:
-        """Rows of all batches, in order; contexts stay shared."""
+        """Rows of all batches, in order; contexts stay shared. Leading plain batches stay plain rows."""
         if len(batches) == 1:
             return batches[0]
         context = Block.concat([b.context for b in batches])
         candidate = Block.concat([b.candidate for b in batches])
         if all(b.context_row is None for b in batches):
             return Batch(context, candidate)
-        rows, base = [], 0
+        rows, base, plain, leading = [], 0, 0, True
         for b in batches:
+            if leading:
+                plain += b.rows if b.context_row is None else b.plain_rows
+                leading = b.context_row is None
             own = np.arange(b.rows) if b.context_row is None else b.context_row
             rows.append(own + base)
             base += b.context.rows
-        return Batch(context, candidate, np.concatenate(rows))
+        return Batch(context, candidate, np.concatenate(rows), plain)

@@ -85,6 +85,18 @@ class ContextOnce(nn.Module):
         shared_parts = [bottom, inside[1]] if self.bottom_shared else [inside[1]]
         return torch.cat(own_parts, dim=1).contiguous(), torch.cat(shared_parts, dim=1).contiguous()
 
+    def products(self) -> list[int]:
+        """Multiplications of one row (or context) in each matrix product, of plain and of ranking batches."""
+        net = self.net
+        found = [layer.weight.numel() for layer in net.modules() if isinstance(layer, nn.Linear)]
+        found += [self.get_buffer(name).numel() for name in ("own", "shared")]
+        if isinstance(net.interaction, Dot):
+            shared = net.slots.context + self.bottom_shared
+            own = net.slots.candidate + self.bottom_own
+            pairs = ((shared + own) ** 2, shared**2, own * shared, own**2)
+            found += [net.shape.width * n for n in pairs]
+        return [n for n in found if n]
+
     def context(self, dense: Tensor, vectors: Tensor) -> Shared:
         """dense [contexts, dense features of the context], vectors [contexts, context slots, D]."""
         x = vectors

@@ -17,9 +17,13 @@ from server.rows import Rows, encode
 
 
 def encoded(parts: list[Part], encoder: Encoder) -> tuple[list[Part], Batch | None]:
-    """The parts' rows as one batch; a query that cannot be encoded is told so and left out."""
+    """The parts in the order of the batch, and their rows as one batch: plain parts first (models/batch.py).
+
+    A query that cannot be encoded is told so and left out.
+    """
     if not parts:
         return [], None
+    parts = sorted(parts, key=lambda part: not part.query.payload.rows.plain)
     rows = [_rows(part) for part in parts]
     try:
         return parts, encode(rows, encoder)

@@ -26,10 +26,15 @@ Bags = Mapping[str, tuple[I64, I64]]
 
 
 class Rows(Protocol):
-    """What a query carries. Rows of one class can be merged."""
+    """What a query carries. Rows of one class and one form, plain or not, can be merged."""
 
     @property
     def rows(self) -> int: ...
+
+    @property
+    def plain(self) -> bool:
+        """Whether each row has a context of its own."""
+        ...
 
     @classmethod
     def merged(cls, parts: Sequence[Self]) -> Self:
@@ -60,18 +65,21 @@ class Columns:
     context_rows: int
     context_row: I64 | None = None
 
+    @property
+    def plain(self) -> bool:
+        return self.context_row is None
+
     @classmethod
     def merged(cls, parts: Sequence[Columns]) -> Columns:
         if len(parts) == 1:
             return parts[0]
         rows = [p.rows for p in parts]
         context_rows = [p.context_rows for p in parts]
+        own = [p.context_row for p in parts if p.context_row is not None]
         context_row = None
-        if any(p.context_row is not None for p in parts):
-            own = [np.arange(p.rows) if p.context_row is None else p.context_row for p in parts]
-            first = np.cumsum([0, *context_rows[:-1]])
+        if own:
             context_row = np.concatenate(own)
-            context_row += np.repeat(first, rows)
+            context_row += np.repeat(np.cumsum([0, *context_rows[:-1]]), rows)
         return Columns(
             parts[0].names,
             [_joined(columns, context_rows) for columns in zip(*(p.context for p in parts), strict=True)],
@@ -117,6 +125,7 @@ class Tensors:
     sparse: I64
     bags: Bags
     rows: int
+    plain = True
 
     @classmethod
     def merged(cls, parts: Sequence[Tensors]) -> Tensors:
@@ -173,6 +182,7 @@ class RankedTensors:
     context: RoleTensors
     candidate: RoleTensors
     context_row: I64
+    plain = False
 
     @property
     def rows(self) -> int:
@@ -222,6 +232,9 @@ def _joined_bags(parts: Sequence[Bags]) -> Bags:
 
 
 def encode(parts: Sequence[Rows], encoder: Encoder) -> Batch:
-    """The rows of all parts as one batch, in order. Raises FeatureError if any of them is wrong."""
-    runs = [list(run) for _, run in groupby(parts, type)]
+    """The rows of all parts as one batch, in order: plain ones first, if they are to be executed as such.
+
+    Raises FeatureError if any of them is wrong.
+    """
+    runs = [list(run) for _, run in groupby(parts, lambda part: (type(part), part.plain))]
     return Batch.concat([run[0].merged(run).encode(encoder) for run in runs])

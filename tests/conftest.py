@@ -9,11 +9,12 @@ import pytest
 import torch
 from hypothesis import settings
 
-from models.bundle import Bundle, load_bundle
+from models.bundle import Bundle, load_bundle, write_bundle
 from models.data.generator import generate
 from models.data.reader import open_data
-from models.dlrm import Architecture
+from models.dlrm import DLRM, Architecture, DenseNet, dense_slots
 from models.learning import Learner, Training
+from models.representation import Representation, initial_stage
 from models.schema import load_schema
 from models.training import Recipe
 
@@ -72,3 +73,15 @@ def bundle_dir(clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bundle(bundle_dir: Path) -> Bundle:
     """`bundle_dir`, loaded."""
     return load_bundle(bundle_dir)
+
+
+@pytest.fixture(scope="session")
+def wide_dir(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Vectors and a net of random numbers, its products large enough to be executed in int8; read only."""
+    schema, vocabularies = bundle.manifest.schema_, bundle.encoder.vocabularies
+    representation = Representation()
+    stage = initial_stage(representation, schema, vocabularies, width=8, seed=5, spread=0.5)
+    torch.manual_seed(5)
+    net = DenseNet(Architecture(width=8, bottom=(64,), top=(512, 128)), dense_slots(schema), stage.slots)
+    out = tmp_path_factory.mktemp("wide") / "table"
+    return write_bundle(out, DLRM(stage, net), representation, bundle.encoder, {}, {}).path

@@ -4,6 +4,8 @@ The decoders' weights of all tables are stacked, so a batch is a few batched mat
 rarely need equally many vectors (a ranking request has one user and many items): a product over all
 of them would be padded to the longest. So consecutive tables are put in one product only as long as
 the padding stays small, which for a balanced batch means one product and for a ranking request a few.
+A vector must not depend on how many others are computed with it, so without gradients the smallest products
+are padded, too (models/batch_invariance.py).
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from models.batch import I64
+from models.batch_invariance import affine, fewest_rows
 
 PADDING = 1.25
 
@@ -37,6 +40,7 @@ class Decoders(nn.Module):
             torch.empty(tables, fan_in, fan_out) for fan_in, fan_out in pairwise(self.sizes)
         )
         self.biases = nn.ParameterList(torch.zeros(tables, 1, fan_out) for fan_out in self.sizes[1:])
+        self._fewest = fewest_rows((a * b for a, b in pairwise(self.sizes)), torch.float32)
 
     def initialise(self, generator: torch.Generator, spread: Sequence[float]) -> None:
         """He initialisation; table t's vectors start with a deviation of about `spread[t]`."""
@@ -64,6 +68,8 @@ class Decoders(nn.Module):
 
     def _run(self, codes: Tensor, first: int, last: int, counts: I64) -> Tensor:
         tables, longest = last - first, int(counts.max())
+        if not torch.is_grad_enabled():
+            longest = max(longest, self._fewest)
         even = bool((counts == longest).all())
         if even:
             x = codes.view(tables, longest, -1)
@@ -75,7 +81,7 @@ class Decoders(nn.Module):
         for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             if layer:
                 x = F.relu(x)
-            x = torch.baddbmm(bias[first:last], x, weight[first:last])
+            x = affine(bias[first:last], x, weight[first:last])
         x = x.reshape(tables * longest, self.width)
         return x if even else x.index_select(0, filled)
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from models.batch import F32
+from models.batch_invariance import whole_blocks
 from models.context_once import ContextOnce
 from models.dlrm import Inputs
 
@@ -28,13 +29,27 @@ def bucket(rows: int) -> int:
     return 1 << (rows - 1).bit_length()
 
 
-def plainly(net: ContextOnce, inputs: Inputs, device: torch.device, dtype: torch.dtype) -> F32:
-    """Probabilities, float32 [rows], of a batch computed as it is. dtype: of the net and of its products."""
-    dense_context, dense_candidate, context, candidate = (x.to(device, dtype) for x in inputs[:4])
-    row = None if inputs.context_row is None else inputs.context_row.to(device)
+def plainly(
+    net: ContextOnce, inputs: Inputs, device: torch.device, dtype: torch.dtype, fewest: int = 0
+) -> F32:
+    """Probabilities, float32 [rows], of a batch computed as it is. dtype: of the net and of its products.
+
+    fewest: least number of rows, and of contexts, in whole blocks, that the batch is filled up to with zeros
+        (models/batch_invariance.py); 0: it is not.
+    """
+    rows = inputs.candidate.shape[0]
+    dense_context, dense_candidate, context, candidate = (
+        _filled(x, fewest).to(device, dtype) for x in inputs[:4]
+    )
+    row = None if inputs.context_row is None else _filled(inputs.context_row, fewest).to(device)
     out = _probabilities(net, Inputs(dense_context, dense_candidate, context, candidate, row))
-    host: F32 = out.cpu().numpy()
+    host: F32 = out[:rows].cpu().numpy()
     return host
+
+
+def _filled(x: Tensor, fewest: int) -> Tensor:
+    missing = whole_blocks(max(x.shape[0], fewest)) - x.shape[0] if fewest else 0
+    return torch.cat((x, x.new_zeros((missing, *x.shape[1:])))) if missing > 0 else x
 
 
 def _probabilities(net: ContextOnce, inputs: Inputs) -> Tensor:

@@ -5,6 +5,9 @@ Two graphs with the names of models.dlrm.Inputs (each input only where the model
 rows, `context_row` [rows] says whose each is, and what depends on the context alone is computed once a
 context (models/context_once.py). Written by hand rather than traced: it takes milliseconds instead of
 seconds, needs no exporter at run time, and a graph holds exactly the products that the model needs.
+
+Nothing in a graph is computed across rows, so a row's probability does not depend on the rows that it is
+executed with (docs/representations.md, "Isolation").
 """
 
 from __future__ import annotations
@@ -24,6 +27,11 @@ from models.interaction import Cross, Dot
 from models.precision import DensePrecision
 
 OPSET = 17
+MICROSOFT = "com.microsoft"
+"""Domain of ONNX Runtime's own operators."""
+QUANTIZED_FROM = 2**15
+"""Least number of weights of a product that is executed in int8. On smaller ones quantizing a row and scaling
+its sums take longer than int8 saves (docs/representations.md)."""
 
 
 class _Writer:
@@ -34,7 +42,7 @@ class _Writer:
         self.nodes: list[onnx.NodeProto] = []
         self.constants: list[onnx.TensorProto] = []
         self.inputs: list[onnx.ValueInfoProto] = []
-        self.quantised: set[str] = set()
+        self.rectified: set[str] = set()
 
     def input(self, name: str, rows: str, *sizes: int) -> str:
         kind = TensorProto.INT64 if name == "context_row" else TensorProto.FLOAT
@@ -70,27 +78,45 @@ class _Writer:
 
     def product(self, x: str, weight: Tensor, added: str | None = None) -> str:
         """x [rows, in] times weight [out, in] transposed, plus what is added (a bias, or rows)."""
-        if self.precision == "int8":
+        if self.precision == "int8" and weight.numel() >= QUANTIZED_FROM:
             return self._product_int8(x, weight, added)
         return self.node("Gemm", *([x, self.constant(weight)] + ([added] if added else [])), transB=1)
 
     def _product_int8(self, x: str, layer: Tensor, added: str | None) -> str:
-        """Weights in int8, one scale a column; the input in uint8, one scale a batch.
+        """The product in int8: weights with one scale per column, x with one scale per row.
 
-        The chain is the one that ONNX Runtime fuses into a single product.
+        A scale per batch would make every row's result depend on the largest value in the batch. Sums of
+        integers are exact, so a row's result is also the same bits for any number of rows.
         """
         weight = layer.detach().float().cpu().numpy().T
         scale = np.maximum(np.abs(weight).max(axis=0), np.finfo(np.float32).tiny) / 127.0
         q = np.clip(np.rint(weight / scale), -127, 127).astype(np.int8)
-        numbers, step, zero = (f"{x}_q", f"{x}_step", f"{x}_zero")
-        if x not in self.quantised:
-            self.nodes.append(helper.make_node("DynamicQuantizeLinear", [x], [numbers, step, zero]))
-            self.quantised.add(x)
-        product = self.node("MatMulInteger", numbers, self.constant(q), zero)
-        wide = self.node("Cast", product, to=TensorProto.FLOAT)
-        steps = self.node("Mul", step, self.constant(scale.astype(np.float32)))
-        out = self.node("Mul", wide, steps)
+        numbers, step, zero = self._quantized(x)
+        # the operator takes one scale for all of x: 1 here, each row's own behind it
+        unit = self.constant(np.array(1.0, np.float32))
+        given = [numbers, self.constant(q), unit, self.constant(scale.astype(np.float32)), zero]
+        out = self.node("Mul", self.node("MatMulIntegerToFloat", *given, domain=MICROSOFT), step)
         return out if added is None else self.node("Add", out, added)
+
+    def _quantized(self, x: str) -> tuple[str, str, str]:
+        """x float32 [rows, n] -> (uint8 [rows, n], float32 [rows, 1], uint8 scalar): x = step * (q - zero).
+
+        zero is 0 behind a ReLU, which leaves all 255 levels to positive numbers, else 128.
+        """
+        positive = x in self.rectified
+        largest = self.node("ReduceMax", x if positive else self.node("Abs", x), axes=[1], keepdims=0)
+        levels = self.constant(np.array(1.0 / (255.0 if positive else 127.0), np.float32))
+        # at least the smallest normal number: a row may be all zeros
+        tiny = self.constant(np.array(np.finfo(np.float32).tiny))
+        step = self.node("Max", self.node("Mul", largest, levels), tiny)
+        zero = 0 if positive else 128
+        zeros = self.node(
+            "ConstantOfShape",
+            self.node("Shape", step),
+            value=helper.make_tensor("zero", TensorProto.UINT8, [1], [zero]),
+        )
+        numbers = self.node("QuantizeLinear", x, step, zeros, axis=0)
+        return numbers, self.node("Unsqueeze", step, self.shape(1)), self.constant(np.array(zero, np.uint8))
 
     def mlp(self, x: str, layers: nn.Sequential) -> str:
         for layer in layers:
@@ -98,14 +124,15 @@ class _Writer:
                 x = self.linear(x, layer)
             elif isinstance(layer, nn.ReLU):
                 x = self.node("Relu", x)
+                self.rectified.add(x)
         return x
 
 
 def plain_graph(net: DenseNet, precision: DensePrecision = "fp32") -> onnx.ModelProto:
     """The graph in which row r has context r.
 
-    precision: fp32, or int8 for the products with weights; the interaction multiplies vectors and
-    stays in fp32.
+    precision: fp32, or int8 for the products with at least QUANTIZED_FROM weights; smaller ones, and the
+    interaction, which multiplies vectors with one another, stay in fp32.
     """
     g = _Writer(precision)
     dense = _dense_inputs(g, net, "rows")
@@ -208,6 +235,7 @@ def _finish(g: _Writer, x: str, net: DenseNet) -> onnx.ModelProto:
     g.node("Reshape", g.node("Sigmoid", logit), g.shape(-1), output="probability")
     out = helper.make_tensor_value_info("probability", TensorProto.FLOAT, ["rows"])
     graph = helper.make_graph(g.nodes, "dlrm", g.inputs, [out], g.constants)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=9)
+    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(MICROSOFT, 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
     onnx.checker.check_model(model)
     return model

@@ -24,6 +24,7 @@ from models.embeddings.tiers.stage import open_stage
 from models.errors import RuntimeUnavailable
 from models.precision import DensePrecision
 from models.runtimes.binding import Bound
+from models.runtimes.forms import by_form, executed
 from models.runtimes.graph import plain_graph, ranking_graph
 from models.weights import Weights
 
@@ -63,12 +64,14 @@ class OnnxRuntime:
         names = [i.name for i in session.get_inputs()]
         return _Session(session, names, None if self._stream is None else Bound(session, names))
 
-    def embed(self, batch: Batch) -> Inputs:
+    def embed(self, batch: Batch) -> tuple[Inputs, ...]:
         with torch.inference_mode(), _on(self._stream):
-            return inputs_of(batch, self.stage(batch))
+            return by_form(inputs_of(batch, self.stage(batch)), batch.plain_rows)
 
-    def dense(self, embedded: Inputs) -> F32:
-        inputs = embedded
+    def dense(self, embedded: tuple[Inputs, ...]) -> F32:
+        return executed(embedded, self._run)
+
+    def _run(self, inputs: Inputs) -> F32:
         if inputs.context_row is not None and self._ranking is None:
             with _on(self._stream):
                 row = inputs.context_row

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from models.batch import F32, Batch
+from models.batch_invariance import BLOCK, fewest_rows
 from models.bundle import Bundle
 from models.context_once import ContextOnce
 from models.dlrm import Inputs, inputs_of
@@ -16,6 +17,7 @@ from models.embeddings.tiers.stage import open_stage
 from models.errors import RuntimeUnavailable
 from models.precision import DensePrecision
 from models.runtimes.buckets import Buckets, plainly
+from models.runtimes.forms import by_form, executed
 from models.weights import Weights
 
 DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -47,21 +49,31 @@ class TorchRuntime:
         self._type = DTYPES[precision]
         self.stage = open_stage(bundle, tiers, self._device)
         self._net = ContextOnce(bundle.net()).eval().to(self._device, self._type)
+        self._fewest = least_rows(self._net, self._type)
         self._buckets: Buckets | None = None
         if self._device.type == "cuda":
             self._buckets = Buckets(self._net, self._device, self._type, capture=True)
             with torch.inference_mode():
                 self._buckets.prepare()
 
-    def embed(self, batch: Batch) -> Inputs:
+    def embed(self, batch: Batch) -> tuple[Inputs, ...]:
         with torch.inference_mode():
-            return inputs_of(batch, self.stage(batch))
+            return by_form(inputs_of(batch, self.stage(batch)), batch.plain_rows)
 
-    def dense(self, embedded: Inputs) -> F32:
+    def dense(self, embedded: tuple[Inputs, ...]) -> F32:
         with torch.inference_mode():
-            if self._buckets is not None:
-                return self._buckets(embedded)
-            return plainly(self._net, embedded, self._device, self._type)
+            return executed(embedded, self._run)
+
+    def _run(self, inputs: Inputs) -> F32:
+        if self._buckets is not None:
+            return self._buckets(inputs)
+        return plainly(self._net, inputs, self._device, self._type, self._fewest)
 
     def predict(self, batch: Batch) -> F32:
         return self.dense(self.embed(batch))
+
+
+def least_rows(net: ContextOnce, dtype: torch.dtype) -> int:
+    """Rows that smaller batches are filled up to on a CPU, so that no answer depends on their number."""
+    # ATen multiplies matrices in fp32 by MKL, however small they are
+    return BLOCK if dtype is torch.float32 else fewest_rows(net.products(), dtype)

@@ -14,8 +14,9 @@ from typing import Self
 from models.batch import F32, I64, Batch, Block
 
 # size of the data area, where in it the answer goes (counted in float32), path, rows, contexts, whether they
-# are shared; then, context before candidate: columns of ranks, values and offsets of bags, columns of dense
-HEAD = Struct("=14q")
+# are shared, plain rows; then, context before candidate: columns of ranks, values and offsets of bags,
+# columns of dense
+HEAD = Struct("=15q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Layout:
 
         Raises ValueError if the sizes do not add up to where the answer goes.
         """
-        _, at, path, rows, contexts, shared, *columns = HEAD.unpack(head)
+        _, at, path, rows, contexts, shared, plain, *columns = HEAD.unpack(head)
         singles, own_singles, values, own_values, offsets, own_offsets, dense, own_dense = columns
         a = contexts * singles
         b = a + rows * own_singles
@@ -58,5 +59,5 @@ class Layout:
             ints[c:d],
             ints[e:f],
         )
-        batch = Batch(context, candidate, ints[f:end] if shared else None)
+        batch = Batch(context, candidate, ints[f:end] if shared else None, plain)
         return cls(path, batch, floats[last : last + rows])

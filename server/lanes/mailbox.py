@@ -126,6 +126,7 @@ class Mailbox:
             rows,
             dense.shape[0],
             shared,
+            batch.plain_rows,
             ranks.shape[1],
             own_ranks.shape[1],
             values.size,

@@ -43,7 +43,7 @@ class Reading:
 
     def of(self, batch: Batch) -> Batch:
         """The batch, to be gathered in this reading."""
-        return ReadBatch(batch.context, batch.candidate, batch.context_row, self)
+        return ReadBatch(batch.context, batch.candidate, batch.context_row, batch.plain_rows, self)
 
     def end(self) -> None:
         """Nothing is gathered in this view any more."""

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 import numpy as np
 import pytest
@@ -117,6 +117,15 @@ def test_concatenated_batches_keep_every_row_with_its_context(parts: list[Batch]
     joined = Batch.concat(parts)
     assert pairs_of(joined) == [pair for part in parts for pair in pairs_of(part)]
     assert joined.context.rows == sum(part.context.rows for part in parts)
+    plain = sum(part.rows for part in takewhile(lambda part: part.context_row is None, parts))
+    assert joined.plain_rows == (0 if joined.context_row is None else plain)
+
+
+@given(st.lists(batches(), min_size=1, max_size=3), st.lists(batches(), max_size=2))
+def test_concatenated_in_two_steps_is_concatenated_in_one(first: list[Batch], more: list[Batch]) -> None:
+    stepwise, at_once = Batch.concat([Batch.concat(first), *more]), Batch.concat([*first, *more])
+    assert pairs_of(stepwise) == pairs_of(at_once)
+    assert stepwise.plain_rows == at_once.plain_rows
 
 
 def test_a_block_whose_parts_do_not_fit_is_refused() -> None:
@@ -134,3 +143,6 @@ def test_contexts_that_do_not_match_rows_need_context_row() -> None:
         Batch(block_of(row, 1), block_of(row * 2, 1))
     with pytest.raises(ValueError, match="context_row has shape"):
         Batch(block_of(row, 1), block_of(row * 2, 1), np.zeros(3, np.int64))
+    for own, plain in ((None, 1), (np.zeros(1, np.int64), 2), (np.zeros(1, np.int64), -1)):
+        with pytest.raises(ValueError, match="cannot be plain rows"):
+            Batch(block_of(row, 1), block_of(row, 1), own, plain)

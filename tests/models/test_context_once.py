@@ -69,3 +69,12 @@ def test_a_plain_batch_goes_the_plain_way(interaction: str) -> None:
     inputs = random_inputs(0, dense, slots, 5, 5)._replace(context_row=None)
     with torch.inference_mode():
         assert torch.equal(ContextOnce(net)(inputs), net(inputs))
+
+
+def test_the_products_of_a_net_are_all_counted() -> None:
+    net = DenseNet(Architecture(width=8, bottom=(16,), top=(32,)), PerBlock(0, 2), PerBlock(2, 3))
+    # bottom, top and output; own and shared columns of the first top layer; the vectors' products
+    layers = [2 * 16, 16 * 8, (8 + 15) * 32, 32]
+    own, shared = (8 + 4 * 2 + 4 * 4) * 32, (2 * 2) * 32
+    pairs = [8 * n for n in (6 * 6, 2 * 2, 4 * 2, 4 * 4)]
+    assert sorted(ContextOnce(net).products()) == sorted([*layers, own, shared, *pairs])

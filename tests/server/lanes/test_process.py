@@ -89,7 +89,7 @@ def test_a_worker_killed_while_executing_settles_its_batch_and_comes_back(
         assert lane.alive
         assert lane.pid != first
         got = (await executed(lane, PATH, batch)).probabilities
-        np.testing.assert_array_equal(got, runtimes[PATH].predict(batch))
+        np.testing.assert_allclose(got, runtimes[PATH].predict(batch), rtol=0, atol=1e-6)
         assert len(deaths.lanes) == 1
 
     asyncio.run(kill_and_restart())
@@ -190,7 +190,7 @@ def test_a_stalled_worker_answers_when_it_goes_on(
         os.kill(pid_of(steady), signal.SIGCONT)
         got = await asyncio.wait_for(outcome, LIVENESS_S)
         assert not isinstance(got, Exception)
-        np.testing.assert_array_equal(got.probabilities, runtimes[PATH].predict(batch))
+        np.testing.assert_allclose(got.probabilities, runtimes[PATH].predict(batch), rtol=0, atol=1e-6)
 
     asyncio.run(stall())
 
@@ -230,7 +230,7 @@ def test_a_batch_larger_than_the_mailbox_makes_it_grow(
     for rows in (40_000, 3, 90_000, 5):
         batch = make_batch(rows, rows, 7)
         got = asyncio.run(executed(steady, PATH, batch)).probabilities
-        np.testing.assert_array_equal(got, runtimes[PATH].predict(batch))
+        np.testing.assert_allclose(got, runtimes[PATH].predict(batch), rtol=0, atol=1e-6)
 
 
 def test_rows_are_shared_and_not_copied(steady: Lane, paths: Paths, make_batch: MakeBatch) -> None:

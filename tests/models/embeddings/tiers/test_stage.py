@@ -40,7 +40,7 @@ def test_a_runtime_over_tiers_predicts_the_same_numbers(
         batch = random_batch(random, bundle.manifest.schema_, table_rows, 40, contexts)
         prefetch(over.stage, batch)
         assert prefetch(flat.stage, batch) == 0
-        np.testing.assert_array_equal(over.predict(batch), flat.predict(batch))
+        np.testing.assert_allclose(over.predict(batch), flat.predict(batch), rtol=0, atol=1e-6)
     rows = tiered_rows(over.stage)
     assert rows is not None
     figures = rows.stack.figures()
@@ -57,7 +57,9 @@ def test_lanes_share_one_stack(bundle: Bundle, tmp_path: Path) -> None:
     first = lanes[0].embed(batch)
     lanes[1].embed(random_batch(np.random.default_rng(2), bundle.manifest.schema_, table_rows, 20))
     # each lane has buffers of its own: what one has embedded outlives the other's next batch
-    np.testing.assert_array_equal(lanes[0].dense(first), open_runtime("torch", bundle).predict(batch))
+    np.testing.assert_allclose(
+        lanes[0].dense(first), open_runtime("torch", bundle).predict(batch), rtol=0, atol=1e-6
+    )
     stack.close()
 
 

@@ -1,0 +1,212 @@
+"""A request is answered as if it were alone, whatever shares its batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.batch import F32, Batch
+from models.bundle import Bundle, write_bundle
+from models.dlrm import DLRM, Architecture, DenseNet, dense_slots
+from models.embeddings.computed import Encoding
+from models.encoder import Encoder
+from models.precision import DensePrecision
+from models.representation import Representation, initial_stage
+from models.runtimes import open_runtime
+from models.runtimes.runtime import Runtime
+from models.schema import ROLES, Schema
+
+Row = dict[str, Any]
+Form = Literal["plain", "ranking"]
+Runtimes = Callable[[str, DensePrecision], Runtime]
+
+BOUND = {"fp32": 1e-6, "bf16": 1e-5, "int8": 1e-5}
+EXECUTIONS: list[tuple[str, DensePrecision]] = [
+    ("torch", "fp32"),
+    ("torch", "bf16"),
+    ("onnx", "fp32"),
+    ("onnx", "int8"),
+]
+HASHED = Encoding(k=64, m=10_000, hidden=(32,))
+MODELS: dict[str, tuple[Representation, dict[str, Any]]] = {
+    "table dot": (Representation(), {"interaction": "dot", "itself": True}),
+    "table cat": (Representation(), {"interaction": "cat"}),
+    "table cross": (Representation(), {"interaction": "cross", "cross_rank": 512}),
+    "dhe": (Representation(kind="dhe", encoding=HASHED), {"interaction": "cat"}),
+    "small dhe": (
+        Representation(kind="dhe", encoding=Encoding(k=10, m=100, hidden=(6,), transform="gaussian")),
+        {"interaction": "dot"},
+    ),
+    "hybrid": (Representation(kind="hybrid", encoding=HASHED), {"interaction": "dot"}),
+}
+COUNTS = [0, 1, 2, 3, 4, 7, 15, 16, 17, 33, 64, 65, 130, 300]
+"""Companions: none, few enough for kernels of their own, and around powers of two."""
+
+IDS = st.sampled_from(["", "a", "nobody", "\x00", "12", "57", "200", "x" * 300])
+NUMBERS = st.floats(0, 1000, width=32)
+HOSTILE = st.sampled_from([1e30, -1e30, 1e36, -1e6, 1e6, 1e-40, -1e-45, 0.0])
+CODES = st.sampled_from([0, 1, 24, 25, -1, 2**62, 2**70])
+
+
+def rows_of(numbers: st.SearchStrategy[float]) -> st.SearchStrategy[Row]:
+    """One row's values of both roles, as a JSON request has them."""
+    return st.fixed_dictionaries(
+        {
+            "price": numbers,
+            "price_rank": numbers,
+            "user_id": IDS,
+            "platform": IDS,
+            "city": IDS,
+            "device": IDS,
+            "last_item": IDS,
+            "filters": st.lists(IDS, max_size=4),
+            "recent_items": st.lists(IDS, max_size=32),
+            "item": IDS,
+            "position": CODES,
+            "seen": CODES,
+        }
+    )
+
+
+def encoded(encoder: Encoder, rows: list[Row], form: Form) -> Batch:
+    """A request of these rows; one that ranks has the first row's context."""
+    context, candidate = (
+        {name: [row[name] for row in rows] for name in encoder.schema.layout(role).names} for role in ROLES
+    )
+    block = encoder.block("candidate", candidate, len(rows))
+    if form == "plain":
+        return Batch(encoder.block("context", context, len(rows)), block)
+    own = {name: column[:1] for name, column in context.items()}
+    return Batch(encoder.block("context", own, 1), block, np.zeros(len(rows), np.int64))
+
+
+@pytest.fixture(scope="module")
+def encoder(bundle: Bundle) -> Encoder:
+    """The bundle's encoder with dense features as they are given, without logarithm and standardization."""
+    dense = [{"name": d.name, "role": d.role} for d in bundle.manifest.schema_.dense]
+    schema = Schema.model_validate(bundle.manifest.schema_.model_dump() | {"dense": dense})
+    return Encoder(schema, bundle.encoder.vocabularies, {})
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def runtimes(
+    request: pytest.FixtureRequest, encoder: Encoder, tmp_path_factory: pytest.TempPathFactory
+) -> Runtimes:
+    """A model of random numbers, by each runtime in each precision."""
+    representation, shape = MODELS[request.param]
+    schema = encoder.schema
+    stage = initial_stage(representation, schema, encoder.vocabularies, width=8, seed=2, spread=0.5)
+    torch.manual_seed(2)
+    architecture = Architecture(width=8, bottom=(64,), top=(512, 128), **shape)
+    net = DenseNet(architecture, dense_slots(schema), stage.slots)
+    with torch.no_grad():
+        net.output.weight.mul_(0.1)  # logits around zero, where a probability follows them most
+    out = tmp_path_factory.mktemp("isolated") / "bundle"
+    made = write_bundle(out, DLRM(stage, net), representation, encoder, {}, {})
+    return cache(lambda name, precision: open_runtime(name, made, precision=precision))
+
+
+def assert_alone(runtime: Runtime, asked: list[Batch], which: int) -> F32:
+    """One of the merged requests has the probabilities that it has alone. Gives these."""
+    plain = [b for b in asked if b.context_row is None]
+    ranking = [b for b in asked if b.context_row is not None]
+    order = [*plain, *ranking]
+    place = next(i for i, b in enumerate(order) if b is asked[which])
+    first = sum(b.rows for b in order[:place])
+    alone = runtime.predict(asked[which])
+    merged = runtime.predict(Batch.concat(order))[first : first + alone.size]
+    np.testing.assert_allclose(merged, alone, rtol=0, atol=BOUND[runtime.precision], equal_nan=True)
+    return alone
+
+
+@pytest.mark.parametrize(("name", "precision"), EXECUTIONS)
+def test_companions_change_no_answer(
+    runtimes: Runtimes, encoder: Encoder, name: str, precision: DensePrecision
+) -> None:
+    runtime = runtimes(name, precision)
+    forms: st.SearchStrategy[Form] = st.sampled_from(["plain", "ranking"])
+
+    @settings(max_examples=25)
+    @given(
+        honest=st.lists(rows_of(NUMBERS), min_size=1, max_size=5),
+        hostile=st.lists(st.tuples(rows_of(HOSTILE), forms), min_size=1, max_size=4),
+        form=forms,
+        count=st.sampled_from(COUNTS),
+        place=st.floats(0, 1),
+    )
+    def holds(
+        honest: list[Row], hostile: list[tuple[Row, Form]], form: Form, count: int, place: float
+    ) -> None:
+        request = encoded(encoder, honest, form)
+        own = [encoded(encoder, [row], its) for row, its in hostile]
+        asked = [own[i % len(own)] for i in range(count)]
+        which = int(place * count)
+        asked.insert(which, request)
+        assert np.isfinite(assert_alone(runtime, asked, which)).all()
+
+    holds()
+
+
+@pytest.mark.parametrize(("name", "precision"), EXECUTIONS)
+def test_any_number_of_ordinary_companions_changes_no_answer(
+    runtimes: Runtimes, encoder: Encoder, name: str, precision: DensePrecision
+) -> None:
+    runtime = runtimes(name, precision)
+    random = np.random.default_rng(0)
+
+    def one(form: Form, rows: int) -> Batch:
+        ids = [str(i) for i in random.integers(0, 300, 40)]
+        made = [
+            {"price": p, "price_rank": q, "position": int(abs(q)) % 25, "seen": 1, "filters": ids[:3]}
+            | {"recent_items": ids[r : 2 * r], "item": ids[r], "last_item": ids[-1], "user_id": ids[0]}
+            | {"platform": "", "city": ids[1], "device": "mobile"}
+            for r, (p, q) in enumerate(random.normal(0, 2, (rows, 2)).tolist())
+        ]
+        return encoded(encoder, made, form)
+
+    for form in ("plain", "ranking"):
+        asked = [one(form, rows) for rows in (1, 2, 3, 1, 9, 20)]
+        for request in asked:
+            for other in (asked[0], asked[2], asked[-1]):
+                assert_alone(runtime, [other, request], 1)
+        whole = runtime.predict(Batch.concat(asked))
+        alone = np.concatenate([runtime.predict(b) for b in asked])
+        np.testing.assert_allclose(whole, alone, rtol=0, atol=BOUND[precision])
+
+
+@pytest.mark.parametrize(("name", "precision"), EXECUTIONS)
+def test_a_request_without_a_finite_answer_stays_the_only_one(
+    runtimes: Runtimes, encoder: Encoder, name: str, precision: DensePrecision
+) -> None:
+    runtime = runtimes(name, precision)
+    honest: Row = {name: None for role in ROLES for name in encoder.schema.layout(role).names}
+    for form in ("plain", "ranking"):
+        request = encoded(encoder, [honest, honest | {"price": 2.0}], form)
+        broken = encoded(encoder, [honest], form)
+        broken.candidate.dense[:] = [[np.nan, np.inf]]
+        assert not np.isfinite(runtime.predict(broken)).any()
+        for place in (0, 1, 2):
+            asked = [broken, broken]
+            asked.insert(place, request)
+            assert np.isfinite(assert_alone(runtime, asked, place)).all()
+
+
+@pytest.mark.parametrize("runtimes", ["table cat"], indirect=True)
+@pytest.mark.parametrize(("name", "precision"), [("torch", "bf16"), ("onnx", "int8")])
+def test_a_plain_request_is_executed_as_such_beside_one_that_ranks(
+    runtimes: Runtimes, encoder: Encoder, name: str, precision: DensePrecision
+) -> None:
+    runtime = runtimes(name, precision)
+    row: Row = {name: None for role in ROLES for name in encoder.schema.layout(role).names}
+    rows = [row | {"price": p / 7, "item": str(p)} for p in range(40)]
+    plain, ranking = (encoded(encoder, rows, form) for form in ("plain", "ranking"))
+    assert np.abs(runtime.predict(plain) - runtime.predict(ranking)).max() > BOUND[precision]
+    for which in (0, 1):
+        assert_alone(runtime, [plain, ranking], which)
