@@ -70,8 +70,8 @@ class Correction:
         self.safe = [curve.sure for curve in curves]
         self.quickest = [1.0] * paths
         self._curves = curves
-        self._usual = [(curve.tail[1], exp(-curve.spread[1])) for curve in curves]
-        """By path, of a batch of usual size: the profiled tail, and the ratio of the median to it."""
+        self._usual = [(curve.tail[1], exp(-curve.spread[1]), curve.sure) for curve in curves]
+        """By path, of a batch of usual size: profiled tail, ratio of the median to it, and `Curve.sure`."""
         self._bias, self._wider, self._seen = [0.0] * paths, [0.0] * paths, [0.0] * paths
         self._biased = [1.0] * paths  # exp(bias)
         self._unproven = [FIRST_BATCHES] * paths
@@ -149,7 +149,7 @@ class Correction:
 
     def _update(self, path: int) -> None:
         """Recomputes a path's factors, bounded by what was seen."""
-        usual_s, to_median = self._usual[path]
+        usual_s, to_median, sure = self._usual[path]
         biased = self._biased[path]
         now, before = self._delay_s, self._delay_before_s
         longest = biased + MARGIN * (now if now > before else before) / usual_s
@@ -158,7 +158,7 @@ class Correction:
         median = shifted if shifted * to_median < longest else longest / to_median
         self.median[path] = median
         tail = shifted * exp(self._wider[path])
-        safe = (tail if tail < longest else longest) * self._curves[path].sure
+        safe = (tail if tail < longest else longest) * sure
         if self._count[path] + self._count_before[path] >= ENOUGH:
             now, before = self._slowest[path], self._slowest_before[path]
             slowest = MARGIN * (now if now > before else before) * to_median
@@ -184,7 +184,7 @@ class Correction:
         kept_tail, kept_bias = exp(-passed_s / TAIL_MEMORY_S), exp(-passed_s / BIAS_MEMORY_S)
         for path, curve in enumerate(self._curves):
             at = rows if rows < curve.rows else curve.rows
-            self._usual[path] = curve.tail[at], exp(-curve.spread[at])
+            self._usual[path] = curve.tail[at], exp(-curve.spread[at]), curve.sure
             self._wider[path] *= kept_tail
             if not self._count[path] and not self._count_before[path]:
                 self._bias[path] *= kept_bias
