@@ -2,12 +2,14 @@
 
 Command-line flags and POLYREC_ environment variables go in; one frozen `Settings` comes out. A flag
 wins over a variable, a variable over the plan. An unknown POLYREC_ variable is an error: a
-misspelt one would otherwise be ignored in silence.
+misspelt one would otherwise be ignored in silence. Those that Kubernetes makes for a Service are no settings
+(server/kubernetes.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,7 +18,9 @@ from pydantic import Field, ValidationError, model_validator
 from models.errors import PolyrecError
 from models.files import Strict, one_line
 from models.precision import DensePrecision
+from models.text import printable
 from planner.plan import BudgetMs, Plan, Policy, Rows, TabledRows
+from server.kubernetes import is_service_variable
 
 PREFIX = "POLYREC_"
 
@@ -105,10 +109,11 @@ def gather(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:
     for variable, value in environ.items():
         if not variable.startswith(PREFIX):
             continue
+        if is_service_variable(variable, value):
+            continue
         name = variable.removeprefix(PREFIX).lower()
         if name not in known:
-            names = ", ".join(PREFIX + key.upper() for key in known)
-            raise SettingsError(f"unknown environment variable {variable}; known: {names}")
+            raise SettingsError(_unknown(variable, [PREFIX + key.upper() for key in known]))
         values[name] = value
     given = {name: value for name, value in flags.items() if value is not None}
     # What is to be served is one decision: a bundle on the command line also replaces a plan in
@@ -126,3 +131,10 @@ def gather(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:
         elif key:
             line = "--" + line.replace(key, key.replace("_", "-"), 1)
         raise SettingsError(line) from None
+
+
+def _unknown(variable: str, known: Sequence[str]) -> str:
+    """The message for a variable that is no setting: the most similar one that is, or else all of them."""
+    named = f"unknown environment variable {printable(variable, 80)}"
+    similar = get_close_matches(variable.upper(), known, n=1, cutoff=0.8)
+    return f"{named}; did you mean {similar[0]}?" if similar else f"{named}; known: {', '.join(known)}"

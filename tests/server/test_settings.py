@@ -40,8 +40,14 @@ def test_a_bundle_on_the_command_line_replaces_a_plan_in_the_environment() -> No
         (
             {"bundle": "b"},
             {"POLYREC_PROT": "1"},
-            "unknown environment variable POLYREC_PROT; known: POLYREC_BUNDLE",
+            "unknown environment variable POLYREC_PROT; did you mean POLYREC_PORT?",
         ),
+        (
+            {"bundle": "b"},
+            {"POLYREC_TEMPERATURE": "1"},
+            "unknown environment variable POLYREC_TEMPERATURE; known: POLYREC_BUNDLE",
+        ),
+        ({"bundle": "b"}, {"POLYREC_PORT": "tcp://nowhere:8000"}, "POLYREC_PORT: "),
         ({"bundle": "b"}, {"POLYREC_PORT": "x"}, "POLYREC_PORT: "),
         ({"bundle": "b", "port": 70000}, {}, "--port: "),
         ({"bundle": "b", "max_batch_rows": 0}, {}, "--max-batch-rows: "),
