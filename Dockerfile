@@ -35,6 +35,7 @@ RUN useradd --uid 10001 --create-home --shell /usr/sbin/nologin polyrec
 COPY --from=build /opt/polyrec /opt/polyrec
 ENV PATH=/opt/polyrec/bin:$PATH \
     PYTHONUNBUFFERED=1 \
+    ORT_DISABLE_TELEMETRY=1 \
     POLYREC_HOST=0.0.0.0 \
     POLYREC_PORT=8000
 # a number, so that an orchestrator can see that it is not root

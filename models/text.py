@@ -1,4 +1,4 @@
-"""Text from elsewhere (file names, manifests, messages of libraries) made fit for a line of a log or a page."""
+"""Foreign text (file names, manifests, messages of libraries), made fit for a line of a log or a page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ABSOLUTE = re.compile(r"(?<![\w.~:/-])/(?:[^/\s'\":,;]+/)+([^/\s'\":,;]+)?")
 
 
 def printable(text: str, most: int = MOST_CHARACTERS) -> str:
-    """One line of at most `most` characters; what would not print is written as its escape (`\\n`, `\\x1b`)."""
+    """One line of at most `most` characters; control characters are written as escapes (`\\n`, `\\x1b`)."""
     short = text if len(text) <= most else text[: most - 4] + " ..."
     return UNPRINTABLE.sub(lambda c: c[0].encode("unicode_escape").decode(), short)
 
