@@ -1,7 +1,7 @@
-"""Parses YAML of bounded cost: plain data, in time that grows with what people write, not with what aliases mean.
+"""Parses YAML at a bounded cost: plain data, its size and depth limited with aliases followed.
 
-A few hundred bytes of aliases and merge keys (`<<`) may stand for billions of values ("billion laughs"). So the
-values of a document are counted while it is composed, an alias as often as what it stands for, and depth too.
+A few hundred bytes of aliases and merge keys (`<<`) may stand for billions of values ("billion laughs"). So
+values are counted while a document is composed, an alias as what it stands for.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def parse_yaml(text: str) -> Any:
     """The data of a document. Raises yaml.YAMLError, also for one beyond the bounds, and ValueError."""
     if len(text) > MOST_BYTES:
         raise UnboundedYaml(f"it has more than {MOST_BYTES} characters")
-    return yaml.load(text, _Loader)  # noqa: S506  (derived from SafeLoader)
+    return yaml.load(text, _Loader)
 
 
 class _Loader(yaml.SafeLoader):

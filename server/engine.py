@@ -3,7 +3,8 @@
 A plan goes in; `load` opens it, and from then on `serving` is what answers. Another plan can replace it
 while requests are answered: the new generation is opened beside the old one, takes over in one
 assignment, and the old one closes when its last query has its answer. One generation back can be
-brought back (`rollback`).
+brought back (`rollback`): its bundles stay loaded, so that it answers as it did even if their files have been
+replaced since.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from server.background import in_thread
 from server.dispatcher import clock
 from server.errors import NotReady
 from server.metrics import Metrics
-from server.serving import ENDPOINTS, Serving, open_serving
+from server.serving import ENDPOINTS, Generation, Serving, open_serving
 from server.tracing.tracer import Tracer
 from server.updated import Updated, left_behind
 
@@ -48,7 +49,7 @@ class Engine:
         self.tracer: Tracer | None = None
         self.state = State.LOADING
         self.default_budget_s = 0.0
-        self.previous: Plan | None = None
+        self.previous: Generation | None = None
         self.updated = Updated()
         self.routing = Routing()
         self.without_path = {e: self.metrics.outcomes(e, NO_PATH) for e in ENDPOINTS}
@@ -76,7 +77,7 @@ class Engine:
         self.routing = serving.plan.routing
         left: dict[str, int] = {}
         if old is not None:
-            self.previous = old.plan
+            self.previous = old.generation
             left = left_behind(old.placed.changes, serving.placed.changes)
             self.updated.keep([*serving.placed.changes.values(), *old.placed.changes.values()])
             self._retire(old)

@@ -57,13 +57,15 @@ class StartFailed(PolyrecError):
     """A child server ended before it was ready; the message is its last line."""
 
 
-def plan_of(settings: Settings) -> tuple[Plan, Mapping[Path, Bundle]]:
+def plan_of(settings: Settings, file: Path | None = None) -> tuple[Plan, Mapping[Path, Bundle]]:
     """What the settings name: a plan, or one bundle by the best runtime; and the bundles that it opened.
 
+    file: another plan in its place; limits, policy and tiers of the settings hold for that, too.
     Raises PlanError, BundleError or SettingsError.
     """
-    if settings.plan is not None:
-        return settings.bend(load_plan(settings.plan)), {}
+    file = file or settings.plan
+    if file is not None:
+        return settings.bend(load_plan(file)), {}
     assert settings.bundle is not None
     bundle = load_bundle(settings.bundle)
     if settings.runtime == "auto":
@@ -167,7 +169,7 @@ async def _serve(settings: Settings, listener: socket.socket, on_ready: Callable
     engine = Engine()
     engine.tracer = open_tracer(os.environ)
     config = uvicorn.Config(
-        create_app(engine, Admin(engine, settings.admin_token, lambda: plan_of(settings))),
+        create_app(engine, Admin(engine, settings.admin_token, lambda file: plan_of(settings, file))),
         http=Protocol,
         ws="none",
         lifespan="off",
