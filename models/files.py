@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from models.bounded_yaml import MOST_BYTES as YAML_BYTES
 from models.bounded_yaml import UnboundedYaml, parse_yaml
 from models.errors import PolyrecError
+from models.text import printable
 
 
 class Strict(BaseModel):
@@ -111,7 +112,7 @@ def one_line(error: ValidationError) -> str:
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
     message = first["msg"].removeprefix("Value error, ").partition(" or instance of ")[0]
-    return f"{where}: {message}" if where else message
+    return printable(f"{where}: {message}" if where else message)
 
 
 @contextmanager

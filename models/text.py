@@ -11,7 +11,7 @@ UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """Control characters, line separators and lone surrogates: they split lines or steer terminals."""
 
 _CREDENTIALS = re.compile(r"(?<=://)[^\s'\"]*@")
-_ABSOLUTE = re.compile(r"(?<![\w.~:/-])/(?:[^/\s'\":,;]+/)+([^/\s'\":,;]+)?")
+_ABSOLUTE = re.compile(r"(?<![\w.~:/-])/(?!v[12]/)(?:[^/\s'\":,;]+/)+([^/\s'\":,;]+)?")
 
 
 def printable(text: str, most: int = MOST_CHARACTERS) -> str:
@@ -23,6 +23,7 @@ def printable(text: str, most: int = MOST_CHARACTERS) -> str:
 def public(text: str) -> str:
     """`printable`, without credentials in URLs, and with absolute paths cut to their last part.
 
-    For pages, answers and logs, which others read than those who chose the paths.
+    For pages, answers and logs, which others read than those who chose the paths. The server's own pages
+    (/v1/..., /v2/...) keep theirs.
     """
     return printable(_ABSOLUTE.sub(lambda m: m[1] or "/", _CREDENTIALS.sub("", text)))

@@ -32,6 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--drift-s", type=float, help="with --plan: rows follow popularity every so many seconds"
     )
+    parser.add_argument(
+        "--store-password-file", help="with --plan: file with the password of its remote store"
+    )
     parser.add_argument("--drain-grace-s", type=float, help="serve on after SIGTERM, while not ready")
     parser.add_argument("--drain-timeout-s", type=float, help="then, for requests in flight")
     parser.add_argument(

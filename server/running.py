@@ -38,6 +38,7 @@ from server.engine import Engine, State
 from server.http.admin import Admin
 from server.http.app import create_app
 from server.http.protocol import Protocol, close_idle
+from server.logs import log_to_stderr
 from server.settings import Settings
 from server.tracing.tracer import open_tracer
 
@@ -152,7 +153,7 @@ class Ready:
 
 def serve(settings: Settings, on_ready: Callable[[Ready], object]) -> int:
     """Serves until told to stop; returns the exit status. Raises PolyrecError if it cannot start."""
-    logging.basicConfig(level=settings.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    log_to_stderr(settings.log_level)
     if settings.log_level == "warning":
         # it warns of every request that is not HTTP: anybody could fill the log
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)

@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, SecretStr, ValidationError, model_validator
 
 from models.errors import PolyrecError
 from models.files import Strict, one_line
@@ -43,6 +43,8 @@ class Settings(Strict):
     drain_timeout_s: then, how long requests in flight may take.
     tier_directory, drift_s: only with a plan that has a placement: where files of disk tiers are written, and
         how often rows follow their popularity (seconds), in place of the placement's own.
+    store_password, store_password_file: of the remote store that a plan names, in place of what the plan
+        says. The password itself can be given by the environment only.
     log_level: the least that is written to standard error.
     The rest, if given, replaces the plan's value of the same name.
     """
@@ -63,6 +65,8 @@ class Settings(Strict):
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
     tier_directory: Path | None = None
     drift_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    store_password: SecretStr | None = None
+    store_password_file: Path | None = None
     default_budget_ms: BudgetMs | None = None
     max_body_bytes: Annotated[int, Field(ge=1)] | None = None
     max_request_rows: TabledRows | None = None
@@ -93,10 +97,18 @@ class Settings(Strict):
                     "tier_directory and drift_s are for a plan with a placement; there is none"
                 )
             bent["placement"] |= given
+        if plan.placement is not None and plan.placement.remote is not None:
+            bent["placement"]["remote"] |= self._store_login()
         try:
             return Plan.model_validate(bent)
         except ValidationError as e:
             raise SettingsError(one_line(e)) from None
+
+    def _store_login(self) -> dict[str, Any]:
+        """What replaces the store's own password, if anything is given."""
+        if self.store_password is None and self.store_password_file is None:
+            return {}
+        return {"password": self.store_password, "password_file": self.store_password_file}
 
 
 def gather(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:

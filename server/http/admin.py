@@ -30,6 +30,7 @@ from starlette.routing import Route
 from models.bundle import Bundle
 from models.errors import PolyrecError
 from models.files import Strict, one_line
+from models.text import public
 from planner.plan import BudgetMs, PathName, Plan, Policy, load_plan
 from server.background import in_thread
 from server.engine import Engine, State
@@ -135,8 +136,9 @@ class Admin:
             try:
                 serving = await in_thread(lambda: self._opened(read))
             except PolyrecError as e:
-                log.warning("a plan is not opened, the old one still serves: %s", e)
-                raise Invalid(f"the plan is not opened, the old one still serves: {e}") from None
+                why = public(str(e))
+                log.warning("a plan is not opened, the old one still serves: %s", why)
+                raise Invalid(f"the plan is not opened, the old one still serves: {why}") from None
             left = engine.adopt(serving)
             names = [p.name for p in serving.paths]
             log.warning("another plan serves: %s, bundle version %s", ", ".join(names), serving.version)
