@@ -48,6 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import os
 
+    from server.signals import end_on_sigterm
+
+    end_on_sigterm()
     # before torch is imported: parallelism comes from lanes, and idle threads spin
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     from server.settings import gather

@@ -6,14 +6,19 @@ from __future__ import annotations
 import os
 import sys
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-from models.errors import PolyrecError
-from server.running import serve
-from server.settings import gather
+from server.signals import end_on_sigterm
 
 
 def main() -> int:
+    """Serves until told to stop; returns the exit status."""
+    end_on_sigterm()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
+
+    # seconds of imports
+    from models.errors import PolyrecError
+    from server.running import serve
+    from server.settings import gather
+
     try:
         return serve(gather({}, os.environ), lambda ready: print(ready.line(), flush=True))
     except PolyrecError as e:
