@@ -86,9 +86,10 @@ def test_what_waits_at_the_end_of_the_drain_is_told_so(one_lane: Child) -> None:
         socket.create_connection((host, int(port)), LIVENESS_S) as first,
         socket.create_connection((host, int(port)), LIVENESS_S) as second,
     ):
-        first.sendall(POST)
-        second.sendall(POST)
-        wait_until(lambda: httpx.get(f"{one_lane.url}/v1/status").json()["now"]["queue_rows"] == 1)
+        for connection in (first, second):  # the one into the lane, the other into the queue
+            connection.sendall(POST)
+            for _ in range(2):  # what was sent before a page is asked for has been read when the next is
+                assert httpx.get(f"{one_lane.url}/livez").status_code == 200
         one_lane.process.send_signal(signal.SIGTERM)
         for connection in (first, second):
             answer = connection.makefile("rb").read()
