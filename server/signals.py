@@ -8,13 +8,20 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
 
-def end_on_sigterm() -> None:
-    """From now on SIGTERM ends the process with status 0: nothing has been accepted that would be lost."""
-    signal.signal(signal.SIGTERM, _end)
+@contextmanager
+def ending_on_sigterm() -> Iterator[None]:
+    """Within it SIGTERM ends the process with status 0: nothing has been accepted that would be lost."""
+    before = signal.signal(signal.SIGTERM, _end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _end(signal_number: int, frame: FrameType | None) -> NoReturn:
