@@ -7,7 +7,8 @@
 
 A bundle is written under a temporary name and renamed, so a reader sees all of it or nothing.
 Loading checks every file against the manifest and refuses on any mismatch, saying why. Tensors are
-mapped, not read: processes that load the same bundle share its rows in memory.
+mapped, not read: processes that load the same bundle share its rows in memory. A loaded bundle holds its
+files open (models/held_files.py): it stays the same model when another is written to its place.
 """
 
 from __future__ import annotations
@@ -18,85 +19,62 @@ import math
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as distribution_version
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import torch
-from pydantic import Field
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import save_file
 from torch import Tensor
 
-from models.dlrm import DLRM, Architecture, DenseNet, dense_slots
+from models.dlrm import DLRM, DenseNet, dense_slots
 from models.embeddings.stage import Stage
 from models.encoder import Encoder, Standard
 from models.errors import BundleError, PolyrecError
-from models.files import MOST_SERVED_BYTES, Strict, read_regular, require_regular, validated, whole
-from models.popularity import VocabularyDescriptor, vocabularies_from_tensors, vocabulary_tensors
+from models.files import validated, whole
+from models.held_files import HeldFiles, HoldError, hold
+from models.manifest import (
+    EMBEDDINGS,
+    FORMAT_VERSION,
+    MANIFEST,
+    NET,
+    NUMBERS,
+    VOCABULARY,
+    FileDigest,
+    Manifest,
+    StandardEntry,
+    read_manifest,
+    sealed,
+)
+from models.popularity import vocabularies_from_tensors, vocabulary_tensors
 from models.probe import unanswered
 from models.representation import Representation, stage_from_tensors
-from models.schema import Schema
+from models.text import printable
 
-FORMAT_VERSION = 1
-MANIFEST = "manifest.json"
-EMBEDDINGS = "embeddings.safetensors"
-NET = "net.safetensors"
-VOCABULARY = "vocabulary.safetensors"
-FILES = frozenset((MANIFEST, EMBEDDINGS, NET, VOCABULARY))
-
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-
-
-class FileDigest(Strict):
-    """Size and checksum of one file of a bundle."""
-
-    bytes: int
-    sha256: str
-
-
-class StandardEntry(Strict):
-    """See models.encoder.Standard."""
-
-    mean: Finite
-    deviation: Annotated[Finite, Field(gt=0)]
-
-
-class Manifest(Strict):
-    """Everything about a bundle but its numbers."""
-
-    format: Literal["polyrec-bundle"] = "polyrec-bundle"
-    format_version: int
-    name: str
-    version: str
-    created: str
-    code_version: str
-    schema_: Schema = Field(alias="schema")
-    architecture: Architecture
-    representation: Representation
-    standards: dict[str, StandardEntry]
-    vocabularies: dict[str, VocabularyDescriptor]
-    metrics: dict[str, dict[str, Finite | int | None]]
-    training: dict[str, Any]
-    files: dict[str, FileDigest]
+FILES = frozenset((MANIFEST, *NUMBERS))
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """A checked bundle. Models built from it share its mapped tensors."""
+    """A checked bundle. Models built from it share its mapped tensors.
+
+    path: where it was loaded from; another bundle may stand there by now. files: what it is read from.
+    """
 
     path: Path
+    files: HeldFiles
     manifest: Manifest
     encoder: Encoder
 
     @cached_property
     def _rows(self) -> dict[str, Tensor]:
-        return mapped(self.path / EMBEDDINGS)
+        return mapped(self.files, EMBEDDINGS)
 
     @property
     def name(self) -> str:
@@ -115,12 +93,12 @@ class Bundle:
 
     def net(self) -> DenseNet:
         """A new dense net, ready to evaluate."""
-        return net_from_tensors(self.manifest, self.stage(), mapped(self.path / NET))
+        return net_from_tensors(self.manifest, self.stage(), mapped(self.files, NET))
 
     def model(self) -> DLRM:
         """A new model, ready to evaluate."""
         stage = self.stage()
-        return DLRM(stage, net_from_tensors(self.manifest, stage, mapped(self.path / NET))).eval()
+        return DLRM(stage, net_from_tensors(self.manifest, stage, mapped(self.files, NET))).eval()
 
 
 def net_from_tensors(manifest: Manifest, stage: Stage, tensors: Mapping[str, Tensor]) -> DenseNet:
@@ -158,8 +136,14 @@ def write_bundle(
     without = unanswered(model, encoder)
     if without is not None:
         raise BundleError(f"bundle '{path}' is not written: its numbers overflow: {without}")
+    standards = {
+        name: validated(
+            StandardEntry, asdict(s), f"bundle '{path}' is not written: feature '{name}'", BundleError
+        )
+        for name, s in encoder.standards.items()
+    }
     try:
-        _write(target, model, representation, encoder, metrics, training)
+        _write(target, model, representation, encoder, standards, metrics, training)
     except (OSError, SafetensorError) as e:
         raise BundleError(f"cannot write bundle '{target}': {getattr(e, 'strerror', None) or e}") from None
     return load_bundle(target)
@@ -170,6 +154,7 @@ def _write(
     model: DLRM,
     representation: Representation,
     encoder: Encoder,
+    standards: dict[str, StandardEntry],
     metrics: Mapping[str, Mapping[str, float | int | None]],
     training: Mapping[str, Any],
 ) -> None:
@@ -179,9 +164,9 @@ def _write(
         save_file(_portable(model.net.state_dict()), partial / NET)
         arrays, vocabularies = vocabulary_tensors(encoder.vocabularies)
         save_arrays(arrays, partial / VOCABULARY)
-        for name in (EMBEDDINGS, NET, VOCABULARY):
+        for name in NUMBERS:
             (partial / name).chmod(0o644)  # safetensors leaves files that only their owner can read
-        files = {name: _digest(partial / name) for name in (EMBEDDINGS, NET, VOCABULARY)}
+        files = {name: _digest(partial / name) for name in NUMBERS}
         identity = json.dumps({n: f.sha256 for n, f in files.items()}, sort_keys=True)
         manifest = Manifest(
             format_version=FORMAT_VERSION,
@@ -192,18 +177,16 @@ def _write(
             schema=encoder.schema,
             architecture=model.net.shape,
             representation=representation,
-            standards={
-                n: StandardEntry(mean=s.mean, deviation=s.deviation) for n, s in encoder.standards.items()
-            },
+            standards=standards,
             vocabularies=vocabularies,
             metrics={
                 of: {k: v if v is None or math.isfinite(v) else None for k, v in found.items()}
                 for of, found in metrics.items()
             },
-            training=dict(training),
+            training=_printable(training),
             files=files,
         )
-        (partial / MANIFEST).write_text(manifest.model_dump_json(by_alias=True, indent=2) + "\n")
+        (partial / MANIFEST).write_text(sealed(manifest))
 
 
 def require_target(path: str | Path, replace: bool) -> None:
@@ -232,33 +215,20 @@ def _only_a_bundle(target: Path) -> bool:
 
 def load_bundle(path: str | Path) -> Bundle:
     """Loads and checks a bundle. Raises BundleError with the reason on any mismatch."""
-    folder = Path(path)
-    manifest = read_manifest(folder)
-    for name, expected in manifest.files.items():
-        file = folder / name
-        try:
-            size = require_regular(file).st_size
-        except FileNotFoundError:
-            raise BundleError(f"bundle '{path}': {name} is missing") from None
-        except OSError as e:
-            raise BundleError(f"bundle '{path}': {name} cannot be read: {e}") from None
-        if size != expected.bytes:
-            raise BundleError(f"bundle '{path}': {name} has {size} bytes, the manifest says {expected.bytes}")
-        if _digest(file).sha256 != expected.sha256:
-            raise BundleError(f"bundle '{path}': {name} is corrupt (its sha256 is not the manifest's)")
+    files, manifest = _checked(Path(path))
     try:
-        arrays = mapped(folder / VOCABULARY)
+        arrays = mapped(files, VOCABULARY)
         vocabularies = vocabularies_from_tensors(
             {k: v.numpy() for k, v in arrays.items()}, manifest.vocabularies
         )
         standards = {n: Standard(s.mean, s.deviation) for n, s in manifest.standards.items()}
-        bundle = Bundle(folder, manifest, Encoder(manifest.schema_, vocabularies, standards))
+        bundle = Bundle(files.folder, files, manifest, Encoder(manifest.schema_, vocabularies, standards))
         model = bundle.model()
     except (KeyError, ValueError, RuntimeError, MemoryError, PolyrecError) as e:
         raise BundleError(f"bundle '{path}' contradicts itself: {' '.join(str(e).split())}") from None
     largest: dict[str, float] = {}
     for name in (NET, EMBEDDINGS):
-        for tensor, values in mapped(folder / name).items():
+        for tensor, values in mapped(files, name).items():
             where = f"'{tensor}' in {name}"
             largest[where] = _largest(values)
             if not math.isfinite(largest[where]):
@@ -276,34 +246,36 @@ def load_bundle(path: str | Path) -> Bundle:
     return bundle
 
 
+def _checked(folder: Path) -> tuple[HeldFiles, Manifest]:
+    """The files of a bundle, whose sizes and checksums are the manifest's. Raises BundleError."""
+    try:
+        files = hold(folder, (MANIFEST, *NUMBERS))
+    except HoldError as e:
+        absent = isinstance(e.why, FileNotFoundError)
+        if e.name is None and not absent:
+            raise BundleError(f"no bundle at '{folder}': {e.why.strerror}") from None
+        if e.name in (None, MANIFEST) and absent:
+            raise BundleError(f"no bundle at '{folder}': there is no {MANIFEST}") from None
+        why = "is missing" if absent else f"cannot be read: {e.why.strerror or e.why}"
+        raise BundleError(f"bundle '{folder}': {e.name} {why}") from None
+    manifest = read_manifest(folder, files.path(MANIFEST))
+    for name in NUMBERS:
+        found, expected = _digest(files.path(name)), manifest.files[name]
+        if found.bytes != expected.bytes:
+            raise BundleError(
+                f"bundle '{folder}': {name} has {found.bytes} bytes, the manifest says {expected.bytes}"
+            )
+        if found.sha256 != expected.sha256:
+            raise BundleError(f"bundle '{folder}': {name} is corrupt (its sha256 is not the manifest's)")
+    return files, manifest
+
+
 def _largest(values: Tensor) -> float:
     """The largest size of a number, NaN or infinity if one is; in one pass that allocates nothing."""
     if not values.is_floating_point() or not values.numel():
         return 0.0
     least, most = torch.aminmax(values)
     return max(abs(float(least)), float(most), key=lambda x: math.inf if math.isnan(x) else x)
-
-
-def read_manifest(folder: Path) -> Manifest:
-    """The manifest alone, typed. Raises BundleError."""
-    try:
-        raw = json.loads(read_regular(folder / MANIFEST, MOST_SERVED_BYTES))
-    except (FileNotFoundError, NotADirectoryError):
-        raise BundleError(f"no bundle at '{folder}': there is no {MANIFEST}") from None
-    except (OSError, ValueError, RecursionError) as e:
-        raise BundleError(f"bundle '{folder}': {MANIFEST} cannot be read: {e}") from None
-    version = raw.get("format_version") if isinstance(raw, dict) else None
-    if version != FORMAT_VERSION:
-        raise BundleError(
-            f"bundle '{folder}' has format version {version}, this Polyrec reads {FORMAT_VERSION}"
-        )
-    manifest = validated(Manifest, raw, f"bundle '{folder}': {MANIFEST}", BundleError)
-    missing = {EMBEDDINGS, NET, VOCABULARY} - manifest.files.keys()
-    if missing or any(Path(n).name != n for n in manifest.files):
-        raise BundleError(
-            f"bundle '{folder}': {MANIFEST} does not list {', '.join(sorted(missing)) or 'plain files'}"
-        )
-    return manifest
 
 
 def code_version() -> str:
@@ -319,14 +291,23 @@ def _digest(file: Path) -> FileDigest:
         return FileDigest(bytes=file.stat().st_size, sha256=hashlib.file_digest(stream, "sha256").hexdigest())
 
 
+def _printable(found: Any) -> Any:
+    """The same JSON value, its strings (names of files) made lines."""
+    if isinstance(found, str):
+        return printable(found)
+    if isinstance(found, Mapping):
+        return {printable(str(key)): _printable(value) for key, value in found.items()}
+    return [_printable(value) for value in found] if isinstance(found, list | tuple) else found
+
+
 def _portable(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
 
 
-def mapped(file: Path) -> dict[str, Tensor]:
+def mapped(files: HeldFiles, name: str) -> dict[str, Tensor]:
     """All tensors of a safetensors file, mapped. Raises BundleError if it cannot be read."""
     try:
-        with safe_open(file, framework="pt") as tensors:
+        with safe_open(files.path(name), framework="pt") as tensors:
             return {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as e:
-        raise BundleError(f"'{file}' cannot be read: {e}") from None
+        raise BundleError(f"bundle '{files.folder}': {name} cannot be read: {e}") from None

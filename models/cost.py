@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 
-from models.bundle import EMBEDDINGS, NET, Bundle
+from models.bundle import Bundle
 from models.context_once import ContextOnce, first_layer
 from models.dlrm import Architecture, DenseNet
 from models.interaction import Cross, Dot
+from models.manifest import EMBEDDINGS, NET
 
 
 @dataclass(frozen=True, slots=True)

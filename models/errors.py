@@ -6,9 +6,16 @@ one place (`server/errors.py`). Anything else that is raised is a defect of Poly
 
 from __future__ import annotations
 
+from models.text import printable
+
+MOST_CHARACTERS = 2000
+
 
 class PolyrecError(Exception):
-    """Base of every error that names a user's mistake and its remedy."""
+    """Base of every error that names a user's mistake and its remedy; its text is one bounded line."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__(), MOST_CHARACTERS)
 
 
 class SchemaError(PolyrecError):

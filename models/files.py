@@ -16,7 +16,10 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from models.bounded_yaml import MOST_BYTES as YAML_BYTES
+from models.bounded_yaml import UnboundedYaml, parse_yaml
 from models.errors import PolyrecError
+from models.text import printable
 
 
 class Strict(BaseModel):
@@ -42,8 +45,8 @@ def read_json(
 
 
 def read_yaml(file: Path, what: str, error: type[PolyrecError]) -> dict[str, Any]:
-    """As `read_json`, of a YAML file, which may be JSON."""
-    return _read(file, what, error, "YAML", "a mapping", yaml.safe_load, MOST_BYTES)
+    """As `read_json`, of a YAML file, which may be JSON; bounded as models/bounded_yaml.py says."""
+    return _read(file, what, error, "YAML", "a mapping", parse_yaml, YAML_BYTES)
 
 
 def read_regular(file: Path, most_bytes: int) -> bytes:
@@ -87,7 +90,7 @@ def _read(
         raw = parse(read_regular(file, most_bytes).decode())
     except FileNotFoundError:
         raise
-    except (OSError, UnicodeDecodeError) as e:
+    except (OSError, UnicodeDecodeError, UnboundedYaml) as e:
         raise error(f"cannot read {what}: {e}") from None
     except (ValueError, yaml.YAMLError, RecursionError) as e:
         raise error(f"{what} is not {form}: {' '.join(str(e).split())}") from None
@@ -109,7 +112,7 @@ def one_line(error: ValidationError) -> str:
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
     message = first["msg"].removeprefix("Value error, ").partition(" or instance of ")[0]
-    return f"{where}: {message}" if where else message
+    return printable(f"{where}: {message}" if where else message)
 
 
 @contextmanager

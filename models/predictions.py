@@ -13,12 +13,13 @@ from pathlib import Path
 import numpy as np
 
 from models.batch import F32, I64
-from models.bundle import VOCABULARY, Bundle
+from models.bundle import Bundle
 from models.data.encoded import encode
 from models.data.reader import OnMalformed, open_data
 from models.data.split import Splitter, split_of
 from models.errors import DataError
 from models.learning import Phase
+from models.manifest import VOCABULARY
 from models.precision import DensePrecision
 from models.runtimes import open_runtime, predict_rows
 

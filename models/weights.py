@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.bundle import EMBEDDINGS, NET, VOCABULARY, Manifest, mapped, net_from_tensors, read_manifest
+from models.bundle import mapped, net_from_tensors
 from models.dlrm import DenseNet
 from models.embeddings.stage import Stage
 from models.errors import BundleError
+from models.held_files import HeldFiles
+from models.manifest import EMBEDDINGS, MANIFEST, NET, VOCABULARY, Manifest, read_manifest
 from models.representation import stage_from_tensors
 
 
@@ -42,13 +43,13 @@ class Ranks:
 class Weights:
     """The stage and the dense net of a bundle."""
 
-    path: Path
+    files: HeldFiles
     manifest: Manifest
     ranks: dict[str, Ranks]
 
     @cached_property
     def _rows(self) -> dict[str, Tensor]:
-        return mapped(self.path / EMBEDDINGS)
+        return mapped(self.files, EMBEDDINGS)
 
     def stage(self) -> Stage:
         """A new embedding stage over the mapped rows."""
@@ -57,19 +58,19 @@ class Weights:
 
     def net(self) -> DenseNet:
         """A new dense net, ready to evaluate."""
-        return net_from_tensors(self.manifest, self.stage(), mapped(self.path / NET))
+        return net_from_tensors(self.manifest, self.stage(), mapped(self.files, NET))
 
 
-def open_weights(path: str | Path, version: str) -> Weights:
+def open_weights(files: HeldFiles, version: str) -> Weights:
     """The numbers of a bundle that was checked when it was loaded as this version.
 
-    Raises BundleError if another version stands there by now.
+    Raises BundleError if its files have been overwritten in place since.
     """
-    folder = Path(path)
-    manifest = read_manifest(folder)
+    manifest = read_manifest(files.folder, files.path(MANIFEST))
     if manifest.version != version:
         raise BundleError(
-            f"bundle '{path}' was replaced: it has version {manifest.version}, {version} is served; reload it"
+            f"bundle '{files.folder}' was overwritten: "
+            f"it has version {manifest.version}, {version} is served; reload it"
         )
-    stored = mapped(folder / VOCABULARY)
-    return Weights(folder, manifest, {t: Ranks(stored[f"{t}.rank_of_id"]) for t in manifest.vocabularies})
+    stored = mapped(files, VOCABULARY)
+    return Weights(files, manifest, {t: Ranks(stored[f"{t}.rank_of_id"]) for t in manifest.vocabularies})

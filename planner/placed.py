@@ -77,6 +77,17 @@ class Placement(Strict):
     prefetch: bool = True
     drift_s: Seconds | None = None
 
+    def beside(self, folder: Path) -> Placement:
+        """The same with its files relative to a folder."""
+        changed: dict[str, object] = {}
+        if self.directory is not None:
+            changed["directory"] = folder / self.directory
+        if (store := self.remote) is not None:
+            files = {"password_file": store.password_file, "ca_file": store.ca_file}
+            named = {key: folder / file for key, file in files.items() if file is not None}
+            changed["remote"] = store.model_copy(update=named)
+        return self.model_copy(update=changed)
+
     @model_validator(mode="after")
     def _rows_have_a_place(self) -> Placement:
         names = [placed.path for placed in self.paths]

@@ -216,8 +216,8 @@ def load_plan(file: str | Path) -> Plan:
     beside = Path(file).parent
     paths = tuple(p.model_copy(update={"bundle": beside / p.bundle}) for p in plan.paths)
     placement = plan.placement
-    if placement is not None and placement.directory is not None:
-        placement = placement.model_copy(update={"directory": beside / placement.directory})
+    if placement is not None:
+        placement = placement.beside(beside)
     return plan.model_copy(update={"paths": paths, "placement": placement})
 
 

@@ -1,10 +1,10 @@
 """One server process, from its first socket to its last answer.
 
     bind the port -> answer /livez, /readyz 503 -> load the plan's paths -> ready
-    SIGTERM -> /readyz 503, keep serving for the grace -> stop accepting -> finish what is in flight
+    SIGTERM -> /readyz 503, and the rest of server/drain.py
 
-A load balancer needs the grace to notice; liveness stays 200 to the end. A second signal, or Ctrl-C,
-skips it. `serve` is the whole life; `start` runs it in a child process, for demos and tests.
+Liveness stays 200 to the end. `serve` is the whole life; `start` runs it in a child process, for demos and
+tests.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import math
 import os
 import signal
 import socket
@@ -36,12 +37,14 @@ from server.background import in_thread
 from server.collector import Collector
 from server.decode import MOST_DIGITS
 from server.dispatcher import clock
-from server.engine import Engine, State
+from server.drain import Drain
+from server.engine import Engine
 from server.http.access import Access
 from server.http.admin import Admin
 from server.http.app import create_app
 from server.http.connection import protocol_of
 from server.http.front import Front
+from server.logs import log_to_stderr
 from server.settings import Settings
 from server.tls import check_tls, reload_tls
 from server.tracing.tracer import open_tracer
@@ -61,13 +64,15 @@ class StartFailed(PolyrecError):
     """A child server ended before it was ready; the message is its last line."""
 
 
-def plan_of(settings: Settings) -> tuple[Plan, Mapping[Path, Bundle]]:
+def plan_of(settings: Settings, file: Path | None = None) -> tuple[Plan, Mapping[Path, Bundle]]:
     """What the settings name: a plan, or one bundle by the best runtime; and the bundles that it opened.
 
+    file: another plan in its place; limits, policy and tiers of the settings hold for that, too.
     Raises PlanError, BundleError or SettingsError.
     """
-    if settings.plan is not None:
-        return settings.bend(load_plan(settings.plan)), {}
+    file = file or settings.plan
+    if file is not None:
+        return settings.bend(load_plan(file)), {}
     assert settings.bundle is not None
     bundle = load_bundle(settings.bundle)
     if settings.runtime == "auto":
@@ -114,27 +119,15 @@ def several(listener: socket.socket) -> list[socket.socket]:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, with a grace between the signal and the end."""
+    """uvicorn's server, whose signals a drain handles."""
 
-    def __init__(self, config: uvicorn.Config, engine: Engine, grace_s: float) -> None:
+    def __init__(self, config: uvicorn.Config, drain: Drain) -> None:
         super().__init__(config)
-        self._engine = engine
-        self._grace_s = grace_s
+        self._drain = drain
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Signal handler: runs between two steps of the event loop."""
-        again = self._engine.state is State.DRAINING
-        loading = self._engine.state is State.LOADING
-        self._engine.enter(State.DRAINING)
-        if self.should_exit:
-            self.force_exit = True
-        elif again or loading or sig == signal.SIGINT or not self._grace_s:
-            self.should_exit = True
-        else:
-            asyncio.get_running_loop().call_later(self._grace_s, self._stop)
-
-    def _stop(self) -> None:
-        self.should_exit = True
+        """Signal handler."""
+        self._drain.signaled(self, sig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +147,7 @@ class Ready:
 
 def serve(settings: Settings, on_ready: Callable[[Ready], object]) -> int:
     """Serves until told to stop; returns the exit status. Raises PolyrecError if it cannot start."""
-    logging.basicConfig(level=settings.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    log_to_stderr(settings.log_level)
     if settings.log_level == "warning":
         # it warns of every request that is not HTTP: anybody could fill the log
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
@@ -177,7 +170,7 @@ async def _serve(settings: Settings, listener: socket.socket, on_ready: Callable
         engine.metrics, settings.tokens, settings.admin_token, settings.open_rights, clock=clock
     )
     engine.tracer = open_tracer(os.environ)
-    app = create_app(engine, Admin(engine, lambda: plan_of(settings)))
+    app = create_app(engine, Admin(engine, lambda file: plan_of(settings, file)))
     front = Front(app, app.hot, engine)
     config = uvicorn.Config(
         app,
@@ -188,13 +181,14 @@ async def _serve(settings: Settings, listener: socket.socket, on_ready: Callable
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        timeout_graceful_shutdown=max(1, round(settings.drain_timeout_s)),
+        # after the drain's own, which answers what still waits
+        timeout_graceful_shutdown=math.ceil(settings.drain_timeout_s) + 1,
         backlog=BACKLOG,
         ssl_certfile=settings.tls_cert,
         ssl_keyfile=settings.tls_key,
     )
     _follow_files(engine, config, settings)
-    server = Server(config, engine, settings.drain_grace_s)
+    server = Server(config, Drain(engine, listener, settings.drain_grace_s, settings.drain_timeout_s))
     with Collector(engine.metrics.collected):
         await _until_told(server, engine, front, settings, listener, on_ready)
     engine.close()
@@ -231,6 +225,7 @@ async def _until_told(
         await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             loading.result()
+            engine.attach()
             # What is loaded stays: the collector need not look at it again.
             gc.collect()
             gc.freeze()
@@ -245,6 +240,9 @@ async def _until_told(
         sweeping.cancel()
         if engine.tracer is not None:
             engine.tracer.close()
+        if not loading.done():
+            # told to end while loading: the interpreter's own end would crash in the thread that loads
+            os._exit(0)
 
 
 def _ready(engine: Engine, listener: socket.socket, scheme: str) -> Ready:

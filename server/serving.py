@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from models.batch import I64, Batch
-from models.bundle import VOCABULARY, Bundle, load_bundle
+from models.bundle import Bundle, load_bundle
 from models.encoder import Encoder
+from models.manifest import VOCABULARY
 from models.runtimes.runtime import Runtime
 from planner.latency import LatencyModel
 from planner.plan import Plan, PlanError, PlannedPath
@@ -61,6 +62,14 @@ class OpenPath:
         return self.planned.name
 
 
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """All that it takes to serve a plan again: the plan as it was followed, and its bundles, held open."""
+
+    plan: Plan
+    bundles: Mapping[Path, Bundle]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Serving:
     """What answers. The first path's bundle stands for all where one has to (names, versions)."""
@@ -86,6 +95,11 @@ class Serving:
     def max_body_bytes(self) -> int:
         """Of one request, as sent and after decompression: the plan's, or derived from its rows."""
         return self.decoder.body_limits.max_bytes
+
+    @property
+    def generation(self) -> Generation:
+        """What a rollback to this needs, when its lanes and tiers are long closed."""
+        return Generation(self.plan, {path.planned.bundle: path.bundle for path in self.paths})
 
     def close(self) -> None:
         """Ends every lane, then the tiers; queries still waiting are cancelled. Tiers may take seconds."""

@@ -2,21 +2,25 @@
 
 Command-line flags and POLYREC_ environment variables go in; one frozen `Settings` comes out. A flag
 wins over a variable, a variable over the plan. An unknown POLYREC_ variable is an error: a
-misspelt one would otherwise be ignored in silence.
+misspelt one would otherwise be ignored in silence. Those that Kubernetes makes for a Service are no settings
+(server/kubernetes.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError, model_validator
 
 from models.errors import PolyrecError
 from models.files import Strict, one_line
 from models.precision import DensePrecision
+from models.text import printable
 from planner.plan import BudgetMs, Plan, Policy, Rows, TabledRows
+from server.kubernetes import is_service_variable
 from server.tokens import OpenRight
 
 PREFIX = "POLYREC_"
@@ -48,6 +52,8 @@ class Settings(Strict):
     drain_timeout_s: then, how long requests in flight may take.
     tier_directory, drift_s: only with a plan that has a placement: where files of disk tiers are written, and
         how often rows follow their popularity (seconds), in place of the placement's own.
+    store_password, store_password_file: of the remote store that a plan names, in place of what the plan
+        says. The password itself can be given by the environment only.
     log_level: the least that is written to standard error.
     The rest, if given, replaces the plan's value of the same name.
     """
@@ -72,6 +78,8 @@ class Settings(Strict):
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
     tier_directory: Path | None = None
     drift_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    store_password: SecretStr | None = None
+    store_password_file: Path | None = None
     default_budget_ms: BudgetMs | None = None
     max_body_bytes: Annotated[int, Field(ge=1)] | None = None
     max_request_rows: TabledRows | None = None
@@ -105,10 +113,18 @@ class Settings(Strict):
                     "tier_directory and drift_s are for a plan with a placement; there is none"
                 )
             bent["placement"] |= given
+        if plan.placement is not None and plan.placement.remote is not None:
+            bent["placement"]["remote"] |= self._store_login()
         try:
             return Plan.model_validate(bent)
         except ValidationError as e:
             raise SettingsError(one_line(e)) from None
+
+    def _store_login(self) -> dict[str, Any]:
+        """What replaces the store's own password, if anything is given."""
+        if self.store_password is None and self.store_password_file is None:
+            return {}
+        return {"password": self.store_password, "password_file": self.store_password_file}
 
 
 def gather(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:
@@ -121,10 +137,11 @@ def gather(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:
     for variable, value in environ.items():
         if not variable.startswith(PREFIX):
             continue
+        if is_service_variable(variable, value):
+            continue
         name = variable.removeprefix(PREFIX).lower()
         if name not in known:
-            names = ", ".join(PREFIX + key.upper() for key in known)
-            raise SettingsError(f"unknown environment variable {variable}; known: {names}")
+            raise SettingsError(_unknown(variable, [PREFIX + key.upper() for key in known]))
         values[name] = value
     given = {name: value for name, value in flags.items() if value is not None}
     # What is to be served is one decision: a bundle on the command line also replaces a plan in
@@ -142,3 +159,10 @@ def gather(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:
         elif key:
             line = "--" + line.replace(key, key.replace("_", "-"), 1)
         raise SettingsError(line) from None
+
+
+def _unknown(variable: str, known: Sequence[str]) -> str:
+    """The message for a variable that is no setting: the most similar one that is, or else all of them."""
+    named = f"unknown environment variable {printable(variable, 80)}"
+    similar = get_close_matches(variable.upper(), known, n=1, cutoff=0.8)
+    return f"{named}; did you mean {similar[0]}?" if similar else f"{named}; known: {', '.join(known)}"

@@ -9,6 +9,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+# before any test module imports onnxruntime itself: switches its telemetry off
+import models.runtimes  # noqa: F401
 from models.bundle import Bundle, load_bundle, write_bundle
 from models.data.generator import generate
 from models.data.reader import open_data

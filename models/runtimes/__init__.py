@@ -1,7 +1,13 @@
-"""One runtime per kind of executor; `open_runtime` picks by name."""
+"""One runtime per kind of executor; `open_runtime` picks by name.
+
+ONNX Runtime writes telemetry files into the home folder as soon as it is imported, unless the environment
+forbids it before. Every import of it passes through this package, so telemetry is switched off here, once for
+commands, server, lanes and tests; a value that the operator has set stays.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -17,6 +23,8 @@ if TYPE_CHECKING:
     from models.precision import DensePrecision
     from models.runtimes.runtime import Runtime
     from models.weights import Weights
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 NAMES = ("torch", "onnx")
 

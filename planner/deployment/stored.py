@@ -9,8 +9,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from models.batch import F64, I64
-from models.bundle import VOCABULARY, Manifest, read_manifest
 from models.errors import BundleError
+from models.manifest import VOCABULARY, Manifest, read_manifest
 from models.popularity import lookups_counted
 from planner.deployment.ranked import Ranked
 from planner.deployment.residency import Tables

@@ -9,10 +9,11 @@ from typing import Literal
 
 import numpy as np
 
-from models.bundle import NET, Bundle
+from models.bundle import Bundle
 from models.data.split import NAMES
 from models.evaluation import evaluate
 from models.learning import Phase
+from models.manifest import NET
 from models.predictions import predict_all
 from planner.profile import ProfileError
 from planner.profiling.log import Log

@@ -1,7 +1,7 @@
 """POST /v1/admin/...: what an operator changes while the server answers. Needs the token.
 
     reload    {} or {"plan": FILE}           the plan is read again, or another one; the old serves until then
-    rollback  {}                             the plan before the last reload
+    rollback  {}                             what answered before the last reload (its files may be gone)
     drain     {}                             not ready any more, as after SIGTERM, but serves on until ended
     routing   {"policy": ..., "weights": {path: factor}, "default_budget_ms": ...}, each optional
     embeddings  new values of rows: server/http/admin_embeddings.py
@@ -31,6 +31,7 @@ from starlette.routing import Route
 from models.bundle import Bundle
 from models.errors import PolyrecError
 from models.files import Strict, one_line
+from models.text import public
 from planner.plan import BudgetMs, PathName, Plan, Policy, load_plan
 from server.background import in_thread
 from server.engine import Engine, State
@@ -43,7 +44,10 @@ log = logging.getLogger("polyrec.admin")
 audit = logging.getLogger("polyrec.audit")
 
 MAX_BODY_BYTES = 65536
-Opener = Callable[[], tuple[Plan, Mapping[Path, Bundle]]]
+Opened = tuple[Plan, Mapping[Path, Bundle]]
+"""A plan, and those of its bundles that are loaded already."""
+Opener = Callable[[Path | None], Opened]
+"""Reads a plan file, or for None what the server was started with; settings win over either."""
 Model = TypeVar("Model", bound=Strict)
 
 
@@ -66,7 +70,7 @@ class Reroute(Strict):
 
 
 class Admin:
-    """The operator's actions on one engine, one at a time. opener: reads what the server was started with."""
+    """The operator's actions on one engine, one at a time. opener: None if no settings are to be kept."""
 
     def __init__(self, engine: Engine, opener: Opener | None = None) -> None:
         self._engine = engine
@@ -98,19 +102,19 @@ class Admin:
 
     async def reload(self, asked: Reload) -> dict[str, Any]:
         """Opens the plan beside what is served, then takes over."""
-        if asked.plan is not None:
-            file = asked.plan
-            return await self._open(lambda: (load_plan(file), {}))
-        if self._opener is None:
+        file, opener = asked.plan, self._opener
+        if opener is not None:
+            return await self._open(lambda: opener(file))
+        if file is None:
             raise Invalid("name a plan: this server was not started from one")
-        return await self._open(self._opener)
+        return await self._open(lambda: (load_plan(file), {}))
 
     async def rollback(self, asked: Nothing) -> dict[str, Any]:
-        """Serves the plan from before the last reload again."""
+        """Serves again what answered before the last reload."""
         before = self._engine.previous
         if before is None:
             raise Invalid("there is no earlier plan to go back to")
-        return await self._open(lambda: (before, {}))
+        return await self._open(lambda: (before.plan, before.bundles))
 
     async def drain(self, asked: Nothing) -> dict[str, Any]:
         """A load balancer sends no more; what comes is still answered."""
@@ -141,7 +145,7 @@ class Admin:
         log.warning("routing is changed: %s", in_force)
         return in_force
 
-    async def _open(self, read: Opener) -> dict[str, Any]:
+    async def _open(self, read: Callable[[], Opened]) -> dict[str, Any]:
         if self._lock.locked():
             raise NotReady("another plan is being opened; try again when it is done")
         async with self._lock:
@@ -149,9 +153,11 @@ class Admin:
             try:
                 serving = await in_thread(lambda: self._opened(read))
             except PolyrecError as e:
-                log.warning("a plan is not opened, the old one still serves: %s", e)
-                raise Invalid(f"the plan is not opened, the old one still serves: {e}") from None
+                why = public(str(e))
+                log.warning("a plan is not opened, the old one still serves: %s", why)
+                raise Invalid(f"the plan is not opened, the old one still serves: {why}") from None
             left = engine.adopt(serving)
+            engine.attach()
             names = [p.name for p in serving.paths]
             log.warning("another plan serves: %s, bundle version %s", ", ".join(names), serving.version)
             return {
@@ -163,7 +169,7 @@ class Admin:
                 },
             }
 
-    def _opened(self, read: Opener) -> Serving:
+    def _opened(self, read: Callable[[], Opened]) -> Serving:
         plan, loaded = read()
         return open_serving(plan, self._engine.metrics, loaded, self._engine.updated)
 

@@ -26,6 +26,7 @@ from models.batch import I64
 from models.embeddings.tiers.stack import TierStack
 from models.embeddings.tiers.update import TableUpdate, UpdateError, apply_update, load_update
 from models.files import MOST_SERVED_BYTES, Strict, one_line
+from models.text import public
 from models.vocabulary import Vocabulary
 from server.background import in_thread
 from server.errors import Invalid, Malformed
@@ -85,7 +86,7 @@ class Embeddings:
                 given = asked.tables or {}
                 rows = apply_update(stack, {t: _table(stack, t, g) for t, g in given.items()})
         except UpdateError as e:
-            raise Invalid(str(e)) from None
+            raise Invalid(public(str(e))) from None
         return {"path": path, "rows": rows}
 
     def _stack(self, path: str | None) -> tuple[str, TierStack]:

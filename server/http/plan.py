@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
 from starlette.routing import Route
 
+from models.embeddings.tiers.login import place
+from planner.plan import Plan
 from server.dispatcher import clock
 from server.engine import Engine
 from server.errors import Malformed, NotReady, RequestError
@@ -22,7 +25,7 @@ def plan_routes(engine: Engine) -> list[Route]:
 
     async def plan(request: Request) -> Reply:
         try:
-            return json_reply(engine.plan.model_dump(mode="json", exclude_none=True))
+            return json_reply(published(engine.plan).model_dump(mode="json", exclude_none=True))
         except NotReady as e:
             return error_reply(e)
 
@@ -43,6 +46,24 @@ def plan_routes(engine: Engine) -> list[Route]:
             return error_reply(e)
 
     return [Route("/v1/plan", plan), Route("/v1/paths", paths), Route("/v1/route", route)]
+
+
+def published(plan: Plan) -> Plan:
+    """The plan without what is nobody else's: credentials of a store, folders of this machine."""
+    paths = tuple(path.model_copy(update={"bundle": Path(name_of(path.bundle))}) for path in plan.paths)
+    placement = plan.placement
+    if placement is not None:
+        store = placement.remote
+        if store is not None:
+            hidden = {"url": place(store.url), "password": None, "password_file": None, "ca_file": None}
+            store = store.model_copy(update=hidden)
+        placement = placement.model_copy(update={"directory": None, "remote": store})
+    return plan.model_copy(update={"paths": paths, "placement": placement})
+
+
+def name_of(folder: Path) -> str:
+    """A folder's own name, whichever way it is named."""
+    return folder.absolute().name if folder.name not in ("", "..") else folder.resolve().name
 
 
 def describe(serving: Serving) -> dict[str, Any]:
@@ -70,7 +91,7 @@ def _path(path: OpenPath) -> dict[str, Any]:
         "accuracy": path.accuracy,
         "latency": path.latency.model_dump(),
         "bundle": {
-            "path": str(planned.bundle),
+            "path": name_of(planned.bundle),
             "name": manifest.name,
             "version": manifest.version,
             "bytes": path.bundle.bytes,

@@ -35,8 +35,10 @@ ERRORS: dict[str, type[PolyrecError]] = {e.__name__: e for e in (BundleError, Ru
 class Child:
     """A worker process. Starting returns at once; `wait_ready` says when it takes batches."""
 
-    def __init__(self, name: str, task: str) -> None:
-        """name: of the lane, shown by ps. task: what server.lanes.worker.Task says, as JSON."""
+    def __init__(self, name: str, task: str, inherited: frozenset[int] = frozenset()) -> None:
+        """name: of the lane, shown by ps. task: what server.lanes.task.Task says, as JSON. inherited: the
+        descriptors that it names.
+        """
         self.name = name
         with ExitStack() as opened:
             self.mailbox = Mailbox.create(name)
@@ -51,7 +53,7 @@ class Child:
             try:
                 self._process = subprocess.Popen(
                     command,
-                    pass_fds=shared,
+                    pass_fds=(*shared, *inherited),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,  # the server's own may be read by a program
                     env=_environment(),

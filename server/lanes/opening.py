@@ -44,7 +44,8 @@ def open_lane(
     """
     _check_cores(planned)
     if planned.kind == "process":
-        return ProcessLane(planned.name, task_of(planned, paths), on_death)
+        files = [bundle.files for _, bundle in paths]
+        return ProcessLane(planned.name, task_of(planned, paths), on_death, files)
     own = {
         path.name: runtimes.get(path.name) or opened(path, bundle, stacks.get(path.name))
         for path, bundle in paths
@@ -111,7 +112,8 @@ def task_of(planned: PlannedLane, paths: Paths) -> Task:
         paths=tuple(
             OpenPath(
                 name=path.name,
-                bundle=bundle.path.resolve(),
+                folder=bundle.path,
+                files=bundle.files.descriptors,
                 version=bundle.manifest.version,
                 runtime=path.runtime,
                 device=path.device,

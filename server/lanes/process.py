@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Sequence
 
 from models.batch import Batch
 from models.errors import RuntimeUnavailable
+from models.held_files import HeldFiles
 from planner.plan import LaneKind
 from server.lanes.child import Child
 from server.lanes.lane import Executed, LaneDied, OnDeath, Settle
@@ -26,9 +28,12 @@ class ProcessLane:
 
     kind: LaneKind = "process"
 
-    def __init__(self, name: str, task: Task, on_death: OnDeath) -> None:
+    def __init__(self, name: str, task: Task, on_death: OnDeath, files: Sequence[HeldFiles] = ()) -> None:
+        """files: of the task's bundles, held open for as long as the worker may be started again."""
         self.name = name
         self._task = task.model_dump_json()
+        self._inherited = task.descriptors
+        self._files = tuple(files)
         self._number = {path.name: i for i, path in enumerate(task.paths)}
         self._on_death = on_death
         self._settle: Settle | None = None
@@ -81,7 +86,7 @@ class ProcessLane:
         self._end()
 
     def _start(self) -> Child:
-        self._starting = child = Child(self.name, self._task)
+        self._starting = child = Child(self.name, self._task, self._inherited)
         try:
             if self._closed:
                 child.kill()

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from models.files import Strict
+from models.held_files import HeldFiles
 from models.precision import DensePrecision
 from models.runtimes import open_runtime
 from models.runtimes.runtime import Runtime
@@ -14,18 +15,23 @@ from server.lanes.warm import warm_up
 
 
 class OpenPath(Strict):
-    """One path. version: of the bundle that the server has checked; its ranks mean nothing to another."""
+    """One path.
+
+    folder: of the bundle, for messages. files: descriptors of its files, which the worker inherits, so that
+    it reads what the server has checked, whatever stands in the folder by now. version: of the bundle.
+    """
 
     name: str
-    bundle: Path
+    folder: Path
+    files: dict[str, int]
     version: str
     runtime: Literal["torch", "onnx"]
     device: str
     precision: DensePrecision
 
-    def open(self) -> Runtime:
+    def open(self, files: HeldFiles) -> Runtime:
         """Its runtime, warm. Raises BundleError, RuntimeUnavailable."""
-        weights = open_weights(self.bundle, self.version)
+        weights = open_weights(files, self.version)
         runtime = open_runtime(self.runtime, weights, self.device, self.precision)
         warm_up(runtime, weights.manifest.schema_)
         return runtime
@@ -37,5 +43,18 @@ class Task(Strict):
     paths: tuple[OpenPath, ...]
     cores: tuple[int, ...] = ()
 
+    @property
+    def descriptors(self) -> frozenset[int]:
+        """What the worker has to inherit."""
+        return frozenset(fd for path in self.paths for fd in path.files.values())
+
     def open(self) -> tuple[Runtime, ...]:
-        return tuple(path.open() for path in self.paths)
+        """The runtime of every path, in the worker. Raises BundleError, RuntimeUnavailable."""
+        held: dict[frozenset[int], HeldFiles] = {}
+        runtimes = []
+        for path in self.paths:
+            own = frozenset(path.files.values())
+            if own not in held:  # paths of one bundle share its descriptors, which one object closes
+                held[own] = HeldFiles(path.folder, path.files)
+            runtimes.append(path.open(held[own]))
+        return tuple(runtimes)

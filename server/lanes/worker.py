@@ -30,9 +30,10 @@ def main(name: str, mailbox_fd: int, wake: int, done: int, lifeline: int) -> Non
     # The server drains when it is told to stop, and ends its workers after that.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    logging.basicConfig(level=logging.WARNING, format=f"%(levelname)s %(name)s {name}: %(message)s")
-
     from server.lanes.mailbox import Mailbox, State
+    from server.logs import log_to_stderr
+
+    log_to_stderr("warning", f" {name}")
 
     mailbox = Mailbox(mailbox_fd)
     try:

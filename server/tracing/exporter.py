@@ -22,6 +22,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 from models.bundle import code_version
+from server.logs import log_to_stderr
 from server.tracing.records import Request, taken
 from server.tracing.spans import Ids, Spans
 
@@ -53,7 +54,7 @@ def resource() -> Resource:
 
 
 def main() -> None:
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    log_to_stderr("warning")
     # both reach a whole group of processes; this one ends after its server, with the server's last spans
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

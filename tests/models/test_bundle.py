@@ -1,30 +1,25 @@
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
 import resource
 import shutil
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from models.bundle import (
-    EMBEDDINGS,
-    MANIFEST,
-    NET,
-    VOCABULARY,
-    Bundle,
-    load_bundle,
-    require_target,
-    write_bundle,
-)
+from models.bundle import Bundle, load_bundle, require_target, write_bundle
 from models.errors import BundleError
+from models.manifest import EMBEDDINGS, MANIFEST, NET, VOCABULARY, checksum
 
 
 @pytest.fixture
@@ -33,9 +28,10 @@ def copy(bundle_dir: Path, tmp_path: Path) -> Path:
 
 
 def edit(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Another manifest, with the checksum of its own."""
     manifest = json.loads((folder / MANIFEST).read_text())
     change(manifest)
-    (folder / MANIFEST).write_text(json.dumps(manifest))
+    (folder / MANIFEST).write_text(json.dumps(manifest | {"sha256": checksum(manifest)}))
 
 
 def test_a_bundle_written_and_loaded_is_the_same_model(bundle: Bundle, tmp_path: Path) -> None:
@@ -79,7 +75,14 @@ def test_a_cut_or_missing_file_is_refused(copy: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda m: m.update(format_version=2), "format version 2"),
+        (lambda m: m.update(format_version=3), "format version 3, this Polyrec reads 1 and 2"),
+        (lambda m: m.update(name="a\nWARNING all is lost"), r"name has a control character: 'a\\nWARN"),
+        (lambda m: m["schema"]["label"].update(column="\x1b[2J"), "schema.label.column has a control"),
+        (lambda m: m["metrics"].update({"a\u2028b": {}}), "metrics.key has a control character"),
+        (lambda m: m.update(version="x" * 1001), "version has more than 1000 characters"),
+        (lambda m: m["standards"]["price"].update(deviation=1e-320), "standards.price: deviation"),
+        (lambda m: m["standards"]["price"].update(mean=1e30), r"standards.price: mean 1e\+30 is over"),
+        (lambda m: m["files"][NET].update(sha256="x"), f"files.{NET}.sha256"),
         (lambda m: m.update(surprise=1), "surprise"),
         (lambda m: m.pop("schema"), "schema"),
         (lambda m: m["architecture"].update(width=4), "contradicts itself"),
@@ -87,8 +90,8 @@ def test_a_cut_or_missing_file_is_refused(copy: Path, name: str) -> None:
         (lambda m: m["standards"]["price"].update(deviation=0), "standards.price.deviation"),
         (lambda m: m["standards"]["price"].update(mean=float("nan")), "standards.price.mean"),
         (lambda m: m["metrics"].update(test={"accuracy": float("nan")}), "metrics.test.accuracy"),
-        (lambda m: m["files"].pop(NET), "does not list"),
-        (lambda m: m["files"].update({"../x": m["files"][NET]}), "plain files"),
+        (lambda m: m["files"].pop(NET), "lists other files than"),
+        (lambda m: m["files"].update({"../x": m["files"][NET]}), "lists other files than"),
     ],
 )
 def test_a_manifest_that_does_not_fit_is_refused(
@@ -99,15 +102,66 @@ def test_a_manifest_that_does_not_fit_is_refused(
         load_bundle(copy)
 
 
-def test_no_bundle_and_no_json_are_told_apart(tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match="there is no manifest"):
-        load_bundle(tmp_path / "nothing")
-    (tmp_path / MANIFEST).write_text("{")
-    with pytest.raises(BundleError, match="cannot be read"):
-        load_bundle(tmp_path)
-    (tmp_path / MANIFEST).write_text("[" * 100_000)
-    with pytest.raises(BundleError, match="cannot be read"):
-        load_bundle(tmp_path)
+def test_an_edited_manifest_is_refused_by_its_checksum(copy: Path) -> None:
+    text = (copy / MANIFEST).read_text()
+    (copy / MANIFEST).write_text(text.replace('"name": "trivago"', '"name": "trivag"'))
+    with pytest.raises(BundleError, match=r"manifest.json is corrupt or was edited"):
+        load_bundle(copy)
+    (copy / MANIFEST).write_text(json.dumps(json.loads(text)))  # another form of the same
+    assert load_bundle(copy).name == "table"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda m: m.update(name="a\nb"), "control character"),
+        (lambda m: m["standards"]["price"].update(deviation=1e-320), "deviation"),
+        (lambda m: None, None),
+    ],
+)
+def test_a_manifest_of_the_format_without_a_checksum_is_checked_otherwise(
+    copy: Path, change: Callable[[dict[str, Any]], object], reason: str | None
+) -> None:
+    manifest = json.loads((copy / MANIFEST).read_text())
+    del manifest["sha256"]
+    manifest["format_version"] = 1
+    change(manifest)
+    (copy / MANIFEST).write_text(json.dumps(manifest))
+    if reason is None:
+        assert load_bundle(copy).manifest.sha256 is None
+    else:
+        with pytest.raises(BundleError, match=reason):
+            load_bundle(copy)
+
+
+def test_a_loaded_bundle_stays_what_it_was_when_another_takes_its_place(copy: Path) -> None:
+    before = load_bundle(copy)
+    expected = {n: t.clone() for n, t in before.model().state_dict().items()}
+    other = deepcopy(before.model())
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(0.5)
+    parts = (before.manifest.representation, before.encoder, {}, {})
+    after = write_bundle(copy, other, *parts, replace=True)
+    assert after.manifest.version != before.manifest.version
+    for name, tensor in before.model().state_dict().items():
+        np.testing.assert_array_equal(tensor, expected[name])
+    held = list(before.files.descriptors.values())
+    del before
+    gc.collect()
+    for descriptor in held:
+        with pytest.raises(OSError, match="Bad file"):
+            os.fstat(descriptor)
+
+
+def test_no_bundle_and_no_json_are_told_apart(copy: Path, tmp_path: Path) -> None:
+    for nothing, why in (("nothing", "there is no manifest"), ("/dev/zero", "Not a directory")):
+        with pytest.raises(BundleError, match=f"no bundle at .*: {why}"):
+            load_bundle(tmp_path / nothing)
+    for text in ("{", "[" * 100_000):
+        (copy / MANIFEST).write_text(text)
+        with pytest.raises(BundleError, match=f"{MANIFEST} cannot be read"):
+            load_bundle(copy)
 
 
 @pytest.mark.parametrize("name", [MANIFEST, EMBEDDINGS, NET, VOCABULARY])

@@ -36,8 +36,11 @@ def test_what_was_written_is_read(read: Read, tmp_path: Path) -> None:
         (read_json, b"\xff", "cannot read thing 'x': "),
         (read_yaml, b"a: [", "thing 'x' is not YAML: "),
         (read_yaml, b"", "thing 'x': the file must be a mapping, not NoneType"),
-        (read_yaml, b"[" * 10_000, "thing 'x' is not YAML: "),
         (read_yaml, b"\xff", "cannot read thing 'x': "),
+        (read_yaml, b"a: &a [*a]", "cannot read thing 'x': an alias stands inside what it names"),
+        (read_yaml, b"[" * 10_000, "cannot read thing 'x': it is nested more than 32 deep"),
+        (read_yaml, b"a: [" + b"1," * 20_000 + b"]", "cannot read thing 'x': it has more than 20000 values"),
+        (read_yaml, b"a: " + b"1" * 2**20, "cannot read thing 'x': it has more than 1048576 "),
     ],
 )
 def test_a_file_that_is_none_is_told_in_one_line(
@@ -144,3 +147,22 @@ def test_a_device_or_pipe_is_written_as_it_is() -> None:
     os.close(writer)
     with os.fdopen(reader) as told:
         assert told.read() == "text"
+
+
+def merge_bomb(levels: int) -> str:
+    """Each level is the one before, merged ten times: 10**levels values."""
+    lines = ["a0: &a0 {k: 1}"]
+    for i in range(levels):
+        lines.append(f"a{i + 1}: &a{i + 1} {{<<: [{','.join([f'*a{i}'] * 10)}]}}")
+    return "\n".join(lines)
+
+
+def test_aliases_and_merge_keys_are_counted_as_what_they_stand_for(tmp_path: Path) -> None:
+    """407 bytes took nine seconds; each further line takes ten times as long."""
+    file = tmp_path / "bomb.yaml"
+    for text in (merge_bomb(5), merge_bomb(5).replace("<<: ", "x: ")):
+        file.write_text(text)
+        with pytest.raises(DataError, match="it has more than 20000 values, aliases followed"):
+            read_yaml(file, "bomb", DataError)
+    file.write_text(merge_bomb(2) + "\nb: [&x {y: 2}, *x]")
+    assert read_yaml(file, "small", DataError)["b"] == [{"y": 2}, {"y": 2}]

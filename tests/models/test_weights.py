@@ -27,7 +27,7 @@ def test_weights_predict_what_their_bundle_predicts(
     net = DenseNet(Architecture(width=8, bottom=(8,), top=(8,)), dense_slots(schema), stage.slots)
     folder = tmp_path_factory.mktemp(kind) / "bundle"
     written = write_bundle(folder, DLRM(stage, net), representation, bundle.encoder, {}, {})
-    weights = open_weights(written.path, written.manifest.version)
+    weights = open_weights(written.files, written.manifest.version)
     rows = {t: v.rows for t, v in vocabularies.items()}
     batch = random_batch(np.random.default_rng(5), schema, rows, 60, 4)
     expected = open_runtime("torch", written).predict(batch)
@@ -35,5 +35,5 @@ def test_weights_predict_what_their_bundle_predicts(
 
 
 def test_weights_of_another_version_are_refused(bundle: Bundle) -> None:
-    with pytest.raises(BundleError, match=r"was replaced: it has version .*, another is served; reload it"):
-        open_weights(bundle.path, "another")
+    with pytest.raises(BundleError, match=r"was overwritten: .* another is served; reload it"):
+        open_weights(bundle.files, "another")

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from models.bundle import NET, load_bundle
+from models.bundle import load_bundle
+from models.manifest import NET
 from polyrec.cli import main
 
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from models.embeddings.tiers.placement import TierCuts
+from models.embeddings.tiers.placement import RemoteStore, TierCuts
 from planner.placed import PlacedPath, Placement
-from planner.plan import single_path_plan
+from planner.plan import load_plan, save_plan, single_path_plan
 from server.settings import Settings, SettingsError, gather
 
 PLAN = single_path_plan(Path("table"), "table", "onnx")
@@ -52,8 +52,14 @@ def test_a_bundle_on_the_command_line_replaces_a_plan_in_the_environment() -> No
         (
             {"bundle": "b"},
             {"POLYREC_PROT": "1"},
-            "unknown environment variable POLYREC_PROT; known: POLYREC_BUNDLE",
+            "unknown environment variable POLYREC_PROT; did you mean POLYREC_PORT?",
         ),
+        (
+            {"bundle": "b"},
+            {"POLYREC_TEMPERATURE": "1"},
+            "unknown environment variable POLYREC_TEMPERATURE; known: POLYREC_BUNDLE",
+        ),
+        ({"bundle": "b"}, {"POLYREC_PORT": "tcp://nowhere:8000"}, "POLYREC_PORT: "),
         ({"bundle": "b"}, {"POLYREC_PORT": "x"}, "POLYREC_PORT: "),
         ({"bundle": "b", "port": 70000}, {}, "--port: "),
         ({"bundle": "b", "max_batch_rows": 0}, {}, "--max-batch-rows: "),
@@ -91,3 +97,26 @@ def test_tiers_are_bent_where_a_plan_has_a_placement_and_refused_where_it_has_no
     assert bent.paths == placement.paths
     with pytest.raises(SettingsError, match="--drift-s"):
         gather({"plan": "p.json", "drift_s": 0}, {})
+
+
+def test_a_stores_password_comes_from_the_environment_or_a_file_and_is_shown_nowhere(tmp_path: Path) -> None:
+    placed = PlacedPath(path="table@cpu", tables={"t": TierCuts(host=1, remote=2)})
+    placement = Placement(paths=(placed,), remote=RemoteStore(url="rediss://rows@store", ca_file="ca.pem"))
+    save_plan(PLAN.model_copy(update={"placement": placement}), tmp_path / "plan.json")
+    named = load_plan(tmp_path / "plan.json")
+    flags = {"plan": tmp_path / "plan.json"}
+    settings = gather(flags, {"POLYREC_STORE_PASSWORD": "s3cret"})
+    bent = settings.bend(named)
+    store = bent.placement.remote if bent.placement else None
+    assert store is not None
+    assert store.password is not None
+    assert store.password.get_secret_value() == "s3cret"
+    assert store.ca_file == tmp_path / "ca.pem"
+    assert "s3cret" not in f"{settings!r} {bent!r} {bent.model_dump_json()}"
+    save_plan(bent, tmp_path / "saved.json")
+    assert load_plan(tmp_path / "saved.json").placement is not None
+    by_file = gather(flags | {"store_password_file": "secret"}, {}).bend(named).placement
+    assert by_file is not None
+    assert by_file.remote is not None
+    assert by_file.remote.password_file == Path("secret")
+    assert gather({"bundle": "b"}, {"POLYREC_STORE_PASSWORD": "s3cret"}).bend(PLAN) == PLAN

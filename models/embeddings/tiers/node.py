@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from models.embeddings.tiers.login import Login, place
 from models.embeddings.tiers.resp import Link
 
 log = logging.getLogger("polyrec.tiers")
@@ -25,10 +26,11 @@ class Dialled:
 
 
 class Node:
-    """Thread-safe. lost: hears that the server no longer answers."""
+    """Thread-safe. lost: hears that the server no longer answers. login: None for what the URL says."""
 
-    def __init__(self, url: str, lost: Callable[[], None]) -> None:
+    def __init__(self, url: str, lost: Callable[[], None], login: Login | None = None) -> None:
         self.url = url
+        self._login = login
         self.failures = 0
         self._lost = lost
         self._lock = threading.Lock()
@@ -44,8 +46,8 @@ class Node:
 
     @property
     def place(self) -> str:
-        """The URL without the password."""
-        return self.url.rpartition("@")[2] or self.url
+        """The server, for people."""
+        return place(self.url)
 
     def take(self, timeout_s: float) -> Dialled | None:
         """A connection, a kept one if there is any; None if the server does not answer."""
@@ -59,12 +61,16 @@ class Node:
         except OSError:
             return None
 
+    def connect(self, timeout_s: float) -> Link:
+        """A new connection, which is the caller's alone. Raises OSError."""
+        return Link(self.url, timeout_s, self._login)
+
     def dial(self, timeout_s: float) -> Dialled:
         """A new connection. Raises OSError, noted as a failure."""
         with self._lock:
             generation = self._generation
         try:
-            return Dialled(Link(self.url, timeout_s), generation)
+            return Dialled(self.connect(timeout_s), generation)
         except OSError as e:
             self._note(e, generation)
             raise
@@ -86,7 +92,7 @@ class Node:
         """Uses the server again if it answers. Raises OSError if it does not."""
         if self._up:
             return
-        link = Link(self.url, timeout_s)
+        link = self.connect(timeout_s)
         with self._lock:
             over = Dialled(link, self._generation)
             self._up = True

@@ -18,6 +18,7 @@ from models.embeddings.tiers.changes import Changes
 from models.embeddings.tiers.disk import DiskTier, pages_of, write_pages
 from models.embeddings.tiers.form import RowForm
 from models.embeddings.tiers.layout import DEVICE, DISK, HOST, REMOTE, Layout
+from models.embeddings.tiers.login import login_of
 from models.embeddings.tiers.parts import Tiers
 from models.embeddings.tiers.placement import PAGE_BYTES, Placement, RemoteStore
 from models.embeddings.tiers.remote import RemoteTier
@@ -231,7 +232,9 @@ def _open_remote(
             rank = int(vocabulary.rank_of_id[vocabulary.oov_id])
             fallback[i] = source(first + rank, 1)[0]
         first += vocabulary.rows
-    remote = RemoteTier(store.url, layout.tables, fallback, store.timeout_ms / 1e3, store.prefix)
+    remote = RemoteTier(
+        store.url, layout.tables, fallback, store.timeout_ms / 1e3, store.prefix, login_of(store)
+    )
     if store.fill:
         done = 0
         tables = layout.table[layout.segments(layout.rows_of(REMOTE))]

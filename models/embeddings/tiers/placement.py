@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SecretStr, field_serializer, model_validator
 
 from models.files import Strict
 
@@ -32,17 +32,27 @@ class TierCuts(Strict):
 class RemoteStore(Strict):
     """A Redis, or a Redis Cluster by any server of it, which says so itself.
 
-    url: redis://[:password@]host[:port][/database] or unix:///path.
+    url: redis://[user@]host[:port][/database], rediss:// for TLS, or unix:///path.
+    password: of that user, from the server's settings; no page, log or file shows it. password_file: holds it
+    instead. ca_file: certificates (PEM) of the authorities that a rediss:// server is checked by; None: the
+    system's. Both files are relative to the plan file. A password in the URL is understood as well.
 
     timeout_ms: what a batch waits for its rows before it goes on without them. prefix: of every key; the
     rest is the table, a colon and the stable id in twelve digits. fill: whether rows are written when the
     tiers are opened (and not there already, say from another server).
     """
 
-    url: Annotated[str, Field(pattern=r"^(redis|unix)://.+")] = "redis://127.0.0.1:6379"
+    url: Annotated[str, Field(pattern=r"^(rediss?|unix)://.+")] = "redis://127.0.0.1:6379"
+    password: SecretStr | None = None
+    password_file: Path | None = None
+    ca_file: Path | None = None
     timeout_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 20.0
     prefix: str = "polyrec:"
     fill: bool = False
+
+    @field_serializer("password", when_used="json")
+    def _never_written(self, _: SecretStr | None) -> None:
+        return None
 
 
 class Placement(Strict):

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from models.batch import I64
 from models.embeddings.tiers.exchange import Exchange, finish
+from models.embeddings.tiers.login import Login, bare
 from models.embeddings.tiers.node import Dialled, Node
 from models.embeddings.tiers.resp import RespError, Taken, clock, command, commands, keys
 from models.embeddings.tiers.routes import NOBODY, Routes, discover, host_of, url_of
@@ -76,7 +77,7 @@ class RemoteTier:
     """Rows by (table, stable id) in a store. Thread-safe.
 
     url: of the server, or of one in the cluster. tables: names. fallback: uint8 [tables, bytes of a row],
-    the out-of-vocabulary row of each.
+    the out-of-vocabulary row of each. login: None for what the URL says; it is every server's of the cluster.
     """
 
     def __init__(
@@ -86,7 +87,10 @@ class RemoteTier:
         fallback: Bytes,
         timeout_s: float = 0.02,
         prefix: str = "polyrec:",
+        login: Login | None = None,
     ) -> None:
+        self._login = login or Login.of_url(url)
+        url = bare(url)
         self.url, self.timeout_s = url, timeout_s
         self.fallback = fallback
         self._prefixes = [f"{prefix}{table}:" for table in tables]
@@ -281,7 +285,7 @@ class RemoteTier:
 
     def _node(self, url: str) -> Node:
         with self._lock:
-            return self._nodes.setdefault(url, Node(url, self._amiss))
+            return self._nodes.setdefault(url, Node(url, self._amiss, self._login))
 
     def _discover(self, timeout_s: float) -> None:
         """Asks for the map, and forgets servers that are not in it. Raises OSError if nobody can tell."""

@@ -10,17 +10,20 @@ can read those of several servers as they come (`exchange`), and a question of a
 
 from __future__ import annotations
 
+import re
 import socket
+import ssl
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
 
 from models.batch import I64
+from models.embeddings.tiers.login import Login
 from models.embeddings.tiers.slab import Bytes
 
 DIGITS = 12
@@ -30,6 +33,9 @@ Answer: TypeAlias = "bytes | int | list[Answer] | None"
 Value = TypeVar("Value")
 Reading = Generator[int, None, Value]
 """Yields how far the buffer must be able to hold what comes, each time that more is needed."""
+
+WAITS = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+"""What a socket that does not wait raises instead."""
 
 clock = time.monotonic
 
@@ -91,27 +97,41 @@ class Taken:
 class Link:
     """One connection. Raises OSError (time-outs included) whenever it is of no more use."""
 
-    def __init__(self, url: str, timeout_s: float) -> None:
-        """url: redis://[:password@]host[:port][/database], or unix:///path."""
-        parts = urlsplit(url)
+    def __init__(self, url: str, timeout_s: float, login: Login | None = None) -> None:
+        """url: redis[s]://host[:port][/database], or unix:///path. login: None for what the URL says."""
+        parts, login = urlsplit(url), login or Login.of_url(url)
         if parts.scheme == "unix":
             self._socket = socket.socket(socket.AF_UNIX)
             self._socket.settimeout(timeout_s)
             self._socket.connect(parts.path)
         else:
-            self._socket = socket.create_connection((parts.hostname or "", parts.port or 6379), timeout_s)
+            host = parts.hostname or ""
+            self._socket = socket.create_connection((host, parts.port or 6379), timeout_s)
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if login.tls is not None:
+                # closes the socket if the handshake fails
+                self._socket = login.tls.wrap_socket(self._socket, server_hostname=host)
         self._buffer = bytearray(1 << 16)
         self._filled = 0
         try:
-            if parts.password:
-                self.call(b"AUTH", unquote(parts.password).encode(), timeout_s=timeout_s)
+            self._log_in(login, timeout_s)
             if parts.path.strip("/") and parts.scheme != "unix":
                 self.call(b"SELECT", parts.path.strip("/").encode(), timeout_s=timeout_s)
             self.call(b"PING", timeout_s=timeout_s)
         except OSError:
             self.close()
             raise
+
+    def _log_in(self, login: Login, timeout_s: float) -> None:
+        if login.username is None and login.password is None:
+            return
+        user = [] if login.username is None else [login.username.encode()]
+        try:
+            self.call(b"AUTH", *user, (login.password or "").encode(), timeout_s=timeout_s)
+        except RespError as e:
+            # a server may quote what it was sent: only its code (WRONGPASS, NOAUTH, ERR) is passed on
+            code = re.search(r"-([A-Z]+)", str(e))
+            raise RespError(f"the store refused AUTH: {code[1] if code else 'no code'}") from None
 
     def call(self, *words: bytes, timeout_s: float) -> Answer:
         """One command and its answer; waits. Raises RespError if the answer is an error."""
@@ -142,17 +162,26 @@ class Link:
         """Sends what goes without waiting; gives the rest."""
         try:
             return data[self._socket.send(data) :]
-        except BlockingIOError:
+        except WAITS:
             return data
 
     def receive(self, upto: int) -> bool:
         """Some more; the buffer is made to hold `upto` bytes. False: nothing is there, after `begin`."""
+        if not self._receive(upto):
+            return False
+        if isinstance(self._socket, ssl.SSLSocket):
+            # what is decrypted already wakes no poll
+            while left := self._socket.pending():
+                self._receive(self._filled + left)
+        return True
+
+    def _receive(self, upto: int) -> bool:
         if upto > len(self._buffer):
             self._buffer.extend(bytes(max(upto, 2 * len(self._buffer)) - len(self._buffer)))
         with memoryview(self._buffer) as view:
             try:
                 count = self._socket.recv_into(view[self._filled :])
-            except BlockingIOError:
+            except WAITS:
                 return False
         if not count:
             raise RespError("the store closed the connection")

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
+from models.embeddings.tiers.login import TLS_SCHEME
 from models.embeddings.tiers.node import Node
 from models.embeddings.tiers.resp import Link, RespError
 from models.embeddings.tiers.slots import SLOTS, Address, served
@@ -42,7 +43,7 @@ def discover(seed: str, known: Routes, node: Callable[[str], Node], timeout_s: f
     answering = [url for url, server in known.nodes.items() if server.up]
     for url in dict.fromkeys([*answering, seed, *known.nodes]):
         try:
-            link = Link(url, timeout_s)
+            link = node(url).connect(timeout_s)
         except OSError as e:
             error = e
             continue
@@ -64,10 +65,10 @@ def discover(seed: str, known: Routes, node: Callable[[str], Node], timeout_s: f
 
 
 def url_of(seed: str, address: Address) -> str:
-    """The URL of another server of the cluster, with the seed's password."""
-    before, at, _ = seed.partition("://")[2].rpartition("@")
+    """The URL of another server of the cluster, which is spoken to as the seed is."""
+    scheme = TLS_SCHEME if urlsplit(seed).scheme == TLS_SCHEME else "redis"
     host, port = address
-    return f"redis://{before}{at}{f'[{host}]' if ':' in host else host}:{port}"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _in_cluster(link: Link, timeout_s: float) -> bool:

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from models.bundle import NET, Bundle, load_bundle, write_bundle
+from models.bundle import Bundle, load_bundle, write_bundle
 from models.derive import quantised
+from models.manifest import NET
 from planner.devices import Device
 from planner.profile import ProfileError
 from planner.profiling.paths import Candidate, best_runtimes, candidates, weigh

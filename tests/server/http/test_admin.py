@@ -6,17 +6,22 @@ import json
 import logging
 import os
 from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from planner.plan import Plan, PlannedPath, save_plan
+from models.bundle import Bundle, write_bundle
+from planner.plan import Plan, PlannedPath, load_plan, save_plan
 from server.engine import Engine
 from server.http.access import Access
 from server.http.admin import Admin
 from server.http.app import create_app
 from server.http.rates import GUESSES
+from server.running import plan_of
+from server.settings import Settings
 
 TOKEN = "a token of sixteen and more"
 ALLOWED = {"authorization": f"Bearer {TOKEN}"}
@@ -122,7 +127,7 @@ def test_the_default_budget_can_be_changed(admin: Any) -> None:
         ("routing", b'{"default_budget_ms": 200000}', 422, "max_budget_ms 100000 is below"),
         ("reload", b'{"plan": "a\\u0000b"}', 422, "null byte"),
         ("reload", b'{"plan": "/no/such/plan.json"}', 422, "no plan file"),
-        ("reload", b'{"plan": "/dev/zero"}', 422, "cannot read plan '/dev/zero': it is not a regular file"),
+        ("reload", b'{"plan": "/dev/zero"}', 422, "cannot read plan 'zero': it is not a regular file"),
         ("reload", b'{"plan": "/dev"}', 422, "cannot read plan '/dev': it is not a regular file"),
         ("reload", b"{}", 422, "name a plan"),
         ("rollback", b"{}", 422, "no earlier plan"),
@@ -146,7 +151,7 @@ def test_a_plan_that_nobody_writes_or_that_never_ends_is_not_waited_for(admin: A
     for says in ("it is not a regular file", "it has more than 4194304 bytes"):
         answer = act(admin, "reload", f'{{"plan": "{file}"}}'.encode())
         assert answer.status_code == 422
-        assert answer.json()["error"].endswith(f"cannot read plan '{file}': {says}")
+        assert answer.json()["error"].endswith(f"cannot read plan '{file.name}': {says}")
         file.unlink()
         file.touch()
         os.truncate(file, 2**40)
@@ -206,3 +211,53 @@ def test_a_hypothetical_request_is_explained(admin: Any) -> None:
         refused = admin.send("GET", f"/v1/route?{query}")
         assert refused.status_code == 400
         assert says in refused.json()["error"]
+
+
+def scaled(bundle: Bundle, folder: Path, factor: float) -> Path:
+    """A bundle in place of `folder` whose answers differ, by other weights."""
+    model = deepcopy(bundle.model())
+    with torch.no_grad():
+        for parameter in model.net.parameters():
+            parameter.mul_(factor)
+    parts = (bundle.manifest.representation, bundle.encoder, {}, {})
+    return write_bundle(folder, model, *parts, replace=folder.exists()).path
+
+
+def test_a_rollback_brings_back_what_answered_although_its_files_were_replaced(
+    asked: Any, plan: Plan, bundle: Bundle, tmp_path: Path
+) -> None:
+    folder = scaled(bundle, tmp_path / "table", 1.0)
+    file = tmp_path / "plan.json"
+    path = plan.paths[0].model_copy(update={"bundle": folder})
+    save_plan(plan.model_copy(update={"paths": (path,)}), file)
+    admin = asked(load_plan(file))
+
+    def answers() -> Any:
+        return admin.post("/v1/predict", BODY).json()["predictions"]
+
+    first = answers()
+    for factor in (0.5, 0.25):  # the second time from what a rollback had opened
+        scaled(bundle, folder, factor)
+        act(admin, "reload", json.dumps({"plan": str(file)}).encode())
+        assert answers() != pytest.approx(first, abs=1e-6)
+        assert act(admin, "rollback").status_code == 200
+        assert answers() == pytest.approx(first, abs=1e-6)
+
+
+def test_a_reload_by_name_keeps_the_operators_settings(
+    client: Any, plan: Plan, bundle_dir: Path, tmp_path: Path
+) -> None:
+    path = plan.paths[0].model_copy(update={"bundle": bundle_dir.absolute()})
+    save_plan(plan.model_copy(update={"paths": (path,)}), tmp_path / "plan.json")
+    settings = Settings(plan=tmp_path / "plan.json", max_body_bytes=1000, default_budget_ms=30_000)
+    engine = Engine()
+    engine.load(*plan_of(settings))
+    admin = type(client)(
+        client.runner, create_app(engine, Admin(engine, TOKEN, lambda file: plan_of(settings, file)))
+    )
+    for body in (b"{}", json.dumps({"plan": str(tmp_path / "plan.json")}).encode()):
+        assert act(admin, "reload", body).status_code == 200
+        assert engine.plan.limits.max_body_bytes == 1000
+        assert engine.default_budget_s == 30
+        assert admin.post("/v1/predict", b" " * 2000).status_code == 413
+    engine.close()

@@ -91,7 +91,7 @@ def test_rows_change_by_id_by_value_and_by_file(
         ({"tables": {"cat": {"ids": [1], "rows": [[1.0] * 8]}}}, "no table 'cat'"),
         ({"path": "dhe@cpu", "file": "x"}, "path 'dhe@cpu' has no tiers; those that have: table@cpu"),
         ({"file": "/nothing"}, "no file of updates"),
-        ({"file": "/dev/zero"}, "'/dev/zero' is not a file of updates: it is not a regular file"),
+        ({"file": "/dev/zero"}, "'zero' is not a file of updates: it is not a regular file"),
     ],
 )
 def test_a_wrong_update_is_422_and_says_why(updated: Any, body: dict[str, Any], offence: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,8 @@ import numpy as np
 import pytest
 
 from models.batch import Batch, Block
-from models.errors import BundleError, RuntimeUnavailable
+from models.bundle import load_bundle
+from models.errors import RuntimeUnavailable
 from models.runtimes.runtime import Runtime
 from planner.plan import PlannedLane
 from server.lanes.lane import ExecutionFailed, Lane, LaneDied
@@ -95,25 +97,34 @@ def test_a_worker_killed_while_executing_settles_its_batch_and_comes_back(
     asyncio.run(kill_and_restart())
 
 
-def test_a_worker_killed_while_idle_is_heard_of(
-    lane: Lane, deaths: Deaths, paths: Paths, tmp_path: Path
+def test_a_worker_killed_while_idle_is_heard_of_and_comes_back_with_the_bundle_that_is_served(
+    paths: Paths,
+    deaths: Deaths,
+    make_batch: MakeBatch,
+    runtimes: dict[str, Runtime],
+    tmp_path: Path,
 ) -> None:
-    bundle = paths[0][1].path
+    """Also if that has been replaced on disk meanwhile."""
+    folder = Path(shutil.copytree(paths[0][1].path, tmp_path / "table"))
+    here = load_bundle(folder)
+    lane = open_lane(PROCESS, [(path, here) for path, _ in paths], deaths)
+    batch = make_batch(3, 9)
 
     async def kill() -> None:
         lane.attach()
         os.kill(pid_of(lane), signal.SIGKILL)
         await asyncio.wait_for(deaths.heard.wait(), LIVENESS_S)
         assert deaths.lanes == [lane]
-        bundle.rename(tmp_path / "away")
-        try:
-            with pytest.raises(BundleError, match="lane 'cpu-1': no bundle at"):
-                await lane.restart()
-        finally:
-            (tmp_path / "away").rename(bundle)
-        assert not lane.alive
+        shutil.rmtree(folder)
+        await lane.restart()
+        for path, _ in paths:
+            got = (await executed(lane, path.name, batch)).probabilities
+            np.testing.assert_allclose(got, runtimes[path.name].predict(batch), atol=1e-6)
 
-    asyncio.run(kill())
+    try:
+        asyncio.run(kill())
+    finally:
+        lane.close()
 
 
 def test_every_death_is_logged_whether_the_lane_was_busy_or_not(

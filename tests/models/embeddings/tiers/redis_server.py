@@ -12,23 +12,38 @@ import pytest
 
 
 class RedisServer:
-    """One server on 127.0.0.1. Nothing is written to disk: what is killed comes back empty."""
+    """One server on 127.0.0.1. Nothing is written to disk: what is killed comes back empty.
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    tls: speaks TLS alone, with a certificate for 127.0.0.1 in `ca_file`.
+    """
+
+    def __init__(self, folder: Path, *options: str, tls: bool = False) -> None:
         self.binary = shutil.which("redis-server")
         if self.binary is None:
             pytest.skip("there is no redis-server on this machine (Debian: apt-get install redis-server)")
         self._folder = folder
-        self.options = options
+        self.ca_file = folder / "store.crt"
+        self._tls = tls
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = int(free.getsockname()[1])
+        if tls:
+            key = certify(self.ca_file)
+            options += ("--port", "0", "--tls-port", str(self.port), "--tls-auth-clients", "no")
+            options += ("--tls-cert-file", str(self.ca_file), "--tls-key-file", str(key))
+            options += ("--tls-ca-cert-file", str(self.ca_file))
+        self.options = options
         self._process: subprocess.Popen[bytes] | None = None
-        self.start()
+        try:
+            self.start()
+        except RuntimeError:
+            if tls:
+                pytest.skip("this machine's redis-server does not speak TLS")
+            raise
 
     @property
     def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}"
+        return f"{'rediss' if self._tls else 'redis'}://127.0.0.1:{self.port}"
 
     def start(self) -> None:
         assert self.binary is not None
@@ -56,3 +71,20 @@ class RedisServer:
     def signal(self, number: int) -> None:
         assert self._process is not None
         self._process.send_signal(number)
+
+
+def certify(file: Path) -> Path:
+    """Writes a certificate for 127.0.0.1 that is its own authority; gives the file of its key."""
+    openssl, key = shutil.which("openssl"), file.with_suffix(".key")
+    if openssl is None:
+        pytest.skip("no openssl here to make a certificate (Debian: apt-get install openssl)")
+    subprocess.run(
+        [
+            *(openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
+            *("-days", "2", "-subj", "/CN=store", "-addext", "subjectAltName=IP:127.0.0.1"),
+            *("-keyout", str(key), "-out", str(file)),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return key
