@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from models.bundle import Bundle
 from tests.server.http.streams.fuzzer import Fuzzer, served
 
-EXAMPLES = 120
+EXAMPLES = 70
 
 
 @pytest.fixture(scope="module")
