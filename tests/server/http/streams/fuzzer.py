@@ -29,7 +29,7 @@ TOKEN = "a token for the stream fuzzer"
 MAX_BODY_BYTES = 60_000
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)  # hypothesis prints what it calls a test with
 class Fuzzer:
     """Plays streams to the server at `address` and compares them with `reference`."""
 
