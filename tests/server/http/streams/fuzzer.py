@@ -29,7 +29,7 @@ TOKEN = "a token for the stream fuzzer"
 MAX_BODY_BYTES = 60_000
 
 
-@dataclass(slots=True, repr=False)  # hypothesis prints what it calls a test with
+@dataclass(slots=True)
 class Fuzzer:
     """Plays streams to the server at `address` and compares them with `reference`."""
 
@@ -38,6 +38,10 @@ class Fuzzer:
     reference: Reference
     runner: asyncio.Runner
     log: Path
+
+    def __repr__(self) -> str:
+        """Short: hypothesis prints what it calls a test with."""
+        return f"Fuzzer(address={self.address})"
 
     def drawn(self, random: Random) -> Stream:
         """A random stream."""
