@@ -28,6 +28,7 @@ def fuzzer(bundle: Bundle, clicks: Path) -> Iterator[Fuzzer]:
         assert fuzzer.complaints == ""
 
 
+@pytest.mark.filterwarnings("ignore:Generating overly large repr")
 # A stream that fails is printed as it is: to make it smaller, each attempt needs a server without a past, and
 # waits for answers that do not come. `python -m benchmarks.fuzz_streams --shrink` does that.
 @settings(
