@@ -11,13 +11,13 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from models.bundle import Bundle
 from tests.server.http.streams.fuzzer import Fuzzer, served
 
-EXAMPLES = 120
+EXAMPLES = 70
 
 
 @pytest.fixture(scope="module")
@@ -28,14 +28,19 @@ def fuzzer(bundle: Bundle, clicks: Path) -> Iterator[Fuzzer]:
         assert fuzzer.complaints == ""
 
 
+@pytest.mark.filterwarnings("ignore:Generating overly large repr")
+# A stream that fails is printed as it is: to make it smaller, each attempt needs a server without a past, and
+# waits for answers that do not come. `python -m benchmarks.fuzz_streams --shrink` does that.
 @settings(
     max_examples=EXAMPLES,
     derandomize=True,
     database=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example],
+    phases=(Phase.generate,),
+    report_multiple_bugs=False,
+    suppress_health_check=[HealthCheck.too_slow],
 )
-@given(random=st.randoms(use_true_random=False))
-def test_a_request_means_the_same_in_any_stream(fuzzer: Fuzzer, random: Random) -> None:
-    stream = fuzzer.drawn(random)
+@given(seed=st.integers(0, 2**64 - 1))
+def test_a_request_means_the_same_in_any_stream(fuzzer: Fuzzer, seed: int) -> None:
+    stream = fuzzer.drawn(Random(seed))
     found = fuzzer.run(stream)
     assert not found, "\n".join([*found, repr(stream)])

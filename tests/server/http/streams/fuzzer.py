@@ -39,6 +39,10 @@ class Fuzzer:
     runner: asyncio.Runner
     log: Path
 
+    def __repr__(self) -> str:
+        """Short: hypothesis prints what it calls a test with."""
+        return f"Fuzzer(address={self.address})"
+
     def drawn(self, random: Random) -> Stream:
         """A random stream."""
         return stream_of(random, self.corpus, TOKEN.encode(), MAX_BODY_BYTES)

@@ -135,7 +135,7 @@ def _sent_too_much(script: Script, heard: Heard) -> bool:
     """
     number = len(heard.answers)
     expected = script.asks[number].expected
-    plain = expected.call is not None and expected.ending == "close"
+    plain = expected.call is not None and expected.ending != "keep" and expected.compared != "status"
     return heard.reset and plain and number < len(script.asks) - 1
 
 
