@@ -81,12 +81,12 @@ def test_explaining_books_no_load_under_mprec():
     def bound(explained: bool) -> list[str]:
         owner = Owner(router(BOTH, (GPU_LANE, *cpu_lanes(2)), policy="mprec"))
         found = []
-        for _ in range(60):
-            query = owner.offer(147, 0.01)
+        for _ in range(80):
+            query = owner.offer(147, 0.003)
             found.append(owner.router.paths[query.path].name)
             if explained:
-                owner.router.explain(147, 0.01, 0.0)
+                owner.router.explain(147, 0.003, 0.0)
         return found
 
-    assert len(set(bound(explained=False))) > 2
+    assert len(set(bound(explained=False))) > 1
     assert bound(explained=True) == bound(explained=False)
