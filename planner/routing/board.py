@@ -30,6 +30,8 @@ UNSURE = 1.05
 SLACK_IN_VALUE = 1e-6
 """Paths whose value less price differs by no more than that many correct predictions a row tie."""
 INF = float("inf")
+BATCHES_HELD = 2
+"""A query waits for the batch under way and its own: each may be held up like the last seconds' worst."""
 BATCH_SHARE = 0.4
 """A merged batch takes at most this share of the usual budget: it delays whatever comes behind it."""
 
@@ -204,8 +206,9 @@ class Board:
         variance = self.observed.variance_s / (rate * rate) if rate else 0.0
         self.reserve_s = RARELY / 2 * variance / (1 - used) if used < 1 else INF
         delay_s = min((lane.correction.delay_s for lane in self.usable), default=0.0)
-        if delay_s > self.reserve_s and delay_s * self.observed.queries_s >= 1:
-            self.reserve_s = delay_s
+        held_s = BATCHES_HELD * delay_s
+        if held_s > self.reserve_s and delay_s * self.observed.queries_s >= 1:
+            self.reserve_s = held_s
         return rate
 
     def _price(self) -> list[float]:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.planner.routing.test_router import BUDGET_S, ROWS, SERVERS, STEPS, step
-from tests.planner.routing.worlds import POLICIES, Owner, cpu_lanes, router
+from tests.planner.routing.worlds import BOTH, GPU_LANE, POLICIES, Owner, cpu_lanes, router
 
 EVERY = ("priced", "mprec", "deeprecsys", "static:table@cpu", "static:hybrid@cpu")
 
@@ -75,3 +75,18 @@ def test_what_an_idle_server_explains_is_what_it_then_does(policy, budget_s, slo
     else:
         assert owner.router.paths[query.path].name == told.path
         assert query.reason.value == told.reason
+
+
+def test_explaining_books_no_load_under_mprec():
+    def bound(explained: bool) -> list[str]:
+        owner = Owner(router(BOTH, (GPU_LANE, *cpu_lanes(2)), policy="mprec"))
+        found = []
+        for _ in range(80):
+            query = owner.offer(147, 0.003)
+            found.append(owner.router.paths[query.path].name)
+            if explained:
+                owner.router.explain(147, 0.003, 0.0)
+        return found
+
+    assert len(set(bound(explained=False))) > 1
+    assert bound(explained=True) == bound(explained=False)
