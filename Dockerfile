@@ -6,6 +6,9 @@
 #
 # TORCH_INDEX is where the CPU build of torch (0.2 GB) comes from. `--build-arg TORCH_INDEX=` leaves it
 # out: then the build is PyPI's, gigabytes of CUDA, for `docker run --gpus all`.
+#
+# For a build that can be repeated and checked, name the base by digest and have the bill of materials made:
+#   docker buildx build --sbom=true --provenance=mode=max --build-arg PYTHON_IMAGE=...@sha256:... -t polyrec .
 ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS build
@@ -44,6 +47,6 @@ WORKDIR /home/polyrec
 VOLUME /bundle
 EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=3s --start-period=60s --retries=3 \
-    CMD ["python", "-c", "import os, urllib.request as http; http.urlopen(f'http://127.0.0.1:{os.environ[\"POLYREC_PORT\"]}/readyz', timeout=2)"]
+    CMD ["python", "-m", "server.healthcheck"]
 ENTRYPOINT ["polyrec"]
 CMD ["serve", "--bundle", "/bundle"]

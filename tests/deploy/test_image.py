@@ -1,0 +1,35 @@
+"""What the image and its compose file say, as far as it can be told without a container engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from planner.placed import DIRECTORY
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def compose() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())
+    return found
+
+
+def test_every_service_has_bounds(compose: dict[str, Any]) -> None:
+    for name, service in compose["services"].items():
+        assert service["mem_limit"], name
+        assert service["pids_limit"] <= 512, name
+
+
+def test_the_folder_of_disk_tiers_can_be_written_although_the_root_cannot(compose: dict[str, Any]) -> None:
+    service = compose["services"]["polyrec"]
+    assert service["read_only"]
+    assert any(volume.endswith(f":{DIRECTORY}") for volume in service["volumes"])
+
+
+def test_the_image_asks_its_health_where_the_server_listens() -> None:
+    assert 'CMD ["python", "-m", "server.healthcheck"]' in (ROOT / "Dockerfile").read_text()
