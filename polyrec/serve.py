@@ -48,20 +48,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import os
 
+    from server.signals import ending_on_sigterm
+
     # before torch is imported: parallelism comes from lanes, and idle threads spin
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    from server.settings import gather
+    with ending_on_sigterm():
+        from server.settings import gather
 
-    flags = {k: v for k, v in vars(args).items() if k not in ("verb", "run", "json", "version")}
-    settings = gather(flags, os.environ)
+        flags = {k: v for k, v in vars(args).items() if k not in ("verb", "run", "json", "version")}
+        settings = gather(flags, os.environ)
 
-    # seconds of imports, only once the command line is known to be right
-    from server.running import Ready, serve
+        # seconds of imports, only once the command line is known to be right
+        from server.running import Ready, serve
 
-    def ready(server: Ready) -> None:
-        if args.json:
-            print(server.line(), flush=True)
-        else:
-            print(f"serving {', '.join(server.paths)} on {server.runtime} at {server.url}", flush=True)
+        def ready(server: Ready) -> None:
+            if args.json:
+                print(server.line(), flush=True)
+            else:
+                print(f"serving {', '.join(server.paths)} on {server.runtime} at {server.url}", flush=True)
 
-    return serve(settings, ready)
+        return serve(settings, ready)

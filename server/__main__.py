@@ -6,19 +6,23 @@ from __future__ import annotations
 import os
 import sys
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-from models.errors import PolyrecError
-from server.running import serve
-from server.settings import gather
+from server.signals import ending_on_sigterm
 
 
 def main() -> int:
-    try:
-        return serve(gather({}, os.environ), lambda ready: print(ready.line(), flush=True))
-    except PolyrecError as e:
-        print(f"polyrec: error: {e}", file=sys.stderr)
-        return 2
+    """Serves until told to stop; returns the exit status."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
+    with ending_on_sigterm():
+        # seconds of imports
+        from models.errors import PolyrecError
+        from server.running import serve
+        from server.settings import gather
+
+        try:
+            return serve(gather({}, os.environ), lambda ready: print(ready.line(), flush=True))
+        except PolyrecError as e:
+            print(f"polyrec: error: {e}", file=sys.stderr)
+            return 2
 
 
 if __name__ == "__main__":

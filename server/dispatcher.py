@@ -99,6 +99,17 @@ class Dispatcher:
         self._outbox: Outbox | None = None
         self._restarts: set[asyncio.Task[None]] = set()
         self._spent_s = self._executing_s = 0.0
+        self._given_up: RequestError | None = None
+
+    @property
+    def can_answer(self) -> bool:
+        """Whether any lane is alive that executes a path which the policy uses."""
+        return bool(self.router.board.usable)
+
+    def attach(self) -> None:
+        """Hears of lanes' deaths from now on, on the running loop; else from the first query on."""
+        for lane in self._lanes:
+            lane.attach()
 
     def turned_away(self, arrival_s: float, budget_s: float, size: int) -> None:
         """Raises DeadlinePassed or Overloaded if a body of that size need not be parsed for that."""
@@ -126,13 +137,14 @@ class Dispatcher:
             # once: asking costs Python 3.11 a system call
             loop = self._loop = asyncio.get_running_loop()
             outbox = self._outbox = Outbox(loop)
+        if self._given_up is not None:
+            raise self._given_up
         query = Query(rows.rows, arrival_s, arrival_s + budget_s, priority, required)
         self._idle_ticks = 0
         if not self._ticking:
             self._ticking = True
             self._spent_s, self._executing_s = time.thread_time(), 0.0
-            for lane in self._lanes:
-                lane.attach()
+            self.attach()
             loop.call_later(TICK_S, self._tick, loop, clock() + TICK_S)
         refused = self.router.offer(query, clock(), size)
         if refused is not None:
@@ -148,6 +160,13 @@ class Dispatcher:
         self.router.cancel(query)
         query.settled = True
         fail(query, error)
+
+    def give_up(self, error: RequestError) -> None:
+        """Answers all that waits, and all that is asked from now on, with `error`."""
+        self._given_up = error
+        if self._outbox is not None:
+            for answer in tuple(self._outbox.open):
+                answer.settle(error)
 
     def close(self) -> None:
         """Ends every lane. Queries still waiting are cancelled."""

@@ -54,7 +54,8 @@ class Engine:
         self.routing = Routing()
         self.without_path = {e: self.metrics.outcomes(e, NO_PATH) for e in ENDPOINTS}
         self._serving: Serving | None = None
-        self._retiring: set[asyncio.Task[None]] = set()
+        self._retiring: dict[asyncio.Task[None], Serving] = {}
+        self.metrics.ask_ready(lambda: self.unready() is None)
 
     def load(self, plan: Plan, loaded: Mapping[Path, Bundle] = NOTHING) -> None:
         """Opens the plan and serves it; blocks. loaded: bundles that are open already.
@@ -86,7 +87,7 @@ class Engine:
                 "new values of %d rows of path '%s' stay behind: other rows are served now", rows, path
             )
         if self.state is State.LOADING:
-            self.enter(State.READY)
+            self.state = State.READY
         return left
 
     @property
@@ -115,10 +116,28 @@ class Engine:
         self.serving.dispatcher.router.set_policy(routing, clock())
         self.routing = routing
 
+    def unready(self) -> str | None:
+        """Why the server should be sent no requests, in words; None while it is ready."""
+        if self.state is not State.READY or self._serving is None:
+            return f"the server is {self.state.value}"
+        if not self._serving.dispatcher.can_answer:
+            return "no lane can answer: all are dead, and being started again"
+        return None
+
+    def attach(self) -> None:
+        """Hears of lanes' deaths on the running loop, also before the first request."""
+        if self._serving is not None:
+            self._serving.dispatcher.attach()
+
     def enter(self, state: State) -> None:
         """Moves on to another state of life."""
         self.state = state
-        self.metrics.ready(state is State.READY)
+
+    def give_up(self) -> None:
+        """Answers whatever still waits with NotReady (503): the server ends."""
+        serving = [*self._retiring.values(), *([self._serving] if self._serving is not None else [])]
+        for one in serving:
+            one.dispatcher.give_up(NotReady("the server ends before this could be answered; ask another"))
 
     def close(self) -> None:
         """Ends every lane; nothing is answered afterwards."""
@@ -147,5 +166,5 @@ class Engine:
                 old.close()
 
         task = loop.create_task(end())
-        self._retiring.add(task)
-        task.add_done_callback(self._retiring.discard)
+        self._retiring[task] = old
+        task.add_done_callback(self._retiring.pop)

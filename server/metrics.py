@@ -135,6 +135,7 @@ class Metrics:
         registry.gauge(
             "polyrec_promised_share", "Share of requests that is promised to be answered within budget."
         ).only.set(PROMISED_SHARE)
+        self._is_ready: Callable[[], bool] = lambda: False
         self._build = registry.info(
             "polyrec_build_info",
             "The code and the bundle that are running.",
@@ -148,8 +149,9 @@ class Metrics:
         """Every metric of Polyrec's own."""
         return self._registry.families
 
-    def ready(self, is_ready: bool) -> None:
-        self._ready.only.set(is_ready)
+    def ask_ready(self, is_ready: Callable[[], bool]) -> None:
+        """At every scrape, whether the server is ready."""
+        self._is_ready = is_ready
 
     def build(self, code_version: str, bundle: str, bundle_version: str, runtime: str) -> None:
         self._build.clear()
@@ -229,6 +231,7 @@ class Metrics:
     def refresh(self) -> None:
         """Brings up to date what is asked for rather than told."""
         self.flush()
+        self._ready.only.set(self._is_ready())
         self._tiers.refresh()
         self._routed.refresh()
 

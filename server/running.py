@@ -1,10 +1,10 @@
 """One server process, from its first socket to its last answer.
 
     bind the port -> answer /livez, /readyz 503 -> load the plan's paths -> ready
-    SIGTERM -> /readyz 503, keep serving for the grace -> stop accepting -> finish what is in flight
+    SIGTERM -> /readyz 503, and the rest of server/drain.py
 
-A load balancer needs the grace to notice; liveness stays 200 to the end. A second signal, or Ctrl-C,
-skips it. `serve` is the whole life; `start` runs it in a child process, for demos and tests.
+Liveness stays 200 to the end. `serve` is the whole life; `start` runs it in a child process, for demos and
+tests.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import math
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -34,7 +34,8 @@ from models.runtimes import best_runtime
 from planner.plan import Plan, PlannedLane, load_plan, single_path_plan
 from server.background import in_thread
 from server.collector import Collector
-from server.engine import Engine, State
+from server.drain import Drain
+from server.engine import Engine
 from server.http.admin import Admin
 from server.http.app import create_app
 from server.http.protocol import Protocol, close_idle
@@ -113,27 +114,15 @@ def several(listener: socket.socket) -> list[socket.socket]:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, with a grace between the signal and the end."""
+    """uvicorn's server, whose signals a drain handles."""
 
-    def __init__(self, config: uvicorn.Config, engine: Engine, grace_s: float) -> None:
+    def __init__(self, config: uvicorn.Config, drain: Drain) -> None:
         super().__init__(config)
-        self._engine = engine
-        self._grace_s = grace_s
+        self._drain = drain
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Signal handler: runs between two steps of the event loop."""
-        again = self._engine.state is State.DRAINING
-        loading = self._engine.state is State.LOADING
-        self._engine.enter(State.DRAINING)
-        if self.should_exit:
-            self.force_exit = True
-        elif again or loading or sig == signal.SIGINT or not self._grace_s:
-            self.should_exit = True
-        else:
-            asyncio.get_running_loop().call_later(self._grace_s, self._stop)
-
-    def _stop(self) -> None:
-        self.should_exit = True
+        """Signal handler."""
+        self._drain.signaled(self, sig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,10 +168,11 @@ async def _serve(settings: Settings, listener: socket.socket, on_ready: Callable
         proxy_headers=False,
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=max(1, round(settings.drain_timeout_s)),
+        # after the drain's own, which answers what still waits
+        timeout_graceful_shutdown=math.ceil(settings.drain_timeout_s) + 1,
         backlog=BACKLOG,
     )
-    server = Server(config, engine, settings.drain_grace_s)
+    server = Server(config, Drain(engine, listener, settings.drain_grace_s, settings.drain_timeout_s))
     with Collector(engine.metrics.collected):
         await _until_told(server, engine, settings, listener, on_ready)
     engine.close()
@@ -203,6 +193,7 @@ async def _until_told(
         await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             loading.result()
+            engine.attach()
             # What is loaded stays: the collector need not look at it again.
             gc.collect()
             gc.freeze()
@@ -217,6 +208,9 @@ async def _until_told(
         closing.cancel()
         if engine.tracer is not None:
             engine.tracer.close()
+        if not loading.done():
+            # told to end while loading: the interpreter's own end would crash in the thread that loads
+            os._exit(0)
 
 
 def _ready(engine: Engine, listener: socket.socket) -> Ready:

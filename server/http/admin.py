@@ -140,6 +140,7 @@ class Admin:
                 log.warning("a plan is not opened, the old one still serves: %s", why)
                 raise Invalid(f"the plan is not opened, the old one still serves: {why}") from None
             left = engine.adopt(serving)
+            engine.attach()
             names = [p.name for p in serving.paths]
             log.warning("another plan serves: %s, bundle version %s", ", ".join(names), serving.version)
             return {

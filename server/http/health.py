@@ -5,21 +5,25 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.routing import Route
 
-from server.engine import Engine, State
+from server.engine import Engine
 from server.http.reply import Reply, json_reply
 from server.metrics import CONTENT_TYPE
 
 
+def readiness(engine: Engine) -> Reply:
+    """200, or 503 with the reason."""
+    why = engine.unready()
+    return json_reply({"ready": True}) if why is None else json_reply({"ready": False, "error": why}, 503)
+
+
 def health_routes(engine: Engine) -> list[Route]:
-    """/livez is 200 from the first moment to the last; /readyz only between loading and draining."""
+    """/livez is 200 from the first moment to the last; /readyz from loading to draining, if a lane lives."""
 
     async def livez(request: Request) -> Reply:
         return json_reply({"live": True, "state": engine.state.value})
 
     async def readyz(request: Request) -> Reply:
-        if engine.state is State.READY:
-            return json_reply({"ready": True})
-        return json_reply({"ready": False, "error": f"the server is {engine.state.value}"}, 503)
+        return readiness(engine)
 
     async def metrics(request: Request) -> Reply:
         return Reply(engine.metrics.render(), content_type=CONTENT_TYPE.encode())

@@ -15,10 +15,11 @@ from starlette.types import Scope
 
 from models.bundle import code_version
 from server.answer import Answer
-from server.engine import Engine, State
+from server.engine import Engine
 from server.errors import Forbidden, Malformed, NotFound, NotReady
 from server.http.body import header
 from server.http.call import Parsed
+from server.http.health import readiness
 from server.http.inference import Inference
 from server.http.reply import Reply, error_reply, json_reply
 from server.oip_codec import OUTPUT, encode
@@ -96,9 +97,7 @@ def oip_routes(engine: Engine, infer: Inference) -> list[Route]:
         return json_reply({"live": True})
 
     async def ready(request: Request) -> Reply:
-        if engine.state is State.READY:
-            return json_reply({"ready": True})
-        return json_reply({"ready": False, "error": f"the server is {engine.state.value}"}, 503)
+        return readiness(engine)
 
     async def model_ready(request: Request) -> Reply:
         try:
@@ -106,16 +105,17 @@ def oip_routes(engine: Engine, infer: Inference) -> list[Route]:
             check_model(serving, request.path_params)
         except (NotFound, NotReady) as e:
             return error_reply(e)
-        if engine.state is not State.READY:
-            return error_reply(NotReady(f"the server is {engine.state.value}"))
+        why = engine.unready()
+        if why is not None:
+            return error_reply(NotReady(why))
         return json_reply({"name": MODEL, "ready": True})
 
     async def server(request: Request) -> Reply:
         return json_reply({"name": SERVER, "version": code_version(), "extensions": EXTENSIONS})
 
     async def index(request: Request) -> Reply:
-        state = "READY" if engine.state is State.READY else "UNAVAILABLE"
-        reason = "" if engine.state is State.READY else engine.state.value
+        reason = engine.unready() or ""
+        state = "UNAVAILABLE" if reason else "READY"
         try:
             versions = [engine.serving.version]
         except NotReady:

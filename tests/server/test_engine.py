@@ -60,7 +60,8 @@ def test_another_plan_takes_over_and_the_old_one_ends_when_it_is_idle(
         waiting = old.dispatcher.ask(old.decoder.predict(b'{"instances": [{}]}'), clock(), 60)
         engine.load(plan, {bundle_dir: bundle})
         assert engine.serving is not old
-        assert engine.previous == plan
+        assert engine.previous is not None
+        assert engine.previous.plan == plan
         assert (await waiting.payload.answer).probabilities.shape == (1,)
         while old.lanes[0].alive:
             await asyncio.sleep(0.001)
