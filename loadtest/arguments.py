@@ -9,12 +9,14 @@ import argparse
 import math
 from typing import NoReturn
 
+from models.text import printable
+
 
 class Parser(argparse.ArgumentParser):
     """argparse's, but a mistake is one line and not the whole usage."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message}; {self.prog} --help tells more\n")
+        self.exit(2, f"{self.prog}: error: {printable(message)}; {self.prog} --help tells more\n")
 
 
 def positive(text: str) -> float:

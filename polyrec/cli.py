@@ -65,6 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     from models.errors import PolyrecError
     from models.memory import keep_memory
+    from models.text import printable
 
     keep_memory()
     try:
@@ -82,5 +83,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         # a full disk, a folder without permission: the machine's, not a defect
         if e.filename is None:
             raise
-        print(f"polyrec: error: '{e.filename}': {e.strerror}", file=sys.stderr)
+        print(f"polyrec: error: '{printable(str(e.filename))}': {e.strerror}", file=sys.stderr)
         return 2

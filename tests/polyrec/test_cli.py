@@ -28,10 +28,19 @@ def test_a_users_mistake_is_one_line_and_status_2(capsys: pytest.CaptureFixture[
     assert said.err == "polyrec: error: give either --bundle DIR or --plan FILE\n"
 
 
+@pytest.mark.parametrize("flag", ["--bundle", "--plan"])
+def test_a_line_end_in_a_files_name_ends_no_line(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", flag, "a\nb", "--port", "0"]) == 2
+    said = capsys.readouterr().err
+    assert "'a\\nb'" in said
+    assert said.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["nonsense"], "'nonsense'"),
+        (["serve", "--a\nb\x1b[2J"], "--a\\nb\\x1b[2J"),
         (["serve", "--colour"], "--colour"),
         (["serve", "--port", "x"], "--port"),
         (["train"], "--data"),
