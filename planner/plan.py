@@ -48,8 +48,7 @@ class Limits(Strict):
 
     max_body_bytes: of one request, as sent and after decompression (413 beyond); None: what
     max_request_rows rows of the bundle's schema can need (`server/body_limits.py`).
-    max_request_rows: rows of one request (413 beyond). By default no more than a batch has: a larger
-    request is executed alone, and keeps its lane that much longer.
+    max_request_rows: rows of one request (413 beyond).
     max_batch_rows: waiting queries are merged up to this many rows; one larger query runs alone.
     max_queued_rows: rows that may wait (429 beyond), of queries with a priority and of those without; 1.1
     times as many of both together.
@@ -58,7 +57,7 @@ class Limits(Strict):
     """
 
     max_body_bytes: Annotated[int, Field(ge=1)] | None = None
-    max_request_rows: TabledRows = 1024
+    max_request_rows: TabledRows = 4096
     max_batch_rows: TabledRows = 1024
     max_queued_rows: Rows = 16384
     max_budget_ms: BudgetMs | None = None

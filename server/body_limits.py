@@ -19,10 +19,10 @@ NUMBER_BYTES = 25
 """Of the longest float64 that a JSON library writes, with its sign and exponent."""
 STRING_BYTES = 64
 """Of an id, without its quotes: a UUID has 36, a SHA-256 in hexadecimal 64."""
-ROW_BYTES, ROW_VALUES = 1024, 40
-"""Allowed per row of a large request on average; small requests may have larger rows."""
 FULL_BYTES, FULL_VALUES = 2**20, 40_960
 """Up to here rows may be as large as the schema allows: what is decoded in less than 10 ms."""
+ROW_BYTES, ROW_VALUES = 256, 10
+"""Allowed per row beyond that, where an operator allows more than the default 4,096 rows."""
 LEAST_BYTES, MOST_BYTES = 2**16, 2**24
 LEAST_STRUCTURE = 2**14
 COUNTED_FROM_BYTES = 3 * 2**15
@@ -51,7 +51,7 @@ class BodyLimits:
         values = len(features) + sum(f.max_length for f in lists)
         rows = limits.max_request_rows
         needed = _bounded(rows, 2 + sum(map(_feature_bytes, features)), FULL_BYTES, ROW_BYTES)
-        commas = _bounded(rows, values, FULL_VALUES, max(len(features), ROW_VALUES))
+        commas = _bounded(rows, values, FULL_VALUES, ROW_VALUES)
         return BodyLimits(
             limits.max_body_bytes or min(max(needed, LEAST_BYTES), MOST_BYTES),
             max(commas, LEAST_STRUCTURE),
@@ -81,7 +81,7 @@ class BodyLimits:
     def _check_commas(self, body: bytes) -> None:
         if count(body, b",") > self.max_commas:
             raise TooLarge(
-                f"the body has more than {self.max_commas} values; a request of that many rows has fewer"
+                f"the body has more than {self.max_commas} values; send fewer rows, or binary tensors"
             )
 
 

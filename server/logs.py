@@ -28,7 +28,7 @@ class Lines(logging.Formatter):
 
 
 def log_to_stderr(level: str, prefix: str = "") -> None:
-    """Sends messages from `level` on to standard error, unless an embedding program has handlers."""
+    """Sends messages from `level` on to standard error; no change where the root logger has handlers."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Lines(prefix))
     logging.basicConfig(level=level.upper(), handlers=[handler])

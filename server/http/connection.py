@@ -382,15 +382,11 @@ class Connection(asyncio.Protocol):
         )
         self._call = self._asgi = self._task = None
         self._pieces = []
-        if unread:
+        if not self._keep_alive:
+            self._linger(unread)
+        elif unread:
             self._state = DISCARDING
-            self.deadline_s = clock() + (limits.body_s if self._keep_alive else limits.discard_s)
-            if not self._keep_alive:
-                self._left = limits.discard_bytes
-                if self._transport.can_write_eof():
-                    self._transport.write_eof()
-        elif not self._keep_alive:
-            self._close()
+            self.deadline_s = clock() + limits.body_s
         elif self._write_paused:
             self._state = WRITING
             self.deadline_s = clock() + limits.write_s
@@ -421,6 +417,21 @@ class Connection(asyncio.Protocol):
         self.deadline_s = clock() + self._front.limits.idle_s
         if self._read_paused:
             self._resume_reading()
+
+    def _linger(self, unread: bool) -> None:
+        """Ends this side of the connection, and reads on until the client ends its own.
+
+        Closing with data unread would make the kernel reset the connection, and the answer be lost.
+        """
+        limits = self._front.limits
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        elif not unread and not self._buffer:
+            self._close()
+            return
+        self._state = DISCARDING
+        self._chunks, self._size, self._left = None, 0, limits.discard_bytes + 1
+        self.deadline_s = clock() + limits.discard_s
 
     def _close(self) -> None:
         self._state = CLOSED

@@ -38,7 +38,7 @@ def test_a_plan_file_is_readable_by_people(tmp_path: Path) -> None:
     assert written["version"] == 1
     assert written["paths"] == [{**PATH, "device": "cpu", "precision": "fp32"}]
     assert "max_body_bytes" not in written["limits"]
-    assert written["limits"]["max_request_rows"] == 1024
+    assert written["limits"]["max_request_rows"] == 4096
 
 
 @pytest.mark.parametrize(

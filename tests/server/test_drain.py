@@ -190,7 +190,8 @@ def test_process_1_ends_on_sigterm_before_it_is_ready(
     environ = {k: v for k, v in os.environ.items() if not k.startswith("POLYREC_")}
     environ |= {"POLYREC_BUNDLE": str(bundle_dir), "POLYREC_PORT": str(port), "POLYREC_DRAIN_GRACE_S": "0"}
     with first_process(environ, sys.executable, *command) as (around, pid):
-        wait_until(lambda: handles_sigterm(pid))
+        wait_until(lambda: "libtorch" in Path(f"/proc/{pid}/maps").read_text())
+        assert handles_sigterm(pid)  # while it imports, which takes seconds
         if moment == "loading":
             transport = httpx.HTTPTransport(retries=30)
             with httpx.Client(transport=transport) as http:
