@@ -60,7 +60,7 @@ def test_tritonclient_sees_a_live_ready_server_with_its_model(triton: Any, bundl
         assert [i["name"] for i in metadata["inputs"][:2]] == ["dense", "sparse"]
         assert metadata["outputs"] == [{"name": "probability", "datatype": "FP32", "shape": [-1]}]
     config = triton.get_model_config("dlrm")
-    assert config["max_batch_size"] == 1024
+    assert config["max_batch_size"] == 4096
     assert "dynamic_batching" in config
     lists = {f"{name}.{part}" for name in ("filters", "recent_items") for part in ("values", "lengths")}
     ranking = {"context.sparse", "candidate.dense", "candidate.sparse", "context_lengths"}
