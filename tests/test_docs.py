@@ -97,3 +97,12 @@ def test_every_runtime_dependency_is_explained() -> None:
     page = (ROOT / "docs" / "dependencies.md").read_text()
     explained = set(re.findall(r"^\| ([a-z\d-]+)", page, re.MULTILINE))
     assert {Requirement(line).name for line in project["dependencies"]} <= explained
+
+
+def test_every_test_that_the_findings_name_exists() -> None:
+    text = (ROOT / "docs" / "findings.md").read_text()
+    named = re.findall(r"((?:[a-z_]+/)+test_\w+\.py)(?:::(test_\w+))?", text.replace("`tests/", "`"))
+    assert len(named) > 30
+    for file, test in named:
+        source = (ROOT / "tests" / file).read_text()
+        assert not test or f"def {test}(" in source, f"{file} has no {test}"
