@@ -31,6 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-request-rows", type=int, help="of one request; 413 beyond")
     parser.add_argument("--max-batch-rows", type=int, help="waiting requests are merged up to this")
     parser.add_argument("--max-queued-rows", type=int, help="rows that may wait; 429 beyond")
+    parser.add_argument("--max-connections", type=int, help="default: file descriptors less 64")
+    parser.add_argument("--keep-alive-s", type=float, help="idle connections are closed then (default 75)")
     parser.add_argument(
         "--tier-directory", help="with --plan: folder for files of rows on disk (a real disk)"
     )

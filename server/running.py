@@ -171,7 +171,7 @@ async def _serve(settings: Settings, listener: socket.socket, on_ready: Callable
     )
     engine.tracer = open_tracer(os.environ)
     app = create_app(engine, Admin(engine, lambda file: plan_of(settings, file)))
-    front = Front(app, app.hot, engine)
+    front = Front(app, app.hot, engine, settings.front_limits)
     config = uvicorn.Config(
         app,
         http=protocol_of(front),

@@ -20,11 +20,13 @@ from models.files import Strict, one_line
 from models.precision import DensePrecision
 from models.text import printable
 from planner.plan import BudgetMs, Plan, Policy, Rows, TabledRows
+from server.http.limits import FrontLimits, descriptor_limit
 from server.kubernetes import is_service_variable
 from server.tokens import OpenRight
 
 PREFIX = "POLYREC_"
 
+PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -54,6 +56,8 @@ class Settings(Strict):
         how often rows follow their popularity (seconds), in place of the placement's own.
     store_password, store_password_file: of the remote store that a plan names, in place of what the plan
         says. The password itself can be given by the environment only.
+    max_connections, max_buffered_bytes, keep_alive_s, head_timeout_s, body_timeout_s, write_timeout_s: limits
+        of connections (docs/protocol.md); max_connections: None for what file descriptors allow.
     log_level: the least that is written to standard error.
     The rest, if given, replaces the plan's value of the same name.
     """
@@ -86,6 +90,12 @@ class Settings(Strict):
     max_batch_rows: TabledRows | None = None
     max_queued_rows: Rows | None = None
     max_budget_ms: BudgetMs | None = None
+    max_connections: Annotated[int, Field(ge=1)] | None = None
+    max_buffered_bytes: Annotated[int, Field(ge=2**20)] = FrontLimits.buffered_bytes
+    keep_alive_s: PositiveSeconds = FrontLimits.idle_s
+    head_timeout_s: PositiveSeconds = FrontLimits.head_s
+    body_timeout_s: PositiveSeconds = FrontLimits.body_s
+    write_timeout_s: PositiveSeconds = FrontLimits.write_s
 
     @model_validator(mode="after")
     def _one_thing_to_serve(self) -> Settings:
@@ -119,6 +129,18 @@ class Settings(Strict):
             return Plan.model_validate(bent)
         except ValidationError as e:
             raise SettingsError(one_line(e)) from None
+
+    @property
+    def front_limits(self) -> FrontLimits:
+        """Limits of connections."""
+        return FrontLimits(
+            head_s=self.head_timeout_s,
+            body_s=self.body_timeout_s,
+            write_s=self.write_timeout_s,
+            idle_s=self.keep_alive_s,
+            connections=self.max_connections or descriptor_limit(),
+            buffered_bytes=self.max_buffered_bytes,
+        )
 
     def _store_login(self) -> dict[str, Any]:
         """What replaces the store's own password, if anything is given."""

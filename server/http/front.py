@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import resource
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from starlette.types import ASGIApp
@@ -18,52 +16,14 @@ from starlette.types import ASGIApp
 from server.dispatcher import clock
 from server.engine import Engine, State
 from server.http.call import HotEndpoint
+from server.http.limits import FrontLimits
 
 log = logging.getLogger("polyrec.http")
 
-RESERVED_DESCRIPTORS = 64
-"""File descriptors kept for bundles, lanes and logs."""
 AWAKE_S = 0.0005
 """Less than this since the last batch means that the event loop has not slept since."""
 EVICTION_LOOKS = 64
 """Connections looked at to find an idle one whose place a new one takes."""
-
-
-def descriptor_limit() -> int:
-    """Connections that the process has file descriptors for; raises the soft limit as far as allowed."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = hard if hard != resource.RLIM_INFINITY else max(soft, 65536)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        soft = wanted
-    return max(1, min(soft, 65536) - RESERVED_DESCRIPTORS)
-
-
-@dataclass(frozen=True, slots=True)
-class FrontLimits:
-    """Limits of connections; bytes and rows of single requests are the plan's (`planner.plan.Limits`).
-
-    head_s, body_s: from a request's first byte, and from its head, until the head and the body are complete.
-    write_s: until the client has read an answer. idle_s: between requests. discard_s, discard_bytes: how much
-    of a rejected request is still read, so that the client can read why. requests: of one connection.
-    buffered_bytes: of unfinished requests, over all connections.
-    """
-
-    head_s: float = 10.0
-    body_s: float = 30.0
-    write_s: float = 30.0
-    idle_s: float = 75.0
-    discard_s: float = 5.0
-    discard_bytes: int = 64 * 2**20
-    requests: int = 1_000_000
-    connections: int = field(default_factory=descriptor_limit)
-    buffered_bytes: int = 256 * 2**20
-
-    @property
-    def sweep_s(self) -> float:
-        """How often the time limits are looked at."""
-        times = (self.head_s, self.body_s, self.write_s, self.idle_s, self.discard_s)
-        return min(0.25, min(times) / 4)
 
 
 class Member(Protocol):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from models.schema import BUILT_IN, Dense, Schema, load_schema
 from planner.plan import Limits
-from server.body_limits import COUNTED_FROM_BYTES, ROW_BYTES, ROW_VALUES, BodyLimits
+from server.body_limits import COUNTED_FROM_BYTES, BodyLimits
 from server.decode import Decoder
 from server.errors import TooLarge
 from server.oip_codec import OipCodec

@@ -15,8 +15,8 @@ import pytest
 from planner.plan import Plan
 from server.engine import Engine
 from server.http.connection import State
-from server.http.front import FrontLimits
 from server.http.head import MAX_HEAD_BYTES, MAX_URL_BYTES
+from server.http.limits import FrontLimits
 from server.running import Child, start
 from tests.server.http.wire import connected, exchange, head, local, status_and_body
 

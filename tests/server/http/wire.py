@@ -16,7 +16,8 @@ from uvicorn.server import ServerState
 from server.engine import Engine
 from server.http.app import create_app
 from server.http.connection import Connection
-from server.http.front import Front, FrontLimits
+from server.http.front import Front
+from server.http.limits import FrontLimits
 from server.running import Child
 
 

@@ -1,0 +1,46 @@
+"""Limits of connections: how much, how many, how long."""
+
+from __future__ import annotations
+
+import resource
+from dataclasses import dataclass
+
+RESERVED_DESCRIPTORS = 64
+"""File descriptors kept for bundles, lanes and logs."""
+
+
+def descriptor_limit() -> int:
+    """Connections that the process has file descriptors for; raises the soft limit as far as allowed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = hard if hard != resource.RLIM_INFINITY else max(soft, 65536)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft = wanted
+    return max(1, min(soft, 65536) - RESERVED_DESCRIPTORS)
+
+
+@dataclass(frozen=True)
+class FrontLimits:
+    """Limits of connections; bytes and rows of single requests are the plan's (`planner.plan.Limits`).
+
+    head_s, body_s: from a request's first byte, and from its head, until the head and the body are complete.
+    write_s: until the client has read an answer. idle_s: between requests. discard_s, discard_bytes: how much
+    of a rejected request is still read, so that the client can read why. requests: of one connection.
+    buffered_bytes: of unfinished requests, over all connections.
+    """
+
+    head_s: float = 10.0
+    body_s: float = 30.0
+    write_s: float = 30.0
+    idle_s: float = 75.0
+    discard_s: float = 5.0
+    discard_bytes: int = 64 * 2**20
+    requests: int = 1_000_000
+    connections: int = 10_000
+    buffered_bytes: int = 256 * 2**20
+
+    @property
+    def sweep_s(self) -> float:
+        """How often the time limits are looked at."""
+        times = (self.head_s, self.body_s, self.write_s, self.idle_s, self.discard_s)
+        return min(0.25, min(times) / 4)
