@@ -24,6 +24,7 @@ constructor's keywords and `shutdown` (tests/server/http/test_connection.py hold
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable
 from enum import Enum, auto
 from http import HTTPStatus
@@ -39,6 +40,8 @@ from server.http.chunked import ChunkedDecoder
 from server.http.front import Front, ServerState
 from server.http.head import Head, find_end, parse_head
 from server.http.reply import BODILESS, error_reply, to_wire
+
+log = logging.getLogger("polyrec.http")
 
 MAX_WAITING_BYTES = 256 * 2**10
 """Bytes kept while it is not their turn, beyond which reading pauses."""
@@ -107,7 +110,7 @@ class Connection(asyncio.Protocol):
         if self._front.join(self):
             self._rest()
         else:
-            self._violate(_busy("connections", "the server has no room for more connections"))
+            self._turn_away()
 
     def connection_lost(self, exc: Exception | None) -> None:
         state, self._state = self._state, CLOSED
@@ -153,7 +156,7 @@ class Connection(asyncio.Protocol):
         elif self._state is READING_BODY:
             self._violate(_too_slow("body_time", f"the body did not arrive within {limits.body_s:g} s"))
         elif self._state is READING_HEAD and not self._transport.get_write_buffer_size():
-            self._front.exceeded("idle_time", f"{self._name} sent nothing for {limits.idle_s:g} s")
+            self._front.count("idle_time")
             self._close()
         else:
             if self._state is not DISCARDING:
@@ -173,12 +176,17 @@ class Connection(asyncio.Protocol):
         if self._advancing:
             return
         self._advancing = True
-        for _ in range(STEPS_A_TURN):
-            if not self._step():
-                break
-        else:
-            self._loop.call_soon(self._advance)
-        self._advancing = False
+        try:
+            for _ in range(STEPS_A_TURN):
+                if not self._step():
+                    break
+            else:
+                self._loop.call_soon(self._advance)
+        except Exception:
+            log.exception("the connection of %s failed", self._name)
+            self.abort()
+        finally:
+            self._advancing = False
         unread = self._size if self._pieces else 0
         self._hold(len(self._buffer) + (unread if self._asgi is None else self._asgi.waiting_bytes))
         if self._held_bytes and self._front.full and self._state in (READING_HEAD, READING_BODY):
@@ -362,6 +370,16 @@ class Connection(asyncio.Protocol):
         self._state = READING_BODY
         self._keep_alive = False
         self._reply_error(violation)
+
+    def _turn_away(self) -> None:
+        """Answers a connection that the front has no room for, before it asks; nobody watches its deadline."""
+        full = _busy("connections", "the server has no room for more connections")
+        self._front.exceeded(full.limit, f"{self._name}: {full}")
+        reply = error_reply(full)
+        headers, body = reply.encoded(())
+        headers = (*self._server_state.default_headers, *headers)
+        self._transport.write(to_wire(reply.status, headers, body, keep_alive=False))
+        self._close()
 
     def _reply_error(self, error: Exception) -> None:
         reply = error_reply(error)

@@ -122,9 +122,13 @@ class Front:
         """Forgets a connection."""
         self.connections.pop(connection, None)
 
+    def count(self, limit: str) -> None:
+        """Counts that a limit was met."""
+        self.engine.metrics.limited.labels(limit).inc()
+
     def exceeded(self, limit: str, what: str) -> None:
         """Counts that a limit was met, and logs it, at most one line a second for each limit."""
-        self.engine.metrics.limited.labels(limit).inc()
+        self.count(limit)
         now_s = clock()
         last_s, unsaid = self._logged.get(limit, (-1.0, 0))
         if last_s >= 0 and now_s - last_s < 1:
@@ -141,6 +145,9 @@ class Front:
             now_s = clock()
             for connection in tuple(self.connections):
                 if connection.deadline_s <= now_s:
-                    connection.time_out()
+                    try:
+                        connection.time_out()
+                    except Exception:
+                        log.exception("a connection could not be ended")
             self.engine.metrics.connections.only.set(len(self.connections))
             self.engine.metrics.buffered_bytes.only.set(self.buffered)
