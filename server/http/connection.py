@@ -372,7 +372,7 @@ class Connection(asyncio.Protocol):
         self._reply_error(violation)
 
     def _turn_away(self) -> None:
-        """Answers a connection that the front has no room for, before it asks; nobody watches its deadline."""
+        """Answers a connection that there is no room for, before it asks; nobody watches its deadline."""
         full = _busy("connections", "the server has no room for more connections")
         self._front.exceeded(full.limit, f"{self._name}: {full}")
         reply = error_reply(full)
