@@ -62,10 +62,10 @@ MISTAKES: list[tuple[str, str | bytes, dict[str, str], int, str]] = [
     ),
     (
         "/v1/predict",
-        json.dumps({"instances": [{}] * 1025}),
+        json.dumps({"instances": [{}] * 4097}),
         {},
         413,
-        "'instances' has 1025 rows; the limit is 1024",
+        "'instances' has 4097 rows; the limit is 4096",
     ),
     ("/v1/predict", " " * 50_000_000, {}, 413, "the body has 50000000 bytes; the limit is 1048576"),
     (

@@ -252,8 +252,9 @@ def test_a_reload_by_name_keeps_the_operators_settings(
     settings = Settings(plan=tmp_path / "plan.json", max_body_bytes=1000, default_budget_ms=30_000)
     engine = Engine()
     engine.load(*plan_of(settings))
+    engine.access = Access(engine.metrics, admin_token=TOKEN)
     admin = type(client)(
-        client.runner, create_app(engine, Admin(engine, TOKEN, lambda file: plan_of(settings, file)))
+        client.runner, create_app(engine, Admin(engine, lambda file: plan_of(settings, file)))
     )
     for body in (b"{}", json.dumps({"plan": str(tmp_path / "plan.json")}).encode()):
         assert act(admin, "reload", body).status_code == 200

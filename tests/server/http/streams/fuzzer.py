@@ -16,6 +16,7 @@ import uvloop
 
 from models.bundle import Bundle
 from server.engine import Engine
+from server.http.access import Access
 from server.http.admin import Admin
 from server.http.app import create_app
 from server.running import plan_of, start
@@ -89,7 +90,8 @@ def served(bundle: Bundle, clicks: Path) -> Iterator[Fuzzer]:
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
             host, _, port = child.url.removeprefix("http://").partition(":")
-            reference = Reference(create_app(engine, Admin(engine, TOKEN)))
+            engine.access = Access(engine.metrics, admin_token=TOKEN)
+            reference = Reference(create_app(engine, Admin(engine)))
             yield Fuzzer((host, int(port)), corpus_of(bundle, clicks), reference, runner, log)
     finally:
         engine.close()
