@@ -35,8 +35,8 @@ from server.dispatcher import clock
 from server.errors import HttpViolation, NotReady, TooLarge
 from server.http.asgi import Address, AsgiRequest, make_scope
 from server.http.body import Inflater, check_length
+from server.http.body_reader import BodyReader
 from server.http.call import Call
-from server.http.chunked import ChunkedDecoder
 from server.http.front import Front, ServerState
 from server.http.head import Head, find_end, parse_head
 from server.http.reply import BODILESS, error_reply, to_wire
@@ -93,9 +93,9 @@ class Connection(asyncio.Protocol):
         self._call: Call | None = None
         self._asgi: AsgiRequest | None = None
         self._task: asyncio.Task[None] | None = None
-        self._chunks: ChunkedDecoder | None = None
+        self._reader = BodyReader(0)
         self._pieces: list[bytes] = []
-        self._size = self._left = self._limit = 0
+        self._limit = 0
 
     # what the event loop tells
 
@@ -187,7 +187,7 @@ class Connection(asyncio.Protocol):
             self.abort()
         finally:
             self._advancing = False
-        unread = self._size if self._pieces else 0
+        unread = self._reader.size if self._pieces else 0
         self._hold(len(self._buffer) + (unread if self._asgi is None else self._asgi.waiting_bytes))
         if self._held_bytes and self._front.full and self._state in (READING_HEAD, READING_BODY):
             self._violate(_busy("buffered_bytes", "unfinished requests take all the memory that they may"))
@@ -230,8 +230,7 @@ class Connection(asyncio.Protocol):
         self._prepare()
         self._head = head
         self._state = READING_BODY
-        self._left = head.length or 0
-        self._chunks = ChunkedDecoder() if head.length is None else None
+        self._reader = BodyReader(head.length)
         self._requests += 1
         self._keep_alive = head.keep_alive
         if self._requests >= front.limits.requests:
@@ -243,7 +242,7 @@ class Connection(asyncio.Protocol):
             if hot is not None:
                 self._call = call = hot.call(scope)
                 self._limit = call.admit()
-                check_length(self._left, self._limit)
+                check_length(head.length or 0, self._limit)
                 call.reject_early(head.length, front.arrived_s())
             else:
                 self._asgi = AsgiRequest(front.app, scope, self._reply, self._resume_reading)
@@ -253,20 +252,19 @@ class Connection(asyncio.Protocol):
         except Exception as e:
             self._reject(e)
             return
-        if self._chunks is not None or len(self._buffer) < self._left:
+        if self._reader.endless or len(self._buffer) < self._reader.left:
             self.deadline_s = clock() + front.limits.body_s
             if head.expects_continue and not self._buffer:
                 self._transport.write(CONTINUE)
 
     def _take_body(self) -> bool:
-        pieces, complete = self._cut()
+        pieces, self._buffer, complete = self._reader.take(self._buffer)
         try:
             for piece in pieces:
-                self._size += len(piece)
                 if self._asgi is not None:
                     self._asgi.feed(piece)
                 else:
-                    if self._size > self._limit:
+                    if self._reader.size > self._limit:
                         raise TooLarge(f"the body has more than {self._limit} bytes")
                     self._pieces.append(piece)
             if complete:
@@ -279,18 +277,6 @@ class Connection(asyncio.Protocol):
         if self._asgi is not None and self._asgi.waiting_bytes > MAX_WAITING_BYTES:
             self._pause_reading()
         return complete
-
-    def _cut(self) -> tuple[list[bytes], bool]:
-        """Cuts what belongs to the body off the buffer: (pieces of it, whether it is complete)."""
-        data, chunks = self._buffer, self._chunks
-        if chunks is not None:
-            pieces = chunks.feed(data)
-            self._buffer = chunks.rest
-            return pieces, chunks.complete
-        self._buffer = data[self._left :]
-        data = data[: self._left]
-        self._left -= len(data)
-        return [data] if data else [], not self._left
 
     def _complete(self) -> None:
         """Hands the whole request over."""
@@ -391,7 +377,7 @@ class Connection(asyncio.Protocol):
         if state is not READING_BODY and state is not WAITING:
             return  # answered already, or nobody is there
         unread = state is READING_BODY
-        if self._left > limits.discard_bytes or self._front.draining:
+        if self._reader.left > limits.discard_bytes or self._front.draining:
             self._keep_alive = False
         if status in BODILESS or (self._head is not None and self._head.method == b"HEAD"):
             body = b""
@@ -416,12 +402,11 @@ class Connection(asyncio.Protocol):
     def _discard(self) -> bool:
         """Drops what has come of a request that has its answer."""
         try:
-            pieces, complete = self._cut()
+            _, self._buffer, complete = self._reader.take(self._buffer)
         except HttpViolation:
             self.abort()
             return False
-        self._size += sum(map(len, pieces))
-        if self._size > self._front.limits.discard_bytes or (complete and not self._keep_alive):
+        if self._reader.size > self._front.limits.discard_bytes or (complete and not self._keep_alive):
             self.abort()
         elif complete:
             self._rest()
@@ -448,7 +433,7 @@ class Connection(asyncio.Protocol):
             self._close()
             return
         self._state = DISCARDING
-        self._chunks, self._size, self._left = None, 0, limits.discard_bytes + 1
+        self._reader = BodyReader(limits.discard_bytes + 1)
         self.deadline_s = clock() + limits.discard_s
 
     def _close(self) -> None:

@@ -1,7 +1,7 @@
-"""Decodes a chunked body (RFC 9112, section 7.1), a piece at a time.
+"""Cuts one request's body off what a connection has received (RFC 9112, sections 6 and 7.1).
 
-Written out because a connection must know where the body ends: httptools does not say. Chunk extensions and
-trailers are read, bounded and dropped.
+Chunks are decoded here because a connection must know where the body ends: httptools does not say. Chunk
+extensions and trailers are read, bounded and dropped.
 """
 
 from __future__ import annotations
@@ -80,6 +80,36 @@ class ChunkedDecoder:
     def _check_line(self, line: bytes) -> None:
         if len(line) > (MAX_TRAILER_BYTES if self._left < 0 else MAX_LINE_BYTES) or b"\n" in line:
             raise _malformed("a line of the chunked body is malformed or too long")
+
+
+class BodyReader:
+    """One body. size: bytes of it that have come. left: bytes of a body of known length that have not.
+
+    length: of the body; None if it is chunked.
+    """
+
+    __slots__ = ("_chunks", "left", "size")
+
+    def __init__(self, length: int | None) -> None:
+        self._chunks = ChunkedDecoder() if length is None else None
+        self.left = length or 0
+        self.size = 0
+
+    def take(self, data: bytes) -> tuple[list[bytes], bytes, bool]:
+        """Cuts (pieces of the body, what follows it, whether it is complete). Raises HttpViolation."""
+        if self._chunks is not None:
+            pieces = self._chunks.feed(data)
+            self.size += sum(map(len, pieces))
+            return pieces, self._chunks.rest, self._chunks.complete
+        rest, data = data[self.left :], data[: self.left]
+        self.left -= len(data)
+        self.size += len(data)
+        return [data] if data else [], rest, not self.left
+
+    @property
+    def endless(self) -> bool:
+        """Whether nobody knows yet how much of it is to come."""
+        return self._chunks is not None and not self._chunks.complete
 
 
 def _malformed(message: str) -> HttpViolation:

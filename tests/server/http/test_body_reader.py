@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.errors import HttpViolation
-from server.http.chunked import MAX_LINE_BYTES, MAX_TRAILER_BYTES, ChunkedDecoder
+from server.http.body_reader import MAX_LINE_BYTES, MAX_TRAILER_BYTES, ChunkedDecoder
 
 
 class Reference:
