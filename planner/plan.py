@@ -118,12 +118,13 @@ class Routing(Strict):
 class Plan(Strict):
     """Chosen paths, their lanes, the routing, the default latency budget in milliseconds, and the limits.
 
+    version: 2 since limits have a cap on budgets and a body limit that follows from the rows; 1 is read.
     lanes: empty means one for each device that a path names, inline on the CPU, a thread elsewhere.
     placement: which tier holds which rows; None: every path's device holds all. expected: what the
     planner foresees, which a server ignores.
     """
 
-    version: Literal[1] = 1
+    version: Literal[1, 2] = 2
     paths: Annotated[tuple[PlannedPath, ...], Field(min_length=1, max_length=MOST_PATHS)]
     lanes: Annotated[tuple[PlannedLane, ...], Field(max_length=MOST_PATHS)] = ()
     routing: Routing = Routing()

@@ -35,10 +35,20 @@ def test_an_absolute_bundle_stays_where_it_is(tmp_path: Path) -> None:
 def test_a_plan_file_is_readable_by_people(tmp_path: Path) -> None:
     save_plan(single_path_plan(Path("table"), "table", "onnx"), tmp_path / "plan.json")
     written = json.loads((tmp_path / "plan.json").read_text())
-    assert written["version"] == 1
+    assert written["version"] == 2
     assert written["paths"] == [{**PATH, "device": "cpu", "precision": "fp32"}]
     assert "max_body_bytes" not in written["limits"]
     assert written["limits"]["max_request_rows"] == 4096
+
+
+def test_a_plan_of_version_1_is_read_and_one_of_the_future_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    limits = {"max_body_bytes": 2**24, "max_request_rows": 4096}
+    file.write_text(json.dumps({"version": 1, "paths": [PATH], "limits": limits}))
+    assert load_plan(file).limits.max_body_bytes == 2**24
+    file.write_text(json.dumps({"version": 3, "paths": [PATH]}))
+    with pytest.raises(PlanError, match="version"):
+        load_plan(file)
 
 
 @pytest.mark.parametrize(
