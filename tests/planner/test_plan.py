@@ -60,7 +60,7 @@ def test_a_plan_of_version_1_is_read_and_one_of_the_future_is_refused(tmp_path: 
         ({}, "paths: Field required"),
         ({"paths": []}, "paths: "),
         ({"paths": [PATH], "budget": 3}, "budget: "),
-        ({"paths": [PATH], "version": 2}, "version: "),
+        ({"paths": [PATH], "version": 3}, "version: "),
         ({"paths": [PATH, PATH]}, "path 'table@cpu' is planned twice"),
         ({"paths": [{**PATH, "runtime": "tpu"}]}, "paths.0.runtime: "),
         ({"paths": [{**PATH, "name": "a b"}]}, "paths.0.name: "),
