@@ -4,7 +4,7 @@ import zlib
 
 import pytest
 
-from benchmarks.body_cost import Reader, Shape, huffman_tables, shapes
+from benchmarks.body_cost import ROWS, Reader, Shape, huffman_tables, shapes
 from models.schema import load_schema
 from planner.plan import Limits
 from server.errors import MESSAGE_LENGTH
@@ -20,7 +20,7 @@ def reader() -> Reader:
 @pytest.fixture(scope="module")
 def bodies(reader: Reader) -> list[Shape]:
     size = reader.decoder.body_limits.max_bytes
-    return list(shapes(load_schema("trivago"), size, LIMITS.max_request_rows))
+    return list(shapes(load_schema("trivago"), size, ROWS))
 
 
 def test_every_body_is_within_the_limit_and_most_are_as_large(reader: Reader, bodies: list[Shape]) -> None:
