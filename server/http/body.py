@@ -103,8 +103,8 @@ class Inflater:
     __slots__ = ("_encoding", "_in_bytes", "_limit", "_most", "_out", "_pending", "_stream")
 
     def __init__(self, encoding: str, limit: int, length: int | None = None) -> None:
-        """limit: maximum decompressed bytes. length: bytes of the compressed body, None if unknown; with it the
-        ratio is checked at each step, else only at the end. Raises Malformed for an unsupported encoding.
+        """limit: maximum decompressed bytes. length: bytes of the compressed body, None if unknown; if known,
+        the ratio is checked at each step, else only at the end. Raises Malformed for an unsupported encoding.
         """
         if encoding not in ("gzip", "x-gzip", "deflate"):
             raise Malformed(
