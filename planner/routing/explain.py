@@ -73,7 +73,8 @@ def _explain(
         reason, why = "unavailable", "no lane is alive"
     elif (over := board.queue.over(rows, False, board.limits.max_queued_rows)) > 0:
         retry = over / board.total_rate
-        why = f"the queue is full: {board.queue.rows} of {board.limits.max_queued_rows} rows"
+        most = board.limits.max_queued_rows
+        why = f"{rows} rows do not fit into the queue: {board.queue.rows} of {most} rows wait"
     elif (over_s := policy.admit(board, query, now_s)) > 0 and not worth_accepting(board, query, now_s):
         retry = over_s
         why = f"the backlog is {1e3 * over_s:.2f} ms too long for the budget of {1e3 * budget_s:g} ms"

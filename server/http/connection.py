@@ -182,7 +182,7 @@ class Connection(asyncio.Protocol):
         unread = self._size if self._pieces else 0
         self._hold(len(self._buffer) + (unread if self._asgi is None else self._asgi.waiting_bytes))
         if self._held_bytes and self._front.full and self._state in (READING_HEAD, READING_BODY):
-            self._violate(_busy("buffered_bytes", "unfinished requests take all the memory that they may"))
+            self._violate(_busy("buffered_bytes", "unfinished requests use all memory allowed for them"))
             self._hold(len(self._buffer))
 
     def _step(self) -> bool:
@@ -228,7 +228,7 @@ class Connection(asyncio.Protocol):
         self._keep_alive = head.keep_alive
         if self._requests >= front.limits.requests:
             self._keep_alive = False
-            front.exceeded("requests", f"{self._name} has to connect anew")
+            front.exceeded("requests", f"{self._name} has sent {self._requests} and has to reconnect")
         hot = front.hot.get(head.target) if head.method == b"POST" else None
         try:
             scope = make_scope(head, self._client, self._server, self._scheme)

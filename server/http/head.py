@@ -70,7 +70,7 @@ class Head:
             raise HttpViolation(
                 HTTPStatus.HTTP_VERSION_NOT_SUPPORTED,
                 "version",
-                f"HTTP/{self.version} is not spoken here; use HTTP/1.1",
+                f"HTTP/{self.version} is not supported; use HTTP/1.1",
             )
         hosts = len(framing.get(b"host", ()))
         if hosts > 1 or (not hosts and self.version == "1.1"):
