@@ -75,7 +75,7 @@ class Limits(Strict):
 class PlannedPath(Strict):
     """One path: `bundle` executed by `runtime` on `device`, its dense net in a precision.
 
-    accuracy: share of rows predicted right on held-out data (MP-Rec's measure), what routing maximises;
+    accuracy: share of rows predicted right on held-out data (MP-Rec's measure), what routing maximizes;
     None: the bundle's own figure. latency: of one batch on one lane of the device; None: measured
     roughly when the server loads.
     """
