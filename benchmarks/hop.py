@@ -7,7 +7,7 @@ The hop is the time from `execute` to `settle`, on the event loop, less the two 
 them: writing the batch, waking the lane, waking the loop, reading the answer. `busy`: a batch follows its
 predecessor's answer at once. `idle`: after a pause, in which cores fall asleep and caches go to others. The
 loop has one core; a lane has another, or shares it. Kinds take turns, a few batches each, so that a
-neighbour's noise meets all of them. `bare` is what the system alone takes: two processes that wake one
+neighbor's noise meets all of them. `bare` is what the system alone takes: two processes that wake one
 another, the other one working for 150 us, with no batch at all.
 
 --served: real servers with each kind, see benchmarks/hop_served.py.

@@ -2,7 +2,7 @@
 
 A real engine answers the same requests in this process, by way of the server's own HTTP protocol
 (in_process.py). Blocks of requests with metrics and without alternate; the figure is the median of the
-differences of neighbours, in processor time. Off means that nothing is observed, neither metrics nor the
+differences of neighbors, in processor time. Off means that nothing is observed, neither metrics nor the
 protocol's statistics.
 
     python -m benchmarks.metrics_overhead runs/demo/table            # chrt -r 1 in front for a quiet figure

@@ -7,7 +7,7 @@
 From a profile it makes the plan for the traffic, and a plan for each representation alone (its most
 accurate path). Each is opened by a real server on one core, driven open-loop from another at several
 multiples of the traffic's rate, with the same requests at the same times; servers take turns (A B C A B C),
-so that a noisy neighbour hits all of them. Rankings of real rows as JSON; a request counts where its answer
+so that a noisy neighbor hits all of them. Rankings of real rows as JSON; a request counts where its answer
 is complete within the promise, from the time at which it was meant to leave. Reported: goodput (rows a
 second answered in time) and correct predictions a second (each weighed by its path's accuracy), the median
 over the turns; beside them what the plan expects at that rate.

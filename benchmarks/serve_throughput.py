@@ -6,7 +6,7 @@
 For each workload (rows of a data file as predict, rank or inference-protocol requests, no two alike
 in a row; predict and infer repeat in every row the context that rank sends once) a closed loop over one
 connection gives the latency alone, and over several the throughput. Of several runs the best is kept: on
-a shared machine the others measure the neighbours. The split of the server's time comes from its own
+a shared machine the others measure the neighbors. The split of the server's time comes from its own
 metrics: phases as it timed them (queue is waiting, not work), `http` is the rest of its processor time.
 The client is a bare socket loop; its own share of its core is printed, and a run in which it passed 80%
 says so, as it then measures itself.

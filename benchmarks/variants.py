@@ -1,6 +1,6 @@
 """What benchmarks/quality.py compares: each variant's name, and how to get it. One line adds one.
 
-Trained    learnt from the data, with the data set's recipe; `changes` to it where a kind wants its own
+Trained    learned from the data, with the data set's recipe; `changes` to it where a kind wants its own
 Derived    made of another variant's bundle of the same seed, by a function
 Served     another variant's bundle as it is, its dense net executed in another precision
 """
@@ -67,7 +67,7 @@ def hot(source: str, rows: int) -> Derived:
 
 
 def distil(source: str, kind: Kind, with_data: bool = False, steps: int = 3000) -> Derived:
-    """Another kind that learnt the source's rows, then fine-tuned where data may be used."""
+    """Another kind that learned the source's rows, then fine-tuned where data may be used."""
 
     def by(bundle: Bundle, training: Training, reader: Reader) -> tuple[DLRM, Representation]:
         representation = training.representation(kind, bundle.encoder.vocabularies)

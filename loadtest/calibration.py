@@ -278,7 +278,7 @@ class _Asking:
 
 
 def _middle(rounds: Sequence[Round]) -> Round:
-    """The medians: a neighbour that takes the machine for a round is forgotten."""
+    """The medians: a neighbor that takes the machine for a round is forgotten."""
     return Round(*(float(np.median([getattr(r, f) for r in rounds])) for f in Round.__slots__))
 
 

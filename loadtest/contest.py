@@ -2,7 +2,7 @@
 
 Subjects, a source of requests and the conditions go in; what each policy did comes out, with every figure of
 every run. Policies take turns (A B C A B C), with the same requests at the same times, so that a noisy
-neighbour hits all of them and none by chance. A run in which the driver itself was late is repeated, and left
+neighbor hits all of them and none by chance. A run in which the driver itself was late is repeated, and left
 out if it is late again.
 """
 

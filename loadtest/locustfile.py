@@ -125,7 +125,7 @@ def _queries() -> Queries:
 
 @cache
 def _requests(kind: str) -> Iterator[tuple[bytes, dict[str, str], int]]:
-    """Body, headers and rows, for ever; shared by all users of a kind, so that no request follows itself."""
+    """Body, headers and rows, forever; shared by all users of a kind, so that no request follows itself."""
     queries = _queries()
     build = getattr(queries, kind)
     drawing = np.random.default_rng(1)

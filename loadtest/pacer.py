@@ -94,7 +94,7 @@ def between(samples: F64, begin_s: float, end_s: float) -> F64:
 
 
 def smoothed(took_s: F64) -> F64:
-    """Each with its neighbours: the median of SMOOTHED."""
+    """Each with its neighbors: the median of SMOOTHED."""
     padded = np.pad(took_s, SMOOTHED // 2, mode="edge")
     return np.median(np.lib.stride_tricks.sliding_window_view(padded, SMOOTHED), axis=1)
 
@@ -106,7 +106,7 @@ def _work() -> None:
 
 
 def _sample(core: int, file: str) -> None:
-    """For ever, or until whoever started it ends."""
+    """Forever, or until whoever started it ends."""
     os.sched_setaffinity(0, {core})
     os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     parent = os.getppid()

@@ -1,7 +1,7 @@
 """The search for capacity: the highest rate that keeps the promise, in geometric steps.
 
 Rates come out, verdicts go in; several searches can so take turns in one run, and noise hits all alike. A
-neighbour on the machine can make a rate look too high, never too low: a rate counts as broken only when it
+neighbor on the machine can make a rate look too high, never too low: a rate counts as broken only when it
 was broken `tries` times.
 """
 

@@ -1,11 +1,11 @@
-"""Torch's products on a CPU, shaped so that a row's result is the same bits in any batch.
+"""Pads matrix products of torch on a CPU, so that a row's result is bit-identical in any batch.
 
-Small products run by other kernels, which add in another order: ATen has its own below a number of
+Small products run in other kernels, which add in another order: ATen has its own below a number of
 multiplications (`bmm_out_or_baddbmm_` in LinearAlgebra.cpp, `mkldnn_gemm_min_size` in mkldnn/Matmul.cpp), and
-in fp32 MKL has others for fewer than four rows and for what is left of a multiple of four columns or, with a
-single column, rows. Results differ in the last bits of fp32. Where that tips a rounding to bf16 or int8 the
-answer moves by some 1e-4, and in fp32 by up to 4e-6 where large numbers cancel out: a request would be
-answered differently in a batch than alone. So products are filled up with zeros.
+in fp32 MKL has others for fewer than four rows and for the remainder of columns (with a single column: of
+rows) after a multiple of four. Results differ in the last bits of fp32. If that changes a rounding to bf16 or
+int8, the answer changes by about 1e-4, and in fp32 by up to 4e-6 where large numbers cancel out: a request
+would be answered differently in a batch than alone. So products are padded with zeros.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 BLOCK = 4
-"""Rows of a dense net's batch, and columns of a decoder's product, are multiples of it."""
+"""Rows of a dense net's batch, and columns of a decoder's product, are padded to a multiple of this."""
 MULTIPLICATIONS = {torch.float32: 400, torch.bfloat16: 16**3}
-"""Up to so many in a product, by dtype, ATen may take a kernel of its own."""
+"""By dtype, the most multiplications of a product for which ATen may use its own kernel."""
 
 
 def fewest_rows(products: Iterable[int], dtype: torch.dtype) -> int:
-    """How many rows a batch must have, a multiple of BLOCK.
+    """Minimum rows of a batch, a multiple of BLOCK.
 
-    products: multiplications of one row in each product that the rows go through.
+    products: multiplications of one row, for each product that a batch is put through.
     """
     return whole_blocks(MULTIPLICATIONS[dtype] // min(products) + 1)
 
@@ -36,9 +36,9 @@ def whole_blocks(n: int) -> int:
 
 
 def affine(bias: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """bias [t, 1, out] + x [t, rows, in] @ weight [t, in, out], fp32, the columns in whole blocks.
+    """Computes bias [t, 1, out] + x [t, rows, in] @ weight [t, in, out] in fp32, with padded columns.
 
-    rows: from `fewest_rows` on any number.
+    rows: at least `fewest_rows`.
     """
     missing = whole_blocks(weight.shape[2]) - weight.shape[2]
     if not missing:

@@ -1,7 +1,7 @@
-"""Parses YAML at a bounded cost: plain data, its size and depth limited with aliases followed.
+"""Parses YAML of plain data at a bounded cost: limits its size, its depth and its values, aliases expanded.
 
-A few hundred bytes of aliases and merge keys (`<<`) may stand for billions of values ("billion laughs"). So
-values are counted while a document is composed, an alias as what it stands for.
+A few hundred bytes of aliases and merge keys (`<<`) may expand to billions of values ("billion laughs"). So
+values are counted while a document is composed, an alias as the values that it expands to.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import yaml
 
 MOST_BYTES = 2**20
 MOST_VALUES = 20_000
-"""Scalars, lists and mappings, aliases followed: parsing them takes about a second at the most."""
+"""Maximum scalars, lists and mappings, aliases expanded; parsing them takes at most about a second."""
 MOST_DEPTH = 32
 
 
@@ -21,14 +21,14 @@ class UnboundedYaml(yaml.YAMLError):
 
 
 def parse_yaml(text: str) -> Any:
-    """The data of a document. Raises yaml.YAMLError, also for one beyond the bounds, and ValueError."""
+    """Returns the data of a document. Raises ValueError or yaml.YAMLError (UnboundedYaml beyond a limit)."""
     if len(text) > MOST_BYTES:
         raise UnboundedYaml(f"it has more than {MOST_BYTES} characters")
     return yaml.load(text, _Loader)
 
 
 class _Loader(yaml.SafeLoader):
-    """Counts what is composed, before anything is constructed of it."""
+    """Counts the values of a document while it is composed, before any of them is constructed."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -38,7 +38,7 @@ class _Loader(yaml.SafeLoader):
         self._complete: set[int] = set()
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """A node, and with an alias the node that it names; counted either way."""
+        """Composes a node, or resolves an alias to its node, and counts the values of either."""
         before = self._values
         aliased = self.check_event(yaml.AliasEvent)
         self._depth += 1

@@ -1,7 +1,7 @@
 """Another representation of a trained table model, without starting over.
 
 The computed vectors are first regressed onto the trained rows, each row as often as it is accessed
-(so that what the model uses most is learnt best); no data are needed, only the popularity that the
+(so that what the model uses most is learned best); no data are needed, only the popularity that the
 bundle keeps. Where data are given, the whole model is then fine-tuned on them.
 
     dhe, select   computed vectors learn the rows; the dense net stays as it is
@@ -31,7 +31,7 @@ from models.representation import Representation, initial_stage
 
 @dataclass(frozen=True, slots=True)
 class Regression:
-    """How the rows are learnt: optimiser steps, look-ups a step, Adam's step size, seed."""
+    """How the rows are learned: optimiser steps, look-ups a step, Adam's step size, seed."""
 
     steps: int = 3000
     rows: int = 4096
@@ -60,7 +60,7 @@ def distilled(
     regression: Regression,
     progress: Progress | None = None,
 ) -> tuple[DLRM, Fidelity]:
-    """A model of another representation that learnt the rows of a table bundle.
+    """A model of another representation that learned the rows of a table bundle.
 
     Raises BundleError if the bundle is not an fp32 table.
     """

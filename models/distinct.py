@@ -1,4 +1,4 @@
-"""Which rows are equal, exactly, as whole arrays: equal neighbours, and equal rows anywhere.
+"""Which rows are equal, exactly, as whole arrays: equal neighbors, and equal rows anywhere.
 
 Columns go in (numbers and ids as arrays, bags as jagged arrays), answers about whole rows come out.
 Numbers are compared by their bits and bags by their content in order, so that a row may stand for
@@ -84,7 +84,7 @@ def distinct(columns: Sequence[Column], rows: int) -> tuple[I64, I64]:
 
     first: int64 [distinct rows], ascending. inverse: int64 [rows].
     """
-    # Equal neighbours are common where data is clustered, and cheaper to find than to sort.
+    # Equal neighbors are common where data is clustered, and cheaper to find than to sort.
     changed = changes(columns, rows)
     heads = np.flatnonzero(changed)
     of_run = np.cumsum(changed) - 1

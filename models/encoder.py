@@ -2,7 +2,7 @@
 
 Columns of a request (lists), of data (Arrow) or ready ids (the inference protocol) go in; a `Block`
 of model-ready numbers comes out. Training, evaluation and serving all pass through here, so what is
-learnt is what is served.
+learned is what is served.
 """
 
 from __future__ import annotations

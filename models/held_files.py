@@ -1,7 +1,7 @@
-"""Holds the files of a folder open, so that they stay what they were, whatever takes their names.
+"""Holds the files of a folder open, so that they can be read again after other files have taken their names.
 
-A bundle that is replaced on disk is renamed away and deleted, but what holds its files still reads them. So a
-server can map them again (another lane, a rollback) and is not given another model's rows in between.
+When a bundle is replaced on disk, its folder is renamed and deleted, but open descriptors still lead to its
+files. So a server can map them again (for another lane, or a rollback) and never reads another model's rows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from models.files import require_regular
 
 
 class HoldError(Exception):
-    """A file cannot be opened, and why. name: of the file, None for the folder itself."""
+    """A file cannot be opened. name: of the file, None for the folder itself. why: the system's error."""
 
     def __init__(self, name: str | None, why: OSError) -> None:
         super().__init__(name, why)
@@ -23,9 +23,9 @@ class HoldError(Exception):
 
 
 class HeldFiles:
-    """Open files by name; closed when the object goes. folder: where they were found, for messages.
+    """Open files by name, closed when the object is garbage-collected. folder: their origin, for messages.
 
-    descriptors: inherited ones in a child process, which has them under the same numbers.
+    descriptors: file descriptors by name; a child process inherits them under the same numbers.
     """
 
     def __init__(self, folder: Path, descriptors: Mapping[str, int]) -> None:
@@ -34,12 +34,12 @@ class HeldFiles:
         weakref.finalize(self, _close, tuple(self.descriptors.values()))
 
     def path(self, name: str) -> Path:
-        """A path that leads to the held file, in this process."""
+        """A path that opens the held file in this process."""
         return Path(f"/proc/self/fd/{self.descriptors[name]}")
 
 
 def hold(folder: Path, names: Sequence[str]) -> HeldFiles:
-    """Opens regular files of one folder, all of them the folder's of one moment.
+    """Opens regular files of one folder, all from the same folder even if it is replaced meanwhile.
 
     Raises HoldError.
     """
@@ -51,7 +51,7 @@ def hold(folder: Path, names: Sequence[str]) -> HeldFiles:
     try:
         for name in names:
             try:
-                # asked before it is opened: some devices do something when they are
+                # checked before it is opened: opening some devices has side effects
                 require_regular(Path(f"/proc/self/fd/{inside}") / name)
                 flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
                 descriptors[name] = os.open(name, flags, dir_fd=inside)

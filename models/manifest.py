@@ -1,8 +1,9 @@
-"""The manifest: everything about a bundle but its numbers, checked as strictly as the files that it lists.
+"""A bundle's manifest: schema, architecture, metrics, and checksums of the tensor files and of itself.
 
 `sha256` is the manifest's own checksum: of its JSON without that key, keys sorted, without spaces. Format
-version 1 had none. Its bundles are still read, with every other check: each string is one bounded line, since
-names go into logs and pages, and statistics are such that ordinary values do not overflow.
+version 1 had none; its bundles are still read, with every other check. Each string must be one line of
+bounded length, since names go into logs and pages, and means and deviations must not let ordinary values
+overflow.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from models.text import UNPRINTABLE
 
 FORMAT_VERSION = 2
 UNSEALED_VERSION = 1
-"""The last one without a checksum of the manifest itself."""
+"""The last format version without a checksum of the manifest itself."""
 MANIFEST = "manifest.json"
 EMBEDDINGS = "embeddings.safetensors"
 NET = "net.safetensors"
@@ -34,7 +35,7 @@ NUMBERS = (EMBEDDINGS, NET, VOCABULARY)
 MOST_STRING = 1000
 LEAST_DEVIATION = 1e-12
 MOST_MEAN = 1e18
-"""In deviations. A zero, and a value of a few, stay within what a product of two float32 can hold."""
+"""Maximum absolute mean, in deviations; then products of standardized values near 0 fit into float32."""
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
@@ -63,7 +64,7 @@ class StandardEntry(Strict):
 
 
 class Manifest(Strict):
-    """See the module. sha256: None in format version 1."""
+    """The content of manifest.json. sha256: its own checksum, None in format version 1."""
 
     format: Literal["polyrec-bundle"] = "polyrec-bundle"
     format_version: int
@@ -83,20 +84,21 @@ class Manifest(Strict):
 
 
 def checksum(raw: dict[str, Any]) -> str:
-    """The `sha256` of a manifest's JSON object, whatever stands at that key."""
+    """Computes the `sha256` of a manifest's JSON object; a value already at that key is ignored."""
     own = {key: value for key, value in raw.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(own, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def sealed(manifest: Manifest) -> str:
-    """The text of a manifest file, with its checksum."""
+    """Returns the text of a manifest file, with its checksum."""
     raw = json.loads(manifest.model_dump_json(by_alias=True))
     return json.dumps(raw | {"sha256": checksum(raw)}, indent=2) + "\n"
 
 
 def read_manifest(folder: Path, file: Path | None = None) -> Manifest:
-    """The manifest of the bundle at `folder`, which names it in messages. file: where it is read from, if not
-    there. Raises BundleError.
+    """Reads and checks the manifest of the bundle at `folder`. Raises BundleError, which names `folder`.
+
+    file: read instead of the folder's manifest.json, such as a descriptor that is held open.
     """
     what = f"bundle '{folder}': {MANIFEST}"
     try:
@@ -123,7 +125,7 @@ def read_manifest(folder: Path, file: Path | None = None) -> Manifest:
 
 
 def _unfit_string(raw: Any, where: str = "") -> str | None:
-    """The first string, key or value, that is no bounded line, in words; None if all are."""
+    """Describes the first string, key or value, that is too long or has a control character; None if none."""
     if isinstance(raw, str):
         if len(raw) > MOST_STRING:
             return f"{where[1:]} has more than {MOST_STRING} characters"

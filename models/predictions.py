@@ -1,7 +1,7 @@
 """Predictions of many bundles on the same rows.
 
 Bundles and data go in, each bundle's probabilities of every row come out. Bundles that encode alike
-(one vocabulary, one set of statistics: those learnt or derived together) share one pass over the data.
+(one vocabulary, one set of statistics: those learned or derived together) share one pass over the data.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ class Layout:
 
 
 class Schema(Strict):
-    """The contract of a request and of the data it was learnt from."""
+    """The contract of a request and of the data it was learned from."""
 
     name: Name
     dense: tuple[Dense, ...] = ()

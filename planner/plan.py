@@ -75,7 +75,7 @@ class Limits(Strict):
 class PlannedPath(Strict):
     """One path: `bundle` executed by `runtime` on `device`, its dense net in a precision.
 
-    accuracy: share of rows predicted right on held-out data (MP-Rec's measure), what routing maximises;
+    accuracy: share of rows predicted right on held-out data (MP-Rec's measure), what routing maximizes;
     None: the bundle's own figure. latency: of one batch on one lane of the device; None: measured
     roughly when the server loads.
     """
@@ -142,7 +142,10 @@ class Plan(Strict):
                     raise ValueError(f"{kind} '{name}' is planned twice")
         cap = self.limits.max_budget_ms
         if cap is not None and cap < self.default_budget_ms:
-            raise ValueError(f"max_budget_ms {cap:g} is below default_budget_ms {self.default_budget_ms:g}")
+            raise ValueError(
+                f"max_budget_ms {cap:g} is below default_budget_ms {self.default_budget_ms:g}; "
+                "raise the cap or lower the default"
+            )
         devices = {path.device for path in self.paths}
         if self.lanes:
             served = {lane.device for lane in self.lanes}
@@ -157,7 +160,8 @@ class Plan(Strict):
         static = self.routing.policy.removeprefix("static:")
         for name in (*self.routing.weights, *([static] if static != self.routing.policy else [])):
             if name not in names:
-                raise ValueError(f"routing names path '{name}', which is not planned")
+                known = ", ".join(f"'{path.name}'" for path in self.paths)
+                raise ValueError(f"routing names path '{name}', which is not planned; planned: {known}")
         asked = [p for p in self.paths if static in (self.routing.policy, p.name)]
         if not any(p.accuracy != 0 and self.routing.weights.get(p.name, 1) for p in asked):
             named = ", ".join(f"'{p.name}'" for p in asked)

@@ -45,7 +45,7 @@ class FitError(Strict):
 
 
 class Memory(Strict):
-    """Bytes that a path needs. tables: rows by table, in accesses' favour movable between tiers;
+    """Bytes that a path needs. tables: rows by table, in accesses' favor movable between tiers;
     fixed: decoders and dense net; peak: beside both, while it executes the largest batch."""
 
     tables: dict[str, Count]

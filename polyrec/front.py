@@ -54,7 +54,7 @@ def measure_front(path: PlannedPath, bundle: Bundle, seconds: float, seed: int =
                 # the lane's clock went on while the process waited for a core, its processor time did not
                 spent = max(had - lane * had / (had + waited), 0.0)
                 costs[rows].append((waited / had, spent / answered))
-    # of the rounds the one that neighbours disturbed least
+    # of the rounds the one that neighbors disturbed least
     query_s, row_s = relative_line(ROWS, [min(costs[rows])[1] for rows in ROWS])
     return Front(query_s=query_s, row_s=row_s)
 

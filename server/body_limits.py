@@ -1,8 +1,8 @@
-"""Limits on a request body: bytes, and structure that is counted before the body is parsed.
+"""Limits on a request body: its bytes, and its number of values, counted before it is parsed.
 
-Parsing happens on the event loop, where it delays every other client. Its worst time depends less on a
-body's bytes than on how many values they hold: 1 MiB of one string takes 0.5 ms, 1 MiB of empty lists 50 ms.
-So both are bounded, and both bounds follow from what the rows of a request can need.
+Parsing runs on the event loop, where it delays every other client. The worst case depends less on a body's
+bytes than on its number of values: 1 MiB of one string takes 0.5 ms, 1 MiB of empty lists 50 ms. So both are
+limited, and both limits follow from what the rows of a request can need.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from planner.plan import Limits
 from server.errors import TooLarge
 
 NUMBER_BYTES = 25
-"""Of the longest float64 that a JSON library writes, with its sign and exponent."""
+"""Length of the longest float64 that a JSON library writes, with its sign and exponent."""
 STRING_BYTES = 64
-"""Of an id, without its quotes: a UUID has 36, a SHA-256 in hexadecimal 64."""
+"""Assumed length of an id, without its quotes: a UUID has 36 bytes, a SHA-256 in hexadecimal 64."""
 FULL_BYTES, FULL_VALUES = 2**20, 40_960
-"""Up to here rows may be as large as the schema allows: what is decoded in less than 10 ms."""
+"""Up to these totals, which decode in less than 10 ms, every row may be as large as the schema allows."""
 ROW_BYTES, ROW_VALUES = 256, 10
 """Allowed per row beyond that, where an operator allows more than the default 4,096 rows."""
 LEAST_BYTES, MOST_BYTES = 2**16, 2**24
 LEAST_STRUCTURE = 2**14
 COUNTED_FROM_BYTES = 3 * 2**15
-"""Structure is counted in bodies from here on; no smaller one takes as long as a full one."""
+"""Smallest body whose values are counted; no smaller one takes longer than the largest allowed one."""
 MOST_MARKS = 2**14
-"""Quotes and braces in the JSON of the inference protocol, which has some 14 for each input and output."""
+"""Maximum quotes and braces in the JSON of the inference protocol; each input or output has about 14."""
 
 
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
-    """What a body may have.
+    """The limits on one body.
 
-    max_bytes: as sent, and after decompression. max_commas, max_containers: commas; opening brackets and
-    braces. Those inside strings are counted as well, so there is room for some.
+    max_bytes: as sent, and after decompression. max_commas: commas. max_containers: opening brackets and
+    braces. Characters inside strings count as well, so the limits leave room for some.
     """
 
     max_bytes: int
@@ -91,12 +91,12 @@ def count(text: bytes, byte: bytes) -> int:
 
 
 def _bounded(rows: int, full: int, most: int, average: int) -> int:
-    """Of `rows` rows: `full` each until that is `most` together, or `average` each if that is more."""
+    """The larger of min(rows * full, most) and rows * average, where average is at most full."""
     return max(min(rows * full, most), rows * min(full, average))
 
 
 def _feature_bytes(feature: Dense | Categorical) -> int:
-    """Of one feature of a row in JSON: quotes, colon, comma and two spaces around its name and value."""
+    """Maximum bytes of one feature of a row in JSON, with quotes, colon, comma and two spaces."""
     around = len(feature.name) + 6
     if isinstance(feature, Dense):
         return around + NUMBER_BYTES

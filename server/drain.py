@@ -1,15 +1,16 @@
-"""From the signal to the end of a server, without a connection that is closed unanswered.
+"""Graceful shutdown: stops a server on a signal without closing a connection unanswered.
 
-    SIGTERM         not ready, but everything is still accepted and answered, with `connection: close`, for
-                    the grace: a load balancer needs it to notice. A second signal, or Ctrl-C, skips it.
-    grace is over   new connections are refused; those that wait to be accepted are accepted first, and those
-                    accepted may still send a first request for a moment
-    then            what is under way may finish within the drain time-out
-    that is over    what still waits is answered 503
+    SIGTERM         /readyz is 503, but requests are still accepted and answered, with `connection: close`,
+                    for the grace period, in which a load balancer notices. A second signal, Ctrl-C, or an
+                    earlier /v1/admin/drain skips it.
+    grace is over   new connections are refused; those in the accept queue are accepted first, and accepted
+                    ones have FIRST_REQUEST_S to send a first request
+    then            requests in progress may finish within the drain timeout
+    that is over    requests that still wait are answered 503
 
 Closing a listening socket resets every connection in its accept queue. So SYNs are filtered out first, the
 queue is accepted until it is empty, and then the socket is closed. A client whose SYN was dropped sends it
-again after a second (Linux) and is refused, which is safe to repeat elsewhere.
+again after a second (Linux) and is refused; it can then safely try another server.
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ if TYPE_CHECKING:
     import uvicorn
 
 QUEUE_S = 0.25
-"""The longest wait for the accept queue to be empty."""
+"""Longest wait for the accept queue to be empty."""
 HANDSHAKE_S = 0.01
-"""Given to handshakes that had begun when new ones were filtered out."""
+"""Wait for TCP handshakes that had begun before SYNs were filtered out."""
 FIRST_REQUEST_S = 0.25
-"""Given to accepted connections that have sent nothing yet."""
+"""Longest wait for the first request of connections that have sent nothing yet."""
 STEP_S = 0.005
+"""Interval of polling."""
 
 _SO_ATTACH_FILTER = 26
 _NO_SYN = b"".join(
@@ -49,11 +51,11 @@ _NO_SYN = b"".join(
 )
 """A classic BPF program: drops the packets that open a connection, keeps all others."""
 _ACCEPT_QUEUE = struct.Struct("24xI")
-"""struct tcp_info up to tcpi_unacked, which of a listening socket is the length of its accept queue."""
+"""struct tcp_info up to tcpi_unacked, which for a listening socket is the length of its accept queue."""
 
 
 class Drain:
-    """One server's. engine: what answers. listener: what it accepts from."""
+    """The shutdown of one server. engine: answers requests. listener: the socket that it accepts from."""
 
     def __init__(self, engine: Engine, listener: socket.socket, grace_s: float, timeout_s: float) -> None:
         self._engine = engine
@@ -64,7 +66,7 @@ class Drain:
         self._task: asyncio.Task[None] | None = None
 
     def signaled(self, server: uvicorn.Server, signal_number: int) -> None:
-        """The signal handler; runs in the loop's thread, between any two steps of it."""
+        """Handles a signal; Python runs it in the event loop's thread, between any two bytecodes."""
         loop = asyncio.get_running_loop()
         loop.call_soon_threadsafe(self._begin, server, signal_number)
 
@@ -95,7 +97,7 @@ class Drain:
 
 
 def refuse_new(listener: socket.socket) -> None:
-    """Opens no more connections on a listening socket; those that are open, or nearly, are not touched."""
+    """Makes the kernel drop new SYNs to a listening socket; begun handshakes are completed."""
     program = ctypes.create_string_buffer(_NO_SYN, len(_NO_SYN))
     told = struct.pack("HP", len(_NO_SYN) // 8, ctypes.addressof(program))
     with suppress(OSError):  # a sandbox without socket filters: a few connections may be reset
@@ -103,7 +105,7 @@ def refuse_new(listener: socket.socket) -> None:
 
 
 def waiting_to_be_accepted(listener: socket.socket) -> int:
-    """Connections in the accept queue; 0 where the system does not tell."""
+    """Number of connections in the accept queue; 0 where the system does not report it."""
     try:
         info = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACCEPT_QUEUE.size)
     except OSError:

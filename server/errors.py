@@ -97,7 +97,10 @@ class HttpViolation(RequestError):
 
 
 class Overloaded(RequestError):
-    """The lane's queue is full; retry_after_s is when it should have drained."""
+    """The backlog is too long for the deadline, or the queue is full.
+
+    retry_after_s: whole seconds until there should be room.
+    """
 
     status = HTTPStatus.TOO_MANY_REQUESTS
     outcome = "overloaded"

@@ -1,7 +1,7 @@
-"""`python -m server.healthcheck`: status 0 if the server of this container is ready; the image's HEALTHCHECK.
+"""`python -m server.healthcheck`: exit status 0 if this container's server is ready; the image's HEALTHCHECK.
 
-It asks where the server listens, as the kernel knows it, not where a flag, a variable or a default says that
-it should. Imports nothing but the standard library.
+It takes the address from the kernel's list of listening sockets, so that it needs no flag, variable or
+default. Imports nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TIMEOUT_S = 2.0
 
 
 def main(processes: list[str]) -> int:
-    """processes: ids to look at; all that may be looked at if none is given. Prints why it is not healthy."""
+    """Returns the exit status; prints why it is not 0. processes: ids to check; none: all readable ones."""
     found = False
     for pid in processes or sorted(filter(str.isdigit, os.listdir("/proc")), key=int):
         for place in listening(pid):
@@ -34,7 +34,7 @@ def main(processes: list[str]) -> int:
 
 
 def listening(pid: str) -> Iterator[str]:
-    """`host:port` of every TCP socket that a process listens on; none if it may not be looked at."""
+    """Yields `host:port` of every TCP socket that a process listens on; nothing without permission."""
     links = []
     try:
         for fd in os.listdir(f"/proc/{pid}/fd"):
@@ -52,7 +52,7 @@ def listening(pid: str) -> Iterator[str]:
 
 
 def ready(place: str) -> bool:
-    """Whether /readyz is 200 there, over HTTP or, whatever its certificate says, over TLS."""
+    """Whether /readyz answers 200 there, over HTTP or TLS; the certificate is not verified."""
     anyone = ssl.create_default_context()
     anyone.check_hostname = False
     anyone.verify_mode = ssl.CERT_NONE
@@ -68,7 +68,7 @@ def ready(place: str) -> bool:
 
 
 def _place(kind: str, text: str) -> str:
-    """`host:port` of the kernel's text, such as 0100007F:1F40: words of 32 bits in this machine's order."""
+    """Converts the kernel's text, such as 0100007F:1F40 (32-bit words in host byte order), to `host:port`."""
     address, port = text.split(":")
     words = [bytes.fromhex(address[i : i + 8])[::-1] for i in range(0, len(address), 8)]
     if sys.byteorder == "big":

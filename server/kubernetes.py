@@ -1,14 +1,15 @@
-"""Recognizes the environment variables that Kubernetes makes for a Service whose name begins with `polyrec`.
+"""Recognizes the environment variables that Kubernetes sets for a Service whose name begins with `polyrec`.
 
-For every Service of a namespace the kubelet puts these into the environment of each pod started later (here
-for the Service `polyrec` with port 8000, named `http`):
+For every Service of a namespace the kubelet sets these in the environment of each pod started later (here for
+the Service `polyrec` with port 8000, named `http`):
 
     POLYREC_SERVICE_HOST=10.0.0.11            POLYREC_PORT=tcp://10.0.0.11:8000
     POLYREC_SERVICE_PORT=8000                 POLYREC_PORT_8000_TCP=tcp://10.0.0.11:8000
     POLYREC_SERVICE_PORT_HTTP=8000            POLYREC_PORT_8000_TCP_{PROTO,PORT,ADDR}=tcp, 8000, 10.0.0.11
 
-They have the settings' prefix, but are none. A Service `polyrec-canary` gives POLYREC_CANARY_SERVICE_HOST and
-so on. Name and value both have to fit, so that POLYREC_PORT=8000 stays a setting and a typo an error.
+They have the prefix of settings, but are not settings. A Service `polyrec-canary` gives
+POLYREC_CANARY_SERVICE_HOST and so on. Name and value both have to match, so that POLYREC_PORT=8000 is still a
+setting and a typo still an error.
 
 Source: Kubernetes, pkg/kubelet/envvars/envvars.go.
 """

@@ -42,7 +42,7 @@ REFUSALS = ("unauthorized", "guessing", "forbidden", "limited")
 REASONS = tuple(reason.value for reason in DEGRADED)
 
 # Latency targets (0.5, 1, 2, 5, 10, 20, 50, 60, 80, 100 ms ...) are edges, so that the share within one is
-# read off. Between 0.5 and 100 ms neighbours are at most 8.2% apart: a p50 or p99 interpolated between
+# read off. Between 0.5 and 100 ms neighbors are at most 8.2% apart: a p50 or p99 interpolated between
 # them is at most that wrong whatever the distribution, and within 5% for all that are not needles.
 _DECADE = (1, 1.08, 1.16, 1.25, 1.35, 1.45, 1.55, 1.65, 1.78, 1.9, 2, 2.15, 2.3, 2.45, 2.6, 2.8, 3, 3.2,
            3.4, 3.65, 3.9, 4.2, 4.5, 4.8, 5, 5.4, 5.8, 6, 6.4, 6.8, 7.3, 7.8, 8, 8.6, 9.3)  # fmt: skip

@@ -1,7 +1,7 @@
-"""Dense features of a large or suspicious body: JSON numbers, still as text -> floats, in bounded time.
+"""Converts the JSON numbers of dense features of large or suspicious bodies to floats, in bounded time.
 
 msgspec converts most numbers in 30 ns, but those near the ends of float64's range, or half way between two
-floats, in 7 to 31 us: 64 KiB of `5e-320` hold the event loop for 65 ms. orjson takes at most 0.5 us for any
+floats, in 7 to 31 us: 64 KiB of `5e-320` block the event loop for 65 ms. orjson takes at most 0.5 us for any
 number, but checks no types. So a body that may hold many slow numbers is parsed with its numbers left as
 `msgspec.Raw`, and they are converted here.
 """
@@ -20,13 +20,13 @@ from server.errors import Invalid, Malformed, TooLarge
 MISSING = msgspec.Raw(b"null")
 """The value of a dense feature that was left out."""
 ALWAYS_FAST_BYTES = 4096
-"""Full of the slowest numbers, a body of that size takes 4 ms."""
+"""A body of this size takes msgspec at most 4 ms, even if it is full of the slowest numbers."""
 MOST_EXPONENTS = 128
 
 _JSON_NAMES = {str: "str", bool: "bool", list: "array", dict: "object", int: "int", float: "float"}
 _NUMBERS = (float, int, type(None))
 _NO_NUMBERS = (b'"', b"[", b"{", b"t", b"f")
-"""Each of what strings, lists, objects, true and false begin with."""
+"""First bytes of JSON values that are no numbers: strings, lists, objects, true and false."""
 
 
 def may_be_slow(body: bytes) -> bool:
@@ -36,13 +36,13 @@ def may_be_slow(body: bytes) -> bool:
         return False
     if size >= COUNTED_FROM_BYTES:
         return True
-    # Only negative exponents make a short number slow, and to look for their sign costs nothing.
+    # Only negative exponents make a short number slow, and searching for a minus sign is cheap.
     if size <= 2 * ALWAYS_FAST_BYTES and b"-" not in body:
         return False
-    # Columns take no longer this way. Rows do, by 50 ns a number, so that a look at them pays.
+    # For columns the bounded conversion costs nothing extra; for rows 50 ns a number, so count first.
     if b'"instances"' not in body[:32]:
         return True
-    # Slow numbers without an exponent have hundreds of digits, so that a body of this size has few.
+    # Slow numbers without an exponent have hundreds of digits, so a body of this size contains few.
     text = np.frombuffer(body, np.uint8)
     exponents = (text[1:] | 0x20) == ord("e")
     exponents &= (text[:-1] ^ ord("0")) < 10
@@ -50,7 +50,7 @@ def may_be_slow(body: bytes) -> bool:
 
 
 def numbers(raws: Sequence[msgspec.Raw], where: str) -> list[float | None]:
-    """One value per row -> numbers, None where missing.
+    """Converts one value per row; returns numbers, None where missing.
 
     where: the place of a value, with `{}` for the row, for messages. Raises Invalid or Malformed.
     """
@@ -58,10 +58,10 @@ def numbers(raws: Sequence[msgspec.Raw], where: str) -> list[float | None]:
 
 
 def column(raw: msgspec.Raw, where: str, max_rows: int) -> list[float | None] | None:
-    """A list of numbers, or null -> the same. where: its place. Raises Invalid, Malformed or TooLarge."""
+    """Converts a JSON list of numbers, or null. where: its place. Raises Invalid, Malformed or TooLarge."""
     text = bytes(raw)
     if text.startswith(b"["):
-        # Before parsing; exact, as numbers hold no commas.
+        # Counted before parsing; exact, as numbers contain no commas.
         if (rows := text.count(b",") + 1) > max_rows:
             raise TooLarge(f"{where} has {rows} values; the limit is {max_rows} rows")
         return _checked(text, f"{where}[{{}}]")
@@ -73,7 +73,7 @@ def column(raw: msgspec.Raw, where: str, max_rows: int) -> list[float | None] | 
 
 def _checked(text: bytes, where: str) -> list[float | None]:
     values: list[float | None] = _loaded(text, where)
-    # In text, which takes a hundredth of the time that looking at each value does.
+    # Searching the text takes a hundredth of the time of checking each value.
     if any(text.find(sign, 1) >= 0 for sign in _NO_NUMBERS):
         odd = next(i for i, value in enumerate(values) if type(value) not in _NUMBERS)
         got = _JSON_NAMES[type(values[odd])]

@@ -47,7 +47,7 @@ UNKNOWN_ACCURACY = 0.5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpenPath:
-    """One open path. accuracy: what routing maximises; latency: what it starts from."""
+    """One open path. accuracy: what routing maximizes; latency: what it starts from."""
 
     planned: PlannedPath
     bundle: Bundle

@@ -1,7 +1,7 @@
-"""SIGTERM before there is anything to drain: the process ends at once.
+"""Ends the process at once on SIGTERM while the server is starting, when nothing needs to be drained.
 
-The kernel drops a signal for process 1 (a container's) that has no handler, so one is set before the imports,
-which take seconds, and stays until the server's own (server/drain.py). Imports nothing heavy.
+The kernel ignores a signal to process 1 (of a container) that has no handler, so one is set before the
+imports, which take seconds; the server's own replaces it (server/drain.py). Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NoReturn
 
 @contextmanager
 def ending_on_sigterm() -> Iterator[None]:
-    """Within it SIGTERM ends the process with status 0: nothing has been accepted that would be lost."""
+    """Context in which SIGTERM ends the process with status 0, as no request has been accepted yet."""
     before = signal.signal(signal.SIGTERM, _end)
     try:
         yield
@@ -25,5 +25,5 @@ def ending_on_sigterm() -> Iterator[None]:
 
 
 def _end(signal_number: int, frame: FrameType | None) -> NoReturn:
-    # no exception, which whatever is being imported might catch, and no finalizers of half of a module
+    # sys.exit raises an exception, which code being imported might catch, and would run finalizers
     os._exit(0)

@@ -1,6 +1,6 @@
 """TLS files: checked before a server starts, and read again while it serves.
 
-uvicorn makes the context of them (`ssl_certfile`, `ssl_keyfile`); here mistakes become one line.
+uvicorn creates the SSL context (`ssl_certfile`, `ssl_keyfile`); this module reports mistakes in one line.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ class TlsError(PolyrecError):
 
 
 def check_tls(cert: Path, key: Path) -> None:
-    """Raises TlsError unless a server can present them. cert: the chain, PEM. key: PEM, not encrypted."""
+    """Checks that a server can use both files. cert: PEM chain. key: PEM, not encrypted. Raises TlsError."""
     _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), cert, key)
 
 
 def reload_tls(context: ssl.SSLContext, cert: Path, key: Path) -> None:
-    """New connections get the certificate that the files have now; a broken pair changes nothing."""
+    """Loads the files again for new connections; invalid ones change nothing and are one line in the log."""
     try:
         check_tls(cert, key)
         _load(context, cert, key)

@@ -1,13 +1,13 @@
-"""The tokens file: who may ask this server for predictions, and for more than others.
+"""The tokens file: clients, their tokens, rights and rates.
 
     {"clients": [{"name": "shop", "sha256": "9f86d08...", "requests_per_second": 500},
                  {"name": "ranking", "token": "...", "rights": ["priority", "quality"]},
                  {"name": "on-call", "sha256": "...", "rights": ["admin"]}],
      "anonymous": {"requests_per_second": 10}}
 
-A client brings its token as `Authorization: Bearer TOKEN`. The file may have the token itself or only its
-SHA-256 (`printf %s TOKEN | sha256sum`), which tells a reader of the file nothing if the token is random
-(`openssl rand -hex 32`). Without `anonymous`, nobody is answered without a token.
+A client sends its token as `Authorization: Bearer TOKEN`. The file contains the token itself or only its
+SHA-256 (`printf %s TOKEN | sha256sum`), from which a random token (`openssl rand -hex 32`) cannot be
+recovered. Without `anonymous`, predictions need a token.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OpenRight = Literal["priority", "quality"]
 """A right that may be given to everybody."""
 ANONYMOUS = "anonymous"
 ADMIN_VARIABLE = "POLYREC_ADMIN_TOKEN"
-"""Also the name of the client that brings this token."""
+"""The variable with the admin token; also the name of the client that sends it."""
 MIN_TOKEN_LENGTH = 16
 
 
@@ -37,27 +37,27 @@ class TokensError(PolyrecError):
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Who sent a request, and what it may ask for."""
+    """The sender of a request and its rights. name: for logs."""
 
     name: str
     rights: frozenset[Right]
 
 
 class Allowance(Strict):
-    """What a client may do. requests_per_second: on average, with bursts of a second's worth; None: any."""
+    """Rights and rate. requests_per_second: on average, with bursts of one second's worth; None: no limit."""
 
     rights: tuple[Right, ...] = ()
     requests_per_second: Annotated[float, Field(gt=0, le=1e9)] | None = None
 
 
 class Anonymous(Allowance):
-    """What all clients without a token may do together."""
+    """Rights of clients without a token, and the rate that they share."""
 
     rights: tuple[OpenRight, ...] = ()
 
 
 class TokenEntry(Allowance):
-    """One client. token, sha256: exactly one of them; the latter in hexadecimal digits."""
+    """One client. Exactly one of token and sha256 is given; sha256 in hexadecimal digits."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.@-]+$", max_length=64)]
     token: SecretStr | None = None
@@ -83,7 +83,7 @@ class TokenEntry(Allowance):
 
 
 class Tokens(Strict):
-    """The whole file. anonymous: what is allowed without a token; None: nothing."""
+    """The whole file. anonymous: requests without a token; None: they are refused."""
 
     clients: Annotated[tuple[TokenEntry, ...], Field(max_length=1000)]
     anonymous: Anonymous | None = None

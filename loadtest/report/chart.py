@@ -111,7 +111,7 @@ def ticks(low: float, high: float, log: bool = False, most: int = 6) -> list[flo
 
 
 def label(value: float, percent: bool = False, step: float = 1.0) -> str:
-    """A tick in words: as many digits as tell it from its neighbours, `step` away."""
+    """A tick in words: as many digits as tell it from its neighbors, `step` away."""
     if percent:
         digits = max(0, ceil(-log10(100 * max(step, 1e-8)) - 1e-9))
         return f"{100 * value:.{digits}f}%"

@@ -6,7 +6,7 @@ and hotel), the price beside the other candidates' (dearer for some devices), th
 whether the hotel was touched before.
 
 Most of the signal lies where a small data set teaches it: numbers, positions, frequent hotels and
-platforms. The rest lies in single users and rare hotels and mostly stays unlearnt, as in life.
+platforms. The rest lies in single users and rare hotels and mostly stays unlearned, as in life.
 """
 
 from __future__ import annotations

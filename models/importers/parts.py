@@ -46,7 +46,7 @@ class Crossing:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A DLRM in pieces, each checked to fit its neighbours.
+    """A DLRM in pieces, each checked to fit its neighbors.
 
     tables: name in the checkpoint -> float [rows, width]. features: the table of each categorical
     feature, in the order in which the interaction sees their vectors. bottom, top: the layers of the

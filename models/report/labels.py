@@ -1,7 +1,7 @@
 """Direct labels that do not overlap: where to write the name of each point of a picture.
 
 Anchors (points), the size of each label's text, and what is in the way go in, in pixels; the lower left
-corner of each label comes out. Labels are placed one by one, those with the closest neighbours first,
+corner of each label comes out. Labels are placed one by one, those with the closest neighbors first,
 each at the free place nearest to its point.
 """
 

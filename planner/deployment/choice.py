@@ -2,7 +2,7 @@
 
 A `Problem` in, a `Choice` out, by a mixed-integer program (HiGHS). One binary variable says whether an
 option is deployed; one continuous variable says which part of the queries of a size class, at a level of
-load, goes to it. The program maximises correct predictions a second, under the time of every device and
+load, goes to it. The program maximizes correct predictions a second, under the time of every device and
 of the front, and the bytes of every memory. A second, purely linear program with the deployment held
 gives the duals. What memory is left then takes paths in reserve, for when the load rises or falls.
 """

@@ -1,6 +1,6 @@
 """Accesses of one table by rank, as runs of equally accessed rows.
 
-Most rows of a large table are accessed as seldom as their neighbours, so runs are few where rows are
+Most rows of a large table are accessed as seldom as their neighbors, so runs are few where rows are
 many: a million rows of a Zipf distribution are some thousand runs.
 """
 

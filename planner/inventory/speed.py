@@ -1,6 +1,6 @@
 """How fast the CPU and its memory are: copies, random rows, products; a fraction of a second each.
 
-The best of several passes counts: a neighbour can only make a machine slower than it is.
+The best of several passes counts: a neighbor can only make a machine slower than it is.
 """
 
 from __future__ import annotations

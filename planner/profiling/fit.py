@@ -3,7 +3,7 @@
     samples of a size, in rounds        rounds are minutes apart, so a disturbance is in one of them
       -> median: that of the rounds' medians
       -> tail: median x ratio, the ratio being the 99th percentile of sample / its round's median,
-         pooled over neighbouring sizes where one size has too few samples for a percentile
+         pooled over neighboring sizes where one size has too few samples for a percentile
       -> never falling with rows: isotonic regression in its robust form, by medians
       -> as few knots as keep both curves within a tolerance
 
@@ -83,7 +83,7 @@ def points(sizes: Sequence[Size], fitted: bool = True) -> tuple[Point, ...]:
 def tail_ratio(sizes: Sequence[Size], at: int, share: float = 0.99) -> float:
     """The quantile `share` of sample / median at one of the sizes, at least 1.
 
-    Of the size alone where it has ENOUGH samples, else with as many neighbours as that takes, NEIGHBOURS
+    Of the size alone where it has ENOUGH samples, else with as many neighbors as that takes, NEIGHBOURS
     to each side at most. The median over the rounds of each round's quantile where the rounds are large
     enough, which forgives a disturbed round; else the quantile of all of them together.
     """
@@ -139,7 +139,7 @@ def isotonic(values: F64, weights: F64) -> F64:
     """The non-descending sequence with the least weighted absolute deviation from `values`.
 
     Pool adjacent violators with weighted medians (Robertson, Waltman 1968): an outlier moves its
-    neighbours as far as one sample moves a median.
+    neighbors as far as one sample moves a median.
     """
     blocks: list[tuple[list[float], list[float], float]] = []
     for value, weight in zip(values.tolist(), weights.tolist(), strict=True):

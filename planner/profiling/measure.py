@@ -38,7 +38,7 @@ Advance = Callable[[float, str], object]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """largest: rows of the largest batch. seconds: measuring time of a path, in the caches' favour;
+    """largest: rows of the largest batch. seconds: measuring time of a path, in the caches' favor;
     evicted batches take a seventh more. wiped: bytes written to empty the caches."""
 
     largest: int

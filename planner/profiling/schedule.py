@@ -2,7 +2,7 @@
 
 A ladder of sizes, twice as many rows each; between them, sizes that only test the model. A path's time is
 shared so that small batches, of which many fit a second, are sampled enough for a percentile, and large
-ones a few times at least. Rounds interleave paths and sizes: a neighbour that takes the machine for some
+ones a few times at least. Rounds interleave paths and sizes: a neighbor that takes the machine for some
 seconds hits all of them a little rather than one of them much.
 """
 

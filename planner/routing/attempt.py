@@ -1,9 +1,9 @@
-"""Attempts: work that no latency model believes can be made in time, but that was seen to be made before.
+"""Attempts: queries that the latency models predict to be late, but that are executed nevertheless.
 
-A model that was disturbed may be wrong, and where it alone decides, nothing is executed that could correct
-it. So a query is rejected, or left waiting by an idle lane, only for a backlog that really is there, or
-because no path was ever seen, here or by the profiler, to execute that many rows within its budget; and
-even then something is tried once nothing has been executed for a while.
+After a disturbance the models may be wrong, and if they alone decided, nothing would be executed that could
+correct them. So a query is rejected, or left waiting by an idle lane, only because of a real backlog, or if
+no path was ever observed, here or by the profiler, to execute that many rows within its budget; even then a
+query is tried once nothing has been executed for SILENT_S.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from planner.routing.queue import Piece
 
 INF = float("inf")
 SILENT_S = 1.0
-"""Idle lanes that have executed nothing for so long try whatever comes."""
+"""If no lane has executed anything for this long, any query is tried."""
 
 
 def worth_accepting(board: Board, query: Query, now_s: float) -> bool:
-    """Whether to accept a query although it looks late: nothing waits, and it was seen to be possible."""
+    """Whether to accept a query predicted late: nothing waits, and the best time observed is short enough."""
     if board.queue.pieces:
         return False
     if _silent(board, now_s):
@@ -37,9 +37,9 @@ def worth_accepting(board: Board, query: Query, now_s: float) -> bool:
 
 
 def attempt(board: Board, lane: LaneState, now_s: float) -> Choice | None:
-    """The waiting query with most time left, on the lane's fastest path; None: none was seen to be possible.
+    """Chooses the waiting piece with the latest deadline, on the lane's fastest path; None if all are late.
 
-    To be asked where work waits, no lane is busy, and the policy leaves it all.
+    Called when pieces wait, no lane is busy and the policy chose none.
     """
     silent = _silent(board, now_s)
     for piece in reversed(board.queue.pieces):
@@ -55,7 +55,7 @@ def attempt(board: Board, lane: LaneState, now_s: float) -> Choice | None:
 
 
 def path_for(board: Board, lane: LaneState, piece: Piece) -> int:
-    """The lane's fastest path for a piece, or that of parts already on their way; -1: it has none."""
+    """Index of the lane's fastest path for a piece, or of the path of its query's other parts; -1: none."""
     query = piece[3]
     paths = board.paths
     if query.path >= 0 and piece[5] < query.rows:
@@ -67,12 +67,12 @@ def path_for(board: Board, lane: LaneState, piece: Piece) -> int:
 
 
 def _silent(board: Board, now_s: float) -> bool:
-    """Whether no lane is busy, or has been of late."""
+    """Whether no lane is busy or has reported within SILENT_S."""
     return all(lane.flight is None and now_s - lane.heard_s > SILENT_S for lane in board.lanes)
 
 
 def _seen_s(board: Board, query: Query, rows: int) -> float:
-    """The shortest service time that was really seen, scaled to these rows."""
+    """The shortest service time ever observed on a usable lane, scaled to these rows, in seconds."""
     best_s = INF
     for lane in board.usable:
         for p in lane.order:

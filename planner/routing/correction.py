@@ -1,21 +1,23 @@
 """Corrections of the latency models by observed service times, one lane at a time.
 
-Observed seconds go in, factors on the profiled median and tail come out. Everything believed is a logarithm
-of observed over profiled seconds:
+Observed seconds go in, factors on the profiled median and tail come out. Each state variable is the logarithm
+of a ratio of observed to profiled seconds:
 
-    bias     each path's own: an EWMA whose steps are clipped, so that outliers hardly move it
-    shift    the lane's: the median of its last three residuals, once that is more than noise. A lane that
-             slows down tenfold (a neighbor, heat) is believed after two batches, and so is its recovery
-    wider    each path's tail over the profiled one, by quantile tracking
+    bias     of each path: an EWMA with clipped steps, so that outliers hardly move it
+    shift    of the lane: the median of its last three residuals, 0 while that is within the noise. If a lane
+             slows down tenfold (a neighbor, heat), the shift follows after two batches, as it does when the
+             lane recovers
+    wider    of each path: its tail over the profiled one, by quantile tracking
 
-Three rules keep a disturbance from being believed for longer than it lasts:
+Three rules keep a disturbance from affecting predictions for longer than it lasts:
 
-    - What is not confirmed is forgotten by time: shift within a second, wider within a few, the bias of a
-      path that is not executed any more within some more.
-    - No prediction exceeds what was seen in the last seconds: the biased tail plus the longest delay of any
-      batch of the lane, and for a path with enough batches of its own the slowest of these; times MARGIN.
-    - The first batches of a path on a lane are not believed if they are slow: libraries are being loaded
-      and caches filled.
+    - State that no new batch confirms decays: shift with a time constant of SHIFT_MEMORY_S, wider with
+      TAIL_MEMORY_S, the bias of a path that is not executed with BIAS_MEMORY_S.
+    - No prediction exceeds what was observed in the last one to two windows: the biased tail plus MARGIN
+      times the longest delay of any batch of the lane, and for a path with ENOUGH batches of its own MARGIN
+      times the slowest of these.
+    - The first FIRST_BATCHES batches of a path on a lane are ignored if they are slow, while libraries load
+      and caches fill.
 """
 
 from __future__ import annotations
@@ -29,9 +31,9 @@ NOISE = 0.3
 """The shift stays 0 while the last residuals' median is below this and below the profiled tail's."""
 BIAS_STEP, BIAS_WEIGHT = 0.01, 0.03
 NEW, NEW_STEP = 20, 0.2
-"""Batches after which a path is known; until then steps are larger, since a path not tried yet looks fast."""
+"""Number of a path's first batches with larger steps, up to NEW_STEP / 2: untried paths look too fast."""
 FIRST_BATCHES = 2
-"""Batches of a path on a lane that are not believed if they are slow."""
+"""Number of a path's first batches on a lane that are ignored if they are slow."""
 LEAST_S = 1e-7
 TAIL_STEP = 0.05
 TAIL_QUANTILE = 0.99
@@ -40,20 +42,20 @@ MOST_BIAS = log(4.0)
 MOST_TAIL = log(3.0)
 LEAST_TAIL = log(0.9)
 SHIFT_MEMORY_S, TAIL_MEMORY_S, BIAS_MEMORY_S = 0.5, 3.0, 5.0
-"""Time constants of forgetting."""
+"""Time constants of exponential decay."""
 WINDOW_S = 1.5
-"""What was seen counts for one to two windows."""
+"""Maxima are kept of the current and the previous window."""
 MARGIN = 1.2
 ENOUGH = 5
-"""Batches of a path in the window whose slowest says more of its tail than the profile."""
+"""Batches of a path in both windows from which on their slowest bounds its tail."""
 
 
 class Correction:
-    """Factors of one lane. median, tail: by path index, what to multiply the profile by.
+    """Correction factors of one lane, each by path index.
 
-    safe: by path index, what to multiply the profiled tail by for a batch that must not be late.
-    quickest: by path index, the least service time observed, over the profiled median; at most 1, which was
-    observed as well, by the profiler.
+    median, tail: factors on the profiled median and tail. safe: factor on the profiled tail, for a batch that
+    must not be late. quickest: the shortest service time observed over the profiled median; at most 1, as the
+    profiler observed the median.
     """
 
     __slots__ = (
@@ -87,16 +89,16 @@ class Correction:
 
     @property
     def factor(self) -> float:
-        """How many times slower than usual the lane is at the moment."""
+        """Current slowdown of the lane: 1 is its usual speed, 2 takes twice as long."""
         return exp(self._shift)
 
     @property
     def delay_s(self) -> float:
-        """By how much the slowest batch of the last one to two windows outlasted its tail."""
+        """Longest delay of a batch of the last one to two windows beyond its biased tail, in seconds."""
         return max(self._delay_s, self._delay_before_s)
 
     def observe(self, path: int, rows: int, took_s: float) -> None:
-        """A batch of so many rows took `took_s` seconds on a path."""
+        """Updates the factors with one batch: its path, its rows and its service time in seconds."""
         curve = self._curves[path]
         median_s, spread = curve.median[rows], curve.spread[rows]
         ratio = (took_s if took_s > LEAST_S else LEAST_S) / median_s
@@ -126,7 +128,7 @@ class Correction:
         if shift < NOISE or shift < spread:
             shift = 0.0
         off = beyond - shift
-        # What is new of a path is believed sooner: one that has not been tried would look fast until it is.
+        # Larger steps for the first batches of a path: an untried path looks too fast.
         seen = self._seen[path]
         if seen < NEW:
             most, weight = NEW_STEP / (seen + 2), 1 / (seen + 2)
@@ -148,7 +150,7 @@ class Correction:
                 self._update(p)
 
     def _update(self, path: int) -> None:
-        """Recomputes a path's factors, bounded by what was seen."""
+        """Recomputes a path's factors, bounded by the observed maxima."""
         usual_s, to_median, sure = self._usual[path]
         biased = self._biased[path]
         now, before = self._delay_s, self._delay_before_s
@@ -171,7 +173,7 @@ class Correction:
         self.safe[path] = safe if safe > tail else tail
 
     def tick(self, now_s: float, passed_s: float, rows: int) -> None:
-        """Forgets what was not confirmed since the last tick, passed_s ago. rows: of a usual batch."""
+        """Decays what no batch has confirmed since the last tick, passed_s ago. rows: of a usual batch."""
         if self._batches < len(self._recent):
             kept = exp(-passed_s / SHIFT_MEMORY_S)
             self._shift *= kept
@@ -193,7 +195,7 @@ class Correction:
             self._update(path)
 
     def reset(self, anew: bool = False) -> None:
-        """Forgets that the lane was slow. anew: it was started anew, and its first batches will be slow."""
+        """Clears the shift and the maxima. anew: the lane was restarted, so its first batches are slow."""
         self._recent = (0.0, 0.0, 0.0)
         self._shift = 0.0
         self._next_window()

@@ -1,7 +1,7 @@
-"""The decision for a free lane: a batch of the policy, a probe, an attempt, or nothing.
+"""Decides what a free lane executes: a batch of the policy, a probe, an attempt, or nothing.
 
-Asked by the router, which then acts, and by explanations, which do not: nothing changes here but the moment
-at which the lane wants to be asked again.
+Called by the router, which executes the decision, and by explanations, which do not. So it changes no state
+but the time at which the lane is asked again.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from planner.routing.lane import LaneState
 from planner.routing.policy import Choice, Policy
 
 STALE_S = 0.05
-"""A lane believed slow, beside others that are not, is probed after so long without news."""
+"""If other lanes can do the work, a slow lane is probed after this long without a finished batch."""
 SLOW = 1.5
+"""Correction factor above which a lane counts as slow."""
 
 
 def decide(board: Board, policy: Policy, lane: LaneState, now_s: float) -> tuple[Choice | None, bool]:
-    """(choice, whether it is a probe) for a lane that is alive and free, of a queue that is not empty."""
+    """Returns (choice, whether it is a probe) for a lane that is alive and free, with a non-empty queue."""
     breaker = lane.breaker
     stale = now_s - lane.heard_s > STALE_S
     if breaker.state is not CLOSED:

@@ -73,10 +73,11 @@ def _explain(
         reason, why = "unavailable", "no lane is alive"
     elif (over := board.queue.over(rows, False, board.limits.max_queued_rows)) > 0:
         retry = over / board.total_rate
-        why = f"the queue is full: {board.queue.rows} of {board.limits.max_queued_rows} rows"
+        most = board.limits.max_queued_rows
+        why = f"{rows} rows do not fit into the queue: {board.queue.rows} of {most} rows wait"
     elif (over_s := policy.admit(board, query, now_s)) > 0 and not worth_accepting(board, query, now_s):
         retry = over_s
-        why = f"the backlog is {1e3 * over_s:.2f} ms too long for the budget of {1e3 * budget_s:g} ms"
+        why = f"answering takes {1e3 * over_s:.2f} ms more than the budget of {1e3 * budget_s:g} ms"
     else:
         query.path = policy.bind(board, query, now_s)
         chosen = _chosen(board, policy, query, now_s)
@@ -85,10 +86,11 @@ def _explain(
         else:
             index, reason = chosen
             path = board.paths[index].name
-            why = _WORDS[reason]
+            why = _WORDS[reason] if any(c.feasible for c in candidates) else _TRIED
     return Explanation(rows, budget_s, required, policy.name, path, reason, why, retry, candidates)
 
 
+_TRIED = "no path is predicted to answer within the budget; one is tried nevertheless"
 _WORDS = {
     "best": "the most accurate path makes it, and leaves room for what waits and comes",
     "load": "a more accurate path would make others miss their deadline",

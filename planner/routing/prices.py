@@ -4,7 +4,7 @@ Rows arrive at a rate and each is executed on one path, or on none; a path's acc
 row is worth; a device's lanes have so many seconds a second. With v the values, c the seconds a row costs and
 L the lanes,
 
-    maximise  sum v[p] x[p]   with  sum over p of d  c[p] x[p] <= L[d]  for each device,  sum x[p] <= rate.
+    maximize  sum v[p] x[p]   with  sum over p of d  c[p] x[p] <= L[d]  for each device,  sum x[p] <= rate.
 
 Its dual has one variable for the demand (u, what another row would bring) and one a device (its price), and
 for a given u the prices follow: the best that a second of the device could earn above u. So the dual is a

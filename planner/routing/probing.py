@@ -1,7 +1,7 @@
-"""Probes: which query a lane that is not trusted is tried on, and on which path.
+"""Probes: chooses the query and the path with which a lane that was slow or failed is tested.
 
-A lane and the queue come in, a piece and a path go out. Where other lanes are there the query stays in the
-queue for them, so that trying costs nobody anything.
+A lane and the queue come in, a piece and a path go out. If there are other lanes, the query also stays in the
+queue for them, so that a failed probe delays no query.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from planner.routing.query import Reason
 
 
 def probe(board: Board, lane: LaneState, now_s: float) -> Choice | None:
-    """The piece with most time left, on the lane's best path if it has time for that by the profile."""
+    """Chooses the piece with the latest deadline, on the lane's best path if by the profile it is in time."""
     for piece in reversed(board.queue.pieces):
         query = piece[3]
         if query.settled or (path := path_for(board, lane, piece)) < 0:
             continue
         if path == lane.fastest and not (query.path >= 0 and piece[5] < query.rows):
-            # The answer counts if it is the first: a good one, where the lane may be as it should.
+            # The first answer to a query counts, so a recovered lane should give one of best quality.
             best = lane.order[0]
             curve = board.paths[best].curve
             rows = piece[5]
@@ -32,5 +32,5 @@ def probe(board: Board, lane: LaneState, now_s: float) -> Choice | None:
 
 
 def others(board: Board, lane: LaneState) -> list[LaneState]:
-    """Other lanes that are trusted with work."""
+    """Other usable lanes."""
     return [other for other in board.lanes if other is not lane and other.usable]

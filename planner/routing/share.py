@@ -1,10 +1,10 @@
-"""The share of lane time that is kept for lower priorities: deficit round robin over two classes.
+"""Reserves a share of lane time for lower priorities: deficit round robin over two classes.
 
-Pieces of the highest priority that waits go first (queue.py). While they execute and others wait, the others
+Pieces of the highest waiting priority go first (queue.py). While they execute and others wait, the others
 earn credit, SHARE / (1 - SHARE) seconds for each second of lane time. When the credit covers their most
-urgent piece, the next batch is theirs, and its time is taken off the credit. So no backlog of privileged
-queries keeps the rest out: they get at least SHARE of the lanes' time while they have work, and no more than
-that while privileged work waits. Credit counts seconds, not rows, as privileged queries may insist on a slow
+urgent piece, the next batch is theirs, and its time is subtracted from the credit. So privileged queries
+cannot starve the others, which get at least SHARE of the lanes' time while they have work, and no more than
+that while privileged work waits. Credit counts seconds, not rows, as privileged queries may require a slow
 path. (Shreedhar and Varghese, Efficient fair queuing using deficit round robin, SIGCOMM'95.)
 """
 
@@ -18,18 +18,18 @@ from planner.routing.query import Query
 from planner.routing.queue import LOWEST, SHARE, Piece, Queue
 
 EARNED = SHARE / (1 - SHARE)
-"""Seconds of credit for a second of privileged work."""
+"""Seconds of credit for each second of privileged work."""
 SAVED_S = 0.005
-"""Most credit that is kept while nobody else waits. Some is, so that a single ordinary query need not wait
-for nine times its own time of privileged work; it is also the longest delay of privileged queries at once."""
+"""Maximum credit while no lower priority waits. Above 0, so that a single ordinary query need not wait until
+privileged work has taken nine times its service time; it also bounds a single delay of privileged queries."""
 MOST_S = 1.0
-"""Most credit while others wait, who may lack a lane that can execute them."""
+"""Maximum credit while lower priorities wait, for which no lane may be usable."""
 
 
 def turn(board: Board, lane: LaneState) -> int:
-    """Index of the first piece of the queue that this lane should look at: 0 unless others have their turn.
+    """Index of the piece of the queue from which this lane chooses.
 
-    Then the most urgent piece below the highest priority that waits.
+    0, the highest waiting priority, unless the credit covers the most urgent piece below it; then that one.
     """
     queue = board.queue
     pieces = queue.pieces
@@ -49,14 +49,14 @@ def turn(board: Board, lane: LaneState) -> int:
 
 
 def in_turn(board: Board, lane: LaneState) -> list[Piece]:
-    """All pieces, those first whose turn it is."""
+    """All pieces, starting with the one at `turn`."""
     pieces = board.queue.clean()
     first = turn(board, lane)
     return [*pieces[first:], *pieces[:first]] if first else pieces
 
 
 def charge(queue: Queue, level: int, seconds: float) -> None:
-    """Books a batch of that level which has just left the queue for a lane, for `seconds`."""
+    """Updates the credit for a batch of that level, just taken from the queue, of `seconds` of lane time."""
     pieces = queue.pieces
     if pieces and pieces[0][0] < level:
         queue.credit_s -= seconds
@@ -68,9 +68,9 @@ def charge(queue: Queue, level: int, seconds: float) -> None:
 
 
 def waits_s(board: Board, query: Query, margin: float) -> float:
-    """Seconds until the kept share has come to a query below the highest priority that waits, at the most.
+    """Upper bound of the wait, in seconds, of a query below the highest waiting priority, by its share alone.
 
-    margin: factor on what the latency models say, as at the door.
+    margin: factor on the predicted times, as in admission control.
     """
     queue = board.queue
     pieces = queue.pieces
@@ -82,13 +82,13 @@ def waits_s(board: Board, query: Query, margin: float) -> float:
 
 
 def _next_level(queue: Queue, at: int) -> int:
-    """Where the level of the piece at `at` ends."""
+    """Index after the last piece of the level of the piece at `at`."""
     pieces = queue.pieces
     return bisect_left(pieces, (pieces[at][0] + 1,), at)
 
 
 def _least_s(board: Board, lane: LaneState, query: Query, rows: int) -> float:
-    """Seconds that a lane will take for a piece, or for as much of it as goes into one batch."""
+    """Predicted service time in seconds of a piece, or of as much of it as fits into one batch."""
     path = lane.order[0] if query.required else lane.fastest
     curve = board.paths[path].curve
     return curve.median[min(rows, lane.most[path])] * lane.correction.median[path]

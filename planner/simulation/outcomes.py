@@ -1,4 +1,4 @@
-"""What became of simulated queries, as arrays, and the figures that summarise them."""
+"""What became of simulated queries, as arrays, and the figures that summarize them."""
 
 from __future__ import annotations
 

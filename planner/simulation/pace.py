@@ -1,6 +1,6 @@
 """The pace of a core: measured beside a live run in, what the simulator's core does out.
 
-A virtual core whose neighbours come and go is half as fast again in one second as in the next. A simulation
+A virtual core whose neighbors come and go is half as fast again in one second as in the next. A simulation
 at one pace, that of the calibration, then misses what a live server does by as much.
 """
 

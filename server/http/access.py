@@ -1,15 +1,15 @@
-"""Decides who a request comes from and what it may ask for.
+"""Authenticates clients by their tokens, and checks their rights and rates.
 
 Headers and the address of the peer go in, a `Client` with its rights comes out, or an error with its status:
 401 no valid token, 403 no right to it, 429 over the client's rate or after too many wrong tokens.
 
-Without a tokens file everybody is the same anonymous client, and an `Authorization` header is not looked at:
+Without a tokens file all requests come from one anonymous client, and an `Authorization` header is ignored:
 it may be meant for a proxy. Administration always needs a token with the right `admin`; the one in
 POLYREC_ADMIN_TOKEN has it.
 
-Tokens are kept and compared as SHA-256 digests. Wrong ones are slowed down by client address. A token that is
-right passes however many wrong ones came from its address, if it was used from there before; a new one waits
-like the guesses, because whoever guesses must not learn from the difference.
+Tokens are kept and compared as SHA-256 digests. Wrong ones are rate-limited by client address. A valid token
+is exempt from that limit at an address where it was used before; at a new address it is subject to it, so
+that the answer does not tell a guesser whether a guess was right.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ log = logging.getLogger("polyrec.access")
 Peer = tuple[str, int] | None
 """Address and port of the other end, as ASGI has it; None on a Unix socket."""
 KNOWN_ADDRESSES = 256
-"""Addresses remembered of each token's use."""
+"""Maximum addresses remembered for each token."""
 PREFIX = 8
-"""Bytes of a digest by which a token is found. A guesser who could time the search would learn them of a hash
-whose preimage it does not know; the rest is compared in constant time."""
+"""Bytes of the digest that are the key of the look-up. Its timing could reveal only these bytes of a hash
+whose preimage stays unknown; the whole digest is then compared in constant time."""
 
 
 @dataclass(slots=True, eq=False)
 class Holder:
-    """A client with what is remembered of it. digest: of its token. addresses: where it was used from."""
+    """A client and its state. digest: SHA-256 of its token. addresses: where the token was used from."""
 
     client: Client
     bucket: Bucket | None = None
@@ -59,7 +59,7 @@ class Holder:
     addresses: dict[str, None] = field(default_factory=dict)
 
     def remember(self, address: str) -> None:
-        """Keeps the address; the oldest makes room."""
+        """Adds an address, in place of the oldest if there are KNOWN_ADDRESSES."""
         if len(self.addresses) >= KNOWN_ADDRESSES:
             del self.addresses[next(iter(self.addresses))]
         self.addresses[address] = None
@@ -68,8 +68,8 @@ class Holder:
 class Access:
     """The clients of one server.
 
-    file: of tokens; None: nobody needs one for predictions. open_rights: of everybody. clock: seconds. Raises
-    TokensError.
+    file: the tokens file; None: predictions need no token. open_rights: rights that every client has. clock:
+    returns seconds. Raises TokensError.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Access:
         self._take(Tokens(clients=()) if file is None else load_tokens(file))
 
     def reload(self) -> None:
-        """Reads the tokens file again. A broken one leaves everything as it was, and one line in the log."""
+        """Reads the tokens file again. If it is invalid, nothing changes and one line is logged."""
         if self._file is None:
             return
         try:
@@ -111,7 +111,7 @@ class Access:
             log.warning("tokens of %d clients are in force", len(tokens.clients))
 
     def client(self, headers: Iterable[tuple[bytes, bytes]], peer: Peer) -> Client:
-        """Who asks for a prediction; counts it against the client's rate.
+        """Returns the client that asks for a prediction, and counts the request against its rate.
 
         headers: names in lower case. Raises Unauthorized or RateLimited.
         """
@@ -131,7 +131,7 @@ class Access:
         return holder.client
 
     def administrator(self, headers: Iterable[tuple[bytes, bytes]], peer: Peer) -> Client:
-        """Who asks for an act of administration. Raises Unauthorized, Forbidden or RateLimited."""
+        """Returns the client of an admin call. Raises Unauthorized, Forbidden or RateLimited."""
         if not any("admin" in holder.client.rights for holder in self._holders.values()):
             raise Forbidden(f"this server has no admin token; start it with {ADMIN_VARIABLE} set")
         address = peer[0] if peer else ""
@@ -148,7 +148,7 @@ class Access:
     def allowed(
         self, options: RequestOptions, client: Client, most_budget_s: float, peer: Peer
     ) -> RequestOptions:
-        """What a client asked for, as far as it may have it: `RequestOptions.allowed`, counted and logged.
+        """Applies `RequestOptions.allowed`; counts capped budgets, counts and logs refusals.
 
         Raises Forbidden.
         """
@@ -161,7 +161,7 @@ class Access:
         return allowed
 
     def _take(self, tokens: Tokens) -> None:
-        """From now on these are in force. What is known of a token that stays is kept."""
+        """Replaces the tokens in force. A token that stays keeps its remembered addresses."""
         now_s = self._clock()
         holders = {} if self._admin is None else {self._admin.digest[:PREFIX]: self._admin}
         for entry in tokens.clients:
@@ -183,7 +183,7 @@ class Access:
         return Client(name, self._open.union(allowed.rights))
 
     def _holder(self, token: bytes, address: str) -> Holder:
-        """Whose token it is. Raises Unauthorized or RateLimited."""
+        """Returns the holder of a token. Raises Unauthorized or RateLimited."""
         digest = digest_of(token)
         holder = self._holders.get(digest[:PREFIX])
         if holder is not None and not hmac.compare_digest(holder.digest, digest):
@@ -201,7 +201,7 @@ class Access:
         return holder
 
     def _refusal(self, reason: str, error: RequestError, address: str, name: str = "") -> RequestError:
-        """Counts a refusal, and logs it: at most one line a second for each reason."""
+        """Counts a refusal, logs it (at most one line a second for each reason) and returns `error`."""
         self._refused[reason].inc()
         now_s = self._clock()
         last_s, unsaid = self._said.get(reason, (-math.inf, 0))
@@ -221,7 +221,7 @@ def _bucket(allowed: Allowance, now_s: float) -> Bucket | None:
 
 
 def _bearer(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
-    """The token of the first Authorization header; None if there is none of that scheme."""
+    """The token of the first Authorization header; None if there is none or its scheme is not Bearer."""
     for name, value in headers:
         if name == b"authorization":
             scheme, _, token = value.partition(b" ")

@@ -1,7 +1,7 @@
 """Runs one HTTP request through an ASGI application and collects its answer.
 
-A connection feeds the body as it arrives and gets the whole answer back. An application may answer before the
-body has come (a missing token, an unknown page); what is left of the body is then the connection's to drop.
+A connection feeds the body as it arrives and gets the complete answer back. An application may answer before
+the body has arrived (a missing token, an unknown page); the connection then drops the rest of the body.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ def make_scope(head: Head, client: Address, server: Address, scheme: str) -> Sco
 
 
 class AsgiRequest:
-    """One request while the application has it.
+    """One request that the application processes.
 
-    answered: called once with the answer: status, headers, body. drained: called when more of the body may be
-    fed.
+    answered: called once with status, headers and body. drained: called when the application has read what
+    was fed, so that more may be.
     """
 
     def __init__(self, app: ASGIApp, scope: Scope, answered: Answered, drained: Callable[[], None]) -> None:
@@ -91,7 +91,7 @@ class AsgiRequest:
         self._news.set()
 
     async def run(self) -> None:
-        """Calls the application. A failure of it becomes a 500."""
+        """Calls the application. If it raises, or sends no answer, the answer is a 500."""
         try:
             await self._app(self._scope, self._receive, self._send)
         except Exception:

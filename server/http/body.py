@@ -1,8 +1,8 @@
 """The body of a request: bytes from the socket, decompressed, within the server's limit.
 
-The limit holds for the length that is announced, for what actually arrives, and for what it
-decompresses to. Decompression goes in steps of bounded time, between which other clients are served; a body
-that decompresses to too much, altogether or for its size, is refused at the step where it does.
+The limit applies to Content-Length, to the bytes received and to the bytes decompressed. Decompression goes
+in steps of bounded time, between which other clients are served; a body that exceeds the limit or the
+compression ratio is refused at the step where it does.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from starlette.types import Receive
 from server.errors import Malformed, RequestError, TooLarge
 
 STEP_BYTES = 2**14
-"""Compressed bytes of one step. The slowest, of nothing but Huffman tables, take 1.4 ms."""
+"""Maximum compressed bytes of one step. The slowest input, only Huffman tables, takes 1.4 ms."""
 STEP_OUT_BYTES = 2**18
-"""Decompressed bytes of one step at most; they take a millisecond or less."""
+"""Maximum decompressed bytes of one step; they take at most a millisecond."""
 MOST_RATIO = 100
 RATIO_FROM_BYTES = 2**16
-"""Decompressed bytes from which on the ratio counts: a few short rows all alike compress better."""
+"""Decompressed bytes beyond which MOST_RATIO applies: a small body of equal rows may compress better."""
 MOST_ACCEPTED_BYTES = 1024
-"""Of an Accept-Encoding header; a longer one is not read."""
+"""Maximum length of an Accept-Encoding header; a longer one is ignored."""
 
 Headers = Iterable[tuple[bytes, bytes]]
 
 
 class ClientGone(RequestError):
-    """The client closed its connection before its request was complete; nobody reads an answer."""
+    """The client closed its connection before its answer, which nobody would read."""
 
     outcome = "cancelled"
 
@@ -59,13 +59,13 @@ def announced(headers: Headers, limit: int) -> str | None:
 
 
 def check_length(length: int, limit: int) -> None:
-    """Of a body, as announced. Raises TooLarge."""
+    """Checks a body's announced length in bytes. Raises TooLarge."""
     if length > limit:
         raise TooLarge(f"the body has {length} bytes; the limit is {limit}")
 
 
 async def read_body(headers: Headers, receive: Receive, limit: int) -> bytes:
-    """By ASGI's messages. Raises TooLarge (413), Malformed (400) or ClientGone."""
+    """Reads a body from ASGI messages and decompresses it. Raises TooLarge, Malformed or ClientGone."""
     encoding = announced(headers, limit)
     body = await _pieces(receive, limit)
     if encoding in (None, "", "identity"):
@@ -103,8 +103,8 @@ class Inflater:
     __slots__ = ("_encoding", "_in_bytes", "_limit", "_most", "_out", "_pending", "_stream")
 
     def __init__(self, encoding: str, limit: int, length: int | None = None) -> None:
-        """limit: bytes that may come out. length: of the compressed body, if that is known: then a bomb is
-        refused while it unpacks, else at its end. Raises Malformed for an encoding that is not supported.
+        """limit: maximum decompressed bytes. length: bytes of the compressed body, None if unknown; if known,
+        the ratio is checked at each step, else only at the end. Raises Malformed for an unsupported encoding.
         """
         if encoding not in ("gzip", "x-gzip", "deflate"):
             raise Malformed(
@@ -119,14 +119,14 @@ class Inflater:
         self._out = bytearray()
 
     def feed(self, piece: bytes) -> None:
-        """Takes a piece of the body; decompresses nothing yet."""
+        """Appends a piece of the compressed body; decompresses nothing yet."""
         self._pending += piece
 
     def step(self) -> bool:
-        """Decompresses at most STEP_BYTES into at most STEP_OUT_BYTES; whether there is more to do.
+        """Decompresses at most STEP_BYTES into at most STEP_OUT_BYTES; returns whether there is more to do.
 
-        Raises TooLarge if more came out than may, and Malformed for what is not of the encoding, or follows
-        its end.
+        Raises TooLarge beyond the limit or the ratio, and Malformed for data that is not of the encoding or
+        follows its end.
         """
         if self._stream is None:
             if len(self._pending) < 2:
@@ -172,19 +172,19 @@ class Inflater:
 
 
 def _allowed(length: int) -> int:
-    """Bytes that a compressed body of that length may decompress to, for its ratio."""
+    """Maximum decompressed bytes that MOST_RATIO allows for a compressed body of that length."""
     return max(RATIO_FROM_BYTES, MOST_RATIO * length)
 
 
 def _deflate_window(first: bytes | bytearray) -> int:
-    """zlib's window bits for a deflate body that begins with these two bytes or more."""
-    # RFC 9110 means zlib's frame; some clients send the bare stream.
+    """zlib's window bits for a deflate body, from its first two bytes."""
+    # RFC 9110 requires the zlib format; some clients send a raw deflate stream.
     framed = first[0] & 15 == 8 and not (first[0] << 8 | first[1]) % 31
     return zlib.MAX_WBITS if framed else -zlib.MAX_WBITS
 
 
 def decompress(body: bytes, encoding: str, limit: int) -> bytes:
-    """A whole body at once, all steps without a pause; identity is a Content-Encoding, too.
+    """Decompresses a whole body in one call; also takes the Content-Encoding `identity`.
 
     Raises TooLarge or Malformed, as `Inflater` does.
     """
@@ -211,7 +211,7 @@ def wanted_compression(headers: Headers) -> str | None:
 
 
 def compress(body: bytes, encoding: str) -> bytes:
-    """The fastest level: answers are small and the network near."""
+    """Compresses an answer at the fastest level: answers are small and networks fast."""
     window = 16 + zlib.MAX_WBITS if encoding == "gzip" else zlib.MAX_WBITS
     stream = zlib.compressobj(1, zlib.DEFLATED, window)
     return stream.compress(body) + stream.flush()

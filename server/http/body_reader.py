@@ -1,7 +1,7 @@
-"""Cuts one request's body off what a connection has received (RFC 9112, sections 6 and 7.1).
+"""Reads one request's body from what a connection has received (RFC 9112, sections 6 and 7.1).
 
-Chunks are decoded here because a connection must know where the body ends: httptools does not say. Chunk
-extensions and trailers are read, bounded and dropped.
+Chunks are decoded here because httptools does not report where the body ends. Chunk extensions and trailers are
+read within limits, and dropped.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from http import HTTPStatus
 from server.errors import HttpViolation
 
 MAX_LINE_BYTES = 256
-"""Of a chunk's size with its extensions."""
+"""Maximum length of a line with a chunk's size and extensions."""
 MAX_TRAILER_BYTES = 8 * 2**10
 MAX_SIZE_DIGITS = 12
 _HEX = frozenset(b"0123456789abcdefABCDEF")
 
 
 class ChunkedDecoder:
-    """One body. `feed` gives the data in what arrived; `rest` is what follows the end once `complete`."""
+    """Decoder of one body. complete: its end was read. rest: the bytes after its end, once complete."""
 
     __slots__ = ("_held", "_left", "_trailer_bytes", "complete", "rest")
 
@@ -26,9 +26,9 @@ class ChunkedDecoder:
         self.complete = False
         self.rest = b""
         self._held = b""
-        """The start of a line whose end has not come yet."""
+        """An incomplete line."""
         self._left = 0
-        """Bytes until the end of the present chunk's data and its CRLF; -1: the trailer."""
+        """Bytes until the end of the current chunk's data and its CRLF; -1: in the trailer."""
         self._trailer_bytes = 0
 
     def feed(self, piece: bytes) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""One request of a hot endpoint, from its headers to its reply: every phase timed, every end counted.
+"""One request to a hot endpoint, from its headers to its reply, with the time of each phase and its outcome.
 
 The client's access and options, the dispatcher, the errors and the counters are the same for /v1/predict,
 /v1/rank and the inference protocol. What differs is a `Form`: how a body becomes rows and how probabilities
@@ -34,7 +34,7 @@ log = logging.getLogger("polyrec.http")
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A body that was read. asked: what the form needs again to answer. options: those in the body."""
+    """A parsed body. asked: what `Form.write` needs of the request. options: those in the body."""
 
     rows: Rows
     asked: Any = None
@@ -42,29 +42,29 @@ class Parsed:
 
 
 class Form(Protocol):
-    """How one endpoint's bodies are read and written."""
+    """How one endpoint parses request bodies and writes replies."""
 
     @property
     def endpoint(self) -> str: ...
 
     @property
     def has_options(self) -> bool:
-        """Whether bodies may have options of their own."""
+        """Whether bodies may contain options (budget, priority, quality)."""
         ...
 
     def parse(self, serving: Serving, scope: Scope, body: bytes) -> Parsed:
-        """Raises RequestError or FeatureError."""
+        """Parses a decompressed body. Raises RequestError or FeatureError."""
         ...
 
     def write(self, serving: Serving, parsed: Parsed, answer: Answer, path: OpenPath) -> Reply:
-        """The answer, with the header of the path that gave it."""
+        """Writes the reply, with the header X-Polyrec-Path."""
         ...
 
 
 class Call:
-    """admit -> reject_early -> ask -> reply -> ended, or `refused` or `cancelled` wherever it comes to that.
+    """One request: admit -> reject_early -> ask -> reply -> ended; `refused` or `cancelled` may end it.
 
-    scope: of ASGI.
+    scope: the ASGI scope.
     """
 
     __slots__ = (
@@ -110,9 +110,9 @@ class Call:
         self._trace = None if tracer is None else tracer.begin(scope, form.endpoint)
 
     def admit(self) -> int:
-        """Checks who sends the request, and counts it against the client's rate: once, before the body.
+        """Authenticates the client and counts the request against its rate: once, before the body is read.
 
-        Returns the bytes that the body may have. Raises NotReady, Unauthorized or RateLimited.
+        Returns the maximum bytes of the body. Raises NotReady, Unauthorized or RateLimited.
         """
         serving = self._serving = self._engine.serving
         scope = self._scope
@@ -120,9 +120,9 @@ class Call:
         return serving.max_body_bytes
 
     def reject_early(self, size: int | None, arrived_s: float | None = None) -> None:
-        """Rejects a request by its head where its body need not be read for that.
+        """Rejects a request by its headers and size alone, before its body is read.
 
-        size: bytes of the body, None if unknown. arrived_s: when the head may have arrived, None for now.
+        size: bytes of the body, None if unknown. arrived_s: when the head arrived, by estimate; None: now.
         Raises Malformed, Forbidden, Overloaded or DeadlinePassed.
         """
         headers, form = self._scope["headers"], self._form
@@ -135,14 +135,13 @@ class Call:
             self._engine.serving.dispatcher.turned_away(arrival_s, budget_s, size)
 
     def ask(self, body: bytes, arrived_s: float | None = None) -> Query:
-        """Parses the body, decompressed, and queues the query: `query.payload.answer` is to be waited on.
+        """Parses the body, decompressed, and queues the query; its result comes in `query.payload.answer`.
 
-        arrived_s: when the last of the request can have arrived, None for now. Raises RequestError or
-        FeatureError.
+        arrived_s: when the last byte arrived, by estimate; None: now. Raises RequestError or FeatureError.
         """
-        # From here on the time is ours: a slow client does not spend its budget on sending.
+        # The budget starts here: a slow upload does not consume it.
         self._begun_s = self._arrival_s = clock()
-        # Not what was served when the headers came: another plan may have been loaded since.
+        # Read again, since another plan may have been loaded after the headers arrived.
         serving = self._serving = self._engine.serving
         parsed = self._parsed = self._form.parse(serving, self._scope, body)
         self._rows = parsed.rows.rows
@@ -164,12 +163,12 @@ class Call:
         return query
 
     def _allowed(self, options: RequestOptions) -> RequestOptions:
-        """Options as far as the client may have them. Raises Forbidden."""
+        """The options with the budget capped, after a check of the client's rights. Raises Forbidden."""
         engine = self._engine
         return engine.access.allowed(options, self._client, engine.most_budget_s, self._scope.get("client"))
 
     def reply(self, answer: Answer) -> Reply:
-        """The answer as it goes back."""
+        """Builds the reply of an answer."""
         self._answered_s = clock()
         serving = self._serving
         assert serving is not None
@@ -182,7 +181,7 @@ class Call:
         return reply
 
     def ended(self, status: int) -> None:
-        """The reply has gone to the connection."""
+        """Counts and traces the request, after its reply was written to the connection."""
         end_s = clock()
         serving, answer = self._serving, self._answer
         assert serving is not None
@@ -201,7 +200,7 @@ class Call:
         )
 
     def refused(self, error: Exception) -> Reply | None:
-        """What goes back instead of an answer; None if nobody would read it."""
+        """Counts the error and builds its reply; None if the client has left."""
         refused = refusal(error)
         if not isinstance(error, RequestError | FeatureError):
             log.error("%s failed", self._form.endpoint, exc_info=error)
@@ -212,11 +211,11 @@ class Call:
         return None if gone else Reply(refused.body, refused.status, headers=refused.headers)
 
     def cancelled(self) -> None:
-        """The server ends before the answer is there."""
+        """Counts a request that the server stopped before answering."""
         self._failed("cancelled", 0)
 
     def gone(self) -> None:
-        """The client closed the connection: a query leaves the queue, and its future raises ClientGone."""
+        """Cancels the query, as the client closed the connection: its `Pending` answer raises ClientGone."""
         error = ClientGone("the client closed the connection")
         if self._query is None:
             self.refused(error)
@@ -244,10 +243,10 @@ class Call:
 
 
 def _arrival(arrived_s: float | None, budget_s: float, now_s: float | None = None) -> float:
-    """When a request's budget began: when it arrived, by estimate.
+    """The time at which a request's budget begins, in seconds on `clock`: its estimated arrival, or now.
 
-    An estimate that leaves nothing of the budget is not believed: a loop that was held up for longer than a
-    budget would reject everything that it then reads.
+    An estimate that leaves nothing of the budget is ignored: after a pause longer than the budget, the server
+    would otherwise reject every request that it then reads.
     """
     if now_s is None:
         now_s = clock()
@@ -262,7 +261,7 @@ class HotEndpoint:
         self._form = form
 
     def call(self, scope: Scope) -> Call:
-        """One request whose head is there. scope: of ASGI."""
+        """Starts one request whose head has arrived. scope: the ASGI scope."""
         return Call(self._engine, self._form, scope)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,24 +1,24 @@
-"""One HTTP/1.1 connection: bytes of requests in, bytes of answers out, one request at a time.
+"""One HTTP/1.1 connection: request bytes in, response bytes out, one request at a time.
 
     READING_HEAD  until a head is complete, also while idle between two requests
     READING_BODY  until the body is complete; the request may be answered before that
-    WAITING       the dispatcher or the application has the request
-    WRITING       the client has not read its answer yet; nothing else is taken meanwhile
+    WAITING       the dispatcher or the application processes the request
+    WRITING       the answer fills the write buffer; no request is read until the client has read it
     DISCARDING    the rest of a request that was answered early is read and dropped, within bounds
-    CLOSED        nothing is read any more
+    CLOSED        nothing more is read
 
     READING_HEAD -> READING_BODY -> WAITING -> (WRITING ->) READING_HEAD     a request and its answer
-    READING_BODY -> DISCARDING -> READING_HEAD                               answered before the body came
+    READING_BODY -> DISCARDING -> READING_HEAD                               answered before the body arrived
     any of them  -> DISCARDING -> CLOSED                                     malformed, or a time limit passed
     READING_HEAD, WAITING -> CLOSED                                          idle for too long; last answer
 
-A head is parsed once it is complete, by a parser of its own, and what follows stays in the buffer until its
-turn: the same bytes mean the same however they are cut, on whichever connection. POSTs to hot endpoints are
-answered without ASGI; every other request runs through the application. Each state has a deadline, which
-`Front.sweep` enforces.
+A head is parsed only once it is complete, with a new parser for each, and later bytes stay in the buffer
+until then: how a request is read does not depend on TCP segmentation or on earlier requests. POSTs to hot
+endpoints are answered without ASGI; every other request runs through the application. Each state has a
+deadline, which `Front.sweep` enforces.
 
-`protocol_of` hands this class to uvicorn's public `http=` option. What uvicorn asks of such a class is the
-constructor's keywords and `shutdown` (tests/server/http/test_connection.py holds the installed one to that).
+`protocol_of` returns the class for uvicorn's public `http=` option. uvicorn needs the constructor's keywords
+and `shutdown` of it (tests/server/http/test_connection.py checks that against the installed version).
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from server.http.reply import BODILESS, error_reply, to_wire
 log = logging.getLogger("polyrec.http")
 
 MAX_WAITING_BYTES = 256 * 2**10
-"""Bytes kept while it is not their turn, beyond which reading pauses."""
+"""Received bytes that wait for an earlier request or for the application; beyond it reading pauses."""
 STEPS_A_TURN = 32
-"""Heads and bodies taken from one connection before others get their turn."""
+"""Maximum heads and body parts that one connection reads before the event loop serves others."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 NEVER_S = float("inf")
 STOPPING = "the server stops before the query was executed"
@@ -68,7 +68,7 @@ WRITING, DISCARDING, CLOSED = State.WRITING, State.DISCARDING, State.CLOSED
 
 
 class Connection(asyncio.Protocol):
-    """One client's connection. deadline_s: on `clock`, when its present state must have ended."""
+    """One client's connection. deadline_s: when the current state times out, in seconds on `clock`."""
 
     _transport: asyncio.Transport
 
@@ -87,7 +87,7 @@ class Connection(asyncio.Protocol):
         self._prepare()
 
     def _prepare(self) -> None:
-        """Forgets the request before."""
+        """Resets the state of the previous request."""
         self._head: Head | None = None
         self._keep_alive = True
         self._call: Call | None = None
@@ -97,10 +97,10 @@ class Connection(asyncio.Protocol):
         self._pieces: list[bytes] = []
         self._limit = 0
 
-    # what the event loop tells
+    # callbacks of the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by its methods only
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's has its methods, but is no subclass
         peer, own = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
         if isinstance(peer, tuple) and isinstance(own, tuple):
             self._client, self._server = (peer[0], peer[1]), (own[0], own[1])
@@ -135,7 +135,7 @@ class Connection(asyncio.Protocol):
             self._rest()
             self._advance()
 
-    # what uvicorn and the front ask
+    # called by uvicorn and the front
 
     def shutdown(self) -> None:
         """Closes the connection, after the answer to a request that has begun to arrive."""
@@ -145,11 +145,11 @@ class Connection(asyncio.Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether it waits between two requests."""
+        """Whether the connection is between two requests."""
         return self._state is READING_HEAD and not self._buffer and self._requests > 0
 
     def time_out(self) -> None:
-        """Ends a state whose deadline has passed."""
+        """Rejects the request or closes the connection, as the deadline of its state has passed."""
         limits = self._front.limits
         if self._state is READING_HEAD and self._head_begun:
             self._violate(_too_slow("head_time", f"the head did not arrive within {limits.head_s:g} s"))
@@ -172,7 +172,7 @@ class Connection(asyncio.Protocol):
     # requests
 
     def _advance(self) -> None:
-        """Takes what the buffer allows, until bytes are missing or a request waits for its answer."""
+        """Processes the buffer until more bytes are needed or a request waits for its answer."""
         if self._advancing:
             return
         self._advancing = True
@@ -190,11 +190,11 @@ class Connection(asyncio.Protocol):
         unread = self._reader.size if self._pieces else 0
         self._hold(len(self._buffer) + (unread if self._asgi is None else self._asgi.waiting_bytes))
         if self._held_bytes and self._front.full and self._state in (READING_HEAD, READING_BODY):
-            self._violate(_busy("buffered_bytes", "unfinished requests take all the memory that they may"))
+            self._violate(_busy("buffered_bytes", "unfinished requests use all memory allowed for them"))
             self._hold(len(self._buffer))
 
     def _step(self) -> bool:
-        """Takes a head, or what has come of a body; false if more has to happen first."""
+        """Reads one head, or the received part of a body; false if it must wait for bytes or an answer."""
         try:
             if self._state is READING_HEAD:
                 return self._take_head()
@@ -225,7 +225,7 @@ class Connection(asyncio.Protocol):
         return True
 
     def _begin(self, head: Head) -> None:
-        """Finds out who answers a request, and whether anybody does."""
+        """Starts a request: at a hot endpoint, in the application, or rejected by its head."""
         front = self._front
         self._prepare()
         self._head = head
@@ -235,7 +235,7 @@ class Connection(asyncio.Protocol):
         self._keep_alive = head.keep_alive
         if self._requests >= front.limits.requests:
             self._keep_alive = False
-            front.exceeded("requests", f"{self._name} has to connect anew")
+            front.exceeded("requests", f"{self._name} has sent {self._requests} and has to reconnect")
         hot = front.hot.get(head.target) if head.method == b"POST" else None
         try:
             scope = make_scope(head, self._client, self._server, self._scheme)
@@ -279,7 +279,7 @@ class Connection(asyncio.Protocol):
         return complete
 
     def _complete(self) -> None:
-        """Hands the whole request over."""
+        """Passes the complete request to the application, or to the hot endpoint, decompressed."""
         self._state = WAITING
         self.deadline_s = NEVER_S
         if self._asgi is not None:
@@ -297,7 +297,7 @@ class Connection(asyncio.Protocol):
             self._inflate(inflater)
 
     def _inflate(self, inflater: Inflater) -> None:
-        """Takes a step of decompressing the body; between two of them others have their turn."""
+        """Decompresses one step of the body; the event loop serves other clients between two steps."""
         if self._state is not WAITING:
             return
         try:
@@ -336,7 +336,7 @@ class Connection(asyncio.Protocol):
             self._reply_error(NotReady(STOPPING))
 
     def _reject(self, error: Exception) -> None:
-        """Answers the present request with an error."""
+        """Answers the current request with an error."""
         if isinstance(error, TooLarge):
             self._front.exceeded("body_bytes", f"{self._name}: {error}")
         if self._call is None:
@@ -345,7 +345,7 @@ class Connection(asyncio.Protocol):
             self._reply(reply.status, *reply.encoded(()))
 
     def _violate(self, violation: HttpViolation) -> None:
-        """Answers what is no acceptable HTTP, and closes: where a next request would begin is unknown."""
+        """Answers a request that breaks HTTP or a limit, and closes: where the next one begins is unknown."""
         self._front.exceeded(violation.limit, f"{self._name}: {violation}")
         call, task = self._call, self._task
         self._prepare()
@@ -372,7 +372,7 @@ class Connection(asyncio.Protocol):
         self._reply(reply.status, *reply.encoded(()))
 
     def _reply(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
-        """Writes an answer, and turns to what follows it."""
+        """Writes an answer and enters the next state."""
         state, limits = self._state, self._front.limits
         if state is not READING_BODY and state is not WAITING:
             return  # answered already, or nobody is there
@@ -400,7 +400,7 @@ class Connection(asyncio.Protocol):
             self._loop.call_soon(self._advance)
 
     def _discard(self) -> bool:
-        """Drops what has come of a request that has its answer."""
+        """Drops received bytes of a request that was answered before its end."""
         try:
             _, self._buffer, complete = self._reader.take(self._buffer)
         except HttpViolation:
@@ -422,9 +422,9 @@ class Connection(asyncio.Protocol):
             self._resume_reading()
 
     def _linger(self, unread: bool) -> None:
-        """Ends this side of the connection, and reads on until the client ends its own.
+        """Closes the sending side of the connection, and reads on until the client closes its own.
 
-        Closing with data unread would make the kernel reset the connection, and the answer be lost.
+        If unread data remained at the close, the kernel would reset the connection and lose the answer.
         """
         limits = self._front.limits
         if self._transport.can_write_eof():
@@ -454,7 +454,7 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _hold(self, size: int) -> None:
-        """Counts the bytes kept of unfinished requests."""
+        """Sets this connection's bytes of unfinished requests in the sum over all connections."""
         if size != self._held_bytes:
             self._front.buffered += size - self._held_bytes
             self._held_bytes = size
@@ -473,7 +473,7 @@ def _too_slow(limit: str, message: str) -> HttpViolation:
 
 
 def protocol_of(front: Front) -> type[asyncio.Protocol]:
-    """The class for uvicorn's `http=` option whose connections belong to a front."""
+    """Returns the protocol class for uvicorn's `http=` option, whose connections share `front`."""
 
     class FrontConnection(Connection):
         def __init__(self, *, server_state: ServerState, **unused: object) -> None:

@@ -1,7 +1,7 @@
-"""Holds what all connections of one server share: the application, the limits, and what is counted.
+"""Shared state of all connections of one server: the application, the limits and the counters.
 
-Time limits are kept by one sweep over the connections instead of a timer for each: a connection only notes
-when its present state must have ended.
+One periodic sweep enforces the time limits instead of a timer for each connection: a connection only stores
+the deadline of its current state.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from server.http.limits import FrontLimits
 log = logging.getLogger("polyrec.http")
 
 AWAKE_S = 0.0005
-"""Less than this since the last batch means that the event loop has not slept since."""
+"""If the last batch ended less than this ago, in seconds, the event loop has not slept since."""
 EVICTION_LOOKS = 64
-"""Connections looked at to find an idle one whose place a new one takes."""
+"""Maximum connections examined to find an idle one to close in favor of a new one."""
 
 
 class Member(Protocol):
-    """What the front needs of a connection. deadline_s: on `clock`, when its state must have ended."""
+    """What the front needs of a connection. deadline_s: when its state times out, in seconds on `clock`."""
 
     deadline_s: float
 
@@ -40,7 +40,7 @@ class Member(Protocol):
 
 
 class ServerState(Protocol):
-    """What is used of the state that uvicorn hands to every connection of a server."""
+    """The used attributes of the state that uvicorn passes to every connection of a server."""
 
     connections: set[Any]
     tasks: set[asyncio.Task[None]]
@@ -50,7 +50,7 @@ class ServerState(Protocol):
 class Front:
     """The shared side of every connection of one server.
 
-    app: answers what is not hot. hot: endpoints answered without ASGI, by raw path.
+    app: answers all requests but POSTs to `hot`. hot: endpoints answered without ASGI, by raw path.
     """
 
     def __init__(
@@ -73,26 +73,26 @@ class Front:
 
     @property
     def full(self) -> bool:
-        """Whether unfinished requests take all the memory that they may."""
+        """Whether unfinished requests exceed their memory limit (`FrontLimits.buffered_bytes`)."""
         return self.buffered > self.limits.buffered_bytes
 
     @property
     def draining(self) -> bool:
-        """Whether connections should end with their next answer."""
+        """Whether connections should close after their next answer."""
         return self.engine.state is State.DRAINING
 
     def arrived_s(self) -> float:
-        """Estimates when what is being read arrived, on `clock`.
+        """Estimates when the bytes being read arrived, in seconds on `clock`.
 
-        Requests wait in the kernel while the loop executes a batch. If it has not slept since, the earliest
-        possible moment counts: when it last began to read.
+        Requests wait in the kernel while the loop executes a batch. If the loop has not slept since, the
+        estimate is the earliest possible time: when it last began to read.
         """
         if not self._reading:
             loop = self._loop
             if loop is None:
                 loop = self._loop = asyncio.get_running_loop()
             self._reading = True
-            loop.call_soon(self._read)  # runs when all sockets that have data were read
+            loop.call_soon(self._read)  # runs once all readable sockets of this iteration were read
             now_s = clock()
             awake = now_s - self.engine.busy_until_s < AWAKE_S
             self._arrived_s = self._looked_s if awake else now_s
@@ -103,9 +103,9 @@ class Front:
         self._reading = False
 
     def join(self, connection: Member) -> bool:
-        """Counts a new connection; false if there is no room for it.
+        """Adds a new connection; false if the limit is reached.
 
-        At the limit, a connection that waits between two requests is closed in its favor.
+        At the limit, an idle connection is closed in favor of the new one, if there is one.
         """
         if len(self.connections) >= self.limits.connections:
             for _, other in zip(range(EVICTION_LOOKS), self.connections, strict=False):
@@ -119,7 +119,7 @@ class Front:
         return True
 
     def leave(self, connection: Member) -> None:
-        """Forgets a connection."""
+        """Removes a connection."""
         self.connections.pop(connection, None)
 
     def count(self, limit: str) -> None:
@@ -127,7 +127,7 @@ class Front:
         self.engine.metrics.limited.labels(limit).inc()
 
     def exceeded(self, limit: str, what: str) -> None:
-        """Counts that a limit was met, and logs it, at most one line a second for each limit."""
+        """Counts a request or connection beyond a limit; logs at most one line a second for each limit."""
         self.count(limit)
         now_s = clock()
         last_s, unsaid = self._logged.get(limit, (-1.0, 0))
@@ -139,7 +139,7 @@ class Front:
         self._logged[limit] = now_s, 0
 
     async def sweep(self) -> None:
-        """Ends, forever, connections whose state lasts too long."""
+        """Runs until it is canceled: times out connections past their deadline, and sets the gauges."""
         while True:
             await asyncio.sleep(self.limits.sweep_s)
             now_s = clock()

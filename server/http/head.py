@@ -1,9 +1,9 @@
 """Parses and checks the head of one HTTP/1.1 request.
 
 The bytes up to and including the blank line go in; a `Head` or an `HttpViolation` comes out. Every head gets
-a parser of its own, and is parsed only once it is complete: what it means depends on its bytes alone, not on
-how they were cut, on which connection they came, or on what came before. How the body is framed is decided
-here (RFC 9112, section 6); reading it is the connection's work.
+a new parser, and is parsed only once it is complete: the result depends on its bytes alone, not on TCP
+segmentation, the connection or earlier requests. How the body is framed is decided here (RFC 9112,
+section 6); the connection reads it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Head:
     """One request's method, target and headers, and how its body is framed.
 
     target: as sent, with the query. headers: lower-case names. length: bytes of the body; None if it is
-    chunked. encoding: Content-Encoding, lower-case, or None. keep_alive: the client wants to go on.
+    chunked. encoding: Content-Encoding, lower-case, or None. keep_alive: the client may send more requests.
     """
 
     __slots__ = (
@@ -64,13 +64,13 @@ class Head:
         self.complete = True
 
     def check(self) -> None:
-        """Decides what the framing headers mean. Raises HttpViolation."""
+        """Validates version and framing headers, and sets how the body is framed. Raises HttpViolation."""
         framing = self._framing
         if self.version not in ("1.1", "1.0"):
             raise HttpViolation(
                 HTTPStatus.HTTP_VERSION_NOT_SUPPORTED,
                 "version",
-                f"HTTP/{self.version} is not spoken here; use HTTP/1.1",
+                f"HTTP/{self.version} is not supported; use HTTP/1.1",
             )
         hosts = len(framing.get(b"host", ()))
         if hosts > 1 or (not hosts and self.version == "1.1"):
@@ -111,10 +111,10 @@ class Head:
 
 
 def find_end(data: bytes, searched: int = 0) -> int:
-    """Finds where the head ends in what a connection has received; -1 if its end has not come yet.
+    """Returns the length of the head at the start of `data`; -1 if it is not complete yet.
 
     data: begins with the request line. searched: bytes that an earlier call has seen. Raises HttpViolation as
-    soon as the bytes can be no acceptable head, however they go on.
+    soon as no continuation of the bytes can be a valid head.
     """
     end = data.find(END, max(0, searched - 3))
     line = data.find(b"\n", 0, _REQUEST_LINE_BYTES)
@@ -147,7 +147,7 @@ def parse_head(data: bytes) -> Head:
     try:
         parser.feed_data(data)
     except HttpParserUpgrade as upgrade:
-        broken = upgrade.args[0] != len(data)  # the protocol offered is ignored, the body read as ever
+        broken = upgrade.args[0] != len(data)  # the offered protocol is ignored, the body is read
     except HttpParserError:
         broken = True
     if head.complete:

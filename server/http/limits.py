@@ -1,4 +1,4 @@
-"""Limits of connections: how much, how many, how long."""
+"""Limits of connections: bytes, counts and times."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ RESERVED_DESCRIPTORS = 64
 
 
 def descriptor_limit() -> int:
-    """Connections that the process has file descriptors for; raises the soft limit as far as allowed."""
+    """Returns the connections that the process has file descriptors for; raises the soft limit first."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = hard if hard != resource.RLIM_INFINITY else max(soft, 65536)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -23,10 +23,10 @@ def descriptor_limit() -> int:
 class FrontLimits:
     """Limits of connections; bytes and rows of single requests are the plan's (`planner.plan.Limits`).
 
-    head_s, body_s: from a request's first byte, and from its head, until the head and the body are complete.
-    write_s: until the client has read an answer. idle_s: between requests. discard_s, discard_bytes: how much
-    of a rejected request is still read, so that the client can read why. requests: of one connection.
-    buffered_bytes: of unfinished requests, over all connections.
+    head_s: from a request's first byte until its head is complete. body_s: from its head until its body is
+    complete. write_s: until the client has read an answer. idle_s: between requests. discard_s,
+    discard_bytes: how long and how much of a rejected request is still read, so that the client can read the
+    answer. requests: of one connection. buffered_bytes: of unfinished requests, over all connections.
     """
 
     head_s: float = 10.0
@@ -41,6 +41,6 @@ class FrontLimits:
 
     @property
     def sweep_s(self) -> float:
-        """How often the time limits are looked at."""
+        """Seconds between two checks of the time limits."""
         times = (self.head_s, self.body_s, self.write_s, self.idle_s, self.discard_s)
         return min(0.25, min(times) / 4)

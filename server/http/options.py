@@ -1,7 +1,7 @@
 """Per-request options: latency budget, priority and required quality, from headers or from a body.
 
-A client may ask for anything that can be read; what it gets depends on the operator's cap on budgets and on
-its rights (`RequestOptions.allowed`), the same wherever an option came from.
+A client may ask for any valid value. The operator's cap on budgets and the client's rights decide what it
+gets (`RequestOptions.allowed`), whether an option came from a header or a body.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class RequestOptions(NamedTuple):
     required: bool | None = None
 
     def over(self, other: RequestOptions) -> RequestOptions:
-        """These where they are given, else the other ones."""
+        """These options; the ones not given are taken from `other`."""
         return RequestOptions(
             other.budget_s if self.budget_s is None else self.budget_s,
             other.priority if self.priority is None else self.priority,
@@ -39,7 +39,7 @@ class RequestOptions(NamedTuple):
         )
 
     def allowed(self, client: Client, most_budget_s: float) -> RequestOptions:
-        """These, their budget cut to most_budget_s seconds if it is longer. Raises Forbidden."""
+        """These options, the budget cut to most_budget_s seconds. Raises Forbidden for a missing right."""
         budget_s, priority, required = self
         if priority and "priority" not in client.rights:
             raise _forbidden("priority", str(priority), "header X-Polyrec-Priority, parameter 'priority'")
@@ -61,7 +61,7 @@ def _forbidden(right: Right, value: str, where: str) -> Forbidden:
 
 
 def parse_options(headers: Headers) -> RequestOptions:
-    """The options in headers, whose names are in lower case; the last of a name counts. Raises Malformed."""
+    """Parses the options in headers (lower-case names); the last of a name counts. Raises Malformed."""
     budget_s, priority, required = None, None, None
     for name, value in headers:
         if name == BUDGET:
@@ -74,7 +74,7 @@ def parse_options(headers: Headers) -> RequestOptions:
 
 
 def parse_budget_s(value: bytes, where: str = "header X-Latency-Budget-Ms") -> float:
-    """Milliseconds as text -> seconds. Raises Malformed."""
+    """Parses a number of milliseconds; returns seconds. where: its place, for messages. Raises Malformed."""
     try:
         budget_s = float(value) / 1e3
     except ValueError:
@@ -88,7 +88,7 @@ def parse_budget_s(value: bytes, where: str = "header X-Latency-Budget-Ms") -> f
 
 
 def parse_priority(value: bytes) -> int:
-    """A priority as text. Raises Malformed."""
+    """Parses a priority. Raises Malformed."""
     if not value.isdigit() or len(value) > 9 or int(value) > MOST_PRIORITY:
         text = value[:40].decode("latin-1")
         raise Malformed(
@@ -98,7 +98,7 @@ def parse_priority(value: bytes) -> int:
 
 
 def parse_quality(value: bytes, where: str = "header X-Polyrec-Quality") -> bool:
-    """`required` (true) or `any`. Raises Malformed."""
+    """Parses `required` (true) or `any` (false). where: its place, for messages. Raises Malformed."""
     if value not in (b"required", b"any"):
         text = value[:40].decode("latin-1")
         raise Malformed(f"{where} is '{text}'; it is 'required' or 'any'")

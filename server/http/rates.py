@@ -1,4 +1,4 @@
-"""Rates: a token bucket, and how often each address may try a wrong token."""
+"""Rate limits: a token bucket, and the limit on wrong tokens of each address."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import ipaddress
 from collections import OrderedDict
 
 MOST_ADDRESSES = 4096
-"""Addresses remembered for wrong tokens; the one that was quiet for longest is forgotten first."""
+"""Maximum addresses with a bucket for wrong tokens; the least recently used one is evicted."""
 GUESSES = 10
-"""Wrong tokens that an address may try at once."""
+"""Burst of wrong tokens that an address may send."""
 GUESSES_A_SECOND = 1.0
 
 
 class Bucket:
-    """A token bucket that is full at first. rate: per second; burst: most that it holds, at least 1."""
+    """A token bucket that is full at first. rate: tokens per second. burst: its capacity, at least 1."""
 
     __slots__ = ("_at_s", "_burst", "_level", "_rate")
 
@@ -23,13 +23,13 @@ class Bucket:
         self._at_s = now_s
 
     def wait_s(self, now_s: float) -> float:
-        """Seconds until one may be taken; 0: now."""
+        """Seconds until a token can be taken; 0: now."""
         self._level = min(self._burst, self._level + (now_s - self._at_s) * self._rate)
         self._at_s = now_s
         return max(0.0, (1.0 - self._level) / self._rate)
 
     def take(self, now_s: float) -> float:
-        """Takes one, or says after how many seconds it can be had."""
+        """Takes a token and returns 0, or returns the seconds until there is one."""
         wait_s = self.wait_s(now_s)
         if not wait_s:
             self._level -= 1.0
@@ -46,12 +46,12 @@ class Guesses:
         return len(self._buckets)
 
     def wait_s(self, address: str, now_s: float) -> float:
-        """Seconds until a token from this address is looked at again; 0: now."""
+        """Seconds until a token from this address is checked again; 0: now."""
         bucket = self._buckets.get(network_of(address))
         return 0.0 if bucket is None else bucket.wait_s(now_s)
 
     def wrong(self, address: str, now_s: float) -> None:
-        """Books a wrong token."""
+        """Counts a wrong token from an address."""
         network = network_of(address)
         bucket = self._buckets.get(network)
         if bucket is None:
@@ -64,7 +64,7 @@ class Guesses:
 
 
 def network_of(address: str) -> str:
-    """What one client can be expected to hold: an IPv4 address, or the /64 of an IPv6 address."""
+    """The key by which addresses are limited: an IPv4 address, or the /64 prefix of an IPv6 address."""
     if ":" not in address:
         return address
     try:

@@ -128,7 +128,7 @@ class DiskTier:
             single = self.recent.find(own)
             paged = single == NOWHERE
             kept, fresh = single[~paged], own[paged]
-            # a row's page ascends as the row does, so equal pages are neighbours
+            # a row's page ascends as the row does, so equal pages are neighbors
             page, place = np.divmod(fresh, self._slab.rows_a_page)
             begins = _begins(page)
             pages = page[begins]

@@ -45,7 +45,7 @@ class Drift:
     """Follows the popularity of a stack's rows. One per stack; its methods belong to one background thread.
 
     memory: what the past counts for, in look-ups; None takes as many as calibration counted, so that a new
-    order forgets at the pace at which it learnt, and one sample of an unusual hour moves little.
+    order forgets at the pace at which it learned, and one sample of an unusual hour moves little.
     most: rows that change places at one boundary of a table, at one time.
     """
 
