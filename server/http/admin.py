@@ -148,6 +148,8 @@ class Admin:
     async def _open(self, read: Callable[[], Opened]) -> dict[str, Any]:
         if self._lock.locked():
             raise NotReady("another plan is being opened; try again when it is done")
+        if self._engine.state is State.LOADING:
+            raise NotReady("the server is still loading what it was started with; try again when it is ready")
         async with self._lock:
             engine = self._engine
             try:

@@ -1,7 +1,7 @@
 """Reads one request's body from what a connection has received (RFC 9112, sections 6 and 7.1).
 
-Chunks are decoded here because httptools does not report where the body ends. Chunk extensions and trailers are
-read within limits, and dropped.
+Chunks are decoded here because httptools does not report where the body ends. Chunk extensions and trailers
+are read within limits, and dropped.
 """
 
 from __future__ import annotations

@@ -262,3 +262,15 @@ def test_a_reload_by_name_keeps_the_operators_settings(
         assert engine.default_budget_s == 30
         assert admin.post("/v1/predict", b" " * 2000).status_code == 413
     engine.close()
+
+
+def test_no_plan_is_loaded_before_the_first_one_is(client: Any, plan: Plan, tmp_path: Path) -> None:
+    """What the server was started with would replace it when it has loaded."""
+    save_plan(plan, tmp_path / "plan.json")
+    engine = Engine()
+    engine.access = Access(engine.metrics, admin_token=TOKEN)
+    admin = type(client)(client.runner, create_app(engine, Admin(engine)))
+    body = json.dumps({"plan": str(tmp_path / "plan.json")}).encode()
+    answer = act(admin, "reload", body)
+    assert answer.status_code == 503
+    assert "still loading" in answer.json()["error"]
