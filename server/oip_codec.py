@@ -250,6 +250,8 @@ def _numbers(raw: bytes, nested: bool, kind: str) -> list[Any]:
         values: list[Any] = orjson.loads(raw)
     except orjson.JSONDecodeError as e:
         raise msgspec.DecodeError(e.msg) from None
+    if type(values) is not list:
+        raise msgspec.DecodeError("Expected array, got something else")
     if any(sign in raw for sign in (b'"', b"{", b"t", b"f", b"n")):
         raise msgspec.DecodeError("Expected float, got something else")
     if raw.find(b"[", 1) >= 0 and not (nested and all(map(_is_flat, values))):

@@ -277,6 +277,14 @@ def test_what_is_no_number_is_refused_in_large_data(nested: bool, odd: str) -> N
             CODEC.decode((header % (padding + data)).encode(), None)
 
 
+def test_one_long_number_is_no_list_of_them() -> None:
+    """It was a 500: server/numbers.py's faster way, which checks no types, gave a float."""
+    for number in (b"1.%be1" % (b"0" * 5000), b"-1.%be1" % (b"0" * 5000)):
+        header = b'{"inputs":[{"name":"dense","datatype":"FP32","shape":[1,2],"data":%b}]}' % number
+        with pytest.raises(Malformed, match="input 'dense': data: Expected array"):
+            CODEC.decode(header, None)
+
+
 @pytest.mark.parametrize(
     ("shape", "data"), [("[101,2]", b"5e-320,"), ("[100,2]", b"5e-320,"), ("[1,2]", b"[],"), ("[1,2]", b"1,")]
 )
