@@ -14,13 +14,17 @@ MAX_LINE_BYTES = 256
 """Maximum length of a line with a chunk's size and extensions."""
 MAX_TRAILER_BYTES = 8 * 2**10
 MAX_SIZE_DIGITS = 12
+FREE_CHUNKS, LEAST_AVERAGE_BYTES = 1024, 1024
+"""Chunks of any size, and the least average size of more: decoding a chunk costs as much as 10 KB of data."""
+LINE_OVERHEAD_BYTES = 32
+"""Counted for each line of the trailer, beside its length."""
 _HEX = frozenset(b"0123456789abcdefABCDEF")
 
 
 class ChunkedDecoder:
     """Decoder of one body. complete: its end was read. rest: the bytes after its end, once complete."""
 
-    __slots__ = ("_held", "_left", "_trailer_bytes", "complete", "rest")
+    __slots__ = ("_bytes", "_chunks", "_held", "_left", "_trailer_bytes", "complete", "rest")
 
     def __init__(self) -> None:
         self.complete = False
@@ -29,7 +33,7 @@ class ChunkedDecoder:
         """An incomplete line."""
         self._left = 0
         """Bytes until the end of the current chunk's data and its CRLF; -1: in the trailer."""
-        self._trailer_bytes = 0
+        self._bytes = self._chunks = self._trailer_bytes = 0
 
     def feed(self, piece: bytes) -> list[bytes]:
         """Decodes more bytes into pieces of the body. Raises HttpViolation."""
@@ -65,7 +69,7 @@ class ChunkedDecoder:
     def _line(self, line: bytes) -> None:
         self._check_line(line)
         if self._left < 0:
-            self._trailer_bytes += len(line)
+            self._trailer_bytes += len(line) + LINE_OVERHEAD_BYTES
             if self._trailer_bytes > MAX_TRAILER_BYTES:
                 raise _malformed("the body's trailer is too long")
             self.complete = not line
@@ -74,6 +78,12 @@ class ChunkedDecoder:
         if not size or len(size) > MAX_SIZE_DIGITS or not _HEX.issuperset(size):
             raise _malformed("a chunk's size is not a hexadecimal number")
         self._left = int(size, 16) + 2
+        self._chunks += 1
+        self._bytes += self._left - 2
+        if self._chunks > FREE_CHUNKS + self._bytes // LEAST_AVERAGE_BYTES:
+            raise _malformed(
+                f"the body has more than {FREE_CHUNKS} chunks of less than {LEAST_AVERAGE_BYTES} bytes"
+            )
         if self._left == 2:
             self._left = -1
 

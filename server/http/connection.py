@@ -43,9 +43,9 @@ from server.http.reply import BODILESS, error_reply, to_wire
 
 log = logging.getLogger("polyrec.http")
 
-MAX_WAITING_BYTES = 256 * 2**10
+MAX_WAITING_BYTES = 64 * 2**10
 """Received bytes that wait for an earlier request or for the application; beyond it reading pauses."""
-STEPS_A_TURN = 32
+STEPS_A_TURN = 16
 """Maximum heads and body parts that one connection reads before the event loop serves others."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 NEVER_S = float("inf")
@@ -83,7 +83,8 @@ class Connection(asyncio.Protocol):
         self.deadline_s = NEVER_S
         self._buffer = b""
         self._held_bytes = self._requests = 0
-        self._head_begun = self._advancing = self._read_paused = self._write_paused = False
+        self._head_begun = self._advancing = self._awaits_turn = False
+        self._read_paused = self._write_paused = False
         self._prepare()
 
     def _prepare(self) -> None:
@@ -173,7 +174,7 @@ class Connection(asyncio.Protocol):
 
     def _advance(self) -> None:
         """Processes the buffer until more bytes are needed or a request waits for its answer."""
-        if self._advancing:
+        if self._advancing or self._awaits_turn:
             return
         self._advancing = True
         try:
@@ -181,7 +182,9 @@ class Connection(asyncio.Protocol):
                 if not self._step():
                     break
             else:
-                self._loop.call_soon(self._advance)
+                # what comes meanwhile waits in the kernel, or one client could fill memory and hold the loop
+                self._pause_reading()
+                self._queue_turn()
         except Exception:
             log.exception("the connection of %s failed", self._name)
             self.abort()
@@ -189,9 +192,39 @@ class Connection(asyncio.Protocol):
             self._advancing = False
         unread = self._reader.size if self._pieces else 0
         self._hold(len(self._buffer) + (unread if self._asgi is None else self._asgi.waiting_bytes))
-        if self._held_bytes and self._front.full and self._state in (READING_HEAD, READING_BODY):
+        if self._held_bytes and self._front.full:
+            self._give_up_memory()
+        if self._read_paused and self._wants_bytes:
+            self._resume_reading()
+
+    def _queue_turn(self) -> None:
+        """Continues with the buffer after other connections had their turn."""
+        if not self._awaits_turn:
+            self._awaits_turn = True
+            self._front.later(self)
+
+    def take_turn(self) -> None:
+        """Continues with the buffer."""
+        self._awaits_turn = False
+        self._advance()
+
+    @property
+    def _wants_bytes(self) -> bool:
+        """Whether more bytes are needed, or there is room for them."""
+        if self._awaits_turn or self._state is CLOSED:
+            return False
+        if self._state is READING_BODY and self._asgi is not None:
+            return self._asgi.waiting_bytes <= MAX_WAITING_BYTES
+        return self._state not in (WAITING, WRITING) or len(self._buffer) <= MAX_WAITING_BYTES
+
+    def _give_up_memory(self) -> None:
+        """Ends this connection's unfinished request, because all together hold too many bytes."""
+        if self._state in (READING_HEAD, READING_BODY):
             self._violate(_busy("buffered_bytes", "unfinished requests use all memory allowed for them"))
-            self._hold(len(self._buffer))
+        elif self._state in (WAITING, WRITING) and self._buffer:
+            self._front.exceeded("buffered_bytes", f"{self._name} sent more than it read answers")
+            self.abort()
+        self._hold(len(self._buffer))
 
     def _step(self) -> bool:
         """Reads one head, or the received part of a body; false if it must wait for bytes or an answer."""
@@ -397,7 +430,7 @@ class Connection(asyncio.Protocol):
         else:
             self._rest()
         if self._buffer and not self._advancing:
-            self._loop.call_soon(self._advance)
+            self._queue_turn()
 
     def _discard(self) -> bool:
         """Drops received bytes of a request that was answered before its end."""
@@ -418,7 +451,7 @@ class Connection(asyncio.Protocol):
         self._state = READING_HEAD
         self._head_begun = False
         self.deadline_s = clock() + self._front.limits.idle_s
-        if self._read_paused:
+        if not self._buffer:
             self._resume_reading()
 
     def _linger(self, unread: bool) -> None:
@@ -444,7 +477,7 @@ class Connection(asyncio.Protocol):
     # reading, memory, names
 
     def _pause_reading(self) -> None:
-        if not self._read_paused:
+        if not self._read_paused and self._state is not CLOSED:
             self._read_paused = True
             self._transport.pause_reading()
 

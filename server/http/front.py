@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -22,6 +23,8 @@ log = logging.getLogger("polyrec.http")
 
 AWAKE_S = 0.0005
 """If the last batch ended less than this ago, in seconds, the event loop has not slept since."""
+ENDED_AT_ONCE = 16
+"""Connections that the sweep ends before others get their turn."""
 EVICTION_LOOKS = 64
 """Maximum connections examined to find an idle one to close in favor of a new one."""
 
@@ -35,6 +38,8 @@ class Member(Protocol):
     def idle(self) -> bool: ...
 
     def time_out(self) -> None: ...
+
+    def take_turn(self) -> None: ...
 
     def abort(self) -> None: ...
 
@@ -70,6 +75,7 @@ class Front:
         self._reading = False
         self._arrived_s = self._looked_s = 0.0
         self._logged: dict[str, tuple[float, int]] = {}
+        self._turns: deque[Member] = deque()
 
     @property
     def full(self) -> bool:
@@ -122,6 +128,18 @@ class Front:
         """Removes a connection."""
         self.connections.pop(connection, None)
 
+    def later(self, connection: Member) -> None:
+        """Gives a connection with more to do its turn: one connection each iteration of the event loop."""
+        self._turns.append(connection)
+        if len(self._turns) == 1:
+            asyncio.get_running_loop().call_soon(self._give_turn)
+
+    def _give_turn(self) -> None:
+        self._turns[0].take_turn()
+        self._turns.popleft()
+        if self._turns:
+            asyncio.get_running_loop().call_soon(self._give_turn)
+
     def count(self, limit: str) -> None:
         """Counts that a limit was met."""
         self.engine.metrics.limited.labels(limit).inc()
@@ -143,8 +161,12 @@ class Front:
         while True:
             await asyncio.sleep(self.limits.sweep_s)
             now_s = clock()
+            ended = 0
             for connection in tuple(self.connections):
                 if connection.deadline_s <= now_s:
+                    ended += 1
+                    if ended % ENDED_AT_ONCE == 0:
+                        await asyncio.sleep(0)
                     try:
                         connection.time_out()
                     except Exception:

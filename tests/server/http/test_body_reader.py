@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.errors import HttpViolation
-from server.http.body_reader import MAX_LINE_BYTES, MAX_TRAILER_BYTES, ChunkedDecoder
+from server.http.body_reader import FREE_CHUNKS, MAX_LINE_BYTES, MAX_TRAILER_BYTES, ChunkedDecoder
 
 
 class Reference:
@@ -87,6 +87,17 @@ def test_malformed_chunks_are_refused(data: bytes) -> None:
     for cuts in ([], list(range(0, min(len(data), 300)))):
         with pytest.raises(HttpViolation):
             decoded(data, cuts)
+
+
+def test_many_small_chunks_are_refused_and_many_of_ordinary_size_are_not() -> None:
+    with pytest.raises(HttpViolation, match="chunks"):
+        decoded(b"1\r\na\r\n" * (FREE_CHUNKS + 10), [])
+    few = b"1\r\na\r\n" * (FREE_CHUNKS - 1) + b"0\r\n\r\n"
+    assert decoded(few, []) == (b"a" * (FREE_CHUNKS - 1), b"", True)
+    large = (b"400\r\n" + b"a" * 1024 + b"\r\n") * (4 * FREE_CHUNKS) + b"0\r\n\r\n"
+    assert decoded(large, [])[2]
+    with pytest.raises(HttpViolation, match="trailer"):
+        decoded(b"0\r\n" + b"a:\r\n" * 300 + b"\r\n", [])
 
 
 def test_the_reference_refuses_too() -> None:

@@ -322,6 +322,28 @@ def test_pipelined_requests_give_others_their_turn(engine: Engine) -> None:
     asyncio.run(run())
 
 
+def test_a_client_that_pipelines_faster_than_it_is_answered_is_read_slower(engine: Engine) -> None:
+    """Its requests are rejected at once, so that nothing else would ever stop reading."""
+    request = b"POST /v1/predict HTTP/1.1\r\nHost: x\r\n\r\n"
+
+    async def run() -> None:
+        async with local(engine, PATIENT) as server:
+            reader, writer = await server.open()
+            other, other_writer = await server.open()
+            for _ in range(10):
+                writer.write(request * 5000)
+            (first, *_) = server.front.connections
+            for _ in range(50):
+                other_writer.write(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+                await other.readuntil(b"}")
+                assert len(first._buffer) <= 2**20  # type: ignore[attr-defined]
+            assert (await reader.read(2**16)).startswith(b"HTTP/1.1 400")
+            for closing in (writer, other_writer):
+                closing.close()
+
+    asyncio.run(run())
+
+
 def test_a_plan_loaded_while_the_body_arrives_answers_it(plan: Plan) -> None:
     """The one before is closed once nobody waits for it, and a body that is still to come does not count."""
 

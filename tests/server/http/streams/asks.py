@@ -135,7 +135,7 @@ def head(random: Random, line: bytes, headers: Headers) -> bytes:
 def chunked(random: Random, body: bytes) -> bytes:
     """The body in chunks of random sizes, now and then with extensions and trailers."""
     pieces, rest = [], body
-    most = random.choice((7, 64, 4096, 1 << 20))
+    most = max(random.choice((7, 64, 4096, 1 << 20)), len(body) // 300)  # within the limit on small chunks
     while rest:
         size = random.randint(1, most)
         piece, rest = rest[:size], rest[size:]
