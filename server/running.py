@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TextIO
+from typing import Any, TextIO
 
 import orjson
 import uvicorn
@@ -52,6 +52,8 @@ from server.tracing.tracer import open_tracer
 log = logging.getLogger("polyrec.server")
 
 BACKLOG = 2048
+HANDSHAKE_S = 5.0
+"""Limit of a TLS handshake."""
 ACCEPTED_A_ROUND = 16
 """Connections, at the most: each takes as long as to refuse a request."""
 
@@ -118,6 +120,18 @@ def several(listener: socket.socket) -> list[socket.socket]:
     return [listener, *(listener.dup() for _ in range(ACCEPTED_A_ROUND - 1))]
 
 
+class HandshakeLoop(uvloop.Loop):
+    """uvloop's event loop, with a short limit on TLS handshakes.
+
+    A connection is known to the server's own limits only after its handshake; the loop's default is 60 s.
+    """
+
+    async def create_server(self, *args: Any, **options: Any) -> Any:
+        if options.get("ssl") is not None:
+            options["ssl_handshake_timeout"] = HANDSHAKE_S
+        return await super().create_server(*args, **options)
+
+
 class Server(uvicorn.Server):
     """uvicorn's server, whose signals a drain handles."""
 
@@ -158,7 +172,7 @@ def serve(settings: Settings, on_ready: Callable[[Ready], object]) -> int:
     sys.set_int_max_str_digits(MOST_DIGITS)
     listener = listen(settings.host, settings.port)
     try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with asyncio.Runner(loop_factory=HandshakeLoop) as runner:
             return runner.run(_serve(settings, listener, on_ready))
     finally:
         listener.close()

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from server.running import StartFailed, start
+from server.running import HANDSHAKE_S, StartFailed, start
 from server.settings import SettingsError, gather
 from server.tls import TlsError, check_tls, reload_tls
 
@@ -132,3 +132,11 @@ def test_a_server_that_cannot_present_its_certificate_does_not_start(
 def test_half_of_a_pair_is_refused(given: str) -> None:
     with pytest.raises(SettingsError, match="give both --tls-cert FILE and --tls-key FILE"):
         gather({"bundle": "b", given: "file"}, {})
+
+
+def test_a_handshake_that_never_begins_is_ended(bundle_dir: Path, pair: Pair) -> None:
+    settings = {"bundle": bundle_dir, "tls_cert": pair[0], "tls_key": pair[1], "drain_grace_s": 0}
+    with start(settings) as server:
+        host, port = server.url.removeprefix("https://").split(":")
+        with socket.create_connection((host, int(port)), timeout=8 * HANDSHAKE_S) as connection:
+            assert connection.recv(1) == b""
