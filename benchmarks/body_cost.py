@@ -41,7 +41,7 @@ from server.rows import Rows
 
 KNOWN_VALUES = 300_000
 ROWS = 1024
-"""Of the largest legal requests here: 40 values each are as many as a body may have."""
+"""Rows of the largest legal requests: at 40 values each, as many values as a body may have."""
 HARD = (b"5e-320", b"2.2250738585072011e-308", b"9007199254740993e290", b"1.730283807869775635759e301")
 """Numbers that msgspec converts in 7 to 13 us each."""
 

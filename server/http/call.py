@@ -131,7 +131,7 @@ class Call:
             return
         if header(headers, b"content-encoding") is None:
             budget_s = self._budget_s = options.budget_s or self._engine.default_budget_s
-            arrival_s = _arrival(arrived_s, budget_s)
+            arrival_s = budget_start_s(arrived_s, budget_s)
             self._engine.serving.dispatcher.turned_away(arrival_s, budget_s, size)
 
     def ask(self, body: bytes, arrived_s: float | None = None) -> Query:
@@ -149,7 +149,7 @@ class Call:
         if self._form.has_options:
             options = self._allowed(options.over(parsed.options))
         self._budget_s = options.budget_s or self._engine.default_budget_s
-        self._arrival_s = _arrival(arrived_s, self._budget_s, self._begun_s)
+        self._arrival_s = budget_start_s(arrived_s, self._budget_s, self._begun_s)
         self._parsed_s = clock()
         query = self._query = serving.dispatcher.ask(
             parsed.rows,
@@ -242,7 +242,7 @@ class Call:
         )
 
 
-def _arrival(arrived_s: float | None, budget_s: float, now_s: float | None = None) -> float:
+def budget_start_s(arrived_s: float | None, budget_s: float, now_s: float | None = None) -> float:
     """The time at which a request's budget begins, in seconds on `clock`: its estimated arrival, or now.
 
     An estimate that leaves nothing of the budget is ignored: after a pause longer than the budget, the server

@@ -7,7 +7,7 @@ import asyncio
 from server.dispatcher import clock
 from server.engine import Engine
 from server.http.app import create_app
-from server.http.call import _arrival
+from server.http.call import budget_start_s
 from server.http.front import AWAKE_S, Front
 
 
@@ -60,6 +60,6 @@ def test_all_that_one_round_reads_arrived_at_the_same_time(engine: Engine) -> No
 
 
 def test_an_estimate_that_leaves_nothing_of_the_budget_is_not_believed() -> None:
-    assert _arrival(9.0, 2.0, 10.0) == 9.0
-    assert _arrival(8.0, 2.0, 10.0) == 10.0
-    assert _arrival(None, 2.0, 10.0) == 10.0
+    assert budget_start_s(9.0, 2.0, 10.0) == 9.0
+    assert budget_start_s(8.0, 2.0, 10.0) == 10.0
+    assert budget_start_s(None, 2.0, 10.0) == 10.0
