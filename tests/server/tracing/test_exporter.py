@@ -14,6 +14,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from server.running import start
 from tests.server.tracing.conftest import Collector, attributes
 
+pytestmark = pytest.mark.long  # a server, a collector and an exporting process each
+
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACED = {"traceparent": f"00-{TRACE}-{CALLER}-01", "tracestate": "vendor=value"}
 ROWS: dict[str, Any] = {"instances": [{}] * 20}
