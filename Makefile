@@ -49,7 +49,7 @@ demo: setup  ## train on generated clicks, serve, answer a ranking request, keep
 test: setup  ## every test that needs no GPU and is not long
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not gpu and not long"
 
-test-long: setup  ## a soak of a minute, the whole demo, waits for time limits
+test-long: setup  ## a soak of a minute, the whole demo, traces, waits for time limits
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "long and not gpu"
 
 check: lint format-check types imports dockerfile documentation  ## all of: lint, format, types, one-way imports, Dockerfile, documentation
