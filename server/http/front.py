@@ -21,7 +21,7 @@ from server.http.limits import FrontLimits
 
 log = logging.getLogger("polyrec.http")
 
-AWAKE_S = 0.0005
+AWAKE_S = 0.004
 """If the last batch ended less than this ago, in seconds, the event loop has not slept since."""
 ENDED_AT_ONCE = 16
 """Connections that the sweep ends before others get their turn."""
