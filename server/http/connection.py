@@ -429,7 +429,7 @@ class Connection(asyncio.Protocol):
             self.deadline_s = clock() + limits.write_s
         else:
             self._rest()
-        if self._buffer and not self._advancing:
+        if (self._buffer or self._read_paused) and not self._advancing:
             self._queue_turn()
 
     def _discard(self) -> bool:
