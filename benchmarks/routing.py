@@ -260,8 +260,8 @@ class _Timed:
         self.spent.setdefault(name, []).append(perf_counter_ns() - began)
         return result
 
-    def turned_away(self, arrival_s: float, deadline_s: float, size: float, now_s: float) -> Any:
-        return self._time("turned_away", self._router.turned_away, arrival_s, deadline_s, size, now_s)
+    def reject_early(self, arrival_s: float, deadline_s: float, size: float, now_s: float) -> Any:
+        return self._time("reject_early", self._router.reject_early, arrival_s, deadline_s, size, now_s)
 
     def offer(self, query: Any, now_s: float, size: float) -> Any:
         result = self._time("offer", self._router.offer, query, now_s, size)

@@ -99,8 +99,6 @@ class Dispatcher:
         self._outbox: Outbox | None = None
         self._restarts: set[asyncio.Task[None]] = set()
         self._spent_s = self._executing_s = 0.0
-        self.busy_until_s = 0.0
-        """When the loop last ended a turn in which it gave a lane work, on `clock`."""
         self._given_up: RequestError | None = None
 
     @property
@@ -113,11 +111,9 @@ class Dispatcher:
         for lane in self._lanes:
             lane.attach()
 
-    def turned_away(self, arrival_s: float, budget_s: float, size: int) -> None:
-        """Raises DeadlinePassed or Overloaded if a body of that size need not be parsed for that."""
-        refused = self.router.turned_away(arrival_s, arrival_s + budget_s, size, clock())
-        if refused is not None:
-            raise refusal_of(refused, budget_s)
+    def reject_early(self, arrival_s: float, budget_s: float, size: int, now_s: float) -> Refused | None:
+        """Why a request with a body of `size` bytes is rejected before it is parsed; None: it is not."""
+        return self.router.reject_early(arrival_s, arrival_s + budget_s, size, now_s)
 
     def ask(
         self,
@@ -150,7 +146,9 @@ class Dispatcher:
             loop.call_later(TICK_S, self._tick, loop, clock() + TICK_S)
         refused = self.router.offer(query, clock(), size)
         if refused is not None:
-            raise refusal_of(refused, budget_s)
+            if refused.why is Refusal.EXPIRED:
+                raise DeadlinePassed(budget_s)
+            raise rejection(refused.why, max(1, math.ceil(refused.retry_after_s)))
         query.payload = Waiting(rows, Pending(outbox), trace=trace)
         if self._ahead is not None and None not in self._running:
             self._ahead.wanted(self._latest, rows)
@@ -230,7 +228,6 @@ class Dispatcher:
         # Not after the next round of reading, which past capacity takes as long as a batch.
         self._deliver()
         self._arm(loop)
-        self.busy_until_s = clock()
 
     def _deliver(self) -> None:
         if self._outbox is not None:
@@ -439,13 +436,13 @@ class Dispatcher:
                 return
 
 
-def refusal_of(refused: Refused, budget_s: float) -> RequestError:
-    """The router's word as what a client is told."""
-    if refused.why is Refusal.UNAVAILABLE:
+def rejection(why: Refusal, retry_after_s: int) -> RequestError:
+    """The error for a query that the router rejects."""
+    if why is Refusal.UNAVAILABLE:
         return NotReady("no lane is alive; they are being restarted")
-    if refused.why is Refusal.EXPIRED:
-        return DeadlinePassed(budget_s)
-    return Overloaded(refused.queued_rows, max(1, math.ceil(refused.retry_after_s)))
+    if why is Refusal.EXPIRED:
+        return DeadlinePassed()
+    return Overloaded(retry_after_s)
 
 
 def _end(reading: Reading | None) -> None:

@@ -50,7 +50,8 @@ class Engine:
         self.access = Access(self.metrics)
         self.tracer: Tracer | None = None
         self.state = State.LOADING
-        self.default_budget_s = 0.0
+        self.default_budget_s = self.most_budget_s = 0.0
+        """Latency budget, in seconds, of a request that names none, and the most that one gets."""
         self.previous: Generation | None = None
         self.updated = Updated()
         self.routing = Routing()
@@ -75,6 +76,7 @@ class Engine:
         manifest = serving.bundle.manifest
         self.metrics.build(code_version(), manifest.name, manifest.version, serving.plan.paths[0].runtime)
         self.default_budget_s = serving.plan.default_budget_ms / 1e3
+        self.most_budget_s = serving.plan.most_budget_ms(serving.plan.default_budget_ms) / 1e3
         self.metrics.watch(serving.dispatcher, self.default_budget_s)
         self.metrics.tiers([stack.figures for stack in serving.placed.distinct])
         self.routing = serving.plan.routing
@@ -100,19 +102,9 @@ class Engine:
         return self._serving
 
     @property
-    def busy_until_s(self) -> float:
-        """When the event loop last ended executing a batch itself, on `clock`; 0 before there was one."""
-        return 0.0 if self._serving is None else self._serving.dispatcher.busy_until_s
-
-    @property
     def plan(self) -> Plan:
         """The plan that is followed. Raises NotReady before there is one."""
         return self.serving.plan
-
-    @property
-    def most_budget_s(self) -> float:
-        """The longest latency budget of a request, in seconds. Raises NotReady before there is a plan."""
-        return self.plan.most_budget_ms(1e3 * self.default_budget_s) / 1e3
 
     def stacks(self) -> Mapping[str, TierStack]:
         """The tiers of what answers now, by path. Raises NotReady before there is anything."""

@@ -6,8 +6,8 @@ a status that means one thing, one line for people, and the headers that go with
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from http import HTTPStatus
+from typing import NamedTuple
 
 import orjson
 
@@ -105,8 +105,10 @@ class Overloaded(RequestError):
     status = HTTPStatus.TOO_MANY_REQUESTS
     outcome = "overloaded"
 
-    def __init__(self, queued_rows: int, retry_after_s: int) -> None:
-        super().__init__(f"overloaded: {queued_rows} rows are waiting; retry in {retry_after_s} s")
+    def __init__(self, retry_after_s: int) -> None:
+        super().__init__(
+            f"overloaded: too much is waiting for the latency budget; retry in {retry_after_s} s"
+        )
         self.retry_after_s = retry_after_s
 
 
@@ -123,8 +125,9 @@ class DeadlinePassed(RequestError):
     status = HTTPStatus.GATEWAY_TIMEOUT
     outcome = "expired"
 
-    def __init__(self, budget_s: float) -> None:
-        super().__init__(f"the latency budget of {budget_s * 1e3:g} ms passed, or could not be met any more")
+    def __init__(self, budget_s: float | None = None) -> None:
+        budget = "" if budget_s is None else f" of {budget_s * 1e3:g} ms"
+        super().__init__(f"the latency budget{budget} passed, or could not be met any more")
 
 
 class Defect(RequestError):
@@ -134,8 +137,7 @@ class Defect(RequestError):
     outcome = "error"
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(NamedTuple):
     """What goes back to the client instead of an answer."""
 
     status: int
@@ -150,16 +152,16 @@ def refusal(error: Exception) -> Refusal:
         error = Invalid(str(error))
     elif not isinstance(error, RequestError):
         error = Defect("internal error; the server's log has the details")
-    headers: list[tuple[bytes, bytes]] = []
+    headers: tuple[tuple[bytes, bytes], ...] = ()
     if isinstance(error, Overloaded | RateLimited):
-        headers.append((b"retry-after", b"%d" % error.retry_after_s))
+        headers = ((b"retry-after", b"%d" % error.retry_after_s),)
     elif error.status is HTTPStatus.TOO_MANY_REQUESTS:
-        headers.append((b"retry-after", b"1"))
-    if isinstance(error, Unauthorized):
-        headers.append((b"www-authenticate", b"Bearer"))
-    if isinstance(error, MethodNotAllowed):
-        headers.append((b"allow", error.allowed.encode()))
-    return Refusal(int(error.status), error.outcome, error_body(str(error)), tuple(headers))
+        headers = ((b"retry-after", b"1"),)
+    elif isinstance(error, Unauthorized):
+        headers = ((b"www-authenticate", b"Bearer"),)
+    elif isinstance(error, MethodNotAllowed):
+        headers = ((b"allow", error.allowed.encode()),)
+    return Refusal(error.status.value, error.outcome, error_body(str(error)), headers)
 
 
 def shortened(text: str) -> str:
@@ -169,5 +171,7 @@ def shortened(text: str) -> str:
 
 def error_body(message: str) -> bytes:
     """`{"error": message}` in one line of bounded length, whatever a client made us quote."""
+    if len(message) <= MESSAGE_LENGTH and message.isascii() and message.isprintable():
+        return orjson.dumps({"error": message})
     line = " ".join(message[:MESSAGE_LENGTH].encode("utf-8", "backslashreplace").decode().split())
     return orjson.dumps({"error": line + " ..." if len(message) > MESSAGE_LENGTH else line})

@@ -52,7 +52,7 @@ class Router:
         self.asking = list(range(len(self.lanes)))
         """The order in which free lanes ask: those on probation first, or the others leave them nothing."""
 
-    def turned_away(self, arrival_s: float, deadline_s: float, size: float, now_s: float) -> Refused | None:
+    def reject_early(self, arrival_s: float, deadline_s: float, size: float, now_s: float) -> Refused | None:
         """Why a query need not even be parsed; None: offer it. Past capacity, goodput is what refusals leave.
 
         It is too late, or no smaller, with no more time, than one that this round has refused; or it would be

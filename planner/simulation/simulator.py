@@ -220,7 +220,7 @@ class Simulator:
         if self._now_s - since_s >= self._budget[i]:
             since_s = self._now_s  # the server does not believe that either (server/http/call.py)
         rows, deadline_s = self._rows[i], since_s + self._budget[i]
-        if self.router.turned_away(since_s, deadline_s, rows, self._now_s) is not None:
+        if self.router.reject_early(since_s, deadline_s, rows, self._now_s) is not None:
             self._spend(self._refuse_s)
             self._ended(i, Status.REFUSED)
             return

@@ -30,6 +30,8 @@ from enum import Enum, auto
 from http import HTTPStatus
 from typing import cast
 
+from starlette.types import Scope
+
 from server.answer import Answer, Pending
 from server.dispatcher import clock
 from server.errors import HttpViolation, NotReady, TooLarge
@@ -85,16 +87,16 @@ class Connection(asyncio.Protocol):
         self._held_bytes = self._requests = 0
         self._head_begun = self._advancing = self._awaits_turn = False
         self._read_paused = self._write_paused = False
-        self._prepare()
+        self._prepare(None)
 
-    def _prepare(self) -> None:
-        """Resets the state of the previous request."""
-        self._head: Head | None = None
-        self._keep_alive = True
+    def _prepare(self, head: Head | None) -> None:
+        """Resets the state of the previous request. head: the next one's."""
+        self._head = head
+        self._keep_alive = head is None or head.keep_alive
         self._call: Call | None = None
         self._asgi: AsgiRequest | None = None
         self._task: asyncio.Task[None] | None = None
-        self._reader = BodyReader(0)
+        self._reader = BodyReader(0 if head is None else head.length)
         self._pieces: list[bytes] = []
         self._limit = 0
 
@@ -260,25 +262,24 @@ class Connection(asyncio.Protocol):
     def _begin(self, head: Head) -> None:
         """Starts a request: at a hot endpoint, in the application, or rejected by its head."""
         front = self._front
-        self._prepare()
-        self._head = head
+        self._prepare(head)
         self._state = READING_BODY
-        self._reader = BodyReader(head.length)
         self._requests += 1
-        self._keep_alive = head.keep_alive
         if self._requests >= front.limits.requests:
             self._keep_alive = False
             front.exceeded("requests", f"{self._name} has sent {self._requests} and has to reconnect")
         hot = front.hot.get(head.target) if head.method == b"POST" else None
         try:
-            scope = make_scope(head, self._client, self._server, self._scheme)
             if hot is not None:
-                self._call = call = hot.call(scope)
+                rejected = hot.reject_early(head.headers, head.length, self._scope, front.arrived_s())
+                if rejected is not None:
+                    self._reply(rejected.status, *rejected.encoded(()))
+                    return
+                self._call = call = hot.call(self._scope())
                 self._limit = call.admit()
                 check_length(head.length or 0, self._limit)
-                call.reject_early(head.length, front.arrived_s())
             else:
-                self._asgi = AsgiRequest(front.app, scope, self._reply, self._resume_reading)
+                self._asgi = AsgiRequest(front.app, self._scope(), self._reply, self._resume_reading)
                 self._task = self._loop.create_task(self._asgi.run())
                 self._server_state.tasks.add(self._task)
                 self._task.add_done_callback(self._server_state.tasks.discard)
@@ -289,6 +290,11 @@ class Connection(asyncio.Protocol):
             self.deadline_s = clock() + front.limits.body_s
             if head.expects_continue and not self._buffer:
                 self._transport.write(CONTINUE)
+
+    def _scope(self) -> Scope:
+        """The ASGI scope of the current request. Raises Malformed."""
+        assert self._head is not None
+        return make_scope(self._head, self._client, self._server, self._scheme)
 
     def _take_body(self) -> bool:
         pieces, self._buffer, complete = self._reader.take(self._buffer)
@@ -381,7 +387,7 @@ class Connection(asyncio.Protocol):
         """Answers a request that breaks HTTP or a limit, and closes: where the next one begins is unknown."""
         self._front.exceeded(violation.limit, f"{self._name}: {violation}")
         call, task = self._call, self._task
-        self._prepare()
+        self._prepare(None)
         if call is not None:
             call.refused(violation)
         if task is not None:
@@ -421,7 +427,7 @@ class Connection(asyncio.Protocol):
         self._pieces = []
         if not self._keep_alive:
             self._linger(unread)
-        elif unread:
+        elif unread and not self._drop_body():
             self._state = DISCARDING
             self.deadline_s = clock() + limits.body_s
         elif self._write_paused:
@@ -431,6 +437,14 @@ class Connection(asyncio.Protocol):
             self._rest()
         if (self._buffer or self._read_paused) and not self._advancing:
             self._queue_turn()
+
+    def _drop_body(self) -> bool:
+        """Drops the rest of a request's body if all of it has been received; false: nothing was done."""
+        left = self._reader.left
+        if self._reader.endless or len(self._buffer) < left:
+            return False
+        self._buffer = self._buffer[left:]
+        return True
 
     def _discard(self) -> bool:
         """Drops received bytes of a request that was answered before its end."""

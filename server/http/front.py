@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Mapping
+from resource import RUSAGE_THREAD, getrusage
 from typing import Any, Protocol
 
 from starlette.types import ASGIApp
@@ -21,8 +22,6 @@ from server.http.limits import FrontLimits
 
 log = logging.getLogger("polyrec.http")
 
-AWAKE_S = 0.004
-"""If the last batch ended less than this ago, in seconds, the event loop has not slept since."""
 ENDED_AT_ONCE = 16
 """Connections that the sweep ends before others get their turn."""
 EVICTION_LOOKS = 64
@@ -74,6 +73,7 @@ class Front:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._reading = False
         self._arrived_s = self._looked_s = 0.0
+        self._sleeps = -1
         self._logged: dict[str, tuple[float, int]] = {}
         self._turns: deque[Member] = deque()
 
@@ -90,8 +90,9 @@ class Front:
     def arrived_s(self) -> float:
         """Estimates when the bytes being read arrived, in seconds on `clock`.
 
-        Requests wait in the kernel while the loop executes a batch. If the loop has not slept since, the
-        estimate is the earliest possible time: when it last began to read.
+        Requests wait in the kernel while the loop executes a batch. If the loop has not slept since it last
+        began to read, they arrived after that, and the estimate is that moment, the earliest possible one. If
+        it has slept, they woke it: they arrive now.
         """
         if not self._reading:
             loop = self._loop
@@ -100,9 +101,10 @@ class Front:
             self._reading = True
             loop.call_soon(self._read)  # runs once all readable sockets of this iteration were read
             now_s = clock()
-            awake = now_s - self.engine.busy_until_s < AWAKE_S
-            self._arrived_s = self._looked_s if awake else now_s
-            self._looked_s = now_s
+            # a voluntary context switch is a sleep; losing the core to another process is not
+            sleeps = getrusage(RUSAGE_THREAD).ru_nvcsw
+            self._arrived_s = self._looked_s if sleeps == self._sleeps else now_s
+            self._looked_s, self._sleeps = now_s, sleeps
         return self._arrived_s
 
     def _read(self) -> None:

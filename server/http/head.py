@@ -117,6 +117,8 @@ def find_end(data: bytes, searched: int = 0) -> int:
     soon as no continuation of the bytes can be a valid head.
     """
     end = data.find(END, max(0, searched - 3))
+    if 0 <= end < MAX_URL_BYTES and data[:1].isalpha():
+        return end + len(END)  # no limit can be exceeded
     line = data.find(b"\n", 0, _REQUEST_LINE_BYTES)
     if line < 0 and len(data) >= _REQUEST_LINE_BYTES:
         raise HttpViolation(

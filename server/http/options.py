@@ -62,15 +62,17 @@ def _forbidden(right: Right, value: str, where: str) -> Forbidden:
 
 def parse_options(headers: Headers) -> RequestOptions:
     """Parses the options in headers (lower-case names); the last of a name counts. Raises Malformed."""
-    budget_s, priority, required = None, None, None
+    options = NO_OPTIONS
     for name, value in headers:
+        if name[:2] != b"x-":
+            continue
         if name == BUDGET:
-            budget_s = parse_budget_s(value)
+            options = options._replace(budget_s=parse_budget_s(value))
         elif name == PRIORITY:
-            priority = parse_priority(value)
+            options = options._replace(priority=parse_priority(value))
         elif name == QUALITY:
-            required = parse_quality(value)
-    return RequestOptions(budget_s, priority, required)
+            options = options._replace(required=parse_quality(value))
+    return options
 
 
 def parse_budget_s(value: bytes, where: str = "header X-Latency-Budget-Ms") -> float:

@@ -20,7 +20,7 @@ from server import errors
         (errors.TooLarge("m"), 413, "invalid"),
         (errors.Invalid("m"), 422, "invalid"),
         (FeatureError("price", "value inf"), 422, "invalid"),
-        (errors.Overloaded(100, 3), 429, "overloaded"),
+        (errors.Overloaded(3), 429, "overloaded"),
         (errors.Defect("m"), 500, "error"),
         (ZeroDivisionError("secret"), 500, "error"),
         (errors.NotReady("m"), 503, "unavailable"),
@@ -35,7 +35,7 @@ def test_each_error_has_one_status_and_outcome(error: Exception, status: int, ou
 
 
 def test_headers_that_belong_to_a_status_come_with_it() -> None:
-    assert errors.refusal(errors.Overloaded(100, 3)).headers == ((b"retry-after", b"3"),)
+    assert errors.refusal(errors.Overloaded(3)).headers == ((b"retry-after", b"3"),)
     assert errors.refusal(errors.RateLimited("m", 3)).headers == ((b"retry-after", b"3"),)
     assert errors.refusal(errors.Unauthorized("m")).headers == ((b"www-authenticate", b"Bearer"),)
     assert errors.refusal(errors.MethodNotAllowed("GET", "POST")).headers == ((b"allow", b"POST"),)

@@ -93,7 +93,7 @@ def test_who_is_turned_away_unparsed_would_have_been_refused(rounds, budget_s, b
         deadline_s = arrival_s + budget_s
         for rows in own:
             taken = looked.offer(Query(rows, arrival_s, deadline_s), now_s) is None
-            away = unparsed.turned_away(arrival_s, deadline_s, rows, now_s)
+            away = unparsed.reject_early(arrival_s, deadline_s, rows, now_s)
             if away is None:
                 away = unparsed.offer(Query(rows, arrival_s, deadline_s), now_s, rows)
             assert (away is None) == taken
@@ -110,17 +110,17 @@ def test_a_refusal_holds_for_its_round_and_for_who_would_be_refused_with_fewer_r
     router = alone(1e-4, 0.0)
     while (refused := router.offer(Query(50, 0.0, 0.008), 0.0, 500)) is None:
         pass
-    assert router.turned_away(0.0, 0.008, 500, 0.0) == refused
-    assert router.turned_away(0.0, 0.007, 600, 0.0) == refused
-    assert router.turned_away(0.0, 0.008, inf, 0.0) == refused
-    assert router.turned_away(0.0, 0.009, 500, 0.0) is None  # with more time
-    assert router.turned_away(0.0, 0.008, 5, 0.0) is None  # with fewer rows
-    assert router.turned_away(0.0, 0.006, 490, 0.0) is not None  # nor would 40 rows fit
+    assert router.reject_early(0.0, 0.008, 500, 0.0) == refused
+    assert router.reject_early(0.0, 0.007, 600, 0.0) == refused
+    assert router.reject_early(0.0, 0.008, inf, 0.0) == refused
+    assert router.reject_early(0.0, 0.009, 500, 0.0) is None  # with more time
+    assert router.reject_early(0.0, 0.008, 5, 0.0) is None  # with fewer rows
+    assert router.reject_early(0.0, 0.006, 490, 0.0) is not None  # nor would 40 rows fit
     arrived = router.board.observed.new_queries
-    assert router.turned_away(0.0, 0.008, 500, 0.008) is not None  # too late
+    assert router.reject_early(0.0, 0.008, 500, 0.008) is not None  # too late
     assert router.board.observed.new_queries == arrived + 1
     router.expire(0.001)
-    assert router.turned_away(0.0, 0.008, 500, 0.001) is None
+    assert router.reject_early(0.0, 0.008, 500, 0.001) is None
 
 
 def test_what_is_first_in_the_queue_waits_for_company_while_it_has_time():

@@ -162,4 +162,4 @@ def test_nobody_is_turned_away_unread_because_one_with_a_priority_was_refused() 
     r = router(lanes=cpu_lanes(1, "inline"), policy="static:table@cpu")
     assert r.offer(Query(2000, 0.0, HOUR_S, 1), 0.0) is None
     assert r.offer(Query(2000, 0.0, 0.001, 1), 0.0, 100) is not None
-    assert r.turned_away(0.0, 0.001, 100, 0.0) is None
+    assert r.reject_early(0.0, 0.001, 100, 0.0) is None

@@ -34,10 +34,12 @@ def test_numbers_are_written_as_they_are() -> None:
 
 
 def test_an_error_has_its_status_and_headers() -> None:
-    status, headers, body = sent(error_reply(Overloaded(10, 2)))
+    status, headers, body = sent(error_reply(Overloaded(2)))
     assert status == 429
     assert headers[b"retry-after"] == b"2"
-    assert json.loads(body) == {"error": "overloaded: 10 rows are waiting; retry in 2 s"}
+    assert json.loads(body) == {
+        "error": "overloaded: too much is waiting for the latency budget; retry in 2 s"
+    }
 
 
 @pytest.mark.parametrize("size", [COMPRESS_FROM_BYTES - 1, COMPRESS_FROM_BYTES])
