@@ -47,6 +47,6 @@ WORKDIR /home/polyrec
 VOLUME /bundle
 EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=3s --start-period=60s --retries=3 \
-    CMD ["python", "-m", "server.healthcheck"]
+    CMD ["python", "-m", "polyrec.server.app.healthcheck"]
 ENTRYPOINT ["polyrec"]
 CMD ["serve", "--bundle", "/bundle"]

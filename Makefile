@@ -77,10 +77,10 @@ format: setup  ## apply the formatter and the safe fixes of the linter
 	@$(BIN)/ruff format .
 
 bench: setup  ## requests/s, rows/s and where the time goes, one core serving, the other asking
-	@$(BIN)/python benchmarks/serve_throughput.py
+	@$(BIN)/python benchmarks/http/serve_throughput.py
 
 observe: setup  ## server, Prometheus, a day's load in a minute; then look at it until Ctrl-C (ARGS="--plan FILE")
-	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.observe $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.operations.observe $(ARGS)
 
 constraints:  ## resolve pyproject.toml anew into constraints.txt, without installing
 	@bash .ci/constraints

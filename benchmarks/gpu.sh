@@ -23,9 +23,9 @@ fi
 # warnings of other releases than the tried ones are shown, and stop nothing here
 failed=0
 timeout 240 "$python" -m pytest -q -W default -p no:cacheprovider -m "$which" --durations=5 \
-	tests/models/embeddings/tiers/test_kernels.py tests/models/embeddings/tiers/test_fused.py \
-	tests/models/embeddings/tiers/test_ways.py tests/models/runtimes || failed=1
+	tests/models/tiers/device/test_kernels.py tests/models/tiers/device/test_fused.py \
+	tests/models/tiers/device/test_ways.py tests/models/runtimes || failed=1
 
 # times nothing that gives other numbers: it compares all ways before
-timeout 230 "$python" -m benchmarks.gpu_lookup --device "$device" $size --json "$json" || failed=1
+timeout 230 "$python" -m benchmarks.gpu.lookup --device "$device" $size --json "$json" || failed=1
 exit "$failed"

@@ -9,7 +9,7 @@ import argparse
 import math
 from typing import NoReturn
 
-from models.text import printable
+from polyrec.models.text import printable
 
 
 class Parser(argparse.ArgumentParser):

@@ -18,7 +18,7 @@ Flags (or environment, in brackets), all of them optional; --help has Locust's o
 
 `Infer` sends rankings as binary tensors, the context once. With a rate, latency runs from the time at which a
 request was meant to leave, and a user that is behind sends at once. Each user still has one request in
-flight, so a load is as open as there are users; for exact rates use loadtest/openloop.py.
+flight, so a load is as open as there are users; for exact rates use loadtest/drivers/open_loop.py.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ from locust.env import Environment
 from locust.runners import MasterRunner, WorkerRunner
 from locust.web import WebUI
 
-from loadtest.client import INFER, PREDICT, RANK
-from loadtest.connection import DEGRADED, LoadError
-from loadtest.load import BUDGET
-from loadtest.promise import HEAD, Promise
-from loadtest.queries import Queries, Query, read_rows
-from loadtest.shapes import KINDS, Knee, share_at
-from models.bundle import load_bundle
-from models.data.generator import generate
-from models.report.aligned import aligned
-from models.schema import load_schema
+from polyrec.loadtest.drivers.connection import DEGRADED, LoadError
+from polyrec.loadtest.drivers.load import BUDGET
+from polyrec.loadtest.results.slo import HEAD, Promise
+from polyrec.loadtest.traffic.queries import Queries, Query, read_rows
+from polyrec.loadtest.traffic.request_bodies import INFER, PREDICT, RANK
+from polyrec.loadtest.traffic.shapes import KINDS, Knee, share_at
+from polyrec.models.bundle.bundle import load_bundle
+from polyrec.models.data.synthetic.generator import generate
+from polyrec.models.schema.schema import load_schema
+from polyrec.models.text_table import aligned
 
 PREFIX = "LOADTEST_"
 KNOWN = ("BUDGET_MS", "BUNDLE", "CANDIDATES", "DATA", "RATE", "ROWS", "SCHEMA", "SHAPE", "SLO_SHARE")

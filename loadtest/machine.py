@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from loadtest.connection import LoadError
+from polyrec.loadtest.drivers.connection import LoadError
 
 
 def machine() -> dict[str, str]:

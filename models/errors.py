@@ -6,7 +6,7 @@ one place (`server/errors.py`). Anything else that is raised is a defect of Poly
 
 from __future__ import annotations
 
-from models.text import printable
+from polyrec.models.text import printable
 
 MOST_CHARACTERS = 2000
 

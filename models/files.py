@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from models.bounded_yaml import MOST_BYTES as YAML_BYTES
-from models.bounded_yaml import UnboundedYaml, parse_yaml
-from models.errors import PolyrecError
-from models.text import printable
+from polyrec.models.bounded_yaml import MOST_BYTES as YAML_BYTES
+from polyrec.models.bounded_yaml import UnboundedYaml, parse_yaml
+from polyrec.models.errors import PolyrecError
+from polyrec.models.text import printable
 
 
 class Strict(BaseModel):

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from models.batch import F64
-from planner.traffic import Arrivals, TrafficError
+from polyrec.models.schema.batch import F64
+from polyrec.planner.traffic import Arrivals, TrafficError
 
 SINE_KNOTS = 256
 MOST_QUERIES = 1e8

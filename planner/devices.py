@@ -1,6 +1,6 @@
 """The machine: its devices, their memories, and how fast those are.
 
-Discovered here (planner/inventory), or read from a YAML file for a machine one does not have
+Discovered here (measure/machine), or read from a YAML file for a machine one does not have
 (planner/machines has three). Budgets like `gpu0=200MB,cpu=1GB` say how much of a memory a plan may use.
 """
 
@@ -13,9 +13,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from models.embeddings.tiers.placement import RemoteStore
-from models.errors import PolyrecError
-from models.files import Strict, read_yaml, validated
+from polyrec.models.errors import PolyrecError
+from polyrec.models.files import Strict, read_yaml, validated
+from polyrec.models.tiers.placement import RemoteStore
 
 Bytes = Annotated[int, Field(ge=0)]
 Real = Annotated[float, Field(gt=0, allow_inf_nan=False)]

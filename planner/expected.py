@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from models.files import Strict
-from planner.traffic import Traffic
+from polyrec.models.files import Strict
+from polyrec.planner.traffic import Traffic
 
 Real = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]

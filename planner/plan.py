@@ -13,12 +13,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from models.errors import PolyrecError
-from models.files import MOST_SERVED_BYTES, Strict, read_json, validated, write_text
-from models.precision import DensePrecision
-from planner.expected import Expected
-from planner.latency import LatencyModel
-from planner.placed import Placement
+from polyrec.models.dlrm.precision import DensePrecision
+from polyrec.models.errors import PolyrecError
+from polyrec.models.files import MOST_SERVED_BYTES, Strict, read_json, validated, write_text
+from polyrec.planner.expected import Expected
+from polyrec.planner.latency_model import LatencyModel
+from polyrec.planner.placement import Placement
 
 PathName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.@:-]+$", max_length=64)]
 Rows = Annotated[int, Field(ge=1)]
@@ -47,7 +47,7 @@ class Limits(Strict):
     """What one server accepts before it refuses.
 
     max_body_bytes: of one request, as sent and after decompression (413 beyond); None: what
-    max_request_rows rows of the bundle's schema can need (`server/body_limits.py`).
+    max_request_rows rows of the bundle's schema can need (`server/codecs/body_limits.py`).
     max_request_rows: rows of one request (413 beyond).
     max_batch_rows: waiting queries are merged up to this many rows; one larger query runs alone.
     max_queued_rows: rows that may wait (429 beyond), of queries with a priority and of those without; 1.1

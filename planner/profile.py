@@ -11,11 +11,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from models.errors import PolyrecError
-from models.files import Strict, read_json, validated, write_text
-from planner.devices import Machine
-from planner.latency import LatencyModel
-from planner.plan import LaneKind, PlannedPath
+from polyrec.models.errors import PolyrecError
+from polyrec.models.files import Strict, read_json, validated, write_text
+from polyrec.planner.devices import Machine
+from polyrec.planner.latency_model import LatencyModel
+from polyrec.planner.plan import LaneKind, PlannedPath
 
 Count = Annotated[int, Field(ge=0)]
 Real = Annotated[float, Field(ge=0, allow_inf_nan=False)]

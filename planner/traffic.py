@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from models.batch import I64
-from models.errors import PolyrecError
-from models.files import Strict, read_json, read_yaml, validated
+from polyrec.models.errors import PolyrecError
+from polyrec.models.files import Strict, read_json, read_yaml, validated
+from polyrec.models.schema.batch import I64
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 

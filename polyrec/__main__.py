@@ -2,6 +2,6 @@
 
 import sys
 
-from polyrec.cli import main
+from polyrec.cli.main import main
 
 sys.exit(main())

@@ -1,12 +1,14 @@
-"""`python -m server`: the server alone, with every setting from POLYREC_ variables. For containers and
-children; people use `polyrec serve`."""
+"""`python -m polyrec.server`: the server alone, set up by POLYREC_ variables.
+
+For containers and child processes; people use `polyrec serve`.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 
-from server.signals import ending_on_sigterm
+from polyrec.server.app.signals import ending_on_sigterm
 
 
 def main() -> int:
@@ -14,9 +16,9 @@ def main() -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
     with ending_on_sigterm():
         # seconds of imports
-        from models.errors import PolyrecError
-        from server.running import serve
-        from server.settings import gather
+        from polyrec.models.errors import PolyrecError
+        from polyrec.server.app.run import serve
+        from polyrec.server.app.settings import gather
 
         try:
             return serve(gather({}, os.environ), lambda ready: print(ready.line(), flush=True))

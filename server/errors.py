@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import orjson
 
-from models.errors import FeatureError
+from polyrec.models.errors import FeatureError
 
 JSON = b"application/json"
 MESSAGE_LENGTH = 500

@@ -10,15 +10,15 @@ import torch
 from hypothesis import settings
 
 # before any test module imports onnxruntime itself: switches its telemetry off
-import models.runtimes  # noqa: F401
-from models.bundle import Bundle, load_bundle, write_bundle
-from models.data.generator import generate
-from models.data.reader import open_data
-from models.dlrm import DLRM, Architecture, DenseNet, dense_slots
-from models.learning import Learner, Training
-from models.representation import Representation, initial_stage
-from models.schema import load_schema
-from models.training import Recipe
+import polyrec.models.runtimes  # noqa: F401
+from polyrec.models.bundle.bundle import Bundle, load_bundle, write_bundle
+from polyrec.models.data.reader import open_data
+from polyrec.models.data.synthetic.generator import generate
+from polyrec.models.dlrm.dlrm import DLRM, Architecture, DenseNet, dense_slots
+from polyrec.models.dlrm.representation import Representation, initial_stage
+from polyrec.models.schema.schema import load_schema
+from polyrec.models.training.pipeline import Learner, Training
+from polyrec.models.training.trainer import Recipe
 
 ROOT = Path(__file__).parent.parent
 

@@ -14,13 +14,13 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from polyrec.cli import VERBS, build_parser
+from polyrec.cli.main import VERBS, build_parser
 
 ROOT = Path(__file__).parent.parent
 HEAVY = {"fastapi", "locust", "numpy", "onnxruntime", "pyarrow", "pydantic", "starlette", "torch", "uvicorn"}
 HELP = """
 import sys
-from polyrec.cli import main
+from polyrec.cli.main import main
 try:
     main()
 finally:

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from models.errors import DataError
-from models.schema import Schema
+from polyrec.models.errors import DataError
+from polyrec.models.schema.schema import Schema
 
 Kind = Literal["number", "string", "integer", "strings", "integers", "key"]
 

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from models.batch import I64
-from models.schema import Categorical
-from models.vocabulary import Vocabulary
+from polyrec.models.schema.batch import I64
+from polyrec.models.schema.schema import Categorical
+from polyrec.models.schema.vocabulary import Vocabulary
 
 MERGE_FROM = 1 << 20
 

@@ -21,11 +21,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as csv
 
-from models.batch import I64
-from models.data.columns import check_columns, check_type, kind_of, normalise
-from models.data.reader import OnMalformed, fingerprint
-from models.errors import DataError
-from models.schema import Schema
+from polyrec.models.data.columns import check_columns, check_type, kind_of, normalise
+from polyrec.models.data.reader import OnMalformed, fingerprint
+from polyrec.models.errors import DataError
+from polyrec.models.schema.batch import I64
+from polyrec.models.schema.schema import Schema
 
 INTEGERS = ("label", *(f"I{i}" for i in range(1, 14)))
 CATEGORIES = tuple(f"C{i}" for i in range(1, 27))
@@ -37,7 +37,7 @@ ODD_INTEGER = re.compile("-?[0-9]+|0[xX][0-9a-fA-F]{1,16}")
 
 
 class CriteoReader:
-    """Rows of a Criteo TSV (see models.data.reader.Reader)."""
+    """Rows of a Criteo TSV (see polyrec.models.data.reader.Reader)."""
 
     def __init__(self, path: Path, schema: Schema, on_malformed: OnMalformed = "fatal") -> None:
         self.path = path

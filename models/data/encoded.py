@@ -25,17 +25,17 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 from numpy.typing import NDArray
 
-from models.batch import F32, I64, Batch, Block, take_bags
-from models.data.growing import GrowingArrays
-from models.data.packed import PackedReader
-from models.data.reader import Reader
-from models.data.requests import Requests, joined
-from models.data.split import I8, TEST, TRAIN, VALIDATION, Splitter, stable_hash
-from models.distinct import changes
-from models.encoder import Encoder
-from models.errors import DataError
-from models.features import block_columns
-from models.schema import ROLES, Role, Schema
+from polyrec.models.data.growing_array import GrowingArrays
+from polyrec.models.data.packed.reader import PackedReader
+from polyrec.models.data.reader import Reader
+from polyrec.models.data.requests import Requests, joined
+from polyrec.models.data.split import I8, TEST, TRAIN, VALIDATION, Splitter, stable_hash
+from polyrec.models.errors import DataError
+from polyrec.models.schema.batch import F32, I64, Batch, Block, take_bags
+from polyrec.models.schema.distinct import changes
+from polyrec.models.schema.encoder import Encoder
+from polyrec.models.schema.features import block_columns
+from polyrec.models.schema.schema import ROLES, Role, Schema
 
 I32 = NDArray[np.int32]
 T = TypeVar("T")
@@ -50,7 +50,7 @@ SHARE_FROM = 2
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """A block at rest: as models.batch.Block, with ranks in 32 bits."""
+    """A block at rest: as polyrec.models.schema.batch.Block, with ranks in 32 bits."""
 
     dense: F32
     ranks: I32
@@ -79,7 +79,7 @@ class _Stored:
 class Encoded:
     """Encoded rows. Close it (or use `with`) to free its memory and its temporary files.
 
-    label: float32 [rows], 1 for a click. split: int8 [rows], as models.data.split.
+    label: float32 [rows], 1 for a click. split: int8 [rows], as polyrec.models.data.split.
     group: int64 [rows] or None; equal for rows of one request (the group column's own values if they
     are integers, a 64-bit hash of them otherwise).
     """

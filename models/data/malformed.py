@@ -5,9 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from models.data.reader import OnMalformed
-from models.errors import DataError
-from models.schema import Schema
+from polyrec.models.data.reader import OnMalformed
+from polyrec.models.errors import DataError
+from polyrec.models.schema.schema import Schema
 
 INFINITE = (float("inf"), float("-inf"))
 

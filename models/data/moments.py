@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from models.encoder import Standard
-from models.schema import Dense
+from polyrec.models.schema.encoder import Standard
+from polyrec.models.schema.schema import Dense
 
 
 class Moments:

@@ -12,17 +12,17 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from models.data.columns import check_columns, check_type, kind_of, normalise
-from models.data.malformed import Judge
-from models.data.reader import OnMalformed, fingerprint
-from models.errors import DataError
-from models.schema import Schema
+from polyrec.models.data.columns import check_columns, check_type, kind_of, normalise
+from polyrec.models.data.malformed import Judge
+from polyrec.models.data.reader import OnMalformed, fingerprint
+from polyrec.models.errors import DataError
+from polyrec.models.schema.schema import Schema
 
 BUFFER_BYTES = 1 << 20
 
 
 class ParquetReader:
-    """Rows of Parquet files (see models.data.reader.Reader)."""
+    """Rows of Parquet files (see polyrec.models.data.reader.Reader)."""
 
     def __init__(self, path: Path, schema: Schema, on_malformed: OnMalformed = "fatal") -> None:
         self.path = path

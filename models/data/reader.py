@@ -14,8 +14,8 @@ from typing import Literal, Protocol
 
 import pyarrow as pa
 
-from models.errors import DataError
-from models.schema import Schema
+from polyrec.models.errors import DataError
+from polyrec.models.schema.schema import Schema
 
 OnMalformed = Literal["fatal", "count"]
 
@@ -62,7 +62,7 @@ def open_data(path: str | Path, schema: Schema, on_malformed: OnMalformed = "fat
     Raises DataError: nothing there, neither format, a column of the schema missing or of a type that
     cannot hold what the schema says.
     """
-    from models.data.criteo import CriteoReader
+    from polyrec.models.data.criteo import CriteoReader
 
     path = Path(path)
     if not path.exists():
@@ -84,8 +84,8 @@ def open_data(path: str | Path, schema: Schema, on_malformed: OnMalformed = "fat
 
 
 def _open_parquet(path: Path, schema: Schema, on_malformed: OnMalformed) -> Reader:
-    from models.data.packed import PackedReader, is_packed
-    from models.data.parquet import ParquetReader, parquet_files
+    from polyrec.models.data.packed.reader import PackedReader, is_packed
+    from polyrec.models.data.parquet import ParquetReader, parquet_files
 
     first = parquet_files(path)[0]
     return (PackedReader if is_packed(first) else ParquetReader)(path, schema, on_malformed)

@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 from numpy.typing import NDArray
 
-from models.batch import I64
-from models.distinct import Column, Jagged, changes
+from polyrec.models.schema.batch import I64
+from polyrec.models.schema.distinct import Column, Jagged, changes
 
 ROWS_MOST = 65536
 """A request of more rows may be cut: its parts share nothing with one another, and nothing is lost."""

@@ -16,11 +16,11 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 from numpy.typing import NDArray
 
-from models.batch import I64
-from models.data.reader import Reader
-from models.errors import DataError
-from models.mixing import U64, mix
-from models.schema import Schema, Split
+from polyrec.models.data.reader import Reader
+from polyrec.models.errors import DataError
+from polyrec.models.mixing import U64, mix
+from polyrec.models.schema.batch import I64
+from polyrec.models.schema.schema import Schema, Split
 
 MERGE_FROM = 1 << 20
 ROWS = 65536

@@ -21,18 +21,18 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
-from models.batch import I64, Batch
-from models.embeddings.decoder import Decoders
-from models.embeddings.hashing import CodeTransform, UniversalHashes
-from models.embeddings.lookups import FusedRows
-from models.embeddings.pooling import assemble
-from models.embeddings.stage import PerBlock, Vectors
-from models.embeddings.store import ComputedRows, FloatRows, QuantisedRows, as_index, open_rows
-from models.embeddings.table import TableStage
-from models.embeddings.tiers.rows import HOST, TieredRows
-from models.files import Strict
-from models.precision import Precision
-from models.schema import Schema
+from polyrec.models.dlrm.precision import Precision
+from polyrec.models.embeddings.decoder import Decoders
+from polyrec.models.embeddings.hashing import CodeTransform, UniversalHashes
+from polyrec.models.embeddings.lookups import FusedRows
+from polyrec.models.embeddings.pooling import assemble
+from polyrec.models.embeddings.stage import PerBlock, Vectors
+from polyrec.models.embeddings.store import ComputedRows, FloatRows, QuantisedRows, as_index, open_rows
+from polyrec.models.embeddings.table import TableStage
+from polyrec.models.files import Strict
+from polyrec.models.schema.batch import I64, Batch
+from polyrec.models.schema.schema import Schema
+from polyrec.models.tiers.rows import HOST, TieredRows
 
 
 class Encoding(Strict):

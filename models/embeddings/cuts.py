@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from models.vocabulary import Vocabulary
+from polyrec.models.schema.vocabulary import Vocabulary
 
 
 def stored_but_largest(vocabularies: Mapping[str, Vocabulary], computed: int) -> dict[str, int]:

@@ -5,7 +5,7 @@ rarely need equally many vectors (a ranking request has one user and many items)
 of them would be padded to the longest. So consecutive tables are put in one product only as long as
 the padding stays small, which for a balanced batch means one product and for a ranking request a few.
 A vector must not depend on how many others are computed with it, so without gradients the smallest products
-are padded, too (models/batch_invariance.py).
+are padded, too (models/dlrm/batch_invariance.py).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.batch import I64
-from models.batch_invariance import affine, fewest_rows
+from polyrec.models.dlrm.batch_invariance import affine, fewest_rows
+from polyrec.models.schema.batch import I64
 
 PADDING = 1.25
 

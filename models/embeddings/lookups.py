@@ -15,8 +15,8 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from models.batch import F32, I64, Batch, Block
-from models.schema import ROLES, Categorical, Role, Schema
+from polyrec.models.schema.batch import F32, I64, Batch, Block
+from polyrec.models.schema.schema import ROLES, Categorical, Role, Schema
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from models.embeddings.lookups import Bags, Lookups
-from models.embeddings.stage import Vectors
-from models.embeddings.store import Source, as_index
-from models.embeddings.tiers.rows import HOST, TieredRows
-from models.transfer import on_device
+from polyrec.models.embeddings.lookups import Bags, Lookups
+from polyrec.models.embeddings.stage import Vectors
+from polyrec.models.embeddings.store import Source, as_index
+from polyrec.models.tiers.rows import HOST, TieredRows
+from polyrec.models.transfer import on_device
 
 
 def assemble(lookups: Lookups, source: Source, width: int, device: torch.device) -> Vectors:

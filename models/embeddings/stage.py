@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from models.batch import Batch
+from polyrec.models.schema.batch import Batch
 
 
 class Vectors(NamedTuple):

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.batch import I64
-from models.precision import Precision
-from models.transfer import on_device
+from polyrec.models.dlrm.precision import Precision
+from polyrec.models.schema.batch import I64
+from polyrec.models.transfer import on_device
 
 HEAD = 3
 LEVELS = {"int8": 255, "int4": 15}

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from models.batch import Batch
-from models.embeddings.lookups import FusedRows
-from models.embeddings.pooling import assemble
-from models.embeddings.stage import PerBlock, Vectors
-from models.embeddings.store import FloatRows, QuantisedRows, open_rows
-from models.embeddings.tiers.rows import TieredRows
-from models.precision import Precision
-from models.schema import Schema
+from polyrec.models.dlrm.precision import Precision
+from polyrec.models.embeddings.lookups import FusedRows
+from polyrec.models.embeddings.pooling import assemble
+from polyrec.models.embeddings.stage import PerBlock, Vectors
+from polyrec.models.embeddings.store import FloatRows, QuantisedRows, open_rows
+from polyrec.models.schema.batch import Batch
+from polyrec.models.schema.schema import Schema
+from polyrec.models.tiers.rows import TieredRows
 
 
 class TableStage(nn.Module):

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.errors import PolyrecError
+from polyrec.models.errors import PolyrecError
 
 ROOTS = {
     "dlrm": ("emb_l", "bot_l", "top_l"),

@@ -13,8 +13,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from models.importers.checkpoint import Weights, read_weights
-from models.importers.parts import Parts, check_logit, check_width
+from polyrec.models.importers.checkpoint import Weights, read_weights
+from polyrec.models.importers.parts import Parts, check_logit, check_width
 
 _TRICKS = {
     r"(v_W_l)\..*": "weighted pooling (--weighted-pooling)",

@@ -19,16 +19,16 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from models.bundle import Bundle, write_bundle
-from models.dlrm import DLRM, Architecture, DenseNet, dense_slots
-from models.embeddings.table import TableStage
-from models.encoder import Encoder
-from models.files import one_line
-from models.importers.checkpoint import Layer, Weights
-from models.interaction import Cross
-from models.representation import Representation
-from models.schema import Categorical, Dense, Label, Pooling, Schema, Split
-from models.vocabulary import Vocabulary
+from polyrec.models.bundle.bundle import Bundle, write_bundle
+from polyrec.models.dlrm.dlrm import DLRM, Architecture, DenseNet, dense_slots
+from polyrec.models.dlrm.interaction import Cross
+from polyrec.models.dlrm.representation import Representation
+from polyrec.models.embeddings.table import TableStage
+from polyrec.models.files import one_line
+from polyrec.models.importers.checkpoint import Layer, Weights
+from polyrec.models.schema.encoder import Encoder
+from polyrec.models.schema.schema import Categorical, Dense, Label, Pooling, Schema, Split
+from polyrec.models.schema.vocabulary import Vocabulary
 
 LABEL, SPLIT = "label", "split"
 
@@ -51,7 +51,7 @@ class Parts:
     tables: name in the checkpoint -> float [rows, width]. features: the table of each categorical
     feature, in the order in which the interaction sees their vectors. bottom, top: the layers of the
     two MLPs, ReLU behind each but the last of `top`, which gives the logit. Columns of `top[0]` are in
-    the order of models/interaction.py.
+    the order of models/dlrm/interaction.py.
     """
 
     format: str

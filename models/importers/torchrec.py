@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from models.importers.checkpoint import Layer, Weights, read_weights
-from models.importers.parts import Crossing, Parts, check_logit, check_width
+from polyrec.models.importers.checkpoint import Layer, Weights, read_weights
+from polyrec.models.importers.parts import Crossing, Parts, check_logit, check_width
 
 MAX_FEATURES = 10_000
 

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from models.batch import F32
-from models.errors import RuntimeUnavailable
+from polyrec.models.errors import RuntimeUnavailable
+from polyrec.models.schema.batch import F32
 
 if TYPE_CHECKING:
-    from models.bundle import Bundle
-    from models.data.encoded import Encoded
-    from models.embeddings.tiers.stack import TierStack
-    from models.precision import DensePrecision
-    from models.runtimes.runtime import Runtime
-    from models.weights import Weights
+    from polyrec.models.bundle.bundle import Bundle
+    from polyrec.models.bundle.weights import Weights
+    from polyrec.models.data.encoded import Encoded
+    from polyrec.models.dlrm.precision import DensePrecision
+    from polyrec.models.runtimes.runtime import Runtime
+    from polyrec.models.tiers.stack import TierStack
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
@@ -38,17 +38,17 @@ def open_runtime(
 ) -> Runtime:
     """Loads a bundle, or its weights alone, on a device, its dense net in a precision.
 
-    tiers: where its rows are (models.embeddings.tiers.stage.open_tiers), which the caller closes; None:
+    tiers: where its rows are (polyrec.models.tiers.stage.open_tiers), which the caller closes; None:
     all on the device.
 
     Raises RuntimeUnavailable if this machine cannot.
     """
     if name == "torch":
-        from models.runtimes.torch import TorchRuntime
+        from polyrec.models.runtimes.torch import TorchRuntime
 
         return TorchRuntime(bundle, device, precision, tiers)
     if name == "onnx":
-        from models.runtimes.onnx import OnnxRuntime
+        from polyrec.models.runtimes.onnx import OnnxRuntime
 
         return OnnxRuntime(bundle, device, precision, tiers)
     raise RuntimeUnavailable(f"no runtime '{name}'; known: {', '.join(NAMES)}")

@@ -13,7 +13,7 @@ import onnxruntime as ort
 import torch
 from torch import Tensor
 
-from models.batch import F32
+from polyrec.models.schema.batch import F32
 
 TYPES = {torch.float32: np.float32, torch.int64: np.int64}
 

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.batch import F32
-from models.batch_invariance import whole_blocks
-from models.context_once import ContextOnce
-from models.dlrm import Inputs
+from polyrec.models.dlrm.batch_invariance import whole_blocks
+from polyrec.models.dlrm.context_once import ContextOnce
+from polyrec.models.dlrm.dlrm import Inputs
+from polyrec.models.schema.batch import F32
 
 LARGEST = 4096
 """Rows beyond which a batch is computed as it is: launching is then no cost to speak of."""
@@ -35,7 +35,7 @@ def plainly(
     """Probabilities, float32 [rows], of a batch computed as it is. dtype: of the net and of its products.
 
     fewest: least number of rows, and of contexts, in whole blocks, that the batch is filled up to with zeros
-        (models/batch_invariance.py); 0: it is not.
+        (models/dlrm/batch_invariance.py); 0: it is not.
     """
     rows = inputs.candidate.shape[0]
     dense_context, dense_candidate, context, candidate = (

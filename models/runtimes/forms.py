@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from models.batch import F32
-from models.dlrm import Inputs
+from polyrec.models.dlrm.dlrm import Inputs
+from polyrec.models.schema.batch import F32
 
 
 def by_form(inputs: Inputs, plain_rows: int) -> tuple[Inputs, ...]:
     """Plain rows, then ranking rows, of what a batch was embedded to; one of them, if there are no others.
 
-    plain_rows: as models.batch.Batch has it; their contexts come first.
+    plain_rows: as polyrec.models.schema.batch.Batch has it; their contexts come first.
     """
     row = inputs.context_row
     if row is None or not plain_rows:

@@ -1,9 +1,9 @@
 """The dense net as ONNX graphs, written node by node.
 
-Two graphs with the names of models.dlrm.Inputs (each input only where the model has it) and one output,
+Two graphs, with the names of `models.dlrm.dlrm.Inputs` (those that the model has) and one output,
 `probability` [rows]. In `plain` every row has a context of its own; in `ranking` contexts are fewer than
 rows, `context_row` [rows] says whose each is, and what depends on the context alone is computed once a
-context (models/context_once.py). Written by hand rather than traced: it takes milliseconds instead of
+context (models/dlrm/context_once.py). Written by hand rather than traced: it takes milliseconds instead of
 seconds, needs no exporter at run time, and a graph holds exactly the products that the model needs.
 
 Nothing in a graph is computed across rows, so a row's probability does not depend on the rows that it is
@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
-from models.context_once import ContextOnce, first_layer
-from models.dlrm import DenseNet
-from models.interaction import Cross, Dot
-from models.precision import DensePrecision
+from polyrec.models.dlrm.context_once import ContextOnce, first_layer
+from polyrec.models.dlrm.dlrm import DenseNet
+from polyrec.models.dlrm.interaction import Cross, Dot
+from polyrec.models.dlrm.precision import DensePrecision
 
 OPSET = 17
 MICROSOFT = "com.microsoft"
@@ -153,7 +153,7 @@ def plain_graph(net: DenseNet, precision: DensePrecision = "fp32") -> onnx.Model
 
 
 def ranking_graph(net: DenseNet, precision: DensePrecision = "fp32") -> onnx.ModelProto:
-    """The graph in which contexts are shared: models.context_once.ContextOnce, node by node."""
+    """The graph in which contexts are shared: polyrec.models.dlrm.context_once.ContextOnce, node by node."""
     once = ContextOnce(net)
     g = _Writer(precision)
     row = g.input("context_row", "rows")

@@ -16,17 +16,17 @@ import onnxruntime as ort
 import torch
 from onnx import ModelProto
 
-from models.batch import F32, Batch
-from models.bundle import Bundle
-from models.dlrm import Inputs, inputs_of
-from models.embeddings.tiers.stack import TierStack
-from models.embeddings.tiers.stage import open_stage
-from models.errors import RuntimeUnavailable
-from models.precision import DensePrecision
-from models.runtimes.binding import Bound
-from models.runtimes.forms import by_form, executed
-from models.runtimes.graph import plain_graph, ranking_graph
-from models.weights import Weights
+from polyrec.models.bundle.bundle import Bundle
+from polyrec.models.bundle.weights import Weights
+from polyrec.models.dlrm.dlrm import Inputs, inputs_of
+from polyrec.models.dlrm.precision import DensePrecision
+from polyrec.models.errors import RuntimeUnavailable
+from polyrec.models.runtimes.binding import Bound
+from polyrec.models.runtimes.forms import by_form, executed
+from polyrec.models.runtimes.graph import plain_graph, ranking_graph
+from polyrec.models.schema.batch import F32, Batch
+from polyrec.models.tiers.stack import TierStack
+from polyrec.models.tiers.stage import open_stage
 
 PROVIDERS = {
     "cpu": "CPUExecutionProvider",

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from models.batch import F32, Batch
-from models.embeddings.stage import Stage
-from models.precision import DensePrecision
+from polyrec.models.dlrm.precision import DensePrecision
+from polyrec.models.embeddings.stage import Stage
+from polyrec.models.schema.batch import F32, Batch
 
 
 class Runtime(Protocol):

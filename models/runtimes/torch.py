@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import torch
 
-from models.batch import F32, Batch
-from models.batch_invariance import BLOCK, fewest_rows
-from models.bundle import Bundle
-from models.context_once import ContextOnce
-from models.dlrm import Inputs, inputs_of
-from models.embeddings.tiers.stack import TierStack
-from models.embeddings.tiers.stage import open_stage
-from models.errors import RuntimeUnavailable
-from models.precision import DensePrecision
-from models.runtimes.buckets import Buckets, plainly
-from models.runtimes.forms import by_form, executed
-from models.weights import Weights
+from polyrec.models.bundle.bundle import Bundle
+from polyrec.models.bundle.weights import Weights
+from polyrec.models.dlrm.batch_invariance import BLOCK, fewest_rows
+from polyrec.models.dlrm.context_once import ContextOnce
+from polyrec.models.dlrm.dlrm import Inputs, inputs_of
+from polyrec.models.dlrm.precision import DensePrecision
+from polyrec.models.errors import RuntimeUnavailable
+from polyrec.models.runtimes.buckets import Buckets, plainly
+from polyrec.models.runtimes.forms import by_form, executed
+from polyrec.models.schema.batch import F32, Batch
+from polyrec.models.tiers.stack import TierStack
+from polyrec.models.tiers.stage import open_stage
 
 DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 

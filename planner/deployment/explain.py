@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from models.report.aligned import aligned
-from models.report.amounts import percent, rate, size
-from planner.expected import Bound, Expected
-from planner.placed import Placement
-from planner.plan import Plan
-from planner.traffic import Sizes, Traffic
+from polyrec.models.amounts import percent, rate, size
+from polyrec.models.text_table import aligned
+from polyrec.planner.expected import Bound, Expected
+from polyrec.planner.placement import Placement
+from polyrec.planner.plan import Plan
+from polyrec.planner.traffic import Sizes, Traffic
 
 TELLING = 0.5
 """Correct predictions a second that are worth a line."""

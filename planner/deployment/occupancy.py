@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.deployment.option import Option
-from planner.deployment.problem import Problem
+from polyrec.planner.deployment.option import Option
+from polyrec.planner.deployment.solver.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,16 +18,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from models.batch import F64
-from models.embeddings.tiers.budget import CACHED
-from planner.deployment.ask import Ask
-from planner.deployment.classes import SizeClass
-from planner.deployment.residency import Residency, Tables, residency
-from planner.deployment.tier import P99, PAGE, Missing, tiers_below
-from planner.devices import Device, Machine
-from planner.latency import LatencyModel
-from planner.plan import LaneKind, Limits
-from planner.profile import Front, Hop, PathProfile
+from polyrec.models.schema.batch import F64
+from polyrec.models.tiers.budget import CACHED
+from polyrec.planner.deployment.requirements import Ask
+from polyrec.planner.deployment.residency import Residency, Tables, residency
+from polyrec.planner.deployment.tier_cost import P99, PAGE, Missing, tiers_below
+from polyrec.planner.deployment.traffic_classes import SizeClass
+from polyrec.planner.devices import Device, Machine
+from polyrec.planner.latency_model import LatencyModel
+from polyrec.planner.plan import LaneKind, Limits
+from polyrec.planner.profile import Front, Hop, PathProfile
 
 LARGEST = Limits().max_request_rows
 

@@ -12,16 +12,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from models.embeddings.tiers.budget import CACHED
-from models.embeddings.tiers.placement import TierCuts
-from planner.deployment.choice import Choice
-from planner.deployment.occupancy import occupied
-from planner.deployment.option import Option
-from planner.deployment.problem import Problem
-from planner.deployment.ranked import Ranked
-from planner.deployment.residency import Tables, cuts_within, residency
-from planner.deployment.tier import PAGE
-from planner.placed import MemoryUse, PlacedPath, Placement
+from polyrec.models.tiers.budget import CACHED
+from polyrec.models.tiers.placement import TierCuts
+from polyrec.planner.deployment.occupancy import occupied
+from polyrec.planner.deployment.option import Option
+from polyrec.planner.deployment.rank_accesses import Ranked
+from polyrec.planner.deployment.residency import Tables, cuts_within, residency
+from polyrec.planner.deployment.solver.choice import Choice
+from polyrec.planner.deployment.solver.problem import Problem
+from polyrec.planner.deployment.tier_cost import PAGE
+from polyrec.planner.placement import MemoryUse, PlacedPath, Placement
 
 Cuts = tuple[int, ...]
 

@@ -12,19 +12,19 @@ from pathlib import Path
 
 import numpy as np
 
-from models.errors import BundleError
-from models.report.amounts import ms, size
-from planner.deployment.ask import Ask
-from planner.deployment.choice import TIME_LIMIT_S, Choice, choose, shared, with_reserve
-from planner.deployment.placement import filled, place
-from planner.deployment.problem import Problem, pose
-from planner.deployment.program import PlanImpossible
-from planner.deployment.prospect import expect
-from planner.deployment.residency import Tables
-from planner.deployment.stored import read_tables
-from planner.deployment.tier import tiers_below
-from planner.plan import Limits, Plan, PlannedLane, PlannedPath, Routing
-from planner.profile import PathProfile, Profile
+from polyrec.models.amounts import ms, size
+from polyrec.models.errors import BundleError
+from polyrec.planner.deployment.bundle_contents import read_tables
+from polyrec.planner.deployment.forecast import expect
+from polyrec.planner.deployment.placement import filled, place
+from polyrec.planner.deployment.requirements import Ask
+from polyrec.planner.deployment.residency import Tables
+from polyrec.planner.deployment.solver.choice import TIME_LIMIT_S, Choice, choose, shared, with_reserve
+from polyrec.planner.deployment.solver.problem import Problem, pose
+from polyrec.planner.deployment.solver.program import PlanImpossible
+from polyrec.planner.deployment.tier_cost import tiers_below
+from polyrec.planner.plan import Limits, Plan, PlannedLane, PlannedPath, Routing
+from polyrec.planner.profile import PathProfile, Profile
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from functools import cached_property
 
 import numpy as np
 
-from models.batch import F64, I64
-from planner.deployment.ranked import Ranked
+from polyrec.models.schema.batch import F64, I64
+from polyrec.planner.deployment.rank_accesses import Ranked
 
 RESIDENT = (0.8, 0.6, 0.45, 0.3, 0.2, 0.12, 0.07, 0.04, 0.02, 0.01)
 """Shares of a bundle's rows, in bytes, that are tried; what memory is left is filled afterwards."""

@@ -13,15 +13,15 @@ from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
 
-from models.report.aligned import aligned
-from models.report.amounts import percent, rate, size
-from planner.deployment.ask import Ask
-from planner.deployment.program import PlanImpossible
-from planner.deployment.proposal import propose
-from planner.deployment.residency import Tables
-from planner.devices import Machine, MachineError, parse_bytes
-from planner.plan import PlanError
-from planner.profile import Profile
+from polyrec.models.amounts import percent, rate, size
+from polyrec.models.text_table import aligned
+from polyrec.planner.deployment.proposal import propose
+from polyrec.planner.deployment.requirements import Ask
+from polyrec.planner.deployment.residency import Tables
+from polyrec.planner.deployment.solver.program import PlanImpossible
+from polyrec.planner.devices import Machine, MachineError, parse_bytes
+from polyrec.planner.plan import PlanError
+from polyrec.planner.profile import Profile
 
 KEYS = ("slo", "rate", "cores", "memory.DEVICE", "copies.DEVICE")
 CEILINGS = {"slo": 3.6e6, "rate": 1e15, "cores": 1e5, "copies": 1e5}

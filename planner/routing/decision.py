@@ -6,12 +6,12 @@ but the time at which the lane is asked again.
 
 from __future__ import annotations
 
-from planner.routing import probing
-from planner.routing.attempt import attempt
-from planner.routing.board import Board
-from planner.routing.breaker import CLOSED
-from planner.routing.lane import LaneState
-from planner.routing.policy import Choice, Policy
+from polyrec.planner.routing.admission.attempt import attempt
+from polyrec.planner.routing.lanes import probing
+from polyrec.planner.routing.lanes.breaker import CLOSED
+from polyrec.planner.routing.lanes.lane import LaneState
+from polyrec.planner.routing.policies.policy import Choice, Policy
+from polyrec.planner.routing.router_state import Board
 
 STALE_S = 0.05
 """If other lanes can do the work, a slow lane is probed after this long without a finished batch."""

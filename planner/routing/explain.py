@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from planner.routing.attempt import worth_accepting
-from planner.routing.board import Board
-from planner.routing.curve import in_batches
-from planner.routing.decision import decide
-from planner.routing.lane import LaneState
-from planner.routing.policy import Policy
-from planner.routing.query import Query
-from planner.routing.queue import Queue
-from planner.routing.state import Candidate, Explanation, LaneView, PathView, RouterState
+from polyrec.planner.routing.admission.attempt import worth_accepting
+from polyrec.planner.routing.decision import decide
+from polyrec.planner.routing.explanation import Candidate, Explanation, LaneView, PathView, RouterState
+from polyrec.planner.routing.lanes.lane import LaneState
+from polyrec.planner.routing.latency.latency_table import in_batches
+from polyrec.planner.routing.policies.policy import Policy
+from polyrec.planner.routing.query import Query
+from polyrec.planner.routing.queue import Queue
+from polyrec.planner.routing.router_state import Board
 
 ROWS_SHOWN = (1, 16, 64, 256, 1024)
 QUANTILES = (0.1, 0.5, 0.9, 0.99)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterator
 
-from planner.routing.query import Query
+from polyrec.planner.routing.query import Query
 
 Piece = tuple[int, float, int, Query, int, int]
 LOWEST = 1 << 30

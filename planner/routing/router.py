@@ -10,20 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planner.plan import Routing
-from planner.routing import explain as explaining
-from planner.routing import probing
-from planner.routing.attempt import worth_accepting
-from planner.routing.board import Board
-from planner.routing.breaker import CLOSED, OPEN, BreakerState
-from planner.routing.decision import decide
-from planner.routing.front import Spent
-from planner.routing.lane import LaneState
-from planner.routing.policies import make_policy
-from planner.routing.query import Dispatch, Part, Query, Refusal, Refused
-from planner.routing.reading import Reading
-from planner.routing.state import Explanation, RouterState
-from planner.routing.taking import take
+from polyrec.planner.plan import Routing
+from polyrec.planner.routing import explain as explaining
+from polyrec.planner.routing.admission.attempt import worth_accepting
+from polyrec.planner.routing.admission.reading_round import Reading
+from polyrec.planner.routing.decision import decide
+from polyrec.planner.routing.dispatching import take
+from polyrec.planner.routing.explanation import Explanation, RouterState
+from polyrec.planner.routing.lanes import probing
+from polyrec.planner.routing.lanes.breaker import CLOSED, OPEN, BreakerState
+from polyrec.planner.routing.lanes.lane import LaneState
+from polyrec.planner.routing.latency.front_cost import Spent
+from polyrec.planner.routing.policies.registry import make_policy
+from polyrec.planner.routing.query import Dispatch, Part, Query, Refusal, Refused
+from polyrec.planner.routing.router_state import Board
 
 MOST_RETRIES = 2
 """A query that broke that many lanes is given back: it may be what breaks them."""

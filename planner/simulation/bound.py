@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from scipy.optimize import linprog
 from scipy.sparse import coo_array
 
-from models.batch import F64, I64
-from planner.plan import Limits
-from planner.routing.curve import Curve
-from planner.routing.lane import LaneSpec
-from planner.routing.path import PathSpec
+from polyrec.models.schema.batch import F64, I64
+from polyrec.planner.plan import Limits
+from polyrec.planner.routing.lanes.lane import LaneSpec
+from polyrec.planner.routing.lanes.path import PathSpec
+from polyrec.planner.routing.latency.latency_table import Curve
 
 BINS_A_BUDGET = 4
 SIZES = 32

@@ -3,7 +3,7 @@
 A profile times batches of one request each, one after another. A server's loop turns for every batch, reads
 and writes every request; a batch of several requests has several contexts to encode; between two batches HTTP
 takes their place in the caches; and a core that slept some milliseconds, a virtual one above all, comes back
-slow. `loadtest.calibration` measures each of these.
+slow. `polyrec.loadtest.comparison.calibration` measures each of these.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from models.errors import PolyrecError
-from models.files import Strict, read_json, validated
-from planner.plan import PathName, Plan
+from polyrec.models.errors import PolyrecError
+from polyrec.models.files import Strict, read_json, validated
+from polyrec.planner.plan import PathName, Plan
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Apart = Annotated[float, Field(allow_inf_nan=False)]
@@ -46,9 +46,9 @@ class Costs(Strict):
     answers. query_s, row_s: reading, parsing, answering a query, and each of its rows. refuse_s: reading one
     that is refused unparsed, and saying so; half of it to say so of one that was parsed; None: as a query's.
     tick_s: a turn of the control loop. held_rate, held_s: how often a second at work others take the core
-    from the loop, and for how long, the mean. unit_s: what a piece of work (loadtest/pacer.py) took on that
-    core meanwhile, the pace that all of these are of; None: not measured. batches: by path; one that is
-    missing takes what its profile says.
+    from the loop, and for how long, the mean. unit_s: what a piece of work (loadtest/comparison/pacer.py)
+    took on that core meanwhile, the pace that all of these are of; None: not measured. batches: by path;
+    one that is missing takes what its profile says.
     """
 
     wake_s: Seconds = 0.0
@@ -66,13 +66,14 @@ class Costs(Strict):
 
 
 def load_costs(file: str | Path, plan: Plan) -> Costs:
-    """Reads what `python -m loadtest.calibration` wrote. Raises CostsError, in one line."""
+    """Reads costs that `loadtest.comparison.calibration` wrote. Raises CostsError, in one line."""
     what = f"costs '{file}'"
     try:
         raw = read_json(Path(file), what, CostsError)
     except FileNotFoundError:
         raise CostsError(
-            f"no costs '{file}'; measure them: python -m loadtest.calibration PLAN --out {file}"
+            f"no costs '{file}'; measure them: "
+            f"python -m polyrec.loadtest.comparison.calibration PLAN --out {file}"
         ) from None
     costs = validated(Costs, raw, what, CostsError)
     lacking = [p.name for p in plan.paths if p.name not in costs.batches]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from models.errors import PolyrecError
+from polyrec.models.errors import PolyrecError
 
 SHORT = (
     "slow:LANE:FACTOR:FROM-TO, first:LANE:FACTOR:FROM, stall:LANE:FROM-TO, kill:LANE:FROM[-TO], stop:FROM-TO "

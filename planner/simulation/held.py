@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 
-from planner.simulation.faults import Fault
+from polyrec.planner.simulation.faults import Fault
 
 BURST_S, PERIOD_S = 0.05, 0.1
 """A neighbor computes in bursts; in a burst it has the core half of the time, in turns of SLICE_S."""

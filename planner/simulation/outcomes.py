@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from models.batch import F64, I64
+from polyrec.models.schema.batch import F64, I64
 
 
 class Status(IntEnum):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from models.batch import F64
+from polyrec.models.schema.batch import F64
 
 
 @dataclass(frozen=True, slots=True)

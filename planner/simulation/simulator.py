@@ -18,20 +18,20 @@ from math import exp, log
 import numpy as np
 from numpy.typing import NDArray
 
-from models.batch import F64, I64
-from planner.plan import Limits, Plan, PlanError, Routing
-from planner.routing.board import Board
-from planner.routing.curve import TAIL_DEVIATIONS
-from planner.routing.front import Spent
-from planner.routing.lane import LaneSpec
-from planner.routing.path import PathSpec
-from planner.routing.query import Dispatch, Query
-from planner.routing.router import Router
-from planner.simulation.costs import ASKING, BatchCost, Costs
-from planner.simulation.faults import Fault
-from planner.simulation.held import robbed, stopped
-from planner.simulation.outcomes import Outcomes, Status
-from planner.simulation.pace import EVEN, Pace
+from polyrec.models.schema.batch import F64, I64
+from polyrec.planner.plan import Limits, Plan, PlanError, Routing
+from polyrec.planner.routing.lanes.lane import LaneSpec
+from polyrec.planner.routing.lanes.path import PathSpec
+from polyrec.planner.routing.latency.front_cost import Spent
+from polyrec.planner.routing.latency.latency_table import TAIL_DEVIATIONS
+from polyrec.planner.routing.query import Dispatch, Query
+from polyrec.planner.routing.router import Router
+from polyrec.planner.routing.router_state import Board
+from polyrec.planner.simulation.costs import ASKING, BatchCost, Costs
+from polyrec.planner.simulation.faults import Fault
+from polyrec.planner.simulation.held import robbed, stopped
+from polyrec.planner.simulation.outcomes import Outcomes, Status
+from polyrec.planner.simulation.pace import EVEN, Pace
 
 TICK_S = 0.1
 TOLD_EVERY = 4096

@@ -22,11 +22,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from server.errors import Forbidden, RateLimited, RequestError, Unauthorized
-from server.http.options import RequestOptions
-from server.http.rates import Bucket, Guesses
-from server.metrics import REFUSALS, Metrics
-from server.tokens import (
+from polyrec.server.app.tokens import (
     ADMIN_VARIABLE,
     ANONYMOUS,
     Allowance,
@@ -37,6 +33,10 @@ from server.tokens import (
     digest_of,
     load_tokens,
 )
+from polyrec.server.errors import Forbidden, RateLimited, RequestError, Unauthorized
+from polyrec.server.http.options import RequestOptions
+from polyrec.server.http.rates import Bucket, Guesses
+from polyrec.server.metrics.metrics import REFUSALS, Metrics
 
 log = logging.getLogger("polyrec.access")
 

@@ -28,17 +28,17 @@ from pydantic import Field, ValidationError
 from starlette.requests import Request
 from starlette.routing import Route
 
-from models.bundle import Bundle
-from models.errors import PolyrecError
-from models.files import Strict, one_line
-from models.text import public
-from planner.plan import BudgetMs, PathName, Plan, Policy, load_plan
-from server.background import in_thread
-from server.engine import Engine, State
-from server.errors import Invalid, Malformed, NotReady, RequestError
-from server.http.body import read_body
-from server.http.reply import Reply, error_reply, json_reply
-from server.serving import Serving, open_serving
+from polyrec.models.bundle.bundle import Bundle
+from polyrec.models.errors import PolyrecError
+from polyrec.models.files import Strict, one_line
+from polyrec.models.text import public
+from polyrec.planner.plan import BudgetMs, PathName, Plan, Policy, load_plan
+from polyrec.server.app.background import in_thread
+from polyrec.server.app.engine import Engine, State
+from polyrec.server.app.serving import Serving, open_serving
+from polyrec.server.errors import Invalid, Malformed, NotReady, RequestError
+from polyrec.server.http.connection.body import read_body
+from polyrec.server.http.connection.reply import Reply, error_reply, json_reply
 
 log = logging.getLogger("polyrec.admin")
 audit = logging.getLogger("polyrec.audit")

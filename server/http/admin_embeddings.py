@@ -22,16 +22,16 @@ from pydantic import ValidationError, model_validator
 from starlette.requests import Request
 from starlette.routing import Route
 
-from models.batch import I64
-from models.embeddings.tiers.stack import TierStack
-from models.embeddings.tiers.update import TableUpdate, UpdateError, apply_update, load_update
-from models.files import MOST_SERVED_BYTES, Strict, one_line
-from models.text import public
-from models.vocabulary import Vocabulary
-from server.background import in_thread
-from server.errors import Invalid, Malformed
-from server.http.admin import Admin
-from server.http.reply import Reply
+from polyrec.models.files import MOST_SERVED_BYTES, Strict, one_line
+from polyrec.models.schema.batch import I64
+from polyrec.models.schema.vocabulary import Vocabulary
+from polyrec.models.text import public
+from polyrec.models.tiers.stack import TierStack
+from polyrec.models.tiers.updates.update import TableUpdate, UpdateError, apply_update, load_update
+from polyrec.server.app.background import in_thread
+from polyrec.server.errors import Invalid, Malformed
+from polyrec.server.http.admin import Admin
+from polyrec.server.http.connection.reply import Reply
 
 MAX_BODY_BYTES = 64 << 20
 

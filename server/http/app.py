@@ -1,8 +1,7 @@
 """The HTTP front: an engine in, a FastAPI application out.
 
-Every page is an ordinary route; `hot` names those that `server/http/connection.py` answers without ASGI.
-Whatever goes wrong leaves as `{"error": ...}`.
-"""
+Every page is an ordinary route; `hot` names those that `server/http/connection/connection.py` answers
+without ASGI. Whatever goes wrong leaves as `{"error": ...}`."""
 
 from __future__ import annotations
 
@@ -15,18 +14,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from models.bundle import code_version
-from server.engine import Engine
-from server.errors import Defect, MethodNotAllowed, NotFound, refusal
-from server.http.admin import Admin, admin_routes
-from server.http.admin_embeddings import Embeddings, embeddings_route
-from server.http.call import HotEndpoint
-from server.http.health import health_routes
-from server.http.oip import MODEL, InferForm, oip_routes
-from server.http.plan import plan_routes
-from server.http.predict import PredictForm
-from server.http.rank import RankForm
-from server.http.status_page import status_routes
+from polyrec.models.bundle.bundle import code_version
+from polyrec.server.app.engine import Engine
+from polyrec.server.errors import Defect, MethodNotAllowed, NotFound, refusal
+from polyrec.server.http.admin import Admin, admin_routes
+from polyrec.server.http.admin_embeddings import Embeddings, embeddings_route
+from polyrec.server.http.call import HotEndpoint
+from polyrec.server.http.health import health_routes
+from polyrec.server.http.oip import MODEL, InferForm, oip_routes
+from polyrec.server.http.plan import plan_routes
+from polyrec.server.http.predict import PredictForm
+from polyrec.server.http.rank import RankForm
+from polyrec.server.http.status_page import status_routes
 
 log = logging.getLogger("polyrec.http")
 

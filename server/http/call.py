@@ -2,9 +2,8 @@
 
 The client's access and options, the dispatcher, the errors and the counters are the same for /v1/predict,
 /v1/rank and the inference protocol. What differs is a `Form`: how a body becomes rows and how probabilities
-become a body. `server/http/connection.py` asks and answers without ASGI; `HotEndpoint` is the same as an ASGI
-application, which any server can run.
-"""
+become a body. `server/http/connection/connection.py` asks and answers without ASGI; `HotEndpoint` is the
+same as an ASGI application, which any server can run."""
 
 from __future__ import annotations
 
@@ -18,15 +17,18 @@ from typing import Any, Protocol
 
 from starlette.types import Receive, Scope, Send
 
-from models.errors import FeatureError
-from planner.routing.query import Query, Refusal
-from server.answer import Answer
-from server.counting import KEPT, EndpointMetrics
-from server.dispatcher import clock, rejection
-from server.engine import Engine, State
-from server.errors import Malformed, RequestError, refusal
-from server.http.body import ClientGone, Headers, header, read_body
-from server.http.options import (
+from polyrec.models.errors import FeatureError
+from polyrec.planner.routing.query import Query, Refusal
+from polyrec.server.app.engine import Engine, State
+from polyrec.server.app.serving import OpenPath, Serving
+from polyrec.server.app.tokens import Client
+from polyrec.server.codecs.rows import Rows
+from polyrec.server.dispatch.answer import Answer
+from polyrec.server.dispatch.dispatcher import clock, rejection
+from polyrec.server.errors import Malformed, RequestError, refusal
+from polyrec.server.http.connection.body import ClientGone, Headers, header, read_body
+from polyrec.server.http.connection.reply import Reply
+from polyrec.server.http.options import (
     BUDGET,
     NO_OPTIONS,
     PRIORITY,
@@ -35,10 +37,7 @@ from server.http.options import (
     parse_budget_s,
     parse_options,
 )
-from server.http.reply import Reply
-from server.rows import Rows
-from server.serving import OpenPath, Serving
-from server.tokens import Client
+from polyrec.server.metrics.counting import KEPT, EndpointMetrics
 
 log = logging.getLogger("polyrec.http")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.routing import Route
 
-from server.engine import Engine
-from server.http.reply import Reply, json_reply
-from server.metrics import CONTENT_TYPE
+from polyrec.server.app.engine import Engine
+from polyrec.server.http.connection.reply import Reply, json_reply
+from polyrec.server.metrics.metrics import CONTENT_TYPE
 
 
 def readiness(engine: Engine) -> Reply:

@@ -1,6 +1,6 @@
 """The Open Inference Protocol over HTTP: health, metadata, configuration, statistics, infer.
 
-The tensors are read and written by `server/oip_codec.py`; this file knows the pages. Every page of a
+The tensors are read and written by `server/codecs/oip_codec.py`; this file knows the pages. Every page of a
 model also exists with a version segment, which must name the version that is being served.
 """
 
@@ -13,17 +13,17 @@ from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import Scope
 
-from models.bundle import code_version
-from server.answer import Answer
-from server.engine import Engine
-from server.errors import Forbidden, Malformed, NotFound, NotReady
-from server.http.body import header
-from server.http.call import HotEndpoint, Parsed
-from server.http.health import readiness
-from server.http.options import RequestOptions
-from server.http.reply import Reply, error_reply, json_reply
-from server.oip_codec import OUTPUT, encode
-from server.serving import OpenPath, Serving
+from polyrec.models.bundle.bundle import code_version
+from polyrec.server.app.engine import Engine
+from polyrec.server.app.serving import OpenPath, Serving
+from polyrec.server.codecs.oip_codec import OUTPUT, encode
+from polyrec.server.dispatch.answer import Answer
+from polyrec.server.errors import Forbidden, Malformed, NotFound, NotReady
+from polyrec.server.http.call import HotEndpoint, Parsed
+from polyrec.server.http.connection.body import header
+from polyrec.server.http.connection.reply import Reply, error_reply, json_reply
+from polyrec.server.http.health import readiness
+from polyrec.server.http.options import RequestOptions
 
 MODEL = "dlrm"
 SERVER = "polyrec"

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from planner.plan import MOST_BUDGET_MS
-from planner.routing.query import MOST_PRIORITY
-from server.errors import Forbidden, Malformed
-from server.http.body import Headers
-from server.tokens import Client, Right
+from polyrec.planner.plan import MOST_BUDGET_MS
+from polyrec.planner.routing.query import MOST_PRIORITY
+from polyrec.server.app.tokens import Client, Right
+from polyrec.server.errors import Forbidden, Malformed
+from polyrec.server.http.connection.body import Headers
 
 BUDGET = b"x-latency-budget-ms"
 PRIORITY = b"x-polyrec-priority"

@@ -8,14 +8,14 @@ from typing import Any
 from starlette.requests import Request
 from starlette.routing import Route
 
-from models.embeddings.tiers.login import place
-from planner.plan import Plan
-from server.dispatcher import clock
-from server.engine import Engine
-from server.errors import Malformed, NotReady, RequestError
-from server.http.options import parse_budget_s, parse_quality
-from server.http.reply import Reply, error_reply, json_reply
-from server.serving import OpenPath, Serving
+from polyrec.models.tiers.remote.login import place
+from polyrec.planner.plan import Plan
+from polyrec.server.app.engine import Engine
+from polyrec.server.app.serving import OpenPath, Serving
+from polyrec.server.dispatch.dispatcher import clock
+from polyrec.server.errors import Malformed, NotReady, RequestError
+from polyrec.server.http.connection.reply import Reply, error_reply, json_reply
+from polyrec.server.http.options import parse_budget_s, parse_quality
 
 MOST_DIGITS = 9
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import orjson
 from starlette.types import Scope
 
-from server.answer import Answer
-from server.http.call import Parsed
-from server.http.reply import Reply
-from server.serving import OpenPath, Serving
+from polyrec.server.app.serving import OpenPath, Serving
+from polyrec.server.dispatch.answer import Answer
+from polyrec.server.http.call import Parsed
+from polyrec.server.http.connection.reply import Reply
 
 
 class RankForm:

@@ -22,10 +22,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from models.errors import BundleError, PolyrecError, RuntimeUnavailable
-from server.lanes.mailbox import Mailbox, State
+from polyrec.models.errors import BundleError, PolyrecError, RuntimeUnavailable
+from polyrec.server.lanes.mailbox import Mailbox, State
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 START_S = 300.0
 """A worker that is not ready by then is given up; opening gigabytes from a cold disk takes a minute."""
 END_S = 5.0
@@ -36,7 +36,7 @@ class Child:
     """A worker process. Starting returns at once; `wait_ready` says when it takes batches."""
 
     def __init__(self, name: str, task: str, inherited: frozenset[int] = frozenset()) -> None:
-        """name: of the lane, shown by ps. task: what server.lanes.task.Task says, as JSON. inherited: the
+        """name: of the lane, shown by ps. task: what `task.Task` says, as JSON. inherited: the
         descriptors that it names.
         """
         self.name = name
@@ -49,7 +49,7 @@ class Child:
             theirs, ours = os.pipe()
             _closed_by(opened, ours)
             shared = (self.mailbox.fd, self.wake, self.done, theirs)
-            command = [sys.executable, "-P", "-m", "server.lanes.worker", name, *map(str, shared)]
+            command = [sys.executable, "-P", "-m", "polyrec.server.lanes.worker", name, *map(str, shared)]
             try:
                 self._process = subprocess.Popen(
                     command,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from models.batch import Batch
-from models.runtimes.runtime import Runtime
-from planner.plan import LaneKind
-from server.lanes.lane import Settle, attempt
+from polyrec.models.runtimes.runtime import Runtime
+from polyrec.models.schema.batch import Batch
+from polyrec.planner.plan import LaneKind
+from polyrec.server.lanes.lane import Settle, attempt
 
 
 class InlineLane:

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from models.batch import F32, Batch
-from models.runtimes.runtime import Runtime
-from planner.plan import LaneKind
+from polyrec.models.runtimes.runtime import Runtime
+from polyrec.models.schema.batch import F32, Batch
+from polyrec.planner.plan import LaneKind
 
 clock = time.perf_counter
 

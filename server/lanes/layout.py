@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Self
 
-from models.batch import F32, I64, Batch, Block
+from polyrec.models.schema.batch import F32, I64, Batch, Block
 
 # size of the data area, where in it the answer goes (counted in float32), path, rows, contexts, whether they
 # are shared, plain rows; then, context before candidate: columns of ranks, values and offsets of bags,

@@ -26,9 +26,9 @@ from typing import Any
 
 import numpy as np
 
-from models.batch import F32, Batch
-from server.lanes.lane import Executed, ExecutionFailed
-from server.lanes.layout import HEAD, Layout
+from polyrec.models.schema.batch import F32, Batch
+from polyrec.server.lanes.lane import Executed, ExecutionFailed
+from polyrec.server.lanes.layout import HEAD, Layout
 
 FIRST_BYTES = 4 << 20
 """Of all of it, at first."""

@@ -7,18 +7,18 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from models.bundle import Bundle
-from models.embeddings.tiers.stack import TierStack
-from models.runtimes import open_runtime
-from models.runtimes.runtime import Runtime
-from planner.plan import PlanError, PlannedLane, PlannedPath
-from server.lanes.inline import InlineLane
-from server.lanes.lane import Lane, OnDeath
-from server.lanes.process import ProcessLane
-from server.lanes.reading import TieredRuntime
-from server.lanes.task import OpenPath, Task
-from server.lanes.threaded import ThreadedLane
-from server.lanes.warm import warm_up
+from polyrec.models.bundle.bundle import Bundle
+from polyrec.models.runtimes import open_runtime
+from polyrec.models.runtimes.runtime import Runtime
+from polyrec.models.tiers.stack import TierStack
+from polyrec.planner.plan import PlanError, PlannedLane, PlannedPath
+from polyrec.server.lanes.inline import InlineLane
+from polyrec.server.lanes.lane import Lane, OnDeath
+from polyrec.server.lanes.process import ProcessLane
+from polyrec.server.lanes.task import OpenPath, Task
+from polyrec.server.lanes.threaded import ThreadedLane
+from polyrec.server.lanes.tier_reading import TieredRuntime
+from polyrec.server.lanes.warm_up import warm_up
 
 Paths = Sequence[tuple[PlannedPath, Bundle]]
 Stacks = Mapping[str, TierStack]
@@ -39,7 +39,7 @@ def open_lane(
     runtimes: by path, ready ones that the lane may have for itself (a runtime belongs to one lane); what
         is not among them is opened here, over its tiers in `stacks`. A process lane opens its own, and
         has all rows in memory.
-    on_death: see server.lanes.lane.OnDeath; only a process can die.
+    on_death: see polyrec.server.lanes.lane.OnDeath; only a process can die.
     Raises RuntimeUnavailable, BundleError, or PlanError for cores that this machine does not have.
     """
     _check_cores(planned)

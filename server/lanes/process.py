@@ -12,13 +12,13 @@ import logging
 import os
 from collections.abc import Sequence
 
-from models.batch import Batch
-from models.errors import RuntimeUnavailable
-from models.held_files import HeldFiles
-from planner.plan import LaneKind
-from server.lanes.child import Child
-from server.lanes.lane import Executed, LaneDied, OnDeath, Settle
-from server.lanes.task import Task
+from polyrec.models.bundle.held_files import HeldFiles
+from polyrec.models.errors import RuntimeUnavailable
+from polyrec.models.schema.batch import Batch
+from polyrec.planner.plan import LaneKind
+from polyrec.server.lanes.child import Child
+from polyrec.server.lanes.lane import Executed, LaneDied, OnDeath, Settle
+from polyrec.server.lanes.task import Task
 
 log = logging.getLogger("polyrec.lanes")
 

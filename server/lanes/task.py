@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from models.files import Strict
-from models.held_files import HeldFiles
-from models.precision import DensePrecision
-from models.runtimes import open_runtime
-from models.runtimes.runtime import Runtime
-from models.weights import open_weights
-from server.lanes.warm import warm_up
+from polyrec.models.bundle.held_files import HeldFiles
+from polyrec.models.bundle.weights import open_weights
+from polyrec.models.dlrm.precision import DensePrecision
+from polyrec.models.files import Strict
+from polyrec.models.runtimes import open_runtime
+from polyrec.models.runtimes.runtime import Runtime
+from polyrec.server.lanes.warm_up import warm_up
 
 
 class OpenPath(Strict):

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from queue import SimpleQueue
 
-from models.batch import Batch
-from models.runtimes.runtime import Runtime
-from planner.plan import LaneKind
-from server.lanes.lane import Executed, Settle, attempt
+from polyrec.models.runtimes.runtime import Runtime
+from polyrec.models.schema.batch import Batch
+from polyrec.planner.plan import LaneKind
+from polyrec.server.lanes.lane import Executed, Settle, attempt
 
 CLOSE_S = 5.0
 """A thread cannot be ended; one that is stuck in its batch is left behind after this, as a daemon."""

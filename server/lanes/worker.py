@@ -1,4 +1,4 @@
-"""The worker: the process of a lane, `python -m server.lanes.worker`. Only server/lanes/child.py starts it.
+"""The worker: the process of a lane. Only server/lanes/child.py starts it.
 
 What it shall open is read from the mailbox; then it executes the batches put there, one after another,
 until the server ends. It knows nothing of requests, queues or deadlines.
@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from models.runtimes.runtime import Runtime
-    from server.lanes.mailbox import Mailbox
+    from polyrec.models.runtimes.runtime import Runtime
+    from polyrec.server.lanes.mailbox import Mailbox
 
 log = logging.getLogger("polyrec.lane")
 clock = time.perf_counter
@@ -30,8 +30,8 @@ def main(name: str, mailbox_fd: int, wake: int, done: int, lifeline: int) -> Non
     # The server drains when it is told to stop, and ends its workers after that.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    from server.lanes.mailbox import Mailbox, State
-    from server.logs import log_to_stderr
+    from polyrec.server.app.logs import log_to_stderr
+    from polyrec.server.lanes.mailbox import Mailbox, State
 
     log_to_stderr("warning", f" {name}")
 
@@ -39,7 +39,7 @@ def main(name: str, mailbox_fd: int, wake: int, done: int, lifeline: int) -> Non
     try:
         runtimes = _opened(mailbox.said()[1])
     except Exception as e:
-        from models.errors import PolyrecError
+        from polyrec.models.errors import PolyrecError
 
         if not isinstance(e, PolyrecError):
             log.exception("its paths cannot be opened")
@@ -69,7 +69,7 @@ def die_with(lifeline: int) -> None:
 
 
 def _opened(told: str) -> Sequence[Runtime]:
-    from server.lanes.task import Task
+    from polyrec.server.lanes.task import Task
 
     task = Task.model_validate_json(told)
     if task.cores:
@@ -77,7 +77,7 @@ def _opened(told: str) -> Sequence[Runtime]:
 
     import torch
 
-    from models.memory import keep_memory
+    from polyrec.models.allocator import keep_memory
 
     torch.set_num_threads(1)
     runtimes = task.open()
@@ -86,7 +86,7 @@ def _opened(told: str) -> Sequence[Runtime]:
 
 
 def _work(mailbox: Mailbox, runtimes: Sequence[Runtime], wake: int, done: int) -> None:
-    from server.lanes.mailbox import State
+    from polyrec.server.lanes.mailbox import State
 
     while True:
         os.eventfd_read(wake)

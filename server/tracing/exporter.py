@@ -1,4 +1,4 @@
-"""`python -m server.tracing.exporter`: records of requests on standard input, OTLP over HTTP out.
+"""`python -m polyrec.server.tracing.exporter`: records of requests on standard input, OTLP over HTTP out.
 
 Started by `server/tracing/pipe.py`, never by people. It ends when its server closes the pipe or dies, after
 having sent what it has. OpenTelemetry's variables say where to and how (OTEL_EXPORTER_OTLP_*, OTEL_BSP_*,
@@ -21,10 +21,10 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
-from models.bundle import code_version
-from server.logs import log_to_stderr
-from server.tracing.records import Request, taken
-from server.tracing.spans import Ids, Spans
+from polyrec.models.bundle.bundle import code_version
+from polyrec.server.app.logs import log_to_stderr
+from polyrec.server.tracing.records import Request, taken
+from polyrec.server.tracing.spans import Ids, Spans
 
 READ_BYTES = 2**20
 GATHER_S = 0.02

@@ -28,7 +28,7 @@ class Pipe:
     """Starts the exporter with these environment variables; used from one thread only."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        command = [sys.executable, "-m", "server.tracing.exporter"]
+        command = [sys.executable, "-m", "polyrec.server.tracing.exporter"]
         self._process = subprocess.Popen(
             command, bufsize=0, env=dict(environ), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
         )

@@ -32,7 +32,7 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace.span import TraceState
 
-from server.tracing.records import Execution, Request, Shared
+from polyrec.server.tracing.records import Execution, Request, Shared
 
 SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 UNREAD_S = 1e-4

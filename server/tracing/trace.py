@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from starlette.types import Scope
 
-from server.tracing.records import Execution, Request, Shared
+from polyrec.server.tracing.records import Execution, Request, Shared
 
 SERVED_BY_VERSION = "/v2/models/{model}/versions/{version}/infer"
 

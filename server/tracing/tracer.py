@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 from starlette.types import Scope
 
-from server.tracing.pipe import Pipe
-from server.tracing.records import Request, packed
-from server.tracing.trace import Trace, trace_id
+from polyrec.server.tracing.pipe import Pipe
+from polyrec.server.tracing.records import Request, packed
+from polyrec.server.tracing.trace import Trace, trace_id
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.sampling import Sampler

@@ -17,10 +17,10 @@ import httpx
 import pytest
 import yaml
 
-from benchmarks.prometheus import HOW, PROGRAM, Prometheus, prometheus
-from planner.plan import Plan, save_plan
-from server.metrics import Metrics
-from server.running import start
+from benchmarks.operations.prometheus import HOW, PROGRAM, Prometheus, prometheus
+from polyrec.planner.plan import Plan, save_plan
+from polyrec.server.app.run import start
+from polyrec.server.metrics.metrics import Metrics
 
 DEPLOY = Path(__file__).parent.parent.parent / "deploy"
 FILES = sorted((DEPLOY / "grafana" / "dashboards").glob("*.json"))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from planner.placed import DIRECTORY
+from polyrec.planner.placement import DIRECTORY
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,4 +32,4 @@ def test_the_folder_of_disk_tiers_can_be_written_although_the_root_cannot(compos
 
 
 def test_the_image_asks_its_health_where_the_server_listens() -> None:
-    assert 'CMD ["python", "-m", "server.healthcheck"]' in (ROOT / "Dockerfile").read_text()
+    assert 'CMD ["python", "-m", "polyrec.server.app.healthcheck"]' in (ROOT / "Dockerfile").read_text()

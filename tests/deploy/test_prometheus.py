@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from server.metrics import BROKEN, OUTCOMES, PROMISED_SHARE, Metrics
+from polyrec.server.metrics.metrics import BROKEN, OUTCOMES, PROMISED_SHARE, Metrics
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "deploy" / "prometheus"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from loadtest.outcome import NO_PATH, Outcome
+from polyrec.loadtest.results.outcome import NO_PATH, Outcome
 
 
 def made_up(

@@ -14,8 +14,8 @@ from time import monotonic
 import httpx
 import pytest
 
-from loadtest.pages import request_buckets
-from server.running import start
+from polyrec.loadtest.drivers.server_pages import request_buckets
+from polyrec.server.app.run import start
 
 ROOT = Path(__file__).parents[2]
 

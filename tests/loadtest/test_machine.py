@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from loadtest.machine import ahead_of_others, core_seconds, machine, times_held_off
+from polyrec.loadtest.machine import ahead_of_others, core_seconds, machine, times_held_off
 
 
 def test_the_machine_is_said_in_words() -> None:
@@ -20,7 +20,8 @@ def test_the_machine_is_said_in_words() -> None:
 def test_priority_is_raised_inside_and_given_back() -> None:
     # in a session of its own: the one of the tests keeps its priority whatever happens
     code = (
-        "import os\nfrom loadtest.machine import ahead_of_others, core_seconds, machine, times_held_off\n"
+        "import os\nfrom polyrec.loadtest.machine import ahead_of_others, core_seconds\n"
+        "from polyrec.loadtest.machine import machine, times_held_off\n"
         "def nice(): return os.getpriority(os.PRIO_PROCESS, 0), machine()['scheduling']\n"
         "before = nice()\nwith ahead_of_others(): print(nice())\nassert nice() == before"
     )

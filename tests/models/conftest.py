@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import strategies as st
 
-from models.schema import Schema
+from polyrec.models.schema.schema import Schema
 
 Row = dict[str, Any]
 Write = Callable[[Sequence[Row]], Path]

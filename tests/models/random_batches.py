@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from models.batch import Batch, Block
-from models.schema import Categorical, Dense, Label, Role, Schema, Split
+from polyrec.models.schema.batch import Batch, Block
+from polyrec.models.schema.schema import Categorical, Dense, Label, Role, Schema, Split
 
 
 def random_schema(random: np.random.Generator) -> Schema:

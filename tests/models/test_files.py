@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from models.errors import DataError, PolyrecError
-from models.files import Strict, read_json, read_regular, read_yaml, validated, whole, write_text
+from polyrec.models.errors import DataError, PolyrecError
+from polyrec.models.files import Strict, read_json, read_regular, read_yaml, validated, whole, write_text
 
 Read = Callable[[Path, str, type[PolyrecError]], dict[str, Any]]
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.text import printable, public
+from polyrec.models.text import printable, public
 
 
 @given(st.text(st.characters(), max_size=900))

@@ -8,14 +8,14 @@ from typing import Literal
 
 import numpy as np
 
-from models.embeddings.tiers.placement import RemoteStore
-from planner.deployment.ranked import Ranked
-from planner.deployment.residency import Tables
-from planner.devices import Device, Machine, Remote
-from planner.latency import LatencyModel
-from planner.plan import PlannedPath
-from planner.profile import Front, Memory, PathProfile, Profile
-from planner.traffic import Arrivals, Sizes, Traffic
+from polyrec.models.tiers.placement import RemoteStore
+from polyrec.planner.deployment.rank_accesses import Ranked
+from polyrec.planner.deployment.residency import Tables
+from polyrec.planner.devices import Device, Machine, Remote
+from polyrec.planner.latency_model import LatencyModel
+from polyrec.planner.plan import PlannedPath
+from polyrec.planner.profile import Front, Memory, PathProfile, Profile
+from polyrec.planner.traffic import Arrivals, Sizes, Traffic
 
 ROWS = (1, 64, 512, 4096)
 

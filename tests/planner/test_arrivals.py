@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.arrivals import arrival_times
-from planner.traffic import Arrivals, TrafficError
+from polyrec.planner.arrivals import arrival_times
+from polyrec.planner.traffic import Arrivals, TrafficError
 
 ALL = [
     Arrivals(),

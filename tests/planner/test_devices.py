@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.devices import (
+from polyrec.planner.devices import (
     MACHINES,
     UNITS,
     Device,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from planner.plan import Limits, Plan, PlanError, load_plan, save_plan, single_path_plan
+from polyrec.planner.plan import Limits, Plan, PlanError, load_plan, save_plan, single_path_plan
 
 PATH = {"name": "table@cpu", "bundle": "table", "runtime": "onnx"}
 HUGE = {"rows": [1], "median_s": [1e308], "tail_s": [1e308]}

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from planner.devices import Device, Machine
-from planner.latency import LatencyModel
-from planner.plan import PlannedPath
-from planner.profile import Memory, PathProfile, Profile, ProfileError, load_profile, save_profile
+from polyrec.planner.devices import Device, Machine
+from polyrec.planner.latency_model import LatencyModel
+from polyrec.planner.plan import PlannedPath
+from polyrec.planner.profile import Memory, PathProfile, Profile, ProfileError, load_profile, save_profile
 
 PROFILE = Profile(
     machine=Machine(name="here", devices=(Device(name="cpu", kind="cpu", lanes=2, memory_bytes=10**9),)),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.traffic import MLPERF, Sizes, TrafficError, parse_traffic
+from polyrec.planner.traffic import MLPERF, Sizes, TrafficError, parse_traffic
 
 
 def test_short_text_is_read():

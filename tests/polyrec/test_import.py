@@ -12,10 +12,10 @@ import pytest
 import torch
 import tritonclient.http as triton
 
-from models.bundle import load_bundle
-from models.errors import PolyrecError
-from polyrec import import_
-from server.running import Child, start
+from polyrec.cli import import_
+from polyrec.models.bundle.bundle import load_bundle
+from polyrec.models.errors import PolyrecError
+from polyrec.server.app.run import Child, start
 from tests.models.importers.foreign import (
     Request,
     Shape,

@@ -17,22 +17,22 @@ import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 
-from loadtest.pages import Samples
-from models.batch import F32
-from models.bundle import Bundle, load_bundle
-from models.data.reader import open_data
-from models.dlrm import Architecture
-from models.learning import Learner, Training
-from models.runtimes import open_runtime
-from models.schema import Schema, load_schema
-from models.training import Recipe
-from models.vocabulary import ids_of_ranks
-from planner.plan import Plan, single_path_plan
-from server.engine import Engine
-from server.http.access import Access
-from server.http.admin import Admin
-from server.http.app import create_app
-from server.running import Child, start
+from polyrec.loadtest.drivers.server_pages import Samples
+from polyrec.models.bundle.bundle import Bundle, load_bundle
+from polyrec.models.data.reader import open_data
+from polyrec.models.dlrm.dlrm import Architecture
+from polyrec.models.runtimes import open_runtime
+from polyrec.models.schema.batch import F32
+from polyrec.models.schema.schema import Schema, load_schema
+from polyrec.models.schema.vocabulary import ids_of_ranks
+from polyrec.models.training.pipeline import Learner, Training
+from polyrec.models.training.trainer import Recipe
+from polyrec.planner.plan import Plan, single_path_plan
+from polyrec.server.app.engine import Engine
+from polyrec.server.app.run import Child, start
+from polyrec.server.http.access import Access
+from polyrec.server.http.admin import Admin
+from polyrec.server.http.app import create_app
 from tests.server.placing import TOKEN
 
 Row = dict[str, Any]

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from models.bundle import Bundle
-from planner.plan import Plan
+from polyrec.models.bundle.bundle import Bundle
+from polyrec.planner.plan import Plan
 
 TOKEN = "a token of sixteen and more"
 ALLOWED = {"authorization": f"Bearer {TOKEN}"}

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from models.errors import FeatureError
-from server import errors
+from polyrec.models.errors import FeatureError
+from polyrec.server import errors
 
 
 @pytest.mark.parametrize(

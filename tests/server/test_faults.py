@@ -15,12 +15,12 @@ import httpx
 import numpy as np
 import pytest
 
-from loadtest.connection import Target
-from loadtest.load import load_of
-from loadtest.openloop import Limits, run
-from loadtest.outcome import Outcome
-from planner.plan import Plan, PlannedLane, save_plan
-from server.running import Child, start
+from polyrec.loadtest.drivers.connection import Target
+from polyrec.loadtest.drivers.load import load_of
+from polyrec.loadtest.drivers.open_loop import Limits, run
+from polyrec.loadtest.results.outcome import Outcome
+from polyrec.planner.plan import Plan, PlannedLane, save_plan
+from polyrec.server.app.run import Child, start
 
 BODY = b'{"candidates": [{"item": "1"}, {}, {"item": "3"}]}'
 MEANT = {200, 429, 503, 504}

@@ -12,8 +12,8 @@ import numpy as np
 import orjson
 import pytest
 
-from loadtest.pages import Samples
-from server.running import Child, start
+from polyrec.loadtest.drivers.server_pages import Samples
+from polyrec.server.app.run import Child, start
 
 ROUNDS = 6
 PREDICT, RANK = "/v1/predict", "/v1/rank"

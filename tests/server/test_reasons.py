@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planner.routing.query import DEGRADED, Dispatch, Part, Query, Reason
-from server.answer import Answer, Outbox, Pending, Waiting
-from server.metrics import REASONS
-from server.parts import scatter
+from polyrec.planner.routing.query import DEGRADED, Dispatch, Part, Query, Reason
+from polyrec.server.dispatch.answer import Answer, Outbox, Pending, Waiting
+from polyrec.server.dispatch.parts import scatter
+from polyrec.server.metrics.metrics import REASONS
 
 PAGE = Path(__file__).parents[2] / "server/http/status_page/page.js"
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import httpx
 
-from models.bundle import Bundle
-from models.embeddings.tiers.placement import RemoteStore, TierCuts
-from planner.placed import PlacedPath, Placement
-from planner.plan import Plan, save_plan
-from server.running import start
+from polyrec.models.bundle.bundle import Bundle
+from polyrec.models.tiers.placement import RemoteStore, TierCuts
+from polyrec.planner.placement import PlacedPath, Placement
+from polyrec.planner.plan import Plan, save_plan
+from polyrec.server.app.run import start
 
 TOKEN = "s3cret-token-of-sixteen"
 PAGES = ("/v1/plan", "/v1/paths", "/v1/status", "/v1/route", "/", "/metrics", "/readyz", "/livez", "/v2")

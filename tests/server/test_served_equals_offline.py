@@ -11,7 +11,7 @@ import httpx
 import numpy as np
 import pytest
 
-from server.running import start
+from polyrec.server.app.run import start
 
 TOLERANCE = 1e-5
 

@@ -14,13 +14,13 @@ from typing import Any
 from starlette.requests import Request
 from starlette.routing import Route
 
-from models.bundle import code_version
-from server.dispatcher import clock
-from server.engine import Engine
-from server.errors import Malformed, NotReady
-from server.http.plan import describe
-from server.http.reply import HeaderList, Reply, error_reply, json_reply
-from server.metrics import BROKEN, OUTCOMES, PROMISED_SHARE, REQUEST_EDGES_S
+from polyrec.models.bundle.bundle import code_version
+from polyrec.server.app.engine import Engine
+from polyrec.server.dispatch.dispatcher import clock
+from polyrec.server.errors import Malformed, NotReady
+from polyrec.server.http.connection.reply import HeaderList, Reply, error_reply, json_reply
+from polyrec.server.http.plan import describe
+from polyrec.server.metrics.metrics import BROKEN, OUTCOMES, PROMISED_SHARE, REQUEST_EDGES_S
 
 FILES = {
     "/": ("page.html", b"text/html; charset=utf-8"),

@@ -7,9 +7,9 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from models.data.columns import Kind, check_columns, kind_of, normalise
-from models.errors import DataError
-from models.schema import Schema
+from polyrec.models.data.columns import Kind, check_columns, kind_of, normalise
+from polyrec.models.errors import DataError
+from polyrec.models.schema.schema import Schema
 
 
 @pytest.mark.parametrize(

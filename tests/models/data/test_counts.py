@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.data import counts as module
-from models.data.counts import AccessCounts
-from models.schema import Categorical
+from polyrec.models.data import counts as module
+from polyrec.models.data.counts import AccessCounts
+from polyrec.models.schema.schema import Categorical
 
 ITEM = Categorical(name="item", min_count=2, max_values=4)
 BAG = Categorical(name="bag", table="item", min_count=2, max_values=4, pooling="sum", max_length=2)

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.data import criteo
-from models.data.criteo import CATEGORIES, FIELDS, INTEGERS, CriteoReader
-from models.data.reader import OnMalformed, open_data
-from models.errors import DataError
-from models.schema import Schema, load_schema
+from polyrec.models.data import criteo
+from polyrec.models.data.criteo import CATEGORIES, FIELDS, INTEGERS, CriteoReader
+from polyrec.models.data.reader import OnMalformed, open_data
+from polyrec.models.errors import DataError
+from polyrec.models.schema.schema import Schema, load_schema
 
 Line = list[str]
 

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.batch import Batch, Block
-from models.data.encoded import Encoded, encode
-from models.data.reader import Reader, open_data
-from models.data.split import TEST, TRAIN, VALIDATION
-from models.encoder import Encoder
-from models.errors import DataError
-from models.popularity import calibrate
-from models.schema import ROLES, Schema, Split
+from polyrec.models.data.encoded import Encoded, encode
+from polyrec.models.data.reader import Reader, open_data
+from polyrec.models.data.split import TEST, TRAIN, VALIDATION
+from polyrec.models.errors import DataError
+from polyrec.models.schema.batch import Batch, Block
+from polyrec.models.schema.encoder import Encoder
+from polyrec.models.schema.popularity import calibrate
+from polyrec.models.schema.schema import ROLES, Schema, Split
 
 Row = dict[str, Any]
 Write = Callable[[Sequence[Row]], Path]

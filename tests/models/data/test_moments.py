@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.data.moments import Moments
-from models.encoder import Standard
-from models.schema import Dense
+from polyrec.models.data.moments import Moments
+from polyrec.models.schema.encoder import Standard
+from polyrec.models.schema.schema import Dense
 
 
 @given(

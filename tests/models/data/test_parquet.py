@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.data.reader import open_data
-from models.errors import DataError
-from models.schema import Schema
+from polyrec.models.data.reader import open_data
+from polyrec.models.errors import DataError
+from polyrec.models.schema.schema import Schema
 
 Row = dict[str, Any]
 Write = Callable[[Sequence[Row]], Path]

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from models.data.criteo import CriteoReader
-from models.data.parquet import ParquetReader
-from models.data.reader import open_data
-from models.errors import DataError
-from models.schema import Schema, load_schema
+from polyrec.models.data.criteo import CriteoReader
+from polyrec.models.data.parquet import ParquetReader
+from polyrec.models.data.reader import open_data
+from polyrec.models.errors import DataError
+from polyrec.models.schema.schema import Schema, load_schema
 
 Write = Callable[[Sequence[dict[str, Any]]], Path]
 

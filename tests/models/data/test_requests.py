@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.data import requests as module
-from models.data.requests import Requests, rebatched, requests_of
+from polyrec.models.data import requests as module
+from polyrec.models.data.requests import Requests, rebatched, requests_of
 
 Row = dict[str, Any]
 ToArrow = Callable[[Sequence[Row]], pa.Table]

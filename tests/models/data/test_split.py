@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.data import split as module
-from models.data.reader import Reader, open_data
-from models.data.split import Splitter, split_of, stable_hash
-from models.errors import DataError
-from models.schema import Schema, Split, load_schema
+from polyrec.models.data import split as module
+from polyrec.models.data.reader import Reader, open_data
+from polyrec.models.data.split import Splitter, split_of, stable_hash
+from polyrec.models.errors import DataError
+from polyrec.models.schema.schema import Schema, Split, load_schema
 
 Row = dict[str, Any]
 Write = Callable[[Sequence[Row]], Path]

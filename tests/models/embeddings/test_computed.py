@@ -6,10 +6,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.embeddings.computed import ComputedStage, Encoding, HybridStage
-from models.embeddings.lookups import FusedRows
-from models.embeddings.table import TableStage
-from models.schema import Schema
+from polyrec.models.embeddings.computed import ComputedStage, Encoding, HybridStage
+from polyrec.models.embeddings.lookups import FusedRows
+from polyrec.models.embeddings.table import TableStage
+from polyrec.models.schema.schema import Schema
 from tests.models.random_batches import random_batch, random_schema, random_table_rows
 
 ENCODING = Encoding(k=8, m=1000, hidden=(6,), seed=5)

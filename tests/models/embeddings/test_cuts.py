@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.embeddings.cuts import stored_but_largest, stored_within, tiers_within
-from models.vocabulary import Vocabulary
+from polyrec.models.embeddings.cuts import stored_but_largest, stored_within, tiers_within
+from polyrec.models.schema.vocabulary import Vocabulary
 
 
 def vocabulary(table: str, counts: list[int]) -> Vocabulary:

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.embeddings.decoder import PADDING, Decoders, runs
+from polyrec.models.embeddings.decoder import PADDING, Decoders, runs
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=12), st.integers(0, 1000))

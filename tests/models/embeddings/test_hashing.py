@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.embeddings.hashing import UniversalHashes, next_prime
+from polyrec.models.embeddings.hashing import UniversalHashes, next_prime
 
 
 @given(

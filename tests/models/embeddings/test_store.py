@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.embeddings.store import (
+from polyrec.models.dlrm.precision import Precision
+from polyrec.models.embeddings.store import (
     HEAD,
     LEVELS,
     ComputedRows,
@@ -17,7 +18,6 @@ from models.embeddings.store import (
     open_rows,
     quantise,
 )
-from models.precision import Precision
 
 PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "int8", "int4")
 

@@ -6,9 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.batch import F32, Batch
-from models.embeddings.table import TableStage
-from models.schema import Schema
+from polyrec.models.embeddings.table import TableStage
+from polyrec.models.schema.batch import F32, Batch
+from polyrec.models.schema.schema import Schema
 from tests.models.random_batches import random_batch, random_schema, random_table_rows
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.batch import F64, I64
+from polyrec.models.schema.batch import F64, I64
 
 State = dict[str, Tensor]
 

@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from models.importers.checkpoint import CheckpointError, read_weights
+from polyrec.models.importers.checkpoint import CheckpointError, read_weights
 
 STATE = OrderedDict({"emb_l.0.weight": torch.arange(6.0).view(3, 2), "bot_l.0.bias": torch.ones(2)})
 

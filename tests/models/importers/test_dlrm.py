@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.bundle import load_bundle
-from models.importers.checkpoint import CheckpointError
-from models.importers.dlrm import read_dlrm
-from models.importers.parts import write_parts
-from models.runtimes import NAMES, open_runtime
+from polyrec.models.bundle.bundle import load_bundle
+from polyrec.models.importers.checkpoint import CheckpointError
+from polyrec.models.importers.dlrm import read_dlrm
+from polyrec.models.importers.parts import write_parts
+from polyrec.models.runtimes import NAMES, open_runtime
 from tests.models.importers.foreign import (
     Shape,
     State,

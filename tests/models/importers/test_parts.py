@@ -8,15 +8,15 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from models.bundle import Bundle, load_bundle
-from models.data.encoded import encode
-from models.data.reader import open_data
-from models.data.split import TEST, split_of
-from models.errors import BundleError, FeatureError
-from models.importers.checkpoint import CheckpointError
-from models.importers.dlrm import read_dlrm
-from models.importers.parts import write_parts
-from models.runtimes import open_runtime, predict_rows
+from polyrec.models.bundle.bundle import Bundle, load_bundle
+from polyrec.models.data.encoded import encode
+from polyrec.models.data.reader import open_data
+from polyrec.models.data.split import TEST, split_of
+from polyrec.models.errors import BundleError, FeatureError
+from polyrec.models.importers.checkpoint import CheckpointError
+from polyrec.models.importers.dlrm import read_dlrm
+from polyrec.models.importers.parts import write_parts
+from polyrec.models.runtimes import open_runtime, predict_rows
 from tests.models.importers.foreign import Shape, State, dlrm_forward, dlrm_state, random_request
 
 SHAPE = Shape(dense=3, rows=(7, 4, 9), width=4, bottom=(6,), top=(5,))
@@ -114,7 +114,7 @@ def test_data_of_the_invented_columns_can_be_evaluated(
 
 
 def test_large_tables_are_copied_piece_by_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("models.importers.parts._CHUNK", 8)
+    monkeypatch.setattr("polyrec.models.importers.parts._CHUNK", 8)
     shape = Shape(dense=1, rows=(5, 1, 4), width=3, bottom=(), top=())
     state = dlrm_state(np.random.default_rng(1), shape)
     torch.save(state, tmp_path / "model.pt")

@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.bundle import Bundle, load_bundle
-from models.importers.checkpoint import CheckpointError
-from models.importers.parts import write_parts
-from models.importers.torchrec import read_torchrec
-from models.runtimes import NAMES, open_runtime
+from polyrec.models.bundle.bundle import Bundle, load_bundle
+from polyrec.models.importers.checkpoint import CheckpointError
+from polyrec.models.importers.parts import write_parts
+from polyrec.models.importers.torchrec import read_torchrec
+from polyrec.models.runtimes import NAMES, open_runtime
 from tests.models.importers.foreign import (
     SPARSE,
     Request,

@@ -6,16 +6,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.batch import F32
-from models.bundle import Bundle
-from models.dlrm import Architecture, DenseNet, Inputs
-from models.embeddings.stage import PerBlock
-from models.errors import RuntimeUnavailable
-from models.precision import DensePrecision
-from models.runtimes import open_runtime
-from models.runtimes.binding import Bound
-from models.runtimes.graph import plain_graph, ranking_graph
-from models.runtimes.onnx import open_session
+from polyrec.models.bundle.bundle import Bundle
+from polyrec.models.dlrm.dlrm import Architecture, DenseNet, Inputs
+from polyrec.models.dlrm.precision import DensePrecision
+from polyrec.models.embeddings.stage import PerBlock
+from polyrec.models.errors import RuntimeUnavailable
+from polyrec.models.runtimes import open_runtime
+from polyrec.models.runtimes.binding import Bound
+from polyrec.models.runtimes.graph import plain_graph, ranking_graph
+from polyrec.models.runtimes.onnx import open_session
+from polyrec.models.schema.batch import F32
 from tests.models.random_batches import random_batch
 
 WIDTH, SLOTS, DENSE = 8, PerBlock(2, 3), PerBlock(2, 4)

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from models.batch import F32
-from models.context_once import ContextOnce
-from models.dlrm import Architecture, DenseNet, Inputs
-from models.embeddings.stage import PerBlock
-from models.runtimes.buckets import LARGEST, Buckets, bucket
+from polyrec.models.dlrm.context_once import ContextOnce
+from polyrec.models.dlrm.dlrm import Architecture, DenseNet, Inputs
+from polyrec.models.embeddings.stage import PerBlock
+from polyrec.models.runtimes.buckets import LARGEST, Buckets, bucket
+from polyrec.models.schema.batch import F32
 
 WIDTH, SLOTS, DENSE = 8, PerBlock(2, 3), PerBlock(2, 4)
 

@@ -12,16 +12,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.batch import F32, Batch
-from models.bundle import Bundle, write_bundle
-from models.dlrm import DLRM, Architecture, DenseNet, dense_slots
-from models.embeddings.computed import Encoding
-from models.encoder import Encoder
-from models.precision import DensePrecision
-from models.representation import Representation, initial_stage
-from models.runtimes import open_runtime
-from models.runtimes.runtime import Runtime
-from models.schema import ROLES, Schema
+from polyrec.models.bundle.bundle import Bundle, write_bundle
+from polyrec.models.dlrm.dlrm import DLRM, Architecture, DenseNet, dense_slots
+from polyrec.models.dlrm.precision import DensePrecision
+from polyrec.models.dlrm.representation import Representation, initial_stage
+from polyrec.models.embeddings.computed import Encoding
+from polyrec.models.runtimes import open_runtime
+from polyrec.models.runtimes.runtime import Runtime
+from polyrec.models.schema.batch import F32, Batch
+from polyrec.models.schema.encoder import Encoder
+from polyrec.models.schema.schema import ROLES, Schema
 
 Row = dict[str, Any]
 Form = Literal["plain", "ranking"]

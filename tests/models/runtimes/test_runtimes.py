@@ -8,19 +8,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.batch import Batch
-from models.bundle import Bundle, load_bundle, write_bundle
-from models.data.encoded import Encoded, encode
-from models.data.reader import open_data
-from models.data.split import split_of
-from models.dlrm import DLRM, Architecture, DenseNet, dense_slots
-from models.embeddings.tiers.placement import Placement
-from models.embeddings.tiers.stage import open_tiers
-from models.errors import RuntimeUnavailable
-from models.precision import DensePrecision
-from models.runtimes import NAMES, best_runtime, open_runtime, predict_rows
-from models.runtimes.graph import QUANTIZED_FROM
-from models.training import predict
+from polyrec.models.bundle.bundle import Bundle, load_bundle, write_bundle
+from polyrec.models.data.encoded import Encoded, encode
+from polyrec.models.data.reader import open_data
+from polyrec.models.data.split import split_of
+from polyrec.models.dlrm.dlrm import DLRM, Architecture, DenseNet, dense_slots
+from polyrec.models.dlrm.precision import DensePrecision
+from polyrec.models.errors import RuntimeUnavailable
+from polyrec.models.runtimes import NAMES, best_runtime, open_runtime, predict_rows
+from polyrec.models.runtimes.graph import QUANTIZED_FROM
+from polyrec.models.schema.batch import Batch
+from polyrec.models.tiers.placement import Placement
+from polyrec.models.tiers.stage import open_tiers
+from polyrec.models.training.trainer import predict
 from tests.models.random_batches import random_batch
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 USE = """
-from planner.inventory.runtimes import onnx_works
+from polyrec.measure.machine.runtimes import onnx_works
 assert onnx_works("cpu") is None
 """
 
@@ -27,7 +27,7 @@ def test_importing_and_using_it_writes_no_file_into_the_home_folder(tmp_path: Pa
 
 
 def test_an_operator_who_allows_it_is_not_overruled(tmp_path: Path) -> None:
-    script = "import models.runtimes, os; print(os.environ['ORT_DISABLE_TELEMETRY'])"
+    script = "import polyrec.models.runtimes, os; print(os.environ['ORT_DISABLE_TELEMETRY'])"
     environ = os.environ | {"ORT_DISABLE_TELEMETRY": "0", "PYTHONPATH": str(ROOT)}
     said = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True)
     assert said.stdout.strip() == "0"

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from planner.deployment.ask import Ask
-from planner.deployment.explain import page
-from planner.deployment.proposal import propose
-from planner.plan import single_path_plan
-from planner.traffic import Sizes, Traffic
+from polyrec.planner.deployment.explain import page
+from polyrec.planner.deployment.proposal import propose
+from polyrec.planner.deployment.requirements import Ask
+from polyrec.planner.plan import single_path_plan
+from polyrec.planner.traffic import Sizes, Traffic
 from tests.planner.planning import machine, path, profile, skewed, traffic
 
 GOOD = path("hybrid@cpu", accuracy=0.81, row_s=1e-5)

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from models.bundle import Bundle
-from planner.deployment.ask import Ask
-from planner.deployment.program import PlanImpossible
-from planner.deployment.proposal import Proposal, propose
-from planner.deployment.residency import Tables, residency
-from planner.plan import LaneKind, Plan
-from planner.profile import Memory, PathProfile
+from polyrec.models.bundle.bundle import Bundle
+from polyrec.planner.deployment.proposal import Proposal, propose
+from polyrec.planner.deployment.requirements import Ask
+from polyrec.planner.deployment.residency import Tables, residency
+from polyrec.planner.deployment.solver.program import PlanImpossible
+from polyrec.planner.plan import LaneKind, Plan
+from polyrec.planner.profile import Memory, PathProfile
 from tests.planner.planning import machine, path, profile, skewed, traffic
 
 

@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from models.bundle import Bundle
-from models.errors import BundleError
-from planner.deployment.ask import Ask
-from planner.deployment.problem import pose
-from planner.deployment.program import PlanImpossible
-from planner.deployment.proposal import propose, tables_of
-from planner.plan import Limits, Plan, load_plan, save_plan
-from planner.profile import Front, Hop, PathProfile, ProfileError, on_machine
-from planner.traffic import Arrivals, Sizes, Traffic
+from polyrec.models.bundle.bundle import Bundle
+from polyrec.models.errors import BundleError
+from polyrec.planner.deployment.proposal import propose, tables_of
+from polyrec.planner.deployment.requirements import Ask
+from polyrec.planner.deployment.solver.problem import pose
+from polyrec.planner.deployment.solver.program import PlanImpossible
+from polyrec.planner.plan import Limits, Plan, load_plan, save_plan
+from polyrec.planner.profile import Front, Hop, PathProfile, ProfileError, on_machine
+from polyrec.planner.traffic import Arrivals, Sizes, Traffic
 from tests.planner.planning import machine, path, profile, traffic
 
 GOOD = path("hybrid@cpu", accuracy=0.81, row_s=1e-5)

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.embeddings.cuts import stored_within
-from models.vocabulary import Vocabulary
-from planner.deployment.ranked import Ranked
-from planner.deployment.residency import Tables, cuts_within, reaching, residency
+from polyrec.models.embeddings.cuts import stored_within
+from polyrec.models.schema.vocabulary import Vocabulary
+from polyrec.planner.deployment.rank_accesses import Ranked
+from polyrec.planner.deployment.residency import Tables, cuts_within, reaching, residency
 
 COUNTS = st.lists(st.integers(0, 9), min_size=1, max_size=5).map(lambda c: sorted(c, reverse=True))
 

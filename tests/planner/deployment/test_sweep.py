@@ -4,10 +4,10 @@ from itertools import pairwise
 
 import pytest
 
-from planner.deployment.ask import Ask
-from planner.deployment.sweep import Axis, Point, lines, outcome, parse_sweep, steps
-from planner.devices import MachineError
-from planner.plan import PlanError
+from polyrec.planner.deployment.requirements import Ask
+from polyrec.planner.deployment.sweep import Axis, Point, lines, outcome, parse_sweep, steps
+from polyrec.planner.devices import MachineError
+from polyrec.planner.plan import PlanError
 from tests.planner.planning import machine, path, profile, traffic
 
 MADE = machine(gpu=10**9, price=1.0)

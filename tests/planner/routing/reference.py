@@ -10,13 +10,15 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from math import exp, inf, log, sqrt
 
-from planner.routing import correction, door, late
-from planner.routing.board import Board
-from planner.routing.curve import Curve, in_batches
-from planner.routing.lane import LaneState
-from planner.routing.policy import Choice
-from planner.routing.query import Query, Reason
-from planner.routing.queue import LOWEST, SHARE, Piece
+from polyrec.planner.routing import batching as late
+from polyrec.planner.routing.admission import admission as door
+from polyrec.planner.routing.lanes.lane import LaneState
+from polyrec.planner.routing.latency import correction
+from polyrec.planner.routing.latency.latency_table import Curve, in_batches
+from polyrec.planner.routing.policies.policy import Choice
+from polyrec.planner.routing.query import Query, Reason
+from polyrec.planner.routing.queue import LOWEST, SHARE, Piece
+from polyrec.planner.routing.router_state import Board
 
 
 def others(board: Board, lane: LaneState) -> list[LaneState]:
@@ -309,7 +311,8 @@ def own_s(board: Board, rows: int, required: bool = False) -> float:
 
 
 class Correction:
-    """As `planner.routing.correction.Correction`, from all that was ever observed. All lists are by path."""
+    """As `polyrec.planner.routing.latency.correction.Correction`, from all that was ever observed. All lists
+    are by path."""
 
     def __init__(self, curves: Sequence[Curve]) -> None:
         paths = range(len(curves))

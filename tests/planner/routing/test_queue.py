@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.routing.query import Query
-from planner.routing.queue import Queue
+from polyrec.planner.routing.query import Query
+from polyrec.planner.routing.queue import Queue
 
 
 def query(rows: int = 10, deadline_s: float = 1.0, priority: int = 0) -> Query:

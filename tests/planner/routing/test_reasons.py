@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.routing.query import Reason
+from polyrec.planner.routing.query import Reason
 from tests.planner.routing.worlds import GPU_HYBRID, GPU_LANE, TABLE, Owner, cpu_lanes, router
 
 

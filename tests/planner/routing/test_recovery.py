@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from planner.latency import LatencyModel
-from planner.plan import LaneKind, Limits, Routing
-from planner.routing.board import Board
-from planner.routing.lane import LaneSpec
-from planner.routing.path import PathSpec
-from planner.routing.query import Query
-from planner.routing.router import Router
+from polyrec.planner.latency_model import LatencyModel
+from polyrec.planner.plan import LaneKind, Limits, Routing
+from polyrec.planner.routing.lanes.lane import LaneSpec
+from polyrec.planner.routing.lanes.path import PathSpec
+from polyrec.planner.routing.query import Query
+from polyrec.planner.routing.router import Router
+from polyrec.planner.routing.router_state import Board
 
 TAKES_S, BUDGET_S, GAP_S = 0.0014, 0.0095, 0.003
 MODEL = LatencyModel(rows=(1, 1024), median_s=(TAKES_S, 0.01), tail_s=(1.5 * TAKES_S, 0.015))

@@ -6,19 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.plan import Limits
-from planner.routing.query import Query, Reason, Refusal
-from tests.planner.routing.worlds import (
-    BOTH,
-    CPU,
-    GPU_LANE,
-    POLICIES,
-    TABLE,
-    Owner,
-    cpu_lanes,
-    line,
-    router,
-)
+from polyrec.planner.plan import Limits
+from polyrec.planner.routing.query import Query, Reason, Refusal
+from tests.planner.routing.worlds import BOTH, CPU, GPU_LANE, POLICIES, TABLE, Owner, cpu_lanes, line, router
 
 ROWS = st.sampled_from([1, 7, 23, 147, 700, 3000])
 BUDGET_S = st.sampled_from([0.0, 0.001, 0.01, 0.1])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from planner.latency import LatencyModel
-from planner.plan import LaneKind, Limits, Routing
-from planner.routing.board import Board
-from planner.routing.lane import LaneSpec
-from planner.routing.path import PathSpec
-from planner.routing.query import Dispatch, Query
-from planner.routing.router import Router
+from polyrec.planner.latency_model import LatencyModel
+from polyrec.planner.plan import LaneKind, Limits, Routing
+from polyrec.planner.routing.lanes.lane import LaneSpec
+from polyrec.planner.routing.lanes.path import PathSpec
+from polyrec.planner.routing.query import Dispatch, Query
+from polyrec.planner.routing.router import Router
+from polyrec.planner.routing.router_state import Board
 
 
 def line(fixed_s: float, row_s: float, tail: float = 1.3) -> LatencyModel:

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.arrivals import arrival_times
-from planner.latency import LatencyModel
-from planner.plan import Limits, Routing
-from planner.routing.path import PathSpec
-from planner.simulation.bound import bound
-from planner.simulation.simulator import Simulator, correct
-from planner.traffic import Arrivals, Sizes
+from polyrec.planner.arrivals import arrival_times
+from polyrec.planner.latency_model import LatencyModel
+from polyrec.planner.plan import Limits, Routing
+from polyrec.planner.routing.lanes.path import PathSpec
+from polyrec.planner.simulation.bound import bound
+from polyrec.planner.simulation.simulator import Simulator, correct
+from polyrec.planner.traffic import Arrivals, Sizes
 from tests.planner.routing.worlds import BOTH, CPU, GPU_LANE, POLICIES, cpu_lanes
 
 

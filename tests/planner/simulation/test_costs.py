@@ -2,8 +2,8 @@
 
 import pytest
 
-from planner.plan import Plan
-from planner.simulation.costs import BatchCost, Costs, CostsError, load_costs
+from polyrec.planner.plan import Plan
+from polyrec.planner.simulation.costs import BatchCost, Costs, CostsError, load_costs
 
 PLAN = Plan.model_validate({"paths": [{"name": "table@cpu", "bundle": "b", "runtime": "onnx"}]})
 COSTS = Costs(turn_s=1e-4, cooled=((0.001, 1e-5),), batches={"table@cpu": BatchCost(batch_s=-1e-5)})
@@ -18,7 +18,7 @@ def test_what_was_written_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (None, "no costs .*measure them: python -m loadtest.calibration"),
+        (None, "no costs .*measure them: python -m polyrec.loadtest.comparison.calibration"),
         ("{", "is not JSON"),
         ('{"turn_s": -1}', "turn_s"),
         ('{"speed": 1}', "speed"),

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from planner.arrivals import arrival_times
-from planner.plan import LaneKind, Limits, Routing
-from planner.routing.path import PathSpec
-from planner.routing.query import Reason
-from planner.simulation.costs import BatchCost, Costs
-from planner.simulation.faults import Fault
-from planner.simulation.outcomes import Outcomes, Status
-from planner.simulation.simulator import Simulator
-from planner.traffic import Arrivals, Sizes
+from polyrec.planner.arrivals import arrival_times
+from polyrec.planner.plan import LaneKind, Limits, Routing
+from polyrec.planner.routing.lanes.path import PathSpec
+from polyrec.planner.routing.query import Reason
+from polyrec.planner.simulation.costs import BatchCost, Costs
+from polyrec.planner.simulation.faults import Fault
+from polyrec.planner.simulation.outcomes import Outcomes, Status
+from polyrec.planner.simulation.simulator import Simulator
+from polyrec.planner.traffic import Arrivals, Sizes
 from tests.planner.routing.worlds import cpu_lanes, line
 
 HYBRID = PathSpec("hybrid.int8@cpu", "cpu", 0.954, line(2.1e-3, 1.2e-5, tail=2.3))

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.simulation.faults import Fault
-from planner.simulation.held import BURST_S, PERIOD_S, Held, robbed, stopped
+from polyrec.planner.simulation.faults import Fault
+from polyrec.planner.simulation.held import BURST_S, PERIOD_S, Held, robbed, stopped
 
 SPANS = st.lists(st.tuples(st.floats(0, 10), st.floats(0.01, 2)), max_size=6)
 

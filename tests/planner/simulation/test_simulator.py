@@ -5,15 +5,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.arrivals import arrival_times
-from planner.plan import Limits, Routing
-from planner.routing.path import PathSpec
-from planner.simulation.costs import BatchCost, Costs
-from planner.simulation.faults import Fault, FaultError, parse_fault
-from planner.simulation.outcomes import Outcomes, Status
-from planner.simulation.pace import EVEN, Pace
-from planner.simulation.simulator import Simulator
-from planner.traffic import Arrivals, Sizes
+from polyrec.planner.arrivals import arrival_times
+from polyrec.planner.plan import Limits, Routing
+from polyrec.planner.routing.lanes.path import PathSpec
+from polyrec.planner.simulation.costs import BatchCost, Costs
+from polyrec.planner.simulation.faults import Fault, FaultError, parse_fault
+from polyrec.planner.simulation.outcomes import Outcomes, Status
+from polyrec.planner.simulation.pace import EVEN, Pace
+from polyrec.planner.simulation.simulator import Simulator
+from polyrec.planner.traffic import Arrivals, Sizes
 from tests.planner.routing.worlds import BOTH, CPU, GPU_LANE, POLICIES, cpu_lanes, line
 
 SERVERS = {

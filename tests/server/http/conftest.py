@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from server.running import Child
+from polyrec.server.app.run import Child
 from tests.server.http.wire import Wire
 
 

@@ -14,18 +14,18 @@ import httpx
 import orjson
 import pytest
 
-from loadtest.pages import Samples
-from planner.plan import Plan
-from server.engine import Engine
-from server.errors import Forbidden, RateLimited, Unauthorized
-from server.http.access import KNOWN_ADDRESSES, Access, Holder, Peer
-from server.http.admin import Admin
-from server.http.app import create_app
-from server.http.options import RequestOptions
-from server.http.rates import GUESSES
-from server.metrics import Metrics
-from server.running import Child, start
-from server.tokens import Client, TokensError
+from polyrec.loadtest.drivers.server_pages import Samples
+from polyrec.planner.plan import Plan
+from polyrec.server.app.engine import Engine
+from polyrec.server.app.run import Child, start
+from polyrec.server.app.tokens import Client, TokensError
+from polyrec.server.errors import Forbidden, RateLimited, Unauthorized
+from polyrec.server.http.access import KNOWN_ADDRESSES, Access, Holder, Peer
+from polyrec.server.http.admin import Admin
+from polyrec.server.http.app import create_app
+from polyrec.server.http.options import RequestOptions
+from polyrec.server.http.rates import GUESSES
+from polyrec.server.metrics.metrics import Metrics
 
 SHOP, RANKING, ONCALL = "shop-token-0123456789", "ranking-token-0123456789", "on-call-token-0123456789"
 HOURLY = "hourly-token-0123456789"

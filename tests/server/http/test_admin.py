@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 import torch
 
-from models.bundle import Bundle, write_bundle
-from planner.plan import Plan, PlannedPath, load_plan, save_plan
-from server.engine import Engine
-from server.http.access import Access
-from server.http.admin import Admin
-from server.http.app import create_app
-from server.http.rates import GUESSES
-from server.running import plan_of
-from server.settings import Settings
+from polyrec.models.bundle.bundle import Bundle, write_bundle
+from polyrec.planner.plan import Plan, PlannedPath, load_plan, save_plan
+from polyrec.server.app.engine import Engine
+from polyrec.server.app.run import plan_of
+from polyrec.server.app.settings import Settings
+from polyrec.server.http.access import Access
+from polyrec.server.http.admin import Admin
+from polyrec.server.http.app import create_app
+from polyrec.server.http.rates import GUESSES
 
 TOKEN = "a token of sixteen and more"
 ALLOWED = {"authorization": f"Bearer {TOKEN}"}

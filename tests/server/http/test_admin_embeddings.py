@@ -12,16 +12,16 @@ import pytest
 import torch
 from starlette.applications import Starlette
 
-from models.bundle import Bundle
-from models.embeddings.tiers.placement import Placement
-from models.embeddings.tiers.rows import TieredRows
-from models.embeddings.tiers.stack import TierStack
-from models.embeddings.tiers.stage import open_tiers
-from models.embeddings.tiers.update import TableUpdate, save_update
-from server.engine import Engine
-from server.http.access import Access
-from server.http.admin import Admin
-from server.http.admin_embeddings import Embeddings, embeddings_route
+from polyrec.models.bundle.bundle import Bundle
+from polyrec.models.tiers.placement import Placement
+from polyrec.models.tiers.rows import TieredRows
+from polyrec.models.tiers.stack import TierStack
+from polyrec.models.tiers.stage import open_tiers
+from polyrec.models.tiers.updates.update import TableUpdate, save_update
+from polyrec.server.app.engine import Engine
+from polyrec.server.http.access import Access
+from polyrec.server.http.admin import Admin
+from polyrec.server.http.admin_embeddings import Embeddings, embeddings_route
 
 TOKEN = {"authorization": "Bearer secret"}
 

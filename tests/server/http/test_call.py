@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from planner.plan import Plan
-from server.engine import Engine
-from server.http.app import create_app
+from polyrec.planner.plan import Plan
+from polyrec.server.app.engine import Engine
+from polyrec.server.http.app import create_app
 
 
 @pytest.mark.parametrize("path", ["/v1/predict", "/v1/rank", "/v2/models/dlrm/infer"])

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.plan import Plan
-from server.engine import Engine, State
-from server.http.app import create_app
+from polyrec.planner.plan import Plan
+from polyrec.server.app.engine import Engine, State
+from polyrec.server.http.app import create_app
 
 
 def test_a_server_that_loads_is_alive_but_not_ready(client: Any) -> None:

@@ -14,9 +14,9 @@ import httpx
 import numpy as np
 import pytest
 
-from models.bundle import Bundle
-from models.schema import Schema
-from server.running import Child
+from polyrec.models.bundle.bundle import Bundle
+from polyrec.models.schema.schema import Schema
+from polyrec.server.app.run import Child
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.errors import Forbidden, Malformed
-from server.http.options import NO_OPTIONS, RequestOptions, parse_options
-from server.tokens import Client, Right
+from polyrec.server.app.tokens import Client, Right
+from polyrec.server.errors import Forbidden, Malformed
+from polyrec.server.http.options import NO_OPTIONS, RequestOptions, parse_options
 
 ANYBODY = Client("anonymous", frozenset())
 OPTIONS = st.builds(

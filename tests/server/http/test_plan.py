@@ -5,10 +5,10 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from models.embeddings.tiers.placement import RemoteStore, TierCuts
-from planner.placed import PlacedPath, Placement
-from planner.plan import Plan
-from server.http.plan import published
+from polyrec.models.tiers.placement import RemoteStore, TierCuts
+from polyrec.planner.placement import PlacedPath, Placement
+from polyrec.planner.plan import Plan
+from polyrec.server.http.plan import published
 
 
 def test_plan_and_paths_say_what_is_followed_and_what_is_open(

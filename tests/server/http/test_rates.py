@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.http.rates import GUESSES, MOST_ADDRESSES, Bucket, Guesses, network_of
+from polyrec.server.http.rates import GUESSES, MOST_ADDRESSES, Bucket, Guesses, network_of
 
 
 @given(

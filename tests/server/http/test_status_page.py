@@ -8,12 +8,12 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.browser import PROGRAM, Page, browser
-from planner.plan import Plan
-from server.engine import Engine
-from server.http.app import create_app
-from server.http.status_page import FILES
-from server.running import Child, start
+from benchmarks.operations.browser import PROGRAM, Page, browser
+from polyrec.planner.plan import Plan
+from polyrec.server.app.engine import Engine
+from polyrec.server.app.run import Child, start
+from polyrec.server.http.app import create_app
+from polyrec.server.http.status_page import FILES
 
 TAB = 9
 

@@ -1,7 +1,7 @@
 """Streams of requests on several connections against one request a fresh connection through plain ASGI.
 
 The same bytes mean the same however they are cut, on whichever connection, first or thousandth. By hand and
-for long: `python -m benchmarks.fuzz_streams`.
+for long: `python -m benchmarks.http.fuzz_streams`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from models.bundle import Bundle
+from polyrec.models.bundle.bundle import Bundle
 from tests.server.http.streams.fuzzer import Fuzzer, served
 
 EXAMPLES = 70
@@ -30,7 +30,7 @@ def fuzzer(bundle: Bundle, clicks: Path) -> Iterator[Fuzzer]:
 
 @pytest.mark.filterwarnings("ignore:Generating overly large repr")
 # A stream that fails is printed as it is: to make it smaller, each attempt needs a server without a past, and
-# waits for answers that do not come. `python -m benchmarks.fuzz_streams --shrink` does that.
+# waits for answers that do not come. `python -m benchmarks.http.fuzz_streams --shrink` does that.
 @settings(
     max_examples=EXAMPLES,
     derandomize=True,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from server.running import Child, start
+from polyrec.server.app.run import Child, start
 from tests.server.http.streams.asks import H2C, WEBSOCKET, Headers
 from tests.server.http.streams.malformed import KINDS
 from tests.server.http.talk import Talk, get, post

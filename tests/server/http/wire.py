@@ -13,12 +13,12 @@ from typing import Any
 
 from uvicorn.server import ServerState
 
-from server.engine import Engine
-from server.http.app import create_app
-from server.http.connection import Connection
-from server.http.front import Front
-from server.http.limits import FrontLimits
-from server.running import Child
+from polyrec.server.app.engine import Engine
+from polyrec.server.app.run import Child
+from polyrec.server.http.app import create_app
+from polyrec.server.http.connection.connection import Connection
+from polyrec.server.http.connection.limits import FrontLimits
+from polyrec.server.http.connection.shared import Front
 
 
 @dataclass

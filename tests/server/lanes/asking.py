@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import select
 
-from models.batch import Batch
-from server.lanes.lane import Executed, Lane
+from polyrec.models.schema.batch import Batch
+from polyrec.server.lanes.lane import Executed, Lane
 
 LIVENESS_S = 30
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from models.batch import Batch
-from models.bundle import Bundle
-from models.runtimes import open_runtime
-from models.runtimes.runtime import Runtime
-from planner.plan import LaneKind, PlannedLane, PlannedPath
-from server.lanes.lane import Lane
-from server.lanes.opening import Paths, open_lane
+from polyrec.models.bundle.bundle import Bundle
+from polyrec.models.runtimes import open_runtime
+from polyrec.models.runtimes.runtime import Runtime
+from polyrec.models.schema.batch import Batch
+from polyrec.planner.plan import LaneKind, PlannedLane, PlannedPath
+from polyrec.server.lanes.lane import Lane
+from polyrec.server.lanes.opening import Paths, open_lane
 from tests.models.random_batches import random_batch
 
 MakeBatch = Callable[..., Batch]

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.runtimes.runtime import Runtime
-from planner.plan import PlannedLane
-from server.lanes.lane import Executed, Lane
-from server.lanes.opening import Paths, open_lane
+from polyrec.models.runtimes.runtime import Runtime
+from polyrec.planner.plan import PlannedLane
+from polyrec.server.lanes.lane import Executed, Lane
+from polyrec.server.lanes.opening import Paths, open_lane
 from tests.server.lanes.asking import executed
 from tests.server.lanes.conftest import MakeBatch
 

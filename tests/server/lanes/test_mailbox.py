@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.batch import Batch, Block
-from server.lanes.lane import Executed, ExecutionFailed
-from server.lanes.layout import HEAD, Layout
-from server.lanes.mailbox import FIRST_BYTES, JOINED_ROWS, KEPT, Mailbox, State
+from polyrec.models.schema.batch import Batch, Block
+from polyrec.server.lanes.lane import Executed, ExecutionFailed
+from polyrec.server.lanes.layout import HEAD, Layout
+from polyrec.server.lanes.mailbox import FIRST_BYTES, JOINED_ROWS, KEPT, Mailbox, State
 from tests.models.random_batches import random_batch, random_schema, random_table_rows
 
 Ends = tuple[Mailbox, Mailbox]

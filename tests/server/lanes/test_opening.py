@@ -8,10 +8,10 @@ import threading
 
 import pytest
 
-from models.errors import RuntimeUnavailable
-from models.runtimes.runtime import Runtime
-from planner.plan import LaneKind, PlanError, PlannedLane
-from server.lanes.opening import Opening, Paths, open_lane, open_lanes
+from polyrec.models.errors import RuntimeUnavailable
+from polyrec.models.runtimes.runtime import Runtime
+from polyrec.planner.plan import LaneKind, PlanError, PlannedLane
+from polyrec.server.lanes.opening import Opening, Paths, open_lane, open_lanes
 from tests.server.lanes.asking import asked, executed
 from tests.server.lanes.conftest import MakeBatch
 

@@ -16,14 +16,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from models.batch import Batch, Block
-from models.bundle import load_bundle
-from models.errors import RuntimeUnavailable
-from models.runtimes.runtime import Runtime
-from planner.plan import PlannedLane
-from server.lanes.lane import ExecutionFailed, Lane, LaneDied
-from server.lanes.opening import Paths, open_lane, task_of
-from server.lanes.process import ProcessLane
+from polyrec.models.bundle.bundle import load_bundle
+from polyrec.models.errors import RuntimeUnavailable
+from polyrec.models.runtimes.runtime import Runtime
+from polyrec.models.schema.batch import Batch, Block
+from polyrec.planner.plan import PlannedLane
+from polyrec.server.lanes.lane import ExecutionFailed, Lane, LaneDied
+from polyrec.server.lanes.opening import Paths, open_lane, task_of
+from polyrec.server.lanes.process import ProcessLane
 from tests.server.lanes.asking import LIVENESS_S, asked, ends, executed
 from tests.server.lanes.conftest import MakeBatch
 
@@ -282,9 +282,9 @@ def test_a_worker_outlives_the_thread_that_opened_it_but_not_its_lane(
 
 SERVER = """
 import os, signal, sys
-from models.bundle import load_bundle
-from planner.plan import PlannedLane, PlannedPath
-from server.lanes.opening import open_lane
+from polyrec.models.bundle.bundle import load_bundle
+from polyrec.planner.plan import PlannedLane, PlannedPath
+from polyrec.server.lanes.opening import open_lane
 
 path = PlannedPath(name="p", bundle=sys.argv[1], runtime="torch")
 planned = PlannedLane(name="orphan", kind="process")
@@ -347,7 +347,7 @@ def _children() -> list[str]:
     tasks = Path("/proc/self/task")
     pids = [pid for task in tasks.iterdir() for pid in (task / "children").read_text().split()]
     lines = [Path(f"/proc/{pid}/cmdline").read_bytes().decode() for pid in pids]
-    return [line for line in lines if "server.lanes.worker" in line and "cpu-1" in line.split("\0")]
+    return [line for line in lines if "polyrec.server.lanes.worker" in line and "cpu-1" in line.split("\0")]
 
 
 def _mappings(pid: int, name: str) -> list[dict[str, int]]:

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from server.running import start
+from polyrec.server.app.run import start
 from tests.server.tracing.conftest import Collector, attributes
 
 pytestmark = pytest.mark.long  # a server, a collector and an exporting process each

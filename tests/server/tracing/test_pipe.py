@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from server.tracing.pipe import PIPE_BYTES, UNSENT_BYTES, Pipe
+from polyrec.server.tracing.pipe import PIPE_BYTES, UNSENT_BYTES, Pipe
 
 RECORD = b"\0" * 2**16
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.tracing.records import Execution, Request, Shared, packed, taken
+from polyrec.server.tracing.records import Execution, Request, Shared, packed, taken
 
 
 def record(span_id: int, path: str, batches: int) -> Request:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from server.tracing.records import Request
-from server.tracing.trace import Trace, executed, trace_id
+from polyrec.server.tracing.records import Request
+from polyrec.server.tracing.trace import Trace, executed, trace_id
 
 SCOPE = {"path": "/v1/rank", "scheme": "http", "http_version": "1.1", "server": ("127.0.0.1", 8000)}
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from server.tracing.tracer import open_tracer, wanted
+from polyrec.server.tracing.tracer import open_tracer, wanted
 
 COLLECTOR = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"}
 HIDDEN = """
@@ -18,7 +18,7 @@ class Hidden:
         if name.startswith("opentelemetry"):
             raise ModuleNotFoundError(name=name)
 sys.meta_path.insert(0, Hidden())
-from server.tracing.tracer import open_tracer
+from polyrec.server.tracing.tracer import open_tracer
 assert open_tracer({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:4318"}) is None
 """
 

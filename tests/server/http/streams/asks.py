@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal
 
-from loadtest.client import PREDICT
+from polyrec.loadtest.traffic.request_bodies import PREDICT
 from tests.server.http.streams.corpus import Body, Corpus
 
 Headers = tuple[tuple[bytes, bytes], ...]

@@ -12,16 +12,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from loadtest.client import INFER, PREDICT, RANK
-from loadtest.queries import Queries, read_rows
-from models.bundle import Bundle, load_bundle
-from models.data.generator import generate
-from models.data.reader import open_data
-from models.dlrm import Architecture
-from models.learning import Learner, Training
-from models.representation import Kind
-from models.schema import load_schema
-from models.training import Recipe
+from polyrec.loadtest.traffic.queries import Queries, read_rows
+from polyrec.loadtest.traffic.request_bodies import INFER, PREDICT, RANK
+from polyrec.models.bundle.bundle import Bundle, load_bundle
+from polyrec.models.data.reader import open_data
+from polyrec.models.data.synthetic.generator import generate
+from polyrec.models.dlrm.dlrm import Architecture
+from polyrec.models.dlrm.representation import Kind
+from polyrec.models.schema.schema import load_schema
+from polyrec.models.training.pipeline import Learner, Training
+from polyrec.models.training.trainer import Recipe
 
 HEADER_BYTES = b"Inference-Header-Content-Length"
 QUERIES = 12

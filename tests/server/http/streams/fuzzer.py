@@ -14,13 +14,13 @@ from random import Random
 
 import uvloop
 
-from models.bundle import Bundle
-from server.engine import Engine
-from server.http.access import Access
-from server.http.admin import Admin
-from server.http.app import create_app
-from server.running import plan_of, start
-from server.settings import Settings
+from polyrec.models.bundle.bundle import Bundle
+from polyrec.server.app.engine import Engine
+from polyrec.server.app.run import plan_of, start
+from polyrec.server.app.settings import Settings
+from polyrec.server.http.access import Access
+from polyrec.server.http.admin import Admin
+from polyrec.server.http.app import create_app
 from tests.server.http.streams.client import Barrier, play
 from tests.server.http.streams.corpus import Corpus, corpus_of
 from tests.server.http.streams.reference import Reference, differences

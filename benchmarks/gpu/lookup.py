@@ -1,0 +1,274 @@
+"""The device tier against the floor of its memory, and against three other ways.
+
+    benchmarks/gpu.sh                                             # on a machine with a GPU
+    python -m benchmarks.gpu.lookup --device cpu --small          # the same steps, to see that they work
+
+Three parts, all ways compared on the same batches first, then timed in turns (A B A B), medians:
+    kernel        the look-up kernel alone, on the device's clock, look-ups of different rows one after the
+                  other, at hit rates of 100, 99, 95 and 80%; the floor is the bytes moved over the bandwidth
+                  that copies reach in the same run, of device memory for hits, of the bus for misses
+    lookups       a batch's look-ups from ranks on the host to vectors on the device, on the wall's clock:
+                  misses read in place, gathered and copied, or chosen while serving; and other ways, see
+                  benchmarks/gpu/model.py
+    predictions   the same with the dense net (13-512-256-64, 512-256-1) and the answers on the host, batches
+                  of 1 to 4096 rows
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.model import WIDTH, Predict, World, predictions, ways
+from polyrec.models.schema.batch import Batch
+from polyrec.models.tiers.device.fused import slots_of
+from polyrec.models.tiers.device.kernels import PRECISIONS, available, sums
+from polyrec.models.tiers.layout import DEVICE, Places
+
+HITS = (1.0, 0.99, 0.95, 0.8)
+ROTATED = 8
+"""Different batches that are looked up in turn, so that no cache holds the rows of one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """rows: of each table. copied: bytes of the copies that measure bandwidth."""
+
+    rows: int
+    batches: tuple[int, ...]
+    kernel_batches: tuple[int, ...]
+    repeats: int
+    copied: int
+
+
+FULL = Size(100_000, (1, 4, 16, 64, 256, 1024, 4096), (64, 1024, 4096), 60, 1 << 30)
+SMALL = Size(400, (1, 5, 64), (16,), 3, 1 << 20)
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def device_us(
+    work: Callable[[], object], device: torch.device, repeats: int, together: int, replayed: bool = True
+) -> float:
+    """Median microseconds of one of the `together` pieces of device work that `work` starts.
+
+    replayed: as one graph, so that the device is timed and not the launches.
+    """
+    work()
+    wait(device)
+    if device.type != "cuda":
+        times = []
+        for _ in range(repeats):
+            begun = time.perf_counter()
+            work()
+            times.append(1e6 * (time.perf_counter() - begun))
+        return statistics.median(times) / together
+    again = work
+    if replayed:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            work()
+        again = graph.replay
+    times = []
+    for i in range(repeats + 3):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        again()
+        end.record()
+        end.synchronize()
+        if i >= 3:
+            times.append(1e3 * start.elapsed_time(end))
+    return statistics.median(times) / together
+
+
+def in_turns(
+    tried: Mapping[str, Predict], batches: list[Batch], device: torch.device, repeats: int
+) -> dict[str, float]:
+    """Median microseconds of each way on the wall's clock, the ways in turns on the same batches."""
+    times: dict[str, list[float]] = {name: [] for name in tried}
+    for i in range(-3, repeats):
+        batch = batches[i % len(batches)]
+        for name, way in tried.items():
+            wait(device)
+            begun = time.perf_counter()
+            way(batch)
+            wait(device)
+            if i >= 0:
+                times[name].append(1e6 * (time.perf_counter() - begun))
+    return {name: statistics.median(t) for name, t in times.items()}
+
+
+def agree(tried: Mapping[str, Predict], batches: list[Batch]) -> None:
+    """Raises SystemExit unless all ways give the same numbers."""
+    for batch in batches:
+        answers = {name: torch.as_tensor(way(batch)).cpu().clone() for name, way in tried.items()}
+        first = next(iter(answers.values()))
+        for name, answer in answers.items():
+            if not torch.allclose(answer, first, atol=1e-4, rtol=1e-4):
+                raise SystemExit(f"{name} gives other numbers: {(answer - first).abs().max():g} apart")
+
+
+def bandwidths(device: torch.device, size: Size) -> dict[str, float]:
+    """Bytes/s: of device memory, read and written by a copy; of the bus, from pinned memory."""
+    source = torch.ones(size.copied // 4, device=device)
+    target = torch.empty_like(source)
+    memory_us = device_us(lambda: target.copy_(source), device, 10, 1)
+    host = torch.ones(size.copied // 4, pin_memory=device.type == "cuda")
+    times = []
+    for _ in range(5):
+        wait(device)
+        begun = time.perf_counter()
+        target.copy_(host, non_blocking=True)
+        wait(device)
+        times.append(time.perf_counter() - begun)
+    return {"memory": 2 * source.nbytes / memory_us * 1e6, "bus": host.nbytes / statistics.median(times)}
+
+
+def kernel(world: World, size: Size, rates: Mapping[str, float]) -> Iterator[dict[str, Any]]:
+    """The kernel alone, its look-ups already on the device."""
+    hot, slab, form = world.stack.tiers.device, world.stack.tiers.slab, world.form
+    assert hot is not None
+    stage = world.tiered(None)
+    bag = None
+    if form.precision == "fp32":
+        bag = torch.nn.EmbeddingBag.from_pretrained(world.weight.to(world.device), mode="sum")
+    for rows in size.kernel_batches:
+        for hit in HITS:
+            given: list[tuple[Tensor, Tensor, Tensor]] = []
+            misses = 0
+            for _ in range(ROTATED):
+                fused = slots_of(stage.rows.lookups(world.batch(rows, hit))).rows
+                where = Places.of(world.stack.tiers.layout, fused)
+                cold = where.tier != DEVICE
+                misses += int(cold.sum())
+                codes = np.where(cold, -1 - slab.of_rows(where.local), where.local)
+                there = (torch.from_numpy(codes).to(world.device), torch.from_numpy(fused).to(world.device))
+                given.append((*there, torch.empty((fused.size, WIDTH), device=world.device)))
+            count = given[0][0].numel()
+
+            def run(all_of: Any = given) -> None:
+                for codes, _, out in all_of:
+                    sums(form, hot, slab.view, codes, None, None, None, out)
+
+            one: dict[str, Any] = {"precision": form.precision, "batch": rows, "hit": hit, "lookups": count}
+            near = (count - misses / ROTATED) * form.bytes + count * (4 * WIDTH + 8)
+            far = misses / ROTATED * form.bytes
+            one["floor_us"] = 1e6 * max(near / rates["memory"], far / rates["bus"])
+            one["kernel_us"] = device_us(run, world.device, size.repeats, ROTATED)
+            if bag is not None and hit == 1.0:
+                offsets = torch.arange(count, device=world.device)
+                one["embedding_bag_us"] = device_us(
+                    lambda all_of=given, b=bag, o=offsets: [b(fused, o) for _, fused, _ in all_of],
+                    world.device,
+                    size.repeats,
+                    ROTATED,
+                    replayed=False,
+                )
+            one["over_floor"] = one["kernel_us"] / one["floor_us"]
+            yield one
+
+
+def timed(
+    world: World, tried: Mapping[str, Predict], size: Size, batches: tuple[int, ...]
+) -> Iterator[dict[str, Any]]:
+    for rows in batches:
+        for hit in HITS:
+            drawn = [world.batch(rows, hit) for _ in range(ROTATED)]
+            agree(tried, drawn[:2])
+            # both ways of misses are known before the choice between them is timed
+            repeats = size.repeats if rows < 1024 else size.repeats // 2 + 1
+            times = in_turns(tried, drawn, world.device, repeats)
+            others = [times[n] for n in ("gather_and_copy", "embedding_bag") if n in times]
+            yield {
+                "precision": world.form.precision,
+                "batch": rows,
+                "hit": hit,
+                "us": times,
+                "tiers_over_best_other": times["tiers"] / min(others),
+            }
+
+
+def table(report: Mapping[str, Any]) -> str:
+    """What was measured, for reading."""
+    lines = [f"{report['device']}: memory {report['bytes_per_s']['memory'] / 1e9:.0f} GB/s,"]
+    lines[0] += f" bus {report['bytes_per_s']['bus'] / 1e9:.1f} GB/s"
+    lines += ["", "| kernel | batch | hit | floor us | kernel us | over floor | embedding bag us |"]
+    lines.append("|---|---|---|---|---|---|---|")
+    for k in report["kernel"]:
+        bag = f"{k['embedding_bag_us']:.1f}" if "embedding_bag_us" in k else ""
+        lines.append(
+            f"| {k['precision']} | {k['batch']} | {k['hit']:.0%} | {k['floor_us']:.1f} "
+            f"| {k['kernel_us']:.1f} | {k['over_floor']:.2f} | {bag} |"
+        )
+    for part in ("lookups", "predictions"):
+        for precision in dict.fromkeys(r["precision"] for r in report[part]):
+            rows = [r for r in report[part] if r["precision"] == precision]
+            names = list(rows[0]["us"])
+            lines += ["", f"| {part}, {precision}: batch | hit | {' | '.join(names)} | of best other |"]
+            lines.append("|---" * (len(names) + 3) + "|")
+            for r in rows:
+                times = " | ".join(f"{r['us'][n]:.0f}" for n in names)
+                lines.append(
+                    f"| {r['batch']} | {r['hit']:.0%} | {times} | {r['tiers_over_best_other']:.2f} |"
+                )
+    return "\n".join(lines)
+
+
+def measure(device: torch.device, size: Size) -> dict[str, Any]:
+    """All of it. Raises SystemExit where two ways give other numbers."""
+    report: dict[str, Any] = {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+        "torch": torch.__version__,
+        "kernel_by": "triton" if device.type == "cuda" and available() else "torch",
+        "rows_a_table": size.rows,
+        "bytes_per_s": bandwidths(device, size),
+        "kernel": [],
+        "lookups": [],
+        "predictions": [],
+    }
+    for precision in PRECISIONS:
+        world = World(device, size.rows, precision)
+        # modules cannot be moved within inference mode
+        looking, predicting = ways(world), predictions(world) if precision == "fp32" else {}
+        with torch.inference_mode():
+            report["kernel"] += list(kernel(world, size, report["bytes_per_s"]))
+            report["lookups"] += list(timed(world, looking, size, size.kernel_batches))
+            if predicting:
+                report["predictions"] += list(timed(world, predicting, size, size.batches))
+        world.close()
+        print(f"{precision} done", flush=True)
+    return report
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--device", default="cuda", help="cuda (the default), or cpu to try the steps")
+    parser.add_argument("--small", action="store_true", help="small tables, few repetitions: no figures")
+    parser.add_argument("--json", type=Path, help="where the figures go")
+    args = parser.parse_args()
+    device = torch.device(args.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("there is no CUDA device here: --device cpu --small tries the steps without one")
+    torch.set_num_threads(1)
+    report = measure(device, SMALL if args.small else FULL)
+    print(table(report))
+    if args.json:
+        args.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""The model of benchmarks/gpu/lookup.py: 26 tables of equal rows, the hotter half of each on the device.
+
+Batches have a given share of look-ups in device memory, so that a hit rate is what it says. Every way of
+looking up here gives the same vectors; `ways` says what they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyrec.models.dlrm.context_once import ContextOnce
+from polyrec.models.dlrm.dlrm import Architecture, DenseNet, Inputs, dense_slots, inputs_of
+from polyrec.models.dlrm.precision import Precision
+from polyrec.models.embeddings.stage import PerBlock, Vectors
+from polyrec.models.embeddings.store import as_index, quantise
+from polyrec.models.embeddings.table import TableStage
+from polyrec.models.runtimes.buckets import Buckets
+from polyrec.models.schema.batch import Batch, Block
+from polyrec.models.schema.schema import load_schema
+from polyrec.models.tiers.device.fused import FusedLookups
+from polyrec.models.tiers.device.ways import COPIED, DIRECT
+from polyrec.models.tiers.opening import open_stack, rows_of_weight
+from polyrec.models.tiers.placement import Placement
+from polyrec.models.tiers.row_form import RowForm
+from polyrec.models.tiers.rows import TieredRows
+from polyrec.models.transfer import on_device
+
+WIDTH = 64
+Predict = Callable[[Batch], Any]
+
+
+class World:
+    """One model's rows on the host, on the device, and over tiers. rows: of each table."""
+
+    def __init__(self, device: torch.device, rows: int, precision: Precision = "fp32", seed: int = 0) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.schema = load_schema("criteo")
+        self.tables = {t: rows for t in self.schema.tables}
+        self.near, self.rows, self.device = rows // 2, rows, device
+        self.form = RowForm(WIDTH, precision)
+        self.random = np.random.default_rng(seed)
+        self.weight = quantise(torch.randn(sum(self.tables.values()), WIDTH, generator=generator), precision)
+        cuts = {t: {"device": self.near, "host": rows - self.near} for t in self.tables}
+        self.stack = open_stack(
+            self.form,
+            self.tables,
+            rows_of_weight(self.weight, self.form),
+            Placement.model_validate({"cuts": cuts}),
+            device=device,
+        )
+        torch.manual_seed(seed)
+        shape = Architecture(width=WIDTH, bottom=(512, 256), top=(512, 256))
+        net = DenseNet(shape, dense_slots(self.schema), PerBlock(0, len(self.tables)))
+        self.net = ContextOnce(net).eval().to(device)
+        self.buckets = Buckets(self.net, device, torch.float32, capture=device.type == "cuda")
+
+    def batch(self, rows: int, hit: float) -> Batch:
+        """Rows whose look-ups are in device memory with that chance, evenly drawn within it."""
+        shape = rows, len(self.tables)
+        hot = self.random.integers(0, self.near, shape)
+        cold = self.random.integers(self.near, self.rows, shape)
+        ranks = np.where(self.random.random(shape) < hit, hot, cold)
+        dense = self.random.normal(size=(rows, len(self.schema.dense))).astype(np.float32)
+        empty, none = np.empty(0, np.int64), np.zeros(1, np.int64)
+        context = Block(np.empty((rows, 0), np.float32), np.empty((rows, 0), np.int64), empty, none)
+        return Batch(context, Block(dense, ranks, empty, none))
+
+    def flat(self, device: torch.device | str) -> TableStage:
+        """All rows on one device."""
+        return TableStage(self.schema, self.tables, self.weight, self.form.precision).to(torch.device(device))
+
+    def tiered(self, way: int | None) -> TableStage:
+        rows = TieredRows(self.stack)
+        rows.fused = FusedLookups(self.stack, way)
+        return TableStage.over(self.schema, self.tables, rows)
+
+    def close(self) -> None:
+        self.stack.close()
+
+
+def ways(world: World) -> dict[str, Predict]:
+    """Batch -> vectors on the device, [rows, tables, WIDTH].
+
+    tiers, direct, copied: through the stack, choosing the way of misses or held to one. all_on_gpu: a plain
+    gather from one weight. gather_and_copy: gathered on the host into pinned memory, copied. embedding_bag:
+    torch.nn.EmbeddingBag on the device.
+    """
+
+    def staged(stage: TableStage) -> Predict:
+        return lambda batch: stage(batch).candidate
+
+    found = {
+        "tiers": staged(world.tiered(None)),
+        "direct": staged(world.tiered(DIRECT)),
+        "copied": staged(world.tiered(COPIED)),
+        "all_on_gpu": staged(world.flat(world.device)),
+        "gather_and_copy": _gather_and_copy(world),
+    }
+    if world.form.precision == "fp32":
+        found["embedding_bag"] = _embedding_bag(world)
+    return found
+
+
+def predictions(world: World) -> dict[str, Predict]:
+    """Batch -> probabilities on the host: each way of looking up, then the dense net in its bucket.
+
+    embedding_bag_plain: without buckets, as plain torch is written.
+    """
+
+    def predicting(vectors: Predict) -> Predict:
+        return lambda batch: world.buckets(_inputs(world, batch, vectors(batch)))
+
+    looking = ways(world)
+    found = {name: predicting(way) for name, way in looking.items()}
+
+    def plain(batch: Batch) -> Any:
+        inputs = _inputs(world, batch, looking["embedding_bag"](batch))
+        return world.net(inputs).sigmoid_().cpu().numpy()
+
+    return found | {"embedding_bag_plain": plain}
+
+
+def _inputs(world: World, batch: Batch, vectors: Tensor) -> Inputs:
+    none = torch.empty((vectors.shape[0], 0, WIDTH), device=world.device)
+    return inputs_of(batch, Vectors(none, vectors))
+
+
+def _gather_and_copy(world: World) -> Predict:
+    rows = world.flat("cpu").rows
+    form, cuda = world.form, world.device.type == "cuda"
+    stored = world.weight
+    staged = torch.empty((0, form.units), dtype=form.unit)
+
+    def look_up(batch: Batch) -> Tensor:
+        nonlocal staged
+        wanted = as_index(rows.lookups(batch).singles(), torch.device("cpu"))
+        if staged.shape[0] < wanted.numel():
+            staged = torch.empty((wanted.numel(), form.units), dtype=form.unit, pin_memory=cuda)
+        out = staged[: wanted.numel()]
+        if cuda:
+            # the last batch's copy reads the same memory
+            torch.cuda.current_stream().synchronize()
+        torch.index_select(stored, 0, wanted, out=out)
+        there = form.decode(out.to(world.device, non_blocking=True))
+        return there.view(batch.candidate.rows, len(world.tables), WIDTH)
+
+    return look_up
+
+
+def _embedding_bag(world: World) -> Predict:
+    rows = world.flat("cpu").rows
+    bag = torch.nn.EmbeddingBag.from_pretrained(world.weight.to(world.device), mode="sum")
+
+    def look_up(batch: Batch) -> Tensor:
+        wanted = rows.lookups(batch).singles()
+        offsets = np.arange(wanted.size)
+        vectors: Tensor = bag(on_device(wanted, world.device), on_device(offsets, world.device))
+        return vectors.view(batch.candidate.rows, len(world.tables), WIDTH)
+
+    return look_up

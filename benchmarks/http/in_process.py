@@ -1,0 +1,101 @@
+"""A server in this process, asked as its clients ask it, but for the kernel, whose noise would hide what a
+benchmark looks for: bytes go into the server's own HTTP protocol, and its transport takes what it writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import uvloop
+from uvicorn.server import ServerState
+
+from polyrec.models.allocator import keep_memory
+from polyrec.models.bundle.bundle import load_bundle
+from polyrec.models.runtimes import best_runtime
+from polyrec.planner.plan import single_path_plan
+from polyrec.server.app.engine import Engine
+from polyrec.server.http.app import Application, create_app
+from polyrec.server.http.connection.connection import Connection
+from polyrec.server.http.connection.shared import Front
+
+REQUESTS, ROWS = 64, 23
+"""Of a block; a multiple of the answers that are counted at a time (server/metrics/counting.py)."""
+BODY = json.dumps({"instances": [{}] * ROWS}).encode()
+REQUEST = (
+    b"POST /v1/predict HTTP/1.1\r\nhost: 127.0.0.1:8000\r\ncontent-type: application/json\r\n"
+    b"x-latency-budget-ms: 60000\r\ncontent-length: %d\r\n\r\n%s" % (len(BODY), BODY)
+)
+
+T = TypeVar("T")
+
+
+def opened(bundle: str | Path) -> tuple[Engine, Application]:
+    """A real engine of one bundle, and what answers its requests. The caller closes the engine."""
+    keep_memory()
+    found = load_bundle(bundle)
+    engine = Engine()
+    runtime, device = best_runtime(found)
+    engine.load(single_path_plan(found.path, found.name, runtime, device))
+    return engine, create_app(engine)
+
+
+def settle() -> None:
+    """As the server does once it has loaded: what lives from now on is not searched for garbage."""
+    gc.collect()
+    gc.freeze()
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """On the server's kind of loop."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(work)
+
+
+class Taking(asyncio.Transport):
+    """A transport that keeps the one answer that is waited for."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self._loop = loop
+        self._answer: asyncio.Future[bytes] = loop.create_future()
+
+    def expect(self) -> asyncio.Future[bytes]:
+        self._answer = self._loop.create_future()
+        return self._answer
+
+    def write(self, data: Any) -> None:
+        self._answer.set_result(bytes(data))
+
+    def is_closing(self) -> bool:
+        return False
+
+
+class Asking:
+    """One connection to the application. To be made on the loop that asks."""
+
+    def __init__(self, app: Application) -> None:
+        loop = asyncio.get_running_loop()
+        self._transport = Taking(loop)
+        self._protocol = Connection(Front(app, app.hot, app.engine), ServerState())
+        self._protocol.connection_made(self._transport)
+
+    async def ask(self, request: bytes = REQUEST) -> bytes:
+        """One request: the bytes of its answer."""
+        answer = self._transport.expect()
+        self._protocol.data_received(request)
+        return await answer
+
+    async def block_s(self) -> float:
+        """Processor seconds a request, of a block of them one after another. Others' work on this core is
+        not in it, what it does to the caches is."""
+        start = time.thread_time()
+        for _ in range(REQUESTS):
+            answer = await self.ask()
+            assert answer.startswith(b"HTTP/1.1 200 "), answer
+        return (time.thread_time() - start) / REQUESTS

@@ -1,0 +1,329 @@
+"""A soak: load at a share of capacity, with reloads, killed lanes, a restarted Redis and rude clients.
+
+    python -m benchmarks.http.soak --minutes 30 --json docs/results/soak.json
+    python -m benchmarks.http.soak --seconds 60          # everything compressed, as in `make test-long`
+
+Small bundles are trained on generated clicks and served by real servers (benchmarks/http/soak_servers.py):
+one whose lanes are processes, one whose rows are partly in a Redis. Requests of all forms leave open-loop,
+and every answer is compared with what its path must say. Resident memory and descriptors of the servers and
+their children are read after the warm-up, each minute and at the end. Exit status 1 if an answer is wrong
+or missing, a status is 500, the log has a traceback, memory has grown by more than MOST_GROWTH and
+SLACK_BYTES, or descriptors have leaked."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+import uvloop
+
+from benchmarks.http.soak_servers import (
+    Footprint,
+    Subject,
+    footprint,
+    lanes_server,
+    opened_store,
+    restart,
+    tiers_server,
+)
+from polyrec.loadtest.drivers.closed_loop import closed_loop
+from polyrec.loadtest.drivers.connection import Answer, Pool, Target
+from polyrec.loadtest.machine import machine
+from polyrec.planner.arrivals import arrival_times
+from polyrec.planner.traffic import Arrivals
+from tests.server.http.streams.corpus import trained
+
+WARM_UP_S = 5.0
+CONNECTIONS = 16
+MOST_CONNECTIONS = 256
+GRACE_S = 20.0
+ABORT_EVERY_S = 0.25
+MOST_GROWTH = 1.2
+"""Resident memory at the end over that after the warm-up, and SLACK_BYTES more."""
+SLACK_BYTES = 48 * 2**20
+MOST_LEAKED = 8
+"""Descriptors at the end over those after the warm-up."""
+
+
+@dataclass(slots=True)
+class Told:
+    """What became of the requests to one server.
+
+    late: answered 200 after the budget. rejected: 429, 503, 504. flagged: answers 200 that say that something
+    failed. wrong: answers 200 with other probabilities; first_wrong: how.
+    """
+
+    sent: int = 0
+    answered: int = 0
+    late: int = 0
+    rejected: Counter[int] = field(default_factory=Counter)
+    other: Counter[int] = field(default_factory=Counter)
+    unanswered: int = 0
+    flagged: int = 0
+    wrong: int = 0
+    first_wrong: list[str] = field(default_factory=list)
+    paths: Counter[str] = field(default_factory=Counter)
+
+    def document(self) -> dict[str, Any]:
+        """For JSON."""
+        values = ((f.name, getattr(self, f.name)) for f in fields(self))
+        return {name: dict(value) if isinstance(value, Counter) else value for name, value in values}
+
+    def hear(self, subject: Subject, which: int, answer: Answer, late: bool) -> None:
+        """Counts one answer."""
+        if answer.offence:
+            self.unanswered += 1
+            self.first_wrong += [answer.offence][: 5 - len(self.first_wrong)]
+        elif answer.status == 200:
+            self.answered += 1
+            self.late += late
+            self.paths[answer.path.decode()] += 1
+            self.flagged += b'"reason":"failure"' in answer.body
+            wrong = subject.wrong(which, answer.body)
+            if wrong:
+                self.wrong += 1
+                self.first_wrong += [wrong][: 5 - len(self.first_wrong)]
+        elif answer.status in (429, 503, 504):
+            self.rejected[answer.status] += 1
+        else:
+            self.other[answer.status] += 1
+            self.first_wrong += [f"status {answer.status}: {answer.body[:200]!r}"][
+                : 5 - len(self.first_wrong)
+            ]
+
+
+async def load(subject: Subject, rate: float, seconds: float, budget_s: float, seed: int, told: Told) -> None:
+    """Sends at Poisson times and hears every answer."""
+    random = np.random.default_rng(seed)
+    due_s = arrival_times(Arrivals(), rate, seconds, random)
+    which = random.integers(0, len(subject.requests), due_s.size)
+    pending: set[int] = set()
+    heard = asyncio.Event()
+
+    def answered(index: int, answer: Answer) -> None:
+        pending.discard(index)
+        late = time.perf_counter() - begin - due_s[index] > budget_s
+        told.hear(subject, int(which[index]), answer, bool(late))
+        heard.set()
+
+    pool = Pool(Target(subject.url), MOST_CONNECTIONS, answered, bodies=True)
+    await pool.open(CONNECTIONS)
+    begin = time.perf_counter()
+    for index, due in enumerate(due_s.tolist()):
+        if (wait := begin + due - time.perf_counter()) > 0:
+            await asyncio.sleep(wait)
+        told.sent += 1
+        pending.add(index)
+        pool.send(index, subject.requests[which[index]].raw)
+    until = time.perf_counter() + GRACE_S
+    while pending and time.perf_counter() < until:
+        heard.clear()
+        try:
+            await asyncio.wait_for(heard.wait(), 1)
+        except TimeoutError:
+            continue
+    await pool.close()  # reports what has no answer
+
+
+def capacity(subjects: Sequence[Subject], seconds: float) -> list[float]:
+    """Requests/s of each when all are busy at once."""
+    answered = [0.0] * len(subjects)
+
+    def measure(i: int, subject: Subject) -> None:
+        patient = [a.raw.replace(b"\r\n", b"\r\nX-Latency-Budget-Ms: 60000\r\n", 1) for a in subject.requests]
+        answered[i] = closed_loop(subject.url, patient, 8, seconds) / seconds
+
+    _together([lambda i=i, s=s: measure(i, s) for i, s in enumerate(subjects)])
+    return answered
+
+
+def _together(acts: Sequence[Callable[[], object]]) -> None:
+    threads = [threading.Thread(target=act) for act in acts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+class Disturbance:
+    """Acts that are repeated while the load runs. done: how often each was, failed: those that were not."""
+
+    def __init__(self) -> None:
+        self.done: Counter[str] = Counter()
+        self.failed: list[str] = []
+        self._over = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def every(self, seconds: float, name: str, act: Callable[[int], object]) -> None:
+        """From now on. act: is told how often it was done before."""
+
+        def run() -> None:
+            while not self._over.wait(seconds):
+                try:
+                    act(self.done[name])
+                    self.done[name] += 1
+                except Exception as e:
+                    self.failed.append(f"{name}: {type(e).__name__}: {e}")
+
+        self._threads.append(threading.Thread(target=run))
+        self._threads[-1].start()
+
+    def end(self) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Seconds between disturbances, and between looks at memory and descriptors."""
+
+    reload_s: float
+    kill_s: float
+    store_s: float
+    look_s: float
+
+
+LONG = Pace(reload_s=60.0, kill_s=120.0, store_s=300.0, look_s=60.0)
+SHORT = Pace(reload_s=10.0, kill_s=15.0, store_s=20.0, look_s=10.0)
+
+
+def settled(subjects: Sequence[Subject], wanted: int | None = None) -> Footprint:
+    """The servers at rest: once there are no more descriptors than `wanted`, or after ten seconds."""
+    until = time.monotonic() + 10
+    while True:
+        now = total(subjects)
+        enough = wanted is not None and now.descriptors <= wanted
+        if enough or time.monotonic() > until:
+            return now
+        time.sleep(0.5)
+
+
+def total(subjects: Sequence[Subject]) -> Footprint:
+    """Of all servers together."""
+    each = [footprint(subject.child.process.pid) for subject in subjects]
+    return Footprint(
+        sum(f.processes for f in each), sum(f.rss_bytes for f in each), sum(f.descriptors for f in each)
+    )
+
+
+def verdict(told: Sequence[Told], start: Footprint, end: Footprint, failed: list[str], log: str) -> list[str]:
+    """What is not as it must be."""
+    found = [f"an act failed: {line}" for line in failed[:5]]
+    for one in told:
+        if one.wrong or one.unanswered or one.other:
+            found.append(
+                f"{one.wrong} wrong, {one.unanswered} unanswered, other statuses {dict(one.other)}: "
+                + "; ".join(one.first_wrong)
+            )
+    most = MOST_GROWTH * start.rss_bytes + SLACK_BYTES
+    if end.rss_bytes > most:
+        found.append(f"memory grew from {start.rss_bytes:,} to {end.rss_bytes:,} bytes")
+    if end.descriptors > start.descriptors + MOST_LEAKED:
+        found.append(f"descriptors grew from {start.descriptors} to {end.descriptors}")
+    if (at := log.find("Traceback")) >= 0:
+        found.append(f"the log has a traceback: {log[max(0, at - 500) : at + 2000]}")
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.http.soak", description=__doc__.split("\n")[0]
+    )
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--minutes", type=float, default=30.0)
+    length.add_argument("--seconds", type=float, help="a short soak: disturbances follow each other sooner")
+    parser.add_argument("--share", type=float, default=0.7, help="of the capacity that is measured first")
+    parser.add_argument("--budget-ms", type=float, default=100.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="where the figures go")
+    args = parser.parse_args()
+    seconds = args.seconds or 60 * args.minutes
+    pace = SHORT if args.seconds else LONG
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="polyrec-soak-")))
+        clicks, table = trained(folder)
+        _, hybrid = trained(folder, "hybrid")
+        bundles = {"hybrid@cpu": hybrid, "table@cpu": table}
+        subjects = [lanes_server(clicks, bundles, folder, args.budget_ms)]
+        stack.enter_context(subjects[0].child)
+        store = opened_store(folder)
+        if store is None:
+            print("no redis-server here: only the server with lanes is soaked", file=sys.stderr)
+        else:
+            stack.callback(store.kill)
+            subjects.append(tiers_server(clicks, table, folder, args.budget_ms, store))
+            stack.enter_context(subjects[-1].child)
+        rates = [args.share * c for c in capacity(subjects, WARM_UP_S)]
+        for subject in subjects:
+            subject.reload()
+        start = settled(subjects)
+        looks = [start]
+        told = [Told() for _ in subjects]
+        disturbance = Disturbance()
+
+        def look(number: int) -> None:
+            now = total(subjects)
+            looks.append(now)
+            line = {s.name: {"sent": t.sent, "wrong": t.wrong} for s, t in zip(subjects, told, strict=True)}
+            print(json.dumps({"at_s": (number + 1) * pace.look_s} | asdict(now) | line), file=sys.stderr)
+
+        disturbance.every(pace.look_s, "looks", look)
+        disturbance.every(pace.reload_s, "reloads", lambda n: [s.reload() for s in subjects])
+        disturbance.every(pace.kill_s, "killed lanes", subjects[0].kill_lane)
+        disturbance.every(ABORT_EVERY_S, "aborted clients", lambda n: [s.abort(n) for s in subjects])
+        if store is not None:
+            disturbance.every(pace.store_s, "restarts of Redis", lambda n: restart(store))
+
+        async def run() -> None:
+            await asyncio.gather(
+                *(
+                    load(subject, rate, seconds, args.budget_ms / 1e3, args.seed + i, one)
+                    for i, (subject, rate, one) in enumerate(zip(subjects, rates, told, strict=True))
+                )
+            )
+
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(run())
+        finally:
+            disturbance.end()
+        end = settled(subjects, start.descriptors + MOST_LEAKED)
+        log = "".join(file.read_text() for file in sorted(folder.glob("*.log")))
+    found = verdict(told, start, end, disturbance.failed, log)
+    document = {
+        "command": "python -m benchmarks.http.soak " + " ".join(sys.argv[1:]),
+        "machine": machine(),
+        "seconds": seconds,
+        "rates": dict(zip([s.name for s in subjects], np.round(rates, 1).tolist(), strict=True)),
+        "done": dict(disturbance.done),
+        "servers": {s.name: t.document() for s, t in zip(subjects, told, strict=True)},
+        "start": asdict(start),
+        "end": asdict(end),
+        "looks": [asdict(one) for one in looks],
+        "found": found,
+    }
+    text = json.dumps(document, indent=2)
+    if args.json:
+        args.json.write_text(text + "\n")
+    print(text)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,212 @@
+"""What the soak runs: two real servers, what they must answer, and what can be done to them.
+
+`lanes` has two paths on lanes in processes of their own, which can be killed. `tiers` has its rows in memory
+and in a Redis, which can be restarted, where there is a redis-server; rows in tiers belong to the server's
+own process, so that the two cannot be one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import struct
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from polyrec.loadtest.drivers.connection import Target
+from polyrec.loadtest.drivers.server_pages import ask
+from polyrec.loadtest.traffic.queries import Queries, read_rows
+from polyrec.loadtest.traffic.request_bodies import INFER, PREDICT, RANK
+from polyrec.models.bundle.bundle import Bundle
+from polyrec.models.runtimes import open_runtime
+from polyrec.models.schema.batch import F32
+from polyrec.planner.plan import Plan, save_plan
+from polyrec.server.app.run import Child, start
+from tests.models.tiers.redis_server import RedisServer
+
+TOKEN = "a token for the soak test"
+QUERIES = 150
+TOLERANCE = 1e-5
+"""Between probabilities of one path, however requests are batched."""
+RUNTIME = "onnx"
+LINGER_NOT = struct.pack("ii", 1, 0)
+"""SO_LINGER so that closing a connection resets it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request and, by path, the probabilities that answer it: float32 [rows]."""
+
+    raw: bytes
+    right: Mapping[str, F32]
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """One running server. excused: paths whose answers differ while they say that something failed."""
+
+    name: str
+    child: Child
+    requests: tuple[Asked, ...]
+    excused: frozenset[str] = frozenset()
+
+    @property
+    def url(self) -> str:
+        return self.child.url
+
+    def reload(self) -> None:
+        """Reads the plan again and serves it in place of the present one. Raises OSError if it is refused."""
+        act = urllib.request.Request(
+            f"{self.url}/v1/admin/reload", b"{}", {"Authorization": f"Bearer {TOKEN}"}
+        )
+        urllib.request.urlopen(act, timeout=60).close()
+
+    def kill_lane(self, number: int) -> None:
+        """SIGKILL to the process of one lane, if it is alive."""
+        pids = [lane["pid"] for lane in ask(self.url, "/v1/paths")["lanes"] if lane.get("pid")]
+        own = self.child.process.pid
+        if pids and (pid := pids[number % len(pids)]) != own:
+            os.kill(pid, signal.SIGKILL)
+
+    def abort(self, number: int) -> None:
+        """A client that goes away: in the head, in the body, or before its answer."""
+        host, _, port = self.url.removeprefix("http://").partition(":")
+        raw = self.requests[number % len(self.requests)].raw
+        with socket.create_connection((host, int(port)), timeout=10) as client:
+            client.sendall(raw[: (20, len(raw) - 5, len(raw))[number % 3]])
+            if number % 2:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_NOT)
+
+    def wrong(self, index: int, body: bytes) -> str:
+        """How an answer of status 200 differs from the right one; empty if it does not."""
+        answer = json.loads(body)
+        asked = self.requests[index]
+        told = answer.get("parameters", answer)
+        path = told["path"]
+        if told.get("reason") == "failure" and path in self.excused:
+            return ""
+        right = asked.right[path]
+        if "order" in answer:
+            given = np.empty(right.size, np.float32)
+            given[answer["order"]] = answer["scores"]
+        elif "outputs" in answer:
+            given = np.array(answer["outputs"][0]["data"], np.float32)
+        else:
+            given = np.array(answer["predictions"], np.float32)
+        if given.shape != right.shape:
+            return f"{path}: {given.size} probabilities, {right.size} rows were asked"
+        off = float(np.abs(given - right).max())
+        return "" if off <= TOLERANCE else f"{path}: off by {off:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Of a process and all of its children. rss_bytes: resident, shared pages counted in each."""
+
+    processes: int
+    rss_bytes: int
+    descriptors: int
+
+
+def footprint(pid: int) -> Footprint:
+    """Read from /proc; processes that end meanwhile are left out."""
+    processes = rss = descriptors = 0
+    waiting = [pid]
+    while waiting:
+        one = Path("/proc", str(waiting.pop()))
+        try:
+            status = (one / "status").read_text()
+            descriptors += len(list((one / "fd").iterdir()))
+            for task in (one / "task").iterdir():
+                waiting += map(int, (task / "children").read_text().split())
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        processes += 1
+        rss += sum(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS:")) * 1024
+    return Footprint(processes, rss, descriptors)
+
+
+def asked_of(clicks: Path, bundles: Mapping[str, Bundle]) -> tuple[Asked, ...]:
+    """Predictions, rankings and inference requests of the data, and what each path answers to them."""
+    first = next(iter(bundles.values()))
+    schema = first.manifest.schema_
+    data = read_rows(clicks, schema, 50 * QUERIES)
+    queries = Queries(data, schema, first.encoder)
+    runtimes = {name: open_runtime(RUNTIME, bundle) for name, bundle in bundles.items()}
+    targets = {page: Target(f"http://soak{page}") for page in (PREDICT, RANK, INFER)}
+    asked = []
+    for i in range(min(QUERIES, len(queries))):
+        query = queries[i]
+        rows = data.take(query.candidates).combine_chunks()
+        (batch,) = rows.to_batches()
+        right = {
+            name: np.array(runtimes[name].predict(bundle.encoder.from_arrow(batch)), np.float32)
+            for name, bundle in bundles.items()
+        }
+        for page, (body, headers) in (
+            (PREDICT, queries.predict(query)),
+            (RANK, queries.rank(query)),
+            (INFER, queries.infer(query, binary=False)),
+        ):
+            asked.append(Asked(targets[page].request(body, headers), right))
+    return tuple(asked)
+
+
+def lanes_server(clicks: Path, bundles: Mapping[str, Bundle], folder: Path, budget_ms: float) -> Subject:
+    """All bundles as paths on two lanes in processes of their own."""
+    plan = Plan.model_validate(
+        {
+            "paths": [
+                {"name": name, "bundle": bundle.path, "runtime": RUNTIME} for name, bundle in bundles.items()
+            ],
+            "lanes": [{"name": f"cpu.{i}", "kind": "process"} for i in range(2)],
+            "default_budget_ms": budget_ms,
+        }
+    )
+    return Subject("lanes", _started(plan, folder / "lanes.json"), asked_of(clicks, bundles))
+
+
+def tiers_server(clicks: Path, bundle: Bundle, folder: Path, budget_ms: float, store: RedisServer) -> Subject:
+    """One path with an eighth of its rows in memory and the rest in `store`, on a lane in a thread."""
+    rows = {table: v.rows for table, v in bundle.encoder.vocabularies.items()}
+    tables = {table: {"host": n // 8, "remote": n - n // 8} for table, n in rows.items()}
+    remote = {"url": store.url, "fill": True, "timeout_ms": 50.0}
+    plan = Plan.model_validate(
+        {
+            "paths": [{"name": "tiers@cpu", "bundle": bundle.path, "runtime": RUNTIME}],
+            "lanes": [{"name": "cpu.0", "kind": "thread"}],
+            "placement": {"paths": [{"path": "tiers@cpu", "tables": tables}], "remote": remote},
+            "default_budget_ms": budget_ms,
+        }
+    )
+    child = _started(plan, folder / "tiers.json")
+    return Subject("tiers", child, asked_of(clicks, {"tiers@cpu": bundle}), frozenset({"tiers@cpu"}))
+
+
+def opened_store(folder: Path) -> RedisServer | None:
+    """A Redis whose rows outlive a restart; None where there is no redis-server."""
+    if shutil.which("redis-server") is None:
+        return None
+    return RedisServer(folder, "--appendonly", "yes", "--loglevel", "warning")
+
+
+def restart(store: RedisServer) -> None:
+    """SIGKILL, and a new process with the same rows."""
+    store.kill()
+    store.start()
+
+
+def _started(plan: Plan, file: Path) -> Child:
+    save_plan(plan, file)
+    log = file.with_suffix(".log").open("w")
+    with log:
+        return start(
+            {"plan": file, "admin_token": TOKEN, "drain_grace_s": 0, "log_level": "error"}, stderr=log
+        )

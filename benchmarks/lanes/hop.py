@@ -1,0 +1,218 @@
+"""What it costs to get a batch to a lane and its answer back, for every kind of lane, and what clients see.
+
+    chrt -r 1 python -m benchmarks.lanes.hop                          # trains a small model on generated data
+    chrt -r 1 python -m benchmarks.lanes.hop --bundle DIR --data FILE --served --json
+
+The hop is the time from `execute` to `settle`, on the event loop, less the two stages as the lane timed
+them: writing the batch, waking the lane, waking the loop, reading the answer. `busy`: a batch follows its
+predecessor's answer at once. `idle`: after a pause, in which cores fall asleep and caches go to others. The
+loop has one core; a lane has another, or shares it. Kinds take turns, a few batches each, so that a
+neighbor's noise meets all of them. `bare` is what the system alone takes: two processes that wake one
+another, the other one working for 150 us, with no batch at all.
+
+--served: real servers with each kind, see benchmarks/lanes/hop_served.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+import uvloop
+from tqdm import tqdm
+
+from benchmarks.http.serve_throughput import add_model, machine, model
+from benchmarks.lanes.hop_served import COLUMNS, Served, served
+from polyrec.loadtest.traffic.queries import read_rows
+from polyrec.measure.lane_hop import hops
+from polyrec.models.allocator import keep_memory
+from polyrec.models.bundle.bundle import Bundle, load_bundle
+from polyrec.models.schema.batch import F32, Batch
+from polyrec.planner.plan import LaneKind, PlannedLane, PlannedPath
+from polyrec.server.lanes.lane import Executed, Lane, Settle
+from polyrec.server.lanes.opening import open_lane
+
+CORES = sorted(os.sched_getaffinity(0))
+LOOP_CORE, OTHER_CORE = CORES[0], CORES[-1]
+ROWS = (1, 23, 270)
+PAUSES_S = {"busy": 0.0, "idle 2 ms": 0.002, "idle 20 ms": 0.02}
+COUNTS = {"busy": 60, "idle 2 ms": 30, "idle 20 ms": 12}
+WARM = 2
+"""Batches at the beginning of each turn that do not count: the lane's caches were somebody else's."""
+BATCHES = 64
+PATH = "path"
+BARE_S = 150e-6
+BARE = """
+import os, sys, time
+wake, done, core, work_s = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
+os.sched_setaffinity(0, {core})
+while os.eventfd_read(wake) == 1:
+    until = time.perf_counter() + work_s
+    while time.perf_counter() < until:
+        pass
+    os.eventfd_write(done, 1)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One kind at one size. executed_us: median of the two stages together."""
+
+    lane: str
+    rows: int
+    load: str
+    batches: int
+    p50_us: float
+    p99_us: float
+    executed_us: float
+
+
+class Bare:
+    """Two eventfds and a process that does nothing useful."""
+
+    name, alive, pid = "bare", True, None
+    kind: LaneKind = "process"
+
+    def __init__(self, core: int) -> None:
+        self._wake, self._done = os.eventfd(0), os.eventfd(0)
+        fds = self._wake, self._done
+        words = [*fds, core, BARE_S]
+        self._process = subprocess.Popen([sys.executable, "-c", BARE, *map(str, words)], pass_fds=fds)
+        self._settle: Settle | None = None
+        self._attached = False
+
+    def attach(self) -> None:
+        if not self._attached:
+            asyncio.get_running_loop().add_reader(self._done, self._heard)
+            self._attached = True
+
+    def _heard(self) -> None:
+        os.eventfd_read(self._done)
+        assert self._settle is not None
+        self._settle(Executed(np.empty(0, np.float32), 0.0, BARE_S))
+
+    def execute(self, path: str, batch: Batch, settle: Settle) -> None:
+        self._settle = settle
+        os.eventfd_write(self._wake, 1)
+
+    async def restart(self) -> None:
+        return
+
+    def close(self) -> None:
+        os.eventfd_write(self._wake, 2)
+        self._process.wait()
+
+
+Open = Callable[[PlannedPath, Bundle], Lane]
+
+
+def opens(kind: str, *cores: int) -> Open:
+    """A lane of this kind on these cores."""
+    planned = PlannedLane.model_validate({"name": kind, "kind": kind, "cores": cores})
+    return lambda path, bundle: open_lane(planned, [(path, bundle)], _died)
+
+
+def _died(lane: Lane) -> None:
+    raise RuntimeError(f"the process of lane '{lane.name}' ended")
+
+
+LANES: dict[str, Open] = {
+    "inline": opens("inline"),
+    "thread, loop's core": opens("thread", LOOP_CORE),
+    "thread, own core": opens("thread", OTHER_CORE),
+    "process, loop's core": opens("process", LOOP_CORE),
+    "process, own core": opens("process", OTHER_CORE),
+    "bare, loop's core": lambda _path, _bundle: Bare(LOOP_CORE),
+    "bare, own core": lambda _path, _bundle: Bare(OTHER_CORE),
+}
+
+
+def batches_of(bundle: Bundle, data: Path, rows: int) -> list[Batch]:
+    """Ranking batches: one context and `rows` consecutive rows' candidates."""
+    table = read_rows(data, bundle.manifest.schema_, BATCHES * rows).combine_chunks()
+    everything = bundle.encoder.from_arrow(table.to_batches()[0])
+    found = []
+    for i in range(BATCHES):
+        own = (np.arange(rows) + i * rows) % table.num_rows
+        context, candidate = everything.context.take(own[:1]), everything.candidate.take(own)
+        found.append(Batch(context, candidate, np.zeros(rows, np.int64)))
+    return found
+
+
+def measure(bundle: Bundle, data: Path, runtime: str, rounds: int) -> list[Hop]:
+    """Every kind, size and load, in turn."""
+    path = PlannedPath.model_validate({"name": PATH, "bundle": bundle.path, "runtime": runtime})
+    batches = {rows: batches_of(bundle, data, rows) for rows in ROWS}
+    seen: dict[tuple[str, int, str], list[F32]] = {}
+    with ExitStack() as opened, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        lanes = {name: opening(path, bundle) for name, opening in LANES.items()}
+        for lane in lanes.values():
+            opened.callback(lane.close)
+        for _ in tqdm(range(rounds), "rounds", leave=False):
+            for load, pause_s in PAUSES_S.items():
+                for rows in ROWS:
+                    for name, lane in lanes.items():
+                        got = runner.run(hops(lane, PATH, batches[rows], COUNTS[load], pause_s))
+                        seen.setdefault((name, rows, load), []).append(np.array(got[WARM:], np.float32))
+    found = []
+    for (name, rows, load), turns in seen.items():
+        hop, executed = np.concatenate(turns).T * 1e6
+        p50, p99, middle = np.quantile(hop, 0.5), np.quantile(hop, 0.99), np.median(executed)
+        figures = (round(float(x), 1) for x in (p50, p99, middle))
+        found.append(Hop(name, rows, load, hop.size, *figures))
+    return found
+
+
+def table(hops_: Sequence[Hop], served_: Sequence[Served]) -> str:
+    """For people."""
+    lines = [f"{'lane':<24}{'rows':>5}  {'load':<11}{'p50 us':>8}{'p99 us':>9}{'executed us':>13}"]
+    for h in sorted(hops_, key=lambda h: (h.load, h.rows)):
+        lines.append(
+            f"{h.lane:<24}{h.rows:>5}  {h.load:<11}{h.p50_us:>8.1f}{h.p99_us:>9.1f}{h.executed_us:>13.1f}"
+        )
+    if served_:
+        lines += ["", "".join(f"{name:>{width}}" for name, width in COLUMNS.values())]
+        lines += ["".join(f"{getattr(s, key)!s:>{w}}" for key, (_, w) in COLUMNS.items()) for s in served_]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="the hop to a lane and back, for every kind of lane")
+    add_model(parser)
+    parser.add_argument("--runtime", default="onnx", choices=["torch", "onnx"])
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--served", action="store_true", help="real servers with each kind as well")
+    parser.add_argument("--seconds", type=float, default=0.6, help="of each run against a server")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON")
+    args = parser.parse_args()
+    keep_memory()
+    with tempfile.TemporaryDirectory() as folder, model(parser, args) as (bundle_path, data):
+        bundle = load_bundle(bundle_path)
+        os.sched_setaffinity(0, {LOOP_CORE})
+        found = measure(bundle, data, args.runtime, args.rounds)
+        answers: list[Served] = []
+        if args.served:
+            answers = served(bundle, data, args.runtime, args.rounds, args.seconds, Path(folder))
+    if args.json:
+        results = {"hop": [asdict(h) for h in found], "served": [asdict(s) for s in answers]}
+        print(json.dumps({"machine": machine(), **results}, indent=2))
+    else:
+        print(machine())
+        print(table(found, answers))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""A real Prometheus that scrapes servers of this machine by the rules in deploy/prometheus.
+
+Targets in, an address to ask out. Configuration and data are in a temporary folder, ports are this
+machine's alone, and the process ends with the block.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import yaml
+
+PROGRAM = shutil.which("prometheus")
+"""Where it is on this machine; None if it is not."""
+HOW = "Debian: apt-get install prometheus; elsewhere https://prometheus.io/download"
+CONFIG = Path(__file__).parents[2] / "deploy" / "prometheus"
+PATIENCE_S = 90.0
+
+
+@dataclass(frozen=True, slots=True)
+class Prometheus:
+    """One that runs, ready to be asked."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+
+    def api(self, path: str, **parameters: str) -> Any:
+        """`data` of an answer of its API. Raises RuntimeError with what it says is wrong."""
+        address = f"{self.url}/api/v1/{path}"
+        try:
+            with urllib.request.urlopen(f"{address}?{urlencode(parameters)}", timeout=PATIENCE_S) as answer:
+                return json.load(answer)["data"]
+        except urllib.error.HTTPError as e:
+            raise RuntimeError(json.load(e).get("error", str(e))) from None
+
+    def query(self, expression: str, at_s: float | None = None) -> list[dict[str, Any]]:
+        """The vector of an expression at a moment (Unix time), now by default. Raises RuntimeError."""
+        moment = {} if at_s is None else {"time": f"{at_s:.3f}"}
+        found: list[dict[str, Any]] = self.api("query", query=expression, **moment)["result"]
+        return found
+
+    def label_values(self, label: str, match: str) -> list[str]:
+        values: list[str] = self.api(f"label/{quote(label)}/values", **{"match[]": match})
+        return values
+
+    def until(self, expression: str, seconds: float = PATIENCE_S) -> None:
+        """Returns once an expression gives something. Raises RuntimeError if it does not in time."""
+        end = time.monotonic() + seconds
+        while not self.query(expression):
+            if time.monotonic() > end:
+                raise RuntimeError(f"nothing within {seconds:g} s: {expression}")
+            time.sleep(0.1)
+
+
+@contextmanager
+def prometheus(targets: Sequence[str], every: str = "5s", port: int = 0) -> Iterator[Prometheus]:
+    """Scrapes `targets` (host:port) as often as `every` says. Raises RuntimeError where it cannot start."""
+    if PROGRAM is None:
+        raise RuntimeError(f"no Prometheus on this machine ({HOW})")
+    address = f"127.0.0.1:{port or _free_port()}"
+    with tempfile.TemporaryDirectory(prefix="polyrec-prometheus-") as folder:
+        config = yaml.safe_load((CONFIG / "prometheus.yml").read_text())
+        config["global"] |= {"scrape_interval": every, "evaluation_interval": every, "scrape_timeout": every}
+        Path(folder, "prometheus.yml").write_text(yaml.safe_dump(config))
+        Path(folder, "rules.yml").write_text((CONFIG / "rules.yml").read_text())
+        groups = [{"targets": list(targets), "labels": {"model": "dlrm"}}]
+        Path(folder, "targets.yml").write_text(yaml.safe_dump(groups))
+        with Path(folder, "log").open("w+") as log:
+            process = subprocess.Popen(
+                [
+                    *(PROGRAM, f"--config.file={folder}/prometheus.yml", f"--web.listen-address={address}"),
+                    *(f"--storage.tsdb.path={folder}/data", "--log.level=warn"),
+                ],
+                stderr=log,
+                stdout=log,
+            )
+            try:
+                url = f"http://{address}"
+                _ready(url, process, log.name)
+                yield Prometheus(url, process)
+            finally:
+                process.terminate()
+                process.wait(PATIENCE_S)
+
+
+def _ready(url: str, process: subprocess.Popen[bytes], log: str) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while True:
+        if process.poll() is not None:
+            raise RuntimeError(f"Prometheus ended: {Path(log).read_text().strip().splitlines()[-1:]}")
+        try:
+            urllib.request.urlopen(f"{url}/-/ready", timeout=1).close()
+            return
+        except OSError:
+            if time.monotonic() > end:
+                raise RuntimeError("Prometheus does not get ready") from None
+            time.sleep(0.05)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,128 @@
+"""Ranking requests with their context computed once, against the same rows exploded.
+
+    python -m benchmarks.quality.context_once --data ../shared/data/trivago/impressions.parquet
+
+One core; real contexts of trivago's test requests, with their own candidates (23) or with 270 and 2,048
+candidates drawn from the test rows; a different request each time. `once` is what /v1/rank executes;
+`exploded` repeats the context in every row, and computes a looked-up id as often as it occurs (for dhe
+and hybrid), as a server without deduplication does; `distinct` repeats the context but computes each
+distinct id once. A, B, C, A, B, C in one run; medians over rounds. Also checks that all agree to 1e-5.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.quality.speed import family
+from polyrec.loadtest.machine import processor
+from polyrec.models.allocator import keep_memory
+from polyrec.models.data.encoded import Encoded, encode
+from polyrec.models.data.reader import open_data
+from polyrec.models.data.split import TEST, split_of
+from polyrec.models.dlrm.cost import flops, ranking_flops
+from polyrec.models.embeddings.computed import ComputedStage
+from polyrec.models.runtimes import NAMES, open_runtime
+from polyrec.models.schema.batch import Batch
+from polyrec.models.schema.schema import load_schema
+
+CANDIDATES = (23, 270, 2048)
+REPRESENTATIONS = ("table", "dhe", "hybrid", "table-int8")
+FORMS = ("once", "distinct", "exploded")
+
+
+def requests(data: Encoded, candidates: int, count: int, seed: int) -> list[Batch]:
+    """Ranking batches of one real context each."""
+    assert data.group is not None
+    random = np.random.default_rng(seed)
+    starts = np.flatnonzero(np.r_[True, data.group[1:] != data.group[:-1]])
+    out = []
+    for start in random.choice(starts, count, replace=False):
+        rows = random.integers(0, data.rows, candidates)
+        context = data.batch(np.array([start])).context
+        out.append(Batch(context, data.batch(rows).candidate, np.zeros(candidates, np.int64)))
+    return out
+
+
+def set_distinct(stage: object, distinct: bool) -> None:
+    """Whether computed vectors are computed once per distinct id."""
+    for part in (stage, getattr(stage, "computed", None)):
+        if isinstance(part, ComputedStage):
+            part.distinct = distinct
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--bundles", type=Path, default=Path("runs/representations"))
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--core", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    args = parser.parse_args()
+    os.sched_setaffinity(0, {args.core})
+    keep_memory()
+    torch.set_num_threads(1)
+    bundles = family(args.data, args.bundles)
+    schema = load_schema("trivago")
+    reader = open_data(args.data, schema)
+    data = encode(reader, bundles["table"].encoder, split_of(reader, schema), (TEST,))
+    rows = []
+    for name in REPRESENTATIONS:
+        full, once = flops(bundles[name]), ranking_flops(bundles[name])
+        for runtime_name in NAMES:
+            runtime = open_runtime(runtime_name, bundles[name])
+            stage = runtime.stage
+            for candidates in CANDIDATES:
+                pool = requests(data, candidates, 40, candidates)
+                exploded = [b.exploded() for b in pool]
+                times: dict[str, list[float]] = {form: [] for form in FORMS}
+                worst = 0.0
+                for round_ in range(args.rounds + 1):
+                    for form in FORMS:
+                        set_distinct(stage, form != "exploded")
+                        batches = pool if form == "once" else exploded
+                        picked = batches[round_ * 5 :][:5] if round_ < 8 else batches[:5]
+                        begin = time.perf_counter()
+                        for batch in picked:
+                            runtime.predict(batch)
+                        if round_:
+                            times[form].append((time.perf_counter() - begin) / len(picked))
+                set_distinct(stage, True)
+                for a, b in zip(pool[:5], exploded[:5], strict=True):
+                    worst = max(worst, float(np.abs(runtime.predict(a) - runtime.predict(b)).max()))
+                rates = {form: candidates / float(np.median(t)) for form, t in times.items()}
+                counted = candidates * full.total / (once.context + candidates * once.row)
+                rows.append(
+                    {
+                        "representation": name,
+                        "runtime": runtime_name,
+                        "candidates": candidates,
+                        **{form: round(rate) for form, rate in rates.items()},
+                        "time_factor": round(rates["once"] / rates["exploded"], 2),
+                        "flop_factor": round(counted, 2),
+                        "largest_difference": worst,
+                    }
+                )
+                print(rows[-1], flush=True)
+    print("\n| representation, runtime | candidates | once | distinct | exploded | faster | FLOPs saved |")
+    print("|---|---|---|---|---|---|---|")
+    for r in rows:
+        print(
+            f"| {r['representation']} {r['runtime']} | {r['candidates']:,} | {r['once']:,} "
+            f"| {r['distinct']:,} "
+            f"| {r['exploded']:,} | {r['time_factor']}x | {r['flop_factor']}x |"
+        )
+    if args.json:
+        machine = f"{processor()}, one core, torch {torch.__version__}"
+        out = {"machine": machine, "unit": "rows/s", "rounds": args.rounds, "rows": rows}
+        args.json.write_text(json.dumps(out, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""What isolation costs: int8 with a scale per row against one per batch, and torch's batches filled up.
+
+    python -m benchmarks.quality.int8_scales --quality trivago=runs/t --quality bookcrossing=runs/b
+
+Times a session of ONNX Runtime at 1, 23 and 270 rows: a Kaggle-size net (26 vectors of 16 and 13 numbers,
+512-256-64 and 512-256, dot) and a small one. All graphs take turns inside one run; figures are medians of
+milliseconds of processor time. `per batch` is what was served before: DynamicQuantizeLinear takes the range
+of all rows that share a batch, so its answers depend on them. `per row, all products` shows why small
+products stay in fp32. Torch, in fp32 and bf16, is timed with small batches as they are and filled up
+(models/dlrm/batch_invariance.py). --quality DATA=BUNDLE gives log-loss and AUC of a bundle on its test
+rows, in batches of 270; the data are ../shared/data's."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import torch
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+from torch import Tensor
+
+from polyrec.models.bundle.bundle import load_bundle
+from polyrec.models.data.encoded import encode
+from polyrec.models.data.reader import open_data
+from polyrec.models.data.split import TEST, split_of
+from polyrec.models.dlrm.context_once import ContextOnce
+from polyrec.models.dlrm.dlrm import Architecture, DenseNet, Inputs
+from polyrec.models.embeddings.stage import PerBlock
+from polyrec.models.evaluation.metrics import evaluate
+from polyrec.models.runtimes import graph as graphs
+from polyrec.models.runtimes.buckets import plainly
+from polyrec.models.runtimes.onnx import OnnxRuntime, open_session
+from polyrec.models.runtimes.torch import DTYPES, least_rows
+from polyrec.models.schema.batch import F32
+
+ROWS = (1, 23, 270)
+BATCH_ROWS = 270
+FORMS = ("fp32", "per batch", "per row", "per row, all products")
+DATA = {"trivago": "trivago/impressions.parquet", "bookcrossing": "bookcrossing/ratings.parquet"}
+NETS: dict[str, tuple[Architecture, PerBlock, PerBlock]] = {
+    "Kaggle": (Architecture(bottom=(512, 256, 64), top=(512, 256)), PerBlock(0, 13), PerBlock(0, 26)),
+    "small": (Architecture(bottom=(64,), top=(128, 64)), PerBlock(0, 4), PerBlock(0, 8)),
+}
+"""Shape, dense features and vectors of context and candidate."""
+
+
+class _PerBatch(graphs._Writer):
+    """Writes products whose input has one scale a batch, as before isolation."""
+
+    def product(self, x: str, weight: Tensor, added: str | None = None) -> str:
+        numbers, step, zero = f"{x}_q", f"{x}_step", f"{x}_zero"
+        if all(numbers not in node.output for node in self.nodes):
+            self.nodes.append(helper.make_node("DynamicQuantizeLinear", [x], [numbers, step, zero]))
+        w = weight.detach().float().numpy().T
+        scale = np.maximum(np.abs(w).max(axis=0), np.finfo(np.float32).tiny) / 127.0
+        q = np.clip(np.rint(w / scale), -127, 127).astype(np.int8)
+        sums = self.node(
+            "Cast", self.node("MatMulInteger", numbers, self.constant(q), zero), to=TensorProto.FLOAT
+        )
+        out = self.node("Mul", sums, self.node("Mul", step, self.constant(scale.astype(np.float32))))
+        return out if added is None else self.node("Add", out, added)
+
+
+def graph_of(form: str, net: DenseNet) -> onnx.ModelProto:
+    """The plain graph of a net in one of FORMS."""
+    writer, least = graphs._Writer, graphs.QUANTIZED_FROM
+    try:
+        if form == "per batch":
+            graphs._Writer = _PerBatch  # type: ignore[misc]
+        if form == "per row, all products":
+            graphs.QUANTIZED_FROM = 0
+        return graphs.plain_graph(net, "fp32" if form == "fp32" else "int8")
+    finally:
+        graphs._Writer, graphs.QUANTIZED_FROM = writer, least  # type: ignore[misc]
+
+
+def sessions(net: DenseNet) -> dict[str, ort.InferenceSession]:
+    """A session of each of FORMS."""
+    return {form: open_session(graph_of(form, net).SerializeToString(), "cpu") for form in FORMS}
+
+
+def timed(name: str, repeats: int) -> dict[str, dict[str, float]]:
+    """Rows of a batch -> form -> median milliseconds, all forms in turns; and the largest error."""
+    shape, dense, slots = NETS[name]
+    torch.manual_seed(0)
+    opened = sessions(DenseNet(shape, dense, slots).eval())
+    random = np.random.default_rng(0)
+    found: dict[str, dict[str, float]] = {}
+    for rows in ROWS:
+        given = {
+            "dense_candidate": random.standard_normal((rows, dense.candidate)).astype(np.float32),
+            "candidate": (0.3 * random.standard_normal((rows, slots.candidate, shape.width))).astype(
+                np.float32
+            ),
+        }
+        taken: dict[str, list[float]] = {form: [] for form in FORMS}
+        for _ in range(repeats):
+            for form, session in opened.items():
+                start = time.thread_time()
+                session.run(None, given)
+                taken[form].append(time.thread_time() - start)
+        found[str(rows)] = {form: 1e3 * float(np.median(all_s)) for form, all_s in taken.items()}
+    said = {form: session.run(None, given)[0] for form, session in opened.items()}
+    found["max error"] = {form: float(np.abs(p - said["fp32"]).max()) for form, p in said.items()}
+    return found
+
+
+def filled(name: str, repeats: int) -> dict[str, dict[str, float]]:
+    """Precision and rows -> milliseconds of torch's dense net, on batches as they are and filled up."""
+    shape, dense, slots = NETS[name]
+    torch.manual_seed(0)
+    cpu, found = torch.device("cpu"), {}
+    for precision, dtype in DTYPES.items():
+        net = ContextOnce(DenseNet(shape, dense, slots)).eval().to(dtype)
+        fewest = {"as they are": 0, "filled up": least_rows(net, dtype)}
+        for rows in ROWS:
+            numbers, vectors = (
+                torch.randn(rows, dense.candidate),
+                torch.randn(rows, slots.candidate, shape.width),
+            )
+            inputs = Inputs(numbers[:, :0], numbers, vectors[:, :0], vectors, None)
+            taken: dict[str, list[float]] = {form: [] for form in fewest}
+            with torch.inference_mode():
+                for _ in range(repeats):
+                    for form, least in fewest.items():
+                        start = time.thread_time()
+                        plainly(net, inputs, cpu, dtype, least)
+                        taken[form].append(time.thread_time() - start)
+            found[f"{precision}, {rows}"] = {f: 1e3 * float(np.median(all_s)) for f, all_s in taken.items()}
+    return found
+
+
+def quality(data: str, bundle: str, root: Path) -> dict[str, dict[str, float]]:
+    """Form -> log-loss and AUC on the test rows, and its largest and mean difference to fp32."""
+    loaded = load_bundle(bundle)
+    schema = loaded.manifest.schema_
+    reader = open_data(root / DATA[data], schema)
+    runtime = OnnxRuntime(loaded)
+    opened = sessions(loaded.net())
+    parts: dict[str, list[F32]] = {form: [] for form in FORMS}
+    with encode(reader, loaded.encoder, split_of(reader, schema)) as rows:
+        chosen = rows.select(TEST)
+        for start in range(0, chosen.size, BATCH_ROWS):
+            inputs = runtime.embed(rows.batch(chosen[start : start + BATCH_ROWS]).exploded())[0]
+            for form, session in opened.items():
+                given = {i.name: getattr(inputs, i.name).numpy() for i in session.get_inputs()}
+                parts[form].append(session.run(None, given)[0])
+        labels: NDArray[np.float32] = rows.label[chosen]
+    said = {form: np.concatenate(p) for form, p in parts.items()}
+    found = {}
+    for form, p in said.items():
+        q, apart = evaluate(p, labels), np.abs(p - said["fp32"])
+        found[form] = {
+            "log_loss": q.log_loss,
+            "auc": q.auc,
+            "max": float(apart.max()),
+            "mean": float(apart.mean()),
+        }
+    return found
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--repeats", type=int, default=300, help="runs of each graph at each size")
+    parser.add_argument("--quality", action="append", default=[], metavar="DATA=BUNDLE")
+    parser.add_argument("--data-root", type=Path, default=Path(__file__).parents[3] / "shared" / "data")
+    parser.add_argument("--json", type=Path, help="file to write the figures to")
+    args = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    figures: dict[str, Any] = {"ms": {name: timed(name, args.repeats) for name in NETS}, "quality": {}}
+    print(f"| net, rows | {' | '.join(FORMS)} |\n|---|{'---|' * len(FORMS)}")
+    for name, sizes in figures["ms"].items():
+        for rows, times in sizes.items():
+            form = ".0e" if rows == "max error" else ".3f"
+            print(f"| {name}, {rows} | {' | '.join(format(times[f], form) for f in FORMS)} |")
+    figures["torch_ms"] = {name: filled(name, args.repeats) for name in NETS}
+    print("\n| net, torch, rows | as they are | filled up |\n|---|---|---|")
+    for name, sizes in figures["torch_ms"].items():
+        for rows, times in sizes.items():
+            print(f"| {name}, {rows} | {' | '.join(format(t, '.3f') for t in times.values())} |")
+    for given in args.quality:
+        data, _, bundle = given.partition("=")
+        figures["quality"][data] = quality(data, bundle, args.data_root)
+        print(f"\n| {data} | log-loss | AUC | largest difference to fp32 | mean |\n|---|---|---|---|---|")
+        for form, q in figures["quality"][data].items():
+            print(f"| {form} | {q['log_loss']:.6f} | {q['auc']:.6f} | {q['max']:.1e} | {q['mean']:.1e} |")
+    if args.json:
+        args.json.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,284 @@
+"""The quality of every representation, over several training seeds: docs/quality.md's tables by one command.
+
+    python -m benchmarks.quality.representations
+
+For every data set and seed, each variant (benchmarks/quality/variants.py) is trained, derived or served, and
+predicts the same test rows. Bundles are kept under --runs: one that was made from the same data, recipe
+and source before is not made again, so that an interrupted run goes on where it was. One process, one
+thread. A whole run writes docs/results/quality.json and the tables between the markers in
+docs/quality.md; a part of it (--data, --variants) and `--quick`, which tries it on a few generated
+clicks, write quality.json beside their bundles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import platform
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.quality.tables import between_markers, markdown
+from benchmarks.quality.variants import BASELINE, VARIANTS, Derived, Served, Trained, Variant
+from polyrec.cli.progress import Bars
+from polyrec.loadtest.machine import processor
+from polyrec.models.allocator import keep_memory
+from polyrec.models.bundle.bundle import Bundle, load_bundle, write_bundle
+from polyrec.models.data.reader import Reader, open_data
+from polyrec.models.data.split import TEST
+from polyrec.models.data.synthetic.generator import generate
+from polyrec.models.dlrm.cost import flops, sizes
+from polyrec.models.dlrm.precision import DensePrecision
+from polyrec.models.errors import BundleError
+from polyrec.models.evaluation.comparison import METRICS, RESAMPLES, samples
+from polyrec.models.evaluation.metrics import evaluate
+from polyrec.models.evaluation.predictions import Predictions, predict_all
+from polyrec.models.evaluation.repeats import over_seeds
+from polyrec.models.schema.schema import load_schema
+from polyrec.models.training.pipeline import Learner, Training, default_training
+from polyrec.models.training.trainer import Check
+
+ROOT = Path(__file__).parents[2]
+DATA = {"trivago": "trivago/impressions.parquet", "bookcrossing": "bookcrossing/ratings.parquet"}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is run: one data set, every variant, these seeds."""
+
+    data: str
+    reader: Reader
+    recipe: Training
+    seeds: tuple[int, ...]
+    variants: Mapping[str, Variant]
+    folder: Path
+
+    def training(self, name: str, seed: int) -> Training:
+        """The recipe of one run; a derived variant has its source's."""
+        variant = self.variants[name]
+        if isinstance(variant, Trained):
+            return variant.training(self.recipe, self.data, seed)
+        return self.training(variant.source, seed)
+
+
+def bundle_of(plan: Plan, name: str, seed: int, bars: Bars) -> Bundle:
+    """The bundle of one run: as it is if it was made before, else made now."""
+    variant = plan.variants[name]
+    if isinstance(variant, Served):
+        return bundle_of(plan, variant.source, seed, bars)
+    path = plan.folder / f"{name}-{seed}"
+    training = plan.training(name, seed)
+    kept = _kept(path)
+    if isinstance(variant, Trained):
+        if kept is not None and _is_trained(kept, plan, training, variant):
+            return kept
+        print(f"{plan.data}: training {name}, seed {seed}", file=sys.stderr)
+        learner = Learner(
+            plan.reader,
+            load_schema(plan.data),
+            training,
+            variant.kind,
+            phase=bars.phase,
+            progress=_every(bars, 20),
+        )
+        return learner.learn(path, replace=True)
+    source = bundle_of(plan, variant.source, seed, bars)
+    record: dict[str, Any] = {"derived_from": source.manifest.version, "by": variant.how}
+    record["recipe"] = training.recipe.model_dump()
+    if kept is not None and kept.manifest.training == record:
+        return kept
+    print(f"{plan.data}: deriving {name}, seed {seed}", file=sys.stderr)
+    model, representation = variant.by(source, training, plan.reader)
+    return write_bundle(path, model, representation, source.encoder, {}, record, replace=True)
+
+
+def _kept(path: Path) -> Bundle | None:
+    try:
+        return load_bundle(path)
+    except BundleError:
+        return None
+
+
+def _is_trained(bundle: Bundle, plan: Plan, training: Training, variant: Trained) -> bool:
+    m = bundle.manifest
+    return (
+        m.training.get("recipe") == training.recipe.model_dump()
+        and m.training.get("data", {}).get("fingerprint") == plan.reader.fingerprint()
+        and m.architecture == training.architecture
+        and m.representation == training.representation(variant.kind, bundle.encoder.vocabularies)
+    )
+
+
+def _every(bars: Bars, steps: int) -> Any:
+    """Tells the bar of training every few steps only: drawing it costs time."""
+
+    def progress(step: int, total: int, loss: float, check: Check | None) -> None:
+        if step % steps == 1 or step == total:
+            bars.training(step, total, loss, check)
+
+    return progress
+
+
+def predictions_of(plan: Plan, runs: Mapping[tuple[str, int], Bundle], bars: Bars) -> Predictions:
+    """All runs on the test rows, `name-seed` each: one pass over the data per way of executing."""
+    ways: dict[tuple[str, DensePrecision], dict[str, Bundle]] = {}
+    for (name, seed), bundle in runs.items():
+        variant = plan.variants[name]
+        way: tuple[str, DensePrecision] = ("torch", "fp32")
+        if isinstance(variant, Served):
+            way = (variant.runtime, variant.precision)
+        ways.setdefault(way, {})[f"{name}-{seed}"] = bundle
+    found: dict[str, Any] = {}
+    for (runtime, precision), bundles in ways.items():
+        part = predict_all(bundles, plan.reader.path, (TEST,), runtime, "cpu", precision, phase=bars.phase)
+        found |= part.probabilities
+    ordered = {f"{name}-{seed}": found[f"{name}-{seed}"] for name, seed in runs}
+    return Predictions(part.label, part.group, ordered)
+
+
+def measured(plan: Plan) -> dict[str, Any]:
+    """Everything about one data set, JSON-able."""
+    with Bars() as bars:
+        runs = {(n, s): bundle_of(plan, n, s, bars) for n in plan.variants for s in plan.seeds}
+        p = predictions_of(plan, runs, bars)
+    drawn = samples(p.label, list(p.probabilities.values()), p.group)
+    repeated = over_seeds(drawn, list(plan.variants), BASELINE)
+    variants = {}
+    for name, variant in plan.variants.items():
+        own = [evaluate(p.probabilities[f"{name}-{s}"], p.label, p.group) for s in plan.seeds]
+        bundle = runs[name, plan.seeds[0]]
+        entropy = np.array([q.normalised_entropy for q in own])
+        to_baseline = repeated[name].to_baseline
+        variants[name] = {
+            "how": _how(variant),
+            "bytes": sizes(bundle).as_dict(),
+            "flops_per_row": flops(bundle).as_dict(),
+            "spread": {m: asdict(repeated[name].own[m]) for m in METRICS}
+            | {"normalised_entropy": {"mean": entropy.mean(), "deviation": _deviation(entropy)}},
+            "to_baseline": None
+            if to_baseline is None
+            else {
+                m: {
+                    "over_rows": asdict(d.over_rows),
+                    "over_seeds": asdict(d.over_seeds),
+                    "interval": asdict(d.interval),
+                    "verdict": d.verdict,
+                }
+                for m, d in to_baseline.items()
+            },
+            "runs": [{"seed": s, **q.as_dict()} for s, q in zip(plan.seeds, own, strict=True)],
+        }
+    return {
+        "data": plan.data,
+        "rows": int(p.label.size),
+        "positives": int(p.label.sum()),
+        "seeds": list(plan.seeds),
+        "resamples": RESAMPLES,
+        "recipe": plan.recipe.model_dump(mode="json"),
+        "variants": variants,
+    }
+
+
+def _how(variant: Variant) -> str:
+    if isinstance(variant, Trained):
+        return "trained"
+    if isinstance(variant, Derived):
+        return f"{variant.source}: {variant.how}"
+    return f"{variant.source}: dense net in {variant.precision} ({variant.runtime})"
+
+
+def _deviation(values: np.ndarray) -> float:
+    return float(values.std(ddof=1)) if values.size > 1 else math.nan
+
+
+def machine() -> str:
+    """The processor's name and what runs on it."""
+    return f"{processor()}, Python {platform.python_version()}, torch {torch.__version__}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data-root", type=Path, default=ROOT.parent / "shared" / "data")
+    parser.add_argument("--data", nargs="+", choices=list(DATA), default=list(DATA))
+    parser.add_argument("--seeds", type=int, default=3, help="training runs of each variant (default 3)")
+    parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), help="only these (the table always)")
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "quality", help="where bundles are kept")
+    parser.add_argument("--quick", action="store_true", help="generated clicks, one epoch, two seeds")
+    args = parser.parse_args(arguments)
+    keep_memory()
+    torch.set_num_threads(1)
+    asked = {BASELINE, *(args.variants or VARIANTS)}
+    asked |= {v.source for n in asked if not isinstance(v := VARIANTS[n], Trained)}
+    variants = {name: v for name, v in VARIANTS.items() if name in asked}
+    results: dict[str, Any] = {
+        "command": "python -m benchmarks.quality.representations "
+        + " ".join(sys.argv[1:] if arguments is None else arguments),
+        "machine": machine(),
+        "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "data": {},
+    }
+    begin = time.perf_counter()
+    for plan in _plans(args, variants):
+        results["data"][plan.data] = measured(plan)
+        print(f"\n{plan.data}\n\n{markdown(results['data'][plan.data], BASELINE)}\n")
+        _write(results, args)
+    print(f"{time.perf_counter() - begin:.0f} s", file=sys.stderr)
+
+
+def _plans(args: argparse.Namespace, variants: Mapping[str, Variant]) -> list[Plan]:
+    names = ["trivago"] if args.quick else args.data
+    plans = []
+    for name in names:
+        schema = load_schema(name)
+        recipe = default_training(schema)
+        folder = args.runs / ("quick" if args.quick else name)
+        path = args.data_root / DATA[name]
+        seeds = tuple(range(args.seeds))
+        if args.quick:
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder / "clicks.parquet"
+            if not path.exists():
+                generate(path, 6000, seed=0, items=2000, users=1000)
+            recipe = recipe.with_recipe({"epochs": 1, "refit": False})
+            seeds = (0, 1)
+        plans.append(Plan(name, open_data(path, schema), recipe, seeds, variants, folder))
+    return plans
+
+
+def _write(results: Mapping[str, Any], args: argparse.Namespace) -> None:
+    """After each data set: what is done is kept. Figures that are not defined become null."""
+    part = args.quick or args.variants or set(args.data) != set(DATA)
+    folder = args.runs if part else ROOT / "docs" / "results"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "quality.json").write_text(json.dumps(_defined(results), indent=1) + "\n")
+    if part:
+        return
+    page = ROOT / "docs" / "quality.md"
+    text = page.read_text(encoding="utf-8")
+    for name, found in results["data"].items():
+        text = between_markers(text, name, markdown(found, BASELINE))
+    text = between_markers(text, "provenance", f"{results['machine']}; {results['made']}.")
+    page.write_text(text, encoding="utf-8")
+
+
+def _defined(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {k: _defined(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_defined(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""The tables of docs/quality.md: figures in, Markdown between the page's markers out."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from polyrec.models.amounts import size
+from polyrec.models.evaluation.comparison import Interval, Metric
+from polyrec.report.comparison.words import difference, mflop
+
+MEANS = ("auc", "log_loss", "normalised_entropy", "accuracy")
+AGAINST: tuple[Metric, ...] = ("auc", "log_loss")
+
+
+def markdown(found: Mapping[str, Any], baseline: str) -> str:
+    """The table of one data set, as benchmarks/quality/representations.py measured it."""
+    heads = [
+        "representation",
+        "AUC",
+        "log-loss",
+        "normalised entropy",
+        "accuracy",
+        "size",
+        f"of {baseline}'s",
+        "its rows, of those",
+    ]
+    heads += ["MFLOP a row", f"AUC against {baseline}", f"log-loss against {baseline}"]
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    whole = found["variants"][baseline]["bytes"]
+    for name, v in found["variants"].items():
+        spread, against = v["spread"], v["to_baseline"]
+        cells = [name, *(_spread(spread[m]) for m in MEANS)]
+        cells += [size(v["bytes"]["total"]), *(f"{v['bytes'][k] / whole[k]:.3f}" for k in ("total", "rows"))]
+        cells += [mflop(v["flops_per_row"]["total"])]
+        cells += ["" if against is None else _against(m, against) for m in AGAINST]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _spread(spread: Mapping[str, float]) -> str:
+    deviation = "" if math.isnan(spread["deviation"]) else f" ± {spread['deviation']:.5f}"
+    return f"{spread['mean']:.5f}{deviation}"
+
+
+def _against(metric: Metric, against: Mapping[str, Any]) -> str:
+    return difference(metric, Interval(**against[metric]["interval"])).replace("no difference shown", "noise")
+
+
+def between_markers(page: str, name: str, text: str) -> str:
+    """`page` with what stands between the markers of `name` replaced."""
+    begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+    if begin not in page or end not in page:
+        raise SystemExit(f"docs/quality.md has no place for '{name}': write '{begin}' and '{end}' there")
+    pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
+    return pattern.sub(lambda _: f"{begin}\n{text}\n{end}", page)

@@ -1,0 +1,97 @@
+"""Variants that benchmarks/quality/representations.py compares: names, and how to get each.
+
+Trained    learned from the data, with the data set's recipe; `changes` to it where a kind wants its own
+Derived    made of another variant's bundle of the same seed, by a function
+Served     another variant's bundle as it is, its dense net executed in another precision
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from polyrec.models.bundle.bundle import Bundle
+from polyrec.models.bundle.derive import materialised, quantised
+from polyrec.models.data.reader import Reader
+from polyrec.models.dlrm.dlrm import DLRM
+from polyrec.models.dlrm.precision import DensePrecision, Precision
+from polyrec.models.dlrm.representation import Kind, Representation
+from polyrec.models.training.distill import Regression, distilled
+from polyrec.models.training.pipeline import Training, tune
+
+Derive = Callable[[Bundle, Training, Reader], tuple[DLRM, Representation]]
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """changes: data set -> keys of the recipe that differ for this kind."""
+
+    kind: Kind
+    changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def training(self, recipe: Training, data: str, seed: int) -> Training:
+        """The recipe of one run."""
+        return recipe.with_recipe({**self.changes.get(data, {}), "seed": seed})
+
+
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """by: gets the source's bundle, its recipe and the data. how: what `by` does, with its parameters."""
+
+    source: str
+    how: str
+    by: Derive
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """runtime, precision: as polyrec.models.runtimes.open_runtime takes them."""
+
+    source: str
+    runtime: str
+    precision: DensePrecision
+
+
+Variant = Trained | Derived | Served
+
+
+def rows_in(source: str, precision: Precision) -> Derived:
+    """The source's stored rows in another precision."""
+    return Derived(source, f"rows in {precision}", lambda bundle, *_: quantised(bundle, precision))
+
+
+def hot(source: str, rows: int) -> Derived:
+    """The source's most accessed computed rows, stored."""
+    return Derived(source, f"{rows} rows materialised", lambda bundle, *_: materialised(bundle, rows))
+
+
+def distil(source: str, kind: Kind, with_data: bool = False, steps: int = 3000) -> Derived:
+    """Another kind that learned the source's rows, then fine-tuned where data may be used."""
+
+    def by(bundle: Bundle, training: Training, reader: Reader) -> tuple[DLRM, Representation]:
+        representation = training.representation(kind, bundle.encoder.vocabularies)
+        model, _ = distilled(bundle, representation, Regression(steps=steps, seed=training.recipe.seed))
+        if with_data:
+            tune(model, bundle, reader, training.recipe, lambda _name, _rows: lambda _done: None)
+        return model, representation
+
+    return Derived(source, f"{kind} distilled in {steps} steps{', fine-tuned' if with_data else ''}", by)
+
+
+VARIANTS: dict[str, Variant] = {
+    "table": Trained("table"),
+    "table-bf16": rows_in("table", "bf16"),
+    "table-int8": rows_in("table", "int8"),
+    "table-int4": rows_in("table", "int4"),
+    "table, net bf16": Served("table", "torch", "bf16"),
+    "table, net int8": Served("table", "onnx", "int8"),
+    "dhe": Trained("dhe"),
+    "dhe-distilled": distil("table", "dhe", steps=1000),
+    "select-distilled": distil("table", "select", steps=1000),
+    "select": Trained("select"),
+    "select-int8": rows_in("select", "int8"),
+    "hybrid": Trained("hybrid"),
+    "hybrid-int8": rows_in("hybrid", "int8"),
+}
+BASELINE = "table"

@@ -1,0 +1,201 @@
+"""One measurement of benchmarks/recd/savings.py in a process of its own, so that its peak memory is its own.
+
+    python -m benchmarks.recd.job '{"what": "read", ...}'
+
+Prints one JSON object. Seconds are CPU seconds of the process, which has one thread: on a machine that others
+use too they tell what an idle core would take; the wall clock stands beside them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from polyrec.models.data.encoded import Encoded, encode
+from polyrec.models.data.reader import open_data
+from polyrec.models.data.split import TEST, TRAIN, VALIDATION, split_of
+from polyrec.models.dlrm.dlrm import DLRM, DenseNet, dense_slots
+from polyrec.models.dlrm.representation import Kind, initial_stage
+from polyrec.models.embeddings.computed import ComputedStage
+from polyrec.models.schema.batch import F32, I64, Batch
+from polyrec.models.schema.encoder import Encoder
+from polyrec.models.schema.popularity import calibrate, load_calibration
+from polyrec.models.schema.schema import load_schema
+from polyrec.models.training.id_dropout import hider
+from polyrec.models.training.pipeline import default_training, measure
+from polyrec.models.training.trainer import Recipe, fit, refit, steps
+
+STATUS = Path("/proc/self/status")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to measure.
+
+    share: whether equal contexts are stored and computed once. distinct: whether computed rows are
+    computed once per distinct id. hide, batch_rows: None for the recipe's.
+    """
+
+    what: str
+    source: str
+    calibration: str = ""
+    share: bool = False
+    by_request: bool = False
+    distinct: bool = True
+    kind: Kind = "table"
+    steps: int = 100
+    seed: int = 0
+    hide: float | None = None
+    batch_rows: int | None = None
+    core: int = 0
+
+
+class Counted:
+    """Rows of training, and how many rows and contexts were drawn."""
+
+    def __init__(self, data: Encoded) -> None:
+        self.label: F32 = data.label
+        self.group: I64 | None = data.group
+        self.rows = self.contexts = 0
+        self._data = data
+
+    def batch(self, rows: I64) -> Batch:
+        batch = self._data.batch(rows)
+        self.rows += batch.rows
+        self.contexts += batch.context.rows
+        return batch
+
+
+def memory(key: str) -> int:
+    """Bytes: VmRSS is what the process has now, VmHWM the most since `forget`."""
+    found = re.search(rf"{key}:\s+(\d+) kB", STATUS.read_text())
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+def forget() -> int:
+    """Begins a new VmHWM; gives what the process has now."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return memory("VmRSS")
+
+
+def clock() -> tuple[float, float]:
+    return time.process_time(), time.perf_counter()
+
+
+def read(job: Job) -> dict[str, Any]:
+    schema = load_schema("trivago")
+    reader = open_data(job.source, schema)
+    splitter = split_of(reader, schema)
+    found = load_calibration(job.calibration, schema)
+    encoder = Encoder(schema, found.vocabularies, found.standards)
+    before = forget()
+    with encode(reader, encoder, splitter, share=job.share) as data:
+        out: dict[str, Any] = {"rows": data.rows, "contexts": data.contexts, "encoded_bytes": data.nbytes}
+    out["peak_bytes"] = memory("VmHWM") - before
+    times = []
+    for _ in range(3):
+        begin = clock()
+        encode(reader, encoder, splitter, share=job.share).close()
+        times.append(np.subtract(clock(), begin))
+    cpu, wall = np.median(times, axis=0).tolist()
+    return out | {"cpu_s": cpu, "wall_s": wall}
+
+
+def model_of(job: Job, encoder: Encoder) -> DLRM:
+    training = default_training(encoder.schema)
+    shape = training.architecture
+    torch.manual_seed(job.seed)
+    representation = training.representation(job.kind, encoder.vocabularies)
+    stage = initial_stage(representation, encoder.schema, encoder.vocabularies, shape.width, job.seed)
+    for part in (stage, getattr(stage, "computed", None)):
+        if isinstance(part, ComputedStage):
+            part.distinct = job.distinct
+    return DLRM(stage, DenseNet(shape, dense_slots(encoder.schema), stage.slots))
+
+
+def recipe_of(job: Job) -> Recipe:
+    """The shipped recipe, changed as the job says."""
+    changes = {name: getattr(job, name) for name in ("by_request", "seed", "hide", "batch_rows")}
+    recipe = default_training(load_schema("trivago")).recipe
+    return recipe.model_copy(update={k: v for k, v in changes.items() if v is not None})
+
+
+def train(job: Job) -> dict[str, Any]:
+    """Rows/s of optimiser steps behind ten that warm up; peak memory of reading and training."""
+    schema = load_schema("trivago")
+    recipe = recipe_of(job)
+    reader = open_data(job.source, schema)
+    splitter = split_of(reader, schema)
+    found = load_calibration(job.calibration, schema)
+    encoder = Encoder(schema, found.vocabularies, found.standards)
+    before = forget()
+    data = encode(reader, encoder, splitter, (TRAIN,), share=job.share)
+    hide = hider(encoder, recipe.hide, recipe.hide_from_rows)
+    counted = Counted(data)
+    run = steps(model_of(job, encoder), counted, data.select(TRAIN), recipe, 1_000_000, hide)
+    losses = [next(run)[1] for _ in range(10)]
+    rows, contexts, begin = counted.rows, counted.contexts, clock()
+    losses += [next(run)[1] for _ in range(job.steps)]
+    cpu, wall = np.subtract(clock(), begin).tolist()
+    rows, contexts = counted.rows - rows, counted.contexts - contexts
+    peak = memory("VmHWM") - before
+    return {
+        "rows": rows,
+        "contexts": contexts,
+        "cpu_s": cpu,
+        "wall_s": wall,
+        "peak_bytes": peak,
+        "losses": losses,
+    }
+
+
+def quality(job: Job) -> dict[str, Any]:
+    """The recipe's whole training, refit included, and the quality on the test rows."""
+    schema = load_schema("trivago")
+    recipe = recipe_of(job)
+    reader = open_data(job.source, schema)
+    splitter = split_of(reader, schema)
+    begin = time.process_time()
+
+    def encoded(which: tuple[int, ...]) -> tuple[Encoder, Encoded]:
+        found = calibrate(reader, schema, splitter, which=which)
+        encoder = Encoder(schema, found.vocabularies, found.standards)
+        return encoder, encode(reader, encoder, splitter, (TRAIN, VALIDATION), share=job.share)
+
+    encoder, data = encoded((TRAIN,))
+    hide = hider(encoder, recipe.hide, recipe.hide_from_rows)
+    history = fit(model_of(job, encoder), data, data.select(TRAIN), data.select(VALIDATION), recipe, hide)
+    data.close()
+    encoder, data = encoded((TRAIN, VALIDATION))
+    hide = hider(encoder, recipe.hide, recipe.hide_from_rows)
+    model = model_of(job, encoder)
+    refit(model, data, data.select(TRAIN, VALIDATION), recipe, history, hide)
+    data.close()
+    with encode(reader, encoder, splitter, (TEST,), share=job.share) as test:
+        found = measure(model, test)
+    return found.as_dict() | {"cpu_s": time.process_time() - begin}
+
+
+def main() -> None:
+    job = Job(**json.loads(sys.argv[1]))
+    os.sched_setaffinity(0, {job.core})
+    torch.set_num_threads(1)
+    pa.set_cpu_count(1)
+    print(
+        json.dumps({"read": read, "train": train, "quality": quality}[job.what](job) | {"job": asdict(job)})
+    )
+
+
+if __name__ == "__main__":
+    main()

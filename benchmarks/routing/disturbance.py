@@ -1,0 +1,337 @@
+"""Paths and losses of a live server that is disturbed while it has little to do.
+
+    polyrec demo --once --out runs/demo
+    python -m benchmarks.routing.disturbance runs/demo/plan.json --json docs/results/disturbance.json
+
+At rest: 10 requests/s for some seconds, after a disturbance (the start of the server, its whole process
+stopped for 0.3 s by SIGSTOP, its lane given a tenth of its time for 2 s, as in
+benchmarks/routing/faults.py). Told is what share of the answers came from the best path of the plan from
+SETTLED_S after the disturbance on, why the others did not, and how many requests were rejected, expired or
+answered late.
+
+Neighbor: a process on the server's core that computes for 50 ms and sleeps for 50 ms, while requests come
+at a tenth of the capacity with a budget of 20 ms. Every static path and `priced`, in turns on one server;
+told is what share of the requests was lost (rejected, expired or late). Capacity is what the cheapest
+static path answers in time at the best of RATES, without the neighbor. With --ahead the server, the
+neighbor and the driver go before whatever else runs on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import chdir, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+
+from benchmarks.http.serve_throughput import CLIENT_CORE, SERVER_CORE
+from benchmarks.routing.faults import slow
+from polyrec.loadtest.comparison.servers import Subjects
+from polyrec.loadtest.drivers.connection import Target
+from polyrec.loadtest.drivers.load import load_of
+from polyrec.loadtest.drivers.open_loop import Limits, run
+from polyrec.loadtest.drivers.server_pages import ask, samples
+from polyrec.loadtest.machine import ahead_of_others, machine
+from polyrec.loadtest.results.outcome import Fate, Outcome
+from polyrec.loadtest.traffic.request_bodies import RANK
+from polyrec.loadtest.traffic.source import Source, open_source
+from polyrec.models.bundle.bundle import load_bundle
+from polyrec.planner.arrivals import arrival_times
+from polyrec.planner.plan import Plan, PlannedLane, load_plan
+from polyrec.planner.traffic import Arrivals
+
+HERE = Path(__file__).parents[2]
+RATE = 10.0
+BEFORE_S, SETTLED_S, STOP_S = 3.0, 5.0, 0.3
+SHARE, NEIGHBOR_BUDGET_S = 0.1, 0.020
+RATES = (500.0, 1000.0, 2000.0, 4000.0, 8000.0)
+"""Requests/s of which the most that is answered in time is the capacity."""
+NEIGHBOR = """
+import time
+while True:
+    until = time.perf_counter() + 0.05
+    while time.perf_counter() < until:
+        pass
+    time.sleep(0.05)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """best: share of the answers by the best path. reasons: of other answers, as /metrics counts them."""
+
+    disturbance: str
+    requests: int
+    best: float
+    reasons: dict[str, int]
+    fates: dict[str, int]
+    p50_ms: float
+    slowest_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """One policy beside the neighbor. Shares of all requests; lost: those not answered in time."""
+
+    policy: str
+    requests: int
+    rate: float
+    lost: float
+    fates: dict[str, int]
+    best: float
+
+
+def stop(pid: int) -> None:
+    """Stops the whole process, lanes included, for STOP_S."""
+    pids = [pid, *children(pid)]
+    for each in pids:
+        os.kill(each, signal.SIGSTOP)
+    time.sleep(STOP_S)
+    for each in pids:
+        os.kill(each, signal.SIGCONT)
+
+
+def children(pid: int) -> list[int]:
+    """Processes that this one started: those of process lanes."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text().split()]
+
+
+def slow_lane(pid: int) -> None:
+    """Slows the first lane: a process of its own, or with it the server's."""
+    slow(next(iter(children(pid)), pid))
+
+
+DISTURBANCES: dict[str, Callable[[int], None] | None] = {
+    "start": None,
+    "whole process stopped 0.3 s": stop,
+    "lane slow for 2 s": slow_lane,
+}
+
+
+def asked(
+    url: str, source: Source, rate: float, seconds: float, budget_s: float, seed: int, steady: bool = False
+) -> Outcome:
+    """Requests of the source's own sizes, at Poisson or steady moments."""
+    due_s = (
+        np.arange(0.0, seconds, 1 / rate)
+        if steady
+        else arrival_times(Arrivals(), rate, seconds, np.random.default_rng(seed))
+    )
+    rows, body = source.own(due_s.size, seed)
+    target = Target(url + RANK, {"Content-Type": "application/json"})
+    load = load_of(target, due_s, seconds, body, rows=rows, budget_s=budget_s, prepare=True)
+    return run(target, load, Limits())
+
+
+def best_path(url: str) -> str:
+    """The first of the plan's paths by quality."""
+    paths: list[dict[str, float | str]] = ask(url, "/v1/paths")["paths"]
+    return str(max(paths, key=lambda p: p["accuracy"])["name"])
+
+
+def reasons(url: str) -> dict[str, float]:
+    """Degraded answers so far, by reason."""
+    found: dict[str, float] = {}
+    for labels, value in samples(url).series("polyrec_degraded_total"):
+        found[labels["reason"]] = found.get(labels["reason"], 0.0) + value
+    return found
+
+
+def fates(outcome: Outcome) -> dict[str, int]:
+    return {f.name.lower(): n for f in Fate if (n := int((outcome.fate == f).sum()))}
+
+
+def share_of(outcome: Outcome, path: str) -> float:
+    """Of the answers, those by that path."""
+    at = outcome.paths.index(path) if path in outcome.paths else -2
+    return float((outcome.path[outcome.answered] == at).mean()) if outcome.answered.any() else 0.0
+
+
+def at_rest(
+    plan: Plan, tree: Path, name: str, budget_s: float, seconds: float, source: Source, seed: int
+) -> Rest:
+    """A fresh server, disturbed, then watched."""
+    with chdir(tree), Subjects(plan, ("priced",), {SERVER_CORE}, {}) as server:
+        disturb = DISTURBANCES[name]
+        if disturb is None:
+            asked(server.url, source, RATE, SETTLED_S, budget_s, seed, steady=True)
+        else:
+            striker = threading.Timer(BEFORE_S, disturb, (server.pid,))
+            striker.start()
+            took_s = 2.0 if disturb is slow_lane else STOP_S
+            asked(server.url, source, RATE, BEFORE_S + took_s + SETTLED_S, budget_s, seed, steady=True)
+            striker.join()
+        before = reasons(server.url)
+        outcome = asked(server.url, source, RATE, seconds, budget_s, seed + 1, steady=True)
+        after = reasons(server.url)
+        latency_ms = 1e3 * outcome.latency_s[outcome.answered]
+        return Rest(
+            name,
+            outcome.due_s.size,
+            round(share_of(outcome, best_path(server.url)), 4),
+            {k: int(n) for k, v in after.items() if (n := v - before.get(k, 0.0))},
+            fates(outcome),
+            round(float(np.median(latency_ms)), 2),
+            round(float(latency_ms.max()), 2),
+        )
+
+
+@contextmanager
+def neighbor() -> Iterator[None]:
+    """Half of the server's core, in bursts."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", NEIGHBOR], preexec_fn=lambda: os.sched_setaffinity(0, {SERVER_CORE})
+    )
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def beside(
+    plan: Plan, tree: Path, seconds: float, repeats: int, source: Source
+) -> tuple[float, list[Beside]]:
+    """The capacity, requests/s, and every policy beside the neighbor in turns."""
+    static = [f"static:{path.name}" for path in plan.paths]
+    found = []
+    with chdir(tree), Subjects(plan, (*static, "priced"), {SERVER_CORE}, {}) as server:
+        best = best_path(server.url)
+        capacity = 0.0
+        for policy in static:
+            server.follow(policy)
+            for rate in RATES:
+                outcome = asked(server.url, source, rate, 1.0, NEIGHBOR_BUDGET_S, 0)
+                capacity = max(capacity, float((outcome.fate == Fate.OK).sum()) / outcome.seconds)
+        time.sleep(2.0)
+        with neighbor():
+            for turn in range(repeats):
+                for policy in server.policies:
+                    server.follow(policy)
+                    rate = SHARE * capacity
+                    asked(server.url, source, rate, 1.0, NEIGHBOR_BUDGET_S, 1000 + turn)
+                    outcome = asked(server.url, source, rate, seconds, NEIGHBOR_BUDGET_S, turn)
+                    lost = float((outcome.fate != Fate.OK).mean())
+                    found.append(
+                        Beside(
+                            policy,
+                            outcome.due_s.size,
+                            round(rate, 1),
+                            round(lost, 5),
+                            fates(outcome),
+                            round(share_of(outcome, best), 4),
+                        )
+                    )
+                    print(json.dumps(asdict(found[-1])), file=sys.stderr)
+    return capacity, found
+
+
+def verdict(found: Sequence[Beside]) -> dict[str, float]:
+    """Mean share of lost requests by policy."""
+    names = dict.fromkeys(each.policy for each in found)
+    return {name: round(mean(each.lost for each in found if each.policy == name), 5) for name in names}
+
+
+def measured(plan: Plan, source: Source, budget_s: float, args: argparse.Namespace) -> dict[str, object]:
+    """All that was asked for, told on standard output and returned."""
+    document: dict[str, object] = {
+        "command": "python -m benchmarks.routing.disturbance " + " ".join(sys.argv[1:]),
+        "machine": machine(),
+        "paths": [path.name for path in plan.paths],
+        "lanes": [f"{lane.name} ({lane.kind})" for lane in plan.all_lanes()],
+        "budget_ms": 1e3 * budget_s,
+    }
+    if args.only != "neighbor":
+        rest = []
+        for repeat in range(args.repeats):
+            for name in DISTURBANCES:
+                rest.append(at_rest(plan, args.tree, name, budget_s, args.seconds, source, 10 * repeat))
+                print(json.dumps(asdict(rest[-1])), file=sys.stderr)
+        document["at_rest"] = [asdict(each) for each in rest]
+        print(
+            "| at rest, after | best path | other answers | not answered in time | p50 ms |\n"
+            + "|---" * 5
+            + "|"
+        )
+        for name in DISTURBANCES:
+            own = [each for each in rest if each.disturbance == name]
+            why: dict[str, int] = {}
+            for each in own:
+                for reason, n in each.reasons.items():
+                    why[reason] = why.get(reason, 0) + n
+            lost = sum(each.requests - each.fates.get("ok", 0) for each in own)
+            words = ", ".join(f"{reason} {n}" for reason, n in why.items()) or "none"
+            share = mean(each.best for each in own)
+            p50 = mean(each.p50_ms for each in own)
+            print(
+                f"| {name} | {share:.1%} | {words} | {lost} of {sum(r.requests for r in own)} | {p50:.1f} |"
+            )
+    if args.only != "rest":
+        capacity, found = beside(plan, args.tree, args.seconds, args.repeats, source)
+        lost_by = verdict(found)
+        document["neighbor"] = {
+            "capacity": round(capacity, 1),
+            "rate": found[0].rate,
+            "lost": lost_by,
+            "turns": [asdict(each) for each in found],
+        }
+        print(f"\nBeside a neighbor, {found[0].rate:,.0f} requests/s of a capacity of {capacity:,.0f}\n")
+        print("| policy | lost | answers by the best path |\n|---|---|---|")
+        for policy, lost_share in lost_by.items():
+            share = mean(each.best for each in found if each.policy == policy)
+            print(f"| {policy} | {lost_share:.2%} | {share:.1%} |")
+    return document
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.routing.disturbance",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("plan", type=Path, help="of two paths or more")
+    parser.add_argument("--lanes", type=int, help="process lanes, instead of those of the plan")
+    parser.add_argument("--data", help="rows of requests; without, they are made up from the bundle")
+    parser.add_argument("--budget-ms", type=float, help="at rest (the plan's default)")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of a measurement (10)")
+    parser.add_argument("--repeats", type=int, default=3, help="of each case (3)")
+    parser.add_argument("--only", choices=["rest", "neighbor"])
+    parser.add_argument("--tree", type=Path, default=HERE, help="checkout whose server is measured")
+    parser.add_argument("--ahead", action="store_true", help="at the highest normal priority; takes root")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    plan = load_plan(args.plan)
+    if args.lanes:
+        lanes = [
+            PlannedLane.model_validate({"name": f"cpu.{i}", "device": "cpu", "kind": "process"})
+            for i in range(args.lanes)
+        ]
+        plan = plan.model_copy(update={"lanes": tuple(lanes)})
+    plan = plan.model_copy(
+        update={"paths": tuple(p.model_copy(update={"bundle": p.bundle.resolve()}) for p in plan.paths)}
+    )
+    source = open_source(args.data, load_bundle(plan.paths[0].bundle), 0)
+    budget_s = (args.budget_ms or plan.default_budget_ms) / 1e3
+    os.sched_setaffinity(0, {CLIENT_CORE})
+    with ahead_of_others() if args.ahead else nullcontext():
+        document = measured(plan, source, budget_s, args)
+    if args.json:
+        args.json.write_text(json.dumps(document, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,200 @@
+"""Lanes that break under load: one killed, one slowed tenfold, one stalled for two seconds.
+
+    python -m benchmarks.routing.faults --profile runs/profile.json \
+        --data ../shared/data/trivago/impressions.parquet
+
+A plan with process lanes is served for real, open-loop Poisson load at a share of its capacity runs for some
+seconds for each fault, and the fault strikes in the middle. Told for each: how many requests were answered
+in time, refused, expired or unavailable; whether any got no answer or another 5xx; and the latest that any
+answer came after its deadline. Lanes are killed by SIGKILL, stalled by SIGSTOP, slowed by a duty cycle of
+SIGSTOP and SIGCONT (1 ms of 10): nothing in the server is changed for it. `none` is the same load
+without a fault, for comparison: it has whatever the machine itself does to the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+
+from benchmarks.routing.plans import plan_of
+from polyrec.loadtest.comparison.servers import Subjects
+from polyrec.loadtest.drivers.connection import Target
+from polyrec.loadtest.drivers.load import load_of
+from polyrec.loadtest.drivers.open_loop import Limits, run
+from polyrec.loadtest.drivers.server_pages import ask
+from polyrec.loadtest.machine import machine
+from polyrec.loadtest.results.outcome import Fate, Outcome
+from polyrec.loadtest.traffic.request_bodies import RANK
+from polyrec.loadtest.traffic.source import Source, open_source
+from polyrec.models.bundle.bundle import load_bundle
+from polyrec.planner.arrivals import arrival_times
+from polyrec.planner.traffic import Arrivals
+
+WARM_UP_S, STALL_S, SLOW_S = 1.0, 2.0, 2.0
+CYCLE_S, SHARE = 0.010, 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """lateness_ms: latest answer of any kind after its deadline, by the client's clock. back_s: from the
+    fault until every lane was given work again. Shares are of all requests."""
+
+    fault: str
+    requests: int
+    rate: float
+    in_time: float
+    fates: dict[str, int]
+    statuses: dict[str, int]
+    unanswered: int
+    p99_ms: float
+    lateness_ms: float
+    over_5_ms_late: int
+    back_s: float | None
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+def stall(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(STALL_S)
+    os.kill(pid, signal.SIGCONT)
+
+
+def slow(pid: int) -> None:
+    """A tenth of the lane's time is left to it."""
+    end = time.perf_counter() + SLOW_S
+    while time.perf_counter() < end:
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(CYCLE_S * (1 - SHARE))
+        os.kill(pid, signal.SIGCONT)
+        time.sleep(CYCLE_S * SHARE)
+
+
+FAULTS: dict[str, Callable[[int], None]] = {
+    "none": lambda pid: None,
+    "killed": kill,
+    "slowed": slow,
+    "stalled": stall,
+}
+
+
+def lanes(url: str) -> list[dict[str, object]]:
+    """Each lane as /v1/paths tells it, with its breaker."""
+    page = ask(url, "/v1/paths")
+    views = {view["name"]: view for view in page["routing"]["lanes"]}
+    return [lane | views[lane["name"]] for lane in page["lanes"]]
+
+
+def strike(url: str, fault: Callable[[int], None], at_s: float, told: list[float]) -> None:
+    """Does it to the first lane, and notes how long it took until all lanes had work again."""
+    time.sleep(at_s)
+    pid = lanes(url)[0]["pid"]
+    assert isinstance(pid, int)
+    start = time.perf_counter()
+    fault(pid)
+    until = time.perf_counter() + 5
+    while time.perf_counter() < until:
+        now = lanes(url)
+        if all(lane["alive"] and lane["breaker"] == "closed" for lane in now) and now[0]["pid"]:
+            told.append(time.perf_counter() - start)
+            return
+        time.sleep(0.02)
+
+
+def measure(
+    url: str, name: str, rate: float, slo_s: float, seconds: float, source: Source, seed: int
+) -> Result:
+    """One fault under load."""
+    total = WARM_UP_S + seconds
+    due = arrival_times(Arrivals(), rate, total, np.random.default_rng(seed))
+    rows, body = source.own(due.size, seed)
+    target = Target(url + RANK, {"Content-Type": "application/json"})
+    load = load_of(target, due, total, body, rows=rows, budget_s=slo_s, prepare=True)
+    back: list[float] = []
+    striker = threading.Thread(target=strike, args=(url, FAULTS[name], WARM_UP_S + seconds / 4, back))
+    striker.start()
+    outcome = run(target, load, Limits()).since(WARM_UP_S)
+    striker.join()
+    return told(name, outcome, slo_s, back[0] if back and name != "none" else None)
+
+
+def told(name: str, outcome: Outcome, slo_s: float, back_s: float | None) -> Result:
+    """The figures of one run."""
+    fate = outcome.fate
+    late = 1e3 * (outcome.latency_s - outcome.lag_s - slo_s)
+    heard = np.isfinite(late)
+    return Result(
+        fault=name,
+        requests=fate.size,
+        rate=round(fate.size / outcome.seconds, 1),
+        in_time=round(float((fate == Fate.OK).mean()), 5),
+        fates={f.name.lower(): int((fate == f).sum()) for f in Fate},
+        statuses={str(k): v for k, v in sorted(Counter(outcome.status.tolist()).items())},
+        unanswered=int((outcome.status == 0).sum()),
+        p99_ms=round(1e3 * float(np.percentile(outcome.latency_s[outcome.answered], 99)), 3),
+        lateness_ms=round(float(late[heard].max()), 3),
+        over_5_ms_late=int((late[heard] > 5).sum()),
+        back_s=None if back_s is None else round(back_s, 3),
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.routing.faults", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument("--profile", type=Path, required=True, help="of this machine, by polyrec profile")
+    parser.add_argument("--paths", nargs="+", default=["hybrid-hot@cpu", "table@cpu"])
+    parser.add_argument("--data", help="rows of requests; without, they are invented from the bundle")
+    parser.add_argument("--lanes", type=int, default=2)
+    parser.add_argument("--rate", type=float, default=700.0, help="requests/s: 70%% of what this plan does")
+    parser.add_argument("--slo-ms", type=float, default=50.0)
+    parser.add_argument("--seconds", type=float, default=8.0, help="of load for each fault")
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--core", type=int, help="of the server's front; lanes and driver use any")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    plan = plan_of(args.profile, args.paths, args.lanes, "process", args.slo_ms)
+    source = open_source(args.data, load_bundle(plan.paths[0].bundle), 0)
+    results = []
+    cores = os.sched_getaffinity(0) if args.core is None else {args.core}
+    with Subjects(plan, ("priced",), cores, {}) as subjects:
+        subjects.follow("priced")
+        for repeat in range(args.repeats):
+            for name in FAULTS:
+                result = measure(
+                    subjects.url, name, args.rate, args.slo_ms / 1e3, args.seconds, source, repeat
+                )
+                results.append(asdict(result))
+                print(json.dumps(asdict(result)), file=sys.stderr)
+    document = {
+        "command": "python -m benchmarks.routing.faults " + " ".join(sys.argv[1:]),
+        "machine": machine(),
+        "plan": plan.model_dump(mode="json", exclude={"paths": {"__all__": {"latency"}}}, exclude_none=True),
+        "slo_ms": args.slo_ms,
+        "results": results,
+    }
+    text = json.dumps(document, indent=2)
+    if args.out:
+        args.out.write_text(text + "\n")
+    else:
+        print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,242 @@
+"""Plans for MP-Rec's two machines, from described devices and published costs.
+
+    python -m benchmarks.routing.mprec_machines [--json docs/results/mprec-machines.json] [--pictures DIR]
+
+Machines: planner/machines/{mprec-large,small-accelerator}.yaml, 32 GB DRAM + 32 GB GPU and 1 GB DRAM +
+200 MB GPU, without a disk tier, which the paper has not. Models: its DLRMs for Criteo Kaggle and Terabyte;
+sizes and FLOP are counted from their published shapes, accuracies are the paper's as recalled ([M] in FACTS:
+not checked against it). Latencies are rooflines (planner/roofline.py), origin `derived`. Quantised
+rows are not in the paper; of the fp32 rows' accuracy they lose what docs/quality.md measured on trivago.
+Traffic: lognormal sizes of mean 128, Poisson.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise, product
+from pathlib import Path
+from typing import Any
+
+from polyrec.models.amounts import percent, rate, size
+from polyrec.planner.deployment.proposal import Proposal, propose
+from polyrec.planner.deployment.requirements import Ask
+from polyrec.planner.deployment.solver.program import PlanImpossible
+from polyrec.planner.devices import Machine, load_machine
+from polyrec.planner.plan import PlannedPath
+from polyrec.planner.profile import Memory, PathProfile, Profile
+from polyrec.planner.roofline import Assumed, Work, latency
+from polyrec.planner.traffic import Sizes, Traffic
+
+TABLES, DENSE = 26, 13
+HASHES = 1024
+DECODER = (512, 256)
+LINE = 64
+QUANTISED = {"": 0.0, "-int8": 0.00001, "-int4": 0.00005}
+"""Accuracy that rows in a precision lose; int8's is what trivago's test rows cannot tell from nothing."""
+MACHINES = ("mprec-large", "small-accelerator")
+SLO_MS = (10, 50)
+SWAMPED = 1_000_000
+RATES = {"mprec-large": (100, 2_000, 20_000, 100_000), "small-accelerator": (10, 100, 1_000, 5_000)}
+PICTURED = {"mprec-large": 1, "small-accelerator": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """One of the paper's DLRMs. accuracy: by representation, [M]."""
+
+    name: str
+    width: int
+    rows: float
+    bottom: tuple[int, ...]
+    top: tuple[int, ...]
+    accuracy: dict[str, float]
+
+
+MODELS = (
+    Model(
+        "kaggle",
+        16,
+        33.8e6,
+        (512, 256, 64),
+        (512, 256),
+        {"table": 0.7879, "dhe": 0.7894, "hybrid": 0.7898},
+    ),
+    Model(
+        "terabyte",
+        64,
+        49.1e6,
+        (512, 256),
+        (512, 512, 256),
+        {"table": 0.8081, "dhe": 0.8099, "hybrid": 0.8103},
+    ),
+)
+
+
+def weights(widths: Sequence[int]) -> int:
+    """Of a stack of dense layers, biases left out as they hardly weigh."""
+    return sum(a * b for a, b in pairwise(widths))
+
+
+def cost(model: Model, kind: str, row_bytes: float) -> tuple[Work, Memory]:
+    """What a representation computes, moves and stores. row_bytes: of a stored row."""
+    slots = (2 if kind == "hybrid" else 1) * TABLES + 1
+    joined = slots * (slots - 1) // 2 + model.width
+    net = weights((DENSE, *model.bottom, model.width)) + weights((joined, *model.top, 1))
+    flops, fixed, moved, gathers, tables = 2.0 * net, 4.0 * net, 0.0, 0.0, 0.0
+    flops += 2.0 * slots * (slots - 1) // 2 * model.width
+    if kind != "table":
+        decoder = TABLES * weights((HASHES, *DECODER, model.width))
+        flops += 2.0 * decoder
+        fixed += 4.0 * decoder
+        # codes and hidden layers, written and read once
+        moved += TABLES * (HASHES + sum(DECODER)) * 4 * 2
+    if kind != "dhe":
+        tables = model.rows * row_bytes
+        gathers = TABLES
+        moved += TABLES * max(row_bytes, LINE)
+    work = Work(flops, fixed, moved, gathers, link_bytes=8.0 * TABLES + 4.0 * DENSE)
+    return work, Memory(tables={"all": int(tables)} if tables else {}, fixed=int(fixed))
+
+
+def profile(model: Model, machine: Machine, assumed: Assumed) -> Profile:
+    """Every representation of a model on every device."""
+    precisions = {"": 4.0 * model.width, "-int8": model.width + 3.0, "-int4": model.width / 2 + 3.0}
+    paths = []
+    for kind, (suffix, row_bytes), device in product(model.accuracy, precisions.items(), machine.devices):
+        if kind == "dhe" and suffix:
+            continue
+        work, memory = cost(model, kind, row_bytes)
+        name = f"{kind}{suffix}"
+        paths.append(
+            PathProfile(
+                path=PlannedPath(
+                    name=f"{name}@{'cpu' if device.kind == 'cpu' else 'gpu0'}",
+                    bundle=Path("/published") / model.name / name,
+                    runtime="torch",
+                    device=device.name,
+                ),
+                representation=name,
+                accuracy=model.accuracy[kind] - QUANTISED[suffix],
+                memory=memory,
+                latency=latency(work, device, assumed),
+                origin="derived",
+                accuracy_from="assumed",
+                note="accuracy as recalled of MP-Rec; latency a roofline of described devices",
+            )
+        )
+    return Profile(machine=machine, paths=tuple(paths))
+
+
+def described(name: str) -> Machine:
+    """A shipped machine without its disk."""
+    none: dict[str, Any] = {"disk_bytes": None, "disk_bandwidth": None, "disk_latency_s": None}
+    return load_machine(name).model_copy(update=none)
+
+
+def proposed(made: Profile, slo_ms: float, queries: float) -> Proposal:
+    """The plan for so many queries a second. Raises PlanImpossible."""
+    traffic = Traffic(rate=queries, sizes=Sizes(kind="lognormal", mean=128))
+    return propose(made, Ask(slo_ms / 1e3, traffic, swing=1.0), [None] * len(made.paths), more=False)
+
+
+def plan(made: Profile, slo_ms: float, queries: float, only: str = "") -> dict[str, Any]:
+    """What is chosen and given. only: with this path alone."""
+    if only:
+        made = made.model_copy(update={"paths": tuple(p for p in made.paths if p.path.name == only)})
+    try:
+        proposal = proposed(made, slo_ms, queries)
+    except PlanImpossible as impossible:
+        return {"reason": str(impossible)}
+    e = proposal.plan.expected
+    assert e is not None
+    assert proposal.plan.placement is not None
+    return {
+        "served": e.served,
+        "accuracy": e.accuracy,
+        "correct_per_s": e.correct_per_s,
+        "paths": {p.path: p.share for p in e.paths},
+        "memory": {m.place: m.used_bytes for m in proposal.plan.placement.memories},
+        "bound": [f"{b.kind} of {b.what}" for b in e.bound],
+    }
+
+
+def fits(made: Profile) -> list[dict[str, Any]]:
+    """Bytes of each representation, and the devices that hold it."""
+    devices = made.machine.devices
+    return [
+        {
+            "representation": p.representation,
+            "bytes": p.memory.total,
+            "fits": [d.name for d in devices if p.memory.total <= d.memory_bytes],
+        }
+        for p in made.paths
+        if p.path.device == devices[0].name
+    ]
+
+
+def drawn(made: Profile, queries: float, folder: Path, name: str) -> None:
+    """Draws a plan's choice and memory."""
+    from polyrec.report.plan import choice, memory
+
+    proposal = proposed(made, SLO_MS[0], queries)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}-choice.png").write_bytes(choice.draw(proposal))
+    (folder / f"{name}-memory.png").write_bytes(memory.draw(proposal.plan))
+
+
+def shown(
+    sizes: list[dict[str, Any]], plans: list[dict[str, Any]], most: float, alone: dict[str, float]
+) -> None:
+    """Prints one machine with one model."""
+    for one in sizes:
+        where = ", ".join(one["fits"]) or "nothing"
+        print(f"  {one['representation']:<12} {size(one['bytes']):>8}  fits {where}")
+    for p in plans:
+        head = f"  {p['slo_ms']:3} ms {p['queries_per_s']:8,} queries/s:"
+        if "reason" in p:
+            print(head, p["reason"])
+            continue
+        paths = ", ".join(f"{name} {percent(share)}" for name, share in p["paths"].items())
+        print(head, f"served {percent(p['served'])}, accuracy {p['accuracy']:.4f}: {paths}")
+    print(f"  swamped, {SLO_MS[0]} ms: {rate(most)} correct/s; each path alone:")
+    for path, correct in sorted(alone.items(), key=lambda gain: -gain[1]):
+        print(f"    {path:<18} {rate(correct):>12} correct/s, the plan {most / correct:.2f} times as many")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.routing.mprec_machines")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all results")
+    parser.add_argument("--cpu-start-us", type=float, default=50, help="assumed start of a batch, CPU (50)")
+    parser.add_argument("--gpu-start-us", type=float, default=300, help="the same on a GPU (300)")
+    parser.add_argument("--pictures", type=Path, metavar="DIR", help="draw a plan of each")
+    args = parser.parse_args(argv)
+    assumed = Assumed(args.cpu_start_us * 1e-6, args.gpu_start_us * 1e-6)
+    results: list[dict[str, Any]] = []
+    for name, model in product(MACHINES, MODELS):
+        made = profile(model, described(name), assumed)
+        plans = [
+            {"slo_ms": slo_ms, "queries_per_s": queries, **plan(made, slo_ms, queries)}
+            for slo_ms, queries in product(SLO_MS, RATES[name])
+        ]
+        most = plan(made, SLO_MS[0], SWAMPED)
+        each = {p.path.name: plan(made, SLO_MS[0], SWAMPED, p.path.name) for p in made.paths}
+        alone = {path: found["correct_per_s"] for path, found in each.items() if "correct_per_s" in found}
+        sizes = fits(made)
+        print(f"\n{name}, {model.name}")
+        shown(sizes, plans, most["correct_per_s"], alone)
+        results.append(
+            {"machine": name, "model": model.name, "sizes": sizes, "plans": plans}
+            | {"swamped": most, "alone": alone}
+        )
+        if args.pictures:
+            drawn(made, RATES[name][PICTURED[name]], args.pictures, f"mprec-{name}-{model.name}")
+    if args.json:
+        args.json.write_text(json.dumps({"assumed": asdict(assumed), "results": results}, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

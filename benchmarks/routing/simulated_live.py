@@ -1,0 +1,180 @@
+"""The simulator against a live server: median, 99th percentile and goodput at five loads.
+
+    python -m benchmarks.routing.simulated_live --ahead --json docs/results/simulated-live.json
+
+What serving costs is measured first (loadtest/comparison/calibration.py), then each policy's capacity is
+sought in the simulator (nobody else on its core), and the live server is asked at shares of it, policies in
+turn; the same requests at the same times are simulated, on a core that keeps the pace which the server's
+had at the time (loadtest/comparison/pacer.py; --even: the calibration's). Every run counts: what is told of
+a load is the median of its runs, live and simulated alike."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from polyrec.loadtest.comparison.capacity_search import Search
+from polyrec.loadtest.comparison.comparison import Conditions, Contest
+from polyrec.loadtest.comparison.pacer import Pacer
+from polyrec.loadtest.comparison.servers import Subjects
+from polyrec.loadtest.machine import ahead_of_others, machine
+from polyrec.loadtest.traffic.source import open_source
+from polyrec.models.bundle.bundle import load_bundle
+from polyrec.planner.plan import Plan, load_plan
+from polyrec.planner.simulation.pace import EVEN, Pace
+from polyrec.planner.traffic import parse_sizes
+
+POLICIES = "priced,static:table@cpu,static:hybrid-hot.int8@cpu"
+LOADS = (0.2, 0.5, 0.8, 1.0, 1.2)
+FIRST = 200.0
+AIM = 0.2
+QUICK = 0.1
+"""Capacity is that of a core which keeps the pace of its quickest tenth."""
+WARMUP_S = 3.0
+"""What a router has learned at the load before is forgotten by then; a simulated one has learned nothing."""
+
+
+def capacity(contest: Contest, whole: Plan, policy: str, pace: Pace) -> float:
+    """The highest rate at which the simulated policy keeps the promise if nobody else takes the core."""
+    c = contest.conditions
+    assert contest.costs is not None
+    alone = contest.costs.model_copy(update={"held_rate": 0.0})
+    search = Search(FIRST, tries=1)
+    while (rate := search.rate) is not None:
+        search.tell(rate, contest.foresee(whole, policy, rate, 0, alone, pace).keeps(c.slo_s, c.share))
+    return search.kept or FIRST
+
+
+def rows_of(contest: Contest, whole: Plan, rates: dict[str, list[float]]) -> list[dict[str, Any]]:
+    """One entry a policy and load; `apart`: simulated over live, less one."""
+    found = []
+    for policy, own in rates.items():
+        trial = contest.trials[policy]
+        for load, rate in zip(LOADS, own, strict=True):
+            runs = trial.ladder.get(rate)
+            if not runs:
+                continue
+            there = [contest.foresee(whole, policy, rate, i) for i in range(contest.conditions.repeats)]
+            live, simulated = (
+                {
+                    what: median(getattr(f, what) or 0.0 for f in each)
+                    for what in ("p50_ms", "p99_ms", "goodput", "ok")
+                }
+                for each in (runs, there)
+            )
+            entry: dict[str, Any] = {
+                "policy": policy,
+                "load": load,
+                "rate": rate,
+                "live": live,
+                "simulated": simulated,
+            }
+            entry["runs_p99_ms"] = {"live": [f.p99_ms for f in runs], "simulated": [f.p99_ms for f in there]}
+            paces = [p.factor for (r, _), p in trial.paces.items() if r == rate]
+            if paces:
+                entry["pace"] = [float(np.median(p)) for p in paces]
+            entry["server_p99_ms"] = 1e3 * median(p99 for _, p99 in trial.served[rate])
+            entry["apart"] = {
+                what: simulated[what] / live[what] - 1
+                for what in ("p50_ms", "p99_ms", "goodput")
+                if live[what]
+            }
+            found.append(entry)
+    return found
+
+
+def table(found: Sequence[dict[str, Any]]) -> str:
+    """Markdown: live / simulated, and how far apart."""
+    lines = [
+        "| policy | load | requests/s | p50 ms | p99 ms | goodput, rows/s | server's own p99 |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in found:
+        live, there, apart = row["live"], row["simulated"], row["apart"]
+        cells = [
+            f"{live[what]:{form}} / {there[what]:{form}} ({apart.get(what, 0):+.0%})"
+            for what, form in (("p50_ms", ".2f"), ("p99_ms", ".2f"), ("goodput", ",.0f"))
+        ]
+        head = f"{row['policy']} | {row['load']:.0%} | {row['rate']:,.0f}"
+        lines.append(f"| {head} | {' | '.join(cells)} | {row['server_p99_ms']:.2f} |")
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.routing.simulated_live")
+    parser.add_argument("--plan", default="runs/plan-all.json")
+    parser.add_argument("--data", default="../shared/data/trivago/impressions.parquet")
+    parser.add_argument("--policies", default=POLICIES)
+    parser.add_argument("--sizes", help="rows of a request: mlperf, fixed:23 (default: as in the data)")
+    parser.add_argument("--slo-ms", type=float, default=10.0)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of a run (2)")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each (3)")
+    parser.add_argument("--ahead", action="store_true", help="at the highest normal priority; takes root")
+    parser.add_argument("--even", action="store_true", help="do not measure the core's pace; it takes root")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    args = parser.parse_args(argv)
+    plan = load_plan(args.plan)
+    conditions = Conditions(
+        slo_s=args.slo_ms / 1e3,
+        seconds=args.seconds,
+        warmup_s=WARMUP_S,
+        repeats=args.repeats,
+        sizes=None if args.sizes is None else parse_sizes(args.sizes),
+    )
+    cores = sorted(os.sched_getaffinity(0))
+    source = open_source(args.data, load_bundle(plan.paths[0].bundle), 0)
+    servers = set(cores[:-1]) or set(cores)
+    os.sched_setaffinity(0, {cores[-1]})
+    policies = args.policies.split(",")
+    with (
+        ahead_of_others() if args.ahead else nullcontext(),
+        Subjects(plan, policies, servers, {}) as subjects,
+        nullcontext() if args.even else Pacer(servers) as pacer,
+    ):
+        made = machine()
+        tell = partial(print, file=sys.stderr)
+        contest = Contest(subjects, source, conditions, tell, pacer)
+        begun_s = perf_counter()
+        contest.calibrate(plan)
+        whole = contest.completed(plan)
+        pace = EVEN
+        if pacer is not None and contest.costs is not None and contest.costs.unit_s is not None:
+            quick_s = pacer.unit_s(begun_s, perf_counter(), QUICK)
+            pace = Pace(np.zeros(1), np.array([quick_s / contest.costs.unit_s]))
+        most = {policy: capacity(contest, whole, policy, pace) for policy in policies}
+        rates = {policy: [round(most[policy] * load, 1) for load in LOADS] for policy in policies}
+        contest.climb(rates)
+        found = rows_of(contest, whole, rates)
+    print(table(found))
+    within = {
+        what: sum(abs(row["apart"].get(what, 1)) <= AIM for row in found)
+        for what in ("p50_ms", "p99_ms", "goodput")
+    }
+    print(f"\nwithin {AIM:.0%}, of {len(found)}: " + ", ".join(f"{what} {n}" for what, n in within.items()))
+    if args.json:
+        whole_result = {
+            "made": made,
+            "capacity": most,
+            "capacity_pace": float(pace.factor[0]),
+            "costs": contest.costs and contest.costs.model_dump(mode="json"),
+            "within": within,
+            "left_out": contest.refused_runs,
+            "rows": found,
+        }
+        args.json.write_text(json.dumps(whole_result, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

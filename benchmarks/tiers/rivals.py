@@ -1,0 +1,101 @@
+"""What tiers are held against: LRU, LFU, the clairvoyant static choice, Belady. Look-ups in, hit rates out.
+
+All take look-ups one by one, as int64 rows of all tables together; caches are warmed by the training rows'.
+Sizes are rows; what a policy's own books cost in bytes stands beside it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+
+import numpy as np
+
+from polyrec.models.schema.batch import I64
+
+LRU_BOOKS = 24
+"""Bytes a cached row: two links of a list (4 + 4), its row (4), and a hash table's key and slot at two thirds
+full (12)."""
+LFU_BOOKS = 24
+"""Bytes a cached row: its place in a heap and there its row (8), its count (4), the hash table (12)."""
+LFU_COUNT = 1
+"""Bytes for each row, cached or not: a count in one byte, as a sketch has it (counts are exact here)."""
+
+
+def lru(warm: I64, held_out: I64, size: int) -> float:
+    cache: OrderedDict[int, None] = OrderedDict()
+    hits = 0
+    for phase, lookups in enumerate((warm, held_out)):
+        for row in lookups.tolist():
+            if row in cache:
+                cache.move_to_end(row)
+                hits += phase
+            else:
+                cache[row] = None
+                if len(cache) > size:
+                    cache.popitem(last=False)
+    return hits / held_out.size
+
+
+def lfu(warm: I64, held_out: I64, size: int) -> float:
+    """Counts of every row ever seen; a row that misses replaces the least counted if that counts less."""
+    rows, counts = np.unique(warm, return_counts=True)
+    order = np.argsort(-counts, kind="stable")
+    # what a cache of exact counts holds after the training rows, ties by row instead of by luck
+    count: dict[int, int] = dict(zip(rows.tolist(), counts.tolist(), strict=True))
+    cached = set(rows[order[:size]].tolist())
+    coldest = [(count[row], row) for row in cached]
+    heapq.heapify(coldest)
+    hits = 0
+    for row in held_out.tolist():
+        count[row] = own = count.get(row, 0) + 1
+        if row in cached:
+            hits += 1
+            continue
+        while coldest and (coldest[0][1] not in cached or count[coldest[0][1]] != coldest[0][0]):
+            _, stale = heapq.heappop(coldest)
+            if stale in cached:
+                heapq.heappush(coldest, (count[stale], stale))
+        if len(cached) < size:
+            cached.add(row)
+            heapq.heappush(coldest, (own, row))
+        elif coldest and coldest[0][0] < own:
+            _, gone = heapq.heappop(coldest)
+            cached.discard(gone)
+            cached.add(row)
+            heapq.heappush(coldest, (own, row))
+    return hits / held_out.size
+
+
+def clairvoyant(held_out: I64, size: int) -> float:
+    """The best static choice: the rows most looked up by the held-out rows themselves."""
+    _, counts = np.unique(held_out, return_counts=True)
+    return float(np.sort(counts)[::-1][:size].sum() / held_out.size)
+
+
+def belady(held_out: I64, size: int) -> float:
+    """The best of any cache: it knows the future, begins with what it likes and may pass rows by."""
+    never = held_out.size
+    order = np.argsort(held_out, kind="stable")
+    ahead = np.full(held_out.size, never)
+    same = held_out[order][1:] == held_out[order][:-1]
+    ahead[order[:-1][same]] = order[1:][same]
+    rows, first = np.unique(held_out, return_index=True)
+    sooner = np.argsort(first)[:size]
+    # cached row -> when it is looked up next; the heap has that, latest first, and what has passed
+    cached = dict(zip(rows[sooner].tolist(), first[sooner].tolist(), strict=True))
+    latest = [(-when, row) for row, when in cached.items()]
+    heapq.heapify(latest)
+    hits = 0
+    for row, then in zip(held_out.tolist(), ahead.tolist(), strict=True):
+        if row in cached:
+            hits += 1
+        elif len(cached) >= size:
+            while cached.get(latest[0][1]) != -latest[0][0]:
+                heapq.heappop(latest)
+            if -latest[0][0] <= then:
+                continue
+            del cached[heapq.heappop(latest)[1]]
+        cached[row] = then
+        heapq.heappush(latest, (-then, row))
+    return hits / held_out.size

@@ -1,0 +1,335 @@
+"""What a live server takes beside its profile, measured in some seconds: the costs that a simulation adds.
+
+A plan's server and requests of one size go in, `polyrec.planner.simulation.costs.Costs` come out. Each path
+is asked in several ways, in turn: alone (one request, its answer, the next at once: every batch has one
+query), full (several connections that never rest: batches of several queries), and alone with rests of some
+milliseconds.
+
+    lane's own clock - profile, alone                  = batch_s of the path
+    lane's own clock - profile - batch_s, full         = query_s of the path, for each query beyond the first
+    (server's processor time - lane's clock) / queries = turn_s * batches / queries + query_s + row_s * rows
+    processor time of a request with a hopeless budget = refuse_s
+    round trip alone - all of these                    = wake_s, or, where the server was still busy after
+                                                         its answer had come, -after_s
+    round trip after a rest - round trip alone         = cooled
+
+    python -m polyrec.loadtest.comparison.calibration runs/plan.json --data clicks.parquet \
+        --out runs/costs.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import exp, log
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+from scipy.optimize import nnls
+
+from polyrec.loadtest.comparison.pacer import Pacer
+from polyrec.loadtest.comparison.servers import Subjects
+from polyrec.loadtest.comparison.simulated import completed
+from polyrec.loadtest.drivers.closed_loop import closed_loop
+from polyrec.loadtest.drivers.connection import Target
+from polyrec.loadtest.drivers.load import BUDGET, Load
+from polyrec.loadtest.drivers.open_loop import Limits, run
+from polyrec.loadtest.drivers.server_pages import ask, samples
+from polyrec.loadtest.machine import core_seconds, times_held_off
+from polyrec.loadtest.traffic.request_bodies import RANK
+from polyrec.loadtest.traffic.source import Bodies, Source, open_source
+from polyrec.models.bundle.bundle import load_bundle
+from polyrec.models.errors import PolyrecError
+from polyrec.planner.latency_model import LatencyModel
+from polyrec.planner.plan import Plan, PlannedPath, load_plan
+from polyrec.planner.routing.latency.latency_table import TAIL_DEVIATIONS
+from polyrec.planner.simulation.costs import BatchCost, Costs
+
+CONNECTIONS = 16
+CROWD = 256
+"""Connections of those who are refused: past capacity everybody opens another."""
+ROUNDS = 6
+ROUND_S = 0.2
+AT_ONCE_S = 0.0001
+RESTS_S = (0.0016, 0.0064)
+LEAST_TRIP_S = 0.0003
+REQUESTS = 256
+LONG, SHORT = (f"{BUDGET}: {ms}".encode() for ms in ("600000", "0.001"))
+ENDLESS = {"Content-Type": "application/json", BUDGET: "600000"}
+"""Headers of a request that no deadline ends: refusing is cheaper than answering."""
+NOT_IN_TIME = frozenset({429, 504})
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """A server's counters at one moment. busy_s: of its lanes; tick_s: of the control loop."""
+
+    busy_s: float
+    batches: float
+    queries: float
+    tick_s: float
+    ticks: float
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Of one path asked in one way for a moment. batch_s: mean time of a batch; queries: in a batch, mean.
+
+    front_s: the server's processor time beside, a query. trip_s: median round trip, rest_s: between two of
+    them; NaN where full. unit_s: what the piece of work took (pacer.py); 1 where none was measured.
+    """
+
+    batch_s: float
+    queries: float
+    front_s: float
+    trip_s: float
+    rest_s: float
+    unit_s: float
+
+    def at_pace(self, unit_s: float) -> Round:
+        """As it would have been if the piece of work had taken so long."""
+        by = unit_s / self.unit_s
+        return replace(
+            self, batch_s=self.batch_s * by, front_s=self.front_s * by, trip_s=self.trip_s * by, unit_s=unit_s
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The rounds of one path with requests of `rows` rows, by how it was asked."""
+
+    path: PlannedPath
+    rows: int
+    alone: list[Round]
+    full: list[Round]
+    rested: list[list[Round]]
+
+    def at_pace(self, unit_s: float) -> Asked:
+        """As they would have been if the piece of work had always taken so long."""
+        alone, full, *rested = (
+            [r.at_pace(unit_s) for r in rounds] for rounds in (self.alone, self.full, *self.rested)
+        )
+        return replace(self, alone=alone, full=full, rested=rested)
+
+    @property
+    def latency(self) -> LatencyModel:
+        """By the profile."""
+        assert self.path.latency is not None
+        return self.path.latency
+
+    def batch(self) -> BatchCost:
+        """What batches take beyond it."""
+        one, many = _middle(self.alone), _middle(self.full)
+        batch_s = one.batch_s - _mean_s(self.latency, round(one.queries * self.rows))
+        further_s = many.batch_s - batch_s - _mean_s(self.latency, round(many.queries * self.rows))
+        return BatchCost(batch_s=batch_s, query_s=further_s / max(many.queries - 1, 1))
+
+    def left_s(self) -> float:
+        """Of a round trip, beside everything that the server says of itself."""
+        one = _middle(self.alone)
+        usual_s = one.batch_s * self.latency.median(self.rows) / _mean_s(self.latency, self.rows)
+        return one.trip_s - usual_s - one.front_s
+
+    def cooled(self) -> list[tuple[float, float]]:
+        """(rest, seconds that a round trip takes longer after it)."""
+        one = _middle(self.alone)
+        return [(m.rest_s, m.trip_s - one.trip_s) for m in map(_middle, self.rested)]
+
+
+def calibrate(
+    plan: Plan,
+    subjects: Subjects,
+    source: Source,
+    rows: int,
+    tell: Callable[[str], object] = lambda _: None,
+    pacer: Pacer | None = None,
+) -> Costs:
+    """rows: candidates of every request, the mean of the traffic. pacer: of the server's core; with it, all
+    is of the core's median pace. Takes 6 s a path. Raises LoadError.
+    """
+    whole = completed(plan, ask(subjects.url, "/v1/paths")["paths"])
+    _, body = source.drawn(np.full(REQUESTS, rows, np.int64), 0)
+    asking = _Asking(subjects, whole, body, pacer)
+    found: list[Asked] = []
+    core_s, waited_s = core_seconds(subjects.pid)
+    before, held, begun_s = counted(subjects.url), times_held_off(subjects.pid), perf_counter()
+    for path in whole.paths:
+        tell(f"calibrating {path.name}")
+        found.append(asking.path(path, rows))
+    core_s, waited_s = (b - a for a, b in zip((core_s, waited_s), core_seconds(subjects.pid), strict=True))
+    after, held = counted(subjects.url), times_held_off(subjects.pid) - held
+    tell("calibrating refusals")
+    refuse_s, refusing_unit_s = asking.refusals()
+    unit_s = None
+    if pacer is not None:
+        unit_s = pacer.unit_s(begun_s, perf_counter())
+        found = [asked.at_pace(unit_s) for asked in found]
+        refuse_s *= unit_s / refusing_unit_s
+    row_s = plan.routing.row_s
+    turn_s, query_s = front(
+        [(r.queries, r.front_s - row_s * rows) for asked in found for r in (*asked.alone, *asked.full)]
+    )
+    left_s = float(np.median([asked.left_s() for asked in found]))
+    cooled = np.median([asked.cooled() for asked in found], axis=0)
+    knots = np.maximum.accumulate(np.maximum(cooled, 0.0), axis=0)
+    return Costs(
+        wake_s=max(0.0, left_s),
+        cooled=tuple((float(rest_s), float(more_s)) for rest_s, more_s in knots),
+        turn_s=turn_s,
+        after_s=min(max(0.0, -left_s), turn_s),
+        query_s=query_s,
+        row_s=row_s,
+        refuse_s=refuse_s,
+        tick_s=(after.tick_s - before.tick_s) / max(after.ticks - before.ticks, 1),
+        held_rate=held / core_s,
+        held_s=waited_s / max(held, 1),
+        unit_s=unit_s,
+        batches={asked.path.name: asked.batch() for asked in found},
+    )
+
+
+def front(found: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """(queries in a batch, seconds a query) of each round -> turn_s, query_s."""
+    queries, seconds = zip(*found, strict=True)
+    query_s, turn_s = relative_line([1 / n for n in queries], seconds)
+    return turn_s, query_s
+
+
+def relative_line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
+    """(a, b), neither negative: of all lines a + b * x the one with the least relative error at y."""
+    # a cost of nothing has no relative error
+    scale = np.maximum(np.array(y, np.float64), 1e-9)
+    scaled = np.stack((1 / scale, np.array(x, np.float64) / scale), axis=1)
+    (a, b), _ = nnls(scaled, np.ones_like(scale))
+    return float(a), float(b)
+
+
+class _Asking:
+    """A server that is asked, the requests, and the pacer of its core if there is one."""
+
+    def __init__(self, subjects: Subjects, plan: Plan, body: Bodies, pacer: Pacer | None) -> None:
+        self._subjects = subjects
+        self._plan = plan
+        self._pacer = pacer
+        self._target = Target(subjects.url + RANK, ENDLESS)
+        self._requests = [self._target.request(body(i)) for i in range(REQUESTS)]
+
+    def path(self, path: PlannedPath, rows: int) -> Asked:
+        """Every way in turn. Raises LoadError."""
+        self._subjects.follow(f"static:{path.name}")
+        inside = all(lane.kind != "process" for lane in self._plan.all_lanes() if lane.device == path.device)
+        asked = Asked(path, rows, [], [], [[] for _ in RESTS_S])
+        spacing_s = asked.latency.median(rows) + LEAST_TRIP_S
+        for _ in range(ROUNDS):
+            asked.alone.append(self._round(spacing_s + AT_ONCE_S, inside))
+            asked.full.append(self._round(None, inside))
+            for rest_s, rounds in zip(RESTS_S, asked.rested, strict=True):
+                rounds.append(self._round(spacing_s + rest_s, inside))
+        return asked
+
+    def refusals(self) -> tuple[float, float]:
+        """Processor seconds of a request that nothing can answer in time, one of a crowd; and of the piece
+        of work meanwhile.
+        """
+        subjects = self._subjects
+        hopeless = [request.replace(LONG, SHORT, 1) for request in self._requests]
+        found = []
+        begun_s = perf_counter()
+        for _ in range(ROUNDS):
+            core_s, _ = core_seconds(subjects.pid)
+            n = closed_loop(subjects.url, hopeless, CROWD, ROUND_S, NOT_IN_TIME)
+            found.append((core_seconds(subjects.pid)[0] - core_s) / n)
+        return float(np.median(found)), self._unit_s(begun_s)
+
+    def _unit_s(self, begun_s: float) -> float:
+        return 1.0 if self._pacer is None else self._pacer.unit_s(begun_s, perf_counter())
+
+    def _round(self, spacing_s: float | None, inside: bool) -> Round:
+        """One request every spacing_s; or full, where that is None."""
+        subjects, requests = self._subjects, self._requests
+        begun_s = perf_counter()
+        before = counted(subjects.url)
+        # the processor time within the scrapes: they are dearer than a request
+        core_s, waited_s = core_seconds(subjects.pid)
+        trip_s = float("nan")
+        if spacing_s is None:
+            closed_loop(subjects.url, requests, CONNECTIONS, ROUND_S)
+        else:
+            due_s = np.arange(0.0, ROUND_S, spacing_s)
+            n = due_s.size
+            ones, endless = np.ones(n, np.int64), np.full(n, np.inf)
+            load = Load(due_s, ROUND_S, ones, endless, lambda i: requests[i % len(requests)])
+            trip_s = float(np.nanmedian(run(self._target, load, Limits(connections=1)).latency_s))
+        now = core_seconds(subjects.pid)
+        core_s, waited_s = (b - a for a, b in zip((core_s, waited_s), now, strict=True))
+        after = counted(subjects.url)
+        busy_s, batches, queries = (
+            after.busy_s - before.busy_s,
+            after.batches - before.batches,
+            after.queries - before.queries,
+        )
+        # the lane's clock went on while the process waited for a core, its processor time did not
+        lane_s = busy_s * core_s / (core_s + waited_s) if inside else 0.0
+        front_s = max(core_s - lane_s - (after.tick_s - before.tick_s), 0.0) / queries
+        rest_s = max((spacing_s or float("nan")) - trip_s, 0.0)
+        return Round(busy_s / batches, queries / batches, front_s, trip_s, rest_s, self._unit_s(begun_s))
+
+
+def _middle(rounds: Sequence[Round]) -> Round:
+    """The medians: a neighbor that takes the machine for a round is forgotten."""
+    return Round(*(float(np.median([getattr(r, f) for r in rounds])) for f in Round.__slots__))
+
+
+def _mean_s(latency: LatencyModel, rows: int) -> float:
+    """The mean of a lognormal with the profile's median and tail."""
+    median_s = latency.median(rows)
+    spread = log(latency.tail(rows) / median_s) / TAIL_DEVIATIONS
+    return median_s * exp(spread * spread / 2)
+
+
+def counted(url: str) -> Counted:
+    """Of the server as it is now."""
+    total = samples(url).total
+    return Counted(
+        busy_s=total("polyrec_lane_busy_seconds_total"),
+        batches=total("polyrec_batch_rows_count"),
+        queries=total("polyrec_batch_queries_total"),
+        tick_s=total("polyrec_control_tick_seconds_sum"),
+        ticks=total("polyrec_control_tick_seconds_count"),
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m polyrec.loadtest.comparison.calibration",
+        description="Measure what serving a plan takes beside its profile.",
+    )
+    parser.add_argument("plan")
+    parser.add_argument("--data", help="Parquet file whose requests are sent (default: invented rows)")
+    parser.add_argument("--rows", type=int, help="candidates of a request (default: the mean of the data's)")
+    parser.add_argument("--out", type=Path, metavar="FILE")
+    args = parser.parse_args(argv)
+    cores = sorted(os.sched_getaffinity(0))
+    try:
+        plan = load_plan(args.plan)
+        source = open_source(args.data, load_bundle(plan.paths[0].bundle), 0)
+        os.sched_setaffinity(0, {cores[-1]})
+        with Subjects(plan, (), set(cores[:-1]) or {cores[-1]}, {}) as subjects:
+            rows = args.rows or max(1, round(float(source.sizes.mean())))
+            costs = calibrate(plan, subjects, source, rows, lambda text: print(text, file=sys.stderr))
+    except PolyrecError as e:
+        print(f"calibration: {e}", file=sys.stderr)
+        return 2
+    text = costs.model_dump_json(indent=2)
+    if args.out:
+        args.out.write_text(text + "\n", encoding="utf-8")
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

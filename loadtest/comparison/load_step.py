@@ -1,0 +1,123 @@
+"""A step of load and back: how many requests are in time around it, how fast quality bends and returns.
+
+Base rate, then `factor` times it, then base again; an `Outcome` of such a run goes in. The share in time is
+taken over the 10 s around each edge, with the requests refused early (429) apart: a refusal that comes at
+once lets the client ask elsewhere, a late answer does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from polyrec.loadtest.results.figures import Figures, figures
+from polyrec.loadtest.results.outcome import Fate, Outcome
+from polyrec.models.schema.batch import F64
+
+AROUND_S = 5.0
+BIN_S = 0.1
+SMOOTHED_BINS = 3
+NO_CHANGE = 1e-6
+ARRIVED = 0.1
+"""A change counts as made when all but this share of it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """Around one edge, in shares of requests. late: or expired; ok_of_taken: of those not refused."""
+
+    ok: float
+    ok_of_taken: float
+    refused: float
+    late: float
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """up, down: around the two edges. before, high, after: figures of the three parts.
+
+    bent_s: after the step up until accuracy had bent; returned_s: after the step back until it was what it
+    was before. 0 where accuracy did not change, None where it had not come back by the end.
+    """
+
+    base: float
+    factor: float
+    up: Edge
+    down: Edge
+    before: Figures
+    high: Figures
+    after: Figures
+    bent_s: float | None
+    returned_s: float | None
+
+
+def step_of(
+    outcome: Outcome, accuracy: Mapping[str, float], up_s: float, down_s: float, base: float, factor: float
+) -> Step:
+    """outcome: of a run with `base` requests/s before up_s and from down_s on, `factor` times it between."""
+    before = figures(outcome.between(up_s - AROUND_S, up_s), accuracy)
+    high = figures(outcome.between((up_s + down_s) / 2, down_s), accuracy)
+    after = figures(outcome.between(down_s + AROUND_S, outcome.end_s), accuracy)
+    bent = returned = None
+    if before.accuracy is not None and high.accuracy is not None:
+        way = before.accuracy - high.accuracy
+        bent = _reached(outcome, accuracy, up_s, down_s, high.accuracy, way)
+        returned = _reached(outcome, accuracy, down_s, outcome.end_s, before.accuracy, way)
+    return Step(
+        base,
+        factor,
+        _edge(outcome, up_s),
+        _edge(outcome, down_s),
+        before,
+        high,
+        after,
+        bent,
+        returned,
+    )
+
+
+def _edge(outcome: Outcome, at_s: float) -> Edge:
+    fate = outcome.between(at_s - AROUND_S, at_s + AROUND_S).fate
+    n = max(fate.size, 1)
+    shares = np.bincount(fate, minlength=len(Fate)) / n
+    taken = 1 - shares[Fate.REFUSED]
+    return Edge(
+        float(shares[Fate.OK]),
+        float(shares[Fate.OK] / taken) if taken else 0.0,
+        float(shares[Fate.REFUSED]),
+        float(shares[Fate.LATE] + shares[Fate.EXPIRED]),
+    )
+
+
+def _reached(
+    outcome: Outcome, accuracy: Mapping[str, float], from_s: float, to_s: float, goal: float, way: float
+) -> float | None:
+    """Seconds from from_s until mean accuracy, smoothed, is within a tenth of the way of its goal."""
+    if abs(way) < NO_CHANGE:
+        return 0.0
+    edges, mean = accuracy_by_time(outcome.between(from_s, to_s), accuracy)
+    kernel = np.ones(SMOOTHED_BINS) / SMOOTHED_BINS
+    smooth = np.convolve(mean, kernel, "valid") if mean.size >= SMOOTHED_BINS else mean
+    there = np.flatnonzero(np.abs(smooth - goal) <= ARRIVED * abs(way))
+    return float(edges[there[0]] - from_s) if there.size else None
+
+
+def accuracy_by_time(outcome: Outcome, accuracy: Mapping[str, float]) -> tuple[F64, F64]:
+    """Starts of bins of 0.1 s, and mean accuracy of the rows answered that were due in each.
+
+    A bin without any has its predecessor's.
+    """
+    bins = max(1, round(outcome.seconds / BIN_S))
+    edges = np.linspace(outcome.begin_s, outcome.end_s, bins + 1)
+    answered = outcome.answered
+    worth = np.array([*(accuracy.get(p, np.nan) for p in outcome.paths), np.nan])[outcome.path[answered]]
+    due, rows = outcome.due_s[answered], outcome.rows[answered]
+    of = np.clip(np.searchsorted(edges, due, side="right") - 1, 0, bins - 1)
+    weight = np.bincount(of, weights=rows, minlength=bins)
+    total = np.bincount(of, weights=rows * worth, minlength=bins)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = total / weight
+    filled = np.maximum.accumulate(np.where(weight > 0, np.arange(bins), 0))
+    return edges[:-1], mean[filled]

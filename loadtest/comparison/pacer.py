@@ -1,0 +1,132 @@
+"""The pace of a core while a server works on it: how long a fixed piece of work takes there, again and again.
+
+Every 10 ms a process of the real-time class, on that core, does a piece of Python twice (40 us) and writes
+down how long the second took: the first finds the caches cold. The server loses half a hundredth of its core
+to it, and `Costs.held_rate` counts it among the others.
+
+    with Pacer({0}) as pacer:
+        ...
+        pacer.unit_s(begin_s, end_s)
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Set
+from pathlib import Path
+from time import perf_counter
+from types import TracebackType
+
+import numpy as np
+
+from polyrec.loadtest.drivers.connection import LoadError
+from polyrec.models.schema.batch import F64
+from polyrec.planner.simulation.pace import Pace
+
+EVERY_S = 0.01
+WORK = 500
+READY_S = 10.0
+SMOOTHED = 3
+"""Samples of which the median counts: an interrupt in one of them is no pace."""
+
+
+class Pacer:
+    """Of one core; the lowest, if there are several. Use as a context: it measures from beginning to end."""
+
+    def __init__(self, cores: Set[int]) -> None:
+        self._core = min(cores)
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._file = Path()
+
+    def __enter__(self) -> Pacer:
+        """Returns once there is a sample. Raises LoadError without the right to the real-time class."""
+        self._folder = tempfile.TemporaryDirectory(prefix="polyrec-pace-")
+        self._file = Path(self._folder.name) / "samples"
+        self._file.touch()
+        command = [
+            sys.executable,
+            "-m",
+            "polyrec.loadtest.comparison.pacer",
+            str(self._core),
+            str(self._file),
+        ]
+        self._process = subprocess.Popen(command)
+        end_s = perf_counter() + READY_S
+        while self._samples().size == 0:
+            if self._process.poll() is not None or perf_counter() > end_s:
+                self.__exit__(None, None, None)
+                raise LoadError("the core's pace cannot be measured: that takes root")
+            time.sleep(EVERY_S)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+    def unit_s(self, begin_s: float, end_s: float, quantile: float = 0.5) -> float:
+        """Seconds that the piece of work took, the median between two moments of perf_counter."""
+        return float(np.quantile(between(self._samples(), begin_s, end_s)[:, 1], quantile))
+
+    def pace(self, begin_s: float, end_s: float, unit_s: float) -> Pace:
+        """From begin_s, a moment of perf_counter, on; unit_s: what the piece of work took usually."""
+        found = between(self._samples(), begin_s, end_s)
+        return Pace(found[:, 0] - begin_s, smoothed(found[:, 1]) / unit_s)
+
+    def _samples(self) -> F64:
+        raw = np.fromfile(self._file, np.float64)
+        return raw[: raw.size // 2 * 2].reshape(-1, 2)
+
+
+def between(samples: F64, begin_s: float, end_s: float) -> F64:
+    """Of samples, float64 [n, 2] of moment and duration, those of a period; the nearest before it, or else
+    behind it, where none is in it.
+    """
+    first, end = np.searchsorted(samples[:, 0], (begin_s, end_s)).tolist()
+    if first == end:
+        first = max(first - 1, 0)
+    return samples[first : max(end, first + 1)]
+
+
+def smoothed(took_s: F64) -> F64:
+    """Each with its neighbors: the median of SMOOTHED."""
+    padded = np.pad(took_s, SMOOTHED // 2, mode="edge")
+    return np.median(np.lib.stride_tricks.sliding_window_view(padded, SMOOTHED), axis=1)
+
+
+def _work() -> None:
+    x = 0
+    for i in range(WORK):
+        x += i
+
+
+def _sample(core: int, file: str) -> None:
+    """Forever, or until whoever started it ends."""
+    os.sched_setaffinity(0, {core})
+    os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    parent = os.getppid()
+    with Path(file).open("ab", buffering=0) as out:
+        while os.getppid() == parent:
+            _work()
+            began_s = perf_counter()
+            _work()
+            out.write(np.array((began_s, perf_counter() - began_s)).tobytes())
+            time.sleep(EVERY_S)
+
+
+if __name__ == "__main__":
+    try:
+        _sample(int(sys.argv[1]), sys.argv[2])
+    except PermissionError:
+        sys.exit(1)

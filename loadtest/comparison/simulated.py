@@ -1,0 +1,81 @@
+"""The same load on virtual lanes: what the simulator says of a run that a live server was measured with.
+
+A plan, a policy and a schedule go in, an `Outcome` like a measured one comes out, so that one code makes the
+figures of both. Latency models and accuracies that the plan lacks are taken from the live server, which has
+measured them when it loaded.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from polyrec.loadtest.results.outcome import Outcome
+from polyrec.models.schema.batch import F64, I64
+from polyrec.planner.latency_model import LatencyModel
+from polyrec.planner.plan import Plan
+from polyrec.planner.simulation.costs import Costs
+from polyrec.planner.simulation.outcomes import Status
+from polyrec.planner.simulation.pace import EVEN, Pace
+from polyrec.planner.simulation.simulator import Simulator, specs
+
+HTTP = {Status.ANSWERED: 200, Status.REFUSED: 429, Status.EXPIRED: 504, Status.FAILED: 503}
+
+
+def completed(plan: Plan, opened: list[dict[str, Any]]) -> Plan:
+    """The plan with every path's latency and accuracy; opened: the paths as /v1/paths has them."""
+    said = {path["name"]: path for path in opened}
+    paths = []
+    for path in plan.paths:
+        own = said.get(path.name, {})
+        more: dict[str, Any] = {}
+        if path.latency is None and own.get("latency"):
+            curve = {key: tuple(values) for key, values in own["latency"].items()}
+            more["latency"] = LatencyModel.model_validate(curve)
+        if path.accuracy is None and own.get("accuracy") is not None:
+            more["accuracy"] = float(own["accuracy"])
+        paths.append(path.model_copy(update=more))
+    return plan.model_copy(update={"paths": tuple(paths)})
+
+
+def simulated(
+    plan: Plan,
+    policy: str,
+    due_s: F64,
+    rows: I64,
+    seconds: float,
+    slo_s: float,
+    told_s: float,
+    seed: int,
+    costs: Costs | None = None,
+    pace: Pace = EVEN,
+) -> Outcome:
+    """slo_s: what a client expects; told_s: what the server is told; costs: None takes what the plan says.
+    pace: of the core, from the first moment of the schedule on.
+
+    Raises PlanError without figures.
+    """
+    paths, lanes = specs(plan)
+    routing = plan.routing.model_copy(update={"policy": policy})
+    random = np.random.default_rng(seed)
+    world = (paths, lanes, routing, plan.limits, due_s, rows, told_s, random)
+    made = Simulator(*world, costs=costs, pace=pace).run()
+    status = np.array([HTTP.get(Status(s), 503) for s in range(len(Status))], np.int64)[made.status]
+    n = due_s.size
+    return Outcome(
+        due_s=due_s,
+        lag_s=np.zeros(n),
+        latency_s=made.finish_s - due_s,
+        status=status,
+        rows=rows,
+        budget_s=np.full(n, slo_s),
+        path=made.path.astype(np.int16),
+        paths=made.names,
+        degraded=np.zeros(n, bool),
+        offences={},
+        begin_s=0.0,
+        end_s=seconds,
+        connections=0,
+        held_back=0,
+    )

@@ -1,0 +1,174 @@
+"""The figures of a run: an `Outcome` and the paths' accuracies in, what a service owner asks about out.
+
+Goodput counts rows answered within their budget, a second of the schedule. Correct predictions weigh
+each of them with the accuracy of the path that answered (MP-Rec, ASPLOS'23, section 5: throughput of
+correct predictions), since which rows are right is not known while serving.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyrec.loadtest.results.outcome import NO_PATH, Fate, Outcome, percentile, percentiles_ms
+from polyrec.models.schema.batch import F64
+
+PERCENTILES = (50.0, 90.0, 99.0)
+FEWEST_IN_SLICE = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Shares are of all requests. Latencies are of answers (2xx), from the intended departure.
+
+    rate: requests/s as due. goodput: rows/s within budget. correct: rows/s, weighed by accuracy; accuracy:
+    mean over those rows, None where a path's is not known. mix: path -> share of the rows that were answered.
+    """
+
+    requests: int
+    rate: float
+    ok: float
+    late: float
+    refused: float
+    expired: float
+    unavailable: float
+    other: float
+    degraded: float
+    p50_ms: float | None
+    p90_ms: float | None
+    p99_ms: float | None
+    p99_9_ms: float | None
+    max_ms: float | None
+    goodput: float
+    correct: float | None
+    accuracy: float | None
+    mix: dict[str, float]
+
+    def keeps(self, slo_s: float, share: float = 0.99) -> bool:
+        """p99 of the answers is within slo_s, and at least `share` of all requests were answered in time."""
+        return self.p99_ms is not None and self.p99_ms <= 1e3 * slo_s and self.ok >= share
+
+
+def figures(outcome: Outcome, accuracy: Mapping[str, float]) -> Figures:
+    """accuracy: path -> share of rows predicted right. Of a run without requests all is zero or None."""
+    n = max(outcome.due_s.size, 1)
+    fate = outcome.fate
+    shares = np.bincount(fate, minlength=len(Fate)) / n
+    answered = outcome.answered
+    p50, p90, p99, p99_9, top = percentiles_ms(outcome.latency_s[answered])
+    in_time = fate == Fate.OK
+    rows_in_time = int(outcome.rows[in_time].sum())
+    by_path = _rows_by_path(outcome, in_time)
+    correct = _correct(by_path, outcome.paths, accuracy)
+    seconds = max(outcome.seconds, 1e-9)
+    answered_by = _rows_by_path(outcome, answered)
+    mix = {path: float(rows) for path, rows in zip(outcome.paths, answered_by, strict=True) if rows}
+    total = sum(mix.values())
+    return Figures(
+        requests=outcome.due_s.size,
+        rate=outcome.due_s.size / seconds,
+        ok=float(shares[Fate.OK]),
+        late=float(shares[Fate.LATE]),
+        refused=float(shares[Fate.REFUSED]),
+        expired=float(shares[Fate.EXPIRED]),
+        unavailable=float(shares[Fate.UNAVAILABLE]),
+        other=float(shares[Fate.OTHER]),
+        degraded=float(outcome.degraded[answered].sum()) / n,
+        p50_ms=p50,
+        p90_ms=p90,
+        p99_ms=p99,
+        p99_9_ms=p99_9,
+        max_ms=top,
+        goodput=rows_in_time / seconds,
+        correct=None if correct is None else correct / seconds,
+        accuracy=None if correct is None or not rows_in_time else correct / rows_in_time,
+        mix={path: rows / total for path, rows in sorted(mix.items(), key=lambda kv: -kv[1])},
+    )
+
+
+def _rows_by_path(outcome: Outcome, of: NDArray[np.bool_]) -> F64:
+    chosen = of & (outcome.path != NO_PATH)
+    return np.bincount(
+        outcome.path[chosen], weights=outcome.rows[chosen], minlength=len(outcome.paths)
+    ).astype(np.float64)
+
+
+def _correct(rows: F64, paths: Sequence[str], accuracy: Mapping[str, float]) -> float | None:
+    """Rows predicted right, expected; None where a path that answered has no known accuracy."""
+    used = [(r, accuracy.get(path)) for r, path in zip(rows.tolist(), paths, strict=True) if r]
+    if any(a is None for _, a in used):
+        return None
+    return float(sum(r * a for r, a in used if a is not None))
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """A run in slices of equal length. All [slices], NaN where nothing can be said.
+
+    at_s: the middle of each. latency_ms: [percentiles, slices], of the answers due in it.
+    rate: requests/s due. fates: [fates, slices], requests/s. mix: [paths, slices], share of rows answered.
+    goodput: rows/s in budget. accuracy: mean over those rows. in_flight: requests out at the slice's end.
+    """
+
+    at_s: F64
+    slice_s: float
+    percentiles: tuple[float, ...]
+    latency_ms: F64
+    rate: F64
+    fates: F64
+    paths: tuple[str, ...]
+    mix: F64
+    goodput: F64
+    accuracy: F64
+    in_flight: F64
+
+
+def timeline(outcome: Outcome, accuracy: Mapping[str, float], slices: int = 120) -> Timeline:
+    """Slices go by when requests were due, so that a slice's refusals stand under its arrivals."""
+    slices = max(1, min(slices, outcome.due_s.size // FEWEST_IN_SLICE))
+    edges = np.linspace(outcome.begin_s, outcome.end_s, slices + 1)
+    slice_s = float(edges[1] - edges[0])
+    of = np.clip(np.searchsorted(edges, outcome.due_s, side="right") - 1, 0, slices - 1)
+    fate, answered = outcome.fate, outcome.answered
+    in_time = fate == Fate.OK
+
+    def per_slice(chosen: NDArray[np.bool_], weights: F64 | None = None) -> F64:
+        return np.bincount(
+            of[chosen], weights=None if weights is None else weights[chosen], minlength=slices
+        ).astype(np.float64)
+
+    everything = np.ones(outcome.due_s.size, bool)
+    rows = outcome.rows.astype(np.float64)
+    answers = [1e3 * outcome.latency_s[answered & (of == i)] for i in range(slices)]
+    latency = np.array(
+        [[percentile(v, q) if v.size else np.nan for v in answers] for q in PERCENTILES], np.float64
+    )
+    by_path = np.array(
+        [per_slice(answered & (outcome.path == i), rows) for i in range(len(outcome.paths))]
+    ).reshape(len(outcome.paths), slices)
+    good_by_path = np.array(
+        [per_slice(in_time & (outcome.path == i), rows) for i in range(len(outcome.paths))]
+    ).reshape(len(outcome.paths), slices)
+    worth = np.array([accuracy.get(path, np.nan) for path in outcome.paths])
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mix = by_path / by_path.sum(0)
+        known = np.where(good_by_path > 0, good_by_path * worth[:, None], 0.0)
+        mean = known.sum(0) / good_by_path.sum(0)
+    ends = np.sort((outcome.due_s + outcome.latency_s)[~np.isnan(outcome.latency_s)])
+    out = np.searchsorted(outcome.due_s, edges[1:]) - np.searchsorted(ends, edges[1:])
+    return Timeline(
+        at_s=(edges[1:] + edges[:-1]) / 2,
+        slice_s=slice_s,
+        percentiles=PERCENTILES,
+        latency_ms=latency,
+        rate=per_slice(everything) / slice_s,
+        fates=np.array([per_slice(fate == f) for f in Fate]) / slice_s,
+        paths=outcome.paths,
+        mix=mix,
+        goodput=per_slice(in_time, rows) / slice_s,
+        accuracy=mean,
+        in_flight=out.astype(np.float64),
+    )

@@ -1,0 +1,104 @@
+"""Rows that nobody has clicked on yet: valid values in the skew of the data that a bundle was trained on.
+
+A bundle's encoder in (its vocabularies keep how often each row was accessed), an Arrow table of any number of
+rows out, which `traffic.queries.Queries` asks about like about real ones. Features are drawn independently,
+which real ones are not: use it for load where no data may leave their place, not for quality.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from polyrec.loadtest.drivers.connection import LoadError
+from polyrec.models.schema.batch import I64
+from polyrec.models.schema.encoder import Encoder, Standard
+from polyrec.models.schema.schema import Categorical, Dense
+from polyrec.models.schema.vocabulary import Vocabulary
+
+MEAN_LIST = 4.0
+UNKNOWN = "never-seen"
+
+
+def invented(
+    encoder: Encoder,
+    requests: int,
+    candidates: int | I64,
+    random: np.random.Generator,
+    *,
+    unknown: float = 0.0,
+) -> pa.Table:
+    """`requests` requests with `candidates` rows each, grouped as the schema says.
+
+    Context features are drawn once a request, the rest once a row: values by the bundle's popularity counts,
+    missing ones as often as they were missing; lists of a geometric length of mean 4; numbers normal, after
+    their transforms, with the mean and deviation of the training rows.
+    unknown: share of the string values that no training row had, where a vocabulary takes such values.
+    Raises LoadError: no requests, or a request without candidates.
+    """
+    sizes = np.broadcast_to(np.asarray(candidates, np.int64), requests)
+    if requests < 1 or sizes.min() < 1:
+        raise LoadError(f"cannot invent {requests} requests of {candidates} candidates: both are at least 1")
+    schema = encoder.schema
+    rows = int(sizes.sum())
+    of_row = np.repeat(np.arange(requests), sizes)
+    columns: dict[str, pa.Array] = {}
+    count = {"context": requests, "candidate": rows}
+    for d in schema.dense:
+        standard = encoder.standards.get(d.name, Standard())
+        columns[d.name] = _numbers(d, standard, count[d.role], random)
+    for f in schema.categorical:
+        columns[f.name] = _values(f, encoder.vocabulary(f), count[f.role], random, unknown)
+    for name in schema.context.names:
+        columns[name] = columns[name].take(pa.array(of_row))
+    if schema.group is not None:
+        columns[schema.group] = pa.array(of_row)
+    return pa.table(columns)
+
+
+def _numbers(feature: Dense, standard: Standard, n: int, random: np.random.Generator) -> pa.Array:
+    x = random.standard_normal(n)
+    if "standardise" in feature.transform:
+        x = x * standard.deviation + standard.mean
+    if "log1p" in feature.transform:
+        x = np.maximum(np.expm1(x), 0.0)
+    return pa.array(np.round(x, 4))
+
+
+def _values(
+    feature: Categorical, vocabulary: Vocabulary, n: int, random: np.random.Generator, unknown: float
+) -> pa.Array:
+    if not feature.multi:
+        return _drawn(vocabulary, n, random, unknown)
+    lengths = np.minimum(random.geometric(1 / (1 + MEAN_LIST), n) - 1, feature.max_length)
+    offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+    # a value of a list is never missing: the list is shorter
+    values = _drawn(vocabulary, int(lengths.sum()), random, unknown, missing=False)
+    return pa.ListArray.from_arrays(pa.array(offsets), values)
+
+
+def _drawn(
+    vocabulary: Vocabulary, n: int, random: np.random.Generator, unknown: float, missing: bool = True
+) -> pa.Array:
+    """[n] raw values by popularity; counts that are all zero mean that all are alike."""
+    counts = vocabulary.counts[vocabulary.rank_of_id].astype(np.float64)  # by id
+    if vocabulary.specials:
+        counts[vocabulary.oov_id] = 0.0
+        if not missing:
+            counts[vocabulary.missing_id] = 0.0
+    if not counts.sum():
+        counts[: vocabulary.size] = 1.0
+    ids = random.choice(counts.size, n, p=counts / counts.sum())
+    if vocabulary.values is None:
+        values: Any = pa.array(np.arange(vocabulary.size))
+    else:
+        values = vocabulary.values
+    # a null index is a null value: ids beyond the values are the missing row
+    chosen = values.take(pa.array(ids, mask=ids >= vocabulary.size))
+    if unknown and vocabulary.type == "string" and vocabulary.oov == "row":
+        strange = random.random(n) < unknown
+        names = pa.array([f"{UNKNOWN}-{i}" for i in random.integers(0, 2**40, n).tolist()], values.type)
+        chosen = pa.compute.if_else(pa.array(strange), names, chosen)
+    return chosen

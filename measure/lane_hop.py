@@ -1,0 +1,89 @@
+"""What the way to a lane on another core and back takes, beside execution, on this machine.
+
+time from handing a batch over to hearing of its end - time that the lane executed
+  = two wake-ups, and for a process the batch through shared memory; half of the batches after a rest
+
+`python -m benchmarks.lanes.hop` tells the same by size and load, for reading.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import uvloop
+
+from polyrec.measure.profile.requests import Requests
+from polyrec.models.bundle.bundle import Bundle
+from polyrec.models.schema.batch import Batch
+from polyrec.planner.plan import LaneKind, PlannedLane, PlannedPath
+from polyrec.planner.profile import Hop
+from polyrec.server.lanes.lane import Executed, Lane, clock
+from polyrec.server.lanes.opening import open_lane
+
+KINDS: tuple[LaneKind, ...] = ("thread", "process")
+ROWS = 23
+BATCHES = 16
+A_TURN = 20
+WARM = 2
+REST_S = 0.002
+
+
+def measure_hops(path: PlannedPath, bundle: Bundle, seconds: float, seed: int = 0) -> dict[LaneKind, Hop]:
+    """Of lanes that execute one path of the CPU, in turns, for about `seconds`. The loop keeps the first core
+    that this process may use, the lanes the last. Raises what opening a lane raises.
+    """
+    drawn = Requests(bundle.encoder, np.random.default_rng(seed))
+    batches = [drawn.encode(*drawn.request(ROWS), ROWS) for _ in range(BATCHES)]
+    usable = os.sched_getaffinity(0)
+    found: dict[LaneKind, list[float]] = {kind: [] for kind in KINDS}
+    try:
+        with ExitStack() as opened, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            lanes: dict[LaneKind, Lane] = {}
+            for kind in KINDS:
+                planned = PlannedLane(name=kind, kind=kind, cores=(max(usable),))
+                lanes[kind] = open_lane(planned, [(path, bundle)], lambda _: None)
+                opened.callback(lanes[kind].close)
+            os.sched_setaffinity(0, {min(usable)})
+            end_s = perf_counter() + seconds
+            while perf_counter() < end_s:
+                for rest_s in (0.0, REST_S):
+                    for kind, lane in lanes.items():
+                        took = runner.run(hops(lane, path.name, batches, A_TURN, rest_s))
+                        found[kind] += [hop_s for hop_s, _ in took[WARM:]]
+    finally:
+        os.sched_setaffinity(0, usable)
+    return {
+        kind: Hop(median_s=max(0.0, median_s), tail_s=max(0.0, median_s, tail_s))
+        for kind, took in found.items()
+        for median_s, tail_s in [np.quantile(took, (0.5, 0.99)).tolist()]
+    }
+
+
+async def hops(
+    lane: Lane, path: str, batches: Sequence[Batch], count: int, rest_s: float
+) -> list[tuple[float, float]]:
+    """(seconds to the lane and back, seconds executed) of `count` batches, a rest before each."""
+    loop = asyncio.get_running_loop()
+    lane.attach()
+    found = []
+    for i in range(count):
+        if rest_s:
+            await asyncio.sleep(rest_s)
+        done: asyncio.Future[tuple[float, Executed | Exception]] = loop.create_future()
+
+        def settle(outcome: Executed | Exception, done: asyncio.Future[Any] = done) -> None:
+            done.set_result((clock(), outcome))
+
+        began_s = clock()
+        lane.execute(path, batches[i % len(batches)], settle)
+        ended_s, outcome = await done
+        if isinstance(outcome, Exception):
+            raise outcome
+        found.append((ended_s - began_s - outcome.took_s, outcome.took_s))
+    return found

@@ -1,0 +1,162 @@
+"""The CPU: cores and memory that this process may use, not those that the board has.
+
+A container's share is told by the affinity mask and by its cgroups, version 1 or 2, of which every
+ancestor may set a lower limit.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+from polyrec.measure.machine import speed
+from polyrec.measure.machine.runtimes import onnx_works, torch_works
+from polyrec.planner.devices import Device, RuntimeName
+
+X86 = ("amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni", "avx512f", "avx_vnni", "avx2")
+ARM = ("sve2", "sve", "bf16", "asimd")
+SYS = Path("/sys")
+PROC = Path("/proc")
+
+
+def cpu_device(measure: bool, unusable: dict[str, str]) -> Device:
+    """All usable cores as one device; a runtime that does not work is told in `unusable`."""
+    cores = usable_cores()
+    quota = cpu_quota()
+    lanes = len(cores) if quota is None else max(1, min(len(cores), int(quota)))
+    memory = memory_bytes()
+    both: tuple[tuple[RuntimeName, str | None], ...] = (
+        ("onnx", onnx_works("cpu")),
+        ("torch", torch_works("cpu")),
+    )
+    unusable |= {f"{name} on cpu": why for name, why in both if why is not None}
+    runtimes = tuple(name for name, why in both if why is None)
+    shared = "" if quota is None else f", quota {quota:g}"
+    return Device(
+        name="cpu",
+        kind="cpu",
+        lanes=lanes,
+        memory_bytes=memory,
+        bandwidth=speed.copy_bandwidth(lanes, memory) if measure else None,
+        flops=speed.products("onnx" in runtimes) if measure else None,
+        gathers=speed.gathers(memory) if measure else None,
+        numa=max(1, len(numa_nodes(cores))),
+        caches=caches(min(cores)),
+        vector=vectors(),
+        runtimes=runtimes,
+        description=f"{model()}, {len(cores)} cores{shared}",
+    )
+
+
+def usable_cores() -> set[int]:
+    """Cores of the affinity mask."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
+def cpu_quota() -> float | None:
+    """Cores' worth of time that the cgroups allow; None without a limit."""
+    limits = []
+    for folder in cgroups("cpu"):
+        if parts := _words(folder / "cpu.max"):
+            if parts[0] != "max":
+                limits.append(int(parts[0]) / int(parts[1]))
+        elif (quota := _number(folder / "cpu.cfs_quota_us")) and quota > 0:
+            limits.append(quota / (_number(folder / "cpu.cfs_period_us") or 100_000))
+    return min(limits, default=None)
+
+
+def memory_bytes() -> int:
+    """The machine's memory, or what the cgroups allow of it."""
+    try:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        total = 0
+    limits = [
+        limit
+        for folder in cgroups("memory")
+        for file in ("memory.max", "memory.limit_in_bytes")
+        if (limit := _number(folder / file)) is not None
+    ]
+    return min([total, *limits]) if total else min(limits, default=0)
+
+
+def cgroups(controller: str) -> list[Path]:
+    """Folders of this process's cgroup and its ancestors, for one controller, version 2 and 1."""
+    roots: list[tuple[Path, str]] = []
+    for line in _lines(PROC / "self/cgroup"):
+        number, names, path = line.split(":", 2)
+        if number == "0":
+            roots += [(SYS / "fs/cgroup", path), (SYS / "fs/cgroup/unified", path)]
+        elif controller in names.split(","):
+            roots.append((SYS / "fs/cgroup" / controller, path))
+    folders: list[Path] = []
+    for root, path in roots:
+        here = root / path.lstrip("/")
+        # inside a container the path is the host's, and the limits stand at the root that one sees
+        folders += [p for p in (here, *here.parents) if p == root or root in p.parents]
+    return [p for p in dict.fromkeys(folders) if p.is_dir()]
+
+
+def numa_nodes(cores: set[int]) -> list[int]:
+    """NUMA nodes that have any of the cores."""
+    nodes = []
+    for folder in (SYS / "devices/system/node").glob("node[0-9]*"):
+        if cores & _ranges("".join(_lines(folder / "cpulist"))):
+            nodes.append(int(folder.name[4:]))
+    return sorted(nodes)
+
+
+def caches(core: int) -> dict[str, int]:
+    """Bytes by level, as one core sees them: `L1d`, `L2`, `L3`; instruction caches are left out."""
+    found = {}
+    for index in sorted((SYS / f"devices/system/cpu/cpu{core}/cache").glob("index[0-9]*")):
+        level, kind, size = ("".join(_lines(index / f)) for f in ("level", "type", "size"))
+        if kind != "Instruction" and size[:-1].isdigit():
+            unit = {"K": 2**10, "M": 2**20, "G": 2**30}.get(size[-1], 1)
+            found[f"L{level}{'d' if kind == 'Data' else ''}"] = int(size[:-1]) * unit
+    return found
+
+
+def vectors() -> tuple[str, ...]:
+    """What the cores can do on many numbers at once, of what matters to products."""
+    for line in _lines(PROC / "cpuinfo"):
+        if line.startswith(("flags", "Features")):
+            flags = set(line.partition(":")[2].split())
+            return tuple(v for v in X86 + ARM if v in flags)
+    return ()
+
+
+def model() -> str:
+    """The maker's name of the processor."""
+    for line in _lines(PROC / "cpuinfo"):
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _ranges(text: str) -> set[int]:
+    """`0-3,8` -> the numbers."""
+    found: set[int] = set()
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        found |= set(range(int(first), int(last or first) + 1))
+    return found
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text().splitlines()
+    except OSError:
+        return []
+
+
+def _words(file: Path) -> list[str]:
+    return " ".join(_lines(file)).split()
+
+
+def _number(file: Path) -> int | None:
+    words = _words(file)
+    return int(words[0]) if words and words[0].lstrip("-").isdigit() else None

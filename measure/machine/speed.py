@@ -1,0 +1,94 @@
+"""How fast the CPU and its memory are: copies, random rows, products; a fraction of a second each.
+
+The best of several passes counts: a neighbor can only make a machine slower than it is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+PASS_S = 0.04
+PASSES = 6
+COPIED = 64 * 2**20
+TABLE = 256 * 2**20
+ROW = 64
+MOST_THREADS = 32
+"""More add nothing: a few cores fill the memory's channels."""
+
+
+def copy_bandwidth(lanes: int, memory: int) -> float:
+    """Bytes/s read and written by all lanes at once, in copies larger than the caches."""
+    threads = min(lanes, MOST_THREADS)
+    size = _affordable(COPIED, memory, 2 * threads) // 8
+    pairs = [(np.ones(size), np.ones(size)) for _ in range(threads)]
+
+    def copy(pair: tuple[np.ndarray, np.ndarray]) -> None:
+        np.copyto(pair[1], pair[0])
+
+    # numpy lets go of the interpreter while it copies, so the threads run at once
+    with ThreadPoolExecutor(threads) as pool:
+        return 2 * 8 * size * threads * best_rate(lambda: list(pool.map(copy, pairs)))
+
+
+def gathers(memory: int) -> float:
+    """Rows of 64 bytes that one lane reads a second from random places of a table beyond the caches."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        rows = _affordable(TABLE, memory, 1) // ROW
+        table = torch.ones((rows, ROW // 4))
+        index = torch.randint(0, rows, (65536,), generator=torch.Generator().manual_seed(0))
+        out = torch.empty((index.numel(), ROW // 4))
+        return index.numel() * best_rate(lambda: torch.index_select(table, 0, index, out=out))
+    finally:
+        torch.set_num_threads(before)
+
+
+def products(onnx: bool) -> float:
+    """fp32 FLOP/s of one lane in a product of the size of a dense net's layers, by the faster runtime."""
+    m, k, n = 256, 512, 512
+    a, b = np.ones((m, k), np.float32), np.ones((k, n), np.float32)
+    rates = [_torch_rate(a, b)]
+    if onnx:
+        from polyrec.measure.machine.runtimes import product_graph
+        from polyrec.models.runtimes.onnx import open_session
+
+        session = open_session(product_graph(), "cpu")
+        rates.append(best_rate(lambda: session.run(None, {"a": a, "b": b})))
+    return 2 * m * k * n * max(rates)
+
+
+def _torch_rate(a: np.ndarray, b: np.ndarray) -> float:
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        left, right = torch.from_numpy(a), torch.from_numpy(b)
+        return best_rate(lambda: left @ right)
+    finally:
+        torch.set_num_threads(before)
+
+
+def best_rate(work: Callable[[], object]) -> float:
+    """Calls of `work` a second, in the best of some passes after a first call that does not count."""
+    work()
+    rates = []
+    for _ in range(PASSES):
+        start, calls = time.perf_counter(), 0
+        while calls == 0 or time.perf_counter() - start < PASS_S:
+            work()
+            calls += 1
+        rates.append(calls / (time.perf_counter() - start))
+    return max(rates)
+
+
+def _affordable(wanted: int, memory: int, copies: int) -> int:
+    """`wanted` bytes, or less where so many copies of them would take over an eighth of the memory."""
+    return min(wanted, max(2**20, memory // 8 // copies)) if memory else wanted

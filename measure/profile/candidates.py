@@ -1,0 +1,98 @@
+"""Which paths there are to measure: bundles x runtimes x devices x dense precisions, each with its name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from polyrec.models.bundle.bundle import Bundle
+from polyrec.models.dlrm.precision import DensePrecision
+from polyrec.models.embeddings.computed import ComputedStage, HybridStage
+from polyrec.models.embeddings.store import bytes_per_row
+from polyrec.planner.devices import Device, RuntimeName
+from polyrec.planner.plan import PlannedPath, single_path_plan
+from polyrec.planner.profile import Memory
+
+PRECISIONS: dict[RuntimeName, tuple[DensePrecision, ...]] = {
+    "onnx": ("fp32", "int8"),
+    "torch": ("fp32", "bf16"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A path to measure. bundle: as it was loaded; identity: changes if what would be measured does."""
+
+    path: PlannedPath
+    bundle: Bundle
+    identity: str
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+
+def best_runtimes(device: Device) -> tuple[RuntimeName, ...]:
+    """What a device is measured with unless one asks: onnx on a CPU, torch elsewhere, if they work."""
+    preferred: RuntimeName = "onnx" if device.kind == "cpu" else "torch"
+    return (preferred,) if preferred in device.runtimes else device.runtimes[:1]
+
+
+def candidates(
+    bundles: Mapping[str, Bundle],
+    devices: Sequence[Device],
+    runtimes: Sequence[RuntimeName] | None,
+    precisions: Sequence[DensePrecision] | None,
+    beside: Path,
+    versions: str,
+) -> list[Candidate]:
+    """All of them, bundle by bundle.
+
+    bundles: by what each is called if another has its representation. runtimes: None means the best of
+    each device; precisions: None means all that a runtime has. beside: the folder that bundles are
+    named relative to. versions: of the software, part of the identity.
+    """
+    names = [b.name for b in bundles.values()]
+    found: list[Candidate] = []
+    for label, bundle in bundles.items():
+        own = bundle.name if names.count(bundle.name) == 1 else label
+        for device in devices:
+            known = best_runtimes(device) if runtimes is None else runtimes
+            for runtime in (r for r in known if r in device.runtimes):
+                # the first runtime of a device has the plain name, as `polyrec serve` gives it
+                called = (
+                    own if runtime == next(r for r in known if r in device.runtimes) else f"{own}.{runtime}"
+                )
+                for precision in PRECISIONS[runtime]:
+                    if precisions is not None and precision not in precisions:
+                        continue
+                    where = relative(bundle.path, beside)
+                    path = single_path_plan(where, called, runtime, device.name, precision).paths[0]
+                    identity = f"{bundle.manifest.version} {runtime} {device.name} {precision} {versions}"
+                    found.append(Candidate(path, bundle, identity))
+    return found
+
+
+def relative(bundle: Path, folder: Path) -> Path:
+    """The bundle as a file in `folder` names it: an absolute path stays one."""
+    return bundle if bundle.is_absolute() else Path(os.path.relpath(bundle, folder))
+
+
+def weigh(bundle: Bundle, peak: int) -> Memory:
+    """Bytes of a path by table; what is no row of a table (decoders, net) is fixed."""
+    stage = bundle.stage()
+    precision = bundle.manifest.representation.precision
+    each = bytes_per_row(stage.width, precision)
+    tables = dict.fromkeys(bundle.manifest.schema_.tables, 0)
+    computed = stage.computed if isinstance(stage, HybridStage) else stage
+    if not isinstance(computed, ComputedStage) or isinstance(stage, HybridStage):
+        for table in tables:
+            tables[table] += bundle.encoder.vocabularies[table].rows * each
+    if isinstance(computed, ComputedStage):
+        for table, cut in zip(computed.rows.tables, computed.cuts.tolist(), strict=True):
+            tables[table] += cut * each
+    numbers = sum(t.numel() * t.element_size() for t in stage.state_dict().values())
+    net = sum(p.numel() * p.element_size() for p in bundle.net().parameters())
+    return Memory(tables=tables, fixed=numbers - sum(tables.values()) + net, peak=peak)

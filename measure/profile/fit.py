@@ -1,0 +1,182 @@
+"""Measured batches of a path -> its latency model: monotone, piecewise linear, robust.
+
+    samples of a size, in rounds        rounds are minutes apart, so a disturbance is in one of them
+      -> median: that of the rounds' medians
+      -> tail: median x ratio, the ratio being the 99th percentile of sample / its round's median,
+         pooled over neighboring sizes where one size has too few samples for a percentile
+      -> never falling with rows: isotonic regression in its robust form, by medians
+      -> as few knots as keep both curves within a tolerance
+
+Sizes that the model was not fitted to tell its error; their own percentiles are pooled only among
+themselves, so that nothing of them is in the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from polyrec.models.schema.batch import F64
+from polyrec.planner.latency_model import LatencyModel
+from polyrec.planner.profile import FitError, Point
+
+ENOUGH = 500
+"""Samples that a 99th percentile should have: so many that five of them lie beyond it."""
+ENOUGH_A_ROUND = 100
+OWN_MEDIAN = 8
+NEIGHBOURS = 2
+"""Sizes to each side that are pooled at most: with a ladder of doublings, a factor of four."""
+TOLERANCE = 0.02
+TAIL_TOLERANCE = 0.05
+LEAST_S = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Batches of `rows` rows: seconds of each, one array a round, none of them empty."""
+
+    rows: int
+    rounds: tuple[F64, ...]
+
+    @property
+    def samples(self) -> int:
+        return sum(r.size for r in self.rounds)
+
+    @property
+    def median_s(self) -> float:
+        return float(np.median([np.median(r) for r in self.rounds]))
+
+    @property
+    def longest_s(self) -> float:
+        return max(float(r.max()) for r in self.rounds)
+
+    def ratios(self) -> list[F64]:
+        """Samples over their round's median, since drift between rounds is no tail; over that of all
+        rounds where a round is too small to have one of its own."""
+        if self.samples < OWN_MEDIAN * len(self.rounds):
+            return [r / max(self.median_s, LEAST_S) for r in self.rounds]
+        return [r / max(float(np.median(r)), LEAST_S) for r in self.rounds]
+
+
+def points(sizes: Sequence[Size], fitted: bool = True) -> tuple[Point, ...]:
+    """Quantiles of each size, ascending in rows. The 90th and 99th percentile are median x ratio."""
+    ordered = sorted(sizes, key=lambda s: s.rows)
+    made = []
+    for i, size in enumerate(ordered):
+        median = size.median_s
+        made.append(
+            Point(
+                rows=size.rows,
+                samples=size.samples,
+                p50_s=median,
+                p90_s=median * tail_ratio(ordered, i, 0.9),
+                p99_s=median * tail_ratio(ordered, i, 0.99),
+                max_s=size.longest_s,
+                fitted=fitted,
+            )
+        )
+    return tuple(made)
+
+
+def tail_ratio(sizes: Sequence[Size], at: int, share: float = 0.99) -> float:
+    """The quantile `share` of sample / median at one of the sizes, at least 1.
+
+    Of the size alone where it has ENOUGH samples, else with as many neighbors as that takes, NEIGHBOURS
+    to each side at most. The median over the rounds of each round's quantile where the rounds are large
+    enough, which forgives a disturbed round; else the quantile of all of them together.
+    """
+    for reach in range(NEIGHBOURS + 1):
+        near = sizes[max(0, at - reach) : at + reach + 1]
+        rounds = [np.concatenate(r) for r in _by_round(near)]
+        if sum(r.size for r in rounds) >= ENOUGH:
+            break
+    if min(r.size for r in rounds) >= ENOUGH_A_ROUND:
+        return max(1.0, float(np.median([np.quantile(r, share) for r in rounds])))
+    return max(1.0, float(np.quantile(np.concatenate(rounds), share)))
+
+
+def _by_round(sizes: Sequence[Size]) -> list[list[F64]]:
+    ratios = [size.ratios() for size in sizes]
+    count = max(len(r) for r in ratios)
+    return [[r[k] for r in ratios if k < len(r)] for k in range(count)]
+
+
+def fit(measured: Sequence[Point], tolerance: float = TOLERANCE) -> LatencyModel:
+    """The model of points, ascending in rows: at least one.
+
+    tolerance: relative error of the median that leaving out a knot may bring at a point; the tail may
+    have TAIL_TOLERANCE / TOLERANCE as much. With 0 only knots on a straight line are left out.
+    """
+    rows = np.array([p.rows for p in measured], np.float64)
+    weights = np.sqrt([max(p.samples, 1) for p in measured])
+    median = np.maximum(isotonic(np.array([p.p50_s for p in measured]), weights), LEAST_S)
+    tail = np.maximum(isotonic(np.array([max(p.p99_s, p.p50_s) for p in measured]), weights), median)
+    limits = np.array([[tolerance], [tolerance * TAIL_TOLERANCE / TOLERANCE]]) + 1e-9
+    kept = knots(rows, np.stack((median, tail)), limits)
+    if len(kept) > 1:
+        # beyond the last knot both go on by their slopes, and the tail must stay above the median
+        before, last = kept[-2:]
+        tail[last] = max(tail[last], tail[before] + median[last] - median[before])
+    return LatencyModel(
+        rows=tuple(int(rows[i]) for i in kept),
+        median_s=tuple(float(median[i]) for i in kept),
+        tail_s=tuple(float(tail[i]) for i in kept),
+    )
+
+
+def fit_error(model: LatencyModel, unseen: Sequence[Point]) -> FitError | None:
+    """Mean relative error at points that the model was not fitted to; None without any."""
+    if not unseen:
+        return None
+    median = [abs(model.median(p.rows) / max(p.p50_s, LEAST_S) - 1) for p in unseen]
+    tail = [abs(model.tail(p.rows) / max(p.p99_s, LEAST_S) - 1) for p in unseen]
+    return FitError(median=float(np.mean(median)), tail=float(np.mean(tail)))
+
+
+def isotonic(values: F64, weights: F64) -> F64:
+    """The non-descending sequence with the least weighted absolute deviation from `values`.
+
+    Pool adjacent violators with weighted medians (Robertson, Waltman 1968): an outlier moves its
+    neighbors as far as one sample moves a median.
+    """
+    blocks: list[tuple[list[float], list[float], float]] = []
+    for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
+        blocks.append(([value], [weight], value))
+        while len(blocks) > 1 and blocks[-2][2] > blocks[-1][2]:
+            last, before = blocks.pop(), blocks.pop()
+            merged, heavy = before[0] + last[0], before[1] + last[1]
+            blocks.append((merged, heavy, _median(merged, heavy)))
+    return np.concatenate([np.full(len(block), level) for block, _, level in blocks])
+
+
+def _median(values: list[float], weights: list[float]) -> float:
+    """The weighted median; the middle between two where half the weight is on either side."""
+    order = np.argsort(values, kind="stable")
+    v, ends = np.array(values)[order], np.cumsum(np.array(weights)[order])
+    half = ends[-1] / 2
+    i = int(np.searchsorted(ends, half * (1 - 1e-12)))
+    return float((v[i] + v[i + 1]) / 2 if np.isclose(ends[i], half) and i + 1 < v.size else v[i])
+
+
+def knots(rows: F64, curves: F64, limits: F64) -> list[int]:
+    """Indices of the points to keep so that straight lines between them stay near all points.
+
+    curves: float64 [curves, points], positive; limits: [curves, 1], relative errors. The first and the
+    last stay, and of the others that one is dropped first whose going brings the least error.
+    """
+    kept = list(range(rows.size))
+    while len(kept) > 2:
+        costs = [_worst(rows, curves, limits, kept[:i] + kept[i + 1 :]) for i in range(1, len(kept) - 1)]
+        least = int(np.argmin(costs))
+        if costs[least] > 1.0:
+            break
+        del kept[least + 1]
+    return kept
+
+
+def _worst(rows: F64, curves: F64, limits: F64, kept: list[int]) -> float:
+    """The largest error of lines through `kept`, in units of its curve's limit."""
+    lines = np.stack([np.interp(rows, rows[kept], curve[kept]) for curve in curves])
+    return float((np.abs(lines / curves - 1) / limits).max())

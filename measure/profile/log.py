@@ -1,0 +1,84 @@
+"""Samples as they come: one line of JSON each, appended, so that an interrupted profile goes on.
+
+The first line says what the run was asked; a run that is asked otherwise starts anew. A line belongs to
+a path's identity (its bundle's version, its runtime, the software): of a bundle that has changed since,
+nothing is believed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TextIO
+
+from polyrec.planner.profile import ProfileError
+
+
+class Log:
+    """What is known of each path, in a file. Use it in a `with` block.
+
+    resumed: whether an earlier run's lines were taken over.
+    """
+
+    def __init__(self, file: Path, asked: Mapping[str, Any]) -> None:
+        self._file = file
+        self._asked = dict(asked)
+        self._known: dict[tuple[str, str, str], dict[str, Any]] = {}
+        self._stream: TextIO | None = None
+        self.resumed = False
+
+    def __enter__(self) -> Log:
+        lines = self._read()
+        self.resumed = bool(lines) and lines[0].get("asked") == self._asked
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            self._stream = self._file.open("w", encoding="utf-8")
+        except OSError as e:
+            raise ProfileError(f"cannot write '{self._file}': {e.strerror}") from None
+        self._write({"asked": self._asked})
+        for line in lines[1:] if self.resumed else []:
+            with contextlib.suppress(KeyError):
+                self.add(line["path"], line["identity"], line["what"], line["found"])
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._stream is not None:
+            self._stream.close()
+
+    def add(self, path: str, identity: str, what: str, found: dict[str, Any]) -> None:
+        """Keeps what was found of a path, and forgets what was known before."""
+        self._known[path, identity, what] = found
+        self._write({"path": path, "identity": identity, "what": what, "found": found})
+
+    def get(self, path: str, identity: str, what: str) -> dict[str, Any] | None:
+        return self._known.get((path, identity, what))
+
+    def remove(self) -> None:
+        """Once all of it is in a profile."""
+        if self._stream is not None:
+            self._stream.close()
+        self._file.unlink(missing_ok=True)
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        assert self._stream is not None
+        self._stream.write(json.dumps(line) + "\n")
+        self._stream.flush()
+
+    def _read(self) -> list[dict[str, Any]]:
+        """The lines of an earlier run; what an interrupt cut off is left out."""
+        lines: list[dict[str, Any]] = []
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            for text in self._file.read_text(encoding="utf-8").splitlines():
+                try:
+                    line = json.loads(text)
+                except ValueError:
+                    break
+                if not isinstance(line, dict):
+                    break
+                lines.append(line)
+        return lines

@@ -1,0 +1,91 @@
+"""The owner's end of a worker: starts the process, asks one thing at a time, ends it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from polyrec.models.errors import PolyrecError
+from polyrec.planner.plan import PlannedPath
+
+ROOT = Path(__file__).parents[3]
+
+
+class MeasureError(PolyrecError):
+    """A path that cannot be measured; the message says which and why."""
+
+
+class Worker:
+    """A process that has one path open. Ends with the `with` block."""
+
+    def __init__(self, path: PlannedPath) -> None:
+        self._path = path
+        environ = dict(os.environ)
+        # one thread a lane, as the server has it; and the packages wherever this process found them
+        environ |= {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+        environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), environ.get("PYTHONPATH"))))
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "polyrec.measure.profile.worker"],
+            env=environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def open(self, largest: int, seed: int) -> dict[str, Any]:
+        """Opens the path. Raises MeasureError where this machine or the bundle does not let it."""
+        path = self._path
+        return self._ask(
+            do="open",
+            bundle=str(path.bundle),
+            runtime=path.runtime,
+            device=path.device,
+            precision=path.precision,
+            largest=largest,
+            seed=seed,
+        )
+
+    def measure(self, rows: int, batches: int, seconds: float, evict: int = 0) -> dict[str, Any]:
+        """As Opened.measure. Raises MeasureError."""
+        return self._ask(do="measure", rows=rows, batches=batches, seconds=seconds, evict=evict)
+
+    def _ask(self, **asked: Any) -> dict[str, Any]:
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        try:
+            stdin.write(json.dumps(asked) + "\n")
+            stdin.flush()
+            line = stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            status = self._process.wait()
+            raise MeasureError(f"path '{self._path.name}': its process ended with status {status}")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise MeasureError(f"path '{self._path.name}': {answer['error']}")
+        return answer
+
+    def close(self) -> None:
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                stream.close()
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,109 @@
+"""How good each path is: measured on held-out rows by the path itself, or from the bundles' own figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from polyrec.measure.profile.candidates import Candidate
+from polyrec.measure.profile.log import Log
+from polyrec.models.bundle.bundle import Bundle
+from polyrec.models.bundle.manifest import NET
+from polyrec.models.data.split import NAMES
+from polyrec.models.evaluation.metrics import evaluate
+from polyrec.models.evaluation.predictions import predict_all
+from polyrec.models.training.pipeline import Phase
+from polyrec.planner.profile import ProfileError
+
+TEST = (NAMES.index("test"),)
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """A path's accuracy, its quality, and where they are from.
+
+    origin: `bundle`, its own test figures; `data`, measured on held-out rows with this very path; or
+    `assumed`, another bundle's or another precision's figures, as `note` says.
+    """
+
+    accuracy: float
+    quality: dict[str, float]
+    origin: Literal["bundle", "data", "assumed"]
+    note: str = ""
+
+
+NONE_GIVEN: Mapping[str, float] = {}
+
+
+def carried(
+    candidate: Candidate, bundles: Mapping[str, Bundle], given: Mapping[str, float] = NONE_GIVEN
+) -> Accuracy:
+    """From the figures that bundles carry, or that a user gives: accuracy by what the bundle is called.
+
+    A derived bundle (materialised, quantised) carries none: it has the dense net of the one it was made
+    from, whose figures stand in, as those of fp32 stand in for another dense precision. Both are said.
+    Raises ProfileError if neither it nor a bundle with its net has any.
+    """
+    bundle, precision = candidate.bundle, candidate.path.precision
+    source, notes = bundle, []
+    for label, own in bundles.items():
+        if own is bundle and label in given:
+            return Accuracy(given[label], {}, "assumed", f"accuracy of '{label}' as it was given")
+    if _accuracy(bundle) is None:
+        net = bundle.manifest.files[NET].sha256
+        like = [n for n, b in bundles.items() if b.manifest.files[NET].sha256 == net and _accuracy(b)]
+        if not like:
+            raise ProfileError(
+                f"bundle '{bundle.path}' has no test accuracy, nor has one with its dense net: "
+                "measure it with --data FILE, or say it with --accuracy BUNDLE=SHARE"
+            )
+        source = bundles[like[0]]
+        notes.append(f"accuracy of '{like[0]}', which has the same dense net, assumed equal")
+    if precision != "fp32":
+        notes.append(f"accuracy of {precision} dense assumed equal to that of fp32")
+    test = source.manifest.metrics["test"]
+    quality = {k: float(v) for k, v in test.items() if v is not None and np.isfinite(v)}
+    accuracy = _accuracy(source)
+    assert accuracy is not None
+    return Accuracy(accuracy, quality, "assumed" if notes else "bundle", "; ".join(notes))
+
+
+def measured(
+    found: Sequence[Candidate], bundles: Mapping[str, Bundle], data: str, log: Log, phase: Phase
+) -> dict[str, Accuracy]:
+    """Each path's figures on the test rows of a file, by its name; what the log knows is not done again.
+
+    Raises DataError where the data do not fit the bundles.
+    """
+    file = Path(data)
+    stamp = file.stat().st_mtime_ns if file.is_file() else 0
+    what = f"quality on {data} {stamp}"
+    absent = [c for c in found if log.get(c.name, c.identity, what) is None]
+    for runtime, device, precision in dict.fromkeys(
+        (c.path.runtime, c.path.device, c.path.precision) for c in absent
+    ):
+        own = {
+            c.name: c
+            for c in absent
+            if (c.path.runtime, c.path.device, c.path.precision) == (runtime, device, precision)
+        }
+        made = predict_all(
+            {n: c.bundle for n, c in own.items()}, data, TEST, runtime, device, precision, phase=phase
+        )
+        for name, probabilities in made.probabilities.items():
+            figures = evaluate(probabilities, made.label, made.group).as_dict()
+            quality = {k: float(v) for k, v in figures.items() if v is not None}
+            log.add(name, own[name].identity, what, quality)
+    known = {c.name: log.get(c.name, c.identity, what) for c in found}
+    return {
+        name: Accuracy(quality["accuracy"], quality, "data") for name, quality in known.items() if quality
+    }
+
+
+def _accuracy(bundle: Bundle) -> float | None:
+    found = bundle.manifest.metrics.get("test", {}).get("accuracy")
+    return None if found is None else float(found)

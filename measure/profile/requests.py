@@ -1,0 +1,170 @@
+"""Requests as the calibration saw them: raw values drawn by their popularity, another batch each time.
+
+A bundle keeps the access counts of every table's rows. A feature's values are drawn from its table's
+counts, missing and unknown values among them, so that a measurement meets the skew of the data: hot
+rows often, cold ones seldom. Lengths of multi-valued features are drawn around the mean that the
+counts imply; numbers around their mean with their deviation. What is lost is what ties features to each
+other (a user's own items).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyrec.models.schema.batch import I64, Batch
+from polyrec.models.schema.encoder import Encoder, Standard
+from polyrec.models.schema.popularity import lookups_counted
+from polyrec.models.schema.schema import ROLES, Categorical, Dense, Role, Schema
+from polyrec.models.schema.vocabulary import Vocabulary, ids_of_ranks
+
+Columns = dict[str, list[Any]]
+
+AT_ONCE = 8192
+UNKNOWN_BAG = 4
+"""Mean values of a multi-valued feature where the counts do not tell."""
+
+
+class Requests:
+    """Draws requests for a bundle's encoder, from one seeded generator.
+
+    ranking: whether the schema has both roles, so that a request is one context with its candidates;
+    otherwise rows are plain.
+    """
+
+    def __init__(self, encoder: Encoder, random: np.random.Generator) -> None:
+        schema = encoder.schema
+        self._encoder = encoder
+        self._random = random
+        self.ranking = bool(schema.context.names) and bool(schema.candidate.names)
+        tables = encoder.vocabularies
+        values = {t: _Values(v) for t, v in tables.items()}
+        # a list has no missing values: what was counted as missing is the single-valued features'
+        listed = {f.table_name for f in schema.categorical if f.multi}
+        inside = {t: _Values(tables[t], missing=False) for t in listed}
+        lengths = bag_lengths(schema, tables)
+        self._columns: dict[Role, dict[str, Callable[[int], list[Any]]]] = {}
+        for role in ROLES:
+            layout = schema.layout(role)
+            own = self._columns[role] = {}
+            for d in layout.dense:
+                own[d.name] = _Numbers(d, encoder.standards.get(d.name, Standard()), random)
+            for f in layout.singles:
+                own[f.name] = _Singles(values[f.table_name], random)
+            for f in layout.bags:
+                own[f.name] = _Bags(inside[f.table_name], f, lengths[f.name], random)
+
+    def columns(self, role: Role, rows: int) -> Columns:
+        """Raw values of one role's features, as a JSON request has them."""
+        return {name: draw(rows) for name, draw in self._columns[role].items()}
+
+    def request(self, rows: int) -> tuple[Columns, Columns]:
+        """(context, candidates): a ranking request of `rows` candidates, or `rows` plain rows."""
+        return self.columns("context", 1 if self.ranking else rows), self.columns("candidate", rows)
+
+    def encode(self, context: Columns, candidates: Columns, rows: int) -> Batch:
+        """A drawn request -> the batch that a lane makes of it."""
+        shared = np.zeros(rows, np.int64) if self.ranking else None
+        return Batch(
+            self._encoder.block("context", context, 1 if self.ranking else rows),
+            self._encoder.block("candidate", candidates, rows),
+            shared,
+        )
+
+
+def bag_lengths(schema: Schema, vocabularies: Mapping[str, Vocabulary]) -> dict[str, float]:
+    """Mean number of values of each multi-valued feature, from the counts alone.
+
+    A single-valued feature is one access for each context or candidate, so tables that only such features use
+    tell how many were counted; what a table has beyond its single-valued features' share is its bags'.
+    """
+    accesses = {t: int(vocabularies[t].counts.sum()) for t in schema.tables}
+    blocks = lookups_counted(schema, accesses)
+    lengths: dict[str, float] = {}
+    for table, features in schema.tables.items():
+        bags = [f for f in features if f.multi]
+        if not bags:
+            continue
+        beyond = accesses[table] - sum(blocks[f.role] for f in features if not f.multi)
+        looked = sum(blocks[f.role] for f in bags)
+        mean = max(beyond, 0.0) / looked if looked else UNKNOWN_BAG
+        lengths |= {f.name: min(mean, float(f.max_length)) for f in bags}
+    return lengths
+
+
+class _Values:
+    """Draws raw values of one table by its access counts; all alike where nothing was counted."""
+
+    def __init__(self, vocabulary: Vocabulary, missing: bool = True) -> None:
+        v = self._vocabulary = vocabulary
+        counts = v.counts.astype(np.float64)
+        if v.specials and not missing:
+            counts[v.missing_rank] = 0.0
+        if v.specials and v.oov == "refuse":
+            counts[v.rank_of_id[v.oov_id]] = 0.0
+        if not counts.sum():
+            counts[v.rank_of_id[: v.size]] = 1.0
+        self._ends = np.cumsum(counts)
+        self._ends /= self._ends[-1]
+        self._id_of_rank = ids_of_ranks(v.rank_of_id)
+        self._unknown: str | int = "(never seen)" if v.type == "string" else -1
+
+    def __call__(self, count: int, random: np.random.Generator) -> list[Any]:
+        v = self._vocabulary
+        ranks = np.searchsorted(self._ends, random.random(count), side="right")
+        ids: I64 = self._id_of_rank[ranks]
+        if v.values is None:
+            drawn: list[Any] = ids.tolist()
+        elif v.size:
+            drawn = v.values.take(np.minimum(ids, v.size - 1)).to_pylist()
+        else:
+            drawn = [None] * count
+        for i in np.flatnonzero(ids >= v.size).tolist():
+            drawn[i] = None if ids[i] == v.missing_id else self._unknown
+        return drawn
+
+
+class _Singles:
+    """Draws many at once and gives them out piece by piece: most requests are small."""
+
+    def __init__(self, values: _Values, random: np.random.Generator) -> None:
+        self._values, self._random = values, random
+        self._drawn: list[Any] = []
+        self._next = 0
+
+    def __call__(self, rows: int) -> list[Any]:
+        if self._next + rows > len(self._drawn):
+            self._drawn, self._next = self._values(max(rows, AT_ONCE), self._random), 0
+        self._next += rows
+        return self._drawn[self._next - rows : self._next]
+
+
+class _Bags:
+    def __init__(
+        self, values: _Values, feature: Categorical, mean: float, random: np.random.Generator
+    ) -> None:
+        self._flat = _Singles(values, random)
+        self._mean, self._longest, self._random = mean, feature.max_length, random
+
+    def __call__(self, rows: int) -> list[Any]:
+        lengths = np.minimum(self._random.poisson(self._mean, rows), self._longest).tolist()
+        return [self._flat(n) for n in lengths]
+
+
+class _Numbers:
+    """Normal after the feature's transforms, so what a request carries is their inverse."""
+
+    def __init__(self, feature: Dense, standard: Standard, random: np.random.Generator) -> None:
+        self._log = "log1p" in feature.transform
+        self._standard = standard
+        self._random = random
+
+    def __call__(self, rows: int) -> list[Any]:
+        x: NDArray[np.float64] = self._random.normal(self._standard.mean, self._standard.deviation, rows)
+        if self._log:
+            x = np.expm1(np.clip(x, 0.0, 80.0))
+        drawn: list[Any] = x.tolist()
+        return drawn

@@ -1,0 +1,100 @@
+"""What to measure, in which order, for how long: pure.
+
+A ladder of sizes, twice as many rows each; between them, sizes that only test the model. A path's time is
+shared so that small batches, of which many fit a second, are sampled enough for a percentile, and large
+ones a few times at least. Rounds interleave paths and sizes: a neighbor that takes the machine for some
+seconds hits all of them a little rather than one of them much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyrec.planner.profile import ProfileError
+
+ROUNDS = 5
+MOST_SAMPLES = 1500
+EVICTED_SHARE = 0.15
+MOST_EVICTED = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Batches of one size of one path, to be measured in one go. evicted: caches emptied before each."""
+
+    path: str
+    rows: int
+    round: int
+    batches: int
+    evicted: bool = False
+
+    @property
+    def key(self) -> str:
+        return f"{'evicted' if self.evicted else 'warm'} {self.rows} {self.round}"
+
+
+def ladder(largest: int) -> tuple[list[int], list[int]]:
+    """(sizes to fit, sizes to test with): doublings up to `largest`, and the geometric means between."""
+    if largest < 1:
+        raise ProfileError(f"the largest batch must have at least 1 row, not {largest}")
+    fitted = [1 << i for i in range(largest.bit_length()) if 1 << i <= largest]
+    if fitted[-1] != largest:
+        fitted.append(largest)
+    between = [round((a * b) ** 0.5) for a, b in pairwise(fitted)]
+    return fitted, sorted({b for b in between if b not in fitted})
+
+
+def evicted_sizes(largest: int) -> list[int]:
+    """Fewer: every third doubling and the largest."""
+    return sorted({1 << i for i in range(0, largest.bit_length(), 3) if 1 << i <= largest} | {largest})
+
+
+def batches(sizes: Sequence[int], batch_s: NDArray[np.float64], budget_s: float) -> dict[int, int]:
+    """How many batches of each size fit the budget together: shares fall with the root of a batch's time.
+
+    batch_s: float64 [sizes], seconds that one batch takes. At least one batch a round.
+    """
+    low, high = 0.0, 1e9
+    counts = np.full(len(sizes), ROUNDS)
+    for _ in range(80):
+        scale = (low * high) ** 0.5 if low else high / 2
+        tried = np.clip(scale / np.sqrt(batch_s), ROUNDS, MOST_SAMPLES).astype(np.int64)
+        if float((tried * batch_s).sum()) <= budget_s:
+            low, counts = scale, tried
+        else:
+            high = scale
+    return {rows: int(n) for rows, n in zip(sizes, counts, strict=True)}
+
+
+def blocks(
+    scouted: Mapping[str, Mapping[int, float]], largest: int, budget_s: float, seed: int
+) -> list[Block]:
+    """All blocks of all paths, round by round, in a seeded random order of sizes and paths.
+
+    scouted: path -> rows -> seconds of one batch, at a few sizes.
+    """
+    fitted, unseen = ladder(largest)
+    sizes = sorted(fitted + unseen)
+    random = np.random.default_rng(seed)
+    wanted: dict[str, dict[int, int]] = {}
+    emptied: dict[str, dict[int, int]] = {}
+    for path, known in scouted.items():
+        at = sorted(known)
+        seconds = np.interp(sizes, at, [known[r] for r in at])
+        wanted[path] = batches(sizes, seconds, budget_s)
+        few = evicted_sizes(largest)
+        shares = batches(few, np.interp(few, at, [known[r] for r in at]), EVICTED_SHARE * budget_s)
+        emptied[path] = {rows: min(n, MOST_EVICTED) for rows, n in shares.items()}
+    order: list[Block] = []
+    for k in range(ROUNDS):
+        for rows in random.permutation(sizes).tolist():
+            for path in random.permutation(list(wanted)).tolist():
+                order.append(Block(path, rows, k, -(-wanted[path][rows] // ROUNDS)))
+    for rows in evicted_sizes(largest):
+        order += [Block(path, rows, 0, emptied[path][rows], evicted=True) for path in wanted]
+    return order

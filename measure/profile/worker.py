@@ -1,0 +1,179 @@
+"""One path in a process of its own: opened, weighed, and timed as its owner asks.
+
+    {"do": "open", "bundle": ..., "runtime": ..., "device": ..., "precision": ..., "largest": rows}
+        -> {"startup_s": ..., "peak_bytes": ...}
+    {"do": "measure", "rows": n, "batches": most, "seconds": most, "evict": bytes}
+        -> {"seconds": [...], "batch_s": ..., "executed": ...}
+
+One JSON object a line, on stdin and stdout. A process of its own makes memory figures its own, keeps
+one path's libraries from another's, and lets its owner go from path to path without opening anything
+twice. What is timed is what a lane executes: raw values encoded, embedded, and through the dense net.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from polyrec.measure.machine.runtimes import onnx_works, torch_works
+from polyrec.measure.profile.requests import Columns, Requests
+from polyrec.models.allocator import keep_memory
+from polyrec.models.bundle.bundle import Bundle, load_bundle
+from polyrec.models.errors import PolyrecError
+from polyrec.models.runtimes import open_runtime
+from polyrec.models.runtimes.runtime import Runtime
+from polyrec.models.schema.batch import Batch
+
+clock = time.perf_counter
+WARM_BATCHES = 2
+
+
+class Opened:
+    """A path ready to execute.
+
+    startup_s: to load and check the bundle, open the runtime and execute its first batches, without
+    the libraries. peak_bytes: what it needs beside its rows, decoders and net while it executes the
+    largest batch, on its device: vocabulary, the runtime's own, activations.
+    """
+
+    def __init__(self, asked: dict[str, Any]) -> None:
+        device = asked["device"]
+        # libraries are loaded and have executed once: their memory and time are not the path's
+        (onnx_works if asked["runtime"] == "onnx" else torch_works)(device)
+        pa.array(["a"]).take(pa.array([0]))
+        before = _free(device) if device != "cpu" else _status("RssAnon")
+        start = clock()
+        self.bundle: Bundle = load_bundle(asked["bundle"])
+        self.bundle.encoder.prepare()
+        self.runtime: Runtime = open_runtime(asked["runtime"], self.bundle, device, asked["precision"])
+        self.startup_s = clock() - start
+        loaded = _status("RssAnon")
+        self._drawn = Requests(self.bundle.encoder, np.random.default_rng(asked["seed"]))
+        first = [(self._drawn.request(rows), rows) for rows in (1, 64, asked["largest"])]
+        start = clock()
+        peak = _peak_of(lambda: [self._predict(*r, rows) for r, rows in first[:2]])
+        self.startup_s += clock() - start
+        peak = max(peak, _peak_of(lambda: self._predict(*first[2][0], first[2][1])))
+        own = self.bundle.bytes if device != "cpu" else _copied(self.bundle)
+        grown = before - _free(device) if device != "cpu" else loaded - before + peak
+        self.peak_bytes = max(0, grown - own)
+        self._wiper = np.zeros(0, np.uint8)
+        # What is loaded stays: the server, too, spares the collector from looking at it again.
+        gc.collect()
+        gc.freeze()
+
+    def measure(self, rows: int, batches: int, seconds: float, evict: int) -> dict[str, Any]:
+        """Times up to `batches` different batches of `rows` rows, at least one, within `seconds`.
+
+        evict: bytes to write to before each batch, so that the caches hold nothing of the path; 0: none.
+        Gives `seconds` of each, and `batch_s`, the median with what is around one, and
+        `executed`, the share of the time in which this process had a core.
+        """
+        if evict > self._wiper.size:
+            self._wiper = np.zeros(evict, np.uint8)
+        began = clock()
+        unmeasured = 0
+        while not evict and unmeasured < WARM_BATCHES and clock() - began < seconds / 4:
+            self._execute(rows)
+            unmeasured += 1
+        taken: list[float] = []
+        whole: list[float] = []
+        start, own = clock(), time.process_time()
+        while len(taken) < batches and (not taken or clock() - began < seconds):
+            drawn = clock()
+            taken.append(self._execute(rows, evict))
+            whole.append(clock() - drawn)
+        executed = (time.process_time() - own) / max(clock() - start, 1e-9)
+        return {"seconds": taken, "batch_s": statistics.median(whole), "executed": executed}
+
+    def _execute(self, rows: int, evict: int = 0) -> float:
+        request = self._drawn.request(rows)
+        if evict:
+            wiper = self._wiper[:evict]
+            np.add(wiper, 1, out=wiper)
+        return self._predict(*request, rows)
+
+    def _predict(self, context: Columns, candidates: Columns, rows: int) -> float:
+        start = clock()
+        batch: Batch = self._drawn.encode(context, candidates, rows)
+        self.runtime.dense(self.runtime.embed(batch))
+        return clock() - start
+
+
+def _copied(bundle: Bundle) -> int:
+    """Bytes of the net: on a CPU a runtime maps rows and decoders, but copies the net."""
+    return sum(p.numel() * p.element_size() for p in bundle.net().parameters())
+
+
+def _peak_of(work: Any) -> int:
+    """Bytes by which memory rises while `work` runs, above what is resident before it."""
+    before = _status("VmRSS")
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew from here
+    except OSError:
+        work()
+        return max(0, _status("VmRSS") - before)
+    work()
+    return max(0, _status("VmHWM") - before)
+
+
+def _status(key: str) -> int:
+    """Bytes of one line of /proc/self/status."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{key}:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _free(device: str) -> int:
+    """Free bytes of a CUDA device, as its driver says: of whichever library took them."""
+    import torch
+
+    index = int(device.partition(":")[2] or 0)
+    torch.cuda.synchronize(index)
+    return int(torch.cuda.mem_get_info(index)[0])
+
+
+def main() -> int:
+    """Answers until stdin ends."""
+    import torch
+
+    # an interrupt is the owner's affair, who then closes stdin
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    keep_memory()
+    # what libraries print must not look like an answer
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    opened: Opened | None = None
+    for line in sys.stdin:
+        asked = json.loads(line)
+        do = asked.pop("do")
+        try:
+            answer: dict[str, Any]
+            if do == "open":
+                opened = Opened(asked)
+                answer = {"startup_s": opened.startup_s, "peak_bytes": opened.peak_bytes}
+            else:
+                assert opened is not None
+                answer = opened.measure(**asked)
+        except PolyrecError as e:
+            answer = {"error": str(e)}
+        except Exception as e:
+            answer = {"error": f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"}
+        print(json.dumps(answer), file=answers, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,313 @@
+"""The bundle: a trained model on disk, self-contained and immutable.
+
+    manifest.json            what it is: schema, representation, architecture, metrics, checksums
+    embeddings.safetensors   rows of all tables, in popularity order
+    net.safetensors          the dense net
+    vocabulary.safetensors   values, ids and ranks of every table
+
+A bundle is written under a temporary name and renamed, so a reader sees all of it or nothing.
+Loading checks every file against the manifest and refuses on any mismatch, saying why. Tensors are
+mapped, not read: processes that load the same bundle share its rows in memory. A loaded bundle holds its
+files open (models/bundle/held_files.py): it stays the same model when another is written to its place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as distribution_version
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file as save_arrays
+from safetensors.torch import save_file
+from torch import Tensor
+
+from polyrec.models.bundle.held_files import HeldFiles, HoldError, hold
+from polyrec.models.bundle.manifest import (
+    EMBEDDINGS,
+    FORMAT_VERSION,
+    MANIFEST,
+    NET,
+    NUMBERS,
+    VOCABULARY,
+    FileDigest,
+    Manifest,
+    StandardEntry,
+    read_manifest,
+    sealed,
+)
+from polyrec.models.bundle.probe import unanswered
+from polyrec.models.dlrm.dlrm import DLRM, DenseNet, dense_slots
+from polyrec.models.dlrm.representation import Representation, stage_from_tensors
+from polyrec.models.embeddings.stage import Stage
+from polyrec.models.errors import BundleError, PolyrecError
+from polyrec.models.files import validated, whole
+from polyrec.models.schema.encoder import Encoder, Standard
+from polyrec.models.schema.popularity import vocabularies_from_tensors, vocabulary_tensors
+from polyrec.models.text import printable
+
+FILES = frozenset((MANIFEST, *NUMBERS))
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A checked bundle. Models built from it share its mapped tensors.
+
+    path: where it was loaded from; another bundle may stand there by now. files: what it is read from.
+    """
+
+    path: Path
+    files: HeldFiles
+    manifest: Manifest
+    encoder: Encoder
+
+    @cached_property
+    def _rows(self) -> dict[str, Tensor]:
+        return mapped(self.files, EMBEDDINGS)
+
+    @property
+    def name(self) -> str:
+        """The representation, as paths name it."""
+        return self.manifest.representation.name
+
+    @property
+    def bytes(self) -> int:
+        """Size of the model's numbers: rows and net, without the vocabulary."""
+        return sum(self.manifest.files[f].bytes for f in (EMBEDDINGS, NET))
+
+    def stage(self) -> Stage:
+        """A new embedding stage over the mapped rows."""
+        m = self.manifest
+        return stage_from_tensors(m.representation, m.schema_, self.encoder.vocabularies, self._rows)
+
+    def net(self) -> DenseNet:
+        """A new dense net, ready to evaluate."""
+        return net_from_tensors(self.manifest, self.stage(), mapped(self.files, NET))
+
+    def model(self) -> DLRM:
+        """A new model, ready to evaluate."""
+        stage = self.stage()
+        return DLRM(stage, net_from_tensors(self.manifest, stage, mapped(self.files, NET))).eval()
+
+
+def net_from_tensors(manifest: Manifest, stage: Stage, tensors: Mapping[str, Tensor]) -> DenseNet:
+    """The dense net of these tensors, ready to evaluate. Raises RuntimeError if they are another's."""
+
+    def net() -> DenseNet:
+        return DenseNet(manifest.architecture, dense_slots(manifest.schema_), stage.slots)
+
+    with torch.device("meta"):
+        # whatever the manifest says takes no memory before it is known to be what the file has
+        net().load_state_dict(tensors, assign=True)
+    own = net()
+    own.load_state_dict(tensors)
+    return own.eval()
+
+
+def write_bundle(
+    path: str | Path,
+    model: DLRM,
+    representation: Representation,
+    encoder: Encoder,
+    metrics: Mapping[str, Mapping[str, float | int | None]],
+    training: Mapping[str, Any],
+    replace: bool = False,
+) -> Bundle:
+    """Writes a bundle and loads it back. Raises BundleError as `require_target`, for a full disk, and for a
+    model with a value or an answer that is not finite, as of a training that diverged. A metric that is not
+    is None.
+    """
+    target = Path(path)
+    require_target(target, replace)
+    for name, values in model.state_dict().items():
+        if not math.isfinite(_largest(values)):
+            raise BundleError(f"bundle '{path}' is not written: '{name}' has a value that is not finite")
+    without = unanswered(model, encoder)
+    if without is not None:
+        raise BundleError(f"bundle '{path}' is not written: its numbers overflow: {without}")
+    standards = {
+        name: validated(
+            StandardEntry, asdict(s), f"bundle '{path}' is not written: feature '{name}'", BundleError
+        )
+        for name, s in encoder.standards.items()
+    }
+    try:
+        _write(target, model, representation, encoder, standards, metrics, training)
+    except (OSError, SafetensorError) as e:
+        raise BundleError(f"cannot write bundle '{target}': {getattr(e, 'strerror', None) or e}") from None
+    return load_bundle(target)
+
+
+def _write(
+    target: Path,
+    model: DLRM,
+    representation: Representation,
+    encoder: Encoder,
+    standards: dict[str, StandardEntry],
+    metrics: Mapping[str, Mapping[str, float | int | None]],
+    training: Mapping[str, Any],
+) -> None:
+    with whole(target) as partial:
+        partial.mkdir()
+        save_file(_portable(model.stage.state_dict()), partial / EMBEDDINGS)
+        save_file(_portable(model.net.state_dict()), partial / NET)
+        arrays, vocabularies = vocabulary_tensors(encoder.vocabularies)
+        save_arrays(arrays, partial / VOCABULARY)
+        for name in NUMBERS:
+            (partial / name).chmod(0o644)  # safetensors leaves files that only their owner can read
+        files = {name: _digest(partial / name) for name in NUMBERS}
+        identity = json.dumps({n: f.sha256 for n, f in files.items()}, sort_keys=True)
+        manifest = Manifest(
+            format_version=FORMAT_VERSION,
+            name=encoder.schema.name,
+            version=hashlib.sha256(identity.encode()).hexdigest()[:12],
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            code_version=code_version(),
+            schema=encoder.schema,
+            architecture=model.net.shape,
+            representation=representation,
+            standards=standards,
+            vocabularies=vocabularies,
+            metrics={
+                of: {k: v if v is None or math.isfinite(v) else None for k, v in found.items()}
+                for of, found in metrics.items()
+            },
+            training=_printable(training),
+            files=files,
+        )
+        (partial / MANIFEST).write_text(sealed(manifest))
+
+
+def require_target(path: str | Path, replace: bool) -> None:
+    """Makes the folder that a bundle is to be written into: asked before long work, too.
+
+    Raises BundleError if nothing can be written there, if `path` exists and `replace` is not set, or if it
+    holds anything but a bundle, which replacing would delete.
+    """
+    target = Path(path)
+    try:
+        exists = os.path.lexists(target)
+        if exists and not replace:
+            raise BundleError(f"'{path}' exists already; choose another --out or say --replace")
+        if exists and not _only_a_bundle(target):
+            raise BundleError(f"'{path}' holds other things than a bundle and will not be replaced")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent):
+            pass
+    except OSError as e:
+        raise BundleError(f"cannot write bundle '{path}': {e.strerror}; choose another --out") from None
+
+
+def _only_a_bundle(target: Path) -> bool:
+    return target.is_dir() and not target.is_symlink() and {f.name for f in target.iterdir()} <= FILES
+
+
+def load_bundle(path: str | Path) -> Bundle:
+    """Loads and checks a bundle. Raises BundleError with the reason on any mismatch."""
+    files, manifest = _checked(Path(path))
+    try:
+        arrays = mapped(files, VOCABULARY)
+        vocabularies = vocabularies_from_tensors(
+            {k: v.numpy() for k, v in arrays.items()}, manifest.vocabularies
+        )
+        standards = {n: Standard(s.mean, s.deviation) for n, s in manifest.standards.items()}
+        bundle = Bundle(files.folder, files, manifest, Encoder(manifest.schema_, vocabularies, standards))
+        model = bundle.model()
+    except (KeyError, ValueError, RuntimeError, MemoryError, PolyrecError) as e:
+        raise BundleError(f"bundle '{path}' contradicts itself: {' '.join(str(e).split())}") from None
+    largest: dict[str, float] = {}
+    for name in (NET, EMBEDDINGS):
+        for tensor, values in mapped(files, name).items():
+            where = f"'{tensor}' in {name}"
+            largest[where] = _largest(values)
+            if not math.isfinite(largest[where]):
+                raise BundleError(
+                    f"bundle '{path}': {where} has a value that is not finite; "
+                    "every answer that needs it would be refused"
+                )
+    without = unanswered(model, bundle.encoder)
+    if without is not None:
+        where = max(largest, key=lambda named: largest[named])
+        raise BundleError(
+            f"bundle '{path}': its numbers overflow: {without}; "
+            f"the largest are in {where}, up to {largest[where]:.3g}"
+        )
+    return bundle
+
+
+def _checked(folder: Path) -> tuple[HeldFiles, Manifest]:
+    """The files of a bundle, whose sizes and checksums are the manifest's. Raises BundleError."""
+    try:
+        files = hold(folder, (MANIFEST, *NUMBERS))
+    except HoldError as e:
+        absent = isinstance(e.why, FileNotFoundError)
+        if e.name is None and not absent:
+            raise BundleError(f"no bundle at '{folder}': {e.why.strerror}") from None
+        if e.name in (None, MANIFEST) and absent:
+            raise BundleError(f"no bundle at '{folder}': there is no {MANIFEST}") from None
+        why = "is missing" if absent else f"cannot be read: {e.why.strerror or e.why}"
+        raise BundleError(f"bundle '{folder}': {e.name} {why}") from None
+    manifest = read_manifest(folder, files.path(MANIFEST))
+    for name in NUMBERS:
+        found, expected = _digest(files.path(name)), manifest.files[name]
+        if found.bytes != expected.bytes:
+            raise BundleError(
+                f"bundle '{folder}': {name} has {found.bytes} bytes, the manifest says {expected.bytes}"
+            )
+        if found.sha256 != expected.sha256:
+            raise BundleError(f"bundle '{folder}': {name} is corrupt (its sha256 is not the manifest's)")
+    return files, manifest
+
+
+def _largest(values: Tensor) -> float:
+    """The largest size of a number, NaN or infinity if one is; in one pass that allocates nothing."""
+    if not values.is_floating_point() or not values.numel():
+        return 0.0
+    least, most = torch.aminmax(values)
+    return max(abs(float(least)), float(most), key=lambda x: math.inf if math.isnan(x) else x)
+
+
+def code_version() -> str:
+    """Version of the installed distribution."""
+    try:
+        return distribution_version("polyrec")
+    except PackageNotFoundError:
+        return "0+uninstalled"
+
+
+def _digest(file: Path) -> FileDigest:
+    with file.open("rb") as stream:
+        return FileDigest(bytes=file.stat().st_size, sha256=hashlib.file_digest(stream, "sha256").hexdigest())
+
+
+def _printable(found: Any) -> Any:
+    """The same JSON value, its strings (names of files) made lines."""
+    if isinstance(found, str):
+        return printable(found)
+    if isinstance(found, Mapping):
+        return {printable(str(key)): _printable(value) for key, value in found.items()}
+    return [_printable(value) for value in found] if isinstance(found, list | tuple) else found
+
+
+def _portable(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+
+
+def mapped(files: HeldFiles, name: str) -> dict[str, Tensor]:
+    """All tensors of a safetensors file, mapped. Raises BundleError if it cannot be read."""
+    try:
+        with safe_open(files.path(name), framework="pt") as tensors:
+            return {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as e:
+        raise BundleError(f"bundle '{files.folder}': {name} cannot be read: {e}") from None

@@ -1,0 +1,99 @@
+"""Other forms of a trained model, exactly or nearly the same numbers, no data needed.
+
+materialise   computed vectors become stored rows: all of them, or the hottest ones (MP-Rec's
+              encoder cache); equal outputs, more bytes, less work
+quantise      stored rows in bf16, int8 or int4; fewer bytes, a measured loss of quality
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyrec.models.bundle.bundle import Bundle
+from polyrec.models.dlrm.dlrm import DLRM
+from polyrec.models.dlrm.precision import Precision
+from polyrec.models.dlrm.representation import Representation, stage_from_tensors
+from polyrec.models.embeddings.computed import ComputedStage, HybridStage
+from polyrec.models.embeddings.cuts import stored_within
+from polyrec.models.embeddings.store import FloatRows, quantise
+from polyrec.models.embeddings.table import TableStage
+from polyrec.models.errors import BundleError
+
+ROWS_AT_ONCE = 4096
+
+
+def materialised(bundle: Bundle, rows: int | None = None) -> tuple[DLRM, Representation]:
+    """A model whose computed vectors are stored: all, or the `rows` most accessed ones of all tables.
+
+    Rows that were stored before stay stored. A fully materialised dhe or select is a plain table.
+    Raises BundleError: nothing is computed, or rows are not in fp32 (materialise, then quantise).
+    """
+    representation = bundle.manifest.representation
+    stage = bundle.stage()
+    computed = _fp32(bundle, _computed_part(bundle, stage))
+    vocabularies = bundle.encoder.vocabularies
+    sizes = dict(zip(computed.rows.tables, computed.rows.sizes, strict=True))
+    if rows is None:
+        cuts = sizes
+    else:
+        wanted = stored_within({t: vocabularies[t] for t in sizes}, rows)
+        cuts = {t: max(wanted.get(t, 0), representation.cuts.get(t, 0)) for t in sizes}
+    weight = _rows_of(computed, cuts)
+    if rows is None and not isinstance(stage, HybridStage):
+        return _with_stage(bundle, Representation(), {"store.weight": weight}), Representation()
+    new = representation.model_copy(update={"cuts": cuts})
+    prefix = "computed." if isinstance(stage, HybridStage) else ""
+    tensors = {**stage.state_dict(), f"{prefix}store.weight": weight}
+    keep = [i for i, t in enumerate(computed.computed_tables) if cuts[t] < sizes[t]]
+    for name, tensor in tensors.items():
+        if name.startswith(f"{prefix}decoders."):
+            tensors[name] = tensor[keep]
+    return _with_stage(bundle, new, tensors), new
+
+
+def quantised(bundle: Bundle, precision: Precision) -> tuple[DLRM, Representation]:
+    """A model whose stored rows are in another precision. Raises BundleError if they are not fp32 now."""
+    representation = bundle.manifest.representation
+    if representation.precision != "fp32":
+        raise BundleError(f"'{bundle.path}' has {representation.precision} rows; quantise from fp32")
+    state = bundle.stage().state_dict()
+    try:
+        tensors = {n: quantise(t, precision) if n.endswith("store.weight") else t for n, t in state.items()}
+    except ValueError as e:
+        raise BundleError(f"'{bundle.path}': {e}") from None
+    new = representation.model_copy(update={"precision": precision})
+    return _with_stage(bundle, new, tensors), new
+
+
+def _with_stage(bundle: Bundle, new: Representation, tensors: Mapping[str, Tensor]) -> DLRM:
+    schema, vocabularies = bundle.manifest.schema_, bundle.encoder.vocabularies
+    return DLRM(stage_from_tensors(new, schema, vocabularies, tensors), bundle.net()).eval()
+
+
+def _computed_part(bundle: Bundle, stage: object) -> ComputedStage:
+    part = stage.computed if isinstance(stage, HybridStage) else stage
+    if isinstance(part, TableStage) or not isinstance(part, ComputedStage) or not part.computed_tables:
+        raise BundleError(f"'{bundle.path}' computes no vectors: there is nothing to materialise")
+    return part
+
+
+def _fp32(bundle: Bundle, stage: ComputedStage) -> ComputedStage:
+    if not isinstance(stage.store, FloatRows) or stage.store.weight.dtype is not torch.float32:
+        raise BundleError(f"'{bundle.path}' has quantised rows; materialise first, then quantise")
+    return stage
+
+
+def _rows_of(stage: ComputedStage, cuts: Mapping[str, int]) -> Tensor:
+    """The first `cuts[table]` rows of each table, float32, table by table."""
+    parts = []
+    with torch.inference_mode():
+        for table in stage.rows.tables:
+            base = stage.rows.base[table]
+            for start in range(0, cuts[table], ROWS_AT_ONCE):
+                rows = np.arange(base + start, base + min(start + ROWS_AT_ONCE, cuts[table]))
+                parts.append(stage.vectors(rows).clone())
+    return torch.cat(parts) if parts else torch.empty((0, stage.width))

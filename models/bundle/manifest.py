@@ -1,0 +1,140 @@
+"""A bundle's manifest: schema, architecture, metrics, and checksums of the tensor files and of itself.
+
+`sha256` is the manifest's own checksum: of its JSON without that key, keys sorted, without spaces. Format
+version 1 had none; its bundles are still read, with every other check. Each string must be one line of
+bounded length, since names go into logs and pages, and means and deviations must not let ordinary values
+overflow.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from polyrec.models.dlrm.dlrm import Architecture
+from polyrec.models.dlrm.representation import Representation
+from polyrec.models.errors import BundleError
+from polyrec.models.files import MOST_SERVED_BYTES, Strict, read_regular, validated
+from polyrec.models.schema.popularity import VocabularyDescriptor
+from polyrec.models.schema.schema import Schema
+from polyrec.models.text import UNPRINTABLE
+
+FORMAT_VERSION = 2
+UNSEALED_VERSION = 1
+"""The last format version without a checksum of the manifest itself."""
+MANIFEST = "manifest.json"
+EMBEDDINGS = "embeddings.safetensors"
+NET = "net.safetensors"
+VOCABULARY = "vocabulary.safetensors"
+NUMBERS = (EMBEDDINGS, NET, VOCABULARY)
+
+MOST_STRING = 1000
+LEAST_DEVIATION = 1e-12
+MOST_MEAN = 1e18
+"""Maximum absolute mean, in deviations; then products of standardized values near 0 fit into float32."""
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Name = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class FileDigest(Strict):
+    """Size and checksum of one file of a bundle."""
+
+    bytes: Annotated[int, Field(ge=0)]
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class StandardEntry(Strict):
+    """See polyrec.models.schema.encoder.Standard."""
+
+    mean: Finite
+    deviation: Annotated[Finite, Field(gt=0)]
+
+    @model_validator(mode="after")
+    def _ordinary_values_do_not_overflow(self) -> StandardEntry:
+        if self.deviation < LEAST_DEVIATION:
+            raise ValueError(f"deviation {self.deviation:g} is below {LEAST_DEVIATION:g}: values overflow")
+        if abs(self.mean) > MOST_MEAN * self.deviation:
+            raise ValueError(f"mean {self.mean:g} is over {MOST_MEAN:g} deviations of {self.deviation:g}")
+        return self
+
+
+class Manifest(Strict):
+    """The content of manifest.json. sha256: its own checksum, None in format version 1."""
+
+    format: Literal["polyrec-bundle"] = "polyrec-bundle"
+    format_version: int
+    name: Name
+    version: Name
+    created: Name
+    code_version: Name
+    schema_: Schema = Field(alias="schema")
+    architecture: Architecture
+    representation: Representation
+    standards: dict[str, StandardEntry]
+    vocabularies: dict[str, VocabularyDescriptor]
+    metrics: dict[str, dict[str, Finite | int | None]]
+    training: dict[str, Any]
+    files: dict[str, FileDigest]
+    sha256: str | None = None
+
+
+def checksum(raw: dict[str, Any]) -> str:
+    """Computes the `sha256` of a manifest's JSON object; a value already at that key is ignored."""
+    own = {key: value for key, value in raw.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(own, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def sealed(manifest: Manifest) -> str:
+    """Returns the text of a manifest file, with its checksum."""
+    raw = json.loads(manifest.model_dump_json(by_alias=True))
+    return json.dumps(raw | {"sha256": checksum(raw)}, indent=2) + "\n"
+
+
+def read_manifest(folder: Path, file: Path | None = None) -> Manifest:
+    """Reads and checks the manifest of the bundle at `folder`. Raises BundleError, which names `folder`.
+
+    file: read instead of the folder's manifest.json, such as a descriptor that is held open.
+    """
+    what = f"bundle '{folder}': {MANIFEST}"
+    try:
+        raw = json.loads(read_regular(file or folder / MANIFEST, MOST_SERVED_BYTES))
+        offence = _unfit_string(raw)
+    except (FileNotFoundError, NotADirectoryError):
+        raise BundleError(f"no bundle at '{folder}': there is no {MANIFEST}") from None
+    except (OSError, ValueError, RecursionError) as e:
+        raise BundleError(f"{what} cannot be read: {e}") from None
+    version = raw.get("format_version") if isinstance(raw, dict) else None
+    if version not in (UNSEALED_VERSION, FORMAT_VERSION):
+        raise BundleError(
+            f"bundle '{folder}' has format version {version}, "
+            f"this Polyrec reads {UNSEALED_VERSION} and {FORMAT_VERSION}"
+        )
+    if version == FORMAT_VERSION and raw.get("sha256") != checksum(raw):
+        raise BundleError(f"{what} is corrupt or was edited (its sha256 is not its own)")
+    if offence is not None:
+        raise BundleError(f"{what}: {offence}")
+    manifest = validated(Manifest, raw, what, BundleError)
+    if manifest.files.keys() != set(NUMBERS):
+        raise BundleError(f"{what} lists other files than {', '.join(NUMBERS)}")
+    return manifest
+
+
+def _unfit_string(raw: Any, where: str = "") -> str | None:
+    """Describes the first string, key or value, that is too long or has a control character; None if none."""
+    if isinstance(raw, str):
+        if len(raw) > MOST_STRING:
+            return f"{where[1:]} has more than {MOST_STRING} characters"
+        return f"{where[1:]} has a control character: {raw[:80]!r}" if UNPRINTABLE.search(raw) else None
+    if isinstance(raw, list):
+        return next((found for value in raw if (found := _unfit_string(value, where))), None)
+    if isinstance(raw, dict):
+        for key, value in raw.items():
+            found = _unfit_string(key, f"{where}.key") or _unfit_string(value, f"{where}.{key}")
+            if found:
+                return found
+    return None

@@ -1,0 +1,206 @@
+"""Rows of one cluster brought together, whatever the size of the data.
+
+A survey pass learns where each cluster (a session, a request) is first met and how many rows it has.
+If its rows stand together already, they are streamed as they are. If not, they are dealt out to files
+that each hold whole clusters, in order of first mention, and are sorted one file at a time: clusters
+stand in the order in which they begin, so that time keeps its course as far as clustering allows.
+
+Memory: some batches, the rows of one file (PARTITION_ROWS, or where there are more than PARTITIONS_MOST
+such files that share of all rows; a cluster is never split) and 24 bytes a cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from polyrec.models.data.reader import Reader
+from polyrec.models.data.split import stable_hash
+from polyrec.models.errors import DataError
+from polyrec.models.mixing import U64, mix
+from polyrec.models.schema.batch import I64
+
+ROWS = 65536
+PARTITION_ROWS = 1 << 18
+PARTITIONS_MOST = 512
+MERGE_FROM = 1 << 20
+FIRST = "polyrec.first"
+
+Progress = Callable[[int], object]
+
+
+class Mentions:
+    """Keys of a stream of rows: where each is first met, how many rows it has, and the runs of equal keys."""
+
+    def __init__(self) -> None:
+        self.rows = self.runs = 0
+        self._last: np.uint64 | None = None
+        self._parts: list[tuple[U64, I64, I64]] = []
+        self._pending = self._merged = 0
+
+    def add(self, keys: U64) -> None:
+        """The keys of the next rows, at least one."""
+        starts = np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1])))
+        self.runs += starts.size - int(self._last == keys[0])
+        self._last = keys[-1]
+        self._parts.append((keys[starts], self.rows + starts, np.diff(np.append(starts, keys.size))))
+        self.rows += keys.size
+        self._pending += starts.size
+        # Merged whenever they have doubled: memory stays in proportion to the different keys.
+        if self._pending > max(MERGE_FROM, 2 * self._merged):
+            self.table()
+
+    def table(self) -> tuple[U64, I64, I64]:
+        """(keys ascending, row of first mention, rows), each of all different keys."""
+        keys, first, rows = (np.concatenate(arrays) for arrays in zip(*self._parts, strict=True))
+        order = np.argsort(keys, kind="stable")
+        keys = keys[order]
+        heads = np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1])))
+        self._parts = [(keys[heads], first[order][heads], np.add.reduceat(rows[order], heads))]
+        self._pending = self._merged = heads.size
+        return self._parts[0]
+
+    @property
+    def together(self) -> bool:
+        """Whether all rows of a key stand next to one another."""
+        return self.runs == self.table()[0].size
+
+
+@dataclass(frozen=True, slots=True)
+class Clustering:
+    """What makes a cluster: rows of one `by`, and inside it rows of one `group`."""
+
+    group: str
+    by: str | None = None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.group,) if self.by is None else (self.by, self.group)
+
+    def keys(self, data: pa.RecordBatch) -> tuple[U64, U64]:
+        """uint64 [rows]: of the cluster; of the request inside it. Raises DataError on a missing value."""
+        for name in self.columns:
+            if data.column(name).null_count:
+                raise DataError(f"column '{name}': a value is missing, and a row without it has no place")
+        group = stable_hash(data.column(self.group))
+        if self.by is None:
+            return group, group
+        cluster = stable_hash(data.column(self.by))
+        return cluster, mix(cluster * np.uint64(31) + group)
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """One pass over the data.
+
+    rows, requests: how many. together: whether every cluster and request stands together already.
+    clusters: see Mentions.table.
+    """
+
+    rows: int
+    requests: int
+    together: bool
+    clusters: tuple[U64, I64, I64]
+
+
+def survey(
+    reader: Reader,
+    clustering: Clustering,
+    columns: Sequence[str] = (),
+    look: Callable[[pa.RecordBatch], object] = lambda _: None,
+    progress: Progress | None = None,
+) -> Survey:
+    """Reads all keys once, and shows each batch, with `columns` as well, to `look`.
+
+    Raises DataError: no rows, a key is missing.
+    """
+    clusters, requests = Mentions(), Mentions()
+    for data in reader.batches(list(dict.fromkeys((*clustering.columns, *columns))), ROWS):
+        cluster, request = clustering.keys(data)
+        clusters.add(cluster)
+        requests.add(request)
+        look(data)
+        if progress is not None:
+            progress(data.num_rows)
+    if not clusters.rows:
+        raise DataError(f"{reader.path}: there are no rows")
+    different = requests.table()[0].size
+    return Survey(
+        clusters.rows, different, clusters.together and requests.runs == different, clusters.table()
+    )
+
+
+def clustered(
+    reader: Reader,
+    columns: Sequence[str],
+    clustering: Clustering,
+    found: Survey,
+    folder: Path,
+    progress: Progress | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """All rows, those of a cluster together, in batches of at most ROWS.
+
+    columns: must include the clustering's. folder: an existing one, for temporary files.
+    """
+    if found.together:
+        for data in reader.batches(columns, ROWS):
+            if progress is not None:
+                progress(data.num_rows)
+            yield data
+        return
+    for file in _dealt(reader, columns, clustering, found, folder, progress):
+        rows = _sorted(file, clustering)
+        file.unlink()
+        for start in range(0, rows.num_rows, ROWS):
+            yield rows.slice(start, ROWS)
+
+
+def _dealt(
+    reader: Reader,
+    columns: Sequence[str],
+    clustering: Clustering,
+    found: Survey,
+    folder: Path,
+    progress: Progress | None,
+) -> list[Path]:
+    """Files of whole clusters, in order of first mention; together they hold all rows."""
+    keys, first, sizes = found.clusters
+    order = np.argsort(first)
+    before = np.empty_like(sizes)
+    before[order] = np.cumsum(sizes[order]) - sizes[order]
+    part_of = before // max(PARTITION_ROWS, -(-found.rows // PARTITIONS_MOST))
+    files: dict[int, Path] = {}
+    writers: dict[int, pa.RecordBatchStreamWriter] = {}
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with ExitStack() as stack:
+        for data in reader.batches(columns, ROWS):
+            at = np.searchsorted(keys, clustering.keys(data)[0])
+            data = data.append_column(FIRST, pa.array(first[at]))
+            by_part = np.argsort(part_of[at], kind="stable")
+            parts, starts = np.unique(part_of[at][by_part], return_index=True)
+            data = data.take(pa.array(by_part))
+            for part, start, end in zip(parts.tolist(), starts, np.append(starts[1:], at.size), strict=True):
+                if part not in writers:
+                    files[part] = folder / f"{part}.arrow"
+                    sink = stack.enter_context(pa.OSFile(str(files[part]), "wb"))
+                    writer = pa.ipc.new_stream(sink, data.schema, options=options)
+                    writers[part] = stack.enter_context(writer)
+                writers[part].write_batch(data.slice(start, end - start))
+            if progress is not None:
+                progress(at.size)
+    return [files[part] for part in sorted(files)]
+
+
+def _sorted(file: Path, clustering: Clustering) -> pa.RecordBatch:
+    """A file's rows by cluster, by request, and else in the order of the data."""
+    with pa.OSFile(str(file), "rb") as source:
+        (rows,) = pa.ipc.open_stream(source).read_all().combine_chunks().to_batches()
+    first = rows.column(FIRST).to_numpy()
+    _, mention, request = np.unique(clustering.keys(rows)[1], return_index=True, return_inverse=True)
+    rows = rows.take(pa.array(np.lexsort((mention[request], first))))
+    return rows.drop_columns([FIRST])

@@ -1,0 +1,29 @@
+"""The ceiling of generated data: the quality of the probabilities that the clicks were drawn from.
+
+No model can do better than this on the same rows, except by luck.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from polyrec.models.data.split import TEST, Splitter
+from polyrec.models.evaluation.metrics import Quality, evaluate
+
+
+def planted_quality(path: str | Path, splitter: Splitter) -> Quality:
+    """Quality of the column `planted` on the test rows of a file that `generate` wrote."""
+    planted, clicked, requests = [], [], []
+    for batch in pq.ParquetFile(path).iter_batches(columns=["planted", "clicked", "request_id"]):
+        test = splitter(batch) == TEST
+        planted.append(batch.column("planted").to_numpy()[test])
+        clicked.append(batch.column("clicked").to_numpy()[test])
+        requests.append(batch.column("request_id").to_numpy()[test])
+    return evaluate(
+        np.concatenate(planted).astype(np.float32),
+        np.concatenate(clicked).astype(np.float32),
+        np.concatenate(requests).astype(np.int64),
+    )

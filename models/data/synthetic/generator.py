@@ -1,0 +1,104 @@
+"""Click data from nothing: what `polyrec demo` and tests train on, in trivago's shape.
+
+A planted world (polyrec.models.data.synthetic.world) gives requests of one context and up to 25 candidates;
+they are written as Parquet, some thousand requests at a time, with their clicks and the true probability of
+each in the column `planted`. Its AUC and log-loss are the ceiling that no training can pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from polyrec.models.data.synthetic.world import CANDIDATES, CITY_ITEMS, World
+from polyrec.models.errors import DataError
+from polyrec.models.files import whole
+from polyrec.models.schema.batch import I64
+
+REQUESTS_AT_ONCE = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Planted:
+    """What was written: the size of the data and of its world."""
+
+    path: Path
+    rows: int
+    requests: int
+    clicks: int
+    items: int
+    users: int
+
+
+def generate(
+    path: str | Path,
+    rows: int,
+    seed: int = 0,
+    *,
+    items: int = 5000,
+    users: int = 2000,
+    drift: float = 0.0,
+    candidates: int = CANDIDATES,
+    progress: Callable[[int], object] | None = None,
+) -> Planted:
+    """Writes `rows` rows as a Parquet file for the schema `trivago`, in bounded memory.
+
+    The same arguments give the same rows. items: hotels, in cities of 50. drift: how many times the
+    popularity within a city goes round all its hotels between the first and the last row; 0 keeps it
+    still. candidates: of a full request, two of three are full; from 25 on, positions are beyond what
+    the schema knows. `progress` is told the rows of each part written.
+    Raises DataError: no rows, no users, fewer items than a city has, more candidates than a city has
+    items, a path that cannot be written.
+    """
+    if not 1 <= candidates <= CITY_ITEMS:
+        raise DataError(f"cannot show {candidates} candidates: between 1 and {CITY_ITEMS} are possible")
+    if rows < 1 or users < 1 or items < CITY_ITEMS:
+        raise DataError(
+            f"cannot generate {rows} rows of {users} users and {items} items: "
+            f"at least 1, 1 and {CITY_ITEMS} are needed"
+        )
+    path = Path(path)
+    requests = clicks = 0
+    parts = _parts(rows, seed, items, users, drift, candidates)
+    first = next(parts)
+    try:
+        with whole(path) as partial, pq.ParquetWriter(partial, first.schema) as file:
+            for part in chain((first,), parts):
+                file.write_table(part)
+                requests = part.column("request_id")[-1].as_py() + 1
+                clicks += int(part.column("clicked").to_numpy().sum())
+                if progress is not None:
+                    progress(part.num_rows)
+    except OSError as e:
+        raise DataError(f"cannot write '{path}': {e.strerror or e}") from None
+    return Planted(path, rows, requests, clicks, items // CITY_ITEMS * CITY_ITEMS, users)
+
+
+def _parts(rows: int, seed: int, items: int, users: int, drift: float, candidates: int) -> Iterator[pa.Table]:
+    random = np.random.default_rng(seed)
+    world = World(random, items // CITY_ITEMS, users, candidates)
+    request = row = 0
+    while row < rows:
+        lengths = _lengths(random, rows - row, candidates)
+        part = world.requests(random, request, lengths, drift * row / rows)
+        yield part
+        request += lengths.size
+        row += part.num_rows
+
+
+def _lengths(random: np.random.Generator, rows: int, candidates: int) -> I64:
+    """Candidates of each of the next requests, together at most `rows`; two of three are full."""
+    some = random.integers(min(5, candidates), candidates + 1, REQUESTS_AT_ONCE)
+    lengths = np.where(random.random(REQUESTS_AT_ONCE) < 2 / 3, candidates, some)
+    ends = np.cumsum(lengths)
+    if ends[-1] <= rows:
+        return lengths
+    last = int(np.searchsorted(ends, rows))
+    lengths = lengths[: last + 1]
+    lengths[-1] -= ends[last] - rows
+    return lengths

@@ -1,0 +1,152 @@
+"""The dense net with the context's share computed once a context, not once a row.
+
+The rows of a ranking request share their context, so everything that depends on the context alone is a
+constant of the request: the bottom MLP where all dense features are context, products of context
+vectors with one another, and the context's share of the first top layer. With J the inputs of that
+layer, C those of the context, R = J - C the others, and W = [W_C W_R] its weight,
+
+    W j + b  =  (W_C c + b)  +  W_R r        once a context, and once a row
+
+which is exact algebra; only the order of additions differs from models/dlrm/dlrm.py.
+
+    cat     c is the context's vectors, r the candidate's (and the bottom output, if any candidate
+            feature is dense)
+    dot     c is the pairs inside the context; r is the pairs with a candidate vector. Both are taken
+            as whole blocks of products, not picked pair by pair: what is not a pair has weight zero
+    cross   elementwise products mix all inputs after the first layer's `down` product, so only that
+            product's context share is constant; the rest is computed per row
+
+FLOP counts are in models/dlrm/cost.py, measurements in docs/context-once.md.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from polyrec.models.dlrm.dlrm import DenseNet, Inputs
+from polyrec.models.dlrm.interaction import Cross, Dot
+
+
+class Shared(NamedTuple):
+    """What a context is to all its rows.
+
+    hidden: [contexts, H], its share of the first top layer, bias included (for cross: of the first
+    `down` product). vectors: [contexts, X, D], its vectors, for products with the candidates'.
+    """
+
+    hidden: Tensor
+    vectors: Tensor
+
+
+class ContextOnce(nn.Module):
+    """The numbers of a `DenseNet`, split in what contexts share and what each row adds. For inference."""
+
+    def __init__(self, net: DenseNet) -> None:
+        super().__init__()
+        self.net = net
+        self.bottom_shared = net.bottom is not None and net.dense.candidate == 0
+        self.bottom_own = net.bottom is not None and not self.bottom_shared
+        first = first_layer(net)
+        weight = net.interaction.down[0].weight if isinstance(net.interaction, Cross) else first.weight
+        assert isinstance(weight, Tensor)
+        own, shared = self._columns(weight.detach())
+        self.register_buffer("own", own, persistent=False)
+        self.register_buffer("shared", shared, persistent=False)
+        bias = torch.zeros(weight.shape[0]) if isinstance(net.interaction, Cross) else first.bias.detach()
+        self.register_buffer("bias", bias.to(weight), persistent=False)
+
+    def _columns(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """(columns of a row's own inputs, columns of the context's), in the order they are computed."""
+        net, width = self.net, self.net.shape.width
+        has_bottom = net.bottom is not None
+        vectors = torch.arange(has_bottom + sum(net.slots))
+        context = torch.arange(has_bottom, has_bottom + net.slots.context)
+        if self.bottom_shared:
+            context = torch.cat((torch.zeros(1, dtype=torch.int64), context))
+        own = vectors[~torch.isin(vectors, context)]
+        if not isinstance(net.interaction, Dot):
+            spread = torch.arange(width)
+            picked = [(v[:, None] * width + spread).flatten() for v in (own, context)]
+            return weight[:, picked[0]].contiguous(), weight[:, picked[1]].contiguous()
+        ahead = width if has_bottom else 0
+        square = weight.new_zeros((weight.shape[0], vectors.numel() ** 2))
+        square[:, net.interaction.get_buffer("pairs")] = weight[:, ahead:]
+        square = square.view(-1, vectors.numel(), vectors.numel())
+        # a pair has its weight below the diagonal; products of (own, context) may need the mirrored one
+        both = square + square.transpose(1, 2)
+        crossing = both[:, own][:, :, context].flatten(1)
+        inside = [square[:, v][:, :, v].flatten(1) for v in (own, context)]
+        bottom = weight[:, :ahead]
+        own_parts = [bottom, crossing, inside[0]] if self.bottom_own else [crossing, inside[0]]
+        shared_parts = [bottom, inside[1]] if self.bottom_shared else [inside[1]]
+        return torch.cat(own_parts, dim=1).contiguous(), torch.cat(shared_parts, dim=1).contiguous()
+
+    def products(self) -> list[int]:
+        """Multiplications of one row (or context) in each matrix product, of plain and of ranking batches."""
+        net = self.net
+        found = [layer.weight.numel() for layer in net.modules() if isinstance(layer, nn.Linear)]
+        found += [self.get_buffer(name).numel() for name in ("own", "shared")]
+        if isinstance(net.interaction, Dot):
+            shared = net.slots.context + self.bottom_shared
+            own = net.slots.candidate + self.bottom_own
+            pairs = ((shared + own) ** 2, shared**2, own * shared, own**2)
+            found += [net.shape.width * n for n in pairs]
+        return [n for n in found if n]
+
+    def context(self, dense: Tensor, vectors: Tensor) -> Shared:
+        """dense [contexts, dense features of the context], vectors [contexts, context slots, D]."""
+        x = vectors
+        if self.bottom_shared:
+            assert self.net.bottom is not None
+            x = torch.cat((self.net.bottom(dense).unsqueeze(1), vectors), dim=1)
+        if isinstance(self.net.interaction, Dot):
+            inputs = torch.bmm(x, x.transpose(1, 2)).flatten(1)
+            if self.bottom_shared:
+                inputs = torch.cat((x[:, 0], inputs), dim=1)
+        else:
+            inputs = x.flatten(1)
+        return Shared(F.linear(inputs, self.get_buffer("shared"), self.get_buffer("bias")), x)
+
+    def candidate(self, shared: Shared, inputs: Inputs) -> Tensor:
+        """Logits [rows]. inputs.context_row must be given; inputs.context is not read."""
+        net, row = self.net, inputs.context_row
+        assert row is not None
+        y = inputs.candidate
+        if self.bottom_own:
+            assert net.bottom is not None
+            dense = torch.cat((inputs.dense_context.index_select(0, row), inputs.dense_candidate), dim=1)
+            y = torch.cat((net.bottom(dense).unsqueeze(1), y), dim=1)
+        constant = shared.hidden.index_select(0, row)
+        if isinstance(net.interaction, Dot):
+            crossing = torch.bmm(y, shared.vectors.index_select(0, row).transpose(1, 2)).flatten(1)
+            parts = [crossing, torch.bmm(y, y.transpose(1, 2)).flatten(1)]
+            own = torch.cat(([y[:, 0]] if self.bottom_own else []) + parts, dim=1)
+        else:
+            own = y.flatten(1)
+        hidden = torch.addmm(constant, own, self.get_buffer("own").t())
+        if isinstance(net.interaction, Cross):
+            x = shared.vectors.index_select(0, row)
+            if self.bottom_own:
+                first = torch.cat((y[:, :1], x, y[:, 1:]), dim=1).flatten(1)
+            else:
+                first = torch.cat((x, y), dim=1).flatten(1)
+            hidden = first_layer(net)(net.interaction.layers(first, hidden))
+        if len(net.top):
+            hidden = net.output(net.top[1:](hidden))
+        return hidden.squeeze(1)
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        if inputs.context_row is None:
+            return self.net(inputs)  # type: ignore[no-any-return]
+        return self.candidate(self.context(inputs.dense_context, inputs.context), inputs)
+
+
+def first_layer(net: DenseNet) -> nn.Linear:
+    """The layer that reads the interaction's output."""
+    layer = net.top[0] if len(net.top) else net.output
+    assert isinstance(layer, nn.Linear)
+    return layer

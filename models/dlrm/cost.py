@@ -1,0 +1,123 @@
+"""What a model costs: the bytes of its numbers, and the arithmetic of one row.
+
+A bundle goes in. Operations are counted from the model's shape, a multiply-add as two, for a row of a
+plain batch: a context shared by a request's candidates is counted for each of them. What only moves
+data (look-ups, concatenation) or is one operation an element (biases, ReLU, sigmoid) is not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+
+from polyrec.models.bundle.bundle import Bundle
+from polyrec.models.bundle.manifest import EMBEDDINGS, NET
+from polyrec.models.dlrm.context_once import ContextOnce, first_layer
+from polyrec.models.dlrm.dlrm import Architecture, DenseNet
+from polyrec.models.dlrm.interaction import Cross, Dot
+
+
+@dataclass(frozen=True, slots=True)
+class Flops:
+    """Floating point operations of one row, by part of the model."""
+
+    embedding: int
+    bottom: int
+    interaction: int
+    top: int
+
+    @property
+    def total(self) -> int:
+        return self.embedding + self.bottom + self.interaction + self.top
+
+    def as_dict(self) -> dict[str, int]:
+        """JSON-able, with the total."""
+        return {**asdict(self), "total": self.total}
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes:
+    """Size on disk of a model's numbers: what embeds ids (rows, decoders), and the dense net."""
+
+    rows: int
+    net: int
+
+    @property
+    def total(self) -> int:
+        return self.rows + self.net
+
+    def as_dict(self) -> dict[str, int]:
+        """JSON-able, with the total."""
+        return {**asdict(self), "total": self.total}
+
+
+def flops(bundle: Bundle) -> Flops:
+    """Operations of one row."""
+    stage = bundle.stage()
+    shape = bundle.manifest.architecture
+    dense = len(bundle.manifest.schema_.dense)
+    return net_flops(shape, dense, sum(stage.slots), sum(stage.flops))
+
+
+def net_flops(shape: Architecture, dense: int, slots: int, embedding: int = 0) -> Flops:
+    """Operations of a dense net that reads `dense` numbers and `slots` vectors a row."""
+    vectors = slots + (1 if dense else 0)
+    joined, interaction = vectors * shape.width, 0
+    if shape.interaction == "dot":
+        # each pair once, although a runtime may well multiply the whole square
+        pairs = vectors * (vectors + (1 if shape.itself else -1)) // 2
+        joined = pairs + (shape.width if dense else 0)
+        interaction = 2 * pairs * shape.width
+    elif shape.interaction == "cross":
+        # x0 * (U V x + b) + x: two thin products, and one multiply-add an element
+        rank = min(shape.cross_rank, joined)
+        interaction = shape.cross_layers * (2 * 2 * joined * rank + 2 * joined)
+    bottom = _products((dense, *shape.bottom, shape.width)) if dense else 0
+    return Flops(embedding, bottom, interaction, _products((joined, *shape.top, 1)))
+
+
+@dataclass(frozen=True, slots=True)
+class RankingFlops:
+    """Operations of a ranking request: `context` once, `row` for each candidate."""
+
+    context: int
+    row: int
+
+
+def ranking_flops(bundle: Bundle) -> RankingFlops:
+    """What models/dlrm/context_once.py computes, vectors of the context once and of a candidate each time."""
+    embedding, net = bundle.stage().flops, ranking_net_flops(bundle.net())
+    return RankingFlops(embedding.context + net.context, embedding.candidate + net.row)
+
+
+def ranking_net_flops(net: DenseNet) -> RankingFlops:
+    """The dense net's part of a ranking request."""
+    once = ContextOnce(net)
+    shape, interaction = net.shape, net.interaction
+    row, context = (2 * once.get_buffer(name).numel() for name in ("own", "shared"))
+    bottom = _products((sum(net.dense), *shape.bottom, shape.width)) if net.bottom is not None else 0
+    context, row = context + bottom * once.bottom_shared, row + bottom * once.bottom_own
+    first = first_layer(net)
+    top = _products((first.in_features, *shape.top, 1))
+    if isinstance(interaction, Dot):
+        inside = net.slots.context + once.bottom_shared
+        outside = net.slots.candidate + once.bottom_own
+        context += 2 * inside**2 * shape.width
+        row += 2 * (outside * inside + outside**2) * shape.width
+    if isinstance(interaction, Cross):
+        # the first `down` product is shared; the other thin ones and the elementwise ones are a row's
+        layers, rank = shape.cross_layers, min(shape.cross_rank, first.in_features)
+        row += (2 * layers - 1) * 2 * first.in_features * rank + 2 * layers * first.in_features
+        return RankingFlops(context, row + top)
+    return RankingFlops(context, row + top - 2 * first.in_features * first.out_features)
+
+
+def sizes(bundle: Bundle) -> Bytes:
+    """Bytes by file: their total is `bundle.bytes`."""
+    files = bundle.manifest.files
+    return Bytes(files[EMBEDDINGS].bytes, files[NET].bytes)
+
+
+def _products(widths: Sequence[int]) -> int:
+    return sum(2 * fan_in * fan_out for fan_in, fan_out in pairwise(widths))

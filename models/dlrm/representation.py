@@ -1,0 +1,132 @@
+"""Which representation a bundle holds, as its manifest says it, and the embedding stage it means.
+
+    table    every row is stored
+    dhe      every vector is computed, but for a materialised prefix of each table, if any
+    select   some tables (or the hottest rows of each) are stored, the rest is computed
+    hybrid   each feature gives a stored and a computed vector
+
+`cuts` says how many of its hottest rows a table stores (of the computed half, for a hybrid);
+`precision` is that of the stored rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from polyrec.models.dlrm.precision import Precision
+from polyrec.models.embeddings.computed import ComputedStage, Encoding, HybridStage
+from polyrec.models.embeddings.stage import Stage
+from polyrec.models.embeddings.store import FloatRows
+from polyrec.models.embeddings.table import TableStage
+from polyrec.models.files import Strict
+from polyrec.models.schema.schema import Schema
+from polyrec.models.schema.vocabulary import Vocabulary, ids_of_ranks
+
+Kind = Literal["table", "dhe", "select", "hybrid"]
+KINDS: tuple[Kind, ...] = ("table", "dhe", "select", "hybrid")
+
+
+class Ranked(Protocol):
+    """What a stage asks of a table's vocabulary."""
+
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def rank_of_id(self) -> NDArray[np.signedinteger[Any]]:
+        """[rows], a permutation; of 32 bits where nobody computes with it."""
+        ...
+
+
+class Representation(Strict):
+    """How ids become vectors."""
+
+    kind: Kind = "table"
+    precision: Precision = "fp32"
+    encoding: Encoding | None = None
+    cuts: dict[str, Annotated[int, Field(ge=0, lt=2**48)]] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Representation:
+        if (self.kind == "table") != (self.encoding is None):
+            does = "takes no" if self.encoding else "needs an"
+            raise ValueError(f"representation '{self.kind}' {does} encoding")
+        if self.kind == "table" and self.cuts:
+            raise ValueError("a table stores every row: it has no cuts")
+        return self
+
+    @property
+    def name(self) -> str:
+        """As paths name it: the kind, `-hot` where a DHE has a stored prefix, the rows' precision."""
+        hot = "-hot" if self.cuts and self.kind in ("dhe", "hybrid") else ""
+        return self.kind + hot + ("" if self.precision == "fp32" else f"-{self.precision}")
+
+
+def initial_stage(
+    representation: Representation,
+    schema: Schema,
+    vocabularies: Mapping[str, Vocabulary],
+    width: int,
+    seed: int,
+    spread: float | None = None,
+) -> Stage:
+    """An untrained stage: rows uniform in +-spread (default +-1/sqrt(rows) of each table, as in DLRM),
+    decoders that start with vectors of the same size."""
+    rows = {t: v.rows for t, v in vocabularies.items()}
+    full = TableStage.initial(schema, rows, width, seed, spread)
+    if representation.encoding is None:
+        return full
+    assert isinstance(full.store, FloatRows)
+    weight = full.store.weight.detach()
+    kept = [weight[full.rows.base[t] :][: representation.cuts.get(t, 0)] for t in full.rows.tables]
+    stage = _computed(representation, schema, vocabularies, width, torch.cat(kept).clone())
+    deviations = [size**-0.5 if spread is None else spread for size in full.rows.sizes]
+    stage.initialise(torch.Generator().manual_seed(seed + 1), deviations)
+    return HybridStage(full, stage) if representation.kind == "hybrid" else stage
+
+
+def stage_from_tensors(
+    representation: Representation,
+    schema: Schema,
+    vocabularies: Mapping[str, Ranked],
+    tensors: Mapping[str, Tensor],
+) -> Stage:
+    """The embedding stage over the tensors that its `state_dict` was saved as, without copying them."""
+    rows = {t: v.rows for t, v in vocabularies.items()}
+    precision = representation.precision
+    if representation.encoding is None:
+        return TableStage(schema, rows, tensors["store.weight"], precision)
+    prefix = "computed." if representation.kind == "hybrid" else ""
+    own = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+    last = own[f"decoders.biases.{len(representation.encoding.hidden)}"]
+    stage = _computed(representation, schema, vocabularies, last.shape[-1], own["store.weight"], precision)
+    stage.decoders.load_state_dict(
+        {k.removeprefix("decoders."): v for k, v in own.items() if k.startswith("decoders.")}, assign=True
+    )
+    if representation.kind == "hybrid":
+        table = TableStage(schema, rows, tensors["table.store.weight"], precision)
+        return HybridStage(table, stage)
+    return stage
+
+
+def _computed(
+    representation: Representation,
+    schema: Schema,
+    vocabularies: Mapping[str, Ranked],
+    width: int,
+    stored: Tensor,
+    precision: Precision = "fp32",
+) -> ComputedStage:
+    assert representation.encoding is not None
+    rows = {t: v.rows for t, v in vocabularies.items()}
+    ids = np.concatenate([ids_of_ranks(vocabularies[t].rank_of_id) for t in schema.tables])
+    return ComputedStage(
+        schema, rows, representation.encoding, width, representation.cuts, ids, stored, precision
+    )

@@ -1,0 +1,207 @@
+"""Which of several models is better on the same rows, and whether the difference is real.
+
+Labels and each model's probabilities go in; each metric comes out with a confidence interval, and so
+does its difference to a baseline. Both come from one paired bootstrap (Efron and Tibshirani, 1993,
+chapter 16): every resample draws the same rows for all models, so that what makes rows hard cancels in
+the difference. Rows of one request are drawn together: they share a user and at most one click, so that
+they are not independent observations.
+
+A resample is a weight for each row, how often it was drawn; no row is ever copied. A model's scores are
+sorted once, and each resample's AUC is then a cumulative sum over weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyrec.models.evaluation.metrics import row_losses
+from polyrec.models.schema.batch import F32, F64, I64
+
+Bools = NDArray[np.bool_]
+
+Metric = Literal["auc", "log_loss", "accuracy"]
+METRICS: tuple[Metric, ...] = ("auc", "log_loss", "accuracy")
+LOWER_IS_BETTER = frozenset({"log_loss"})
+RESAMPLES = 1000
+LEVEL = 0.95
+
+Verdict = Literal["better", "worse", "unclear", "identical", "undefined"]
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A value and its bootstrap percentile interval; all nan where the metric is not defined."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One model among those compared.
+
+    own: each metric with its interval. to_baseline: each metric minus the baseline's; for the
+    baseline itself, None.
+    """
+
+    own: Mapping[Metric, Interval]
+    to_baseline: Mapping[Metric, Interval] | None
+
+    def verdict(self, metric: Metric) -> Verdict | None:
+        """What the interval of the difference says; None for the baseline.
+
+        better, worse: the interval excludes 0. unclear: it does not. identical: no resample differs.
+        """
+        return None if self.to_baseline is None else verdict(metric, self.to_baseline[metric])
+
+
+def verdict(metric: Metric, difference: Interval) -> Verdict:
+    """See Standing.verdict."""
+    if not np.isfinite([difference.value, difference.low, difference.high]).all():
+        return "undefined"
+    if difference.value == difference.low == difference.high == 0:
+        return "identical"
+    if difference.low <= 0 <= difference.high:
+        return "unclear"
+    return "better" if (difference.high < 0) == (metric in LOWER_IS_BETTER) else "worse"
+
+
+def compare(
+    labels: F32,
+    predictions: Mapping[str, F32],
+    baseline: str,
+    groups: I64 | None = None,
+    resamples: int = RESAMPLES,
+    level: float = LEVEL,
+    seed: int = 0,
+) -> dict[str, Standing]:
+    """Every model's standing, by name.
+
+    labels: float32 [rows], 0 or 1. predictions: name -> float32 [rows], click probabilities.
+    groups: int64 [rows], the request of each row; requests are drawn instead of rows.
+    """
+    if baseline not in predictions:
+        raise ValueError(f"baseline '{baseline}' is not among {', '.join(predictions)}")
+    names = list(predictions)
+    drawn = samples(labels, list(predictions.values()), groups, resamples, seed)
+    base = names.index(baseline)
+    return {
+        name: Standing(
+            _intervals(drawn[:, i], level),
+            None if i == base else _intervals(drawn[:, i] - drawn[:, base], level),
+        )
+        for i, name in enumerate(names)
+    }
+
+
+def samples(
+    labels: F32,
+    predictions: Sequence[F32],
+    groups: I64 | None = None,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> F64:
+    """float64 [1 + resamples, models, METRICS]: on the rows as they are, then on each resample.
+
+    See `compare` for the arguments.
+    """
+    return np.stack(list(_metrics(labels, predictions, groups, resamples, seed)))
+
+
+def _metrics(
+    labels: F32, predictions: Sequence[F32], groups: I64 | None, resamples: int, seed: int
+) -> Iterator[F64]:
+    if groups is None:
+        unit, sizes = None, np.ones(labels.size, np.int64)
+    else:
+        _, unit, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+    losses = np.stack([_sums(row_losses(p, labels), unit) for p in predictions])
+    hits = np.stack([_sums((p > 0.5) == (labels > 0.5), unit) for p in predictions])
+    ranked = [Ranked(p, labels) for p in predictions]
+    for weights in chain((np.ones(sizes.size, np.int64),), draws(sizes.size, resamples, seed)):
+        rows = weights if unit is None else weights[unit]
+        weight = weights.astype(np.float64)
+        total = float(weights @ sizes)
+        aucs = [r.auc(rows) for r in ranked]
+        yield np.stack((aucs, losses @ weight / total, hits @ weight / total), axis=1)
+
+
+def _sums(values: NDArray[Any], unit: I64 | None) -> F64:
+    """The sum of the rows of each unit."""
+    if unit is None:
+        return values.astype(np.float64)
+    return np.bincount(unit, weights=values.astype(np.float64)).astype(np.float64)
+
+
+def draws(units: int, resamples: int, seed: int) -> Iterator[I64]:
+    """Bootstrap weights, int64 [units] each: how often a unit is drawn, in `units` draws with replacement."""
+    random = np.random.default_rng(seed)
+    for _ in range(resamples):
+        yield np.bincount(random.integers(0, units, units), minlength=units)
+
+
+class Ranked:
+    """The scores of one model, sorted once, for the AUC under any weights of its rows.
+
+    Negatives stand in order of score; each positive knows how many of them score below it, and how
+    many at most equal.
+    """
+
+    def __init__(self, scores: F32, labels: F32) -> None:
+        positive = labels > 0.5
+        negatives = np.flatnonzero(~positive)
+        self._negatives = negatives[np.argsort(scores[negatives], kind="stable")]
+        positives = np.flatnonzero(positive)
+        # sorted as well, so that the look-ups below walk through memory in order
+        self._positives = positives[np.argsort(scores[positives], kind="stable")]
+        ordered = scores[self._negatives]
+        self._below = np.searchsorted(ordered, scores[self._positives], "left")
+        self._upto = np.searchsorted(ordered, scores[self._positives], "right")
+
+    def auc(self, weights: I64) -> float:
+        """weights: int64 [rows], not negative. Ties count half; nan where a class has no weight."""
+        positive = weights[self._positives]
+        cumulative = np.zeros(self._negatives.size + 1, np.int64)
+        np.cumsum(weights[self._negatives], out=cumulative[1:])
+        pairs = int(positive.sum()) * int(cumulative[-1])
+        if not pairs:
+            return float("nan")
+        return float(positive @ (cumulative[self._below] + cumulative[self._upto])) / (2 * pairs)
+
+
+def _intervals(samples: F64, level: float) -> dict[Metric, Interval]:
+    """samples: [1 + resamples, METRICS], the first being the value itself."""
+    found = {}
+    for i, metric in enumerate(METRICS):
+        value, drawn = float(samples[0, i]), samples[1:, i]
+        drawn = drawn[np.isfinite(drawn)]
+        if not drawn.size or not np.isfinite(value):
+            found[metric] = Interval(float("nan"), float("nan"), float("nan"))
+            continue
+        found[metric] = Interval(value, *percentiles(drawn, level))
+    return found
+
+
+def percentiles(drawn: F64, level: float) -> tuple[float, float]:
+    """The ends of the middle `level` share of resampled values."""
+    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+def pareto(cost: F64, quality: F64) -> Bools:
+    """bool [n]: whether no other point costs as little or less and is as good or better, one strictly.
+
+    cost: lower is better. quality: higher is better. Points that are equal in both stand together;
+    one whose quality is nan is never on the front.
+    """
+    known = np.isfinite(quality)
+    no_worse = (cost <= cost[:, None]) & (quality >= quality[:, None])
+    better = (cost < cost[:, None]) | (quality > quality[:, None])
+    return known & np.logical_not((no_worse & better).any(axis=1))

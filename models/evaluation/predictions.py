@@ -1,0 +1,96 @@
+"""Predictions of many bundles on the same rows.
+
+Bundles and data go in, each bundle's probabilities of every row come out. Bundles that encode alike
+(one vocabulary, one set of statistics: those learned or derived together) share one pass over the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from polyrec.models.bundle.bundle import Bundle
+from polyrec.models.bundle.manifest import VOCABULARY
+from polyrec.models.data.encoded import encode
+from polyrec.models.data.reader import OnMalformed, open_data
+from polyrec.models.data.split import Splitter, split_of
+from polyrec.models.dlrm.precision import DensePrecision
+from polyrec.models.errors import DataError
+from polyrec.models.runtimes import open_runtime, predict_rows
+from polyrec.models.schema.batch import F32, I64
+from polyrec.models.training.pipeline import Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Predictions:
+    """label: float32 [rows]. group: int64 [rows] or None. probabilities: name -> float32 [rows]."""
+
+    label: F32
+    group: I64 | None
+    probabilities: dict[str, F32]
+
+
+def predict_all(
+    bundles: Mapping[str, Bundle],
+    path: str | Path,
+    splits: Sequence[int],
+    runtime: str = "torch",
+    device: str = "cpu",
+    precision: DensePrecision = "fp32",
+    on_malformed: OnMalformed = "fatal",
+    phase: Phase = lambda _name, _rows: lambda _done: None,
+) -> Predictions:
+    """Each bundle's probabilities of the rows of the splits, by the bundle's name in `bundles`.
+
+    path: the data, as polyrec.models.data.reader.open_data takes it. runtime, device, precision: as
+    polyrec.models.runtimes.open_runtime takes them. Raises DataError where the bundles
+    disagree on which rows those are, or on what a click is.
+    """
+    names = list(bundles)
+    first = bundles[names[0]].manifest.schema_
+    for name in names[1:]:
+        schema = bundles[name].manifest.schema_
+        for key in ("split", "label", "group"):
+            if getattr(schema, key) != getattr(first, key):
+                raise DataError(
+                    f"bundle '{name}' has another {key} in its schema than '{names[0]}': "
+                    "they cannot be compared on the same rows"
+                )
+    splitter: Splitter | None = None
+    label: F32 | None = None
+    group: I64 | None = None
+    found: dict[str, F32] = {}
+    for family in _families(bundles):
+        encoder = bundles[family[0]].encoder
+        reader = open_data(path, encoder.schema, on_malformed)
+        hint = reader.rows_hint
+        splitter = splitter or split_of(reader, first, phase("split", hint))
+        with encode(reader, encoder, splitter, splits, progress=phase("encode", hint)) as data:
+            if label is None:
+                # copies: what closing takes away must not be needed any more
+                label = data.label.copy()
+                group = None if data.group is None else data.group.copy()
+            elif not np.array_equal(label, data.label):
+                raise DataError(
+                    f"bundle '{family[0]}' reads other rows of '{path}' than '{names[0]}': "
+                    "they cannot be compared"
+                )
+            for name in family:
+                model = open_runtime(runtime, bundles[name], device, precision)
+                found[name] = predict_rows(model, data, phase(f"predict {name}", data.rows))
+    assert label is not None
+    return Predictions(label, group, {name: found[name] for name in names})
+
+
+def _families(bundles: Mapping[str, Bundle]) -> list[list[str]]:
+    """Names of bundles that encode alike, in order of first mention."""
+    families: dict[tuple[str, ...], list[str]] = {}
+    for name, bundle in bundles.items():
+        m = bundle.manifest
+        standards = sorted((n, s.mean, s.deviation) for n, s in m.standards.items())
+        key = (m.files[VOCABULARY].sha256, repr(standards), m.schema_.model_dump_json())
+        families.setdefault(key, []).append(name)
+    return list(families.values())

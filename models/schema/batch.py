@@ -1,0 +1,143 @@
+"""The batch: what every model, runtime and lane works on.
+
+Ranks in popularity order, not ids; dense values transformed, not raw. A batch has two blocks, one
+per role. Its rows are the candidate block's rows; `context_row` says which context row each belongs
+to, so a ranking request carries its context once (RecD's inverse keyed jagged tensor, with the role
+as the group). In a plain batch both blocks have the same rows and `context_row` is None.
+
+Requests of both forms can be merged in one batch. Plain rows then come first, and `plain_rows` counts them:
+both forms compute the same function, but in fewer bits they round differently
+(models/dlrm/context_once.py), so a request is executed in its own form whatever it is merged with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The features of one role.
+
+    dense: float32 [rows, dense features], finite.
+    ranks: int64 [rows, single-valued features], each in its own table's popularity order.
+    bag_values: int64 [total], ranks of multi-valued features, row by row, feature by feature.
+    bag_offsets: int64 [rows * bags + 1]; the bag of row r, feature b is
+        bag_values[bag_offsets[r * bags + b] : bag_offsets[r * bags + b + 1]].
+    """
+
+    dense: F32
+    ranks: I64
+    bag_values: I64
+    bag_offsets: I64
+
+    def __post_init__(self) -> None:
+        rows = self.dense.shape[0]
+        if self.ranks.shape[0] != rows:
+            raise ValueError(f"dense has {rows} rows, ranks {self.ranks.shape[0]}")
+        if rows and (self.bag_offsets.size - 1) % rows:
+            raise ValueError(f"{self.bag_offsets.size - 1} bags do not divide among {rows} rows")
+
+    @property
+    def rows(self) -> int:
+        return int(self.dense.shape[0])
+
+    @property
+    def bags(self) -> int:
+        """Number of multi-valued features (0 for an empty block)."""
+        return (self.bag_offsets.size - 1) // self.rows if self.rows else 0
+
+    def take(self, rows: I64) -> Block:
+        """The given rows, in the given order, repeats allowed."""
+        bags = self.bags
+        values, offsets = self.bag_values, self.bag_offsets
+        if bags:
+            which = (rows[:, None] * bags + np.arange(bags)).ravel()
+            values, offsets = take_bags(values, offsets, which)
+        else:
+            offsets = np.zeros(1, np.int64)
+        return Block(self.dense[rows], self.ranks[rows], values, offsets)
+
+    @staticmethod
+    def concat(blocks: Sequence[Block]) -> Block:
+        """Rows of all blocks, in order."""
+        if len(blocks) == 1:
+            return blocks[0]
+        sizes = np.cumsum([0] + [b.bag_values.size for b in blocks])
+        offsets = [b.bag_offsets[:-1] + s for b, s in zip(blocks, sizes, strict=False)]
+        return Block(
+            np.concatenate([b.dense for b in blocks]),
+            np.concatenate([b.ranks for b in blocks]),
+            np.concatenate([b.bag_values for b in blocks]),
+            np.concatenate([*offsets, sizes[-1:]]),
+        )
+
+
+def take_bags(values: I64, offsets: I64, which: I64) -> tuple[I64, I64]:
+    """Picks bags `which` (any order, repeats allowed) out of a jagged array."""
+    starts = offsets[which]
+    lengths = offsets[which + 1] - starts
+    new = np.zeros(which.size + 1, np.int64)
+    np.cumsum(lengths, out=new[1:])
+    index = np.arange(new[-1]) + np.repeat(starts - new[:-1], lengths)
+    return values[index], new
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows to predict: candidates, and the context each belongs to.
+
+    context_row: int64 [rows], index into the context block's rows; None means row r has context r.
+    plain_rows: with context_row, how many leading rows are of plain batches; row r of them has context r.
+    """
+
+    context: Block
+    candidate: Block
+    context_row: I64 | None = None
+    plain_rows: int = 0
+
+    def __post_init__(self) -> None:
+        if self.context_row is None and self.context.rows != self.candidate.rows:
+            raise ValueError(
+                f"{self.context.rows} context rows for {self.candidate.rows} candidates need context_row"
+            )
+        if self.context_row is not None and self.context_row.shape != (self.candidate.rows,):
+            raise ValueError(f"context_row has shape {self.context_row.shape}")
+        if not 0 <= self.plain_rows <= (0 if self.context_row is None else self.rows):
+            raise ValueError(f"{self.plain_rows} of {self.rows} rows cannot be plain rows before others")
+
+    @property
+    def rows(self) -> int:
+        return self.candidate.rows
+
+    def exploded(self) -> Batch:
+        """The same rows with each context repeated: the slow, obvious form."""
+        if self.context_row is None:
+            return self
+        return Batch(self.context.take(self.context_row), self.candidate)
+
+    @staticmethod
+    def concat(batches: Sequence[Batch]) -> Batch:
+        """Rows of all batches, in order; contexts stay shared. Leading plain batches stay plain rows."""
+        if len(batches) == 1:
+            return batches[0]
+        context = Block.concat([b.context for b in batches])
+        candidate = Block.concat([b.candidate for b in batches])
+        if all(b.context_row is None for b in batches):
+            return Batch(context, candidate)
+        rows, base, plain, leading = [], 0, 0, True
+        for b in batches:
+            if leading:
+                plain += b.rows if b.context_row is None else b.plain_rows
+                leading = b.context_row is None
+            own = np.arange(b.rows) if b.context_row is None else b.context_row
+            rows.append(own + base)
+            base += b.context.rows
+        return Batch(context, candidate, np.concatenate(rows), plain)

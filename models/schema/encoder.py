@@ -1,0 +1,284 @@
+"""Raw features -> a batch: the one place where values become ranks and numbers are transformed.
+
+Columns of a request (lists), of data (Arrow) or ready ids (the inference protocol) go in; a `Block`
+of model-ready numbers comes out. Training, evaluation and serving all pass through here, so what is
+learned is what is served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import isfinite
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from polyrec.models.errors import DataError, FeatureError
+from polyrec.models.schema.batch import F32, I64, Batch, Block, take_bags
+from polyrec.models.schema.schema import ROLES, Categorical, Dense, Role, Schema
+from polyrec.models.schema.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class Standard:
+    """Mean and standard deviation of a dense feature over the training rows, after log1p."""
+
+    mean: float = 0.0
+    deviation: float = 1.0
+
+
+class DenseTransform:
+    """The transforms of one role's dense features, applied to whole arrays."""
+
+    def __init__(self, features: Sequence[Dense], standards: Mapping[str, Standard]) -> None:
+        self.names = tuple(f.name for f in features)
+        self._log = np.array(["log1p" in f.transform for f in features], bool)
+        unit = Standard()
+        used = [standards[f.name] if "standardise" in f.transform else unit for f in features]
+        self._mean = np.array([s.mean for s in used], np.float64)
+        self._scale = 1.0 / np.array([s.deviation for s in used], np.float64)
+        self._missing = np.array([f.missing for f in features], np.float64)
+        self._any_log = bool(self._log.any())
+
+    def __call__(self, raw: NDArray[np.floating[Any]]) -> F32:
+        """raw: [rows, features], NaN where missing -> float32 [rows, features], finite.
+
+        Raises FeatureError naming the first feature with a value that is infinite or too large.
+        """
+        if not self.names:
+            return np.empty((raw.shape[0], 0), np.float32)
+        x = raw.astype(np.float64)
+        if self._any_log:
+            np.maximum(x, 0.0, out=x, where=self._log)
+            np.log1p(x, out=x, where=self._log)
+        # What overflows becomes infinite, and is then refused by name.
+        with np.errstate(over="ignore", invalid="ignore"):
+            x -= self._mean
+            x *= self._scale
+            out = x.astype(np.float32)
+            # A finite sum tells in one pass that nothing is missing, infinite or too large.
+            if isfinite(out.sum()):
+                return out
+            np.copyto(x, np.broadcast_to(self._missing, x.shape), where=np.isnan(raw))
+            out = x.astype(np.float32)
+        if not np.isfinite(out).all():
+            row, column = np.argwhere(~np.isfinite(out))[0]
+            raise FeatureError(
+                self.names[column], f"value {raw[row, column]} is not a finite number (row {row})"
+            )
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """Where one role's features stand in the tensors of the inference protocol.
+
+    dense, singles: int64, columns of `dense` and `sparse`. rows: uint64, rows of each single's table.
+    """
+
+    dense: I64
+    singles: I64
+    rows: NDArray[np.uint64]
+
+    @staticmethod
+    def of(schema: Schema, role: Role, vocabularies: Mapping[str, Vocabulary]) -> _Given:
+        layout = schema.layout(role)
+        dense = [d.name for d in schema.dense]
+        singles = [f.name for f in schema.categorical if not f.multi]
+        return _Given(
+            np.array([dense.index(d.name) for d in layout.dense], np.int64),
+            np.array([singles.index(f.name) for f in layout.singles], np.int64),
+            np.array([vocabularies[f.table_name].rows for f in layout.singles], np.uint64),
+        )
+
+
+class Encoder:
+    """A schema with its vocabularies and statistics: everything needed to read a request."""
+
+    def __init__(
+        self,
+        schema: Schema,
+        vocabularies: Mapping[str, Vocabulary],
+        standards: Mapping[str, Standard],
+    ) -> None:
+        self.schema = schema
+        self.vocabularies = dict(vocabularies)
+        self.standards = dict(standards)
+        self._names = {role: schema.layout(role).names for role in ROLES}
+        self._given = {role: _Given.of(schema, role, self.vocabularies) for role in ROLES}
+        self._transform = {
+            "context": DenseTransform(schema.context.dense, standards),
+            "candidate": DenseTransform(schema.candidate.dense, standards),
+        }
+
+    def prepare(self) -> None:
+        """Does now what the first request would otherwise wait for."""
+        for vocabulary in self.vocabularies.values():
+            vocabulary.known()
+
+    def vocabulary(self, feature: Categorical) -> Vocabulary:
+        return self.vocabularies[feature.table_name]
+
+    def block(self, role: Role, columns: Mapping[str, Sequence[Any] | None], rows: int) -> Block:
+        """Columns of a request -> the block of one role.
+
+        columns: feature name -> `rows` raw values (lists of values for a multi-valued feature);
+        a feature left out or None is missing in every row. Types are checked by the request parser.
+        Raises FeatureError: a wrong number of values, a refused value, a number that is not finite.
+        """
+        layout = self.schema.layout(role)
+        for name in self._names[role]:
+            column = columns.get(name)
+            if column is not None and len(column) != rows:
+                raise FeatureError(name, f"{len(column)} values for {rows} rows")
+        raw = np.full((rows, len(layout.dense)), np.nan)
+        for i, d in enumerate(layout.dense):
+            values = columns.get(d.name)
+            if values is not None:
+                try:
+                    raw[:, i] = np.array(values, np.float64)
+                except OverflowError:
+                    raise FeatureError(d.name, "a value is too large for a number") from None
+        ranks = np.empty((rows, len(layout.singles)), np.int64)
+        for i, f in enumerate(layout.singles):
+            values = columns.get(f.name)
+            ranks[:, i] = self.vocabulary(f).encode(f.name, [None] * rows if values is None else values)
+        bags = [self._bags(f, columns.get(f.name), rows) for f in layout.bags]
+        return Block(self._transform[role](raw), ranks, *interleave(bags))
+
+    def _bags(
+        self, f: Categorical, column: Sequence[Sequence[Any] | None] | None, rows: int
+    ) -> tuple[I64, I64]:
+        lists = [()] * rows if column is None else [v or () for v in column]
+        lengths = np.fromiter(map(len, lists), np.int64, count=rows)
+        if rows and lengths.max() > f.max_length:
+            row = int(lengths.argmax())
+            raise FeatureError(
+                f.name, f"{int(lengths[row])} values exceed max_length {f.max_length} (row {row})"
+            )
+        flat = [value for values in lists for value in values]
+        return self.vocabulary(f).encode(f.name, flat), lengths
+
+    def from_arrow(self, data: pa.RecordBatch) -> Batch:
+        """Rows of data -> a plain batch. Multi-valued features beyond max_length keep their head."""
+        return Batch(self.arrow_block("context", data), self.arrow_block("candidate", data))
+
+    def arrow_block(self, role: Role, data: pa.RecordBatch) -> Block:
+        """The columns of one role, as `from_arrow` encodes them."""
+        layout = self.schema.layout(role)
+        raw = np.empty((data.num_rows, len(layout.dense)))
+        for i, d in enumerate(layout.dense):
+            raw[:, i] = data.column(d.name).cast(pa.float64()).to_numpy(zero_copy_only=False)
+        ranks = np.empty((data.num_rows, len(layout.singles)), np.int64)
+        for i, f in enumerate(layout.singles):
+            ranks[:, i] = self._checked(f, self.vocabulary(f).encode_arrow(data.column(f.name)))
+        bags = [self._arrow_bags(f, data.column(f.name)) for f in layout.bags]
+        return Block(self._transform[role](raw), ranks, *interleave(bags))
+
+    def _arrow_bags(self, f: Categorical, column: pa.Array) -> tuple[I64, I64]:
+        flat = column.flatten()
+        values = self._checked(f, self.vocabulary(f).encode_arrow(flat))
+        lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+        kept = np.minimum(lengths.astype(np.int64), f.max_length)
+        if kept.sum() != values.size:
+            starts = np.concatenate(([0], np.cumsum(lengths)[:-1])).astype(np.int64)
+            values = values[np.arange(kept.sum()) + np.repeat(starts - (np.cumsum(kept) - kept), kept)]
+        return values, kept
+
+    def _checked(self, f: Categorical, ranks: I64) -> I64:
+        if ranks.size and ranks.min() < 0:
+            raise DataError(f"feature '{f.name}': a value is missing or unknown, and the table refuses it")
+        return ranks
+
+    def from_ids(self, dense: F32, sparse: I64, bags: Mapping[str, tuple[I64, I64]]) -> Batch:
+        """Ready ids (the inference protocol) -> a plain batch.
+
+        dense: float32 [rows, dense features], sparse: int64 [rows, single-valued features], both in
+        the order of the schema file; bags: feature -> (values int64 [total], lengths int64 [rows]).
+        Raises FeatureError: an id out of range, lengths that do not add up, a non-finite number.
+        """
+        given = self._given
+        context, candidate = (
+            self.ids_block(role, dense[:, given[role].dense], sparse[:, given[role].singles], bags)
+            for role in ROLES
+        )
+        return Batch(context, candidate)
+
+    def ids_block(self, role: Role, raw: F32, ids: I64, bags: Mapping[str, tuple[I64, I64]]) -> Block:
+        """Ready ids of one role -> its block.
+
+        raw: float32 [rows, the role's dense features], ids: int64 [rows, its single-valued features],
+        both in the order of the schema file; bags: at least its own, as for `from_ids`, which says
+        what is raised.
+        """
+        layout = self.schema.layout(role)
+        given = self._given[role]
+        if np.isnan(raw).any():
+            row, column = np.argwhere(np.isnan(raw))[0]
+            raise FeatureError(layout.dense[column].name, f"value nan is not a finite number (row {row})")
+        ranks = np.empty_like(ids)
+        # One comparison for all features: seen as unsigned, a negative id is a huge one.
+        in_range = not (ids.view(np.uint64) >= given.rows).any()
+        for i, f in enumerate(layout.singles):
+            vocabulary = self.vocabularies[f.table_name]
+            own = ids[:, i]
+            ranks[:, i] = vocabulary.rank_of_id[own] if in_range else vocabulary.ranks_of_ids(f.name, own)
+        pairs = []
+        for f in layout.bags:
+            values, lengths = bags[f.name]
+            self._check_lengths(f, values, lengths, ids.shape[0])
+            pairs.append((self.vocabulary(f).ranks_of_ids(f.name, values), lengths))
+        return Block(self._transform[role](raw), ranks, *interleave(pairs))
+
+    def _check_lengths(self, f: Categorical, values: I64, lengths: I64, rows: int) -> None:
+        if lengths.shape != (rows,):
+            raise FeatureError(f.name, f"{lengths.size} lengths for {rows} rows")
+        if rows and (lengths.min() < 0 or lengths.max() > f.max_length):
+            row = int(np.argmax((lengths < 0) | (lengths > f.max_length)))
+            raise FeatureError(
+                f.name, f"length {int(lengths[row])} is outside [0, {f.max_length}] (row {row})"
+            )
+        if int(lengths.sum()) != values.size:
+            raise FeatureError(f.name, f"lengths add up to {int(lengths.sum())}, values are {values.size}")
+
+    def unknown(self, batch: Batch) -> dict[str, int]:
+        """Out-of-vocabulary look-ups in a batch, by feature; features without any are left out."""
+        counts: dict[str, int] = {}
+        for layout, block in (
+            (self.schema.context, batch.context),
+            (self.schema.candidate, batch.candidate),
+        ):
+            if layout.singles:
+                oov = np.array([self.vocabulary(f).oov_rank for f in layout.singles])
+                hits = (block.ranks == oov).sum(axis=0)
+                counts |= {f.name: int(n) for f, n in zip(layout.singles, hits, strict=True) if n}
+            for i, f in enumerate(layout.bags):
+                which = np.arange(i, block.bag_offsets.size - 1, len(layout.bags))
+                values, _ = take_bags(block.bag_values, block.bag_offsets, which)
+                if n := int((values == self.vocabulary(f).oov_rank).sum()):
+                    counts[f.name] = n
+        return counts
+
+
+def interleave(bags: Sequence[tuple[I64, I64]]) -> tuple[I64, I64]:
+    """Per-feature (values, lengths [rows]) -> one jagged array, row by row, feature by feature."""
+    if not bags:
+        return np.empty(0, np.int64), np.zeros(1, np.int64)
+    if len(bags) == 1:
+        values, lengths = bags[0]
+        offsets = np.zeros(lengths.size + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        return values, offsets
+    rows = bags[0][1].size
+    values = np.concatenate([v for v, _ in bags])
+    if rows == 1:
+        ends = accumulate((v.size for v, _ in bags), initial=0)
+        return values, np.fromiter(ends, np.int64, count=len(bags) + 1)
+    offsets = np.zeros(rows * len(bags) + 1, np.int64)
+    np.cumsum(np.concatenate([n for _, n in bags]), out=offsets[1:])
+    which = (np.arange(rows)[:, None] + np.arange(len(bags)) * rows).ravel()
+    return take_bags(values, offsets, which)

@@ -1,0 +1,112 @@
+"""Which features to deduplicate together, decided by what repeats in a sample of real batches.
+
+Deduplicating a group costs an index entry a row and saves the repeats of its rows; two groups that
+change at the same rows save one index by being one. So the choice is measured, not declared: features
+that change together end up in one group, features that repeat on their own in groups of their own, and
+features that hardly repeat in none. (RecD, MLSys'23, section 4.2, groups by hand.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
+
+import numpy as np
+
+from polyrec.models.schema.batch import I64
+from polyrec.models.schema.distinct import Column, Jagged, distinct, rows_of
+from polyrec.models.schema.features import Columns
+
+INDEX_BYTES = 4
+"""Of a row's place among the distinct rows, as it is stored and sent."""
+
+Names = frozenset[str]
+
+
+def choose(
+    plain: Mapping[str, int], together: Callable[[Names], int], least_saved: int = 1
+) -> tuple[tuple[str, ...], ...]:
+    """The groups to deduplicate, in the order of their first feature; features left out stay plain.
+
+    plain: feature -> its bytes as it is. together: bytes of a group when deduplicated, index included.
+    Greedy: of all pairs of groups the one whose union saves most is merged, until none saves
+    `least_saved` bytes; a group that does not save that much against plain is left out.
+    """
+    groups: list[Names] = [frozenset((name,)) for name in plain]
+    bytes_ = {group: together(group) for group in groups}
+
+    def cost(group: Names) -> int:
+        return min(bytes_[group], sum(plain[name] for name in group))
+
+    pairs: dict[tuple[Names, Names], int] = {}
+
+    def consider(a: Names, b: Names) -> None:
+        bytes_[a | b] = together(a | b)
+        pairs[a, b] = cost(a) + cost(b) - cost(a | b)
+
+    for a, b in combinations(groups, 2):
+        consider(a, b)
+    while pairs:
+        a, b = max(pairs, key=lambda pair: pairs[pair])
+        if pairs[a, b] < least_saved:
+            break
+        groups = [g for g in groups if g not in (a, b)]
+        pairs = {pair: saved for pair, saved in pairs.items() if not {a, b} & set(pair)}
+        for other in groups:
+            consider(other, a | b)
+        groups.append(a | b)
+    paying = [g for g in groups if sum(plain[name] for name in g) - bytes_[g] >= least_saved]
+    order = list(plain)
+    named = [tuple(sorted(g, key=order.index)) for g in paying]
+    return tuple(sorted(named, key=lambda g: order.index(g[0])))
+
+
+class Repeats:
+    """How features of some batches repeat, alone and together.
+
+    Repeats count within a batch: across batches nothing is shared.
+    """
+
+    def __init__(self, batches: Sequence[Columns]) -> None:
+        self.features = tuple(batches[0])
+        self.rows = sum(rows_of(batch[self.features[0]]) for batch in batches)
+        self._bytes = [{name: _row_bytes(c) for name, c in batch.items()} for batch in batches]
+        self._codes: list[dict[Names, tuple[I64, I64]]] = [
+            {frozenset((n,)): distinct([c], rows_of(c)) for n, c in batch.items()} for batch in batches
+        ]
+
+    def plain(self) -> dict[str, int]:
+        """Feature -> bytes of all its values."""
+        return {n: sum(int(batch[n].sum()) for batch in self._bytes) for n in self.features}
+
+    def together(self, group: Names) -> int:
+        """Bytes of a group deduplicated: its distinct rows and an index entry a row."""
+        kept = INDEX_BYTES * self.rows
+        for batch, bytes_ in enumerate(self._bytes):
+            first, _ = self._distinct(batch, group)
+            kept += sum(int(bytes_[name][first].sum()) for name in group)
+        return kept
+
+    def factor(self, group: Names) -> float:
+        """Rows / distinct rows of the group: RecD's dedup factor, as measured."""
+        return self.rows / sum(self._distinct(batch, group)[0].size for batch in range(len(self._bytes)))
+
+    def groups(self) -> tuple[tuple[str, ...], ...]:
+        """The groups that `choose` takes on these batches."""
+        return choose(self.plain(), self.together)
+
+    def _distinct(self, batch: int, group: Names) -> tuple[I64, I64]:
+        codes = self._codes[batch]
+        if group not in codes:
+            # A union's rows are pairs of the rows of its parts: no value is looked at again.
+            head = max((known for known in codes if known < group), key=len)
+            parts: list[Column] = [self._distinct(batch, part)[1] for part in (head, group - head)]
+            codes[group] = distinct(parts, rows_of(parts[0]))
+        return codes[group]
+
+
+def _row_bytes(column: Column) -> I64:
+    """int64 [rows]: bytes of each row's values; a list also has its length to keep."""
+    if isinstance(column, Jagged):
+        return column.lengths * column.values.itemsize + INDEX_BYTES
+    return np.full(column.shape[0], column.nbytes // max(column.shape[0], 1), np.int64)

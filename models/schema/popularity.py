@@ -1,0 +1,304 @@
+"""The calibrator: counts accesses over training rows, and so puts every table in popularity order.
+
+One streaming pass gives everything an encoder needs besides the schema: a vocabulary a table, with
+the rows of the table ranked by accesses, and mean and deviation of the dense features. Accesses are
+those that serving makes: a context's are counted once a request, not once a candidate. All rows count
+unless a sample is asked for (FAE, VLDB'22, section 3, takes 5% of the inputs): which values get a row at
+all is decided on all training rows anyway, so a sample saves no pass, and cannot tell rare rows apart.
+
+A calibration is kept in one safetensors file; a bundle keeps its vocabularies in the same arrays.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pydantic import Field
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from polyrec.models.data.counts import AccessCounts
+from polyrec.models.data.moments import Moments
+from polyrec.models.data.reader import Reader
+from polyrec.models.data.split import TRAIN, Splitter
+from polyrec.models.errors import DataError
+from polyrec.models.files import Strict, whole
+from polyrec.models.schema.batch import I64
+from polyrec.models.schema.encoder import Standard
+from polyrec.models.schema.schema import ROLES, Role, Schema
+from polyrec.models.schema.vocabulary import Vocabulary
+
+HOTTEST = (0.01, 0.05, 0.10)
+
+FORMAT = "polyrec-calibration-1"
+
+Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What one pass over the training rows has found.
+
+    vocabularies: by table, in popularity order. standards: by dense feature.
+    rows: training rows seen. sampled_rows: those whose accesses were counted for the order.
+    """
+
+    vocabularies: dict[str, Vocabulary]
+    standards: dict[str, Standard]
+    rows: int
+    sampled_rows: int
+
+
+def calibrate(
+    reader: Reader,
+    schema: Schema,
+    splitter: Splitter,
+    *,
+    which: Sequence[int] = (TRAIN,),
+    sample: float | None = None,
+    seed: int = 0,
+    progress: Callable[[int], object] | None = None,
+) -> Calibration:
+    """Counts over the rows of the splits `which`, in one pass.
+
+    sample: share of the rows whose accesses make the order, in (0, 1]; None takes all.
+    A context feature is accessed once for each run of rows with the same value of the schema's group.
+    Of equally popular rows the one looked up last, in the order of the data, comes first; ids go by the
+    count over all training rows, ties by value. `progress` is told the rows of each batch read.
+    Raises DataError: no rows in the splits asked for.
+    """
+    if sample is not None and not 0.0 < sample <= 1.0:
+        raise DataError(f"a sample of {sample} is not a share in (0, 1]")
+    counters = {table: AccessCounts(features) for table, features in schema.tables.items()}
+    moments = [Moments(d) for d in schema.dense]
+    random = np.random.default_rng(seed)
+    requests = _Requests(schema.group)
+    rows = sampled_rows = 0
+    for data in reader.batches(schema.columns):
+        sampled = random.random(data.num_rows) < (1.0 if sample is None else sample)
+        wanted = np.isin(splitter(data), which)
+        if not wanted.all():
+            data, sampled = data.filter(pa.array(wanted)), sampled[wanted]
+        rows += data.num_rows
+        sampled_rows += int(sampled.sum())
+        first = sampled & requests.first(data)
+        for features, counter in zip(schema.tables.values(), counters.values(), strict=True):
+            for feature in features:
+                own = first if feature.role == "context" else sampled
+                counter.add(feature, data.column(feature.name), own)
+        for moment in moments:
+            moment.add(data.column(moment.feature.name).to_numpy(zero_copy_only=False))
+        if progress is not None:
+            progress(wanted.size)
+    if not rows:
+        raise DataError(f"{reader.path}: there are no rows to calibrate on")
+    return Calibration(
+        {table: counter.vocabulary(table, sampled_rows == rows) for table, counter in counters.items()},
+        {moment.feature.name: moment.standard() for moment in moments},
+        rows,
+        sampled_rows,
+    )
+
+
+class _Requests:
+    """Finds the first row of each request in batches that stream by: rows of one group follow one another."""
+
+    def __init__(self, group: str | None) -> None:
+        self._group = group
+        self._last: Any = None
+
+    def first(self, data: pa.RecordBatch) -> NDArray[np.bool_]:
+        """bool [rows]; every row where the schema knows no requests."""
+        if self._group is None or not data.num_rows:
+            return np.ones(data.num_rows, bool)
+        codes = data.column(self._group).dictionary_encode()
+        number = codes.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+        last, self._last = self._last, codes.dictionary[number[-1]].as_py() if number[-1] >= 0 else None
+        head = number[0] < 0 or codes.dictionary[number[0]].as_py() != last
+        first: NDArray[np.bool_] = np.append(head, number[1:] != number[:-1]) | (number < 0)
+        return first
+
+
+def lookups_counted(schema: Schema, accesses: Mapping[str, int]) -> dict[Role, float]:
+    """How many contexts and how many candidates a calibration has counted the look-ups of.
+
+    accesses: of each table, the sum of its counts. A single-valued feature is looked up once for each, so a
+    table of such features tells; the smallest number that one tells, since unseen values are counted ahead.
+    0 where no table tells.
+    """
+    found: dict[Role, float] = {}
+    for role in ROLES:
+        told = [
+            accesses[table] / len(features)
+            for table, features in schema.tables.items()
+            if accesses[table]
+            and not any(f.multi for f in features)
+            and (schema.group is None or {f.role for f in features} == {role})
+        ]
+        found[role] = min(told, default=0.0)
+    for role, other in (ROLES, ROLES[::-1]):
+        found[role] = found[role] or found[other]
+    return found
+
+
+def skew(counts: I64) -> dict[float, float]:
+    """Share of the accesses that go to the hottest 1%, 5% and 10% of a table's rows.
+
+    counts: int64 [rows], in rank order. A table without accesses has share 0.
+    """
+    ends = np.cumsum(counts)
+    total = max(int(ends[-1]), 1)
+    return {share: int(ends[max(round(counts.size * share), 1) - 1]) / total for share in HOTTEST}
+
+
+class VocabularyDescriptor(Strict):
+    """What the arrays of one vocabulary do not say themselves.
+
+    values: `range` are the integers 0 ... size-1, which need no array.
+    """
+
+    type: Literal["string", "integer"]
+    size: Annotated[int, Field(ge=0)]
+    values: Literal["range", "integers", "strings"]
+    specials: bool = True
+    oov: Literal["row", "refuse"] = "row"
+
+
+def vocabulary_tensors(
+    vocabularies: Mapping[str, Vocabulary],
+) -> tuple[Arrays, dict[str, VocabularyDescriptor]]:
+    """Vocabularies -> arrays to store, and a descriptor by table.
+
+    For table t: `t.rank_of_id` int32 or int64 [rows], `t.counts` int64 [rows]; integer values as
+    `t.values` int64 [size]; strings as `t.values` uint8 (UTF-8, one after the other) and `t.offsets`
+    int64 [size + 1].
+    """
+    arrays: Arrays = {}
+    descriptors: dict[str, VocabularyDescriptor] = {}
+    for table, v in vocabularies.items():
+        arrays[f"{table}.rank_of_id"] = v.rank_of_id.astype(np.min_scalar_type(-max(v.rows, 1 << 16)))
+        arrays[f"{table}.counts"] = v.counts
+        kind: Literal["range", "integers", "strings"] = "range"
+        if v.values is not None and v.type == "integer":
+            kind = "integers"
+            arrays[f"{table}.values"] = v.values.to_numpy(zero_copy_only=False).astype(np.int64)
+        elif v.values is not None:
+            kind = "strings"
+            binary = v.values.cast(pa.large_string())
+            _, offsets, data = binary.buffers()
+            ends = np.frombuffer(offsets, np.int64, v.size + 1, binary.offset * 8)
+            arrays[f"{table}.offsets"] = ends - ends[0]
+            arrays[f"{table}.values"] = np.frombuffer(data or b"", np.uint8)[ends[0] : ends[-1]]
+        descriptors[table] = VocabularyDescriptor(
+            type=v.type, size=v.size, values=kind, specials=v.specials, oov=v.oov
+        )
+    return arrays, descriptors
+
+
+def vocabularies_from_tensors(
+    arrays: Mapping[str, NDArray[Any]], descriptors: Mapping[str, VocabularyDescriptor]
+) -> dict[str, Vocabulary]:
+    """The inverse of `vocabulary_tensors`. Raises DataError where the arrays do not fit together."""
+    vocabularies = {}
+    for table, d in descriptors.items():
+        try:
+            vocabularies[table] = Vocabulary(
+                table,
+                d.type,
+                d.size,
+                arrays[f"{table}.rank_of_id"].astype(np.int64),
+                arrays[f"{table}.counts"].astype(np.int64),
+                _values(table, d, arrays),
+                d.specials,
+                d.oov,
+            )
+        except KeyError as e:
+            raise DataError(f"the vocabulary of table '{table}' lacks its array {e}") from None
+        except (ValueError, pa.ArrowException) as e:
+            raise DataError(f"the vocabulary of table '{table}' is corrupt: {e}") from None
+    return vocabularies
+
+
+def _values(table: str, d: VocabularyDescriptor, arrays: Mapping[str, NDArray[Any]]) -> pa.Array | None:
+    if d.values == "range":
+        return None
+    values = arrays[f"{table}.values"]
+    if d.values == "integers":
+        return pa.array(values, pa.int64())
+    offsets = np.ascontiguousarray(arrays[f"{table}.offsets"], np.int64)
+    if offsets.shape != (d.size + 1,) or offsets[0] != 0 or offsets[-1] != values.size:
+        raise ValueError("its offsets do not cover its values")
+    if (np.diff(offsets) < 0).any():
+        raise ValueError("its offsets decrease")
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(values, np.uint8))]
+    strings = pa.Array.from_buffers(pa.large_string(), d.size, buffers)
+    strings.validate(full=True)
+    return strings.cast(pa.string())
+
+
+def save_calibration(calibration: Calibration, path: str | Path) -> None:
+    """Writes one safetensors file, its description in the header; whole or not at all."""
+    arrays, descriptors = vocabulary_tensors(calibration.vocabularies)
+    header = {
+        "format": FORMAT,
+        "rows": calibration.rows,
+        "sampled_rows": calibration.sampled_rows,
+        "standards": {n: [s.mean, s.deviation] for n, s in calibration.standards.items()},
+        "vocabularies": {t: d.model_dump() for t, d in descriptors.items()},
+    }
+    path = Path(path)
+    try:
+        with whole(path) as partial:
+            partial.touch()
+            mode = partial.stat().st_mode
+            save_file(arrays, partial, {"calibration": json.dumps(header)})
+            partial.chmod(mode)  # safetensors leaves a file that only its owner can read
+    except (OSError, SafetensorError) as e:
+        raise DataError(f"cannot write '{path}': {e}") from None
+
+
+def load_calibration(path: str | Path, schema: Schema | None = None) -> Calibration:
+    """Reads what `save_calibration` wrote.
+
+    Raises DataError: no such file, not one of these, or one of another schema than `schema`.
+    """
+    try:
+        with safe_open(path, "np") as f:
+            header = json.loads((f.metadata() or {}).get("calibration", "{}"))
+            arrays = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        raise DataError(f"no calibration file '{path}'") from None
+    except (OSError, SafetensorError, ValueError) as e:
+        raise DataError(f"'{path}' is not a calibration file: {e}") from None
+    if header.get("format") != FORMAT:
+        raise DataError(f"'{path}' is not a calibration file (of format {FORMAT})")
+    descriptors = {t: VocabularyDescriptor.model_validate(d) for t, d in header["vocabularies"].items()}
+    calibration = Calibration(
+        vocabularies_from_tensors(arrays, descriptors),
+        {n: Standard(mean, deviation) for n, (mean, deviation) in header["standards"].items()},
+        header["rows"],
+        header["sampled_rows"],
+    )
+    if schema is not None:
+        _check_schema(calibration, schema, f"'{path}' was made with another schema")
+    return calibration
+
+
+def _check_schema(calibration: Calibration, schema: Schema, where: str) -> None:
+    for table, (head, *_) in schema.tables.items():
+        v = calibration.vocabularies.get(table)
+        if v is None:
+            raise DataError(f"{where}: it has no table '{table}'")
+        fixed = v.size if v.values is None else None
+        if (v.type, v.oov, fixed) != (head.type, head.oov, head.cardinality):
+            raise DataError(f"{where}: table '{table}' has another type, cardinality or oov rule")
+    for d in schema.dense:
+        if d.name not in calibration.standards:
+            raise DataError(f"{where}: it has no dense feature '{d.name}'")

@@ -1,0 +1,171 @@
+"""The vocabulary of one table: raw value -> id -> rank.
+
+Ids are stable: the position of a value in the order in which the vocabulary was built, and what a
+client of the inference protocol sends. Ranks are internal to one generation: row 0 of the stored
+table is the row with most accesses. Two rows are special, `missing` (no value given) and `oov` (a
+value never seen); they take part in the popularity order like any other row.
+
+    ids     0 ... size-1   the values      size: missing      size+1: out of vocabulary
+    ranks   rank_of_id[id], a permutation of 0 ... rows-1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import repeat
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from polyrec.models.errors import FeatureError
+from polyrec.models.schema.batch import I64
+
+Whole = TypeVar("Whole", bound="np.signedinteger[Any]")
+REFUSED = -1
+QUOTED = 64
+"""Characters of an unknown value that a message repeats."""
+LISTED = 2**16
+"""Integers up to here are looked up one by one in a dictionary, beyond in whole arrays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """Values, ids and ranks of one table.
+
+    values: [size] raw values in id order; None means the integers 0 ... size-1 stand for themselves.
+    rank_of_id: int64 [rows], a permutation.
+    counts: int64 [rows], sampled accesses in rank order, never increasing.
+    specials: whether the table has a missing and an out-of-vocabulary row (an imported one has not).
+    oov: what an unknown value gets: the out-of-vocabulary row, or a refusal.
+    """
+
+    table: str
+    type: Literal["string", "integer"]
+    size: int
+    rank_of_id: I64
+    counts: I64
+    values: pa.Array | None = None
+    specials: bool = True
+    oov: Literal["row", "refuse"] = "row"
+    _ranks: dict[str | int | None, int] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _oov_rank: int = field(init=False, repr=False, compare=False, default=REFUSED)
+
+    def __post_init__(self) -> None:
+        if self.rank_of_id.shape != (self.rows,) or self.counts.shape != (self.rows,):
+            raise ValueError(f"table '{self.table}': {self.rows} rows, {self.rank_of_id.size} ranks")
+        if not np.array_equal(np.sort(self.rank_of_id), np.arange(self.rows)):
+            raise ValueError(f"table '{self.table}': rank_of_id is not a permutation")
+        if self.specials and self.oov == "row":
+            object.__setattr__(self, "_oov_rank", int(self.rank_of_id[self.oov_id]))
+
+    def known(self) -> dict[str | int | None, int]:
+        """Raw value -> rank; made when first needed (a server asks while it loads, training never)."""
+        if not self._ranks:
+            if self.values is not None or self.size <= LISTED:
+                values = range(self.size) if self.values is None else self.values.to_pylist()
+                self._ranks.update(zip(values, self.rank_of_id[: self.size].tolist(), strict=True))
+            self._ranks[None] = self.missing_rank
+        return self._ranks
+
+    def reordered(self, rank_of_id: I64, counts: I64) -> Vocabulary:
+        """The same values and ids in another order. Ready for requests if this one is: a server may change
+        over to it at once, and only what moved is looked up anew."""
+        other = replace(self, rank_of_id=rank_of_id, counts=counts)
+        if self._ranks:
+            known = self._ranks.copy()
+            if self.values is not None or self.size <= LISTED:
+                moved = np.flatnonzero(rank_of_id[: self.size] != self.rank_of_id[: self.size])
+                values = (
+                    moved.tolist() if self.values is None else self.values.take(pa.array(moved)).to_pylist()
+                )
+                known.update(zip(values, rank_of_id[moved].tolist(), strict=True))
+            known[None] = other.missing_rank
+            other._ranks.update(known)
+        return other
+
+    @property
+    def rows(self) -> int:
+        return self.size + (2 if self.specials else 0)
+
+    @property
+    def missing_id(self) -> int:
+        return self.size
+
+    @property
+    def oov_id(self) -> int:
+        return self.size + 1
+
+    @property
+    def missing_rank(self) -> int:
+        """Rank of the missing row, or -1 where a missing value is refused."""
+        return int(self.rank_of_id[self.missing_id]) if self.specials else REFUSED
+
+    @property
+    def oov_rank(self) -> int:
+        """Rank of the out-of-vocabulary row, or -1 where an unknown value is refused."""
+        return self._oov_rank
+
+    def encode(self, feature: str, values: Sequence[str | int | None]) -> I64:
+        """Raw values of a request -> ranks, int64 [len(values)]. Raises FeatureError."""
+        if self.values is None and self.size > LISTED:
+            ranks = self._encode_range(values)
+        else:
+            get = self.known().get
+            ranks = np.fromiter(map(get, values, repeat(self._oov_rank)), np.int64, count=len(values))
+        if self._oov_rank == REFUSED and ranks.size and ranks.min() < 0:
+            row = int(np.argmax(ranks < 0))
+            what = (
+                "a value is required"
+                if values[row] is None
+                else f"unknown value {str(values[row])[:QUOTED]!r}"
+            )
+            raise FeatureError(feature, f"{what} (position {row})")
+        return ranks
+
+    def _encode_range(self, values: Sequence[Any]) -> I64:
+        try:
+            ids = np.array(values, np.int64)
+        except (TypeError, OverflowError):  # a missing value, or one beyond 64 bits
+            ids = np.fromiter(
+                (self.missing_id if v is None else v if 0 <= v < self.size else -1 for v in values),
+                np.int64,
+                count=len(values),
+            )
+            known = (ids >= 0) & (ids < self.size + self.specials)
+        else:
+            known = (ids >= 0) & (ids < self.size)
+        return np.where(known, self.rank_of_id[np.where(known, ids, 0)], self.oov_rank)
+
+    def encode_arrow(self, values: pa.Array) -> I64:
+        """A column of data -> ranks, int64 [len(values)]; nulls are missing, unknown values oov."""
+        missing = values.is_null().to_numpy(zero_copy_only=False)
+        if self.values is None:
+            ids = pc.fill_null(values.cast(pa.int64()), -1).to_numpy(zero_copy_only=False)
+            known = (ids >= 0) & (ids < self.size)
+        else:
+            found = pc.index_in(values.cast(self.values.type), value_set=self.values)
+            ids = pc.fill_null(found, -1).to_numpy(zero_copy_only=False).astype(np.int64)
+            known = ids >= 0
+        ranks = np.where(known, self.rank_of_id[np.where(known, ids, 0)], self.oov_rank)
+        return np.where(missing, self.missing_rank, ranks)
+
+    def ranks_of_ids(self, feature: str, ids: I64) -> I64:
+        """Ids of the inference protocol -> ranks, same shape. Raises FeatureError if out of range."""
+        # Seen as unsigned, a negative id is a huge one.
+        if ids.size and ids.view(np.uint64).max() >= self.rows:
+            bad = int(np.argmax((ids < 0) | (ids >= self.rows)))
+            raise FeatureError(
+                feature, f"id {int(ids.flat[bad])} is outside [0, {self.rows}) (position {bad})"
+            )
+        return self.rank_of_id[ids]
+
+
+def ids_of_ranks(rank_of_id: NDArray[Whole]) -> NDArray[Whole]:
+    """The inverse permutation: rank -> stable id, [rows], of the same type."""
+    ids = np.empty_like(rank_of_id)
+    ids[rank_of_id] = np.arange(rank_of_id.size)
+    return ids

@@ -1,0 +1,61 @@
+"""What a budget of fast memory holds: bytes in, the cuts of every table and the size of the cache out.
+
+Most of the host's budget goes to the hottest rows as calibration knows them; a tenth goes to the cache above
+the file, which follows what calibration could not know. The cache's books are paid from the same budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from polyrec.models.embeddings.cuts import tiers_within
+from polyrec.models.schema.vocabulary import Vocabulary
+from polyrec.models.tiers.disk.page_cache import DEFAULT, PAGE_BOOKS, SLOT_BOOKS
+from polyrec.models.tiers.disk.row_cache import ROW_BOOKS
+from polyrec.models.tiers.placement import PAGE_BYTES, TierCuts
+
+CACHED = 0.1
+"""Share of the host's budget for the cache: between 0.05 and 0.2 hit rates differ little (docs/tiers.md)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """cuts: rows of each table in each tier. cache_bytes: as polyrec.models.tiers.placement.Placement has
+    it. books: bytes of the cache's books; rows, cache and books together are the host's budget at most."""
+
+    cuts: dict[str, TierCuts]
+    cache_bytes: int
+    books: int
+
+
+def shared(
+    vocabularies: Mapping[str, Vocabulary],
+    row_bytes: int,
+    host_bytes: int,
+    device_bytes: int = 0,
+    cached: float = CACHED,
+) -> Share:
+    """Shares out `host_bytes` (and `device_bytes`) among rows, cache and books; other rows lie in the file.
+
+    row_bytes: of a stored row. cached: share of `host_bytes` that is the cache; one page at least.
+    """
+    total = sum(v.rows for v in vocabularies.values())
+    whole = {"device": device_bytes, "host": host_bytes, "disk": 0}
+    if device_bytes // row_bytes + host_bytes // row_bytes >= total:
+        return Share(_cuts(vocabularies, row_bytes, whole), PAGE_BYTES, 0)
+    page_bytes = -(-row_bytes // PAGE_BYTES) * PAGE_BYTES
+    a_page = page_bytes // row_bytes
+    slots = max(int(host_bytes * cached) // page_bytes, 1)
+    singly = DEFAULT.singly(slots)
+    # the file has whole tables
+    books = -(-total // a_page) * PAGE_BOOKS + (slots - singly) * SLOT_BOOKS + singly * a_page * ROW_BOOKS
+    rows = max(host_bytes - slots * page_bytes - books, 0)
+    return Share(_cuts(vocabularies, row_bytes, whole | {"host": rows}), slots * page_bytes, books)
+
+
+def _cuts(
+    vocabularies: Mapping[str, Vocabulary], row_bytes: int, budgets: Mapping[str, int]
+) -> dict[str, TierCuts]:
+    found = tiers_within(vocabularies, row_bytes, budgets)
+    return {table: TierCuts(**rows) for table, rows in found.items()}

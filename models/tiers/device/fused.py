@@ -1,0 +1,342 @@
+"""A batch's look-ups to the vectors that the interaction reads, in one pass on the device.
+
+Singles and bags of contexts and candidates become one list of bags in the order of their slots, so that a
+kernel gathers, de-quantises and pools all of them straight into place. Rows of the device tier are read where
+they are. Misses go one of two ways (ways.py):
+
+    direct    the kernel reads them from the slab in pinned host memory
+    copied    bags without a miss are summed at once; meanwhile the host gathers misses into pinned memory,
+              they are copied on a stream of their own, and the other bags are summed from both (Hotline)
+
+Nothing here waits for the device. On the cpu the same steps run in torch, in the same order.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyrec.models.embeddings.lookups import BlockLookups, Lookups
+from polyrec.models.embeddings.stage import Vectors
+from polyrec.models.schema.batch import F32, I64
+from polyrec.models.tiers.device.device_plan import DevicePlan, plans
+from polyrec.models.tiers.device.kernels import PRECISIONS, available, sums
+from polyrec.models.tiers.device.ways import COPIED, DIRECT, Ways
+from polyrec.models.tiers.layout import DEVICE, HOST, Places
+from polyrec.models.tiers.stack import TierStack
+from polyrec.models.tiers.view import View
+from polyrec.models.transfer import on_device
+
+PLANNED = 4096
+"""Look-ups from which on it is quicker to tell the device all rows than where they lie."""
+
+clock = time.perf_counter
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """All look-ups of a batch as bags, contexts first, each block row by row.
+
+    rows: int64 [look-ups]. offsets: int64 [bags + 1], None where every bag is a single value. scale: float32
+    [bags], None where nothing is a mean. shapes: (rows, slots) of contexts and candidates.
+    """
+
+    rows: I64
+    offsets: I64 | None
+    scale: F32 | None
+    shapes: tuple[tuple[int, int], tuple[int, int]]
+
+    @property
+    def bags(self) -> int:
+        return sum(rows * slots for rows, slots in self.shapes)
+
+    def having(self, lookups: I64) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """bool [bags]: which have one of these look-ups."""
+        has = np.zeros(self.rows.size, bool)
+        has[lookups] = True
+        if self.offsets is None:
+            return has
+        before = np.concatenate(([0], np.cumsum(has)))
+        return np.diff(before[self.offsets]) > 0
+
+
+def slots_of(lookups: Lookups) -> Slots:
+    """The look-ups in the order in which the interaction reads their vectors."""
+    blocks = (lookups.context, lookups.candidate)
+    shapes = [(b.singles.shape[0], b.singles.shape[1] + (b.bags.features if b.bags else 0)) for b in blocks]
+    both = (shapes[0], shapes[1])
+    if all(b.bags is None for b in blocks):
+        return Slots(lookups.singles(), None, None, both)
+    parts = [_in_slots(b) for b in blocks]
+    lengths = np.concatenate([p[1] for p in parts])
+    offsets = np.concatenate(([0], np.cumsum(lengths)))
+    scale = None
+    if any(b.bags is not None and b.bags.scale is not None for b in blocks):
+        scale = np.concatenate(
+            [_scale(b, slots).ravel() for b, (_, slots) in zip(blocks, shapes, strict=True)]
+        )
+    return Slots(np.concatenate([p[0] for p in parts]), offsets, scale, both)
+
+
+def _in_slots(block: BlockLookups) -> tuple[I64, I64]:
+    """(rows, how many of them each bag has), row by row: the single values, then the bags."""
+    rows, singles = block.singles.shape
+    bags = block.bags
+    if bags is None:
+        return block.singles.ravel(), np.ones(block.singles.size, np.int64)
+    lengths = np.ones((rows, singles + bags.features), np.int64)
+    lengths[:, singles:] = np.diff(bags.offsets).reshape(rows, bags.features)
+    single = np.zeros(lengths.shape, bool)
+    single[:, :singles] = True
+    of_single = np.repeat(single.ravel(), lengths.ravel())
+    out = np.empty(of_single.size, np.int64)
+    out[of_single], out[~of_single] = block.singles.ravel(), bags.rows
+    return out, lengths.ravel()
+
+
+def _scale(block: BlockLookups, slots: int) -> F32:
+    out = np.ones((block.singles.shape[0], slots), np.float32)
+    if block.bags is not None and block.bags.scale is not None:
+        out[:, block.singles.shape[1] :] = block.bags.scale
+    return out
+
+
+def fuses(stack: TierStack) -> bool:
+    """Whether fused look-ups pay: rows on a GPU, in a precision that the kernel reads."""
+    return stack.device.type == "cuda" and available() and stack.tiers.form.precision in PRECISIONS
+
+
+class FusedLookups:
+    """One lane's look-ups through a stack with a device tier. Its vectors are valid until the next batch.
+
+    ways: what is known of the two ways; `way` holds every batch to one of them, for measurements. planned:
+    from so many look-ups on, the device finds out where rows lie, if it can. taken: how many batches went
+    each way (those without a miss count as direct).
+    """
+
+    def __init__(self, stack: TierStack, way: int | None = None, planned: int = PLANNED) -> None:
+        if stack.tiers.device is None:
+            raise ValueError("these tiers have no rows on a device")
+        self.stack = stack
+        self.way = way
+        self.ways = Ways()
+        self.taken = [0, 0]
+        self._hot = stack.tiers.device
+        self._cuda = self._hot.is_cuda
+        self._reaches_host = stack.tiers.slab.pin() if self._cuda else True
+        self._out = torch.empty((0, stack.tiers.form.width), device=self._hot.device)
+        cuda: Any = torch.cuda
+        self._copying = cuda.Stream(self._hot.device) if self._cuda else None
+        self._timing: deque[_Timed] = deque()
+        self._plan: DevicePlan | None = None
+        self._planned = planned
+        self._near = stack.tiers.layout.tier == DEVICE
+        self._miss_rate: float | None = None
+        if self._reaches_host and plans(stack.tiers.layout):
+            self._plan = DevicePlan(stack.tiers.layout, stack.tiers.slab, self._hot.device)
+        if fuses(stack):
+            with self._here():
+                self._compile()
+
+    def _compile(self) -> None:
+        """Every form of the kernel that a batch may need, so that no request waits for a compiler."""
+        form, hot, slab = self.stack.tiers.form, self._hot, self.stack.tiers.slab.view
+        none, bags = np.zeros(2, np.int64), np.arange(2)
+        out = torch.empty((2, form.width), device=hot.device)
+        for offsets, scale in ((None, None), (np.arange(3), None), (np.arange(3), np.ones(2, np.float32))):
+            there = self._there(Slots(none, offsets, scale, ((0, 0), (1, 2))), none, bags)
+            self._sum(there, hot, there.which[0], out)
+            if self._reaches_host:
+                self._sum(there, slab, None, out)
+
+    def vectors(self, view: View, lookups: Lookups) -> tuple[Vectors, int]:
+        """The vectors of a batch, on the device, and how many look-ups got out-of-vocabulary rows instead.
+
+        Raises OSError if a page of the disk tier cannot be read.
+        """
+        slots = slots_of(lookups)
+        with self._here():
+            return self._vectors(view, slots)
+
+    def _here(self) -> AbstractContextManager[Any]:
+        """Kernels, events and streams are those of the rows' device."""
+        cuda: Any = torch.cuda
+        context: AbstractContextManager[Any] = cuda.device_of(self._hot)
+        return context
+
+    def _vectors(self, view: View, slots: Slots) -> tuple[Vectors, int]:
+        form = self.stack.tiers.form
+        if self._out.shape[0] < slots.bags:
+            more = 1 << (slots.bags - 1).bit_length()
+            self._out = torch.empty((more, form.width), device=self._hot.device)
+        out = self._out[: slots.bags]
+
+        if self._unplaced(view, slots):
+            self.stack.pool_unplaced(view, slots.rows, lambda: self._in_place(slots, out))
+            return self._split(slots, out), 0
+
+        def read(where: Places, changed: I64, below: Callable[[I64, Tensor], I64]) -> I64:
+            return self._read(slots, out, where, changed, below)
+
+        lost = self.stack.pool(view, slots.rows, read)
+        return self._split(slots, out), lost
+
+    def _split(self, slots: Slots, out: Tensor) -> Vectors:
+        (contexts, own), (rows, other) = slots.shapes
+        split, width = contexts * own, out.shape[1]
+        return Vectors(out[:split].view(contexts, own, width), out[split:].view(rows, other, width))
+
+    def _unplaced(self, view: View, slots: Slots) -> bool:
+        """Whether the device is to find out where rows lie; their misses are then read in place."""
+        count = slots.rows.size
+        if self._plan is None or view.layers or count < max(self._planned, 1):
+            return False
+        self.learn()
+        if self.way is not None:
+            return self.way == DIRECT
+        # how many miss is not known before: as many as lately
+        rate = self._miss_rate
+        return rate is not None and self.ways.choose(count, round(rate * count)) == DIRECT
+
+    def _in_place(self, slots: Slots, out: Tensor) -> None:
+        assert self._plan is not None
+        begun = self._mark()
+        there = self._there(slots, slots.rows)
+        codes, counts = self._plan.codes(there.rows)
+        self._sum(replace(there, rows=codes), self.stack.tiers.slab.view, None, out)
+        told = torch.empty(counts.shape, dtype=torch.int64, pin_memory=self._cuda)
+        told.copy_(counts, non_blocking=True)
+        self.taken[DIRECT] += 1
+        self._timing.append(_Timed(DIRECT, slots.rows.size, told, begun, self._mark()))
+
+    def _read(
+        self, slots: Slots, out: Tensor, where: Places, changed: I64, below: Callable[[I64, Tensor], I64]
+    ) -> I64:
+        """Fills `out`; gives the look-ups that were lost. changed: look-ups of rows that have new values."""
+        self.learn()
+        cold = where.tier != DEVICE
+        cold[changed] = True
+        misses = np.flatnonzero(cold)
+        way = self._way(where, misses, changed)
+        self.taken[way] += 1
+        begun = self._mark()
+        if way == DIRECT:
+            slab = self.stack.tiers.slab
+            codes = np.where(cold, -1 - slab.of_rows(where.local), where.local)
+            self._sum(self._there(slots, codes), slab.view, None, out)
+            lost = misses[:0]
+        else:
+            lost = self._copied(slots, out, where, misses, below)
+        self._timing.append(_Timed(way, slots.rows.size, misses.size, begun, self._mark()))
+        return lost
+
+    def _way(self, where: Places, misses: I64, changed: I64) -> int:
+        if not misses.size:
+            return DIRECT
+        # pages of the file come and go, and new values lie in no tier yet: only stored rows are read in place
+        if changed.size or not self._reaches_host or (where.tier[misses] != HOST).any():
+            return COPIED
+        return self.ways.choose(where.tier.size, misses.size) if self.way is None else self.way
+
+    def _copied(
+        self, slots: Slots, out: Tensor, where: Places, misses: I64, below: Callable[[I64, Tensor], I64]
+    ) -> I64:
+        form = self.stack.tiers.form
+        codes = where.local.copy()
+        codes[misses] = -1 - np.arange(misses.size)
+        touched = slots.having(misses)
+        popular, rest = np.flatnonzero(~touched), np.flatnonzero(touched)
+        there = self._there(slots, codes, popular, rest)
+        self._sum(there, self._hot, there.which[0], out)
+        staged = torch.empty((misses.size, form.units), dtype=form.unit, pin_memory=self._cuda)
+        lost = below(misses, staged)
+        if self._copying is not None:
+            ours = torch.cuda.current_stream(self._hot.device)
+            with torch.cuda.stream(self._copying):
+                copied = staged.to(self._hot.device, non_blocking=True)
+            ours.wait_stream(self._copying)
+            copied.record_stream(ours)
+        else:
+            copied = staged
+        self._sum(there, copied, there.which[1], out)
+        return misses[lost]
+
+    def _sum(self, there: _There, cold: Tensor, which: Tensor | None, out: Tensor) -> None:
+        if which is None or which.numel():
+            form = self.stack.tiers.form
+            sums(form, self._hot, cold, there.rows, there.offsets, there.scale, which, out)
+
+    def _there(self, slots: Slots, codes: I64, *which: I64) -> _There:
+        """What the kernel reads besides rows, on the device: one copy from pinned memory."""
+        parts = [codes, *([] if slots.offsets is None else [slots.offsets]), *which]
+        device = self._hot.device
+        scale = None if slots.scale is None else on_device(slots.scale, device)
+        if self._cuda:
+            # each part begins on 16 bytes: the kernel is compiled once, for pointers that do
+            starts = np.cumsum([0, *(p.size + p.size % 2 for p in parts)]).tolist()
+            packed = torch.empty(starts[-1], dtype=torch.int64, pin_memory=True)
+            for start, part in zip(starts, parts, strict=False):
+                packed.numpy()[start : start + part.size] = part
+            there = packed.to(device, non_blocking=True)
+            tensors = [there[start : start + part.size] for start, part in zip(starts, parts, strict=False)]
+        else:
+            tensors = [torch.from_numpy(p) for p in parts]
+        offsets = None if slots.offsets is None else tensors[1]
+        return _There(tensors[0], offsets, scale, tuple(tensors[1 if offsets is None else 2 :]))
+
+    def _mark(self) -> Any:
+        """A moment of the device's work: an event that is read later, or the time itself."""
+        if not self._cuda:
+            return clock()
+        cuda: Any = torch.cuda
+        event = cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def learn(self) -> None:
+        """Takes the times of batches that have ended; does not wait for others."""
+        while self._timing:
+            batch = self._timing[0]
+            if self._cuda:
+                if not batch.ended.query():
+                    return
+                seconds = batch.begun.elapsed_time(batch.ended) * 1e-3
+            else:
+                seconds = batch.ended - batch.begun
+            self._timing.popleft()
+            misses = batch.misses
+            if isinstance(misses, Tensor):
+                counts: I64 = misses.numpy()
+                self.stack.count(counts)
+                misses = int(counts[~self._near].sum())
+            if batch.lookups:
+                self._miss_rate = misses / batch.lookups
+            if misses:
+                self.ways.took(batch.way, batch.lookups, misses, seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    """A batch under way. misses: how many, or where the device tells the look-ups of each range."""
+
+    way: int
+    lookups: int
+    misses: int | Tensor
+    begun: Any
+    ended: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _There:
+    rows: Tensor
+    offsets: Tensor | None
+    scale: Tensor | None
+    which: tuple[Tensor, ...]

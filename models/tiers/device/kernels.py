@@ -1,0 +1,193 @@
+"""One kernel for a batch's look-ups on a GPU: gather, de-quantise and pool, from device or host memory.
+
+Each look-up names a row of the device tier or one of pinned host memory, which the GPU reads through unified
+addressing; a program sums the rows of a few bags (a single value is a bag of one) straight into the place
+where the interaction reads them. `pooled` is the same in torch, on any device: what the kernel is compared
+with, and what runs where there is no GPU. Triton is not a dependency: CUDA builds of torch bring it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyrec.models.embeddings.store import pool_gathered
+from polyrec.models.tiers.row_form import RowForm
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    triton = None
+
+PRECISIONS = ("fp32", "bf16", "int8")
+TILE = 1024
+"""Numbers that a program adds at once: eight a thread, so that several loads are under way."""
+
+
+def pooled(
+    form: RowForm,
+    hot: Tensor,
+    cold: Tensor,
+    rows: Tensor,
+    offsets: Tensor | None = None,
+    scale: Tensor | None = None,
+    which: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The sum of each bag, float32 [bags, width].
+
+    hot [n, units], cold [m, units]: rows of the device tier and of host memory, of the form's unit; those of
+    `cold` may overlap (a slab's view). rows: int64 [look-ups]; from 0 on they are rows of `hot`, below 0 row
+    -1 - r of `cold`. offsets: int64 [bags + 1]; None: every look-up is a bag of its own. scale: float32
+    [bags], times the sum. which: int64 [chosen], rising: only these bags are computed and written to `out`.
+    """
+    bags = rows.numel() if offsets is None else offsets.numel() - 1
+    if out is None:
+        out = torch.empty((bags, form.width), device=rows.device)
+    if which is not None:
+        if offsets is None:
+            rows = rows[which]
+        else:
+            lengths = offsets.diff()
+            chosen = torch.zeros(bags, dtype=torch.bool, device=rows.device)
+            chosen[which] = True
+            rows = rows[torch.repeat_interleave(chosen, lengths)]
+            offsets = torch.cat((offsets.new_zeros(1), lengths[which].cumsum(0)))
+        scale = None if scale is None else scale[which]
+    on_host = rows < 0
+    picked = torch.empty((rows.numel(), form.units), dtype=form.unit, device=rows.device)
+    picked[~on_host] = hot.index_select(0, rows[~on_host])
+    picked[on_host] = cold.index_select(0, (-1 - rows[on_host]).to(cold.device)).to(rows.device)
+    numbers = form.decode(picked)
+    sums = numbers if offsets is None else pool_gathered(numbers, offsets)
+    if scale is not None:
+        sums = sums * scale.unsqueeze(1)
+    if which is None:
+        return out.copy_(sums)
+    return out.index_copy_(0, which, sums)
+
+
+def available() -> bool:
+    """Whether Triton can be imported."""
+    return triton is not None
+
+
+if triton is not None:
+
+    @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+    def _rows(  # type: ignore[no-untyped-def]  # types are Triton's own
+        hot, cold, row, there,
+        HOT: tl.constexpr, COLD: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, INT8: tl.constexpr,
+    ):  # fmt: skip
+        column = tl.arange(0, BLOCK)[None, :]
+        inside = column < WIDTH
+        near, far = there & (row >= 0), there & (row < 0)
+        # of the two loads of a look-up one is masked away, and costs no memory
+        a, b = hot + row * HOT, cold + (-1 - row) * COLD
+        if INT8:
+            # a row begins with its scale, bf16 in two bytes, and its zero
+            low = tl.load(a, mask=near, other=0) + tl.load(b, mask=far, other=0)
+            high = tl.load(a + 1, mask=near, other=0) + tl.load(b + 1, mask=far, other=0)
+            zero = tl.load(a + 2, mask=near, other=0) + tl.load(b + 2, mask=far, other=0)
+            scale = ((high.to(tl.uint32) << 24) | (low.to(tl.uint32) << 16)).to(tl.float32, bitcast=True)
+            x = tl.load(a[:, None] + 3 + column, mask=near[:, None] & inside, other=0)
+            x += tl.load(b[:, None] + 3 + column, mask=far[:, None] & inside, other=0)
+            return (x.to(tl.float32) - zero.to(tl.float32)[:, None]) * scale[:, None]
+        x = tl.load(a[:, None] + column, mask=near[:, None] & inside, other=0.0).to(tl.float32)
+        return x + tl.load(b[:, None] + column, mask=far[:, None] & inside, other=0.0).to(tl.float32)
+
+    # batches differ in how many bags they have: nothing is to be compiled anew for that
+    @triton.jit(do_not_specialize=["bags"])  # type: ignore[untyped-decorator, unused-ignore]
+    def _pool(  # type: ignore[no-untyped-def]
+        out, hot, cold, rows, offsets, scale, which, bags,
+        WIDTH: tl.constexpr, HOT: tl.constexpr, COLD: tl.constexpr, BLOCK: tl.constexpr, BAGS: tl.constexpr,
+        INT8: tl.constexpr, SINGLE: tl.constexpr, SCALED: tl.constexpr, CHOSEN: tl.constexpr,
+    ):  # fmt: skip
+        place = tl.program_id(0).to(tl.int64) * BAGS + tl.arange(0, BAGS)
+        there = place < bags
+        bag = place
+        if CHOSEN:
+            bag = tl.load(which + place, mask=there, other=0)
+        if SINGLE:
+            row = tl.load(rows + bag, mask=there, other=0)
+            total = _rows(hot, cold, row, there, HOT, COLD, WIDTH, BLOCK, INT8)
+        else:
+            first = tl.load(offsets + bag, mask=there, other=0)
+            length = tl.load(offsets + bag + 1, mask=there, other=0) - first
+            total = tl.zeros((BAGS, BLOCK), dtype=tl.float32)
+            for i in range(tl.max(length, axis=0)):
+                within = i < length
+                row = tl.load(rows + first + i, mask=within, other=0)
+                total += _rows(hot, cold, row, within, HOT, COLD, WIDTH, BLOCK, INT8)
+        if SCALED:
+            total *= tl.load(scale + bag, mask=there, other=0.0)[:, None]
+        column = tl.arange(0, BLOCK)[None, :]
+        tl.store(out + bag[:, None] * WIDTH + column, total, mask=there[:, None] & (column < WIDTH))
+
+
+def pool(
+    form: RowForm,
+    hot: Tensor,
+    cold: Tensor,
+    rows: Tensor,
+    offsets: Tensor | None = None,
+    scale: Tensor | None = None,
+    which: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """As `pooled`, by the kernel. All on the GPU, but `cold`, which may be pinned host memory.
+
+    Raises ValueError for int4 rows; RuntimeError where there is no Triton.
+    """
+    if triton is None:
+        raise RuntimeError("there is no triton on this machine")
+    if form.precision not in PRECISIONS:
+        raise ValueError(f"the kernel reads {', '.join(PRECISIONS)} rows, not {form.precision}")
+    every = rows.numel() if offsets is None else offsets.numel() - 1
+    if out is None:
+        out = torch.empty((every, form.width), device=rows.device)
+    bags = every if which is None else which.numel()
+    if not bags:
+        return out
+    block = triton.next_power_of_2(form.width)
+    at_once = max(1, TILE // block)
+    kernel: Any = _pool
+    kernel[(triton.cdiv(bags, at_once),)](
+        out,
+        hot,
+        cold,
+        rows,
+        # what is not read must still be a pointer
+        rows if offsets is None else offsets,
+        out if scale is None else scale,
+        rows if which is None else which,
+        bags,
+        WIDTH=form.width,
+        HOT=hot.stride(0),
+        COLD=cold.stride(0),
+        BLOCK=block,
+        BAGS=at_once,
+        INT8=form.precision == "int8",
+        SINGLE=offsets is None,
+        SCALED=scale is not None,
+        CHOSEN=which is not None,
+    )
+    return out
+
+
+def sums(
+    form: RowForm,
+    hot: Tensor,
+    cold: Tensor,
+    rows: Tensor,
+    offsets: Tensor | None,
+    scale: Tensor | None,
+    which: Tensor | None,
+    out: Tensor,
+) -> Tensor:
+    """`pool` where it can run, else `pooled`."""
+    way = pool if rows.is_cuda and triton is not None and form.precision in PRECISIONS else pooled
+    return way(form, hot, cold, rows, offsets, scale, which, out)

@@ -1,0 +1,211 @@
+"""Batched reads of a file by io_uring: arrays of offsets in, bytes in memory out, no Python per read.
+
+The kernel's submission queue is an array of 64-byte records in shared memory. Here it is a numpy array, so
+that a batch of any number of reads is written by a few whole-array assignments and started by one system
+call, and the thread that waits sleeps in the kernel without Python's lock. Layouts and constants are those
+of linux/io_uring.h. Containers often forbid the calls: `open_ring` then raises OSError, and
+`polyrec.models.tiers.disk.reads` takes threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import threading
+
+import numpy as np
+
+from polyrec.models.schema.batch import I64
+
+_SETUP, _ENTER = 425, 426
+_OFF_CQ, _OFF_SQES = 0x8000000, 0x10000000
+_SINGLE_MMAP, _GETEVENTS, _READ = 1, 1, 22
+_HEAD, _TAIL, _MASK, _ENTRIES, _ARRAY, _CQES = 0, 1, 2, 3, 6, 5
+_SQ_OFF, _CQ_OFF = 10, 20
+"""Where the two tables of offsets begin in the parameters, counted in 32-bit words."""
+
+_SQE = np.dtype(
+    [
+        ("opcode", "u1"),
+        ("flags", "u1"),
+        ("ioprio", "u2"),
+        ("fd", "i4"),
+        ("off", "u8"),
+        ("addr", "u8"),
+        ("len", "u4"),
+        ("rw_flags", "u4"),
+        ("user_data", "u8"),
+        ("rest", "u8", 3),
+    ]
+)
+_CQE = np.dtype([("user_data", "u8"), ("res", "i4"), ("flags", "u4")])
+
+_syscall = ctypes.CDLL(None, use_errno=True).syscall
+# every argument as a machine word: a variadic C function takes no shorter ones
+_syscall.argtypes = (ctypes.c_long,) * 7
+_syscall.restype = ctypes.c_long
+
+
+def _call(number: int, a: int, b: int, c: int = 0, d: int = 0) -> int:
+    result: int = _syscall(number, a, b, c, d, 0, 0)
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return result
+
+
+class Ring:
+    """One io_uring over one file. Any thread may submit and wait.
+
+    memory: address of the buffer that reads go to; offsets into it are given with each read.
+    """
+
+    kind = "io_uring"
+
+    def __init__(self, file: int, memory: int, entries: int = 1024) -> None:
+        parameters = (ctypes.c_uint32 * 30)()
+        self._fd = _call(_SETUP, entries, ctypes.addressof(parameters))
+        self._file, self._memory = file, memory
+        p = np.frombuffer(memoryview(parameters), np.uint32)
+        self.entries, self._capacity = int(p[0]), int(p[1])
+        sq, cq = p[_SQ_OFF:], p[_CQ_OFF:]
+        if not p[5] & _SINGLE_MMAP:
+            os.close(self._fd)
+            raise OSError(errno.ENOSYS, "this kernel's io_uring is too old")
+        size = max(int(sq[_ARRAY]) + 4 * self.entries, int(cq[_CQES]) + _CQE.itemsize * self._capacity)
+        self._rings = mmap.mmap(self._fd, size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        length = _SQE.itemsize * self.entries
+        self._requests = mmap.mmap(self._fd, length, mmap.MAP_SHARED | mmap.MAP_POPULATE, offset=_OFF_SQES)
+        words = np.frombuffer(self._rings, np.uint32, len(self._rings) // 4)
+        self._sq_tail = words[int(sq[_TAIL]) // 4 :][:1]
+        self._cq_head = words[int(cq[_HEAD]) // 4 :][:1]
+        self._cq_tail = words[int(cq[_TAIL]) // 4 :][:1]
+        self._cq_mask = self._capacity - 1
+        words[int(sq[_ARRAY]) // 4 :][: self.entries] = np.arange(self.entries)
+        self._sqes = np.frombuffer(self._requests, _SQE, self.entries)
+        self._cqes = np.frombuffer(self._rings, _CQE, self._capacity, int(cq[_CQES]))
+        self._sqes["opcode"] = _READ
+        self._sqes["fd"] = file
+        self._state = threading.Lock()
+        # Whoever takes completions out of the queue holds this: a thread asleep in the kernel would never
+        # hear of those that another took. Taken before `_state`.
+        self._reaping = threading.Lock()
+        self._left: dict[int, int] = {}
+        self._failed: dict[int, int] = {}
+        self._flying = 0
+        self._next = 1
+        self._length = 0
+
+    def submit(self, offsets: I64, targets: I64, length: int) -> int:
+        """Starts a read of `length` bytes at each of `offsets` of the file, into memory at `targets`.
+
+        Gives a ticket for `wait`; 0, if there is nothing to read.
+        """
+        if not offsets.size:
+            return 0
+        with self._state:
+            ticket = self._next
+            self._next += 1
+            self._left[ticket] = offsets.size
+        start = 0
+        while start < offsets.size:
+            self._reap_unless_awaited()
+            with self._state:
+                room = min(self._capacity - self._flying, self.entries, offsets.size - start)
+                if room:
+                    part = slice(start, start + room)
+                    self._start(offsets[part], targets[part], length, ticket)
+                    start += room
+            if not room:
+                self._sleep()
+        return ticket
+
+    def _start(self, offsets: I64, targets: I64, length: int, ticket: int) -> None:
+        tail = int(self._sq_tail[0])
+        place = (tail + np.arange(offsets.size)) & (self.entries - 1)
+        requests = self._sqes
+        requests["off"][place] = offsets
+        requests["addr"][place] = targets + self._memory
+        requests["user_data"][place] = ticket
+        if length != self._length:
+            requests["len"] = self._length = length
+        self._sq_tail[0] = (tail + offsets.size) & 0xFFFFFFFF
+        self._flying += offsets.size
+        left = int(offsets.size)
+        while left:
+            left -= self._enter(left, 0, 0)
+
+    def _enter(self, submit: int, wait: int, flags: int) -> int:
+        while True:
+            try:
+                return _call(_ENTER, self._fd, submit, wait, flags)
+            except InterruptedError:
+                continue
+            except BlockingIOError:
+                # the kernel is short of memory for requests: those in flight give it back
+                if not submit:
+                    raise
+
+    def _reap(self) -> None:
+        head, tail = int(self._cq_head[0]), int(self._cq_tail[0])
+        count = (tail - head) & 0xFFFFFFFF
+        if not count:
+            return
+        place = (head + np.arange(count)) & self._cq_mask
+        owner, result = self._cqes["user_data"][place], self._cqes["res"][place]
+        self._cq_head[0] = tail
+        self._flying -= count
+        bad = result != self._length
+        if bad.any():
+            self._failed |= zip(owner[bad].tolist(), result[bad].tolist(), strict=True)
+        for ticket in list(self._left):
+            self._left[ticket] -= int(np.count_nonzero(owner == ticket))
+            if not self._left[ticket]:
+                del self._left[ticket]
+
+    def _reap_unless_awaited(self) -> None:
+        if self._reaping.acquire(blocking=False):
+            try:
+                with self._state:
+                    self._reap()
+            finally:
+                self._reaping.release()
+
+    def _sleep(self) -> None:
+        """Until something has completed, if anything is in flight."""
+        with self._reaping:
+            with self._state:
+                self._reap()
+                waiting = self._flying
+            if waiting:
+                self._enter(0, 1, _GETEVENTS)
+
+    def under_way(self) -> set[int]:
+        """The tickets that have reads which have not ended, well or not."""
+        self._reap_unless_awaited()
+        with self._state:
+            return set(self._left)
+
+    def wait(self, ticket: int) -> None:
+        """Until every read of the ticket has ended. Raises OSError if one failed, however often asked."""
+        while True:
+            with self._reaping:
+                with self._state:
+                    self._reap()
+                    if ticket not in self._left:
+                        break
+                # nobody else reaps now, so what the kernel wakes us for is still there
+                self._enter(0, 1, _GETEVENTS)
+        with self._state:
+            failed = self._failed.get(ticket)
+        if failed is not None:
+            code = -failed if failed < 0 else errno.EIO
+            raise OSError(code, f"a page could not be read: {os.strerror(code)}")
+
+    def close(self) -> None:
+        """Ends the ring; waits for what is still in flight, which would write into memory given back."""
+        while self._flying:
+            self._sleep()
+        os.close(self._fd)

@@ -1,0 +1,118 @@
+"""Who reads pages of a file into memory: io_uring where the kernel lets us, else a few threads.
+
+Both take arrays of offsets and give a ticket; whoever needs the pages waits for it, and meanwhile the reads
+run beside whatever the caller does.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Literal, Protocol
+
+import numpy as np
+
+from polyrec.models.schema.batch import I64
+from polyrec.models.tiers.disk.io_uring import Ring
+from polyrec.models.tiers.slab import Bytes
+
+THREADS = 16
+"""Reads in flight at once: beyond this a local disk gives no more (docs/tiers.md)."""
+
+Kind = Literal["io_uring", "threads"]
+
+
+class Reader(Protocol):
+    """Reads of one file into one piece of memory."""
+
+    @property
+    def kind(self) -> str: ...
+
+    def submit(self, offsets: I64, targets: I64, length: int) -> int:
+        """Starts reading `length` bytes at each offset of the file into memory at each target.
+
+        Gives a ticket, 0 for nothing to read.
+        """
+        ...
+
+    def under_way(self) -> set[int]:
+        """The tickets that have reads which have not ended, well or not."""
+        ...
+
+    def wait(self, ticket: int) -> None:
+        """Until the ticket's reads have ended. Raises OSError if one failed, however often it is asked."""
+        ...
+
+    def close(self) -> None:
+        """Waits for what is in flight, and ends."""
+        ...
+
+
+class Threads:
+    """Reads by preadv in threads."""
+
+    kind = "threads"
+
+    def __init__(self, file: int, memory: Bytes, threads: int = THREADS) -> None:
+        self._file = file
+        self._memory = memory.data
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="polyrec-read")
+        self._threads = threads
+        self._state = threading.Lock()
+        self._flying: dict[int, list[Future[None]]] = {}
+        self._failed: dict[int, BaseException] = {}
+        self._next = 1
+
+    def submit(self, offsets: I64, targets: I64, length: int) -> int:
+        if not offsets.size:
+            return 0
+        parts = min(self._threads, offsets.size)
+        jobs = [
+            self._pool.submit(self._read, o.tolist(), t.tolist(), length)
+            for o, t in zip(np.array_split(offsets, parts), np.array_split(targets, parts), strict=True)
+        ]
+        with self._state:
+            ticket = self._next
+            self._next += 1
+            self._flying[ticket] = jobs
+        return ticket
+
+    def _read(self, offsets: list[int], targets: list[int], length: int) -> None:
+        for offset, target in zip(offsets, targets, strict=True):
+            if os.preadv(self._file, [self._memory[target : target + length]], offset) != length:
+                raise OSError(errno.EIO, f"the file ends within the page at {offset}")
+
+    def under_way(self) -> set[int]:
+        with self._state:
+            return {t for t, jobs in self._flying.items() if not all(job.done() for job in jobs)}
+
+    def wait(self, ticket: int) -> None:
+        with self._state:
+            jobs = self._flying.get(ticket, ())
+        errors = [e for e in (job.exception() for job in jobs) if e is not None]
+        with self._state:
+            self._flying.pop(ticket, None)
+            if errors:
+                self._failed[ticket] = errors[0]
+            failed = self._failed.get(ticket)
+        if failed is not None:
+            raise failed
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+
+def open_reader(file: int, memory: Bytes, kind: Kind | None = None) -> Reader:
+    """The reader of that kind; by default the ring, or threads where the kernel or a container forbids it.
+
+    Raises OSError if a ring is asked for by name and cannot be had.
+    """
+    if kind != "threads":
+        try:
+            return Ring(file, int(memory.ctypes.data))
+        except OSError:
+            if kind == "io_uring":
+                raise
+    return Threads(file, memory)

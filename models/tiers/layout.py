@@ -1,0 +1,126 @@
+"""Which tier holds a row, and where in it: ranks and cuts in, tiers and addresses out.
+
+Each table is cut into ranges of ranks, one a tier, hottest first; some may be empty. In a tier the
+ranges of all tables stand one after another in the tables' order, so a row's address in its tier is its row
+of the fused weight plus a constant of its range. Which range is read off a small array, the first one of each
+block of rows, and a step further for each boundary in the block that the row lies behind. The disk tier's
+file has all rows but the remote ones of those tables of which any row lies on disk: so it is the same file
+whatever the cuts above.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyrec.models.schema.batch import I64
+
+TIERS = ("device", "host", "disk", "remote")
+DEVICE, HOST, DISK, REMOTE = range(4)
+MOST_BLOCKS = 1 << 18
+MOST_STEPS = 8
+"""With more boundaries in a block a binary search is quicker: many tables of a few rows."""
+
+
+class Layout:
+    """The ranges of every table.
+
+    sizes: rows of each table, in the order of the fused weight. cuts: table -> rows in each of TIERS,
+    hottest first; their sum is the table's rows. A table that is not named lies in host memory.
+    Raises ValueError where a table is unknown, or its cuts do not add up to its rows.
+    """
+
+    def __init__(self, sizes: Mapping[str, int], cuts: Mapping[str, Sequence[int]]) -> None:
+        for table, given in cuts.items():
+            if table not in sizes:
+                raise ValueError(f"tier cuts name table '{table}', which the model does not have")
+            if len(given) != len(TIERS) or min(given) < 0 or sum(given) != sizes[table]:
+                said = dict(zip(TIERS, given, strict=False))
+                raise ValueError(f"table '{table}' has {sizes[table]} rows, its tier cuts are {said}")
+        self.tables = tuple(sizes)
+        self.cuts = {t: tuple(cuts.get(t, (0, n, 0, 0))) for t, n in sizes.items()}
+        self.sizes = tuple(sizes.values())
+        self.base = {t: int(b) for t, b in zip(sizes, np.cumsum((0, *self.sizes)), strict=False)}
+        held = np.array([self.cuts[t] for t in self.tables], np.int64).reshape(-1, len(TIERS))
+        self.rows = tuple(int(n) for n in held.sum(axis=0))
+        self.total = sum(self.rows)
+        starts = (np.cumsum(held.ravel()) - held.ravel()).reshape(held.shape)
+        local = np.cumsum(held, axis=0) - held
+        on_disk = np.where(held[:, DISK] > 0, held[:, :REMOTE].sum(axis=1), 0)
+        filed = np.cumsum(on_disk) - on_disk
+        local[:, DISK] = filed + held[:, :DISK].sum(axis=1)
+        self.filed = {t: n for t, n in zip(self.tables, on_disk.tolist(), strict=True) if n}
+        self.file_rows = int(on_disk.sum())
+        used = held.ravel() > 0
+        self.starts: I64 = starts.ravel()[used]
+        self.tier: NDArray[np.int8] = np.tile(np.arange(len(TIERS), dtype=np.int8), len(held))[used]
+        self.table: I64 = np.repeat(np.arange(len(held)), len(TIERS))[used]
+        self._shift: I64 = (local - starts).ravel()[used]
+        self.counts: I64 = held.ravel()[used]
+        self._block = max(4, (self.total // MOST_BLOCKS).bit_length())
+        first = np.arange((self.total >> self._block) + 1) << self._block
+        last = np.minimum(first + (1 << self._block), max(self.total, 1)) - 1
+        self._range_of_block: NDArray[np.int16] = self._searched(first).astype(np.int16)
+        self._steps = int((self._searched(last) - self._range_of_block).max(initial=0))
+        self._ends: I64 = np.append(self.starts[1:], self.total)
+
+    def locate(self, rows: I64) -> tuple[NDArray[np.int8], I64]:
+        """rows: int64 [n], of the fused weight -> (tier [n], address within the tier [n])."""
+        segment = self.segments(rows)
+        return self.tier[segment], rows + self._shift.take(segment)
+
+    def local(self, rows: I64, segments: I64) -> I64:
+        """The address of each row within its tier, given the ranges that they lie in."""
+        return rows + self._shift.take(segments)
+
+    def segments(self, rows: I64) -> I64:
+        """The range that each row lies in; int64 [n], index into `tier`, `table`, `starts` and `counts`."""
+        if self._steps > MOST_STEPS:
+            return self._searched(rows)
+        segments: I64 = self._range_of_block.take(rows >> self._block).astype(np.int64)
+        for _ in range(self._steps):
+            segments += rows >= self._ends.take(segments)
+        return segments
+
+    def _searched(self, rows: I64) -> I64:
+        return np.searchsorted(self.starts, rows, side="right") - 1
+
+    def rows_of(self, tier: int) -> I64:
+        """Every row of a tier in the order of its addresses; int64 [rows[tier]]."""
+        chosen = self.tier == tier
+        counts, starts = self.counts[chosen], self.starts[chosen]
+        first = np.repeat(starts - (np.cumsum(counts) - counts), counts)
+        return first + np.arange(counts.sum())
+
+    def ranges(self, tier: int) -> list[tuple[int, int]]:
+        """(first row, rows) of each range of a tier, in the order of its addresses."""
+        chosen = self.tier == tier
+        return list(zip(self.starts[chosen].tolist(), self.counts[chosen].tolist(), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where rows lie. segment: range of the layout; tier; local: address within the tier; all [n]."""
+
+    segment: I64
+    tier: NDArray[np.int8]
+    local: I64
+
+    @staticmethod
+    def of(layout: Layout, rows: I64) -> Places:
+        segment = layout.segments(rows)
+        if layout.rows[HOST] == layout.total:
+            # one tier, with the rows in the order of the fused weight
+            return Places(segment, np.broadcast_to(np.int8(HOST), rows.shape), rows)
+        return Places(segment, layout.tier[segment], layout.local(rows, segment))
+
+    def at(self, part: I64 | slice) -> Places:
+        return Places(self.segment[part], self.tier[part], self.local[part])
+
+    def address(self, tier: int) -> I64:
+        """The address within that tier; 0, which is read and thrown away, for rows of others."""
+        address: I64 = self.local * (self.tier == tier)
+        return address

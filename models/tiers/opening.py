@@ -1,0 +1,253 @@
+"""Fills the tiers: rows of a bundle and a placement in, a stack that gathers them out."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from polyrec.models.errors import RuntimeUnavailable
+from polyrec.models.schema.batch import I64
+from polyrec.models.schema.encoder import Encoder
+from polyrec.models.schema.vocabulary import Vocabulary, ids_of_ranks
+from polyrec.models.tiers.disk.disk import DiskTier, pages_of, write_pages
+from polyrec.models.tiers.layout import DEVICE, DISK, HOST, REMOTE, Layout
+from polyrec.models.tiers.parts import Tiers
+from polyrec.models.tiers.placement import PAGE_BYTES, Placement, RemoteStore
+from polyrec.models.tiers.remote.login import login_of
+from polyrec.models.tiers.remote.remote import RemoteTier
+from polyrec.models.tiers.row_form import RowForm
+from polyrec.models.tiers.slab import Bytes, RowSource, Slab
+from polyrec.models.tiers.stack import TierStack
+from polyrec.models.tiers.updates.changes import Changes
+
+ROWS_AT_ONCE = 1 << 16
+
+
+def rows_of_weight(weight: Tensor, form: RowForm) -> RowSource:
+    """Rows of a store's weight, as bytes."""
+    flat = weight.detach().contiguous().view(torch.uint8).numpy().reshape(-1, form.bytes)
+    return lambda first, count: flat[first : first + count]
+
+
+def open_stack(
+    form: RowForm,
+    sizes: Mapping[str, int],
+    source: RowSource,
+    placement: Placement,
+    encoder: Encoder | None = None,
+    device: torch.device | str = "cpu",
+    changes: Changes | None = None,
+) -> TierStack:
+    """Copies every row into its tier. sizes: rows of each table, in the order of the fused weight.
+
+    encoder: gives the popularity of pages, the stable ids of remote rows and the out-of-vocabulary rows;
+    needed where rows are remote or have changed. changes: of these rows, which the stack has from the start
+    and follows from then on. Raises RuntimeUnavailable: cuts that are not the model's, a folder that
+    cannot be written, a reader that the kernel refuses, a store that is to be filled and does not answer.
+    """
+    try:
+        layout = Layout(sizes, {t: c.counts for t, c in placement.cuts.items()})
+    except ValueError as e:
+        raise RuntimeUnavailable(f"placement: {e}") from None
+    if layout.rows[REMOTE] and encoder is None:
+        raise RuntimeUnavailable("placement: remote rows need the vocabularies, for their ids")
+    since = 0
+    if changes is not None and encoder is not None:
+        since, source = changes.latest, changes.over(source, sizes, encoder)
+    vocabularies = [] if encoder is None else [encoder.vocabularies[t] for t in layout.tables]
+    page_bytes = -(-form.bytes // PAGE_BYTES) * PAGE_BYTES
+    pages = -(-layout.file_rows // (page_bytes // form.bytes))
+    slots = min(max(placement.cache_bytes // page_bytes, 1), pages)
+    slab = Slab(form, layout.rows[HOST], slots, page_bytes, placement.huge_pages)
+    fill(slab.row_bytes(), layout, HOST, source)
+    hot = _device_rows(form, layout, source, torch.device(device)) if layout.rows[DEVICE] else None
+    disk = _open_disk(slab, layout, source, placement, vocabularies) if layout.rows[DISK] else None
+    ids, remote = None, None
+    if layout.rows[REMOTE] and placement.remote is not None:
+        ids = _remote_ids(layout, vocabularies)
+        remote = _open_remote(form, layout, source, placement.remote, vocabularies, ids, changes)
+    stack = TierStack(Tiers(layout, slab, hot, disk, remote), encoder, ids, changes)
+    if changes is not None:
+        changes.join(stack, since)
+    return stack
+
+
+def fill(out: Bytes, layout: Layout, tier: int, source: RowSource) -> None:
+    done = 0
+    for part in _parts(layout, tier, source):
+        out[done : done + len(part)] = part
+        done += len(part)
+
+
+def _parts(layout: Layout, tier: int, source: RowSource) -> Iterator[Bytes]:
+    for first, count in layout.ranges(tier):
+        yield from _read(source, first, count)
+
+
+def file_parts(layout: Layout, source: RowSource) -> Iterator[Bytes]:
+    """What the file of the disk tier holds, in order."""
+    for table, rows in layout.filed.items():
+        yield from _read(source, layout.base[table], rows)
+
+
+def _read(source: RowSource, first: int, count: int) -> Iterator[Bytes]:
+    for start in range(first, first + count, ROWS_AT_ONCE):
+        yield source(start, min(ROWS_AT_ONCE, first + count - start))
+
+
+def _device_rows(form: RowForm, layout: Layout, source: RowSource, device: torch.device) -> Tensor:
+    rows = np.empty((layout.rows[DEVICE], form.bytes), np.uint8)
+    fill(rows, layout, DEVICE, source)
+    return torch.from_numpy(rows).view(form.unit).to(device)
+
+
+def _open_disk(
+    slab: Slab, layout: Layout, source: RowSource, placement: Placement, vocabularies: Sequence[Vocabulary]
+) -> DiskTier:
+    assert placement.directory is not None
+    try:
+        placement.directory.mkdir(parents=True, exist_ok=True)
+        file, name = tempfile.mkstemp(".pages", "polyrec-", placement.directory)
+        os.close(file)
+        path = Path(name)
+        try:
+            write_pages(path, slab, file_parts(layout, source))
+            heat = page_heat(layout, [v.counts for v in vocabularies], slab)
+            disk = DiskTier(path, slab, layout.file_rows, heat, reader=placement.reader)
+        finally:
+            # without a name the file goes with the process, however that ends
+            path.unlink(missing_ok=True)
+    except OSError as e:
+        raise RuntimeUnavailable(
+            f"placement: the disk tier in '{placement.directory}' cannot be opened: {e.strerror or e}"
+        ) from None
+    disk.warm()
+    if vocabularies:
+        _keep_next(disk, layout, source, [v.counts for v in vocabularies])
+    return disk
+
+
+def _keep_next(disk: DiskTier, layout: Layout, source: RowSource, counts: Sequence[I64]) -> None:
+    """The rows of the file that deserve memory next, into the part of the cache that keeps single rows."""
+    held = list(layout.cuts.values())
+    starts = [h[DEVICE] + h[HOST] for h in held]
+    below = [own[start : start + h[DISK]] for own, start, h in zip(counts, starts, held, strict=True)]
+    taken = hottest(below, disk.recent.slots)
+    rows, at = [], []
+    for table, start, own, n in zip(layout.tables, starts, below, taken, strict=True):
+        rows.append(layout.base[table] + start + np.arange(n))
+        at.append(own[:n])
+    order = np.argsort(-np.concatenate(at), kind="stable")
+    fused = np.concatenate(rows)[order]
+    _, local = layout.locate(fused)
+
+    def values(which: I64) -> Bytes:
+        return _at(source, fused[which])
+
+    disk.keep(local, values)
+
+
+def _at(source: RowSource, rows: I64) -> Bytes:
+    """Single rows of a source, read in runs. rows: int64 [n], distinct."""
+    order = np.argsort(rows)
+    wanted = rows[order]
+    ends = np.append(np.flatnonzero(np.diff(wanted) != 1) + 1, wanted.size)
+    parts = []
+    first = 0
+    for end in ends.tolist():
+        parts.append(source(int(wanted[first]), end - first))
+        first = end
+    out = np.concatenate(parts)
+    back = np.empty_like(out)
+    back[order] = out
+    return back
+
+
+def hottest(counts: Sequence[I64], rows: int) -> list[int]:
+    """How many of the first rows of each table are among the `rows` most accessed of all, about equally
+    accessed ones table by table. counts: of each table, never increasing."""
+    low, high = 0, max((int(c[0]) for c in counts if c.size), default=0) + 1
+    while high - low > 1:  # at least `high` accesses: no more rows than are asked for
+        middle = (low + high) // 2
+        low, high = (middle, high) if sum(_from(c, middle) for c in counts) > rows else (low, middle)
+    taken = [_from(c, high) for c in counts]
+    left = rows - sum(taken)
+    for i, own in enumerate(counts):
+        more = min(_from(own, low) - taken[i], left)
+        taken[i] += more
+        left -= more
+    return taken
+
+
+def _from(counts: I64, least: int) -> int:
+    """Rows with at least so many accesses."""
+    return int(counts.size - np.searchsorted(counts[::-1], least))
+
+
+def page_heat(layout: Layout, counts: Sequence[I64], slab: Slab) -> NDArray[np.float64] | None:
+    """Sampled accesses of the rows of each page that are read from there. counts: of each table, in rank
+    order; empty: None."""
+    if not counts:
+        return None
+    heat = np.zeros(pages_of(slab, layout.file_rows) * slab.rows_a_page)
+    done = 0
+    for table, held, own in zip(layout.tables, layout.cuts.values(), counts, strict=True):
+        if table in layout.filed:
+            start = held[DEVICE] + held[HOST]
+            heat[done + start : done + start + held[DISK]] = own[start : start + held[DISK]]
+            done += layout.filed[table]
+    by_page: NDArray[np.float64] = heat.reshape(-1, slab.rows_a_page).sum(axis=1)
+    return by_page
+
+
+def _remote_ids(layout: Layout, vocabularies: Sequence[Vocabulary]) -> I64:
+    ids = []
+    for vocabulary, held in zip(vocabularies, layout.cuts.values(), strict=True):
+        if held[REMOTE]:
+            ids.append(ids_of_ranks(vocabulary.rank_of_id)[-held[REMOTE] :])
+    return np.concatenate(ids).astype(np.int64)
+
+
+def _open_remote(
+    form: RowForm,
+    layout: Layout,
+    source: RowSource,
+    store: RemoteStore,
+    vocabularies: Sequence[Vocabulary],
+    ids: I64,
+    changes: Changes | None,
+) -> RemoteTier:
+    fallback = np.zeros((len(layout.tables), form.bytes), np.uint8)
+    first = 0
+    for i, vocabulary in enumerate(vocabularies):
+        if vocabulary.specials:
+            rank = int(vocabulary.rank_of_id[vocabulary.oov_id])
+            fallback[i] = source(first + rank, 1)[0]
+        first += vocabulary.rows
+    remote = RemoteTier(
+        store.url, layout.tables, fallback, store.timeout_ms / 1e3, store.prefix, login_of(store)
+    )
+    if store.fill:
+        done = 0
+        tables = layout.table[layout.segments(layout.rows_of(REMOTE))]
+        parts = _parts(layout, REMOTE, source)
+        try:
+            while done < ids.size:
+                # tiers that serve already may write newer values into the same store
+                with nullcontext() if changes is None else changes.held:
+                    part = next(parts)
+                    own = slice(done, done + len(part))
+                    remote.write(tables[own], ids[own], part)
+                done += len(part)
+        except OSError as e:
+            remote.close()
+            raise RuntimeUnavailable(f"placement: the remote store cannot be filled: {e}") from None
+    return remote

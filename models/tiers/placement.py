@@ -1,0 +1,80 @@
+"""Where rows are to lie, as a plan says it: cuts by table, and what each tier is made of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, SecretStr, field_serializer, model_validator
+
+from polyrec.models.files import Strict
+
+PAGE_BYTES = 4096
+"""What disks and memory are organised in; longer rows take several."""
+
+Count = Annotated[int, Field(ge=0)]
+
+
+class TierCuts(Strict):
+    """Rows of one table in each tier, hottest first."""
+
+    device: Count = 0
+    host: Count = 0
+    disk: Count = 0
+    remote: Count = 0
+
+    @property
+    def counts(self) -> tuple[int, int, int, int]:
+        """In the order of polyrec.models.tiers.layout.TIERS."""
+        return (self.device, self.host, self.disk, self.remote)
+
+
+class RemoteStore(Strict):
+    """A Redis, or a Redis Cluster by any server of it, which says so itself.
+
+    url: redis://[user@]host[:port][/database], rediss:// for TLS, or unix:///path.
+    password: of that user, from the server's settings; no page, log or file shows it. password_file: holds it
+    instead. ca_file: certificates (PEM) of the authorities that a rediss:// server is checked by; None: the
+    system's. Both files are relative to the plan file. A password in the URL is understood as well.
+
+    timeout_ms: what a batch waits for its rows before it goes on without them. prefix: of every key; the
+    rest is the table, a colon and the stable id in twelve digits. fill: whether rows are written when the
+    tiers are opened (and not there already, say from another server).
+    """
+
+    url: Annotated[str, Field(pattern=r"^(rediss?|unix)://.+")] = "redis://127.0.0.1:6379"
+    password: SecretStr | None = None
+    password_file: Path | None = None
+    ca_file: Path | None = None
+    timeout_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 20.0
+    prefix: str = "polyrec:"
+    fill: bool = False
+
+    @field_serializer("password", when_used="json")
+    def _never_written(self, _: SecretStr | None) -> None:
+        return None
+
+
+class Placement(Strict):
+    """Tiers of one path's rows. A table that `cuts` does not name lies in host memory.
+
+    cache_bytes: of host memory, for pages of the disk tier. directory: where its file is written (its
+    rows' bytes, for as long as they are served); a folder of a local disk, not of memory. reader: how it is
+    read; None takes io_uring where the kernel allows it, else threads.
+    """
+
+    cuts: dict[str, TierCuts] = Field(default_factory=dict)
+    cache_bytes: Annotated[int, Field(ge=PAGE_BYTES)] = 64 * 2**20
+    directory: Path | None = None
+    reader: Literal["io_uring", "threads"] | None = None
+    huge_pages: bool = True
+    remote: RemoteStore | None = None
+
+    @model_validator(mode="after")
+    def _tiers_are_there(self) -> Placement:
+        for table, cuts in self.cuts.items():
+            if cuts.remote and self.remote is None:
+                raise ValueError(f"table '{table}' has remote rows, but no `remote` store is named")
+            if cuts.disk and self.directory is None:
+                raise ValueError(f"table '{table}' has rows on disk, but no `directory` is named")
+        return self

@@ -1,0 +1,84 @@
+"""Which server has which rows: one that has all, or the masters of a Redis Cluster by slot.
+
+Found out from the server that the URL names: it says itself whether it is part of a cluster, and any part of
+one knows the others. A map is never changed, but replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyrec.models.tiers.remote.login import TLS_SCHEME
+from polyrec.models.tiers.remote.node import Node
+from polyrec.models.tiers.remote.resp import Link, RespError
+from polyrec.models.tiers.remote.slots import SLOTS, Address, served
+
+NOBODY = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Routes:
+    """nodes: by URL. of_slot: int16 [SLOTS], the place in `nodes` of the one that serves the slot, or NOBODY;
+    None: there is one server, and no cluster."""
+
+    nodes: Mapping[str, Node]
+    of_slot: NDArray[np.int16] | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether every row has a server, and all of these answer."""
+        served_all = self.of_slot is None or bool((self.of_slot != NOBODY).all())
+        return served_all and all(node.up for node in self.nodes.values())
+
+
+def discover(seed: str, known: Routes, node: Callable[[str], Node], timeout_s: float) -> Routes:
+    """Asks who serves what now. seed: the URL of one server; known: what was so before, whose servers are
+    asked, too. node: gives the server at a URL. Raises OSError if nobody can tell."""
+    error = OSError("no server is known")
+    answering = [url for url, server in known.nodes.items() if server.up]
+    for url in dict.fromkeys([*answering, seed, *known.nodes]):
+        try:
+            link = node(url).connect(timeout_s)
+        except OSError as e:
+            error = e
+            continue
+        try:
+            if not _in_cluster(link, timeout_s):
+                return Routes({seed: node(seed)})
+            ranges = served(link.call(b"CLUSTER", b"SLOTS", timeout_s=timeout_s), host_of(url))
+        except OSError as e:
+            error = e
+            continue
+        finally:
+            link.close()
+        masters = sorted({address for *_, address in ranges})
+        of_slot = np.full(SLOTS, NOBODY, np.int16)
+        for first, last, address in ranges:
+            of_slot[first : last + 1] = masters.index(address)
+        return Routes({where: node(where) for where in (url_of(seed, a) for a in masters)}, of_slot)
+    raise error
+
+
+def url_of(seed: str, address: Address) -> str:
+    """The URL of another server of the cluster, which is spoken to as the seed is."""
+    scheme = TLS_SCHEME if urlsplit(seed).scheme == TLS_SCHEME else "redis"
+    host, port = address
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _in_cluster(link: Link, timeout_s: float) -> bool:
+    try:
+        told = link.call(b"INFO", b"cluster", timeout_s=timeout_s)
+    except RespError:  # one that may not be asked is taken for a single server
+        return False
+    return isinstance(told, bytes) and b"cluster_enabled:1" in told
+
+
+def host_of(url: str) -> str:
+    """Of a server that gives another's port alone."""
+    return urlsplit(url).hostname or "127.0.0.1"

@@ -1,0 +1,116 @@
+"""One piece of host memory for everything that a batch gathers from: stored rows and cached pages.
+
+Because all of them stand in one slab, a batch is one gather, whichever tier its rows came from. Rows of any
+length stand in pages of any size: an address counts grains, the greatest length that divides both, and the
+gather reads the slab through a view of overlapping rows, one at every grain.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from polyrec.models.schema.batch import I64
+from polyrec.models.tiers.row_form import RowForm
+
+Bytes = NDArray[np.uint8]
+RowSource = Callable[[int, int], Bytes]
+"""(first row of the fused weight, count) -> uint8 [count, bytes of a row]."""
+
+
+class Slab:
+    """Host memory: `rows` rows one after another, then `pages` pages of `page_bytes`.
+
+    Addresses (int64, in grains) are what `gather` takes; `of_rows` and `of_pages` give them.
+    huge_pages: asks the kernel for huge pages, where it has them. `view`, of the form's unit: the row at
+    every address, [addresses, units].
+    """
+
+    def __init__(
+        self, form: RowForm, rows: int, pages: int, page_bytes: int, huge_pages: bool = True
+    ) -> None:
+        self.form = form
+        self.rows, self.pages, self.page_bytes = rows, pages, page_bytes
+        self.rows_a_page = page_bytes // form.bytes
+        if not self.rows_a_page:
+            raise ValueError(f"a page of {page_bytes} bytes holds no row of {form.bytes}")
+        self.grain = math.gcd(form.bytes, page_bytes)
+        # a whole page's multiple: it stands on a grain, and on what direct reads ask of memory
+        self._first_page = -(-rows * form.bytes // page_bytes) * page_bytes
+        # one row more: address 0 is there even where nothing is stored
+        size = self._first_page + pages * page_bytes + form.bytes
+        length = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        # private: kernels rarely give huge pages to shared memory
+        self._memory = mmap.mmap(-1, length, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.huge_pages = huge_pages and self._ask_for_huge_pages()
+        self.bytes: Bytes = np.frombuffer(self._memory, np.uint8)
+        flat = torch.from_numpy(self.bytes).view(form.unit)
+        step = self.grain // form.unit.itemsize
+        places = (flat.numel() - form.units) // step + 1
+        self.view = flat.as_strided((places, form.units), (step, 1))
+        self.pinned = False
+
+    def _ask_for_huge_pages(self) -> bool:
+        try:
+            self._memory.madvise(mmap.MADV_HUGEPAGE)
+        except (AttributeError, OSError):
+            return False
+        return True
+
+    def pin(self) -> bool:
+        """Locks the slab and lets GPUs read it by its own addresses; False where CUDA refuses."""
+        if not self.pinned and torch.cuda.is_available():
+            cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call, unused-ignore]
+            if not int(cuda.cudaHostRegister(self.address, self.nbytes, 0)):
+                self.pinned = True
+                # before the memory goes: CUDA would keep it locked
+                weakref.finalize(self._memory, cuda.cudaHostUnregister, self.address)
+        return self.pinned
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.bytes.size)
+
+    @property
+    def address(self) -> int:
+        """Where the slab lies in the process's memory."""
+        return int(self.bytes.ctypes.data)
+
+    def row_bytes(self) -> Bytes:
+        """The stored rows, uint8 [rows, bytes of a row], to be written."""
+        return self.bytes[: self.rows * self.form.bytes].reshape(self.rows, self.form.bytes)
+
+    def page(self, slots: I64) -> I64:
+        """Byte offset of each page."""
+        return self._first_page + slots * self.page_bytes
+
+    def all_pages(self) -> Bytes:
+        """uint8 [pages, page_bytes]."""
+        end = self._first_page + self.pages * self.page_bytes
+        return self.bytes[self._first_page : end].reshape(self.pages, self.page_bytes)
+
+    def paged_rows(self) -> Bytes:
+        """The rows within pages, uint8 [pages, rows a page, bytes of a row], to be read and written."""
+        shape = (self.pages, self.rows_a_page, self.form.bytes)
+        strides = (self.page_bytes, self.form.bytes, 1)
+        return np.lib.stride_tricks.as_strided(self.all_pages(), shape, strides)
+
+    def of_rows(self, rows: I64) -> I64:
+        return rows * (self.form.bytes // self.grain)
+
+    def of_pages(self, slots: I64, places: I64) -> I64:
+        """The row at `places` within each of the pages."""
+        first = self._first_page // self.grain
+        return first + slots * (self.page_bytes // self.grain) + places * (self.form.bytes // self.grain)
+
+    def gather(self, addresses: I64, out: Tensor) -> Tensor:
+        """addresses: int64 [n] -> out [n, units of a row], of the form's unit."""
+        return torch.index_select(self.view, 0, torch.from_numpy(addresses), out=out)

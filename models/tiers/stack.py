@@ -1,0 +1,304 @@
+"""The tiers of one bundle's rows: a batch's look-ups in, its rows out, each tier touched once.
+
+Where a row lies is arithmetic (layout). Look-ups of the remote store are sent off first, then the missing
+pages of the file are asked for; while both are on their way, rows in device memory are gathered. What lies
+in host memory, and what has landed there, is then one gather. New values are laid over it (view); who writes
+them is the writer.
+
+One stack serves any number of readers (`rows.TieredRows`, one a lane).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyrec.models.schema.batch import I64
+from polyrec.models.schema.encoder import Encoder
+from polyrec.models.tiers.disk.disk import CacheTooSmall, DiskTier
+from polyrec.models.tiers.figures import Counters, Figures
+from polyrec.models.tiers.layout import DEVICE, DISK, HOST, REMOTE, Places
+from polyrec.models.tiers.parts import Tiers
+from polyrec.models.tiers.slab import Bytes
+from polyrec.models.tiers.updates.sample import Sample
+from polyrec.models.tiers.updates.writer import Writer
+from polyrec.models.tiers.view import View, Views
+
+if TYPE_CHECKING:
+    from polyrec.models.tiers.updates.changes import Changes
+
+log = logging.getLogger("polyrec.tiers")
+
+CLOSE_S = 10.0
+
+clock = time.perf_counter
+
+
+Read = Callable[[Places, I64, Callable[[I64, Tensor], I64]], I64]
+"""(places of the look-ups, which of them have new values, below) -> the look-ups that were lost.
+
+below(at, out) gathers the look-ups `at` from under the device tier, new values over them, into out
+[at.size, units] on the host; gives which of `at` were lost.
+"""
+
+
+class TierStack:
+    """Gathers rows of the fused weight from wherever they lie, and takes new ones.
+
+    remote_ids: stable ids of the rows in the remote tier, in the order of their addresses. changes: what
+    keeps updates for other stacks of the same rows; None: nobody does.
+    """
+
+    def __init__(
+        self,
+        tiers: Tiers,
+        encoder: Encoder | None = None,
+        remote_ids: I64 | None = None,
+        changes: Changes | None = None,
+    ) -> None:
+        self.tiers = tiers
+        self.changes = changes
+        ids = np.empty(0, np.int64) if remote_ids is None else remote_ids
+        if ids.size != tiers.layout.rows[REMOTE]:
+            raise ValueError(f"{tiers.layout.rows[REMOTE]} rows are remote, {ids.size} ids are given")
+        self.views = Views(View(0, encoder, ids))
+        self._writer = Writer(tiers, self.views)
+        self._counters = Counters(tiers.layout, tiers.form.bytes, tiers.slab.page_bytes)
+        self._aside = Counters(tiers.layout, tiers.form.bytes, tiers.slab.page_bytes)
+        self.sample = Sample()
+        self._count = threading.Lock()
+        self._closed = False
+        self._gathering = 0
+        self._rest = threading.Condition(self._count)
+
+    @property
+    def device(self) -> torch.device:
+        """Where gathered rows are."""
+        return torch.device("cpu") if self.tiers.device is None else self.tiers.device.device
+
+    def figures(self) -> Figures:
+        """What has been looked up so far."""
+        return self._counters.snapshot()
+
+    def gather(self, view: View, rows: I64, out: Tensor, counted: bool = True) -> int:
+        """rows: int64 [n], of the fused weight in the view's order -> out [n, units], on `device`.
+
+        Gives how many rows neither the remote store nor a layer gave: those are out-of-vocabulary rows.
+        counted: False for reads that are nobody's request.
+        Raises OSError if a page of the file cannot be read, or the tiers are closed.
+        """
+        counters = self._counters if counted else self._aside
+        with self._being_gathered():
+            return self._gathered(counters, view, rows, out, counted)
+
+    def pool(self, view: View, rows: I64, read: Read) -> int:
+        """As `gather`, for who reads rows in device and host memory itself (fused.py).
+
+        read: called with the places of the rows and which of them have new values that the tiers lack.
+        """
+        with self._being_gathered():
+            where = Places.of(self.tiers.layout, rows)
+            self.sample.note(view.order, rows)
+            changed = [layer.find(rows)[0] for layer in view.layers]
+
+            def below(at: I64, out: Tensor) -> I64:
+                return view.over(rows[at], out, self._below(self._counters, view, where.at(at), out))[1]
+
+            lost = read(where, np.concatenate(changed) if changed else where.local[:0], below)
+            with self._count:
+                self._counters.batches += 1
+                self._counters.replaced += sum(c.size for c in changed)
+                self._counters.fallbacks += lost.size
+                self._counters.lookup(where.segment)
+            return lost.size
+
+    def pool_unplaced(self, view: View, rows: I64, read: Callable[[], None]) -> None:
+        """As `pool`, for who finds out on the device where rows lie, all in device or host memory, and tells
+        it later by `count`. The view must have no new values."""
+        with self._being_gathered():
+            self.sample.note(view.order, rows)
+            read()
+            with self._count:
+                self._counters.batches += 1
+
+    def count(self, lookups: I64) -> None:
+        """Look-ups of each range of the layout that `pool_unplaced` had."""
+        with self._count:
+            self._counters.lookups += lookups
+
+    @contextmanager
+    def _being_gathered(self) -> Iterator[None]:
+        with self._count:
+            if self._closed:
+                raise OSError("these tiers are closed")
+            self._gathering += 1
+        try:
+            yield
+        finally:
+            with self._count:
+                self._gathering -= 1
+                if not self._gathering:
+                    self._rest.notify_all()
+
+    def _gathered(self, counters: Counters, view: View, rows: I64, out: Tensor, counted: bool) -> int:
+        where = Places.of(self.tiers.layout, rows)
+        if self.tiers.device is None:
+            lost = self._below(counters, view, where, out)
+        else:
+            lost = self._with_device(self.tiers.device, counters, view, where, out)
+        if counted:
+            self.sample.note(view.order, rows)
+        replaced, lost = view.over(rows, out, lost)
+        with self._count:
+            counters.batches += 1
+            counters.replaced += replaced
+            counters.fallbacks += lost.size
+            counters.lookup(where.segment)
+        return lost.size
+
+    def _with_device(self, hot: Tensor, counters: Counters, view: View, where: Places, out: Tensor) -> I64:
+        """Hot rows where they are; the rest gathered on the host and copied over (Hotline)."""
+        start = clock()
+        cold = np.flatnonzero(where.tier != DEVICE)
+        if cold.size == where.tier.size:
+            staged = self._staging(cold.size)
+            lost = self._below(counters, view, where, staged)
+            out.copy_(staged, non_blocking=True)
+            return lost
+        address = torch.from_numpy(where.address(DEVICE))
+        torch.index_select(hot, 0, address.to(hot.device, non_blocking=True), out=out)
+        counters.seconds["device"] += clock() - start
+        if not cold.size:
+            return cold
+        staged = self._staging(cold.size)
+        lost = self._below(counters, view, where.at(cold), staged)
+        there = torch.from_numpy(cold).to(hot.device, non_blocking=True)
+        out.index_copy_(0, there, staged.to(hot.device, non_blocking=True))
+        return cold[lost]
+
+    def _staging(self, rows: int) -> Tensor:
+        form = self.tiers.form
+        return torch.empty((rows, form.units), dtype=form.unit, pin_memory=self.device.type == "cuda")
+
+    def _below(self, counters: Counters, view: View, where: Places, out: Tensor) -> I64:
+        """Rows of host, disk and remote tiers, all in `out` [n, units] on the host.
+
+        Gives the places of those that the remote store did not give.
+        """
+        remote = self.tiers.remote
+        away = np.flatnonzero(where.tier == REMOTE) if remote is not None else where.local[:0]
+        if remote is None or not away.size:
+            self._stored(counters, where, out)
+            return where.local[:0]
+        start = clock()
+        own = where.at(away)
+        fetching = remote.ask(self.tiers.layout.table[own.segment], view.remote_ids[own.local])
+        asked = clock()
+        try:
+            self._stored(counters, where, out)
+        except BaseException:
+            remote.abandon(fetching)
+            raise
+        waited = clock()
+        values, found = remote.receive(fetching)
+        out.index_copy_(0, torch.from_numpy(away), torch.from_numpy(values).view(self.tiers.form.unit))
+        with self._count:
+            counters.seconds["remote"] += clock() - waited + asked - start
+            counters.miss(own.segment[~found])
+        return away[~found]
+
+    def _stored(self, counters: Counters, where: Places, out: Tensor) -> None:
+        """Rows of host and disk tiers; whatever stands first in the slab for rows of others."""
+        disk = self.tiers.disk
+        below = np.flatnonzero(where.tier == DISK) if disk is not None else where.local[:0]
+        if disk is not None and below.size:
+            self._through_cache(disk, counters, where, below, out)
+        elif self.tiers.layout.rows[HOST] == self.tiers.layout.total:
+            self._from_slab(counters, self.tiers.slab.of_rows(where.local), out)
+        else:
+            self._from_slab(counters, self.tiers.slab.of_rows(where.address(HOST)), out)
+
+    def _through_cache(
+        self, disk: DiskTier, counters: Counters, where: Places, below: I64, out: Tensor
+    ) -> None:
+        start = clock()
+        try:
+            held = disk.acquire(where.local[below])
+        except CacheTooSmall:
+            half = int(below[below.size // 2])
+            for part in (slice(0, half), slice(half, None)):
+                self._stored(counters, where.at(part), out[part])
+            return
+        acquired = clock()
+        try:
+            disk.ready(held)
+            landed = clock()
+            addresses = self.tiers.slab.of_rows(where.address(HOST))
+            addresses[below] = held.addresses
+            self._from_slab(counters, addresses, out)
+        finally:
+            disk.release(held)
+        with self._count:
+            counters.seconds["cache"] += acquired - start
+            counters.seconds["disk"] += landed - acquired
+            if held.pages_read:
+                counters.pages += held.pages_read
+                counters.miss(where.segment[below[held.missed]])
+
+    def _from_slab(self, counters: Counters, addresses: I64, out: Tensor) -> None:
+        start = clock()
+        self.tiers.slab.gather(addresses, out)
+        counters.seconds["host"] += clock() - start
+
+    def prefetch(self, rows: I64) -> int:
+        """Starts reading what a waiting batch will need of the file; gives how many pages. Does not wait."""
+        disk = self.tiers.disk
+        if disk is None:
+            return 0
+        tier, local = self.tiers.layout.locate(rows)
+        below = local[tier == DISK]
+        pages = disk.prefetch(below) if below.size else 0
+        self._counters.prefetched += pages
+        return pages
+
+    def update(self, rows: I64, values: Bytes) -> None:
+        """New values of rows, see Writer."""
+        self._writer.update(rows, values)
+
+    def reorder(self, encoder: Encoder, rows: I64, values: Bytes, remote_ids: I64) -> None:
+        """A new order of the rows, see Writer."""
+        self._writer.reorder(encoder, rows, values, remote_ids)
+
+    @property
+    def writing(self) -> threading.RLock:
+        """Held by who reads the newest view in order to write what follows from it."""
+        return self._writer.writing
+
+    def settle(self, timeout_s: float | None = None) -> bool:
+        """Writes all that is new into the tiers, see Writer."""
+        return self._writer.settle(timeout_s)
+
+    def close(self) -> None:
+        """Ends the tiers, once no batch is being gathered; what is asked for afterwards gets OSError."""
+        if self.changes is not None:
+            self.changes.leave(self)
+        with self._count:
+            self._closed = True
+            resting = self._rest.wait_for(lambda: not self._gathering, CLOSE_S)
+        self._writer.close()
+        if not resting:
+            # its memory and files must outlive whoever is stuck in them
+            log.warning("a batch is still being gathered after %g s: its tiers stay open", CLOSE_S)
+            return
+        if self.tiers.disk is not None:
+            self.tiers.disk.close()
+        if self.tiers.remote is not None:
+            self.tiers.remote.close()

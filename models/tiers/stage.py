@@ -1,0 +1,104 @@
+"""A bundle's embedding stage over tiers: the stage as it is, its rows gathered through a stack.
+
+Works for every representation that stores rows: all rows of a table, the table of a hybrid, the stored
+prefix of a computed one. A stack is opened once for a bundle, however many lanes gather through it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from polyrec.models.embeddings.computed import ComputedStage, HybridStage
+from polyrec.models.embeddings.stage import Stage
+from polyrec.models.embeddings.table import TableStage
+from polyrec.models.errors import RuntimeUnavailable
+from polyrec.models.schema.batch import Batch
+from polyrec.models.schema.encoder import Encoder
+from polyrec.models.tiers.opening import open_stack, rows_of_weight
+from polyrec.models.tiers.placement import Placement
+from polyrec.models.tiers.row_form import RowForm
+from polyrec.models.tiers.rows import TieredRows
+from polyrec.models.tiers.stack import TierStack
+from polyrec.models.tiers.updates.changes import Changes
+
+if TYPE_CHECKING:
+    from polyrec.models.bundle.bundle import Bundle
+    from polyrec.models.bundle.weights import Weights
+
+
+def open_tiers(
+    bundle: Bundle | Weights,
+    placement: Placement,
+    device: torch.device | str = "cpu",
+    encoder: Encoder | None = None,
+    changes: Changes | None = None,
+) -> TierStack:
+    """Puts the stored rows of a bundle into the tiers of a placement. Close it when no lane uses it.
+
+    device: of the device tier. encoder: one of the same order, in place of the bundle's own. changes: new
+    values of its rows on that device, which these tiers have, too. Raises RuntimeUnavailable: no rows are
+    stored, or what `open_stack` raises.
+    """
+    from polyrec.models.bundle.bundle import Bundle
+
+    stage = _storing(bundle.stage())
+    weight = stage.state_dict()["store.weight"]
+    form = RowForm(stage.store.width, bundle.manifest.representation.precision)
+    names = stage.rows.tables
+    stored = stage.rows.sizes if isinstance(stage, TableStage) else stage.cuts.tolist()
+    sizes = dict(zip(names, stored, strict=True))
+    if not sum(sizes.values()):
+        raise RuntimeUnavailable("placement: the representation stores no rows, there is nothing to place")
+    if encoder is None and isinstance(bundle, Bundle):
+        encoder = bundle.encoder
+    return open_stack(form, sizes, rows_of_weight(weight, form), placement, encoder, device, changes)
+
+
+def open_stage(
+    bundle: Bundle | Weights, stack: TierStack | None, device: torch.device | str = "cpu"
+) -> Stage:
+    """The bundle's stage on a device, over the stack if there is one."""
+    if stack is not None:
+        return stage_over(bundle, stack, device)
+    return bundle.stage().to(torch.device(device))
+
+
+def stage_over(bundle: Bundle | Weights, stack: TierStack, device: torch.device | str = "cpu") -> Stage:
+    """A new stage of the bundle that gathers through the stack; the rest of it on `device`."""
+    stage = bundle.stage()
+    storing = _storing(stage)
+    rows = TieredRows(stack)
+    if rows.rows != storing.store.rows or rows.width != storing.store.width:
+        raise ValueError("the tiers were opened for another bundle")
+    del storing.store
+    storing.store = rows
+    return stage.to(torch.device(device))
+
+
+def tiered_rows(stage: Stage) -> TieredRows | None:
+    """The tiers that a stage gathers through, if it does."""
+    part = stage.table if isinstance(stage, HybridStage) else stage
+    store = getattr(part, "store", None)
+    return store if isinstance(store, TieredRows) else None
+
+
+def prefetch(stage: Stage, batch: Batch) -> int:
+    """Starts reading what a batch that still waits will look up; gives how many pages of the file that are.
+
+    Does not wait, and may be called from any thread. Nothing to do for a stage without a disk tier.
+    """
+    rows = tiered_rows(stage)
+    if rows is None or rows.stack.tiers.disk is None:
+        return 0
+    part = stage.table if isinstance(stage, HybridStage) else stage
+    return rows.prefetch(part.rows.lookups(batch).rows()) if isinstance(part, TableStage) else 0
+
+
+def _storing(stage: Stage | nn.Module) -> TableStage | ComputedStage:
+    part = stage.table if isinstance(stage, HybridStage) else stage
+    if not isinstance(part, TableStage | ComputedStage):
+        raise RuntimeUnavailable(f"placement: a {type(part).__name__} has no rows to place")
+    return part

@@ -1,0 +1,48 @@
+"""New values of rows, laid over the tiers until they are written into them.
+
+Readers that see a layer read all of it: its rows replace what the tiers gave. So an update is visible whole
+from one assignment on, however many tiers it touches, and the tiers can be written at leisure.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from polyrec.models.schema.batch import I64
+from polyrec.models.tiers.row_form import RowForm
+from polyrec.models.tiers.slab import Bytes
+
+
+class Layer:
+    """rows: int64 [n], of the fused weight; values: uint8 [n, bytes of a row]. Of equal ones the last."""
+
+    def __init__(self, form: RowForm, rows: I64, values: Bytes) -> None:
+        last, back = np.unique(rows[::-1], return_index=True)
+        self.rows: I64 = last
+        self.values: Bytes = np.ascontiguousarray(values[::-1][back])
+        self._units: Tensor = torch.from_numpy(self.values).view(form.unit)
+        # most look-ups are of rows that a layer does not have: one byte tells most of them
+        self._mask = (1 << max(int(4 * last.size).bit_length(), 10)) - 1
+        self._maybe: NDArray[np.bool_] = np.zeros(self._mask + 1, bool)
+        self._maybe[last & self._mask] = True
+
+    def find(self, rows: I64) -> tuple[I64, I64]:
+        """(which of `rows` [n] the layer has, the place of each in the layer)."""
+        where = np.flatnonzero(self._maybe[rows & self._mask])
+        if not where.size:
+            return where, where
+        wanted = rows[where]
+        place = np.minimum(np.searchsorted(self.rows, wanted), self.rows.size - 1)
+        found = self.rows[place] == wanted
+        return np.compress(found, where), np.compress(found, place)
+
+    def over(self, rows: I64, out: Tensor) -> I64:
+        """Replaces those of out [n, units], the rows `rows` [n], that the layer has; gives their places."""
+        where, place = self.find(rows)
+        if where.size:
+            values = self._units[torch.from_numpy(place)].to(out.device)
+            out.index_copy_(0, torch.from_numpy(where).to(out.device), values)
+        return where

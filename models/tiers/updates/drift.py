@@ -1,0 +1,202 @@
+"""Drift: what is popular changes, and rows follow it from tier to tier.
+
+Some batches in production are remembered (a copy of their look-ups, nothing is counted on the request path).
+From these and what was known before, rows that have become hotter than the coldest of the tier above change
+places with them. Only rows that change tiers move, so that a new generation of the order is small: an encoder
+that knows the new ranks, and the values of the rows that moved, laid over the tiers. It is built beside the
+requests and installed by one assignment; a batch is encoded and gathered in one order (view).
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from polyrec.models.schema.batch import F32, I64
+from polyrec.models.schema.encoder import Encoder
+from polyrec.models.schema.vocabulary import Vocabulary, ids_of_ranks
+from polyrec.models.tiers.layout import DEVICE, DISK, HOST
+from polyrec.models.tiers.stack import TierStack
+from polyrec.models.tiers.view import View
+
+ROWS_AT_ONCE = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """What a new order changes. rows: how many moved. looked_up: of the sample.
+
+    before, after: share of the sample's look-ups that device and host memory hold, in the order before and
+    in the new one.
+    """
+
+    rows: int
+    looked_up: int
+    before: float
+    after: float
+
+
+class Drift:
+    """Follows the popularity of a stack's rows. One per stack; its methods belong to one background thread.
+
+    memory: what the past counts for, in look-ups; None takes as many as calibration counted, so that a new
+    order forgets at the pace at which it learned, and one sample of an unusual hour moves little.
+    most: rows that change places at one boundary of a table, at one time.
+    """
+
+    def __init__(self, stack: TierStack, memory: float | None = None, most: int = 1 << 17) -> None:
+        if stack.views.newest.encoder is None:
+            raise ValueError("tiers that were opened without vocabularies cannot be put into a new order")
+        self._stack = stack
+        self._most = most
+        self.sample = stack.sample
+        # By id, since ranks change; needed only for a new order, so it lies beside the file, not in memory.
+        folder = None if stack.tiers.disk is None else stack.tiers.disk.path.parent
+        vocabularies = self._encoder(stack.views.newest).vocabularies
+        self._heat = {t: _by_id(v, folder) for t, v in vocabularies.items()}
+        self._memory = self._known() if memory is None else memory
+
+    def follow(self) -> Moves:
+        """Builds a new order from the sample, and installs it, if any row is to move; blocks meanwhile."""
+        stack, layout = self._stack, self._stack.tiers.layout
+        with stack.writing:
+            view = stack.views.newest
+            encoder = self._encoder(view)
+            looked_up = self.sample.taken(view.order)
+            rows, counts = np.unique(looked_up, return_counts=True)
+            known = self._known()
+            keep = min(self._memory / known, 1.0) if known else 0.0
+            moved: list[I64] = []
+            came_from: list[I64] = []
+            vocabularies = dict(encoder.vocabularies)
+            before = after = 0
+            for number, table in enumerate(layout.tables):
+                base, size = layout.base[table], layout.sizes[number]
+                first, last = np.searchsorted(rows, (base, base + size))
+                ranks, fresh = rows[first:last] - base, counts[first:last]
+                vocabulary = vocabularies[table]
+                ids = ids_of_ranks(vocabulary.rank_of_id)
+                heat = self._heat[table]
+                if looked_up.size:
+                    heat *= keep
+                heat[ids[ranks]] += fresh
+                held = layout.cuts[table]
+                fast = held[DEVICE] + held[HOST]
+                place = _exchanged(heat[ids[:size]], ranks, np.cumsum(held)[:-1].tolist(), self._most)
+                moved.append(base + place.to)
+                came_from.append(base + place.source)
+                now = _follow(ranks, place)
+                before += int(fresh[ranks < fast].sum())
+                after += int(fresh[now < fast].sum())
+                if place.to.size:
+                    vocabularies[table] = _moved(vocabulary, ids, place, heat)
+            to, source = np.concatenate(moved), np.concatenate(came_from)
+            result = Moves(to.size, looked_up.size, *(x / max(looked_up.size, 1) for x in (before, after)))
+            if to.size:
+                new = Encoder(encoder.schema, vocabularies, encoder.standards)
+                stack.reorder(new, to, self._values(view, source), self._remote_ids(view, new, to))
+        return result
+
+    def _known(self) -> float:
+        return sum(float(h.sum(dtype=np.float64)) for h in self._heat.values())
+
+    @staticmethod
+    def _encoder(view: View) -> Encoder:
+        assert view.encoder is not None
+        return view.encoder
+
+    def _values(self, view: View, rows: I64) -> NDArray[np.uint8]:
+        form = self._stack.tiers.form
+        out = np.empty((rows.size, form.bytes), np.uint8)
+        buffer = torch.empty((ROWS_AT_ONCE, form.units), dtype=form.unit, device=self._stack.device)
+        for start in range(0, rows.size, ROWS_AT_ONCE):
+            part = rows[start : start + ROWS_AT_ONCE]
+            got = buffer[: part.size]
+            if self._stack.gather(view, part, got, counted=False):
+                raise OSError("the remote store does not answer: no new order can be built now")
+            out[start : start + part.size] = got.cpu().view(torch.uint8).numpy().reshape(-1, form.bytes)
+        return out
+
+    def _remote_ids(self, view: View, encoder: Encoder, rows: I64) -> I64:
+        layout = self._stack.tiers.layout
+        segment = layout.segments(rows)
+        away = layout.tier[segment] > DISK
+        if not away.any():
+            return view.remote_ids
+        ids = view.remote_ids.copy()
+        local, table = layout.local(rows, segment)[away], layout.table[segment[away]]
+        for number in np.unique(table).tolist():
+            own = table == number
+            name = layout.tables[number]
+            of_rank = ids_of_ranks(encoder.vocabularies[name].rank_of_id)
+            ids[local[own]] = of_rank[rows[away][own] - layout.base[name]]
+        return ids
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """to, source: int64 [moved], ascending in `to`: the row at rank `source` goes to rank `to`."""
+
+    to: I64
+    source: I64
+
+
+def _exchanged(heat: F32, seen: I64, cuts: list[int], most: int) -> Places:
+    """Rows hotter than the coldest of the tier above change places with them, boundary by boundary.
+
+    heat: float32 [rows], by rank. seen: int64, ascending, ranks that may rise. cuts: ranks at which tiers
+    begin. From the coldest boundary up, so that a row may rise through several.
+    """
+    at = np.arange(heat.size)  # which row stands at each rank
+    rising = seen
+    for cut in reversed(cuts):
+        if not 0 < cut < heat.size:
+            continue
+        lower = rising[rising >= cut]
+        count = min(lower.size, cut, most)
+        if not count:
+            continue
+        up = lower[np.argsort(-heat[at[lower]], kind="stable")[:count]]
+        coldest = np.argpartition(heat[at[:cut]], count - 1)[:count]
+        down = coldest[np.argsort(heat[at[coldest]], kind="stable")]
+        worth = heat[at[up]] > heat[at[down]]
+        up, down = up[worth], down[worth]
+        at[up], at[down] = at[down], at[up]
+        # what has risen stands where others went down
+        rising = np.union1d(rising, down)
+    to = np.flatnonzero(at != np.arange(heat.size))
+    return Places(to, at[to])
+
+
+def _follow(ranks: I64, places: Places) -> I64:
+    """Where rows of the old `ranks` are in the new order."""
+    if not places.to.size:
+        return ranks
+    order = np.argsort(places.source)
+    source, to = places.source[order], places.to[order]
+    found = np.minimum(np.searchsorted(source, ranks), source.size - 1)
+    return np.where(source[found] == ranks, to[found], ranks)
+
+
+def _moved(vocabulary: Vocabulary, ids: I64, places: Places, heat: F32) -> Vocabulary:
+    rank_of_id = vocabulary.rank_of_id.copy()
+    rank_of_id[ids[places.source]] = places.to
+    # whoever reads the counts expects that they never increase: the order within a tier is not exact
+    counts = np.sort(np.rint(heat).astype(np.int64))[::-1].copy()
+    return vocabulary.reordered(rank_of_id, counts)
+
+
+def _by_id(vocabulary: Vocabulary, folder: Path | None) -> F32:
+    """The counts by id; in a file without a name, where there is a folder for it."""
+    heat = vocabulary.counts[vocabulary.rank_of_id].astype(np.float32)
+    if folder is None or not heat.size:
+        return heat
+    with tempfile.TemporaryFile(dir=folder) as file:
+        kept = np.memmap(file, np.float32, "w+", shape=heat.shape)
+    kept[:] = heat
+    return kept

@@ -1,0 +1,156 @@
+"""New values of rows, named by table and stable id: a file or a request in, rows of every tier out.
+
+A file of updates is safetensors: for each table `TABLE.ids`, int64 [n], and `TABLE.rows`, float32
+[n, width]. All of one update is seen at once by whoever looks rows up, and no batch sees half of it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from polyrec.models.embeddings.store import quantise
+from polyrec.models.errors import PolyrecError
+from polyrec.models.files import require_regular
+from polyrec.models.schema.batch import F32, I64
+from polyrec.models.schema.encoder import Encoder
+from polyrec.models.tiers.layout import REMOTE
+from polyrec.models.tiers.slab import Bytes
+from polyrec.models.tiers.stack import TierStack
+
+
+class UpdateError(PolyrecError):
+    """An update that names what the model does not have, or values that no row can have."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableUpdate:
+    """ids: int64 [n], stable ids (the vocabulary's missing and out-of-vocabulary rows included).
+    values: float32 [n, width]. Of equal ids the last counts."""
+
+    ids: I64
+    values: F32
+
+
+Update = Mapping[str, TableUpdate]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An update of one table as its rows are stored. ids: int64 [n]; values: uint8 [n, bytes of a row]."""
+
+    ids: I64
+    values: Bytes
+
+
+def apply_update(stack: TierStack, update: Update) -> int:
+    """Lays the new values over the tiers, and keeps them if the stack has `changes`; gives how many rows.
+    They are written into the tiers behind.
+
+    Raises UpdateError, and then nothing has changed.
+    """
+    packed = {table: _packed(stack, table, given) for table, given in update.items()}
+    rows = sum(given.ids.size for given in packed.values())
+    if not rows:
+        return 0
+    if stack.changes is None:
+        lay(stack, packed)
+    else:
+        stack.changes.apply(packed)
+    return rows
+
+
+def lay(stack: TierStack, update: Mapping[str, Stored]) -> None:
+    """Lays values that are known to be right over the tiers, all at once. update: at least one row."""
+    layout, remote = stack.tiers.layout, stack.tiers.remote
+    with stack.writing:
+        vocabularies = _encoder(stack).vocabularies
+        rows = [layout.base[t] + vocabularies[t].rank_of_id[given.ids] for t, given in update.items()]
+        stack.update(np.concatenate(rows), np.concatenate([given.values for given in update.values()]))
+        if remote is None or not layout.rows[REMOTE]:
+            return
+        for table, given in update.items():
+            if vocabularies[table].specials:
+                for place in np.flatnonzero(given.ids == vocabularies[table].oov_id).tolist():
+                    remote.fallback[layout.tables.index(table)] = given.values[place]
+
+
+def _encoder(stack: TierStack) -> Encoder:
+    encoder = stack.views.newest.encoder
+    if encoder is None:
+        raise UpdateError("these tiers were opened without vocabularies: rows cannot be named by id")
+    return encoder
+
+
+def _packed(stack: TierStack, table: str, given: TableUpdate) -> Stored:
+    form, layout = stack.tiers.form, stack.tiers.layout
+    encoder = _encoder(stack)
+    if table not in layout.base:
+        raise UpdateError(f"update: there is no table '{table}'; known: {', '.join(layout.tables)}")
+    _check_ids(table, given, encoder.vocabularies[table].rank_of_id, layout.sizes[layout.tables.index(table)])
+    values = _values(table, given, form.width)
+    if not given.ids.size:
+        return Stored(given.ids, np.empty((0, form.bytes), np.uint8))
+    packed = quantise(torch.from_numpy(values), form.precision)
+    stored = packed.contiguous().view(torch.uint8).numpy().reshape(given.ids.size, form.bytes)
+    return Stored(given.ids, stored)
+
+
+def _check_ids(table: str, given: TableUpdate, rank_of_id: I64, stored: int) -> None:
+    outside = (given.ids < 0) | (given.ids >= rank_of_id.size)
+    if outside.any():
+        raise UpdateError(
+            f"update: table '{table}' has ids 0 to {rank_of_id.size - 1}, not {given.ids[outside][0]}"
+        )
+    ranks = rank_of_id[given.ids]
+    if ranks.size and ranks.max() >= stored:
+        computed = given.ids[ranks >= stored][0]
+        raise UpdateError(f"update: the vector of id {computed} of table '{table}' is computed, not stored")
+
+
+def _values(table: str, given: TableUpdate, width: int) -> F32:
+    if given.values.shape != (given.ids.size, width):
+        raise UpdateError(
+            f"update: table '{table}' wants ({given.ids.size}, {width}) numbers, not {given.values.shape}"
+        )
+    if not np.isfinite(given.values).all():
+        raise UpdateError(f"update: a value of table '{table}' is not finite")
+    return given.values
+
+
+def load_update(file: str | Path, most_bytes: int = sys.maxsize) -> dict[str, TableUpdate]:
+    """Reads a file of updates. Raises UpdateError: no such file, not one of these, or of more bytes."""
+    try:
+        size = require_regular(Path(file)).st_size
+        if size > most_bytes:
+            raise UpdateError(f"'{file}' has {size} bytes; all rows that it could name take {most_bytes}")
+        with safe_open(file, "np") as tensors:
+            arrays = {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        raise UpdateError(f"no file of updates '{file}'") from None
+    except (OSError, SafetensorError, ValueError, TypeError) as e:
+        raise UpdateError(f"'{file}' is not a file of updates: {e}") from None
+    tables = {name.rpartition(".")[0] for name in arrays}
+    if arrays.keys() != {f"{t}.{part}" for t in tables for part in ("ids", "rows")}:
+        raise UpdateError(f"'{file}' is not a file of updates: it wants TABLE.ids and TABLE.rows, no others")
+    out = {}
+    for table in sorted(tables):
+        ids, values = arrays[f"{table}.ids"], arrays[f"{table}.rows"]
+        if ids.dtype != np.int64 or ids.ndim != 1 or values.dtype != np.float32 or values.ndim != 2:
+            raise UpdateError(f"'{file}': table '{table}' wants int64 ids [n] and float32 rows [n, width]")
+        out[table] = TableUpdate(ids, values)
+    return out
+
+
+def save_update(update: Update, file: str | Path) -> None:
+    """Writes a file of updates that `load_update` reads."""
+    arrays = {f"{t}.ids": np.ascontiguousarray(u.ids, np.int64) for t, u in update.items()}
+    arrays |= {f"{t}.rows": np.ascontiguousarray(u.values, np.float32) for t, u in update.items()}
+    save_file(arrays, file)

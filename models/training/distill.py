@@ -1,0 +1,189 @@
+"""Another representation of a trained table model, without starting over.
+
+The computed vectors are first regressed onto the trained rows, each row as often as it is accessed
+(so that what the model uses most is learned best); no data are needed, only the popularity that the
+bundle keeps. Where data are given, the whole model is then fine-tuned on them.
+
+    dhe, select   computed vectors learn the rows; the dense net stays as it is
+    hybrid        the table stays, computed vectors are added, and the dense net's new inputs start at
+                  zero: before fine-tuning it predicts exactly what the table did
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from polyrec.models.bundle.bundle import Bundle
+from polyrec.models.dlrm.context_once import first_layer
+from polyrec.models.dlrm.dlrm import DLRM, DenseNet
+from polyrec.models.dlrm.interaction import Cross, Dot
+from polyrec.models.dlrm.representation import Representation, initial_stage
+from polyrec.models.embeddings.computed import ComputedStage, HybridStage
+from polyrec.models.embeddings.store import FloatRows
+from polyrec.models.embeddings.table import TableStage
+from polyrec.models.errors import BundleError
+
+
+@dataclass(frozen=True, slots=True)
+class Regression:
+    """How the rows are learned: optimiser steps, look-ups a step, Adam's step size, seed."""
+
+    steps: int = 3000
+    rows: int = 4096
+    lr: float = 1e-3
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Fidelity:
+    """How well computed vectors follow the rows.
+
+    explained: share of the rows' variance that is explained, each row weighted by its accesses.
+    """
+
+    explained: float
+    steps: int
+
+
+Progress = Callable[[int, int, float], object]
+"""Told (step, steps, loss) after each step."""
+
+
+def distilled(
+    bundle: Bundle,
+    representation: Representation,
+    regression: Regression,
+    progress: Progress | None = None,
+) -> tuple[DLRM, Fidelity]:
+    """A model of another representation that learned the rows of a table bundle.
+
+    Raises BundleError if the bundle is not an fp32 table.
+    """
+    source = bundle.manifest.representation
+    if source.name != "table":
+        raise BundleError(f"'{bundle.path}' is a {source.name}; only a fp32 table can be distilled")
+    table = bundle.stage()
+    assert isinstance(table, TableStage)
+    assert isinstance(table.store, FloatRows)
+    schema, vocabularies = bundle.manifest.schema_, bundle.encoder.vocabularies
+    stage = initial_stage(representation, schema, vocabularies, table.width, regression.seed)
+    computed = stage.computed if isinstance(stage, HybridStage) else stage
+    assert isinstance(computed, ComputedStage)
+    rows = table.store.weight.detach()
+    if isinstance(stage, HybridStage):
+        stage.table.store = FloatRows(rows.clone())
+    kept = [rows[table.rows.base[t] :][: representation.cuts.get(t, 0)] for t in table.rows.tables]
+    computed.store = FloatRows(torch.cat(kept).clone())
+    counts = np.concatenate([vocabularies[t].counts for t in schema.tables])
+    fidelity = regress(computed, rows, counts.astype(np.float64), regression, progress)
+    net = bundle.net()
+    if isinstance(stage, HybridStage):
+        net = widened(net, table, stage)
+    return DLRM(stage, net).eval(), fidelity
+
+
+def regress(
+    stage: ComputedStage,
+    rows: torch.Tensor,
+    counts: np.ndarray,
+    regression: Regression,
+    progress: Progress | None = None,
+) -> Fidelity:
+    """Trains the decoders of `stage` towards `rows` [total, width], drawn by their accesses `counts`.
+
+    Every row that is computed is drawn at least as often as one accessed once.
+    """
+    wanted = np.concatenate(
+        [
+            np.arange(stage.rows.base[t] + cut, stage.rows.base[t] + size)
+            for t, cut, size in zip(stage.rows.tables, stage.cuts, stage.rows.sizes, strict=True)
+        ]
+    )
+    if not wanted.size:
+        return Fidelity(1.0, 0)
+    weight = np.maximum(counts[wanted], 1.0)
+    cumulative = np.cumsum(weight / weight.sum())
+    random = np.random.default_rng(regression.seed)
+    parameters = stage.dense_parameters()
+    adam = torch.optim.Adam(parameters, lr=regression.lr)
+    for step in range(1, regression.steps + 1):
+        drawn = wanted[np.searchsorted(cumulative, random.random(regression.rows)).clip(max=wanted.size - 1)]
+        distinct, times = np.unique(drawn, return_counts=True)
+        error = (stage.vectors(distinct) - rows[torch.from_numpy(distinct)]).square().sum(1)
+        loss = (error * torch.from_numpy(times / regression.rows).float()).sum()
+        adam.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        adam.param_groups[0]["lr"] = regression.lr * (1 - (step - 1) / regression.steps)
+        adam.step()
+        if progress:
+            progress(step, regression.steps, loss.item())
+    return Fidelity(_explained(stage, rows, wanted, weight / weight.sum()), regression.steps)
+
+
+def _explained(stage: ComputedStage, rows: torch.Tensor, wanted: np.ndarray, weight: np.ndarray) -> float:
+    """1 - weighted squared error / weighted variance, over all computed rows."""
+    target = rows[torch.from_numpy(wanted)].numpy()
+    mean = weight @ target
+    error = 0.0
+    with torch.inference_mode():
+        for start in range(0, wanted.size, 8192):
+            part = slice(start, start + 8192)
+            got = stage.vectors(wanted[part]).numpy()
+            error += float(weight[part] @ np.square(got - target[part]).sum(1))
+    variance = float(weight @ np.square(target - mean).sum(1))
+    return 1.0 - error / max(variance, 1e-30)
+
+
+def widened(net: DenseNet, table: TableStage, stage: HybridStage) -> DenseNet:
+    """A dense net for twice the vectors, whose new inputs have weight zero: it predicts what `net` does."""
+    new = DenseNet(net.shape, net.dense, stage.slots)
+    old_first, new_first = first_layer(net), first_layer(new)
+    bottom = 0 if net.bottom is None else 1
+    # the old vectors among the new: bottom, context, (its computed ones), candidate, (its computed ones)
+    kept = [*range(bottom + table.slots.context)]
+    kept += [bottom + stage.slots.context + i for i in range(table.slots.candidate)]
+    columns = _columns(net, new, np.array(kept))
+    with torch.no_grad():
+        state = new.state_dict()
+        state.update({k: v for k, v in net.state_dict().items() if v.shape == state[k].shape})
+        new.load_state_dict(state)
+        if isinstance(net.interaction, Cross) and isinstance(new.interaction, Cross):
+            _widen_cross(net.interaction, new.interaction, columns)
+        new_first.weight.zero_()
+        new_first.weight[:, columns] = old_first.weight
+        new_first.bias.copy_(old_first.bias)
+    return new
+
+
+def _widen_cross(old: Cross, new: Cross, columns: torch.Tensor) -> None:
+    """Inputs that are new do not reach a layer's product, and pass through the layer unchanged."""
+    for before, after in zip((*old.down, *old.up), (*new.down, *new.up), strict=True):
+        assert isinstance(before, nn.Linear)
+        assert isinstance(after, nn.Linear)
+        after.weight.zero_()
+        if after.bias is None:
+            after.weight[: before.out_features, columns] = before.weight
+        else:
+            after.bias.zero_()
+            after.bias[columns] = before.bias
+            after.weight[columns, : before.in_features] = before.weight
+
+
+def _columns(old: DenseNet, new: DenseNet, kept: np.ndarray) -> torch.Tensor:
+    """Where each input of the old top MLP stands among the new one's."""
+    width = old.shape.width
+    if isinstance(old.interaction, Dot):
+        assert isinstance(new.interaction, Dot)
+        vectors = sum(new.slots) + (0 if new.bottom is None else 1)
+        place = {int(p): i for i, p in enumerate(new.interaction.get_buffer("pairs"))}
+        ahead = 0 if old.bottom is None else width
+        count = sum(old.slots) + (0 if old.bottom is None else 1)
+        pairs = [(kept[p // count], kept[p % count]) for p in old.interaction.get_buffer("pairs").tolist()]
+        columns = [*range(ahead), *(ahead + place[i * vectors + j] for i, j in pairs)]
+        return torch.tensor(columns)
+    return torch.from_numpy((kept[:, None] * width + np.arange(width)).ravel())

@@ -1,0 +1,52 @@
+"""Hiding ids while training, so that the model does not lean on ids it has barely seen.
+
+With chance `rate`, a look-up of a large learned vocabulary is answered by the out-of-vocabulary row.
+That is dropout for ids: it keeps the rare ones from being memorised (click models overfit them within
+an epoch), and it trains the out-of-vocabulary row on what it will meet in service, the ids of tomorrow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from polyrec.models.schema.batch import Batch, Block
+from polyrec.models.schema.encoder import Encoder
+from polyrec.models.schema.schema import Role
+
+Hide = Callable[[Batch, np.random.Generator], Batch]
+
+
+def hider(encoder: Encoder, rate: float, from_rows: int) -> Hide | None:
+    """A function that hides ids of single-valued features in tables of at least `from_rows` rows.
+
+    Missing values stay missing: whether a value is given is known in service too. None if nothing
+    can be hidden.
+    """
+    chosen: dict[Role, list[tuple[int, int, int]]] = {"context": [], "candidate": []}
+    for role, columns in chosen.items():
+        for i, feature in enumerate(encoder.schema.layout(role).singles):
+            vocabulary = encoder.vocabulary(feature)
+            if vocabulary.rows >= from_rows and vocabulary.oov_rank >= 0 and not feature.cardinality:
+                columns.append((i, vocabulary.missing_rank, vocabulary.oov_rank))
+    if not rate or not any(chosen.values()):
+        return None
+
+    def block(data: Block, role: Role, random: np.random.Generator) -> Block:
+        if not chosen[role]:
+            return data
+        ranks = data.ranks.copy()
+        for column, missing, oov in chosen[role]:
+            hidden = (random.random(data.rows) < rate) & (ranks[:, column] != missing)
+            ranks[hidden, column] = oov
+        return Block(data.dense, ranks, data.bag_values, data.bag_offsets)
+
+    def hide(batch: Batch, random: np.random.Generator) -> Batch:
+        return Batch(
+            block(batch.context, "context", random),
+            block(batch.candidate, "candidate", random),
+            batch.context_row,
+        )
+
+    return hide

@@ -1,0 +1,242 @@
+"""From data to a bundle: split, calibrate, encode, train, measure, write.
+
+Every choice is made on the validation rows, which are training rows; the test rows are only looked
+at once, through the bundle as it was written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field, ValidationError
+
+from polyrec.models.bundle.bundle import Bundle, require_target, write_bundle
+from polyrec.models.data.encoded import Encoded, encode
+from polyrec.models.data.reader import Reader
+from polyrec.models.data.split import TEST, TRAIN, VALIDATION, Splitter, split_of
+from polyrec.models.dlrm.dlrm import DLRM, Architecture, DenseNet, dense_slots
+from polyrec.models.dlrm.representation import Kind, Representation, initial_stage
+from polyrec.models.embeddings.computed import Encoding
+from polyrec.models.embeddings.cuts import stored_but_largest, stored_within
+from polyrec.models.errors import DataError
+from polyrec.models.evaluation.metrics import Quality, evaluate
+from polyrec.models.files import Strict, one_line, read_yaml, validated
+from polyrec.models.schema.encoder import Encoder
+from polyrec.models.schema.popularity import Calibration, calibrate
+from polyrec.models.schema.schema import Schema
+from polyrec.models.schema.vocabulary import Vocabulary
+from polyrec.models.training.id_dropout import hider
+from polyrec.models.training.trainer import Check, History, Progress, Recipe, fine_tune, fit, predict, refit
+
+RECIPES = Path(__file__).parent / "recipes"
+
+Phase = Callable[[str, int | None], Callable[[int], object]]
+"""Announces a phase and its size in rows (None: unknown); gives what is told the rows done."""
+
+
+class Select(Strict):
+    """What `select` stores: all tables but the `largest` ones (MP-Rec), or, with `share`, that share of
+    all rows, the most accessed ones, whatever their table."""
+
+    largest: Annotated[int, Field(ge=1)] = 5
+    share: Annotated[float, Field(gt=0, lt=1)] | None = None
+
+    def cuts(self, vocabularies: Mapping[str, Vocabulary]) -> dict[str, int]:
+        """How many rows each table stores."""
+        if self.share is None:
+            return stored_but_largest(vocabularies, self.largest)
+        return stored_within(vocabularies, round(self.share * sum(v.rows for v in vocabularies.values())))
+
+
+class Training(Strict):
+    """A recipe file: the model's shape, how it is trained, and what computed representations are."""
+
+    architecture: Architecture = Architecture()
+    recipe: Recipe = Recipe()
+    encoding: Encoding = Encoding()
+    select: Select = Select()
+
+    def representation(self, kind: Kind, vocabularies: Mapping[str, Vocabulary]) -> Representation:
+        """The representation of a kind, for tables of these sizes and popularity."""
+        if kind == "table":
+            return Representation()
+        cuts = self.select.cuts(vocabularies) if kind == "select" else {}
+        return Representation(kind=kind, encoding=self.encoding, cuts=cuts)
+
+    def with_share(self, share: float) -> Training:
+        """This with another share of rows that `select` stores. Raises DataError if it is not in (0, 1)."""
+        try:
+            return self.model_copy(update={"select": Select(share=share)})
+        except ValidationError as e:
+            raise DataError(one_line(e)) from None
+
+    def with_recipe(self, changes: Mapping[str, Any]) -> Training:
+        """This with some of the recipe's keys changed. Raises DataError on a value out of range."""
+        try:
+            recipe = Recipe.model_validate(self.recipe.model_dump() | dict(changes))
+        except ValidationError as e:
+            raise DataError(one_line(e)) from None
+        return self.model_copy(update={"recipe": recipe})
+
+
+def load_training(name: str | Path) -> Training:
+    """Reads a recipe file; a bare name means one that ships with Polyrec. Raises DataError."""
+    file = Path(name)
+    if not file.suffix and not file.exists():
+        file = RECIPES / f"{file.name}.yaml"
+    what = f"recipe '{name}'"
+    try:
+        raw = read_yaml(file, what, DataError)
+    except FileNotFoundError:
+        shipped = ", ".join(sorted(p.stem for p in RECIPES.glob("*.yaml")))
+        raise DataError(f"no recipe file '{name}'; shipped recipes: {shipped}") from None
+    return validated(Training, raw, what, DataError)
+
+
+def default_training(schema: Schema) -> Training:
+    """The shipped recipe of the schema's name, else the general one."""
+    file = RECIPES / f"{schema.name}.yaml"
+    return load_training(file) if file.exists() else Training()
+
+
+@dataclass(frozen=True, slots=True)
+class Learner:
+    """Learns bundles from one data set.
+
+    sample: share of the rows that makes the popularity order, see models/schema/popularity.py.
+    calibration: one made before, instead of counting again (then nothing is refitted).
+    """
+
+    reader: Reader
+    schema: Schema
+    training: Training
+    kind: Kind = "table"
+    sample: float | None = None
+    calibration: Calibration | None = None
+    phase: Phase = lambda _name, _rows: lambda _done: None
+    progress: Progress | None = None
+
+    def learn(self, out: str | Path, replace: bool = False) -> Bundle:
+        """Trains, measures on the test rows and writes the bundle."""
+        require_target(out, replace)
+        recipe = self.training.recipe
+        splitter = split_of(self.reader, self.schema, self.phase("split", self.reader.rows_hint))
+        encoder, history, model = self._fit(splitter)
+        if recipe.refit:
+            encoder, model = self._refit(splitter, history)
+        with self._encode(encoder, splitter, (TEST,)) as test:
+            quality = measure(model, test)
+        return write_bundle(
+            out,
+            model,
+            self.training.representation(self.kind, encoder.vocabularies),
+            encoder,
+            metrics={
+                "test": quality.as_dict(),
+                "validation": asdict(best(history)),
+            },
+            training={
+                "recipe": recipe.model_dump(),
+                "best_step": history.best_step,
+                "steps_per_epoch": history.steps_per_epoch,
+                "data": {"fingerprint": self.reader.fingerprint(), "path": self.reader.path.name},
+            },
+            replace=replace,
+        )
+
+    def _fit(self, splitter: Splitter) -> tuple[Encoder, History, DLRM]:
+        encoder = self._calibrate(splitter, (TRAIN,))
+        with self._encode(encoder, splitter, (TRAIN, VALIDATION)) as data:
+            training, validation = data.select(TRAIN), data.select(VALIDATION)
+            for name, rows in (("train", training), ("validation", validation)):
+                if not rows.size:
+                    raise DataError(f"{self.reader.path}: the split leaves no {name} rows")
+            model = self._model(encoder)
+            recipe = self.training.recipe
+            hide = hider(encoder, recipe.hide, recipe.hide_from_rows)
+            return encoder, fit(model, data, training, validation, recipe, hide, self.progress), model
+
+    def _refit(self, splitter: Splitter, history: History) -> tuple[Encoder, DLRM]:
+        encoder = self._calibrate(splitter, (TRAIN, VALIDATION))
+        with self._encode(encoder, splitter, (TRAIN, VALIDATION)) as data:
+            model = self._model(encoder)
+            recipe = self.training.recipe
+            hide = hider(encoder, recipe.hide, recipe.hide_from_rows)
+            refit(model, data, data.select(TRAIN, VALIDATION), recipe, history, hide, self.progress)
+        return encoder, model
+
+    def _calibrate(self, splitter: Splitter, which: Sequence[int]) -> Encoder:
+        found = self.calibration or calibrate(
+            self.reader,
+            self.schema,
+            splitter,
+            which=which,
+            sample=self.sample,
+            seed=self.training.recipe.seed,
+            progress=self.phase("calibrate", self.reader.rows_hint),
+        )
+        return Encoder(self.schema, found.vocabularies, found.standards)
+
+    def _encode(self, encoder: Encoder, splitter: Splitter, which: Sequence[int]) -> Encoded:
+        progress = self.phase("encode", self.reader.rows_hint)
+        return encode(self.reader, encoder, splitter, which, progress=progress)
+
+    def _model(self, encoder: Encoder) -> DLRM:
+        shape, recipe = self.training.architecture, self.training.recipe
+        torch.manual_seed(recipe.seed)
+        stage = initial_stage(
+            self.training.representation(self.kind, encoder.vocabularies),
+            self.schema,
+            encoder.vocabularies,
+            shape.width,
+            recipe.seed,
+            recipe.row_spread,
+        )
+        return DLRM(stage, DenseNet(shape, dense_slots(self.schema), stage.slots, recipe.dropout))
+
+
+def best(history: History) -> Check:
+    """The check whose weights were kept."""
+    return next(c for c in history.checks if c.step == history.best_step)
+
+
+def measure(model: DLRM, data: Encoded) -> Quality:
+    """Quality on all rows of `data`."""
+    rows = data.select(TRAIN, VALIDATION, TEST)
+    return evaluate(predict(model, data, rows), data.label, data.group)
+
+
+def quality_on_test(
+    model: DLRM, encoder: Encoder, reader: Reader, phase: Phase
+) -> dict[str, float | int | None]:
+    """Quality of a model on the test rows of data, JSON-able."""
+    splitter = split_of(reader, encoder.schema, phase("split", reader.rows_hint))
+    progress = phase("encode", reader.rows_hint)
+    with encode(reader, encoder, splitter, (TEST,), progress=progress) as data:
+        return measure(model, data).as_dict()
+
+
+def tune(
+    model: DLRM,
+    bundle: Bundle,
+    reader: Reader,
+    recipe: Recipe,
+    phase: Phase,
+    progress: Progress | None = None,
+) -> None:
+    """Fine-tunes a model derived from `bundle`, on the rows that the bundle itself was trained on.
+
+    Those are the training rows, and the validation rows too if it was refitted. A fixed schedule, no
+    selection: a refitted model has seen the validation rows, which can choose nothing any more.
+    """
+    refitted = bundle.manifest.training.get("recipe", {}).get("refit", False)
+    which = (TRAIN, VALIDATION) if refitted else (TRAIN,)
+    encoder = bundle.encoder
+    splitter = split_of(reader, encoder.schema, phase("split", reader.rows_hint))
+    with encode(reader, encoder, splitter, which, progress=phase("encode", reader.rows_hint)) as data:
+        hide = hider(encoder, recipe.hide, recipe.hide_from_rows)
+        fine_tune(model, data, data.select(*which), recipe, hide, progress)

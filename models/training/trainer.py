@@ -1,0 +1,277 @@
+"""Training: encoded data in, the model of the best validation log-loss out.
+
+Rows are shuffled each epoch from a seed. Click models overfit within an epoch or two, so validation
+is measured several times an epoch and the best weights are kept. The validation rows are the end of
+the training time (or a hashed share), never the test rows; `refit` then trains again on training and
+validation rows together for the number of steps that was best.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Annotated, Protocol
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import Parameter
+from torch.nn import functional as F
+
+from polyrec.models.dlrm.dlrm import DLRM
+from polyrec.models.errors import DataError
+from polyrec.models.evaluation.metrics import auc, log_loss
+from polyrec.models.files import Strict
+from polyrec.models.schema.batch import F32, I64, Batch
+from polyrec.models.training.id_dropout import Hide
+from polyrec.models.training.optimizer import RowWiseAdagrad
+from polyrec.models.training.row_order import epoch
+
+
+class Rows(Protocol):
+    """Encoded data, as models/data/encoded.py gives it."""
+
+    label: F32
+    group: I64 | None
+
+    def batch(self, rows: I64) -> Batch: ...
+
+
+class Recipe(Strict):
+    """How a model is trained. Steps, not epochs, are what refitting repeats.
+
+    dense_lr: Adam's step size; sparse_lr: row-wise Adagrad's. warm_up: share of all steps in which
+    both rise from zero; then they fall linearly to `final_lr` of their height. row_decay, dense_decay:
+    decoupled weight decay (of touched rows; of the MLPs). row_spread: see TableStage.initial.
+    hide, hide_from_rows: see models/training/id_dropout.py. average: see Average. by_request: batches are
+    whole requests, see models/training/row_order.py; what is hidden in a shared context is hidden from all
+    its rows."""
+
+    epochs: Annotated[int, Field(ge=1)] = 3
+    batch_rows: Annotated[int, Field(ge=1)] = 1024
+    by_request: bool = False
+    dense_lr: Annotated[float, Field(gt=0)] = 1e-3
+    sparse_lr: Annotated[float, Field(ge=0)] = 0.05
+    final_lr: Annotated[float, Field(ge=0, le=1)] = 0.0
+    warm_up: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    row_decay: Annotated[float, Field(ge=0)] = 0.0
+    dense_decay: Annotated[float, Field(ge=0)] = 0.0
+    row_spread: Annotated[float, Field(gt=0)] | None = None
+    hide: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    hide_from_rows: Annotated[int, Field(ge=1)] = 1000
+    average: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    checks_per_epoch: Annotated[int, Field(ge=1)] = 4
+    patience: Annotated[int, Field(ge=1)] = 4
+    refit: bool = False
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One look at the validation rows."""
+
+    step: int
+    epoch: float
+    training_loss: float
+    log_loss: float
+    auc: float
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Every check, and which step's weights were kept."""
+
+    checks: tuple[Check, ...]
+    best_step: int
+    steps_per_epoch: int
+
+
+def dense_parameters(model: DLRM) -> list[Parameter]:
+    """All weights but the rows: those that every step moves."""
+    return [*model.net.parameters(), *model.stage.dense_parameters()]
+
+
+class Average:
+    """An exponential moving average of the dense weights, which predicts better than the last step's.
+
+    rate: share of the past kept at each step; it rises to that from 0.1, so that the first steps are
+    forgotten. Rows are left as they are: averaging them too gained nothing and would touch every row.
+    """
+
+    def __init__(self, model: DLRM, rate: float) -> None:
+        self._rate = rate
+        self._weights = dense_parameters(model)
+        self._mean = [w.detach().clone() for w in self._weights]
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Takes in the weights after optimiser step `step`."""
+        rate = min(self._rate, (1 + step) / (10 + step))
+        for mean, weight in zip(self._mean, self._weights, strict=True):
+            mean.lerp_(weight, 1 - rate)
+
+    @torch.no_grad()
+    def swap(self) -> None:
+        """Exchanges the model's weights and the average."""
+        for mean, weight in zip(self._mean, self._weights, strict=True):
+            kept = weight.clone()
+            weight.copy_(mean)
+            mean.copy_(kept)
+
+
+Progress = Callable[[int, int, float, Check | None], None]
+"""Called after each step with (step, total steps, training loss, last check)."""
+
+
+def fit(
+    model: DLRM,
+    data: Rows,
+    training: I64,
+    validation: I64,
+    recipe: Recipe,
+    hide: Hide | None = None,
+    progress: Progress | None = None,
+) -> History:
+    """Trains `model` in place and leaves it at its best weights by validation log-loss.
+
+    training, validation: int64 row indices into `data`. Stops early after `patience` checks without
+    improvement.
+    """
+    start_at_base_rate(model, data.label[training])
+    steps_per_epoch = -(-training.size // recipe.batch_rows)
+    total = steps_per_epoch * recipe.epochs
+    every = max(1, steps_per_epoch // recipe.checks_per_epoch)
+    checks: list[Check] = []
+    best: tuple[float, int, dict[str, Tensor]] | None = None
+    losses: list[float] = []
+    average = Average(model, recipe.average)
+    for step, loss in steps(model, data, training, recipe, total, hide):
+        losses.append(loss)
+        average.update(step)
+        if step % every == 0 or step == total:
+            average.swap()
+            p = predict(model, data, validation)
+            y = data.label[validation]
+            check = Check(step, step / steps_per_epoch, float(np.mean(losses)), log_loss(p, y), auc(p, y))
+            checks.append(check)
+            losses = []
+            if best is None or check.log_loss < best[0]:
+                best = (check.log_loss, step, copy.deepcopy(model.state_dict()))
+            average.swap()
+            if step - best[1] >= recipe.patience * every:
+                break
+        if progress:
+            progress(step, total, loss, checks[-1] if checks else None)
+    assert best is not None
+    model.load_state_dict(best[2])
+    return History(tuple(checks), best[1], steps_per_epoch)
+
+
+def refit(
+    model: DLRM,
+    data: Rows,
+    rows: I64,
+    recipe: Recipe,
+    history: History,
+    hide: Hide | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Trains a fresh `model` on all `rows`, as many epochs as were best in `history`.
+
+    The schedule is the one that was validated: it is cut at the same share of its length.
+    """
+    start_at_base_rate(model, data.label[rows])
+    steps_per_epoch = -(-rows.size // recipe.batch_rows)
+    stop = round(history.best_step / history.steps_per_epoch * steps_per_epoch)
+    _train(model, data, rows, recipe, stop, hide, progress)
+
+
+def fine_tune(
+    model: DLRM,
+    data: Rows,
+    rows: I64,
+    recipe: Recipe,
+    hide: Hide | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Trains `model` further, from where it is: one epoch of `rows` at a fifth of the recipe's step sizes.
+
+    Rows stay as they are: they have had their epochs, and overfit in another (docs/quality.md).
+    """
+    gentle = recipe.model_copy(update={"epochs": 1, "dense_lr": recipe.dense_lr / 5, "sparse_lr": 0.0})
+    _train(model, data, rows, gentle, -(-rows.size // recipe.batch_rows), hide, progress)
+
+
+def _train(
+    model: DLRM,
+    data: Rows,
+    rows: I64,
+    recipe: Recipe,
+    stop: int,
+    hide: Hide | None,
+    progress: Progress | None,
+) -> None:
+    """Takes the first `stop` steps of the recipe's schedule and leaves the model at its average."""
+    total = -(-rows.size // recipe.batch_rows) * recipe.epochs
+    average = Average(model, recipe.average)
+    for step, loss in steps(model, data, rows, recipe, total, hide):
+        average.update(step)
+        if progress:
+            progress(step, stop, loss, None)
+        if step >= stop:
+            break
+    average.swap()
+
+
+def start_at_base_rate(model: DLRM, label: F32) -> None:
+    """Sets the output's bias to the log-odds of the labels, so that no step is spent on finding it."""
+    base = float(np.clip(label.mean(), 1e-6, 1 - 1e-6))
+    with torch.no_grad():
+        model.net.output.bias.fill_(np.log(base / (1 - base)))
+
+
+def steps(
+    model: DLRM, data: Rows, rows: I64, recipe: Recipe, total: int, hide: Hide | None = None
+) -> Iterator[tuple[int, float]]:
+    """Takes up to `total` optimiser steps, yielding (step, loss) after each."""
+    torch.manual_seed(recipe.seed)
+    dense = torch.optim.AdamW(dense_parameters(model), lr=recipe.dense_lr, weight_decay=recipe.dense_decay)
+    sparse = RowWiseAdagrad(model.stage.sparse_parameters(), recipe.sparse_lr, decay=recipe.row_decay)
+    warm = max(1, int(total * recipe.warm_up))
+    random = np.random.default_rng(recipe.seed)
+    if recipe.by_request and data.group is None:
+        raise DataError("by_request: the schema has no group that would tell requests apart")
+    group = data.group if recipe.by_request else None
+    step = 0
+    while step < total:
+        for chosen in epoch(rows, group, recipe.batch_rows, random):
+            model.train()
+            label = torch.from_numpy(data.label[chosen])
+            batch = data.batch(chosen)
+            logits = model(hide(batch, random) if hide else batch)
+            loss = F.binary_cross_entropy_with_logits(logits, label.to(logits.device))
+            dense.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            fall = recipe.final_lr + (1 - recipe.final_lr) * (1 - step / total)
+            scale = min((step + 1) / warm, fall)
+            dense.param_groups[0]["lr"] = recipe.dense_lr * scale
+            dense.step()
+            sparse.step(scale)
+            step += 1
+            yield step, loss.item()
+            if step >= total:
+                return
+
+
+def predict(model: DLRM, data: Rows, rows: I64, batch_rows: int = 8192) -> F32:
+    """float32 [rows.size]: click probabilities, in the order of `rows`."""
+    model.eval()
+    out = np.empty(rows.size, np.float32)
+    with torch.inference_mode():
+        for start in range(0, rows.size, batch_rows):
+            chosen = rows[start : start + batch_rows]
+            out[start : start + chosen.size] = model(data.batch(chosen)).sigmoid().cpu().numpy()
+    return out

@@ -1,0 +1,77 @@
+"""What a bundle stores and how often each row of it is looked up, read without opening the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from polyrec.models.bundle.manifest import VOCABULARY, Manifest, read_manifest
+from polyrec.models.errors import BundleError
+from polyrec.models.schema.batch import F64, I64
+from polyrec.models.schema.popularity import lookups_counted
+from polyrec.planner.deployment.rank_accesses import Ranked
+from polyrec.planner.deployment.residency import Tables
+from polyrec.planner.profile import Memory, ProfileError
+
+
+def read_tables(folder: Path, memory: Memory) -> Tables:
+    """The rows that `memory` says a path of the bundle at `folder` stores, with the bundle's access counts.
+
+    Raises BundleError: no such bundle. ProfileError: it is not the one that was profiled.
+    """
+    manifest = read_manifest(folder)
+    try:
+        with safe_open(folder / VOCABULARY, "np") as f:
+            accesses = {t: f.get_tensor(f"{t}.counts").astype(np.int64) for t in manifest.schema_.tables}
+    except (OSError, SafetensorError) as e:
+        raise BundleError(f"bundle '{folder}': {VOCABULARY} cannot be read: {e}") from None
+    try:
+        return stored_tables(manifest, accesses, memory)
+    except ValueError as e:
+        raise ProfileError(
+            f"bundle '{folder}' is not the one that was profiled: {e}; profile it again"
+        ) from None
+
+
+def foreseen(counts: I64) -> F64:
+    """What sampled accesses by rank, int64 [rows], say of accesses to come: float64 [rows], in their order.
+
+    Rows that the sample missed are looked up as well. Together they get what rows seen once got (Turing's
+    estimate; Good, Biometrika 1953), each no more than a row seen once; the others leave them that.
+    """
+    total, once = float(counts.sum()), float((counts == 1).sum())
+    unseen = counts.size - int(np.count_nonzero(counts))
+    if not total or not unseen or once == total:
+        return counts.astype(np.float64)
+    kept = 1.0 - once / total
+    return np.where(counts > 0, counts * kept, min(once / unseen, kept))
+
+
+def stored_tables(manifest: Manifest, accesses: Mapping[str, I64], memory: Memory) -> Tables:
+    """accesses: by table, in rank order. Raises ValueError if `memory` has rows that are not stored.
+
+    A table of single-valued candidate features is looked up once a row for each, which tells how many
+    rows the counts are of, and so how often a row looks up a bag, or a context that it shares.
+    """
+    schema, representation = manifest.schema_, manifest.representation
+    counts: dict[str, F64] = {}
+    sampled = lookups_counted(schema, {t: int(accesses[t].sum()) for t in schema.tables})["candidate"]
+    for table in schema.tables:
+        all_rows = accesses[table]
+        stored = all_rows.size
+        if representation.kind in ("dhe", "select"):
+            stored = representation.cuts.get(table, 0)
+        if stored and memory.tables.get(table):
+            counts[table] = foreseen(all_rows)[:stored]
+    for table, size in memory.tables.items():
+        if size and table not in counts:
+            raise ValueError(f"it stores no rows of table '{table}'")
+    row_bytes = tuple(memory.tables[t] / c.size for t, c in counts.items())
+    # without single-valued features every table counts as looked up once a row
+    sampled = sampled or max((float(c.sum()) for c in accesses.values()), default=1.0)
+    lookups = sum(float(c.sum()) for c in counts.values()) / max(sampled, 1.0)
+    ranked = tuple(Ranked.of(c) for c in counts.values())
+    return Tables(tuple(counts), ranked, row_bytes, lookups)

@@ -1,0 +1,68 @@
+"""Accesses of one table by rank, as runs of equally accessed rows.
+
+Most rows of a large table are accessed as seldom as their neighbors, so runs are few where rows are
+many: a million rows of a Zipf distribution are some thousand runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from polyrec.models.schema.batch import F64, I64
+
+
+@dataclass(frozen=True, eq=False)
+class Ranked:
+    """accesses: float64 [runs], of each row of a run, never increasing. rows: int64 [runs]."""
+
+    accesses: F64
+    rows: I64
+
+    @classmethod
+    def of(cls, counts: I64 | F64) -> Ranked:
+        """From accesses by rank, [rows], never increasing."""
+        starts = np.flatnonzero(np.append(True, counts[1:] != counts[:-1])[: counts.size])
+        return cls(counts[starts].astype(np.float64), np.diff(np.append(starts, counts.size)))
+
+    @cached_property
+    def size(self) -> int:
+        """Rows."""
+        return int(self.rows.sum())
+
+    @cached_property
+    def total(self) -> float:
+        """Accesses."""
+        return float(self.accesses @ self.rows)
+
+    @cached_property
+    def _ends(self) -> I64:
+        return np.cumsum(self.rows)
+
+    @cached_property
+    def _covered(self) -> F64:
+        return np.append(0.0, np.cumsum(self.accesses * self.rows))
+
+    def before(self, rank: int) -> float:
+        """Accesses of the rows before a rank."""
+        if rank >= self.size:
+            return self.total
+        run = int(np.searchsorted(self._ends, rank, side="right"))
+        start = int(self._ends[run - 1]) if run else 0
+        return float(self._covered[run] + (rank - start) * self.accesses[run])
+
+    def until(self, rank: int) -> Ranked:
+        """The rows before a rank."""
+        rows = np.clip(rank - (self._ends - self.rows), 0, self.rows)
+        return Ranked(self.accesses[rows > 0], rows[rows > 0])
+
+    def beyond(self, rank: int) -> Ranked:
+        """The rows from a rank on."""
+        rows = np.clip(self._ends - rank, 0, self.rows)
+        return Ranked(self.accesses[rows > 0], rows[rows > 0])
+
+    def scaled(self, factor: float) -> Ranked:
+        """As often as `factor` times."""
+        return Ranked(self.accesses * factor, self.rows)

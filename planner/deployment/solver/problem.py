@@ -1,0 +1,194 @@
+"""The question put to the solver: all paths at all residencies, the load, and what there is of everything.
+
+A profile, an `Ask` and the access counts of the bundles go in; out comes a `Problem`, numbers only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from polyrec.models.schema.batch import F64
+from polyrec.planner.deployment.option import Costing, Lanes, Option, headroom
+from polyrec.planner.deployment.requirements import Ask
+from polyrec.planner.deployment.residency import Residency, Tables, reaching, residencies
+from polyrec.planner.deployment.tier_cost import tiers_below
+from polyrec.planner.deployment.traffic_classes import Level, SizeClass, load_levels, size_classes
+from polyrec.planner.devices import Device, Machine
+from polyrec.planner.plan import LaneKind
+from polyrec.planner.profile import Front, Hop, PathProfile, Profile
+
+NO_FRONT = Front(query_s=0.0, row_s=0.0)
+NO_HOP = Hop(median_s=0.0, tail_s=0.0)
+HOPS: dict[LaneKind, Hop] = {
+    "thread": Hop(median_s=57e-6, tail_s=90e-6),
+    "process": Hop(median_s=91e-6, tail_s=273e-6),
+}
+"""Where the profile has none: as measured on an AMD EPYC."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """All numbers of the choice.
+
+    lanes: by device, of those that have paths. budget: bytes by memory, a device's or `disk`; None is
+    unlimited. host: the device whose memory is the host's. front_s: [classes], of a query, headroom
+    included; inline: the device whose lane shares a core with the front, if any.
+    """
+
+    ask: Ask
+    machine: Machine
+    paths: tuple[PathProfile, ...]
+    tables: tuple[Tables | None, ...]
+    options: tuple[Option, ...]
+    classes: tuple[SizeClass, ...]
+    levels: tuple[Level, ...]
+    lanes: dict[str, Lanes]
+    budget: dict[str, float | None]
+    capacity: dict[str, float | None]
+    host: str | None
+    front_s: F64
+    inline: str | None
+    front: Front
+    front_capacity: float | None = 1.0
+
+    @property
+    def rows(self) -> F64:
+        """Of a query of each class, [classes]."""
+        return np.array([c.rows for c in self.classes])
+
+    @property
+    def queries(self) -> F64:
+        """A second, of each class at each level, [classes, levels]. At most twice what all devices could do
+        of the class alone: more changes no choice, and shares of it would drown in the solver's tolerances.
+        """
+        asked = np.outer([c.share for c in self.classes], [level.rate for level in self.levels])
+        best = dict.fromkeys(self.lanes, np.zeros(len(self.classes)))
+        for option in self.options:
+            device = self.paths[option.path].path.device
+            capacity = self.capacity[device]
+            most = np.inf if capacity is None else capacity / option.cost_s
+            best[device] = np.maximum(best[device], np.where(np.isfinite(option.cost_s), most, 0.0))
+        able: F64 = 2 * np.sum(list(best.values()), axis=0)
+        capped: F64 = np.minimum(asked, np.where(able > 0, able, np.inf)[:, None])
+        return capped
+
+    def costing(self, path: int) -> Costing:
+        """Makes options of one path."""
+        on = self.lanes[self.paths[path].path.device]
+        return Costing(
+            self.paths[path], self.tables[path], on, self.front, self.ask, self.machine, self.classes
+        )
+
+    def fits_alone(self, option: Option) -> str | None:
+        """The memory in which the option does not fit even alone, or None."""
+        for place, needed in self.needs(option).items():
+            budget = self.budget.get(place)
+            if budget is not None and needed > budget:
+                return place
+        return None
+
+    def needs(self, option: Option) -> dict[str, float]:
+        """Bytes by memory that the option takes if nothing else is there."""
+        p = self.paths[option.path]
+        device = p.path.device
+        needs = {device: option.held + p.memory.fixed + p.memory.peak * self.lanes[device].count}
+        if option.tier == "host":
+            assert self.host is not None
+            needs[self.host] = needs.get(self.host, 0.0) + option.elsewhere
+        if option.filed:
+            needs["disk"] = option.filed
+        return needs
+
+
+def pose(profile: Profile, ask: Ask, tables: Sequence[Tables | None]) -> Problem:
+    """The problem of a profile. tables: of each path, None where its bundle's counts are not known (then
+    its rows are all resident or none)."""
+    machine, front = profile.machine, profile.front or NO_FRONT
+    classes, levels = size_classes(ask.traffic.sizes), load_levels(ask.traffic)
+    used = dict.fromkeys(p.path.device for p in profile.paths)
+    hops = HOPS | profile.hops
+    lanes = {name: _lanes(machine.device(name), list(used), machine, ask, hops) for name in used}
+    host = next((d.name for d in machine.devices if d.kind == "cpu"), None)
+    budget: dict[str, float | None] = {
+        d.name: float(ask.memory.get(d.name, d.memory_bytes)) for d in machine.devices
+    }
+    budget["disk"] = float(ask.memory["disk"]) if "disk" in ask.memory else machine.disk_bytes
+    groups: dict[tuple[str, str], int] = {}
+    options: list[Option] = []
+    stored = {str(p.path.bundle): float(sum(p.memory.tables.values())) for p in profile.paths}
+    disk = budget["disk"]
+    # paths of one bundle have the very same tables
+    tried: dict[int, tuple[Residency, ...]] = {}
+    for i, path in enumerate(profile.paths):
+        device = path.path.device
+        group = groups.setdefault((str(path.path.bundle), device), len(groups))
+        costing = Costing(path, tables[i], lanes[device], front, ask, machine, classes)
+        if id(tables[i]) not in tried:
+            tried[id(tables[i])] = residencies(tables[i])
+        parts = tried[id(tables[i])] if _tiers(lanes[device], machine) else ()
+        found = [costing.option(i, group, None)]
+        for part in parts:
+            # the disk for itself, or divided by size among the bundles
+            share = stored[str(path.path.bundle)] / max(sum(stored.values()), 1.0)
+            rooms = () if disk is None else (disk, disk * share)
+            reaches = _reaches(tables[i], part, rooms, lanes[device], machine)
+            found += [costing.option(i, group, part, reach) for reach in reaches]
+        options += [option for option in found if option.largest_rows]
+    inline = next((name for name, one in lanes.items() if one.kind == "inline"), None)
+    spent = np.array([front.query_s + front.row_s * c.rows for c in classes])
+    mean = float(np.dot(spent, [c.share for c in classes]))
+    if mean:
+        square = float(np.dot(spent**2, [c.share for c in classes]))
+        spent = spent / headroom(ask.slo_s / mean, square / mean**2)
+    return Problem(
+        ask=ask,
+        machine=machine,
+        paths=profile.paths,
+        tables=tuple(tables),
+        options=tuple(options),
+        classes=classes,
+        levels=levels,
+        lanes=lanes,
+        budget=budget,
+        capacity={name: float(one.count) for name, one in lanes.items()},
+        host=host,
+        front_s=spent,
+        inline=inline,
+        front=front,
+    )
+
+
+def _tiers(on: Lanes, machine: Machine) -> bool:
+    """Whether rows can lie below a device's memory. Tiers belong to the server's process: its own lanes
+    share them, lanes that are processes cannot."""
+    return on.kind != "process" and bool(tiers_below(on.device, machine))
+
+
+def _reaches(
+    tables: Tables | None, resident: Residency, rooms: Sequence[float], on: Lanes, machine: Machine
+) -> list[tuple[int, ...] | None]:
+    """How far the disk may reach below what is resident, where a remote store can hold the rest."""
+    below = [tier.name for tier in tiers_below(on.device, machine)]
+    if tables is None or "remote" not in below or below[0] != "disk":
+        return [None]
+    whole = tuple(t.size for t in tables.ranked)
+    found = [reaching(tables, resident.cuts, max(room - resident.bytes, 0.0)) for room in rooms]
+    return [None if reach == whole else reach for reach in dict.fromkeys([whole, *found])]
+
+
+def _lanes(
+    device: Device, used: list[str], machine: Machine, ask: Ask, hops: Mapping[LaneKind, Hop]
+) -> Lanes:
+    """One lane a core, less one for the front and one for each lane elsewhere, which a thread feeds; on
+    two cores or fewer a single one, in the front's own loop unless another kind is asked for."""
+    if device.kind != "cpu":
+        return Lanes(device, device.lanes * ask.copies.get(device.name, 1), "thread", hops["thread"])
+    cores = ask.cores or device.lanes
+    fed = sum(machine.device(n).lanes * ask.copies.get(n, 1) for n in used if n != device.name)
+    kind = ask.lane or ("inline" if cores <= 2 else "process")
+    if kind == "inline":
+        return Lanes(device, 1, kind, NO_HOP)
+    return Lanes(device, max(1, cores - 1 - fed), kind, hops[kind])

@@ -1,0 +1,291 @@
+"""The mixed-integer program of a problem, and the linear one that is left when the deployment is held.
+
+A `Problem` and the options that may be deployed go in; deployed options, shares of the load and duals
+come out. HiGHS solves both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, linprog, milp
+from scipy.sparse import csr_array
+
+from polyrec.models.errors import PolyrecError
+from polyrec.models.schema.batch import F64
+from polyrec.planner.deployment.option import Option
+from polyrec.planner.deployment.solver.problem import Problem
+
+GAP = 1e-8
+"""Relative. Accuracies of representations differ by as little as 1e-4 of themselves."""
+TIE = 1e-7
+"""Relative worth of a path not deployed, and of a device's whole time: what decides between plans that
+predict equally well, and less than one test row of any data set that fits a machine."""
+BEST = 1000.0
+"""The objective if everything were answered rightly; so large that ties are above the solver's tolerances."""
+
+
+class PlanImpossible(PolyrecError):
+    """No plan can do what is asked; says what is missing, and by how much."""
+
+
+def weights_of(problem: Problem) -> tuple[F64, F64]:
+    """Rows a second of each class and level, times the level's share; and queries a second.
+
+    Both [classes, levels].
+    """
+    queries = problem.queries
+    return queries * problem.rows[:, None] * [level.share for level in problem.levels], queries
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Options deployed, and how far they may be from the best, relative."""
+
+    deployed: list[int]
+    gap: float
+
+
+class Program:
+    """The matrices. Variables in this order: deployed [options], share [usable option, class, level],
+    then bytes: rows of a group, working memory of a device, and what a bundle keeps in slower tiers."""
+
+    def __init__(self, problem: Problem, candidates: list[int]) -> None:
+        self.problem = problem
+        self.candidates = candidates
+        self.weights, self.queries = weights_of(problem)
+        self.levels = self.weights.shape[1]
+        self.n = len(candidates)
+        self._rows: list[int] = []
+        self._columns: list[int] = []
+        self._values: list[float] = []
+        self._limits: list[float] = []
+        self.time_rows: dict[tuple[str, int], int] = {}
+        self.gain: list[float] = [-BEST * TIE] * self.n
+        self.correct: list[float] = [0.0] * self.n
+        self.share: dict[int, dict[int, int]] = {}
+        lasting = np.array([level.share for level in problem.levels])
+        self._unit = max(float(self.weights.sum()), 1e-300) / BEST
+        for k, i in enumerate(candidates):
+            option = problem.options[i]
+            accuracy, device = problem.paths[option.path].accuracy, problem.paths[option.path].path.device
+            self.share[k] = {}
+            for c in np.flatnonzero(np.isfinite(option.cost_s)).tolist():
+                self.share[k][c] = len(self.gain)
+                time = option.cost_s[c] * self.queries[c] * lasting / problem.lanes[device].count
+                worth = accuracy * self.weights[c] / self._unit
+                self.correct += worth.tolist()
+                self.gain += (worth - BEST * TIE * time).tolist()
+        self.shares_end = len(self.gain)
+        self._queries_once()
+        self._time()
+        self.memory_from = len(self._limits)
+        self._linked_and_single()
+        self._memory()
+
+    def _row(self, limit: float) -> int:
+        self._limits.append(limit)
+        return len(self._limits) - 1
+
+    def _put(self, row: int, column: int, value: float) -> None:
+        self._rows.append(row)
+        self._columns.append(column)
+        self._values.append(value)
+
+    def _variable(self) -> int:
+        self.gain.append(0.0)
+        return len(self.gain) - 1
+
+    def _queries_once(self) -> None:
+        for c in range(len(self.problem.classes)):
+            users = [shares[c] for shares in self.share.values() if c in shares]
+            for s in range(self.levels):
+                row = self._row(1.0)
+                for first in users:
+                    self._put(row, first + s, 1.0)
+
+    def _time(self) -> None:
+        p = self.problem
+        for s in range(self.levels):
+            front = None if p.front_capacity is None or p.inline else self._row(p.front_capacity)
+            if front is not None:
+                self.time_rows["front", s] = front
+            for device, capacity in p.capacity.items():
+                if capacity is not None:
+                    self.time_rows[device, s] = self._row(capacity)
+            for k, shares in self.share.items():
+                option = p.options[self.candidates[k]]
+                device = p.paths[option.path].path.device
+                for c, first in shares.items():
+                    spent: dict[int, float] = {}
+                    if (device, s) in self.time_rows:
+                        spent[self.time_rows[device, s]] = float(option.cost_s[c])
+                    reader = self.time_rows.get((p.inline, s)) if p.inline else front
+                    if reader is not None:
+                        spent[reader] = spent.get(reader, 0.0) + float(p.front_s[c])
+                    for row, seconds in spent.items():
+                        if seconds:
+                            self._put(row, first + s, seconds * float(self.queries[c, s]))
+
+    def _linked_and_single(self) -> None:
+        for k, shares in self.share.items():
+            for first in shares.values():
+                for s in range(self.levels):
+                    row = self._row(0.0)
+                    self._put(row, first + s, 1.0)
+                    self._put(row, k, -1.0)
+        for own in self._by_path().values():
+            row = self._row(1.0)
+            for k in own:
+                self._put(row, k, 1.0)
+
+    def _by_path(self) -> dict[int, list[int]]:
+        by_path: dict[int, list[int]] = {}
+        for k, i in enumerate(self.candidates):
+            by_path.setdefault(self.problem.options[i].path, []).append(k)
+        return by_path
+
+    def _memory(self) -> None:
+        """Bytes are in units of the budget that they count against."""
+        p = self.problem
+        total = {place: self._row(1.0) for place, budget in p.budget.items() if budget is not None}
+        unit = {place: max(p.budget[place] or 0.0, 1.0) for place in total}
+        rows_of: dict[int, int] = {}
+        working: dict[str, int] = {}
+        kept: dict[tuple[str, str], int] = {}
+        for path, own in self._by_path().items():
+            profiled = p.paths[path]
+            device, bundle = profiled.path.device, str(profiled.path.bundle)
+            first = p.options[self.candidates[own[0]]]
+            if device in total:
+                if first.group not in rows_of:
+                    rows_of[first.group] = self._charged(total[device])
+                if device not in working:
+                    working[device] = self._charged(total[device], float(p.lanes[device].count))
+                self._at_least(rows_of[first.group], {k: self._option(k).held / unit[device] for k in own})
+                self._at_least(working[device], {k: profiled.memory.peak / unit[device] for k in own})
+                for k in own:
+                    self._put(total[device], k, profiled.memory.fixed / unit[device])
+            for tier in ("host", "disk"):
+                place = p.host if tier == "host" else "disk"
+                beyond = {
+                    k: self._option(k).elsewhere if tier == "host" else self._option(k).filed
+                    for k in own
+                    if self._option(k).tier == tier
+                }
+                if not beyond or place not in total:
+                    continue
+                if (tier, bundle) not in kept:
+                    kept[tier, bundle] = self._charged(total[place])
+                shared = self._whole_on_host(bundle) if tier == "host" else None
+                whole = float(sum(profiled.memory.tables.values())) / unit[place]
+                self._at_least(
+                    kept[tier, bundle], {k: size / unit[place] for k, size in beyond.items()}, shared, whole
+                )
+
+    def _option(self, k: int) -> Option:
+        return self.problem.options[self.candidates[k]]
+
+    def _charged(self, total: int, times: float = 1.0) -> int:
+        """A variable for bytes that count against a budget."""
+        variable = self._variable()
+        self._put(total, variable, times)
+        return variable
+
+    def _at_least(
+        self, variable: int, sizes: dict[int, float], less: int | None = None, by: float = 0.0
+    ) -> None:
+        row = self._row(0.0)
+        self._put(row, variable, -1.0)
+        for k, size in sizes.items():
+            self._put(row, k, size)
+        if less is not None:
+            self._put(row, less, -by)
+
+    def _whole_on_host(self, bundle: str) -> int | None:
+        """A variable that can be 1 only if a path of the host's own device holds all rows of the bundle:
+        then a copy for others costs nothing."""
+        p = self.problem
+        whole = [
+            k
+            for k in range(self.n)
+            if self._option(k).tier is None
+            and p.paths[self._option(k).path].path.device == p.host
+            and str(p.paths[self._option(k).path].path.bundle) == bundle
+        ]
+        if not whole:
+            return None
+        variable = self._variable()
+        row = self._row(0.0)
+        self._put(row, variable, 1.0)
+        for k in whole:
+            self._put(row, k, -1.0)
+        return variable
+
+    def _matrix(self, rows: int, columns: int) -> csr_array:
+        kept = np.array(self._rows) < rows
+        entries = (np.array(self._values)[kept], (np.array(self._rows)[kept], np.array(self._columns)[kept]))
+        return csr_array(entries, shape=(rows, columns))
+
+    def solve(self, time_limit_s: float) -> Found:
+        n = len(self.gain)
+        upper = np.full(n, np.inf)
+        upper[: self.shares_end] = 1.0
+        result = milp(
+            -np.array(self.gain),
+            integrality=np.arange(n) < self.n,
+            bounds=Bounds(np.zeros(n), upper),
+            constraints=LinearConstraint(self._matrix(len(self._limits), n), ub=np.array(self._limits)),
+            options={"mip_rel_gap": GAP, "time_limit": time_limit_s},
+        )
+        if result.x is None:
+            raise PlanImpossible(
+                f"the solver found no plan in {time_limit_s:g} s ({result.message}); give it fewer paths"
+            )
+        deployed = [i for k, i in enumerate(self.candidates) if result.x[k] > 0.5]
+        best = -float(result.fun)
+        bound = best if result.mip_dual_bound is None else -float(result.mip_dual_bound)
+        return Found(deployed, max(bound - best, 0.0) / best if best > 0 else 0.0)
+
+    def relaxed(self) -> float:
+        """Correct predictions a second that parts of deployments could give: no plan gives more."""
+        n = len(self.gain)
+        upper = np.full(n, np.inf)
+        upper[: self.shares_end] = 1.0
+        result = linprog(
+            -np.array([*self.correct, *([0.0] * (n - self.shares_end))]),
+            A_ub=self._matrix(len(self._limits), n),
+            b_ub=self._limits,
+            bounds=np.stack((np.zeros(n), upper), axis=1),
+            method="highs",
+        )
+        return -float(result.fun) * self._unit
+
+    def share_out(self) -> tuple[F64, dict[str, float], float]:
+        """With all candidates deployed: who answers what, [options, classes, levels]; and the prices of
+        the devices' and the front's time."""
+        rows = self.memory_from
+        served = np.zeros((self.n, len(self.problem.classes), self.levels))
+        prices = dict.fromkeys(self.problem.capacity, 0.0)
+        columns = slice(self.n, self.shares_end)
+        if self.shares_end == self.n:
+            return served, prices, 0.0
+        result = linprog(
+            -np.array(self.gain[columns]),
+            A_ub=self._matrix(rows, self.shares_end)[:, self.n :],
+            b_ub=self._limits[:rows],
+            bounds=(0.0, 1.0),
+            method="highs",
+        )
+        if result.x is None:
+            raise PlanImpossible(f"the solver could not share out the load: {result.message}")
+        for k, shares in self.share.items():
+            for c, first in shares.items():
+                served[k, c] = result.x[first - self.n : first - self.n + self.levels]
+        duals = {
+            key: -self._unit * float(result.ineqlin.marginals[row]) for key, row in self.time_rows.items()
+        }
+        for device in prices:
+            prices[device] = sum(v for (name, _), v in duals.items() if name == device)
+        return served, prices, sum(v for (name, _), v in duals.items() if name == "front")

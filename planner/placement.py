@@ -1,0 +1,99 @@
+"""Where every row of a plan lives: bytes by device, and by path the ranks that each tier holds.
+
+A plan carries it for the server to fill its tiers by, and for people to read. Tables are in popularity
+order, so a tier is a range of ranks: the device's memory holds the first `device` rows of a table, the
+host's the next `host`, the disk the next `disk`, a remote store the last `remote`. For a path on a CPU
+the device's own memory is the host's, and `device` is 0.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from polyrec.models.files import Strict
+from polyrec.models.tiers.placement import RemoteStore, TierCuts
+
+Count = Annotated[int, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+DIRECTORY = Path("/var/tmp")
+"""Where files of disk tiers are written if nobody says: a disk, where /tmp may be memory."""
+
+
+class MemoryUse(Strict):
+    """What a plan puts into one memory, of how much. place: a device's name, or `disk`.
+
+    rows: of tables. cache: pages of rows on disk. fixed: decoders and dense nets. working: buffers while
+    batches execute, and what a process needs whatever it serves.
+    """
+
+    place: str
+    budget_bytes: Count
+    rows_bytes: Count
+    cache_bytes: Count = 0
+    fixed_bytes: Count = 0
+    working_bytes: Count = 0
+
+    @property
+    def used_bytes(self) -> int:
+        return self.rows_bytes + self.cache_bytes + self.fixed_bytes + self.working_bytes
+
+
+class PlacedPath(Strict):
+    """Where the rows of one path are.
+
+    bytes: of rows, by tier. lookups: share of the look-ups that each tier answers, by the bundle's own
+    access counts. tables: rows of each by tier, as models/tiers takes them; empty where the
+    profile does not say how many rows there are. cache_bytes: of host memory, for pages of the disk tier.
+    """
+
+    path: str
+    bytes: dict[str, Count] = Field(default_factory=dict)
+    lookups: dict[str, Share] = Field(default_factory=dict)
+    tables: dict[str, TierCuts] = Field(default_factory=dict)
+    cache_bytes: Count = 0
+
+    def rows(self, tier: str) -> int:
+        """Of all tables in one tier."""
+        return sum(getattr(cuts, tier) for cuts in self.tables.values())
+
+
+class Placement(Strict):
+    """All memories that a plan uses, and all its paths; and what the tiers beyond memory are made of.
+
+    directory: of the disk tiers' files, DIRECTORY if None; relative to the plan file. remote: the store of
+    remote rows. prefetch: whether pages of queries that wait are read ahead. drift_s: seconds between new
+    orders of the rows, made from what is looked up; None: the order stays.
+    """
+
+    memories: tuple[MemoryUse, ...] = ()
+    paths: tuple[PlacedPath, ...]
+    directory: Path | None = None
+    remote: RemoteStore | None = None
+    prefetch: bool = True
+    drift_s: Seconds | None = None
+
+    def beside(self, folder: Path) -> Placement:
+        """The same with its files relative to a folder."""
+        changed: dict[str, object] = {}
+        if self.directory is not None:
+            changed["directory"] = folder / self.directory
+        if (store := self.remote) is not None:
+            files = {"password_file": store.password_file, "ca_file": store.ca_file}
+            named = {key: folder / file for key, file in files.items() if file is not None}
+            changed["remote"] = store.model_copy(update=named)
+        return self.model_copy(update=changed)
+
+    @model_validator(mode="after")
+    def _rows_have_a_place(self) -> Placement:
+        names = [placed.path for placed in self.paths]
+        for placed in self.paths:
+            if names.count(placed.path) > 1:
+                raise ValueError(f"path '{placed.path}' is placed twice")
+            if placed.rows("remote") and self.remote is None:
+                raise ValueError(f"path '{placed.path}' has remote rows, but no `remote` store is named")
+        return self

@@ -1,0 +1,212 @@
+"""Corrections of the latency models by observed service times, one lane at a time.
+
+Observed seconds go in, factors on the profiled median and tail come out. Each state variable is the logarithm
+of a ratio of observed to profiled seconds:
+
+    bias     of each path: an EWMA with clipped steps, so that outliers hardly move it
+    shift    of the lane: the median of its last three residuals, 0 while that is within the noise. If a lane
+             slows down tenfold (a neighbor, heat), the shift follows after two batches, as it does when the
+             lane recovers
+    wider    of each path: its tail over the profiled one, by quantile tracking
+
+Three rules keep a disturbance from affecting predictions for longer than it lasts:
+
+    - State that no new batch confirms decays: shift with a time constant of SHIFT_MEMORY_S, wider with
+      TAIL_MEMORY_S, the bias of a path that is not executed with BIAS_MEMORY_S.
+    - No prediction exceeds what was observed in the last one to two windows: the biased tail plus MARGIN
+      times the longest delay of any batch of the lane, and for a path with ENOUGH batches of its own MARGIN
+      times the slowest of these.
+    - The first FIRST_BATCHES batches of a path on a lane are ignored if they are slow, while libraries load
+      and caches fill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import exp, log
+
+from polyrec.planner.routing.latency.latency_table import Curve
+
+NOISE = 0.3
+"""The shift stays 0 while the last residuals' median is below this and below the profiled tail's."""
+BIAS_STEP, BIAS_WEIGHT = 0.01, 0.03
+NEW, NEW_STEP = 20, 0.2
+"""Number of a path's first batches with larger steps, up to NEW_STEP / 2: untried paths look too fast."""
+FIRST_BATCHES = 2
+"""Number of a path's first batches on a lane that are ignored if they are slow."""
+LEAST_S = 1e-7
+TAIL_STEP = 0.05
+TAIL_QUANTILE = 0.99
+STEP_UP, STEP_DOWN = TAIL_STEP * TAIL_QUANTILE, TAIL_STEP * (TAIL_QUANTILE - 1)
+MOST_BIAS = log(4.0)
+MOST_TAIL = log(3.0)
+LEAST_TAIL = log(0.9)
+SHIFT_MEMORY_S, TAIL_MEMORY_S, BIAS_MEMORY_S = 0.5, 3.0, 5.0
+"""Time constants of exponential decay."""
+WINDOW_S = 1.5
+"""Maxima are kept of the current and the previous window."""
+MARGIN = 1.2
+ENOUGH = 5
+"""Batches of a path in both windows from which on their slowest bounds its tail."""
+
+
+class Correction:
+    """Correction factors of one lane, each by path index.
+
+    median, tail: factors on the profiled median and tail. safe: factor on the profiled tail, for a batch that
+    must not be late. quickest: the shortest service time observed over the profiled median; at most 1, as the
+    profiler observed the median.
+    """
+
+    __slots__ = (
+        "_batches", "_begun_s", "_bias", "_biased", "_count", "_count_before", "_curves",
+        "_delay_before_s", "_delay_s", "_recent", "_seen", "_shift", "_slowest", "_slowest_before",
+        "_unproven", "_usual", "_wider", "median", "quickest", "safe", "tail",
+    )  # fmt: skip
+
+    def __init__(self, curves: Sequence[Curve]) -> None:
+        """curves: by path index."""
+        paths = len(curves)
+        self.median = [1.0] * paths
+        self.tail = [1.0] * paths
+        self.safe = [curve.sure for curve in curves]
+        self.quickest = [1.0] * paths
+        self._curves = curves
+        self._usual = [(curve.tail[1], exp(-curve.spread[1]), curve.sure) for curve in curves]
+        """By path, of a batch of usual size: profiled tail, ratio of the median to it, and `Curve.sure`."""
+        self._bias, self._wider, self._seen = [0.0] * paths, [0.0] * paths, [0.0] * paths
+        self._biased = [1.0] * paths  # exp(bias)
+        self._unproven = [FIRST_BATCHES] * paths
+        self._begun_s = 0.0
+        self._batches = 0  # since the last tick
+        self._recent = (0.0, 0.0, 0.0)
+        self._shift = 0.0
+        self._count, self._count_before = [0] * paths, [0] * paths
+        self._slowest, self._slowest_before = [0.0] * paths, [0.0] * paths
+        """By path, the largest ratio of observed to profiled seconds, of this window and the one before."""
+        self._delay_s = self._delay_before_s = 0.0
+        """The longest delay of any batch beyond its biased tail, in the same two."""
+
+    @property
+    def factor(self) -> float:
+        """Current slowdown of the lane: 1 is its usual speed, 2 takes twice as long."""
+        return exp(self._shift)
+
+    @property
+    def delay_s(self) -> float:
+        """Longest delay of a batch of the last one to two windows beyond its biased tail, in seconds."""
+        return max(self._delay_s, self._delay_before_s)
+
+    def observe(self, path: int, rows: int, took_s: float) -> None:
+        """Updates the factors with one batch: its path, its rows and its service time in seconds."""
+        curve = self._curves[path]
+        median_s, spread = curve.median[rows], curve.spread[rows]
+        ratio = (took_s if took_s > LEAST_S else LEAST_S) / median_s
+        if ratio < self.quickest[path]:
+            self.quickest[path] = ratio
+        bias = self._bias[path]
+        residual = log(ratio)
+        beyond = residual - bias
+        if self._unproven[path]:
+            self._unproven[path] -= 1
+            if beyond > NOISE and beyond > spread:
+                return
+        self._batches += 1
+        self._count[path] += 1
+        if ratio > self._slowest[path]:
+            self._slowest[path] = ratio
+        longer = False
+        if beyond > spread:
+            delay_s = took_s - curve.tail[rows] * self._biased[path]
+            longer = delay_s > self._delay_s
+            if longer:
+                self._delay_s = delay_s
+        _, before, last = self._recent
+        self._recent = before, last, beyond
+        low, high = (before, last) if before < last else (last, before)
+        shift = low if beyond < low else high if beyond > high else beyond  # the median of the three
+        if shift < NOISE or shift < spread:
+            shift = 0.0
+        off = beyond - shift
+        # Larger steps for the first batches of a path: an untried path looks too fast.
+        seen = self._seen[path]
+        if seen < NEW:
+            most, weight = NEW_STEP / (seen + 2), 1 / (seen + 2)
+        else:
+            most, weight = BIAS_STEP, BIAS_WEIGHT
+        self._seen[path] = seen + 1
+        step = weight * off
+        bias += most if step > most else -most if step < -most else step
+        bias = MOST_BIAS if bias > MOST_BIAS else -MOST_BIAS if bias < -MOST_BIAS else bias
+        self._bias[path], self._biased[path] = bias, exp(bias)
+        wider = self._wider[path]
+        wider += STEP_UP if off - spread > wider else STEP_DOWN
+        self._wider[path] = MOST_TAIL if wider > MOST_TAIL else LEAST_TAIL if wider < LEAST_TAIL else wider
+        if shift == self._shift and not longer:
+            self._update(path)
+        else:
+            self._shift = shift
+            for p in range(len(self.median)):
+                self._update(p)
+
+    def _update(self, path: int) -> None:
+        """Recomputes a path's factors, bounded by the observed maxima."""
+        usual_s, to_median, sure = self._usual[path]
+        biased = self._biased[path]
+        now, before = self._delay_s, self._delay_before_s
+        longest = biased + MARGIN * (now if now > before else before) / usual_s
+        shift = self._shift
+        shifted = biased * exp(shift) if shift else biased
+        median = shifted if shifted * to_median < longest else longest / to_median
+        self.median[path] = median
+        tail = shifted * exp(self._wider[path])
+        safe = (tail if tail < longest else longest) * sure
+        if self._count[path] + self._count_before[path] >= ENOUGH:
+            now, before = self._slowest[path], self._slowest_before[path]
+            slowest = MARGIN * (now if now > before else before) * to_median
+            if slowest < longest:
+                longest = slowest
+            if slowest < safe:
+                safe = slowest
+        median *= to_median
+        self.tail[path] = tail = median if longest < median else longest if longest < tail else tail
+        self.safe[path] = safe if safe > tail else tail
+
+    def tick(self, now_s: float, passed_s: float, rows: int) -> None:
+        """Decays what no batch has confirmed since the last tick, passed_s ago. rows: of a usual batch."""
+        if self._batches < len(self._recent):
+            kept = exp(-passed_s / SHIFT_MEMORY_S)
+            self._shift *= kept
+            before, last, this = self._recent
+            self._recent = before * kept, last * kept, this * kept
+        self._batches = 0
+        if now_s - self._begun_s >= WINDOW_S:
+            self._begun_s = now_s
+            self._next_window()
+        kept_tail, kept_bias = exp(-passed_s / TAIL_MEMORY_S), exp(-passed_s / BIAS_MEMORY_S)
+        for path, curve in enumerate(self._curves):
+            at = rows if rows < curve.rows else curve.rows
+            self._usual[path] = curve.tail[at], exp(-curve.spread[at]), curve.sure
+            self._wider[path] *= kept_tail
+            if not self._count[path] and not self._count_before[path]:
+                self._bias[path] *= kept_bias
+                self._biased[path] = exp(self._bias[path])
+                self._seen[path] *= kept_bias
+            self._update(path)
+
+    def reset(self, anew: bool = False) -> None:
+        """Clears the shift and the maxima. anew: the lane was restarted, so its first batches are slow."""
+        self._recent = (0.0, 0.0, 0.0)
+        self._shift = 0.0
+        self._next_window()
+        self._next_window()
+        if anew:
+            self._unproven = [FIRST_BATCHES] * len(self.median)
+        for path in range(len(self.median)):
+            self._update(path)
+
+    def _next_window(self) -> None:
+        paths = len(self.median)
+        self._count_before, self._count = self._count, [0] * paths
+        self._slowest_before, self._slowest = self._slowest, [0.0] * paths
+        self._delay_before_s, self._delay_s = self._delay_s, 0.0

@@ -1,0 +1,179 @@
+"""`polyrec bench`: a plan's routing policies against one another, on a live server under open-loop load."""
+
+from __future__ import annotations
+
+import argparse
+
+from polyrec.loadtest.arguments import natural, positive
+
+HELP = "find what each routing policy of a plan holds within a latency promise, on a live server"
+EXAMPLE = "polyrec bench --plan plan.json --policies all --slo-ms 10 --data clicks.parquet --out runs/bench"
+
+LADDER = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.5)
+STEP_TO = 0.9
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--plan", required=True, help="plan file; its paths and lanes are opened once, policies are switched")
+    add(
+        "--policies",
+        default="all",
+        help="all, static, dynamic, or names with commas: static:PATH, mprec, deeprecsys, priced (all)",
+    )
+    add("--slo-ms", type=float, default=10.0, help="the promise: p99 from intended departure to answer (10)")
+    add("--data", help="Parquet file, or packed folder, whose requests are sent (default: invented rows)")
+    add(
+        "--sizes",
+        help="rows of a request: mlperf, fixed:23, lognormal:150, heavy:150 (default: as in the data)",
+    )
+    add("--rates", help="requests/s of the ladder, separated by commas (default: 10 ... 150%% of capacity)")
+    add("--seconds", type=positive, default=4.0, help="measured time of each run (4)")
+    add("--warmup", type=float, default=1.0, help="seconds sent before each run, and left out (1)")
+    add("--repeats", type=int, default=1, help="runs of each policy at each rate; the median is shown (1)")
+    add(
+        "--margin-ms",
+        type=float,
+        default=0.5,
+        help="kept by the client for the way; the server is told the rest (0.5)",
+    )
+    add("--first-rate", type=float, default=200.0, help="requests/s at which the search begins (200)")
+    add("--no-search", action="store_true", help="no search for capacity; needs --rates")
+    add("--no-step", action="store_true", help="no step of load")
+    add(
+        "--step-base",
+        type=float,
+        help="requests/s before and after the 5x step (default: 18%% of the best capacity)",
+    )
+    add(
+        "--simulate",
+        action="store_true",
+        help="also calibrate, simulate the ladder, and compare p99 and goodput; with --ahead on a core that "
+        "keeps the pace which the server's had in each run",
+    )
+    add("--server-cores", help="the server's processor cores, like 0,1,2 (default: all but the driver's)")
+    add("--client-core", type=int, help="the load driver's (default: the last)")
+    add("--max-lag-ms", type=float, default=2.0, help="p99 of the driver's own lag that is accepted (2)")
+    add("--ahead", action="store_true", help="server and driver at the highest normal priority; takes root")
+    add("--seed", type=natural, default=0, help="of arrivals, sizes and requests (0)")
+    add("--out", help="folder for bench.html, bench.png and bench.json")
+    add("--json", action="store_true", help="print everything as JSON")
+
+
+def _rates(text: str | None) -> tuple[float, ...]:
+    from polyrec.loadtest.drivers.connection import LoadError
+
+    try:
+        rates = tuple(float(part) for part in text.split(",")) if text else ()
+    except ValueError:
+        rates = (0.0,)
+    if any(not 0 < rate < 1e6 for rate in rates):
+        raise LoadError(f"--rates '{text}': give requests a second, like 100,200,400")
+    return rates
+
+
+def _cores(text: str | None, usable: list[int], client: int) -> set[int]:
+    from polyrec.loadtest.drivers.connection import LoadError
+
+    if text is None:
+        return set(usable) - {client} or {client}
+    try:
+        cores = {int(part) for part in text.split(",")}
+    except ValueError:
+        cores = set()
+    if not cores or cores - set(usable):
+        raise LoadError(f"--server-cores '{text}': give some of {', '.join(map(str, usable))}")
+    return cores
+
+
+def run(args: argparse.Namespace) -> int:
+    from contextlib import nullcontext
+
+    from polyrec.loadtest.machine import ahead_of_others
+
+    with ahead_of_others() if args.ahead else nullcontext():
+        return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
+    import json
+    import os
+    from contextlib import nullcontext
+    from pathlib import Path
+
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    from polyrec.cli.progress import Doing
+    from polyrec.loadtest.comparison.comparison import Conditions, Contest
+    from polyrec.loadtest.comparison.pacer import Pacer
+    from polyrec.loadtest.comparison.servers import Subjects, policies_of
+    from polyrec.loadtest.drivers.connection import LoadError
+    from polyrec.loadtest.machine import machine
+    from polyrec.loadtest.traffic.source import open_source
+    from polyrec.models.bundle.bundle import load_bundle
+    from polyrec.planner.plan import load_plan
+    from polyrec.planner.traffic import parse_sizes
+    from polyrec.report.comparison.folder import make_folder
+    from polyrec.report.load.comparison import document, tables, text, write_contest
+
+    plan = load_plan(args.plan)
+    policies = policies_of(plan, args.policies)
+    conditions = Conditions(
+        slo_s=args.slo_ms / 1e3,
+        margin_s=args.margin_ms / 1e3,
+        seconds=args.seconds,
+        warmup_s=args.warmup,
+        sizes=None if args.sizes is None else parse_sizes(args.sizes),
+        repeats=args.repeats,
+        max_lag_s=args.max_lag_ms / 1e3,
+        seed=args.seed,
+    )
+    rates = _rates(args.rates)
+    if args.no_search and not rates:
+        raise LoadError("--no-search needs --rates: without a search there is no capacity to take shares of")
+    cores = sorted(os.sched_getaffinity(0))
+    client_core = cores[-1] if args.client_core is None else args.client_core
+    server_cores = _cores(args.server_cores, cores, client_core)
+    made = {
+        "plan": f"{args.plan}: {', '.join(path.name for path in plan.paths)}",
+        "lanes": ", ".join(f"{lane.name} ({lane.kind}, {lane.device})" for lane in plan.all_lanes()),
+        "requests": f"{args.data or 'invented from the bundle'}; sizes {args.sizes or 'as in the data'}",
+        "promise": f"{args.slo_ms:g} ms, of which the server is told {args.slo_ms - args.margin_ms:g}",
+        "command": f"polyrec bench --plan {args.plan} --policies {args.policies} --slo-ms {args.slo_ms:g}",
+        **machine(),
+        "cores of server and driver": f"{', '.join(map(str, sorted(server_cores)))} and {client_core}",
+    }
+    title = f"Routing policies of {Path(args.plan).name}"
+    source = open_source(args.data, load_bundle(plan.paths[0].bundle), args.seed)
+    if args.out:
+        make_folder(args.out)
+    os.sched_setaffinity(0, {client_core})
+    paced = args.simulate and args.ahead
+    with (
+        Doing("bench") as doing,
+        Subjects(plan, policies, server_cores, {}) as subjects,
+        Pacer(server_cores) if paced else nullcontext() as pacer,
+    ):
+        contest = Contest(subjects, source, conditions, doing.tell, pacer)
+        capacity = None if args.no_search else contest.find_capacities(args.first_rate)
+        if args.out:
+            # a run that is interrupted later has told what it knew
+            write_contest(Path(args.out), contest, made, title)
+        if args.simulate:
+            contest.calibrate(plan)
+        contest.climb(rates or tuple(round((capacity or 0.0) * share, 1) for share in LADDER))
+        if args.simulate:
+            contest.simulate(plan)
+        base = args.step_base or (capacity and capacity * STEP_TO / 5)
+        if base and not args.no_step:
+            if args.out:
+                write_contest(Path(args.out), contest, made, title)
+            contest.step(base)
+    if args.out:
+        page = write_contest(Path(args.out), contest, made, title)
+    if args.json:
+        print(json.dumps(document(contest, made)))
+        return 0
+    print(text(tables(contest)))
+    if args.out:
+        print(page)
+    return 0

@@ -1,0 +1,75 @@
+"""`polyrec calibrate`: count accesses on the training rows, and keep the popularity order of every table."""
+
+from __future__ import annotations
+
+import argparse
+
+from polyrec.loadtest.arguments import natural
+
+HELP = "count how often each id is looked up, and keep the popularity order"
+EXAMPLE = "polyrec calibrate clicks.parquet --schema trivago --out clicks.calibration"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The verb's arguments."""
+    parser.add_argument("data", metavar="DATA", help="Parquet file or folder, or Criteo TSV")
+    parser.add_argument("--schema", required=True, help="schema file, or the name of a shipped one")
+    parser.add_argument("--out", required=True, metavar="FILE", help="where the calibration goes")
+    parser.add_argument(
+        "--sample",
+        type=float,
+        metavar="SHARE",
+        help="share of the training rows that make the order, in (0, 1]; default: all of them",
+    )
+    parser.add_argument("--seed", type=natural, default=0, help="of the sample (default 0)")
+    parser.add_argument(
+        "--on-malformed",
+        choices=("fatal", "count"),
+        default="fatal",
+        help="stop at a malformed row, or leave it out and count it (default: fatal)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Calibrates, saves, prints. Raises PolyrecError."""
+    import json
+
+    from tqdm import tqdm
+
+    from polyrec.models.data.reader import open_data
+    from polyrec.models.data.split import split_of
+    from polyrec.models.schema.popularity import calibrate, save_calibration, skew
+    from polyrec.models.schema.schema import load_schema
+
+    schema = load_schema(args.schema)
+    reader = open_data(args.data, schema, args.on_malformed)
+    splitter = split_of(reader, schema)
+    with tqdm(total=reader.rows_hint, unit=" rows", unit_scale=True, desc="calibrate", disable=None) as bar:
+        found = calibrate(reader, schema, splitter, sample=args.sample, seed=args.seed, progress=bar.update)
+    save_calibration(found, args.out)
+    if args.json:
+        result = {
+            "out": args.out,
+            "training_rows": found.rows,
+            "sampled_rows": found.sampled_rows,
+            "malformed": reader.malformed,
+            "tables": {
+                table: {
+                    "rows": v.rows,
+                    "accesses": int(v.counts.sum()),
+                    "skew": {f"{share:.2f}": taken for share, taken in skew(v.counts).items()},
+                }
+                for table, v in found.vocabularies.items()
+            },
+        }
+        print(json.dumps(result))
+        return 0
+    print(f"{'table':20} {'rows':>12} {'accesses':>14}   share of the hottest 1%     5%    10%")
+    for table, v in found.vocabularies.items():
+        shares = "  ".join(f"{taken:5.3f}" for taken in skew(v.counts).values())
+        print(f"{table:20} {v.rows:12,} {int(v.counts.sum()):14,} {shares:>42}")
+    print(f"order of {found.sampled_rows:,} of {found.rows:,} training rows -> {args.out}")
+    if reader.malformed:
+        print(f"{reader.malformed:,} malformed rows left out")
+    return 0

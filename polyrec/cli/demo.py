@@ -1,0 +1,199 @@
+"""`polyrec demo`: the whole path on generated data: train, profile, plan, serve, answer, keep serving."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from polyrec.loadtest.arguments import natural
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from polyrec.models.schema.schema import Schema
+
+    Say = Callable[[str], None]
+    Quality = Mapping[str, float | int | None]
+
+HELP = "generate data, train, profile, plan, serve and answer a ranking request"
+EXAMPLE = "polyrec demo --once"
+
+KINDS: tuple[Literal["table", "hybrid"], ...] = ("table", "hybrid")
+SLOS_MS = (20, 50, 200, 1000)
+"""The promise that is planned for: the first that this machine can keep."""
+TRAFFIC = "rate=1000,sizes=lognormal:23"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", default="runs/demo", help="folder for data, bundle and plan")
+    parser.add_argument("--rows", type=int, default=300_000, help="rows to generate (default 300,000)")
+    parser.add_argument("--seed", type=natural, default=0)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one (default 8000)")
+    parser.add_argument("--once", action="store_true", help="exit after the answer")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    import json
+    import signal
+    import time
+
+    import torch
+
+    from polyrec.report.comparison.folder import make_folder
+    from polyrec.server.app.run import listen, start
+
+    def say(line: str) -> None:
+        if not args.json:
+            print(line, flush=True)
+
+    torch.set_num_threads(1)
+    listen(args.host, args.port).close()  # a port in use is told now, not after the training
+    out = Path(args.out)
+    make_folder(out)
+    begin = time.perf_counter()
+    clicks, schema = _generated(out, args.rows, args.seed, say)
+    test, ceiling = _trained(out, clicks, schema, say)
+    _planned(out, say)
+    rank_body, predict_body = _requests(clicks, schema)
+    (out / "rank.json").write_bytes(rank_body)
+    (out / "predict.json").write_bytes(predict_body)
+    server = start({"plan": out / "plan.json", "host": args.host, "port": args.port})
+    with server:
+        say(f"5. serving at {server.url}")
+        headers, answer = _post(f"{server.url}/v1/rank", rank_body)
+        seconds = time.perf_counter() - begin
+        say(f"6. POST /v1/rank with {out / 'rank.json'}, answered by {headers['x-polyrec-path']}:")
+        say(f"   {json.dumps(answer)}")
+        if args.json:
+            result = {"metrics": test, "planted": ceiling, "answer": answer, "url": server.url}
+            print(json.dumps(result | {"seconds": round(seconds, 1)}), flush=True)
+        if args.once:
+            return 0
+        say(f"\nReady after {seconds:.0f} s. It keeps serving until Ctrl-C. Try:\n")
+        for line in _tries(server.url, str(out)):
+            say(f"  {line}")
+        # Ctrl-C reaches the server too, which drains and ends by itself
+        signal.signal(signal.SIGINT, lambda *_: None)
+        signal.signal(signal.SIGTERM, lambda *_: server.process.terminate())
+        return server.process.wait()
+
+
+def _generated(out: Path, rows: int, seed: int, say: Say) -> tuple[Path, Schema]:
+    """The file of clicks, and the schema that reads it."""
+    from polyrec.cli.progress import Bars
+    from polyrec.models.data.synthetic.generator import generate
+    from polyrec.models.schema.schema import load_schema
+
+    with Bars() as bars:
+        planted = generate(out / "clicks.parquet", rows, seed, progress=bars.phase("generate", rows))
+    say(f"1. {planted.rows:,} rows, {planted.requests:,} requests, {planted.clicks:,} clicks: {planted.path}")
+    return planted.path, load_schema("trivago")
+
+
+def _trained(out: Path, clicks: Path, schema: Schema, say: Say) -> tuple[Quality, Quality]:
+    """A bundle of each kind; the first one's quality on the test rows, and the planted ceiling."""
+    from math import nan
+
+    from polyrec.cli.progress import Bars
+    from polyrec.models.data.reader import open_data
+    from polyrec.models.data.split import split_of
+    from polyrec.models.data.synthetic.ceiling import planted_quality
+    from polyrec.models.training.pipeline import Learner, default_training
+
+    reader = open_data(clicks, schema)
+    with Bars() as bars:
+        bundles = [
+            Learner(
+                reader, schema, default_training(schema), kind=kind, phase=bars.phase, progress=bars.training
+            ).learn(out / kind, replace=True)
+            for kind in KINDS
+        ]
+    ceiling = planted_quality(clicks, split_of(reader, schema)).as_dict()
+    tests = [bundle.manifest.metrics["test"] for bundle in bundles]
+    say("2. trained, and measured on the test rows, beside the ceiling that the generator planted:")
+    say(f"   {'':>9} {''.join(f'{kind:>10}' for kind in KINDS)}   planted")
+    for key in ("auc", "log_loss", "mrr", "accuracy"):
+        say(f"   {key:>9} {''.join(f'{test[key]:10.4f}' for test in tests)} {ceiling.get(key, nan):9.4f}")
+    return tests[0], ceiling
+
+
+def _planned(out: Path, say: Say) -> None:
+    """profile.json and plan.json. Raises PolyrecError where this machine keeps none of the promises."""
+    from polyrec.models.errors import PolyrecError
+    from polyrec.planner.plan import load_plan
+
+    folders = [str(out / kind) for kind in KINDS]
+    profile, planned = str(out / "profile.json"), str(out / "plan.json")
+    quickly = ("--seconds", "1", "--max-rows", "1024", "--fresh")
+    if error := _verb("profile", *folders, *quickly, "--out", profile):
+        raise PolyrecError(error)
+    say(f"3. profiled on this machine: {profile} (quickly; `polyrec profile` takes its time)")
+    for slo_ms in SLOS_MS:
+        asked = ("--slo-ms", str(slo_ms), "--traffic", TRAFFIC)
+        if not (error := _verb("plan", "--profile", profile, *asked, "--out", planned)):
+            break
+    else:
+        raise PolyrecError(error)
+    plan = load_plan(planned)
+    say(f"4. planned for {TRAFFIC} within {slo_ms} ms: {planned}")
+    say(f"   {', '.join(path.name for path in plan.paths)} on {', '.join(p.name for p in plan.all_lanes())}")
+
+
+def _verb(*arguments: str) -> str:
+    """Another command of the line, without what it prints. Gives what went wrong, or ''."""
+    import io
+    from contextlib import redirect_stdout
+
+    from polyrec.cli.main import build_parser
+    from polyrec.models.errors import PolyrecError
+
+    args = build_parser().parse_args(arguments)
+    try:
+        with redirect_stdout(io.StringIO()):
+            args.run(args)
+    except PolyrecError as e:
+        return str(e)
+    return ""
+
+
+def _requests(path: Path, schema: Schema) -> tuple[bytes, bytes]:
+    """Bodies of /v1/rank and /v1/predict, from the last request of the data."""
+    import json
+
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    file = pq.ParquetFile(path)
+    rows = file.read_row_group(file.metadata.num_row_groups - 1)
+    last = rows.filter(pc.equal(rows["request_id"], rows["request_id"][-1]))
+    context = last.slice(0, 1).select(schema.context.names).to_pylist()[0]
+    candidates = last.select(schema.candidate.names).to_pydict()
+    rank = {"context": context, "candidates": candidates, "top_k": 5}
+    predict = {
+        "instances": last.slice(0, 2).select(schema.context.names + schema.candidate.names).to_pylist()
+    }
+    return json.dumps(rank).encode(), json.dumps(predict).encode()
+
+
+def _post(url: str, body: bytes) -> tuple[Mapping[str, str], Any]:
+    """(headers, parsed answer)."""
+    import json
+    import urllib.request
+
+    request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as response:
+        return response.headers, json.load(response)
+
+
+def _tries(url: str, out: str) -> list[str]:
+    return [
+        f"curl -s {url}/v1/rank -d @{out}/rank.json",
+        f"curl -si {url}/v1/predict -H 'X-Latency-Budget-Ms: 20' -d @{out}/predict.json",
+        f"curl -s {url}/v1/paths",
+        f"curl -s '{url}/v1/route?rows=500&budget_ms=5'",
+        f"curl -s {url}/v2/models/dlrm",
+        f"curl -s {url}/metrics | grep polyrec_request",
+    ]

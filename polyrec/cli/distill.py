@@ -1,0 +1,92 @@
+"""`polyrec distil`: another representation of a trained table bundle."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+HELP = "derive another representation from a trained table bundle, with or without data"
+EXAMPLE = "polyrec distil runs/table --representation dhe --out runs/dhe-distilled"
+
+PRECISIONS = ("bf16", "int8", "int4")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("bundle", help="folder of a fp32 bundle; a table, to derive computed vectors")
+    parser.add_argument(
+        "--representation",
+        required=True,
+        choices=["dhe", "select", "hybrid", *PRECISIONS],
+        help="computed vectors that learn the rows, or the rows in another precision",
+    )
+    parser.add_argument("--out", required=True, help="folder to write the new bundle to")
+    parser.add_argument("--recipe", help="recipe file or shipped name, for the encoding and what is stored")
+    parser.add_argument("--share", type=float, help="select: share of all rows to store, the hottest ones")
+    parser.add_argument("--steps", type=int, default=3000, help="steps of regressing rows (default 3000)")
+    parser.add_argument(
+        "--data",
+        help="report quality before and after on this data; computed vectors are fine-tuned on it, too",
+    )
+    parser.add_argument("--replace", action="store_true", help="replace the bundle at --out")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    import time
+
+    import torch
+
+    from polyrec.cli.progress import Bars
+    from polyrec.models.bundle.bundle import load_bundle, require_target, write_bundle
+    from polyrec.models.bundle.derive import quantised
+    from polyrec.models.data.reader import open_data
+    from polyrec.models.dlrm.representation import Kind
+    from polyrec.models.training.distill import Regression, distilled
+    from polyrec.models.training.pipeline import default_training, load_training, quality_on_test, tune
+
+    torch.set_num_threads(1)
+    require_target(args.out, args.replace)
+    bundle = load_bundle(args.bundle)
+    schema = bundle.manifest.schema_
+    training = load_training(args.recipe) if args.recipe else default_training(schema)
+    if args.share is not None:
+        training = training.with_share(args.share)
+    begin = time.perf_counter()
+    result: dict[str, object] = {"bytes_before": bundle.bytes}
+    with Bars() as bars:
+        if args.representation in PRECISIONS:
+            model, representation = quantised(bundle, args.representation)
+        else:
+            kind: Kind = args.representation
+            representation = training.representation(kind, bundle.encoder.vocabularies)
+            regression = Regression(steps=args.steps, seed=training.recipe.seed)
+
+            def progress(step: int, steps: int, loss: float) -> None:
+                bars.training(step, steps, loss, None)
+
+            model, fidelity = distilled(bundle, representation, regression, progress)
+            result["explained_variance"] = round(fidelity.explained, 4)
+        metrics = {}
+        if args.data:
+            reader = open_data(args.data, schema)
+            metrics["source"] = quality_on_test(bundle.model(), bundle.encoder, reader, bars.phase)
+            metrics["test"] = quality_on_test(model, bundle.encoder, reader, bars.phase)
+            if args.representation not in PRECISIONS:
+                metrics["distilled"] = metrics["test"]
+                tune(model, bundle, reader, training.recipe, bars.phase, bars.training)
+                metrics["test"] = quality_on_test(model, bundle.encoder, reader, bars.phase)
+    derived = {"derived_from": bundle.manifest.version, "by": "distil", "steps": args.steps}
+    out = write_bundle(args.out, model, representation, bundle.encoder, metrics, derived, args.replace)
+    result |= {"bundle": str(out.path), "representation": out.name, "bytes": out.bytes}
+    result |= {"seconds": round(time.perf_counter() - begin, 1), "metrics": metrics}
+    if args.json:
+        print(json.dumps(result))
+        return 0
+    print(f"{out.path}: {out.name}, {out.bytes:,} bytes (was {bundle.bytes:,}), {result['seconds']} s")
+    if "explained_variance" in result:
+        print(f"explains {result['explained_variance']} of the rows' variance, weighted by accesses")
+    for name, quality in metrics.items():
+        print(f"{name:>10}  auc {quality['auc']:.5f}  log_loss {quality['log_loss']:.5f}")
+    if not args.data:
+        print("quality was not measured: say --data, or run `polyrec evaluate`")
+    return 0

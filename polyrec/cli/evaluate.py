@@ -1,0 +1,161 @@
+"""`polyrec evaluate`: bundles and data in, quality out; several are compared on the same rows."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING
+
+from polyrec.loadtest.arguments import natural
+
+if TYPE_CHECKING:
+    from polyrec.models.evaluation.predictions import Predictions
+    from polyrec.report.comparison.document import Document
+
+HELP = "measure the quality of bundles on data, and which differences are real"
+EXAMPLE = "polyrec evaluate runs/table runs/hybrid --data clicks.parquet --report runs/report"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("bundles", metavar="BUNDLE", nargs="+", help="folder of a bundle; several: compared")
+    parser.add_argument("--data", required=True, help="Parquet file or folder, or Criteo TSV[.gz]")
+    parser.add_argument(
+        "--split",
+        choices=["train", "validation", "test", "all"],
+        default="test",
+        help="rows to use, by the schema's split rule (default test)",
+    )
+    parser.add_argument("--baseline", help="bundle that the others are compared with (default the first)")
+    parser.add_argument("--report", metavar="DIR", help="write a page with tables and plots to this folder")
+    parser.add_argument(
+        "--resamples", type=int, default=1000, help="of the bootstrap behind the intervals (default 1000)"
+    )
+    parser.add_argument("--seed", type=natural, default=0, help="of the bootstrap (default 0)")
+    parser.add_argument("--runtime", choices=["torch", "onnx"], default="torch")
+    parser.add_argument("--device", default="cpu", help="device of the runtime (default cpu)")
+    parser.add_argument(
+        "--precision",
+        choices=["fp32", "bf16", "int8"],
+        default="fp32",
+        help="of the dense net (default fp32); torch has bf16, onnx int8",
+    )
+    parser.add_argument(
+        "--predictions", help="also write probabilities to this .npy file: [rows], or [bundles, rows]"
+    )
+    parser.add_argument(
+        "--on-malformed", choices=["fatal", "count"], default="fatal", help="what a malformed line does"
+    )
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    import torch
+
+    from polyrec.cli.progress import Bars
+    from polyrec.models.bundle.bundle import load_bundle
+    from polyrec.models.data.split import NAMES
+    from polyrec.models.errors import PolyrecError
+    from polyrec.models.evaluation.metrics import evaluate
+    from polyrec.models.evaluation.predictions import predict_all
+    from polyrec.report.comparison.document import document
+    from polyrec.report.comparison.folder import make_folder, require_drawing, write_report
+
+    baseline = args.baseline or args.bundles[0]
+    twice = {b for b in args.bundles if args.bundles.count(b) > 1}
+    if twice:
+        raise PolyrecError(f"bundle '{min(twice)}' is named twice")
+    if baseline not in args.bundles:
+        raise PolyrecError(f"--baseline '{baseline}' is not one of the bundles: {', '.join(args.bundles)}")
+    if args.resamples < 1:
+        raise PolyrecError(f"--resamples must be at least 1, not {args.resamples}")
+    if args.report:
+        require_drawing()
+        folder = make_folder(args.report)
+    torch.set_num_threads(1)
+    labels = labels_of(args.bundles)
+    bundles = {labels[path]: load_bundle(path) for path in args.bundles}
+    which = tuple(range(len(NAMES))) if args.split == "all" else (NAMES.index(args.split),)
+    with Bars() as bars:
+        predictions = predict_all(
+            bundles,
+            args.data,
+            which,
+            args.runtime,
+            args.device,
+            args.precision,
+            args.on_malformed,
+            bars.phase,
+        )
+    if args.predictions:
+        _save(args.predictions, predictions)
+    if len(bundles) == 1 and not args.report:
+        (p,) = predictions.probabilities.values()
+        _print_one(args, evaluate(p, predictions.label, predictions.group).as_dict())
+        return 0
+    runtime = f"{args.runtime} on {args.device}, dense net in {args.precision}"
+    made = document(
+        bundles,
+        predictions,
+        labels[baseline],
+        data=args.data,
+        split=args.split,
+        runtime=runtime,
+        resamples=args.resamples,
+        seed=args.seed,
+    )
+    if args.report:
+        write_report(made, folder)
+    if len(bundles) == 1:
+        _print_one(args, made.entries[0].quality.as_dict())
+    elif args.json:
+        print(json.dumps([{"split": args.split, **entry.as_dict()} for entry in made.entries]))
+    else:
+        _print_table(made)
+    if args.report and not args.json:
+        print(f"report: {folder / 'report.html'}")
+    return 0
+
+
+def labels_of(paths: list[str]) -> dict[str, str]:
+    """What each bundle is called: as much of its path's end as tells it from the others."""
+    from pathlib import Path
+
+    parts = {path: Path(path).resolve().parts for path in paths}
+    depth = 1
+    while len({p[-depth:] for p in parts.values()}) < len({*parts.values()}):
+        depth += 1
+    labels = {path: "/".join(p[-depth:]) for path, p in parts.items()}
+    return labels if len({*labels.values()}) == len(paths) else {path: path for path in paths}
+
+
+def _save(path: str, predictions: Predictions) -> None:
+    import numpy as np
+
+    from polyrec.models.errors import DataError
+
+    arrays = list(predictions.probabilities.values())
+    try:
+        np.save(path, arrays[0] if len(arrays) == 1 else np.stack(arrays))
+    except OSError as e:
+        raise DataError(f"cannot write '{path}': {e}") from None
+
+
+def _print_one(args: argparse.Namespace, quality: dict[str, float | int | None]) -> None:
+    if args.json:
+        print(json.dumps({"bundle": args.bundles[0], "split": args.split, **quality}))
+        return
+    for key, value in quality.items():
+        if value is not None:
+            print(f"{key:>20}  {value:,}" if isinstance(value, int) else f"{key:>20}  {value:.6f}")
+
+
+def _print_table(made: Document) -> None:
+    from polyrec.models.text_table import aligned
+    from polyrec.report.comparison.explanations import what
+    from polyrec.report.comparison.words import columns, findings
+
+    print(what(made) + "\n")
+    table = [(c.head, *c.cells) for c in columns(made)]
+    print("\n".join(aligned(list(zip(*table, strict=True)), left=len(table))) + "\n")
+    for line in findings(made):
+        print(line)

@@ -1,0 +1,98 @@
+"""`polyrec import`: a checkpoint of another program in, a bundle out."""
+
+from __future__ import annotations
+
+import argparse
+
+HELP = "turn a checkpoint of facebookresearch/dlrm or TorchRec into a bundle"
+EXAMPLE = "polyrec import dlrm dlrm.pt --out runs/imported"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    formats = parser.add_subparsers(dest="format", required=True, metavar="FORMAT")
+    dlrm = formats.add_parser(
+        "dlrm",
+        help="what dlrm_s_pytorch.py --save-model wrote, or its state dict",
+        epilog=f"example: {EXAMPLE}",
+    )
+    _common(dlrm, "dlrm")
+    dlrm.add_argument(
+        "--interaction", choices=["dot", "cat"], default="dot", help="--arch-interaction-op (default dot)"
+    )
+    dlrm.add_argument(
+        "--interact-itself", action="store_true", help="the model had --arch-interaction-itself"
+    )
+    torchrec = formats.add_parser(
+        "torchrec",
+        help="state dict of TorchRec's DLRM or DLRM_DCN",
+        epilog="example: polyrec import torchrec dlrm_dcn.pt --out runs/dcn",
+    )
+    _common(torchrec, "torchrec")
+    torchrec.add_argument(
+        "--tables",
+        metavar="NAME,...",
+        help="the table of each feature, in the model's order; a shared one several times "
+        "(default: every table once, as they stand in the file)",
+    )
+    torchrec.add_argument(
+        "--pooling", choices=["sum", "mean"], default="sum", help="of the tables (default sum)"
+    )
+
+
+def _common(parser: argparse.ArgumentParser, name: str) -> None:
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="file that torch.save wrote")
+    parser.add_argument("--out", required=True, help="folder to write the bundle to")
+    parser.add_argument("--replace", action="store_true", help="replace the bundle at --out")
+    parser.add_argument("--name", default=name, help=f"name of the bundle's schema (default {name})")
+    parser.add_argument(
+        "--single-valued", action="store_true", help="one id a feature and row, instead of a list"
+    )
+    parser.add_argument("--max-length", type=int, default=256, help="ids of one list, at most (default 256)")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Reads, writes, prints. Raises PolyrecError."""
+    import json
+
+    import torch
+
+    from polyrec.cli.progress import Bars
+    from polyrec.models.importers.dlrm import read_dlrm
+    from polyrec.models.importers.parts import write_parts
+    from polyrec.models.importers.torchrec import read_torchrec
+
+    torch.set_num_threads(1)
+    if args.format == "dlrm":
+        parts = read_dlrm(args.checkpoint, args.interaction, args.interact_itself)
+    else:
+        parts = read_torchrec(args.checkpoint, args.tables.split(",") if args.tables else ())
+    with Bars() as bars:
+        bundle = write_parts(
+            parts,
+            args.out,
+            args.name,
+            single_valued=args.single_valued,
+            pooling="sum" if args.format == "dlrm" else args.pooling,
+            max_length=args.max_length,
+            replace=args.replace,
+            progress=bars.phase("copy tables", sum(t.shape[0] for t in parts.tables.values())),
+        )
+    schema = bundle.manifest.schema_
+    features = {
+        f.name: {"from": source, "rows": f.cardinality}
+        for f, source in zip(schema.categorical, parts.features, strict=True)
+    }
+    interaction = parts.interaction + (" with itself" if parts.itself else "")
+    if args.json:
+        result = {"bundle": str(bundle.path), "version": bundle.manifest.version, "bytes": bundle.bytes}
+        shape = {"dense": len(schema.dense), "interaction": interaction, "features": features}
+        print(json.dumps(result | shape))
+        return 0
+    name = bundle.manifest.name
+    print(f"{bundle.path}: {name} {bundle.name}, version {bundle.manifest.version}, {bundle.bytes:,} bytes")
+    print(f"{len(schema.dense)} dense features d0..., {interaction} interaction of vectors of ", end="")
+    print(f"{bundle.manifest.architecture.width}; each id below its table's rows:")
+    for feature, of in features.items():
+        print(f"{feature:>8}  {of['from']:30} {of['rows']:>14,} rows")
+    return 0

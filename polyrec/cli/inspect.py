@@ -1,0 +1,112 @@
+"""`polyrec inspect`: what a bundle, a profile, a plan or a machine is."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pydantic import BaseModel
+
+    from polyrec.models.bundle.bundle import Bundle
+
+HELP = "show what a bundle, a profile, a plan or a machine file is"
+EXAMPLE = "polyrec inspect runs/demo/table"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", help="folder of a bundle, or a file: a profile, a plan, a machine's YAML")
+    parser.add_argument(
+        "--vocabulary", metavar="TABLE", help="print id<TAB>value of every row of a bundle's table instead"
+    )
+    parser.add_argument("--json", action="store_true", help="print it as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    if Path(args.path).is_file():
+        return _file(args)
+    from polyrec.models.bundle.bundle import load_bundle
+    from polyrec.models.schema.popularity import skew
+
+    bundle = load_bundle(args.path)
+    if args.vocabulary:
+        return _vocabulary(bundle, args.vocabulary)
+    manifest = bundle.manifest
+    if args.json:
+        print(manifest.model_dump_json(by_alias=True))
+        return 0
+    shape = manifest.architecture
+    print(f"{manifest.name} {bundle.name}, version {manifest.version}, made {manifest.created}")
+    print(f"by Polyrec {manifest.code_version}; {bundle.bytes:,} bytes of rows and dense net")
+    print(
+        f"width {shape.width}, bottom {list(shape.bottom)}, {shape.interaction}, top {list(shape.top)}; "
+        f"{len(manifest.schema_.dense)} dense and {len(manifest.schema_.slots)} categorical features"
+    )
+    for split, metrics in manifest.metrics.items():
+        print(f"{split:>10}  " + "  ".join(f"{k} {v:.5g}" for k, v in metrics.items() if v is not None))
+    print(f"\n{'table':<16}{'rows':>12}{'accesses':>14}   hottest 1% / 5% / 10%   features")
+    for table, features in manifest.schema_.tables.items():
+        v = bundle.encoder.vocabularies[table]
+        shares = " / ".join(f"{s:5.3f}" for s in skew(v.counts).values())
+        names = ", ".join(f.name for f in features)
+        print(f"{table:<16}{v.rows:>12,}{int(v.counts.sum()):>14,}   {shares}   {names}")
+    return 0
+
+
+def _vocabulary(bundle: Bundle, table: str) -> int:
+    from polyrec.models.errors import BundleError
+
+    v = bundle.encoder.vocabularies.get(table)
+    if v is None:
+        raise BundleError(f"no table '{table}'; there are {', '.join(bundle.encoder.vocabularies)}")
+    values = range(v.size) if v.values is None else v.values.to_pylist()
+    for i, value in enumerate(values):
+        print(f"{i}\t{value}")
+    if v.specials:
+        print(f"{v.missing_id}\t(missing)\n{v.oov_id}\t(out of vocabulary)")
+    return 0
+
+
+def _file(args: argparse.Namespace) -> int:
+    """A file says what it is: a machine is YAML, a profile and a plan differ in their keys."""
+    from polyrec.models.errors import BundleError
+    from polyrec.planner.devices import load_machine
+    from polyrec.planner.plan import load_plan
+    from polyrec.planner.profile import load_profile
+
+    if args.vocabulary:
+        raise BundleError(f"'{args.path}' is a file; --vocabulary is of a bundle's folder")
+    if Path(args.path).suffix in (".yaml", ".yml"):
+        from polyrec.report.profile.words import machine_lines
+
+        machine = load_machine(args.path)
+        return _show(args, machine, lambda: machine_lines(machine))
+    if _is_profile(Path(args.path)):
+        from polyrec.report.profile.words import lines
+
+        profile = load_profile(args.path)
+        return _show(args, profile, lambda: lines(profile))
+    from polyrec.planner.deployment.explain import page
+
+    plan = load_plan(args.path)
+    return _show(args, plan, lambda: page(plan))
+
+
+def _is_profile(file: Path) -> bool:
+    """Whether a JSON file has a profile's key; one that cannot be read is left to whoever loads it."""
+    from polyrec.models.files import MOST_BYTES, read_regular
+
+    try:
+        raw = json.loads(read_regular(file, MOST_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(raw, dict) and "machine" in raw
+
+
+def _show(args: argparse.Namespace, model: BaseModel, lines: Callable[[], Sequence[str]]) -> int:
+    print(model.model_dump_json(exclude_none=True) if args.json else "\n".join(lines()))
+    return 0

@@ -1,0 +1,43 @@
+"""`polyrec materialise`: computed vectors become stored rows."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+HELP = "store the vectors that a dhe, select or hybrid bundle computes"
+EXAMPLE = "polyrec materialise runs/dhe --rows 20000 --out runs/dhe-hot"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("bundle", help="folder of the bundle")
+    parser.add_argument("--out", required=True, help="folder to write the new bundle to")
+    parser.add_argument(
+        "--rows", type=int, help="store only this many rows, the most accessed of all tables (default: all)"
+    )
+    parser.add_argument("--replace", action="store_true", help="replace the bundle at --out")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    import torch
+
+    from polyrec.models.bundle.bundle import load_bundle, write_bundle
+    from polyrec.models.bundle.derive import materialised
+    from polyrec.models.errors import BundleError
+
+    if args.rows is not None and args.rows < 0:
+        raise BundleError(f"--rows {args.rows}: a number of rows cannot be negative")
+    torch.set_num_threads(1)
+    bundle = load_bundle(args.bundle)
+    model, representation = materialised(bundle, args.rows)
+    derived = {"derived_from": bundle.manifest.version, "by": "materialise", "rows": args.rows}
+    out = write_bundle(
+        args.out, model, representation, bundle.encoder, bundle.manifest.metrics, derived, args.replace
+    )
+    result = {"bundle": str(out.path), "representation": out.name, "bytes": out.bytes, "was": bundle.bytes}
+    if args.json:
+        print(json.dumps(result))
+    else:
+        print(f"{out.path}: {out.name}, {out.bytes:,} bytes (was {bundle.name}, {bundle.bytes:,})")
+    return 0

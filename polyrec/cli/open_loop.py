@@ -1,0 +1,165 @@
+"""Runs `polyrec load`: requests from files or from rows of a bundle, figures and a report out."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from polyrec.cli.load import COULD_NOT_KEEP_UP, SLO_MISSED
+from polyrec.loadtest.drivers.connection import LoadError, Target
+from polyrec.loadtest.drivers.load import Body, Load, load_of
+from polyrec.loadtest.drivers.open_loop import Limits, run
+from polyrec.loadtest.drivers.server_pages import Served, accuracies, served
+from polyrec.loadtest.machine import machine
+from polyrec.loadtest.results.outcome import CouldNotKeepUp, Outcome, report
+from polyrec.loadtest.traffic.replay import read_times, replay
+from polyrec.loadtest.traffic.request_bodies import RANK
+from polyrec.planner.arrivals import arrival_times
+from polyrec.planner.traffic import Traffic, parse_traffic
+from polyrec.report.comparison.folder import make_folder
+
+OWNERS = (
+    *("ok", "late", "refused", "expired", "unavailable", "other", "degraded"),
+    *("goodput", "correct", "accuracy", "mix"),
+)
+"""Figures that a service owner asks for, beyond latencies."""
+
+T = TypeVar("T")
+
+
+def bodies(whole: str | None, lines: str | None) -> Body:
+    """The body of every request from a file, or one line of a file each, taken in turn; else GETs.
+
+    Raises LoadError: a file that cannot be read or is empty.
+    """
+    if whole is None and lines is None:
+        return lambda index: None
+    path = Path(whole or lines or "")
+    try:
+        content = path.read_bytes()
+    except OSError as e:
+        raise LoadError(f"cannot read body '{path}': {e.strerror}") from None
+    each = [content] if whole is not None else content.splitlines()
+    if not content:
+        raise LoadError(f"body '{path}' is empty")
+    return lambda index: each[index % len(each)]
+
+
+def _headers(given: Sequence[str], post: bool) -> dict[str, str]:
+    headers = {"Content-Type": "application/json"} if post else {}
+    for line in given:
+        name, colon, value = line.partition(":")
+        if not colon:
+            raise LoadError(f"header '{line}': give 'Name: value'")
+        headers[name.strip()] = value.strip()
+    return headers
+
+
+def _load(args: argparse.Namespace) -> tuple[Target, Load]:
+    """What the flags ask for. Raises LoadError and what reading data raises."""
+    if args.bundle is None and (args.data or args.replay):
+        raise LoadError("--data and --replay need --bundle: it says what the columns mean")
+    if args.replay and not args.data:
+        raise LoadError("--replay needs --data: invented rows have no times")
+    post = args.body is not None or args.bodies is not None or args.bundle is not None
+    url = args.url
+    if args.bundle is not None and urlsplit(url).path in ("", "/"):
+        url = url.rstrip("/") + RANK
+    target = Target(url, _headers(args.header, post))
+    traffic = Traffic(rate=args.rate) if args.traffic is None else parse_traffic(args.traffic)
+    seconds = args.warmup + args.seconds
+    random = np.random.default_rng(args.seed)
+    budget_s = None if args.budget_ms is None else args.budget_ms / 1e3
+    if args.bundle is None:
+        due = arrival_times(traffic.arrivals, traffic.rate, seconds, random)
+        return target, load_of(target, due, seconds, bodies(args.body, args.bodies), budget_s=budget_s)
+    # seconds of imports, which the other loads need not wait for
+    from polyrec.loadtest.traffic.source import MOST_ROWS, open_source
+    from polyrec.models.bundle.bundle import load_bundle
+
+    bundle = load_bundle(args.bundle)
+    source = open_source(args.data, bundle, args.seed)
+    if args.replay:
+        times = read_times(args.data, bundle.manifest.schema_, args.replay, MOST_ROWS)
+        recorded = replay(times, source.firsts, rate=traffic.rate, seed=args.seed).part(seconds)
+        due, (rows, body) = recorded.due_s, source.recorded(recorded.query)
+    elif args.traffic is None:
+        due = arrival_times(traffic.arrivals, traffic.rate, seconds, random)
+        rows, body = source.own(due.size, args.seed)
+    else:
+        due = arrival_times(traffic.arrivals, traffic.rate, seconds, random)
+        rows, body = source.drawn(traffic.sizes.sample(due.size, random), args.seed)
+    return target, load_of(target, due, seconds, body, rows=rows, budget_s=budget_s, prepare=True)
+
+
+def run_load(args: argparse.Namespace) -> int:
+    """Returns the exit status: 0, COULD_NOT_KEEP_UP or SLO_MISSED. Raises PolyrecError."""
+    if args.slo_share is not None and args.budget_ms is None:
+        raise LoadError("--slo-share needs --budget-ms: it is the share answered in budget")
+    if args.core is not None:
+        os.sched_setaffinity(0, {args.core})
+    target, load = _load(args)
+    before = None
+    if args.report is not None:
+        make_folder(args.report)
+        before = _told(args.url, served)
+    whole = run(target, load, Limits(args.connections, args.max_connections, args.grace))
+    outcome = whole.since(args.warmup)
+    try:
+        result = asdict(report(outcome, args.max_lag_ms / 1e3))
+    except CouldNotKeepUp as e:
+        print(f"polyrec: error: {e}", file=sys.stderr)
+        return COULD_NOT_KEEP_UP
+    accuracy = _told(args.url, accuracies) or {}
+    result |= _owners(outcome, accuracy)
+    if args.report is not None:
+        _write(args, outcome, accuracy, before)
+    if args.json:
+        print(json.dumps(result))
+    else:
+        for key, value in result.items():
+            print(f"{key:12} {value}")
+    return SLO_MISSED if args.slo_share is not None and result["ok"] < args.slo_share else 0
+
+
+def _owners(outcome: Outcome, accuracy: dict[str, float]) -> dict[str, object]:
+    from polyrec.loadtest.results.figures import figures
+
+    found = asdict(figures(outcome, accuracy))
+    return {name: round(v, 6) if isinstance(v := found[name], float) else v for name in OWNERS}
+
+
+def _told(url: str, read: Callable[[str], T]) -> T | None:
+    """What `read` reads of the server itself; None where what answers is no Polyrec server."""
+    try:
+        return read(f"http://{urlsplit(url).netloc}")
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _write(
+    args: argparse.Namespace, outcome: Outcome, accuracy: dict[str, float], before: Served | None
+) -> None:
+    from polyrec.report.load.run import write_run
+
+    after = _told(args.url, served)
+    hits = {} if before is None or after is None else after.hits_since(before)
+    made = {
+        "requests to": args.url,
+        "traffic": args.traffic or f"Poisson, {args.rate:g} requests/s",
+        "what was asked": args.data or args.body or args.bodies or args.bundle or "GET",
+        "seed": str(args.seed),
+        **machine(),
+    }
+    if after is not None:
+        made = {"server": after.plan, **made}
+    write_run(Path(args.report), outcome, accuracy, made, hits=hits)

@@ -1,0 +1,86 @@
+"""`polyrec pack`: store each request's context once, and rows of one session together."""
+
+from __future__ import annotations
+
+import argparse
+
+HELP = "store data packed: one row a request, its context once, sessions together"
+EXAMPLE = "polyrec pack clicks.parquet --schema trivago --cluster-by session_id --out clicks.packed"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The verb's arguments."""
+    parser.add_argument("data", metavar="DATA", help="Parquet file or folder, or Criteo TSV")
+    parser.add_argument("--schema", required=True, help="schema file, or the name of a shipped one")
+    parser.add_argument(
+        "--out", required=True, metavar="DIR", help="folder to write; use it wherever data go"
+    )
+    parser.add_argument(
+        "--cluster-by",
+        metavar="COLUMN",
+        help="a session: its rows stand together, in the order in which sessions begin "
+        "(default: rows of one request do)",
+    )
+    parser.add_argument("--replace", action="store_true", help="replace the packed data at --out")
+    parser.add_argument(
+        "--on-malformed",
+        choices=("fatal", "count"),
+        default="fatal",
+        help="stop at a malformed row, or leave it out and count it (default: fatal)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Packs, prints. Raises PolyrecError."""
+    import json
+    from pathlib import Path
+
+    from polyrec.cli.progress import Bars
+    from polyrec.models.data.packed.packing import pack
+    from polyrec.models.data.reader import open_data
+    from polyrec.models.schema.schema import load_schema
+
+    schema = load_schema(args.schema)
+    reader = open_data(args.data, schema, args.on_malformed)
+    with Bars() as bars:
+        done = pack(
+            reader, schema, args.out, cluster_by=args.cluster_by, replace=args.replace, phase=bars.phase
+        )
+    source = Path(args.data)
+    files = [source] if source.is_file() else [f for f in source.rglob("*.parquet") if f.is_file()]
+    before = sum(f.stat().st_size for f in files)
+    if args.json:
+        result = {
+            "out": str(done.path),
+            "rows": done.rows,
+            "requests": done.requests,
+            "stored": done.stored,
+            "bytes": done.bytes,
+            "source_bytes": before,
+            "shared": done.shared,
+            "own": done.own,
+            "left_out": done.left_out,
+            "moved": done.moved,
+            "malformed": reader.malformed,
+            "repeats": [{"features": group, "factor": factor} for group, factor in done.repeats],
+        }
+        print(json.dumps(result))
+        return 0
+    print(
+        f"{done.path}: {done.rows:,} rows as {done.stored:,} ({done.rows / done.stored:.1f} each); "
+        f"{done.bytes:,} bytes, {done.bytes / before:.2f} of the {before:,} read"
+    )
+    print(f"stored once a request: {', '.join(done.shared)}")
+    if done.stored > done.requests:
+        print(
+            f"something of that changes within a {schema.group}: "
+            f"{done.requests:,} different ones took {done.stored:,} rows"
+        )
+    if done.moved:
+        print(f"rows were moved, so that each {args.cluster_by or schema.group} stands together")
+    if done.left_out:
+        print(f"left out, because the schema does not know these lists: {', '.join(done.left_out)}")
+    if reader.malformed:
+        print(f"{reader.malformed:,} malformed rows left out")
+    return 0

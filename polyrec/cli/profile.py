@@ -1,0 +1,327 @@
+"""`polyrec profile`: bundles in, what each costs and how good it is on this machine out."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polyrec.loadtest.arguments import natural
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from polyrec.measure.profile.candidates import Candidate
+    from polyrec.measure.profile.log import Log
+    from polyrec.measure.profile.measure import Asked
+    from polyrec.measure.profile.quality import Accuracy
+    from polyrec.models.bundle.bundle import Bundle
+    from polyrec.planner.plan import LaneKind
+    from polyrec.planner.profile import Front, Hop, PathProfile, Profile
+
+HELP = "measure latency, memory and quality of bundles on every device of this machine"
+EXAMPLE = "polyrec profile runs/table runs/hybrid --devices auto --out profile.json"
+
+BUSY = 0.05
+FRONT_SECONDS = 6.0
+HOP_SECONDS = 3.0
+FRONT_ROWS = 23
+"""The path that answers a usual request soonest is the one that the front is measured with."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("bundles", metavar="BUNDLE", nargs="*", help="folder of a bundle")
+    parser.add_argument("--out", help="profile file to write (default profile.json)", default="profile.json")
+    parser.add_argument("--devices", default="auto", help="auto, or names like cpu,gpu0 (default auto)")
+    parser.add_argument("--list", action="store_true", help="show this machine's devices and stop")
+    parser.add_argument(
+        "--runtimes", help="torch,onnx (default: a device's best, onnx on a CPU, torch on a GPU)"
+    )
+    parser.add_argument(
+        "--precisions", help="of the dense net: fp32,bf16,int8 (default: all that a runtime has)"
+    )
+    parser.add_argument("--data", help="measure accuracy on this file's test rows, by each path itself")
+    parser.add_argument(
+        "--accuracy",
+        metavar="BUNDLE=SHARE",
+        action="append",
+        default=[],
+        help="share of rows a bundle predicts right, where it has no figure and there are no data",
+    )
+    parser.add_argument("--seconds", type=float, default=8.0, help="measuring time of a path (default 8)")
+    parser.add_argument("--max-rows", type=int, default=4096, help="rows of the largest batch (default 4096)")
+    parser.add_argument("--seed", type=natural, default=0, help="of the requests that are drawn (default 0)")
+    parser.add_argument(
+        "--front",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="measure what the server spends beside a lane (default: yes)",
+    )
+    parser.add_argument("--fresh", action="store_true", help="do not go on where an interrupted run stopped")
+    parser.add_argument("--plot", metavar="PNG", help="draw the latency curves; without bundles: of --out")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    import os
+
+    # before torch is imported: one thread a lane, as the server has it
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if args.list:
+        return _list(args)
+    if args.plot:
+        from polyrec.report.comparison.folder import require_drawing
+
+        require_drawing()
+    if not args.bundles and args.plot:
+        from polyrec.planner.profile import load_profile
+
+        return _plot(args, load_profile(args.out))
+    profile = _measured(args)
+    if args.plot:
+        _plot(args, profile)
+    if args.json:
+        print(profile.model_dump_json(exclude_none=True))
+    else:
+        from polyrec.report.profile.words import lines
+
+        print("\n".join(lines(profile)))
+        print(f"\nprofile: {args.out}")
+    return 0
+
+
+def _list(args: argparse.Namespace) -> int:
+    from polyrec.measure.machine import discover
+    from polyrec.report.profile.words import machine_lines
+
+    inventory = discover(Path(args.out).parent)
+    if args.json:
+        machine = inventory.machine.model_dump(exclude_none=True)
+        print(json.dumps({"machine": machine, "unusable": inventory.unusable}))
+        return 0
+    print("\n".join(machine_lines(inventory.machine)))
+    for name, why in inventory.unusable.items():
+        print(f"not usable: {name}: {why}")
+    return 0
+
+
+def _measured(args: argparse.Namespace) -> Profile:
+    import torch
+
+    from polyrec.cli.evaluate import labels_of
+    from polyrec.measure.machine import chosen, discover
+    from polyrec.measure.profile.candidates import candidates
+    from polyrec.measure.profile.log import Log
+    from polyrec.measure.profile.measure import Asked, path_profile, taken_by_others, wiped_bytes
+    from polyrec.measure.profile.quality import carried
+    from polyrec.models.bundle.bundle import load_bundle
+    from polyrec.planner.profile import Profile, ProfileError
+
+    _refuse(args)
+    torch.set_num_threads(1)
+    labels = labels_of(args.bundles)
+    bundles = {labels[path]: load_bundle(path) for path in args.bundles}
+    given = {labels[path]: share for path, share in _given(args.accuracy, args.bundles).items()}
+    out = Path(args.out)
+    print("looking at the machine ...", file=sys.stderr)
+    inventory = discover(out.parent)
+    devices = chosen(inventory.machine, args.devices)
+    found = candidates(
+        {label.replace("/", "-"): bundle for label, bundle in bundles.items()},
+        devices,
+        _listed(args.runtimes),
+        _listed(args.precisions),
+        out.parent,
+        _versions(),
+    )
+    if not found:
+        raise ProfileError(
+            "there is no path to measure: the devices asked for have none of the runtimes and precisions"
+        )
+    caches = [size for device in inventory.machine.devices for size in device.caches.values()]
+    asked = Asked(args.max_rows, args.seconds, wiped_bytes(max(caches, default=0)), args.seed)
+    partial = out.with_name(f"{out.name}.partial")
+    if args.fresh:
+        partial.unlink(missing_ok=True)
+    place = [d.model_dump(include={"name", "lanes", "description"}) for d in inventory.machine.devices]
+    about = {"largest": asked.largest, "seconds": asked.seconds, "seed": asked.seed, "machine": place}
+    with Log(partial, about) as log:
+        if log.resumed:
+            print(f"going on where an earlier run stopped ({partial}); --fresh starts anew", file=sys.stderr)
+        if not args.data:
+            for candidate in found:
+                carried(candidate, bundles, given)  # what is not known is told before the work
+        found, refused = _with_bar(found, asked, log, out.parent)
+        for line in refused:
+            print(f"left out: {line}", file=sys.stderr)
+        if not found:
+            raise ProfileError(f"no path could be measured: {refused[0]}")
+        others = taken_by_others(found, asked, log)
+        if others is not None and others > BUSY:
+            print(
+                f"warning: this machine is busy: other work held the core for {others:.0%} of the measuring "
+                "time, and latencies have it in them; measure it quiet, or as root with chrt -r 1",
+                file=sys.stderr,
+            )
+        accuracies = _accuracies(args.data, found, bundles, given, log)
+        paths = tuple(path_profile(c, asked, log, accuracies[c.name]) for c in found)
+        profile = Profile(machine=inventory.machine, paths=paths)
+        _save(profile, out)
+        log.remove()
+    if args.front:
+        beside = {"front": _front(paths, found, args.seed), "hops": _hops(paths, found, args.seed)}
+        profile = profile.model_copy(update=beside)
+        _save(profile, out)
+    return profile
+
+
+def _save(profile: Profile, out: Path) -> None:
+    from polyrec.planner.profile import ProfileError, save_profile
+
+    try:
+        save_profile(profile, out)
+    except OSError as e:
+        raise ProfileError(f"cannot write '{out}': {e.strerror}") from None
+
+
+def _with_bar(
+    found: list[Candidate], asked: Asked, log: Log, folder: Path
+) -> tuple[list[Candidate], list[str]]:
+    from tqdm import tqdm
+
+    from polyrec.measure.profile.measure import measure
+
+    with tqdm(
+        total=1000,
+        file=sys.stderr,
+        mininterval=0.5,
+        bar_format="{l_bar}{bar}| {elapsed}<{remaining}",
+        disable=None,
+    ) as bar:
+
+        def advance(share: float, what: str) -> None:
+            bar.set_description(f"{what:<28}", refresh=False)
+            bar.update(round(1000 * share) - bar.n)
+
+        return measure(found, asked, log, advance, folder)
+
+
+def _accuracies(
+    data: str | None,
+    found: Sequence[Candidate],
+    bundles: Mapping[str, Bundle],
+    given: Mapping[str, float],
+    log: Log,
+) -> dict[str, Accuracy]:
+    from polyrec.cli.progress import Bars
+    from polyrec.measure.profile.quality import carried, measured
+
+    if data is None:
+        return {c.name: carried(c, bundles, given) for c in found}
+    with Bars() as bars:
+        return measured(found, bundles, data, log, bars.phase)
+
+
+def _fastest(paths: Sequence[PathProfile], found: Sequence[Candidate]) -> Candidate | None:
+    """Of the CPU: what is beside a lane hardly depends on the path."""
+    served = [(p.latency.median(FRONT_ROWS), i) for i, p in enumerate(paths) if p.path.device == "cpu"]
+    return found[min(served)[1]] if served else None
+
+
+def _front(paths: Sequence[PathProfile], found: Sequence[Candidate], seed: int) -> Front | None:
+    from polyrec.loadtest.drivers.connection import LoadError
+    from polyrec.measure.front import measure_front
+    from polyrec.server.app.run import StartFailed
+
+    candidate = _fastest(paths, found)
+    if candidate is None:
+        print("the front is not measured: no path is on the CPU", file=sys.stderr)
+        return None
+    print(f"measuring the server's front with {candidate.name} ...", file=sys.stderr)
+    path = candidate.path.model_copy(update={"bundle": candidate.bundle.path})
+    try:
+        return measure_front(path, candidate.bundle, FRONT_SECONDS, seed)
+    except (StartFailed, LoadError) as e:
+        print(f"the front is not measured: {e}", file=sys.stderr)
+        return None
+
+
+def _hops(paths: Sequence[PathProfile], found: Sequence[Candidate], seed: int) -> dict[LaneKind, Hop]:
+    from polyrec.measure.lane_hop import measure_hops
+    from polyrec.models.errors import PolyrecError
+    from polyrec.server.lanes.lane import LaneDied
+
+    candidate = _fastest(paths, found)
+    if candidate is None:
+        return {}
+    print("measuring the way to a lane on another core ...", file=sys.stderr)
+    path = candidate.path.model_copy(update={"bundle": candidate.bundle.path})
+    try:
+        return measure_hops(path, candidate.bundle, HOP_SECONDS, seed)
+    except (PolyrecError, LaneDied) as e:
+        print(f"the way to a lane is not measured: {e}", file=sys.stderr)
+        return {}
+
+
+def _plot(args: argparse.Namespace, profile: Profile) -> int:
+    from polyrec.planner.profile import ProfileError
+    from polyrec.report.profile.picture import draw
+
+    try:
+        Path(args.plot).write_bytes(draw(profile))
+    except OSError as e:
+        raise ProfileError(f"cannot write '{args.plot}': {e.strerror}") from None
+    return 0
+
+
+def _refuse(args: argparse.Namespace) -> None:
+    """What can be told before the work. Raises ProfileError."""
+    from polyrec.planner.profile import ProfileError
+
+    if not args.bundles:
+        raise ProfileError("name the folder of a bundle, or --list to see the devices")
+    for path in args.bundles:
+        if args.bundles.count(path) > 1:
+            raise ProfileError(f"bundle '{path}' is named twice")
+    if not 0 < args.seconds < 1e6:
+        raise ProfileError(f"--seconds must be a time above 0, not {args.seconds:g}")
+    if not 1 <= args.max_rows <= 1_000_000:
+        raise ProfileError(f"--max-rows must be between 1 and 1000000, not {args.max_rows}")
+    for flag, known in (("runtimes", ("torch", "onnx")), ("precisions", ("fp32", "bf16", "int8"))):
+        for name in _listed(getattr(args, flag)) or ():
+            if name not in known:
+                raise ProfileError(f"--{flag}: there is no '{name}'; known: {', '.join(known)}")
+    if not Path(args.out).resolve().parent.is_dir():
+        raise ProfileError(f"--out '{args.out}': there is no folder '{Path(args.out).parent}'")
+
+
+def _given(texts: Sequence[str], bundles: Sequence[str]) -> dict[str, float]:
+    """--accuracy -> share by bundle, as the command line names it. Raises ProfileError."""
+    from polyrec.planner.profile import ProfileError
+
+    given = {}
+    for text in texts:
+        bundle, _, share = text.rpartition("=")
+        if bundle not in bundles:
+            raise ProfileError(f"--accuracy '{text}': write BUNDLE=SHARE with one of {', '.join(bundles)}")
+        try:
+            given[bundle] = float(share)
+        except ValueError:
+            given[bundle] = -1.0
+        if not 0 <= given[bundle] <= 1:
+            raise ProfileError(f"--accuracy '{text}': '{share}' is not a share between 0 and 1")
+    return given
+
+
+def _listed(text: str | None) -> list[Any] | None:
+    """The names of a flag, which `_refuse` has checked."""
+    return None if text is None else [part.strip() for part in text.split(",")]
+
+
+def _versions() -> str:
+    """Software whose change makes old samples another thing's."""
+    from importlib.metadata import version
+
+    return " ".join(f"{name} {version(name)}" for name in ("torch", "onnxruntime-gpu", "numpy"))

@@ -1,0 +1,147 @@
+"""`polyrec simulate`: a plan under traffic that is only imagined; the router is the live server's own."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+from polyrec.loadtest.arguments import natural
+
+if TYPE_CHECKING:
+    from polyrec.planner.simulation.outcomes import Figures
+
+HELP = "simulate a plan under traffic: goodput, latency, quality, what faults cost"
+EXAMPLE = "polyrec simulate --plan plan.json --traffic rate=400,sizes=mlperf,arrivals=bursty --bound"
+STEPS = 10
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--plan", required=True, metavar="FILE", help="a plan whose paths have figures")
+    parser.add_argument(
+        "--traffic",
+        required=True,
+        metavar="TRAFFIC",
+        help="like rate=400,sizes=lognormal:147,arrivals=bursty, or a YAML or JSON file",
+    )
+    parser.add_argument(
+        "--policy",
+        action="append",
+        metavar="POLICY",
+        help="priced, mprec, deeprecsys, static:PATH, or all; several times to compare (default: the plan's)",
+    )
+    parser.add_argument("--seconds", type=float, default=10.0, help="of virtual time (default 10)")
+    parser.add_argument("--budget-ms", type=float, help="latency budget (default: the plan's)")
+    parser.add_argument(
+        "--fault",
+        action="append",
+        default=[],
+        metavar="FAULT",
+        help="slow:LANE:10:2-4, stall:LANE:2-4 or kill:LANE:2[-4], in seconds; several times for several",
+    )
+    parser.add_argument(
+        "--costs",
+        metavar="FILE",
+        help="costs of serving beside the profile, by python -m polyrec.loadtest.comparison.calibration",
+    )
+    parser.add_argument("--bound", action="store_true", help="compare with what a clairvoyant could do")
+    parser.add_argument("--seed", type=natural, default=0)
+    parser.add_argument(
+        "--json", action="store_true", help="print the result as JSON, with its course in time"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    import math
+    from time import perf_counter
+
+    import numpy as np
+    from tqdm import tqdm
+
+    from polyrec.planner.arrivals import arrival_times
+    from polyrec.planner.plan import PlanError, load_plan
+    from polyrec.planner.simulation.bound import bound
+    from polyrec.planner.simulation.costs import load_costs
+    from polyrec.planner.simulation.faults import parse_fault
+    from polyrec.planner.simulation.simulator import Simulator, correct, specs
+    from polyrec.planner.traffic import TrafficError, parse_traffic
+
+    plan = load_plan(args.plan)
+    traffic = parse_traffic(args.traffic)
+    for flag in ("seconds", "budget_ms"):
+        value = getattr(args, flag)
+        if value is not None and not 0 < value < math.inf:
+            raise PlanError(f"--{flag.replace('_', '-')} {value:g} is not a number above 0")
+    costs = None if args.costs is None else load_costs(args.costs, plan)
+    paths, lanes = specs(plan)
+    faults = [parse_fault(text, [lane.name for lane in lanes]) for text in args.fault]
+    policies = args.policy or [plan.routing.policy]
+    if "all" in policies:
+        policies = ["priced", "mprec", "deeprecsys", *(f"static:{p.name}" for p in paths)]
+    routings = [_routing(plan.routing.model_dump(), policy, [p.name for p in paths]) for policy in policies]
+    budget_s = (args.budget_ms or plan.default_budget_ms) / 1e3
+
+    rng = np.random.default_rng(args.seed)
+    arrival_s = arrival_times(traffic.arrivals, traffic.rate, args.seconds, rng)
+    if not arrival_s.size:
+        raise TrafficError(f"no query arrives within {args.seconds:g} s; simulate longer")
+    rows = traffic.sizes.sample(arrival_s.size, rng)
+    best = bound(paths, lanes, plan.limits, arrival_s, rows, budget_s) if args.bound else None
+
+    told = []
+    for routing in routings:
+        began = perf_counter()
+        with tqdm(
+            total=arrival_s.size, desc=routing.policy, unit="queries", disable=None, leave=False
+        ) as bar:
+            simulator = Simulator(
+                paths,
+                lanes,
+                routing,
+                plan.limits,
+                arrival_s,
+                rows,
+                budget_s,
+                np.random.default_rng([args.seed, 1]),
+                faults,
+                costs,
+            )
+            outcomes = simulator.run(lambda n, bar=bar: bar.update(n - bar.n))  # type: ignore[misc]
+        took_s = perf_counter() - began
+        figures = outcomes.figures(until_s=args.seconds)
+        entry: dict[str, Any] = {"policy": routing.policy, **figures.as_dict()}
+        if best is not None:
+            entry["of_bound"] = float(correct(outcomes).sum() / best.correct) if best.correct else None
+        entry["simulated_queries_s"] = arrival_s.size / took_s
+        entry["course"] = outcomes.over_time(args.seconds / STEPS)
+        told.append(entry)
+        if not args.json:
+            _print(routing.policy, figures, entry)
+    if args.json:
+        print(json.dumps({"budget_ms": 1e3 * budget_s, "seconds": args.seconds, "policies": told}))
+    return 0
+
+
+def _routing(routing: dict[str, Any], policy: str, paths: list[str]) -> Any:
+    from polyrec.models.files import validated
+    from polyrec.planner.plan import PlanError, Routing
+
+    kind, _, path = policy.partition(":")
+    if kind == "static" and path not in paths:
+        raise PlanError(f"policy '{policy}': there is no such path; paths: {', '.join(paths)}")
+    return validated(Routing, routing | {"policy": policy}, f"policy '{policy}' is unknown", PlanError)
+
+
+def _print(policy: str, figures: Figures, entry: dict[str, Any]) -> None:
+    mix = ", ".join(f"{share:.1%} {name}" for name, share in figures.paths.items() if share >= 0.0005)
+    print(f"{policy}: {figures.queries:,} queries, {figures.rows_s:,.0f} rows/s offered")
+    print(
+        f"  in budget {figures.in_budget:.2%} (refused {figures.refused:.2%}, expired {figures.expired:.2%}, "
+        f"late {figures.late:.2%}); goodput {figures.goodput:,.0f} rows/s"
+    )
+    print(
+        f"  p50 {1e3 * figures.p50_s:.2f} ms, p99 {1e3 * figures.p99_s:.2f} ms; "
+        f"accuracy {figures.accuracy:.5f}; correct predictions {figures.correct:,.0f}/s"
+        + (f", {entry['of_bound']:.2%} of the bound" if entry.get("of_bound") is not None else "")
+    )
+    print(f"  {mix or 'nothing answered'}; {entry['simulated_queries_s']:,.0f} queries/s simulated")

@@ -1,0 +1,121 @@
+"""Graceful shutdown: stops a server on a signal without closing a connection unanswered.
+
+    SIGTERM         /readyz is 503, but requests are still accepted and answered, with `connection: close`,
+                    for the grace period, in which a load balancer notices. A second signal, Ctrl-C, or an
+                    earlier /v1/admin/drain skips it.
+    grace is over   new connections are refused; those in the accept queue are accepted first, and accepted
+                    ones have FIRST_REQUEST_S to send a first request
+    then            requests in progress may finish within the drain timeout
+    that is over    requests that still wait are answered 503
+
+Closing a listening socket resets every connection in its accept queue. So SYNs are filtered out first, the
+queue is accepted until it is empty, and then the socket is closed. A client whose SYN was dropped sends it
+again after a second (Linux) and is refused; it can then safely try another server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import signal
+import socket
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from polyrec.server.app.engine import Engine, State
+
+if TYPE_CHECKING:
+    import uvicorn
+
+QUEUE_S = 0.25
+"""Longest wait for the accept queue to be empty."""
+HANDSHAKE_S = 0.01
+"""Wait for TCP handshakes that had begun before SYNs were filtered out."""
+FIRST_REQUEST_S = 0.25
+"""Longest wait for the first request of connections that have sent nothing yet."""
+STEP_S = 0.005
+"""Interval of polling."""
+
+_SO_ATTACH_FILTER = 26
+_NO_SYN = b"".join(
+    struct.pack("HBBI", *instruction)
+    for instruction in (
+        (0x30, 0, 0, 13),  # load the byte of the TCP header with its flags
+        (0x54, 0, 0, 0x12),  # SYN and ACK of them
+        (0x15, 0, 1, 0x02),  # SYN alone?
+        (0x06, 0, 0, 0),  # drop
+        (0x06, 0, 0, 0xFFFFFFFF),  # keep
+    )
+)
+"""A classic BPF program: drops the packets that open a connection, keeps all others."""
+_ACCEPT_QUEUE = struct.Struct("24xI")
+"""struct tcp_info up to tcpi_unacked, which for a listening socket is the length of its accept queue."""
+
+
+class Drain:
+    """The shutdown of one server. engine: answers requests. listener: the socket that it accepts from."""
+
+    def __init__(self, engine: Engine, listener: socket.socket, grace_s: float, timeout_s: float) -> None:
+        self._engine = engine
+        self._listener = listener
+        self._grace_s = grace_s
+        self._timeout_s = timeout_s
+        self._hurry = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def signaled(self, server: uvicorn.Server, signal_number: int) -> None:
+        """Handles a signal; Python runs it in the event loop's thread, between any two bytecodes."""
+        loop = asyncio.get_running_loop()
+        loop.call_soon_threadsafe(self._begin, server, signal_number)
+
+    def _begin(self, server: uvicorn.Server, signal_number: int) -> None:
+        if server.should_exit:
+            server.force_exit = True
+            return
+        again = self._engine.state is not State.READY
+        self._engine.enter(State.DRAINING)
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._end(server))
+        elif self._hurry.is_set():
+            server.should_exit = True
+        if again or signal_number == signal.SIGINT:
+            self._hurry.set()
+
+    async def _end(self, server: uvicorn.Server) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._hurry.wait(), self._grace_s)
+        refuse_new(self._listener)
+        await asyncio.sleep(HANDSHAKE_S)
+        await _until(lambda: not waiting_to_be_accepted(self._listener), QUEUE_S)
+        for accepting in server.servers:
+            accepting.close()
+        await _until(lambda: not server.server_state.connections, FIRST_REQUEST_S)
+        asyncio.get_running_loop().call_later(self._timeout_s, self._engine.give_up)
+        server.should_exit = True
+
+
+def refuse_new(listener: socket.socket) -> None:
+    """Makes the kernel drop new SYNs to a listening socket; begun handshakes are completed."""
+    program = ctypes.create_string_buffer(_NO_SYN, len(_NO_SYN))
+    told = struct.pack("HP", len(_NO_SYN) // 8, ctypes.addressof(program))
+    with suppress(OSError):  # a sandbox without socket filters: a few connections may be reset
+        listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, told)
+
+
+def waiting_to_be_accepted(listener: socket.socket) -> int:
+    """Number of connections in the accept queue; 0 where the system does not report it."""
+    try:
+        info = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACCEPT_QUEUE.size)
+    except OSError:
+        return 0
+    (waiting,) = _ACCEPT_QUEUE.unpack(info)
+    return int(waiting)
+
+
+async def _until(done: Callable[[], bool], most_s: float) -> None:
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + most_s
+    while not done() and loop.time() < until_s:
+        await asyncio.sleep(STEP_S)

@@ -1,0 +1,169 @@
+"""The engine: everything behind the front, from its first plan to its last answer.
+
+A plan goes in; `load` opens it, and from then on `serving` is what answers. Another plan can replace it
+while requests are answered: the new generation is opened beside the old one, takes over in one
+assignment, and the old one closes when its last query has its answer. One generation back can be
+brought back (`rollback`): its bundles stay loaded, so that it answers as it did even if their files have been
+replaced since.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+
+from polyrec.models.bundle.bundle import Bundle, code_version
+from polyrec.models.tiers.stack import TierStack
+from polyrec.planner.plan import Plan, Routing
+from polyrec.server.app.background import in_thread
+from polyrec.server.app.serving import ENDPOINTS, Generation, Serving, open_serving
+from polyrec.server.dispatch.dispatcher import clock
+from polyrec.server.errors import NotReady
+from polyrec.server.http.access import Access
+from polyrec.server.metrics.metrics import Metrics
+from polyrec.server.tiers.update_store import Updated, left_behind
+from polyrec.server.tracing.tracer import Tracer
+
+log = logging.getLogger("polyrec.serving")
+
+NO_PATH = "none"
+STILL_LOADING = "the server is still loading; ask /readyz"
+NOTHING: Mapping[Path, Bundle] = {}
+
+
+class State(Enum):
+    """Where the server stands in its life; only `READY` says ready to a load balancer."""
+
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+
+
+class Engine:
+    """The paths of one plan, ready to answer once loaded."""
+
+    def __init__(self) -> None:
+        self.metrics = Metrics()
+        self.access = Access(self.metrics)
+        self.tracer: Tracer | None = None
+        self.state = State.LOADING
+        self.default_budget_s = self.most_budget_s = 0.0
+        """Latency budget, in seconds, of a request that names none, and the most that one gets."""
+        self.previous: Generation | None = None
+        self.updated = Updated()
+        self.routing = Routing()
+        self.without_path = {e: self.metrics.outcomes(e, NO_PATH) for e in ENDPOINTS}
+        self._serving: Serving | None = None
+        self._retiring: dict[asyncio.Task[None], Serving] = {}
+        self.metrics.ask_ready(lambda: self.unready() is None)
+
+    def load(self, plan: Plan, loaded: Mapping[Path, Bundle] = NOTHING) -> None:
+        """Opens the plan and serves it; blocks. loaded: bundles that are open already.
+
+        Raises PlanError, BundleError, RuntimeUnavailable; what was served before then still is.
+        """
+        self.adopt(open_serving(plan, self.metrics, loaded, self.updated))
+
+    def adopt(self, serving: Serving) -> dict[str, int]:
+        """What has been opened answers from now on; what did so before is closed once it is idle.
+
+        Gives how many rows with new values stay behind, by path of what answered before.
+        """
+        old, self._serving = self._serving, serving
+        manifest = serving.bundle.manifest
+        self.metrics.build(code_version(), manifest.name, manifest.version, serving.plan.paths[0].runtime)
+        self.default_budget_s = serving.plan.default_budget_ms / 1e3
+        self.most_budget_s = serving.plan.most_budget_ms(serving.plan.default_budget_ms) / 1e3
+        self.metrics.watch(serving.dispatcher, self.default_budget_s)
+        self.metrics.tiers([stack.figures for stack in serving.placed.distinct])
+        self.routing = serving.plan.routing
+        left: dict[str, int] = {}
+        if old is not None:
+            self.previous = old.generation
+            left = left_behind(old.placed.changes, serving.placed.changes)
+            self.updated.keep([*serving.placed.changes.values(), *old.placed.changes.values()])
+            self._retire(old)
+        for path, rows in left.items():
+            log.warning(
+                "new values of %d rows of path '%s' stay behind: other rows are served now", rows, path
+            )
+        if self.state is State.LOADING:
+            self.state = State.READY
+        return left
+
+    @property
+    def serving(self) -> Serving:
+        """What answers now. Raises NotReady before there is anything."""
+        if self._serving is None:
+            raise NotReady(STILL_LOADING)
+        return self._serving
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that is followed. Raises NotReady before there is one."""
+        return self.serving.plan
+
+    def stacks(self) -> Mapping[str, TierStack]:
+        """The tiers of what answers now, by path. Raises NotReady before there is anything."""
+        return self.serving.placed.stacks
+
+    def route(self, routing: Routing) -> None:
+        """Another policy or other weights, from the next decision on, until the next plan."""
+        self.serving.dispatcher.router.set_policy(routing, clock())
+        self.routing = routing
+
+    def unready(self) -> str | None:
+        """Why the server should be sent no requests, in words; None while it is ready."""
+        if self.state is not State.READY or self._serving is None:
+            return f"the server is {self.state.value}"
+        if not self._serving.dispatcher.can_answer:
+            return "no lane can answer: all are dead, and being started again"
+        return None
+
+    def attach(self) -> None:
+        """Hears of lanes' deaths on the running loop, also before the first request."""
+        if self._serving is not None:
+            self._serving.dispatcher.attach()
+
+    def enter(self, state: State) -> None:
+        """Moves on to another state of life."""
+        self.state = state
+
+    def give_up(self) -> None:
+        """Answers whatever still waits with NotReady (503): the server ends."""
+        serving = [*self._retiring.values(), *([self._serving] if self._serving is not None else [])]
+        for one in serving:
+            one.dispatcher.give_up(NotReady("the server ends before this could be answered; ask another"))
+
+    def close(self) -> None:
+        """Ends every lane; nothing is answered afterwards."""
+        for task in self._retiring:
+            task.cancel()
+        if self._serving is not None:
+            self._serving.close()
+        self._serving = None
+        self.updated.keep([])
+
+    def _retire(self, old: Serving) -> None:
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            old.close()
+            return
+
+        async def end() -> None:
+            try:
+                await old.dispatcher.drained()
+                if old.placed.stacks:
+                    # lanes end here, where their timers are; tiers may take a while to
+                    old.dispatcher.close()
+                    await in_thread(old.placed.close)
+            finally:
+                old.close()
+
+        task = loop.create_task(end())
+        self._retiring[task] = old
+        task.add_done_callback(self._retiring.pop)

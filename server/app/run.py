@@ -1,0 +1,328 @@
+"""One server process, from its first socket to its last answer.
+
+    bind the port -> answer /livez, /readyz 503 -> load the plan's paths -> ready
+    SIGTERM -> /readyz 503, and the rest of server/app/drain.py
+
+Liveness stays 200 to the end. `serve` is the whole life; `start` runs it in a child process, for demos and
+tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, TextIO
+
+import orjson
+import uvicorn
+import uvloop
+
+from polyrec.models.allocator import keep_memory
+from polyrec.models.bundle.bundle import Bundle, load_bundle
+from polyrec.models.errors import PolyrecError
+from polyrec.models.runtimes import best_runtime
+from polyrec.planner.plan import Plan, PlannedLane, load_plan, single_path_plan
+from polyrec.server.app.background import in_thread
+from polyrec.server.app.drain import Drain
+from polyrec.server.app.engine import Engine
+from polyrec.server.app.logs import log_to_stderr
+from polyrec.server.app.settings import Settings
+from polyrec.server.app.tls import check_tls, reload_tls
+from polyrec.server.codecs.json_rows import MOST_DIGITS
+from polyrec.server.dispatch.dispatcher import clock
+from polyrec.server.http.access import Access
+from polyrec.server.http.admin import Admin
+from polyrec.server.http.app import create_app
+from polyrec.server.http.connection.connection import protocol_of
+from polyrec.server.http.connection.shared import Front
+from polyrec.server.metrics.gc_pauses import Collector
+from polyrec.server.tracing.tracer import open_tracer
+
+log = logging.getLogger("polyrec.server")
+
+BACKLOG = 2048
+HANDSHAKE_S = 5.0
+"""Limit of a TLS handshake."""
+ACCEPTED_A_ROUND = 16
+"""Connections, at the most: each takes as long as to refuse a request."""
+
+
+class PortInUse(PolyrecError):
+    """The address to listen on cannot be had."""
+
+
+class StartFailed(PolyrecError):
+    """A child server ended before it was ready; the message is its last line."""
+
+
+def plan_of(settings: Settings, file: Path | None = None) -> tuple[Plan, Mapping[Path, Bundle]]:
+    """What the settings name: a plan, or one bundle by the best runtime; and the bundles that it opened.
+
+    file: another plan in its place; limits, policy and tiers of the settings hold for that, too.
+    Raises PlanError, BundleError or SettingsError.
+    """
+    file = file or settings.plan
+    if file is not None:
+        return settings.bend(load_plan(file)), {}
+    assert settings.bundle is not None
+    bundle = load_bundle(settings.bundle)
+    if settings.runtime == "auto":
+        runtime, device = best_runtime(bundle)
+        # A device that was asked for stands, whatever would be best.
+        device = settings.device or device
+    else:
+        runtime, device = settings.runtime, settings.device or "cpu"
+    plan = single_path_plan(settings.bundle, bundle.name, runtime, device, settings.precision)
+    if settings.lanes > 1 or settings.lane != "auto":
+        kind = settings.lane if settings.lane != "auto" else "process"
+        lanes = [{"name": f"{device}.{i}", "device": device, "kind": kind} for i in range(settings.lanes)]
+        plan = plan.model_copy(update={"lanes": tuple(PlannedLane.model_validate(lane) for lane in lanes)})
+    return settings.bend(plan), {settings.bundle: bundle}
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound, listening socket; port 0 takes a free one. Raises PortInUse."""
+    listener = None
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except (OSError, UnicodeError) as e:
+        if listener is not None:
+            listener.close()
+        raise PortInUse(
+            f"cannot listen on {host}:{port}: {getattr(e, 'strerror', None) or e}; "
+            "choose another --host or --port (0 takes a free one)"
+        ) from None
+    return listener
+
+
+def several(listener: socket.socket) -> list[socket.socket]:
+    """The same listening socket so many times that a round of the loop accepts ACCEPTED_A_ROUND connections.
+
+    libuv accepts one a round of each socket that listens: under load, when a round takes milliseconds and
+    clients open more connections, the last of hundreds would wait for a second.
+    """
+    return [listener, *(listener.dup() for _ in range(ACCEPTED_A_ROUND - 1))]
+
+
+class HandshakeLoop(uvloop.Loop):
+    """uvloop's event loop, with a short limit on TLS handshakes.
+
+    A connection is known to the server's own limits only after its handshake; the loop's default is 60 s.
+    """
+
+    async def create_server(self, *args: Any, **options: Any) -> Any:
+        if options.get("ssl") is not None:
+            options["ssl_handshake_timeout"] = HANDSHAKE_S
+        return await super().create_server(*args, **options)
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, whose signals a drain handles."""
+
+    def __init__(self, config: uvicorn.Config, drain: Drain) -> None:
+        super().__init__(config)
+        self._drain = drain
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Signal handler."""
+        self._drain.signaled(self, sig)
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What a server says once it answers."""
+
+    url: str
+    pid: int
+    paths: tuple[str, ...]
+    runtime: str
+    bundle_version: str
+
+    def line(self) -> str:
+        """One line of JSON, for programs that started the server."""
+        return orjson.dumps({"event": "ready"} | asdict(self)).decode()
+
+
+def serve(settings: Settings, on_ready: Callable[[Ready], object]) -> int:
+    """Serves until told to stop; returns the exit status. Raises PolyrecError if it cannot start."""
+    log_to_stderr(settings.log_level)
+    if settings.log_level == "warning":
+        # it warns of every request that is not HTTP: anybody could fill the log
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+    if settings.tls_cert is not None and settings.tls_key is not None:
+        check_tls(settings.tls_cert, settings.tls_key)
+    keep_memory()
+    # Reading an integer takes the square of its digits: 4,000 of them 90 us, a body of such ones 23 ms.
+    sys.set_int_max_str_digits(MOST_DIGITS)
+    listener = listen(settings.host, settings.port)
+    try:
+        with asyncio.Runner(loop_factory=HandshakeLoop) as runner:
+            return runner.run(_serve(settings, listener, on_ready))
+    finally:
+        listener.close()
+
+
+async def _serve(settings: Settings, listener: socket.socket, on_ready: Callable[[Ready], object]) -> int:
+    engine = Engine()
+    engine.access = Access(
+        engine.metrics, settings.tokens, settings.admin_token, settings.open_rights, clock=clock
+    )
+    engine.tracer = open_tracer(os.environ)
+    app = create_app(engine, Admin(engine, lambda file: plan_of(settings, file)))
+    front = Front(app, app.hot, engine, settings.front_limits)
+    config = uvicorn.Config(
+        app,
+        http=protocol_of(front),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        # after the drain's own, which answers what still waits
+        timeout_graceful_shutdown=math.ceil(settings.drain_timeout_s) + 1,
+        backlog=BACKLOG,
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
+    )
+    _follow_files(engine, config, settings)
+    server = Server(config, Drain(engine, listener, settings.drain_grace_s, settings.drain_timeout_s))
+    with Collector(engine.metrics.collected):
+        await _until_told(server, engine, front, settings, listener, on_ready)
+    engine.close()
+    return 0
+
+
+def _follow_files(engine: Engine, config: uvicorn.Config, settings: Settings) -> None:
+    """Reads tokens and certificate again on SIGHUP. Without either, SIGHUP ends the server as ever."""
+    cert, key = settings.tls_cert, settings.tls_key
+    if settings.tokens is None and cert is None:
+        return
+    config.load()
+
+    def reread() -> None:
+        engine.access.reload()
+        if cert is not None and key is not None and config.ssl is not None:
+            reload_tls(config.ssl, cert, key)
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reread)
+
+
+async def _until_told(
+    server: Server,
+    engine: Engine,
+    front: Front,
+    settings: Settings,
+    listener: socket.socket,
+    on_ready: Callable[[Ready], object],
+) -> None:
+    serving = asyncio.create_task(server.serve(sockets=several(listener)))
+    sweeping = asyncio.create_task(front.sweep())
+    loading = in_thread(lambda: engine.load(*plan_of(settings)))
+    try:
+        await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
+        if loading.done():
+            loading.result()
+            engine.attach()
+            # What is loaded stays: the collector need not look at it again.
+            gc.collect()
+            gc.freeze()
+            try:
+                on_ready(_ready(engine, listener, "http" if settings.tls_cert is None else "https"))
+            except OSError as e:  # a full disk, or a pipe that nobody reads any more
+                log.warning("ready, but it cannot be said on standard output: %s", e.strerror)
+    finally:
+        if loading.done() and loading.exception() is not None:
+            server.should_exit = True
+        await serving
+        sweeping.cancel()
+        if engine.tracer is not None:
+            engine.tracer.close()
+        if not loading.done():
+            # told to end while loading: the interpreter's own end would crash in the thread that loads
+            os._exit(0)
+
+
+def _ready(engine: Engine, listener: socket.socket, scheme: str) -> Ready:
+    host, port = listener.getsockname()[:2]
+    serving = engine.serving
+    return Ready(
+        url=f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}",
+        pid=os.getpid(),
+        paths=tuple(path.name for path in serving.paths),
+        runtime=serving.plan.paths[0].runtime,
+        bundle_version=serving.version,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A server in a child process, ready to answer at `url`."""
+
+    url: str
+    process: subprocess.Popen[str]
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    def stop(self) -> int:
+        """SIGTERM, then the exit status; SIGKILL if it has not ended in time."""
+        if self.process.poll() is None:
+            self.process.terminate()
+        try:
+            return self.process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.wait()
+        finally:
+            if self.process.stdout is not None:
+                self.process.stdout.close()
+
+
+def start(
+    settings: Mapping[str, object], stderr: int | TextIO | None = None, core: int | None = None
+) -> Child:
+    """Starts a server process with these settings (port 0 unless given) and waits until it is ready.
+
+    core: the only processor core it may use. Raises StartFailed if it ends before it is ready.
+    """
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("POLYREC_")}
+    environ |= {f"POLYREC_{k.upper()}": str(v) for k, v in ({"port": 0} | dict(settings)).items()}
+    cores = os.sched_getaffinity(0)
+    if core is not None:
+        os.sched_setaffinity(0, {core})  # of this thread, which a child inherits
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "polyrec.server"],
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        )
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        process.stdout.close()
+        raise StartFailed(f"the server ended with status {process.wait()} before it was ready")
+    return Child(orjson.loads(line)["url"], process)

@@ -1,0 +1,299 @@
+"""One generation of what is served: the paths of a plan, open, and what dispatches queries to them.
+
+Immutable, so that a reload replaces it in one assignment while the old one still answers what it has
+taken. All bundles of a plan read the same requests: one schema, the same stable ids. Those whose
+vocabularies are also in the same popularity order share one encoder.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from polyrec.models.bundle.bundle import Bundle, load_bundle
+from polyrec.models.bundle.manifest import VOCABULARY
+from polyrec.models.runtimes.runtime import Runtime
+from polyrec.models.schema.batch import I64, Batch
+from polyrec.models.schema.encoder import Encoder
+from polyrec.planner.latency_model import LatencyModel
+from polyrec.planner.plan import Plan, PlanError, PlannedPath
+from polyrec.planner.routing.lanes.lane import LaneSpec
+from polyrec.planner.routing.lanes.path import PathSpec
+from polyrec.planner.routing.router import Router
+from polyrec.planner.routing.router_state import Board
+from polyrec.server.codecs.json_rows import Decoder
+from polyrec.server.codecs.oip_codec import OipCodec
+from polyrec.server.dispatch.dispatcher import Dispatcher, clock
+from polyrec.server.lanes.lane import Lane, OnDeath
+from polyrec.server.lanes.opening import Opening, open_lanes, opened
+from polyrec.server.metrics.counting import EndpointMetrics, Recorder
+from polyrec.server.metrics.metrics import Metrics
+from polyrec.server.metrics.statistics import Statistics
+from polyrec.server.tiers.placement import Placed, open_placed
+from polyrec.server.tiers.update_store import Updated
+
+log = logging.getLogger("polyrec.serving")
+
+ENDPOINTS = ("predict", "rank", "infer")
+MEASURED_ROWS = (1, 16, 128, 1024)
+MEASURED_TIMES = 5
+TAIL_OVER_MEDIAN = 2.0
+UNKNOWN_ACCURACY = 0.5
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenPath:
+    """One open path. accuracy: what routing maximizes; latency: what it starts from."""
+
+    planned: PlannedPath
+    bundle: Bundle
+    encoder: Encoder
+    accuracy: float
+    latency: LatencyModel
+    endpoints: dict[str, EndpointMetrics]
+    header: tuple[bytes, bytes]
+
+    @property
+    def name(self) -> str:
+        return self.planned.name
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """All that it takes to serve a plan again: the plan as it was followed, and its bundles, held open."""
+
+    plan: Plan
+    bundles: Mapping[Path, Bundle]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Serving:
+    """What answers. The first path's bundle stands for all where one has to (names, versions)."""
+
+    plan: Plan
+    paths: tuple[OpenPath, ...]
+    lanes: tuple[Lane, ...]
+    dispatcher: Dispatcher
+    decoder: Decoder
+    codec: OipCodec
+    statistics: Statistics
+    placed: Placed
+
+    @property
+    def bundle(self) -> Bundle:
+        return self.paths[0].bundle
+
+    @property
+    def version(self) -> str:
+        return self.bundle.manifest.version
+
+    @property
+    def max_body_bytes(self) -> int:
+        """Of one request, as sent and after decompression: the plan's, or derived from its rows."""
+        return self.decoder.body_limits.max_bytes
+
+    @property
+    def generation(self) -> Generation:
+        """What a rollback to this needs, when its lanes and tiers are long closed."""
+        return Generation(self.plan, {path.planned.bundle: path.bundle for path in self.paths})
+
+    def close(self) -> None:
+        """Ends every lane, then the tiers; queries still waiting are cancelled. Tiers may take seconds."""
+        self.dispatcher.close()
+        self.placed.close()
+
+
+def open_serving(plan: Plan, metrics: Metrics, loaded: Mapping[Path, Bundle], updated: Updated) -> Serving:
+    """Opens every path and lane of the plan; blocks. loaded: bundles that are open already. updated: new
+    values of rows since the server started.
+
+    Raises BundleError, RuntimeUnavailable, or PlanError if the bundles do not read the same requests.
+    """
+    import torch
+
+    torch.set_num_threads(1)
+    bundles = dict(loaded)
+    for planned in plan.paths:
+        if planned.bundle not in bundles:
+            bundles[planned.bundle] = load_bundle(planned.bundle)
+    encoders = _encoders([(p, bundles[p.bundle]) for p in plan.paths])
+    named = {p.name: encoder for p, encoder in zip(plan.paths, encoders, strict=True)}
+    placed = open_placed(plan, bundles, named, metrics.moved, updated)
+    try:
+        serving = _open(plan, metrics, bundles, encoders, placed)
+    except BaseException:
+        placed.close()
+        raise
+    placed.begin()
+    return serving
+
+
+def _open(
+    plan: Plan,
+    metrics: Metrics,
+    bundles: Mapping[Path, Bundle],
+    encoders: Sequence[Encoder],
+    placed: Placed,
+) -> Serving:
+    lanes_of = plan.all_lanes()
+    stacks = placed.stacks
+    runtimes: dict[str, Runtime] = {}
+    for planned in plan.paths:
+        inside = any(lane.device == planned.device and lane.kind != "process" for lane in lanes_of)
+        if inside or planned.latency is None:
+            runtimes[planned.name] = opened(planned, bundles[planned.bundle], stacks.get(planned.name))
+    paths = tuple(
+        OpenPath(
+            planned,
+            bundles[planned.bundle],
+            encoder,
+            planned.accuracy if planned.accuracy is not None else accuracy(bundles[planned.bundle]),
+            planned.latency or measure(runtimes[planned.name], encoder),
+            {e: metrics.endpoint(e, planned.name) for e in ENDPOINTS},
+            (b"x-polyrec-path", planned.name.encode()),
+        )
+        for planned, encoder in zip(plan.paths, encoders, strict=True)
+    )
+    board = Board(
+        [PathSpec(p.name, p.planned.device, p.accuracy, p.latency) for p in paths],
+        [LaneSpec(lane.name, lane.device, lane.kind) for lane in lanes_of],
+        plan.routing,
+        plan.limits,
+        clock(),
+    )
+    router = Router(board)
+    statistics = Statistics()
+    counted = [metrics.lane(lane.name) for lane in lanes_of]
+    observer = Recorder(
+        counted,
+        [metrics.path(p.name, p.encoder, _tier(p, placed), counted, statistics) for p in paths],
+        metrics.ticked,
+    )
+    dispatchers: list[Dispatcher] = []
+
+    def told(lane: int) -> OnDeath:
+        return lambda _: dispatchers[0].lane_died(lane)
+
+    openings: list[Opening] = []
+    for i, lane in enumerate(lanes_of):
+        here = [(p.planned, p.bundle) for p in paths if p.planned.device == lane.device]
+        own: dict[str, Runtime] = {}
+        if lane.kind != "process":
+            # a runtime belongs to one lane: the first takes those that are open
+            own = {p.name: runtimes.pop(p.name) for p, _ in here if p.name in runtimes}
+        openings.append(Opening(lane, here, told(i), own, stacks))
+        log.info("lane %s: %s on %s", lane.name, lane.kind, lane.device)
+    lanes = open_lanes(openings)
+    dispatchers.append(
+        Dispatcher(
+            router,
+            lanes,
+            [p.name for p in paths],
+            encoders,
+            observer,
+            [stacks.get(p.name) for p in paths],
+            placed.ahead,
+        )
+    )
+    schema = paths[0].bundle.manifest.schema_
+    return Serving(
+        plan,
+        paths,
+        lanes,
+        dispatchers[0],
+        Decoder(schema, plan.limits),
+        OipCodec(schema, plan.limits),
+        statistics,
+        placed,
+    )
+
+
+def _tier(path: OpenPath, placed: Placed) -> str | None:
+    """The memory that has all rows of a path; None where they are in tiers."""
+    if path.name in placed.stacks:
+        return None
+    return "host" if path.planned.device == "cpu" else "device"
+
+
+def accuracy(bundle: Bundle) -> float:
+    """Share of held-out rows that the bundle predicts right, as its manifest has it.
+
+    UNKNOWN_ACCURACY if it has none (an imported model); never 0, which would take the path out.
+    """
+    found = bundle.manifest.metrics.get("test", {}).get("accuracy")
+    return float(found) if found else UNKNOWN_ACCURACY
+
+
+def measure(runtime: Runtime, encoder: Encoder) -> LatencyModel:
+    """A rough latency model in a fraction of a second, for plans that bring none: random ids, no skew."""
+    random = np.random.default_rng(0)
+    medians: list[float] = []
+    for rows in MEASURED_ROWS:
+        took: list[float] = []
+        for _ in range(MEASURED_TIMES):
+            batch = random_batch(encoder, rows, random)
+            start = clock()
+            runtime.predict(batch)
+            took.append(clock() - start)
+        medians.append(max(float(np.median(took)), medians[-1] if medians else 1e-6))
+    tails = tuple(TAIL_OVER_MEDIAN * m for m in medians)
+    return LatencyModel(rows=MEASURED_ROWS, median_s=tuple(medians), tail_s=tails)
+
+
+def random_batch(encoder: Encoder, rows: int, random: np.random.Generator) -> Batch:
+    """A plain batch of ids drawn evenly, one a multi-valued feature."""
+    schema = encoder.schema
+
+    def ids(feature_rows: int) -> I64:
+        return random.integers(0, feature_rows, rows)
+
+    singles = [ids(max(1, encoder.vocabulary(f).size)) for f in schema.categorical if not f.multi]
+    sparse = np.stack(singles, 1) if singles else np.zeros((rows, 0), np.int64)
+    bags = {
+        f.name: (ids(max(1, encoder.vocabulary(f).size)), np.ones(rows, np.int64))
+        for f in schema.categorical
+        if f.multi
+    }
+    return encoder.from_ids(np.zeros((rows, len(schema.dense)), np.float32), sparse, bags)
+
+
+def _encoders(opened: Sequence[tuple[PlannedPath, Bundle]]) -> list[Encoder]:
+    """One encoder for each path. Raises PlanError if a bundle reads requests otherwise than the first."""
+    (first_path, first), *_ = opened
+    by_digest: dict[str, Encoder] = {}
+    found: list[Encoder] = []
+    for path, bundle in opened:
+        if bundle.manifest.schema_ != first.manifest.schema_:
+            raise PlanError(
+                f"paths '{first_path.name}' and '{path.name}' have bundles of different schemas; "
+                "a plan serves one"
+            )
+        if not _same_ids(first.encoder, bundle.encoder):
+            raise PlanError(
+                f"paths '{first_path.name}' and '{path.name}' have bundles of different vocabularies; "
+                "train them from one calibration"
+            )
+        digest = f"{bundle.manifest.files[VOCABULARY].sha256} {bundle.manifest.standards}"
+        if digest not in by_digest:
+            bundle.encoder.prepare()
+            by_digest[digest] = bundle.encoder
+        found.append(by_digest[digest])
+    return found
+
+
+def _same_ids(one: Encoder, other: Encoder) -> bool:
+    if one is other:
+        return True
+    for table, vocabulary in one.vocabularies.items():
+        theirs = other.vocabularies.get(table)
+        if theirs is None or theirs.size != vocabulary.size:
+            return False
+        if (theirs.values is None) != (vocabulary.values is None):
+            return False
+        if vocabulary.values is not None and not vocabulary.values.equals(theirs.values):
+            return False
+    return True

@@ -1,0 +1,190 @@
+"""What the operator decides about one server: where it listens, what it opens, where it bends the plan.
+
+Command-line flags and POLYREC_ environment variables go in; one frozen `Settings` comes out. A flag
+wins over a variable, a variable over the plan. An unknown POLYREC_ variable is an error: a
+misspelt one would otherwise be ignored in silence. Those that Kubernetes makes for a Service are no settings
+(server/app/kubernetes.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError, model_validator
+
+from polyrec.models.dlrm.precision import DensePrecision
+from polyrec.models.errors import PolyrecError
+from polyrec.models.files import Strict, one_line
+from polyrec.models.text import printable
+from polyrec.planner.plan import BudgetMs, Plan, Policy, Rows, TabledRows
+from polyrec.server.app.kubernetes import is_service_variable
+from polyrec.server.app.tokens import OpenRight
+from polyrec.server.http.connection.limits import FrontLimits, descriptor_limit
+
+PREFIX = "POLYREC_"
+
+PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class SettingsError(PolyrecError):
+    """A flag or an environment variable that is unknown or out of range."""
+
+
+def _listed(value: object) -> object:
+    """`a,b` as a flag or a variable has it -> its parts."""
+    return tuple(part for part in value.split(",") if part) if isinstance(value, str) else value
+
+
+class Settings(Strict):
+    """bundle, plan: what to serve, exactly one of them.
+
+    runtime, device, precision, lanes, lane: only with a bundle (a plan names them for each path); `auto` is
+        the best here. lanes, lane: how many executors of which kind (docs/lanes.md); `auto` is inline for a
+        CPU, a thread for any other device, processes where there are several.
+    policy: replaces the plan's routing policy.
+    admin_token: what POST /v1/admin/... must bring as `Authorization: Bearer`; without, there is no admin.
+    tokens: file of the clients that may ask for predictions (server/app/tokens.py); None: everybody may.
+    open_rights: what everybody may ask for: `priority`, `quality`, or both with a comma between.
+    tls_cert, tls_key: PEM files of the certificate chain and of its key; both or none.
+    drain_grace_s: after SIGTERM, how long to keep serving while readiness already says 503.
+    drain_timeout_s: then, how long requests in flight may take.
+    tier_directory, drift_s: only with a plan that has a placement: where files of disk tiers are written, and
+        how often rows follow their popularity (seconds), in place of the placement's own.
+    store_password, store_password_file: of the remote store that a plan names, in place of what the plan
+        says. The password itself can be given by the environment only.
+    max_connections, max_buffered_bytes, keep_alive_s, head_timeout_s, body_timeout_s, write_timeout_s: limits
+        of connections (docs/protocol.md); max_connections: None for what file descriptors allow.
+    log_level: the least that is written to standard error.
+    The rest, if given, replaces the plan's value of the same name.
+    """
+
+    bundle: Path | None = None
+    plan: Path | None = None
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    runtime: Literal["auto", "torch", "onnx"] = "auto"
+    device: str | None = None
+    precision: DensePrecision = "fp32"
+    lanes: Annotated[int, Field(ge=1, le=256)] = 1
+    lane: Literal["auto", "inline", "thread", "process"] = "auto"
+    policy: Policy | None = None
+    admin_token: Annotated[str, Field(min_length=16)] | None = None
+    tokens: Path | None = None
+    open_rights: Annotated[tuple[OpenRight, ...], BeforeValidator(_listed)] = ()
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    drain_grace_s: Seconds = 1.0
+    drain_timeout_s: Seconds = 10.0
+    log_level: Literal["debug", "info", "warning", "error"] = "warning"
+    tier_directory: Path | None = None
+    drift_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    store_password: SecretStr | None = None
+    store_password_file: Path | None = None
+    default_budget_ms: BudgetMs | None = None
+    max_body_bytes: Annotated[int, Field(ge=1)] | None = None
+    max_request_rows: TabledRows | None = None
+    max_batch_rows: TabledRows | None = None
+    max_queued_rows: Rows | None = None
+    max_budget_ms: BudgetMs | None = None
+    max_connections: Annotated[int, Field(ge=1)] | None = None
+    max_buffered_bytes: Annotated[int, Field(ge=2**20)] = FrontLimits.buffered_bytes
+    keep_alive_s: PositiveSeconds = FrontLimits.idle_s
+    head_timeout_s: PositiveSeconds = FrontLimits.head_s
+    body_timeout_s: PositiveSeconds = FrontLimits.body_s
+    write_timeout_s: PositiveSeconds = FrontLimits.write_s
+
+    @model_validator(mode="after")
+    def _one_thing_to_serve(self) -> Settings:
+        if (self.bundle is None) == (self.plan is None):
+            raise ValueError("give either --bundle DIR or --plan FILE")
+        of_bundle = {"runtime", "device", "precision", "lanes", "lane"} & self.model_fields_set
+        if self.plan is not None and of_bundle:
+            raise ValueError(f"the plan names paths and lanes; leave out {', '.join(sorted(of_bundle))}")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("give both --tls-cert FILE and --tls-key FILE, or neither")
+        return self
+
+    def bend(self, plan: Plan) -> Plan:
+        """The plan with the operator's values in place of its own. Raises SettingsError."""
+        limits = plan.limits.model_dump()
+        limits |= {k: v for k in limits if (v := getattr(self, k)) is not None}
+        bent = plan.model_dump()
+        bent["limits"] = limits
+        bent["default_budget_ms"] = self.default_budget_ms or plan.default_budget_ms
+        bent["routing"]["policy"] = self.policy or plan.routing.policy
+        tiers = {"directory": self.tier_directory, "drift_s": self.drift_s}
+        if given := {k: v for k, v in tiers.items() if v is not None}:
+            if plan.placement is None:
+                raise SettingsError(
+                    "tier_directory and drift_s are for a plan with a placement; there is none"
+                )
+            bent["placement"] |= given
+        if plan.placement is not None and plan.placement.remote is not None:
+            bent["placement"]["remote"] |= self._store_login()
+        try:
+            return Plan.model_validate(bent)
+        except ValidationError as e:
+            raise SettingsError(one_line(e)) from None
+
+    @property
+    def front_limits(self) -> FrontLimits:
+        """Limits of connections."""
+        return FrontLimits(
+            head_s=self.head_timeout_s,
+            body_s=self.body_timeout_s,
+            write_s=self.write_timeout_s,
+            idle_s=self.keep_alive_s,
+            connections=self.max_connections or descriptor_limit(),
+            buffered_bytes=self.max_buffered_bytes,
+        )
+
+    def _store_login(self) -> dict[str, Any]:
+        """What replaces the store's own password, if anything is given."""
+        if self.store_password is None and self.store_password_file is None:
+            return {}
+        return {"password": self.store_password, "password_file": self.store_password_file}
+
+
+def gather(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:
+    """Flags (None where not given) over the POLYREC_ variables of `environ` over the defaults.
+
+    Raises SettingsError, in one line that names the flag or the variable.
+    """
+    known = Settings.model_fields
+    values: dict[str, Any] = {}
+    for variable, value in environ.items():
+        if not variable.startswith(PREFIX):
+            continue
+        if is_service_variable(variable, value):
+            continue
+        name = variable.removeprefix(PREFIX).lower()
+        if name not in known:
+            raise SettingsError(_unknown(variable, [PREFIX + key.upper() for key in known]))
+        values[name] = value
+    given = {name: value for name, value in flags.items() if value is not None}
+    # What is to be served is one decision: a bundle on the command line also replaces a plan in
+    # the environment, and the other way round.
+    if {"bundle", "plan"} & given.keys():
+        values = {k: v for k, v in values.items() if k not in ("bundle", "plan")}
+    values |= given
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as e:
+        key = str(e.errors()[0]["loc"][0]) if e.errors()[0]["loc"] else ""
+        line = one_line(e)
+        if key and key not in given:
+            line = line.replace(key, PREFIX + key.upper(), 1)
+        elif key:
+            line = "--" + line.replace(key, key.replace("_", "-"), 1)
+        raise SettingsError(line) from None
+
+
+def _unknown(variable: str, known: Sequence[str]) -> str:
+    """The message for a variable that is no setting: the most similar one that is, or else all of them."""
+    named = f"unknown environment variable {printable(variable, 80)}"
+    similar = get_close_matches(variable.upper(), known, n=1, cutoff=0.8)
+    return f"{named}; did you mean {similar[0]}?" if similar else f"{named}; known: {', '.join(known)}"

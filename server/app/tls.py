@@ -1,0 +1,51 @@
+"""TLS files: checked before a server starts, and read again while it serves.
+
+uvicorn creates the SSL context (`ssl_certfile`, `ssl_keyfile`); this module reports mistakes in one line.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from pathlib import Path
+
+from polyrec.models.errors import PolyrecError
+
+log = logging.getLogger("polyrec.server")
+
+
+class TlsError(PolyrecError):
+    """A certificate or key that cannot be read, or that do not belong together."""
+
+
+def check_tls(cert: Path, key: Path) -> None:
+    """Checks that a server can use both files. cert: PEM chain. key: PEM, not encrypted. Raises TlsError."""
+    _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), cert, key)
+
+
+def reload_tls(context: ssl.SSLContext, cert: Path, key: Path) -> None:
+    """Loads the files again for new connections; invalid ones change nothing and are one line in the log."""
+    try:
+        check_tls(cert, key)
+        _load(context, cert, key)
+    except TlsError as e:
+        log.warning("the certificate is as before: %s", e)
+    else:
+        log.warning("the certificate was read again")
+
+
+def _load(context: ssl.SSLContext, cert: Path, key: Path) -> None:
+    for file in (cert, key):
+        try:
+            with file.open("rb"):
+                pass
+        except OSError as e:
+            raise TlsError(f"cannot read TLS file '{file.name}': {e.strerror}") from None
+    try:
+        # without a password OpenSSL would ask for one on the terminal
+        context.load_cert_chain(cert, key, password="")
+    except (ssl.SSLError, ValueError) as e:
+        reason = getattr(e, "reason", None) or "not PEM, or an encrypted key"
+        raise TlsError(
+            f"TLS certificate '{cert.name}' and key '{key.name}' cannot be used: {reason}"
+        ) from None

@@ -1,0 +1,275 @@
+"""The body of /v1/predict or /v1/rank -> rows.
+
+Raw bytes go in, checked columns come out: one list per feature, whatever the number of rows. The JSON
+is parsed straight into typed structs that are generated from the schema, so types are checked in C and
+unknown features are refused. Nothing here takes more than a few milliseconds, whatever the body: its
+structure is counted before it is parsed (`server/codecs/body_limits.py`), numbers that may be slow are
+converted apart (`server/codecs/json_numbers.py`), and messages quote a bounded part of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+from msgspec.structs import astuple
+
+from polyrec.models.errors import FeatureError
+from polyrec.models.schema.schema import Categorical, Dense, Schema
+from polyrec.planner.plan import Limits
+from polyrec.server.codecs.body_limits import BodyLimits
+from polyrec.server.codecs.json_numbers import MISSING, column, may_be_slow, numbers
+from polyrec.server.codecs.rows import Column, Columns
+from polyrec.server.errors import QUOTED, Invalid, Malformed, TooLarge, shortened
+
+MOST_DIGITS = 640
+"""Of an integer in a server's bodies, the least that Python lets one set; larger ones are out of range."""
+SEARCHED_BYTES = 2**16
+"""Before the place of an error, in which the key is looked for that it belongs to."""
+
+_UNKNOWN = "Object contains unknown field `"
+_BAD_BYTE = re.compile(r"\(byte (\d+)\)$")
+_NOT_A_NUMBER = re.compile(rb"-?(?:NaN|Infinity|inf|nan)")
+# Not the first half of a pair: neither a second escape nor the beginning of one follows.
+_LONE_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u|\\?$)")
+_LONGEST_ESCAPE = 12
+
+Feature = Dense | Categorical
+
+
+@dataclass(slots=True)
+class RankRequest:
+    """One context and its candidates, and how many of them the client wants back."""
+
+    rows: Columns
+    top_k: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Parsers:
+    """Of both endpoints, with numbers converted or left as they are."""
+
+    predict: msgspec.json.Decoder[Any]
+    rank: msgspec.json.Decoder[Any]
+
+
+class Decoder:
+    """Reads the bodies of one schema. body_limits: what they may have."""
+
+    def __init__(self, schema: Schema, limits: Limits) -> None:
+        self._limits = limits
+        self.body_limits = BodyLimits.of(schema, limits)
+        self._context = _features(schema, "context")
+        self._candidate = _features(schema, "candidate")
+        self._everything = self._context + self._candidate
+        self._names = tuple(f.name for f in self._context), tuple(f.name for f in self._candidate)
+        self._typed = self._parsers(raw_numbers=False)
+        self._raw = self._parsers(raw_numbers=True)
+
+    def _parsers(self, raw_numbers: bool) -> _Parsers:
+        row, columns = _row(self._everything, raw_numbers), _columns(self._everything, raw_numbers)
+        predict = msgspec.defstruct(
+            "Predict",
+            [("instances", list[row] | None, None), ("columns", columns | None, None)],  # type: ignore[valid-type]
+            forbid_unknown_fields=True,
+        )
+        candidate = _row(self._candidate, raw_numbers)
+        candidates = _columns(self._candidate, raw_numbers) | list[candidate]  # type: ignore[valid-type]
+        top_k = Annotated[int, msgspec.Meta(ge=1, le=self._limits.max_request_rows)]
+        rank = msgspec.defstruct(
+            "Rank",
+            [
+                ("candidates", candidates),
+                ("context", _row(self._context, raw_numbers) | None, None),
+                ("top_k", top_k | None, None),
+            ],
+            forbid_unknown_fields=True,
+        )
+        return _Parsers(msgspec.json.Decoder(predict), msgspec.json.Decoder(rank))
+
+    def predict(self, body: bytes) -> Columns:
+        """`{"instances": [...]}` or `{"columns": {...}}` -> rows that have a context each.
+
+        Raises Malformed, Invalid, TooLarge or FeatureError.
+        """
+        raw_numbers = may_be_slow(body)
+        request = self._parse((self._raw if raw_numbers else self._typed).predict, body)
+        if (request.instances is None) == (request.columns is None):
+            raise Invalid(
+                "the body needs either 'instances' (a list of rows) or 'columns' (lists by feature)"
+            )
+        if request.columns is None:
+            columns, rows = self._read(self._everything, request.instances, "instances", raw_numbers)
+        else:
+            columns, rows = self._read(self._everything, request.columns, "columns", raw_numbers)
+        split = len(self._context)
+        return Columns(self._names, columns[:split], columns[split:], rows, rows)
+
+    def rank(self, body: bytes) -> RankRequest:
+        """`{"context": {...}, "candidates": {...} or [...], "top_k": n}` -> n rows of one context.
+
+        Raises Malformed, Invalid, TooLarge or FeatureError.
+        """
+        raw_numbers = may_be_slow(body)
+        request = self._parse((self._raw if raw_numbers else self._typed).rank, body)
+        candidate, rows = self._read(self._candidate, request.candidates, "candidates", raw_numbers)
+        if request.context is None:
+            context: list[Column] = [None] * len(self._context)
+        else:
+            context = [None if value is None else (value,) for value in astuple(request.context)]
+            if raw_numbers:
+                for i, feature in enumerate(self._context):
+                    if isinstance(feature, Dense):
+                        context[i] = numbers(context[i] or (), f"$.context.{feature.name}")
+        columns = Columns(self._names, context, candidate, rows, 1, np.zeros(rows, np.int64))
+        return RankRequest(columns, min(request.top_k or rows, rows))
+
+    def _read(
+        self, features: Sequence[Feature], given: Any, where: str, raw_numbers: bool
+    ) -> tuple[Sequence[Column], int]:
+        """Columns, or rows turned into columns -> (columns in the features' order, number of rows)."""
+        columns: list[Any]
+        if isinstance(given, list):
+            rows = len(given)
+            # Checked before the rows are turned: zip(*) takes one argument a row.
+            self._check_rows(rows, where)
+            columns = list(zip(*map(astuple, given), strict=True))
+            if raw_numbers:
+                for i, feature in enumerate(features):
+                    if isinstance(feature, Dense):
+                        columns[i] = numbers(columns[i], f"$.{where}[{{}}].{feature.name}")
+            return columns, rows
+        columns = list(astuple(given))
+        if raw_numbers:
+            for i, feature in enumerate(features):
+                if isinstance(feature, Dense):
+                    place = f"$.{where}.{feature.name}"
+                    columns[i] = column(columns[i], place, self._limits.max_request_rows)
+        sizes = [len(column) for column in columns if column is not None]
+        rows = max(sizes, default=0)
+        self._check_rows(rows, where)
+        if sizes.count(rows) != len(sizes):
+            present = [f.name for f, column in zip(features, columns, strict=True) if column is not None]
+            odd = next(i for i, size in enumerate(sizes) if size != rows)
+            longest = present[sizes.index(rows)]
+            raise FeatureError(present[odd], f"{sizes[odd]} values, but '{longest}' has {rows}")
+        return columns, rows
+
+    def _check_rows(self, rows: int, where: str) -> None:
+        if rows == 0:
+            raise Invalid(f"'{where}' has no rows")
+        if rows > self._limits.max_request_rows:
+            raise TooLarge(f"'{where}' has {rows} rows; the limit is {self._limits.max_request_rows}")
+
+    def _parse(self, decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
+        self.body_limits.check_rows(body)
+        try:
+            return decoder.decode(body)
+        except msgspec.ValidationError as e:
+            raise Invalid(self._explain(str(e))) from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as e:
+            raise Malformed(explain_malformed(body, str(e))) from None
+        except RecursionError:
+            raise Malformed("the body is nested too deeply") from None
+
+    def _explain(self, message: str) -> str:
+        """msgspec's message; for an unknown field, what it should have been."""
+        if not message.startswith(_UNKNOWN):
+            return message.replace("`", "")
+        # The place comes last, and consists of the schema's own names.
+        rest = message.removeprefix(_UNKNOWN).removesuffix("`")
+        name, found, where = rest.rpartition("` - at `")
+        if not found:
+            name, where = rest, "$"
+        name = shortened(name)
+        roles = {f.name: f.role for f in self._everything}
+        if where == "$":
+            return f"unknown key '{name}'" + (
+                f"; feature '{name}' belongs inside 'context', 'candidates', 'instances' or 'columns'"
+                if name in roles
+                else "; expected 'instances' or 'columns' (predict); 'context', 'candidates', 'top_k' (rank)"
+            )
+        if name in roles:
+            home = "'context'" if roles[name] == "context" else "'candidates'"
+            return f"feature '{name}' is a {roles[name]} feature: it belongs in {home} (at {where})"
+        allowed = self._context if where == "$.context" else self._candidate
+        if not where.startswith(("$.context", "$.candidates")):
+            allowed = self._everything
+        return f"unknown feature '{name}' at {where}; known: {', '.join(f.name for f in allowed)}"
+
+
+def explain_malformed(body: bytes, message: str) -> str:
+    """What is wrong with bytes that are no JSON, with the key before the place if there is one.
+
+    message: msgspec's.
+    """
+    if not body:
+        return "the body is empty; JSON is expected"
+    if message.startswith("'utf-8'"):
+        return f"the body is not UTF-8: {message}"
+    if "truncated" in message:
+        # Also said of half a surrogate pair, where too few bytes follow for the other half.
+        lone = _LONE_SURROGATE.search(body, max(0, len(body) - _LONGEST_ESCAPE))
+        if lone is None:
+            return f"the JSON is truncated after {len(body)} bytes"
+        return _half_a_pair(lone.start())
+    found = _BAD_BYTE.search(message)
+    if found is None:
+        return message
+    at = int(found[1])
+    if "surrogate" in message:
+        return _half_a_pair(body.rfind(b"\\u", 0, at))
+    at -= body[at - 1 : at] == b"-"
+    literal = _NOT_A_NUMBER.match(body, at)
+    if literal is None:
+        return message
+    key = _key_before(body, at)
+    near = f" in '{key}'" if key else ""
+    return f"{literal[0].decode()} is not a JSON number (byte {at}){near}; leave the value out or send null"
+
+
+def _half_a_pair(at: int) -> str:
+    return f"a string has half of a UTF-16 surrogate pair (byte {at}); escape both halves, or none"
+
+
+def _key_before(body: bytes, at: int) -> str:
+    """The last key before a place, empty if there is none near."""
+    end = body.rfind(b'":', max(0, at - SEARCHED_BYTES), at)
+    begin = body.rfind(b'"', max(0, end - QUOTED - 1), max(0, end))
+    return "" if begin < 0 else body[begin + 1 : end].decode(errors="replace")
+
+
+def _features(schema: Schema, role: str) -> tuple[Feature, ...]:
+    features: tuple[Feature, ...] = (*schema.dense, *schema.categorical)
+    return tuple(f for f in features if f.role == role)
+
+
+def _value(feature: Feature) -> Any:
+    if isinstance(feature, Dense):
+        return float
+    one: Any = str if feature.type == "string" else int
+    return list[one] if feature.multi else one
+
+
+def _row(features: Sequence[Feature], raw_numbers: bool) -> Any:
+    """A struct with one optional value per feature."""
+    return _struct("Row", features, raw_numbers, lambda f: _value(f) | None)
+
+
+def _columns(features: Sequence[Feature], raw_numbers: bool) -> Any:
+    """A struct with one optional list of optional values per feature."""
+    return _struct("Columns", features, raw_numbers, lambda f: list[_value(f) | None] | None)  # type: ignore[misc]
+
+
+def _struct(name: str, features: Sequence[Feature], raw_numbers: bool, kind: Callable[[Feature], Any]) -> Any:
+    # Attributes are numbered: a feature may be named like something a Python class already has.
+    fields = [
+        (f"f{i}", msgspec.Raw, MISSING) if raw_numbers and isinstance(f, Dense) else (f"f{i}", kind(f), None)
+        for i, f in enumerate(features)
+    ]
+    rename = {f"f{i}": f.name for i, f in enumerate(features)}
+    # JSON has no cycles: the collector need not know of the rows, which takes a third of their time.
+    return msgspec.defstruct(name, fields, rename=rename, forbid_unknown_fields=True, gc=False)

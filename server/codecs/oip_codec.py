@@ -1,0 +1,288 @@
+"""Open Inference Protocol tensors <-> rows and their probabilities (HTTP form).
+
+A request is JSON, or JSON followed by raw little-endian tensors (the binary tensor extension). It
+becomes named arrays, each of the type and shape that the model declares; `server/codecs/oip_inputs.py` says
+what the model declares and makes rows of the arrays.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+import orjson
+
+from polyrec.models.schema.batch import F32
+from polyrec.models.schema.schema import Schema
+from polyrec.planner.plan import MOST_BUDGET_MS, Limits
+from polyrec.planner.routing.query import MOST_PRIORITY
+from polyrec.server.codecs.body_limits import BodyLimits, count
+from polyrec.server.codecs.json_numbers import ALWAYS_FAST_BYTES
+from polyrec.server.codecs.json_rows import explain_malformed
+from polyrec.server.codecs.oip_inputs import Array, Inputs
+from polyrec.server.codecs.rows import RankedTensors, Tensors
+from polyrec.server.errors import Malformed, shortened
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    "FP32": np.dtype("<f4"),
+    "INT64": np.dtype("<i8"),
+    "INT32": np.dtype("<i4"),
+}
+OUTPUT = "probability"
+MOST_TIMEOUT_US = MOST_BUDGET_MS * 1000
+MOST_DIMENSIONS = 8
+COUNTED_BYTES = 2**15
+"""Data of an input have their commas counted from here on; fewer are parsed in a millisecond."""
+
+_FLAT: dict[str, msgspec.json.Decoder[Any]] = {
+    "f": msgspec.json.Decoder(list[float]),
+    "i": msgspec.json.Decoder(list[int]),
+}
+_NESTED: dict[str, msgspec.json.Decoder[Any]] = {
+    "f": msgspec.json.Decoder(list[list[float]]),
+    "i": msgspec.json.Decoder(list[list[int]]),
+}
+
+
+class TensorParameters(msgspec.Struct):
+    """Parameters of one input or requested output; others are ignored, as the protocol asks."""
+
+    binary_data_size: int | None = None
+    binary_data: bool | None = None
+    classification: int | None = None
+    shared_memory_region: str | None = None
+
+
+class TensorHeader(msgspec.Struct):
+    """One input as it stands in the JSON."""
+
+    name: str
+    shape: Annotated[list[int], msgspec.Meta(max_length=MOST_DIMENSIONS)]
+    datatype: str
+    parameters: TensorParameters | None = None
+    data: msgspec.Raw = msgspec.Raw()
+
+
+class OutputHeader(msgspec.Struct):
+    """One requested output as it stands in the JSON."""
+
+    name: str
+    parameters: TensorParameters | None = None
+
+
+class RequestParameters(msgspec.Struct):
+    """timeout: microseconds, 0 is the default. priority: 0 is the default, 1 the highest.
+
+    quality: `required` forbids a less accurate path than the best one.
+    """
+
+    timeout: int | None = None
+    priority: int = 0
+    quality: Literal["any", "required"] = "any"
+    binary_data_output: bool = False
+
+
+class RequestHeader(msgspec.Struct):
+    """The JSON of an inference request."""
+
+    inputs: list[TensorHeader]
+    id: str | None = None
+    outputs: list[OutputHeader] | None = None
+    parameters: RequestParameters | None = None
+
+
+_REQUEST = msgspec.json.Decoder(RequestHeader)
+
+
+@dataclass(frozen=True, slots=True)
+class InferRequest:
+    """What a client asked: rows, and the form of the answer. timeout_us 0: the default budget."""
+
+    rows: Tensors | RankedTensors
+    id: str | None
+    binary_output: bool
+    timeout_us: int = 0
+    priority: int = 0
+    required: bool = False
+
+
+class OipCodec:
+    """Reads the inference requests of one schema."""
+
+    def __init__(self, schema: Schema, limits: Limits) -> None:
+        self.inputs = Inputs(schema, limits)
+        self._body_limits = BodyLimits.of(schema, limits)
+
+    def decode(self, body: bytes, header_bytes: int | None) -> InferRequest:
+        """body: decompressed; header_bytes: length of its JSON, None if the JSON is all of it, 0 raw.
+
+        Raises Malformed (400) naming the input, or TooLarge.
+        """
+        if header_bytes == 0:
+            return InferRequest(self.inputs.rows(self.inputs.raw(body)), None, True)
+        if header_bytes is not None and header_bytes > len(body):
+            raise Malformed(
+                f"Inference-Header-Content-Length is {header_bytes}, the body has {len(body)} bytes"
+            )
+        header = body if header_bytes is None else body[:header_bytes]
+        self._body_limits.check_tensors(header)
+        try:
+            request = _REQUEST.decode(header)
+        except msgspec.ValidationError as e:
+            raise Malformed(str(e).replace("`", "")) from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as e:
+            raise Malformed(explain_malformed(header, str(e))) from None
+        except RecursionError:
+            raise Malformed("the body is nested too deeply") from None
+        parameters = request.parameters or RequestParameters()
+        if parameters.timeout is not None and not 0 <= parameters.timeout <= MOST_TIMEOUT_US:
+            raise Malformed(
+                f"parameter 'timeout' is {parameters.timeout}; it is microseconds, 0 (the default budget) "
+                f"to {MOST_TIMEOUT_US} (an hour)"
+            )
+        if not 0 <= parameters.priority <= MOST_PRIORITY:
+            raise Malformed(
+                f"parameter 'priority' is {parameters.priority}; 0 is the default, 1 the highest, "
+                f"{MOST_PRIORITY} the lowest of those above it"
+            )
+        binary_output = self._outputs(request.outputs, parameters.binary_data_output)
+        tensors = self._tensors(request.inputs, memoryview(body)[len(header) :])
+        return InferRequest(
+            self.inputs.rows(tensors),
+            request.id,
+            binary_output,
+            parameters.timeout or 0,
+            parameters.priority,
+            parameters.quality == "required",
+        )
+
+    def _outputs(self, outputs: Sequence[OutputHeader] | None, by_default: bool) -> bool:
+        """Whether the one output goes back as binary data."""
+        binary = by_default
+        for i, output in enumerate(outputs or ()):
+            if output.name != OUTPUT or i:
+                raise Malformed(
+                    f"unknown output '{shortened(output.name)}'; the model has one output, '{OUTPUT}'"
+                    if not i
+                    else f"output '{shortened(output.name)}' is asked for more than once or unknown"
+                )
+            asked = output.parameters or TensorParameters()
+            if asked.classification is not None:
+                raise Malformed(f"output '{OUTPUT}': the classification extension is not supported")
+            if asked.shared_memory_region is not None:
+                raise Malformed(f"output '{OUTPUT}': shared memory is not supported")
+            if asked.binary_data is not None:
+                binary = asked.binary_data
+        return binary
+
+    def _tensors(self, headers: Sequence[TensorHeader], rest: memoryview) -> dict[str, Array]:
+        tensors: dict[str, Array] = {}
+        for header in headers:
+            declared = self.inputs.declared(header.name)
+            if header.name in tensors:
+                raise Malformed(f"input '{header.name}' is given twice")
+            shape = self.inputs.checked(declared, header.datatype, header.shape)
+            asked = header.parameters or TensorParameters()
+            if asked.shared_memory_region is not None:
+                raise Malformed(f"input '{header.name}': shared memory is not supported")
+            size = asked.binary_data_size
+            raw = bytes(header.data)
+            if (size is None) == (not raw):
+                raise Malformed(f"input '{header.name}' needs either data or parameter binary_data_size")
+            dtype = DTYPES[header.datatype]
+            if size is None:
+                tensors[header.name] = _json_tensor(header.name, raw, shape, dtype)
+                continue
+            if size != math.prod(shape) * dtype.itemsize:
+                raise Malformed(
+                    f"input '{header.name}': binary_data_size is {size}, "
+                    f"{header.datatype} {list(shape)} takes {math.prod(shape) * dtype.itemsize} bytes"
+                )
+            if size > len(rest):
+                raise Malformed(
+                    f"input '{header.name}': {size} bytes announced, {len(rest)} are left in the body"
+                )
+            tensors[header.name] = np.frombuffer(rest[:size], dtype).reshape(shape)
+            rest = rest[size:]
+        if len(rest):
+            raise Malformed(f"{len(rest)} bytes follow the last input's data")
+        return tensors
+
+
+def _json_tensor(name: str, raw: bytes, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """`data` of one input, flat or nested in row-major order -> an array of `shape`. Raises Malformed."""
+    size = math.prod(shape)
+    # Before parsing, which takes ten times as long; exact, as numbers hold no commas.
+    if len(raw) > COUNTED_BYTES and (found := count(raw, b",") + 1) != size:
+        raise Malformed(f"input '{name}': {found} values in data, shape {list(shape)} takes {size}")
+    nested = raw[1:].lstrip(b" \t\r\n").startswith(b"[")
+    try:
+        values = _numbers(raw, nested, dtype.kind)
+    except msgspec.DecodeError as e:
+        raise Malformed(f"input '{name}': data: {str(e).replace('`', '')}") from None
+    if nested:
+        rows, width = values, math.prod(shape[1:])
+        if len(rows) != shape[0] or any(len(row) != width for row in rows):
+            raise Malformed(f"input '{name}': nested data do not have shape {list(shape)}")
+        values = list(chain.from_iterable(rows))
+    if len(values) != size:
+        raise Malformed(f"input '{name}': {len(values)} values in data, shape {list(shape)} takes {size}")
+    try:
+        array = np.array(values, np.float64 if dtype.kind == "f" else dtype)
+    except OverflowError:
+        raise Malformed(f"input '{name}': a value is beyond the range of the datatype") from None
+    with np.errstate(over="ignore"):
+        return array.astype(dtype, copy=False).reshape(shape)
+
+
+def _numbers(raw: bytes, nested: bool, kind: str) -> list[Any]:
+    """Numbers, or lists of them. kind: "f", or "i" for integers. Raises msgspec.DecodeError."""
+    if kind == "i" or len(raw) <= ALWAYS_FAST_BYTES or (b"e" not in raw and b"E" not in raw):
+        return (_NESTED if nested else _FLAT)[kind].decode(raw)  # type: ignore[no-any-return]
+    # With exponents msgspec takes up to 31 us for a number, orjson half a microsecond
+    # (server/codecs/json_numbers.py).
+    # It checks no types: what else may stand in `raw` is seen from its bytes.
+    try:
+        values: list[Any] = orjson.loads(raw)
+    except orjson.JSONDecodeError as e:
+        raise msgspec.DecodeError(e.msg) from None
+    if type(values) is not list:
+        raise msgspec.DecodeError("Expected array, got something else")
+    if any(sign in raw for sign in (b'"', b"{", b"t", b"f", b"n")):
+        raise msgspec.DecodeError("Expected float, got something else")
+    if raw.find(b"[", 1) >= 0 and not (nested and all(map(_is_flat, values))):
+        raise msgspec.DecodeError("Expected numbers or lists of them")
+    return values
+
+
+def _is_flat(row: Any) -> bool:
+    return type(row) is list and list not in set(map(type, row))
+
+
+def encode(
+    request: InferRequest, probabilities: F32, model: str, version: str, path: str, reason: str | None = None
+) -> tuple[bytes, int | None]:
+    """probabilities: float32 [B] -> (body, length of its JSON if binary data follow).
+
+    reason: why quality was degraded, None if it was not.
+    """
+    output: dict[str, Any] = {"name": OUTPUT, "datatype": "FP32", "shape": [probabilities.size]}
+    answer: dict[str, Any] = {"model_name": model, "model_version": version}
+    if request.id is not None:
+        answer["id"] = request.id
+    answer["parameters"] = {"path": path, "degraded": reason is not None}
+    if reason is not None:
+        answer["parameters"]["reason"] = reason
+    answer["outputs"] = [output]
+    if not request.binary_output:
+        output["data"] = probabilities
+        return orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY), None
+    raw = probabilities.astype("<f4", copy=False).tobytes()
+    output["parameters"] = {"binary_data_size": len(raw)}
+    header = orjson.dumps(answer)
+    return header + raw, len(header)

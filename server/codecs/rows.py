@@ -1,0 +1,240 @@
+"""The rows of a query, read and checked but not yet encoded.
+
+A front makes them (`Columns` from JSON, `Tensors` and `RankedTensors` from the inference protocol); a
+lane merges those of all queries it executes together and encodes them once. Encoding is a few dozen
+array operations that cost nearly the same for one row as for a thousand, and it belongs to the model
+that will answer: ranks are internal to one bundle, so rows can wait while it is still open which path
+they take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, groupby, repeat
+from typing import Any, Protocol, Self
+
+import numpy as np
+
+from polyrec.models.schema.batch import F32, I64, Batch
+from polyrec.models.schema.encoder import Encoder
+from polyrec.models.schema.schema import ROLES
+
+Column = Sequence[Any] | None
+Bags = Mapping[str, tuple[I64, I64]]
+"""Multi-valued feature -> (ids int64 [total], how many of them each row has int64 [rows])."""
+
+
+class Rows(Protocol):
+    """What a query carries. Rows of one class and one form, plain or not, can be merged."""
+
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def plain(self) -> bool:
+        """Whether each row has a context of its own."""
+        ...
+
+    @classmethod
+    def merged(cls, parts: Sequence[Self]) -> Self:
+        """The rows of all parts, in order."""
+        ...
+
+    def encode(self, encoder: Encoder) -> Batch:
+        """Raises FeatureError."""
+        ...
+
+    def part(self, first: int, rows: int) -> Self:
+        """Rows [first, first + rows): a share of a query that is split over lanes."""
+        ...
+
+
+@dataclass(slots=True)
+class Columns:
+    """Raw values by feature, None for a feature that was left out.
+
+    names: context features, candidate features. context, candidate: their columns in the same order.
+    context_row: int64 [rows], or None where each row has its own context.
+    """
+
+    names: tuple[tuple[str, ...], tuple[str, ...]]
+    context: Sequence[Column]
+    candidate: Sequence[Column]
+    rows: int
+    context_rows: int
+    context_row: I64 | None = None
+
+    @property
+    def plain(self) -> bool:
+        return self.context_row is None
+
+    @classmethod
+    def merged(cls, parts: Sequence[Columns]) -> Columns:
+        if len(parts) == 1:
+            return parts[0]
+        rows = [p.rows for p in parts]
+        context_rows = [p.context_rows for p in parts]
+        own = [p.context_row for p in parts if p.context_row is not None]
+        context_row = None
+        if own:
+            context_row = np.concatenate(own)
+            context_row += np.repeat(np.cumsum([0, *context_rows[:-1]]), rows)
+        return Columns(
+            parts[0].names,
+            [_joined(columns, context_rows) for columns in zip(*(p.context for p in parts), strict=True)],
+            [_joined(columns, rows) for columns in zip(*(p.candidate for p in parts), strict=True)],
+            sum(rows),
+            sum(context_rows),
+            context_row,
+        )
+
+    def encode(self, encoder: Encoder) -> Batch:
+        context, candidate = self.names
+        return Batch(
+            encoder.block("context", dict(zip(context, self.context, strict=True)), self.context_rows),
+            encoder.block("candidate", dict(zip(candidate, self.candidate, strict=True)), self.rows),
+            self.context_row,
+        )
+
+    def part(self, first: int, rows: int) -> Columns:
+        end = first + rows
+        candidate = [None if c is None else c[first:end] for c in self.candidate]
+        if self.context_row is not None:
+            row = self.context_row[first:end]
+            return Columns(self.names, self.context, candidate, rows, self.context_rows, row)
+        context = [None if c is None else c[first:end] for c in self.context]
+        return Columns(self.names, context, candidate, rows, rows)
+
+
+def _joined(columns: Sequence[Column], rows: Sequence[int]) -> Column:
+    """One feature's columns, one after another."""
+    if None not in columns:
+        return list(chain.from_iterable(columns))  # type: ignore[arg-type]
+    if all(column is None for column in columns):
+        return None
+    filled = (repeat(None, n) if c is None else c for c, n in zip(columns, rows, strict=True))
+    return list(chain.from_iterable(filled))
+
+
+@dataclass(slots=True)
+class Tensors:
+    """Ready ids, as `Encoder.from_ids` takes them: every feature is there, lengths fit their values."""
+
+    dense: F32
+    sparse: I64
+    bags: Bags
+    rows: int
+    plain = True
+
+    @classmethod
+    def merged(cls, parts: Sequence[Tensors]) -> Tensors:
+        if len(parts) == 1:
+            return parts[0]
+        return Tensors(
+            np.concatenate([p.dense for p in parts]),
+            np.concatenate([p.sparse for p in parts]),
+            _joined_bags([p.bags for p in parts]),
+            sum(p.rows for p in parts),
+        )
+
+    def encode(self, encoder: Encoder) -> Batch:
+        return encoder.from_ids(self.dense, self.sparse, self.bags)
+
+    def part(self, first: int, rows: int) -> Tensors:
+        end = first + rows
+        return Tensors(
+            self.dense[first:end], self.sparse[first:end], _part_of_bags(self.bags, first, end), rows
+        )
+
+
+@dataclass(slots=True)
+class RoleTensors:
+    """Ready ids of one role, as `Encoder.ids_block` takes them; bags: the role's own."""
+
+    dense: F32
+    sparse: I64
+    bags: Bags
+
+    @property
+    def rows(self) -> int:
+        return len(self.sparse)
+
+    def part(self, first: int, rows: int) -> RoleTensors:
+        end = first + rows
+        return RoleTensors(
+            self.dense[first:end], self.sparse[first:end], _part_of_bags(self.bags, first, end)
+        )
+
+    @staticmethod
+    def merged(parts: Sequence[RoleTensors]) -> RoleTensors:
+        return RoleTensors(
+            np.concatenate([p.dense for p in parts]),
+            np.concatenate([p.sparse for p in parts]),
+            _joined_bags([p.bags for p in parts]),
+        )
+
+
+@dataclass(slots=True)
+class RankedTensors:
+    """Ready ids of contexts and their candidates. context_row: int64 [rows], as in `Batch`."""
+
+    context: RoleTensors
+    candidate: RoleTensors
+    context_row: I64
+    plain = False
+
+    @property
+    def rows(self) -> int:
+        return self.candidate.rows
+
+    @classmethod
+    def merged(cls, parts: Sequence[RankedTensors]) -> RankedTensors:
+        if len(parts) == 1:
+            return parts[0]
+        context_row = np.concatenate([p.context_row for p in parts])
+        first = np.cumsum([0, *(p.context.rows for p in parts[:-1])])
+        context_row += np.repeat(first, [p.rows for p in parts])
+        return RankedTensors(
+            RoleTensors.merged([p.context for p in parts]),
+            RoleTensors.merged([p.candidate for p in parts]),
+            context_row,
+        )
+
+    def encode(self, encoder: Encoder) -> Batch:
+        context, candidate = (
+            encoder.ids_block(role, own.dense, own.sparse, own.bags)
+            for role, own in zip(ROLES, (self.context, self.candidate), strict=True)
+        )
+        return Batch(context, candidate, self.context_row)
+
+    def part(self, first: int, rows: int) -> RankedTensors:
+        row = self.context_row[first : first + rows]
+        return RankedTensors(self.context, self.candidate.part(first, rows), row)
+
+
+def _part_of_bags(bags: Bags, first: int, end: int) -> Bags:
+    parts = {}
+    for name, (ids, lengths) in bags.items():
+        skipped = int(lengths[:first].sum())
+        parts[name] = ids[skipped : skipped + int(lengths[first:end].sum())], lengths[first:end]
+    return parts
+
+
+def _joined_bags(parts: Sequence[Bags]) -> Bags:
+    return {
+        name: (
+            np.concatenate([bags[name][0] for bags in parts]),
+            np.concatenate([bags[name][1] for bags in parts]),
+        )
+        for name in parts[0]
+    }
+
+
+def encode(parts: Sequence[Rows], encoder: Encoder) -> Batch:
+    """The rows of all parts as one batch, in order: plain ones first, if they are to be executed as such.
+
+    Raises FeatureError if any of them is wrong.
+    """
+    runs = [list(run) for _, run in groupby(parts, lambda part: (type(part), part.plain))]
+    return Batch.concat([run[0].merged(run).encode(encoder) for run in runs])

@@ -1,0 +1,85 @@
+"""Parts of queries, to a lane and back: encoded as one batch, its probabilities scattered over them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from polyrec.models.errors import FeatureError
+from polyrec.models.schema.batch import F32, Batch
+from polyrec.models.schema.encoder import Encoder
+from polyrec.planner.routing.query import DEGRADED, Dispatch, Part, Reason
+from polyrec.server.codecs.rows import Rows, encode
+from polyrec.server.dispatch.answer import Answer, Waiting, fail
+from polyrec.server.errors import Invalid
+
+
+def encoded(parts: list[Part], encoder: Encoder) -> tuple[list[Part], Batch | None]:
+    """The parts in the order of the batch, and their rows as one batch: plain parts first.
+
+    A query that cannot be encoded is told so and left out.
+    """
+    if not parts:
+        return [], None
+    parts = sorted(parts, key=lambda part: not part.query.payload.rows.plain)
+    rows = [_rows(part) for part in parts]
+    try:
+        return parts, encode(rows, encoder)
+    except FeatureError as e:
+        if len(parts) == 1:
+            fail(parts[0].query, e)
+            return [], None
+    sound: list[Part] = []
+    for part, own in zip(parts, rows, strict=True):
+        try:
+            own.encode(encoder)
+        except FeatureError as e:
+            fail(part.query, e)
+        else:
+            sound.append(part)
+    return sound, encode([_rows(part) for part in sound], encoder) if sound else None
+
+
+def scatter(dispatch: Dispatch, parts: Sequence[Part], probabilities: F32, took_s: float, lost: bool) -> None:
+    """Answers every query whose rows are all there. probabilities: float32 [rows of all parts], in order.
+
+    took_s: of the whole batch; lost: rows of it were.
+    """
+    rows = probabilities.size
+    reason = dispatch.reason.value if dispatch.reason in DEGRADED else None
+    finite = math.isfinite(float(probabilities.sum()))
+    first = 0
+    for part in parts:
+        query, own = part.query, probabilities[first : first + part.rows]
+        first += part.rows
+        waiting: Waiting = query.payload
+        if waiting.answer.done():
+            continue
+        waiting.lost |= lost
+        if not finite and not math.isfinite(float(own.sum())):
+            fail(query, Invalid("the features give no finite probability; a dense value is far too large"))
+            continue
+        if part.rows < query.rows:
+            if waiting.probabilities is None:
+                waiting.probabilities = np.full(query.rows, np.nan, np.float32)
+            whole = _joined(waiting.probabilities, part, own)
+            if whole is None:
+                continue
+            own = whole
+        query.settled = True
+        queue_s = max(0.0, dispatch.started_s - query.arrival_s)
+        why = Reason.FAILURE.value if waiting.lost else reason
+        waiting.answer.settle(Answer(own, dispatch.path, why, queue_s, took_s, rows))
+
+
+def _rows(part: Part) -> Rows:
+    rows: Rows = part.query.payload.rows
+    return rows if part.rows == rows.rows else rows.part(part.first, part.rows)
+
+
+def _joined(whole: F32, part: Part, own: F32) -> F32 | None:
+    """A split query's probabilities, once all its rows are there."""
+    whole[part.first : part.first + part.rows] = own
+    return None if np.isnan(whole).any() else whole

@@ -1,0 +1,125 @@
+"""Runs one HTTP request through an ASGI application and collects its answer.
+
+A connection feeds the body as it arrives and gets the complete answer back. An application may answer before
+the body has arrived (a missing token, an unknown page); the connection then drops the rest of the body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable
+from urllib.parse import unquote
+
+from httptools import HttpParserInvalidURLError, parse_url
+from starlette.types import ASGIApp, Message, Scope
+
+from polyrec.server.errors import Defect, Malformed
+from polyrec.server.http.connection.head import Head
+from polyrec.server.http.connection.reply import HeaderList, error_reply
+
+log = logging.getLogger("polyrec.http")
+
+_PLAIN = re.compile(rb"/[A-Za-z0-9_./-]*")
+Address = tuple[str, int] | None
+Answered = Callable[[int, HeaderList, bytes], None]
+
+
+def make_scope(head: Head, client: Address, server: Address, scheme: str) -> Scope:
+    """The ASGI scope of a request. Raises Malformed for a target that is no URL."""
+    path, query = head.target, b""
+    if not _PLAIN.fullmatch(path):
+        try:
+            url = parse_url(path)
+        except HttpParserInvalidURLError:
+            raise Malformed("the request's target is not a URL") from None
+        path, query = url.path or b"/", url.query or b""
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": head.version,
+        "method": head.method.decode("ascii"),
+        "scheme": scheme,
+        "path": unquote(path.decode("latin-1")) if b"%" in path else path.decode("latin-1"),
+        "raw_path": path,
+        "query_string": query,
+        "root_path": "",
+        "headers": head.headers,
+        "client": client,
+        "server": server,
+    }
+
+
+class AsgiRequest:
+    """One request that the application processes.
+
+    answered: called once with status, headers and body. drained: called when the application has read what
+    was fed, so that more may be.
+    """
+
+    def __init__(self, app: ASGIApp, scope: Scope, answered: Answered, drained: Callable[[], None]) -> None:
+        self._app = app
+        self._scope = scope
+        self._answered = answered
+        self._drained = drained
+        self._pieces: list[bytes] = []
+        self._complete = self._delivered = self._gone = self._told = False
+        self._news = asyncio.Event()
+        self._status = 0
+        self._headers: HeaderList = ()
+        self._body: list[bytes] = []
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of the body that the application has yet to read."""
+        return sum(map(len, self._pieces))
+
+    def feed(self, piece: bytes) -> None:
+        """Adds to the body."""
+        self._pieces.append(piece)
+        self._news.set()
+
+    def finish(self) -> None:
+        """Marks the body as complete."""
+        self._complete = True
+        self._news.set()
+
+    def disconnect(self) -> None:
+        """Tells the application that the client has closed the connection."""
+        self._gone = True
+        self._news.set()
+
+    async def run(self) -> None:
+        """Calls the application. If it raises, or sends no answer, the answer is a 500."""
+        try:
+            await self._app(self._scope, self._receive, self._send)
+        except Exception:
+            log.exception("%s %s failed", self._scope["method"], self._scope["path"])
+        if not self._told:
+            defect = error_reply(Defect("internal error; the server's log has the details"))
+            self._answer(defect.status, *defect.encoded(()))
+
+    async def _receive(self) -> Message:
+        while not self._gone:
+            if self._pieces or (self._complete and not self._delivered):
+                body = b"".join(self._pieces)
+                self._pieces.clear()
+                self._delivered = self._complete
+                self._drained()
+                return {"type": "http.request", "body": body, "more_body": not self._complete}
+            self._news.clear()
+            await self._news.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._status, self._headers = message["status"], tuple(message.get("headers", ()))
+        elif message["type"] == "http.response.body":
+            self._body.append(message.get("body", b""))
+            if not message.get("more_body", False) and not self._told:
+                self._answer(self._status, self._headers, b"".join(self._body))
+
+    def _answer(self, status: int, headers: HeaderList, body: bytes) -> None:
+        self._told = True
+        self._answered(status, headers, body)

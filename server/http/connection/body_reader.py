@@ -1,0 +1,126 @@
+"""Reads one request's body from what a connection has received (RFC 9112, sections 6 and 7.1).
+
+Chunks are decoded here because httptools does not report where the body ends. Chunk extensions and trailers
+are read within limits, and dropped.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from polyrec.server.errors import HttpViolation
+
+MAX_LINE_BYTES = 256
+"""Maximum length of a line with a chunk's size and extensions."""
+MAX_TRAILER_BYTES = 8 * 2**10
+MAX_SIZE_DIGITS = 12
+FREE_CHUNKS, LEAST_AVERAGE_BYTES = 1024, 1024
+"""Chunks of any size, and the least average size of more: decoding a chunk costs as much as 10 KB of data."""
+LINE_OVERHEAD_BYTES = 32
+"""Counted for each line of the trailer, beside its length."""
+_HEX = frozenset(b"0123456789abcdefABCDEF")
+
+
+class ChunkedDecoder:
+    """Decoder of one body. complete: its end was read. rest: the bytes after its end, once complete."""
+
+    __slots__ = ("_bytes", "_chunks", "_held", "_left", "_trailer_bytes", "complete", "rest")
+
+    def __init__(self) -> None:
+        self.complete = False
+        self.rest = b""
+        self._held = b""
+        """An incomplete line."""
+        self._left = 0
+        """Bytes until the end of the current chunk's data and its CRLF; -1: in the trailer."""
+        self._bytes = self._chunks = self._trailer_bytes = 0
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """Decodes more bytes into pieces of the body. Raises HttpViolation."""
+        data, self._held = self._held + piece, b""
+        at, out = 0, []
+        while not self.complete:
+            if self._left > 2:
+                taken = data[at : at + self._left - 2]
+                if not taken:
+                    break
+                out.append(taken)
+                at += len(taken)
+                self._left -= len(taken)
+            elif self._left > 0:
+                if data[at : at + 1] not in (b"", b"\r\n"[2 - self._left : 3 - self._left]):
+                    raise _malformed("a chunk does not end where its size says")
+                if at >= len(data):
+                    break
+                at += 1
+                self._left -= 1
+            else:
+                end = data.find(b"\r\n", at)
+                if end < 0:
+                    self._held = data[at:]
+                    self._check_line(self._held)
+                    break
+                self._line(data[at:end])
+                at = end + 2
+        if self.complete:
+            self.rest = data[at:]
+        return out
+
+    def _line(self, line: bytes) -> None:
+        self._check_line(line)
+        if self._left < 0:
+            self._trailer_bytes += len(line) + LINE_OVERHEAD_BYTES
+            if self._trailer_bytes > MAX_TRAILER_BYTES:
+                raise _malformed("the body's trailer is too long")
+            self.complete = not line
+            return
+        size = line.partition(b";")[0].rstrip(b" \t")
+        if not size or len(size) > MAX_SIZE_DIGITS or not _HEX.issuperset(size):
+            raise _malformed("a chunk's size is not a hexadecimal number")
+        self._left = int(size, 16) + 2
+        self._chunks += 1
+        self._bytes += self._left - 2
+        if self._chunks > FREE_CHUNKS + self._bytes // LEAST_AVERAGE_BYTES:
+            raise _malformed(
+                f"the body has more than {FREE_CHUNKS} chunks of less than {LEAST_AVERAGE_BYTES} bytes"
+            )
+        if self._left == 2:
+            self._left = -1
+
+    def _check_line(self, line: bytes) -> None:
+        if len(line) > (MAX_TRAILER_BYTES if self._left < 0 else MAX_LINE_BYTES) or b"\n" in line:
+            raise _malformed("a line of the chunked body is malformed or too long")
+
+
+class BodyReader:
+    """One body. size: bytes of it that have come. left: bytes of a body of known length that have not.
+
+    length: of the body; None if it is chunked.
+    """
+
+    __slots__ = ("_chunks", "left", "size")
+
+    def __init__(self, length: int | None) -> None:
+        self._chunks = ChunkedDecoder() if length is None else None
+        self.left = length or 0
+        self.size = 0
+
+    def take(self, data: bytes) -> tuple[list[bytes], bytes, bool]:
+        """Cuts (pieces of the body, what follows it, whether it is complete). Raises HttpViolation."""
+        if self._chunks is not None:
+            pieces = self._chunks.feed(data)
+            self.size += sum(map(len, pieces))
+            return pieces, self._chunks.rest, self._chunks.complete
+        rest, data = data[self.left :], data[: self.left]
+        self.left -= len(data)
+        self.size += len(data)
+        return [data] if data else [], rest, not self.left
+
+    @property
+    def endless(self) -> bool:
+        """Whether nobody knows yet how much of it is to come."""
+        return self._chunks is not None and not self._chunks.complete
+
+
+def _malformed(message: str) -> HttpViolation:
+    return HttpViolation(HTTPStatus.BAD_REQUEST, "malformed", message)

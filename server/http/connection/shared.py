@@ -1,0 +1,177 @@
+"""Shared state of all connections of one server: the application, the limits and the counters.
+
+One periodic sweep enforces the time limits instead of a timer for each connection: a connection only stores
+the deadline of its current state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Mapping
+from resource import RUSAGE_THREAD, getrusage
+from typing import Any, Protocol
+
+from starlette.types import ASGIApp
+
+from polyrec.server.app.engine import Engine, State
+from polyrec.server.dispatch.dispatcher import clock
+from polyrec.server.http.call import HotEndpoint
+from polyrec.server.http.connection.limits import FrontLimits
+
+log = logging.getLogger("polyrec.http")
+
+ENDED_AT_ONCE = 16
+"""Connections that the sweep ends before others get their turn."""
+EVICTION_LOOKS = 64
+"""Maximum connections examined to find an idle one to close in favor of a new one."""
+
+
+class Member(Protocol):
+    """What the front needs of a connection. deadline_s: when its state times out, in seconds on `clock`."""
+
+    deadline_s: float
+
+    @property
+    def idle(self) -> bool: ...
+
+    def time_out(self) -> None: ...
+
+    def take_turn(self) -> None: ...
+
+    def abort(self) -> None: ...
+
+
+class ServerState(Protocol):
+    """The used attributes of the state that uvicorn passes to every connection of a server."""
+
+    connections: set[Any]
+    tasks: set[asyncio.Task[None]]
+    default_headers: list[tuple[bytes, bytes]]
+
+
+class Front:
+    """The shared side of every connection of one server.
+
+    app: answers all requests but POSTs to `hot`. hot: endpoints answered without ASGI, by raw path.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        hot: Mapping[bytes, HotEndpoint],
+        engine: Engine,
+        limits: FrontLimits | None = None,
+    ) -> None:
+        self.app = app
+        self.hot = hot
+        self.engine = engine
+        self.limits = limits or FrontLimits()
+        self.buffered = 0
+        self.connections: dict[Member, None] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._reading = False
+        self._arrived_s = self._looked_s = 0.0
+        self._sleeps = -1
+        self._logged: dict[str, tuple[float, int]] = {}
+        self._turns: deque[Member] = deque()
+
+    @property
+    def full(self) -> bool:
+        """Whether unfinished requests exceed their memory limit (`FrontLimits.buffered_bytes`)."""
+        return self.buffered > self.limits.buffered_bytes
+
+    @property
+    def draining(self) -> bool:
+        """Whether connections should close after their next answer."""
+        return self.engine.state is State.DRAINING
+
+    def arrived_s(self) -> float:
+        """Estimates when the bytes being read arrived, in seconds on `clock`.
+
+        Requests wait in the kernel while the loop executes a batch. If the loop has not slept since it last
+        began to read, they arrived after that, and the estimate is that moment, the earliest possible one. If
+        it has slept, they woke it: they arrive now.
+        """
+        if not self._reading:
+            loop = self._loop
+            if loop is None:
+                loop = self._loop = asyncio.get_running_loop()
+            self._reading = True
+            loop.call_soon(self._read)  # runs once all readable sockets of this iteration were read
+            now_s = clock()
+            # a voluntary context switch is a sleep; losing the core to another process is not
+            sleeps = getrusage(RUSAGE_THREAD).ru_nvcsw
+            self._arrived_s = self._looked_s if sleeps == self._sleeps else now_s
+            self._looked_s, self._sleeps = now_s, sleeps
+        return self._arrived_s
+
+    def _read(self) -> None:
+        self._reading = False
+
+    def join(self, connection: Member) -> bool:
+        """Adds a new connection; false if the limit is reached.
+
+        At the limit, an idle connection is closed in favor of the new one, if there is one.
+        """
+        if len(self.connections) >= self.limits.connections:
+            for _, other in zip(range(EVICTION_LOOKS), self.connections, strict=False):
+                if other.idle:
+                    self.exceeded("connections", "an idle connection was closed in favor of a new one")
+                    other.abort()
+                    break
+            else:
+                return False
+        self.connections[connection] = None
+        return True
+
+    def leave(self, connection: Member) -> None:
+        """Removes a connection."""
+        self.connections.pop(connection, None)
+
+    def later(self, connection: Member) -> None:
+        """Gives a connection with more to do its turn: one connection each iteration of the event loop."""
+        self._turns.append(connection)
+        if len(self._turns) == 1:
+            asyncio.get_running_loop().call_soon(self._give_turn)
+
+    def _give_turn(self) -> None:
+        self._turns[0].take_turn()
+        self._turns.popleft()
+        if self._turns:
+            asyncio.get_running_loop().call_soon(self._give_turn)
+
+    def count(self, limit: str) -> None:
+        """Counts that a limit was met."""
+        self.engine.metrics.limited.labels(limit).inc()
+
+    def exceeded(self, limit: str, what: str) -> None:
+        """Counts a request or connection beyond a limit; logs at most one line a second for each limit."""
+        self.count(limit)
+        now_s = clock()
+        last_s, unsaid = self._logged.get(limit, (-1.0, 0))
+        if last_s >= 0 and now_s - last_s < 1:
+            self._logged[limit] = last_s, unsaid + 1
+            return
+        more = f" (and {unsaid} more since the last such line)" if unsaid else ""
+        log.warning("HTTP limit %s: %s%s", limit, what, more)
+        self._logged[limit] = now_s, 0
+
+    async def sweep(self) -> None:
+        """Runs until it is canceled: times out connections past their deadline, and sets the gauges."""
+        while True:
+            await asyncio.sleep(self.limits.sweep_s)
+            now_s = clock()
+            ended = 0
+            for connection in tuple(self.connections):
+                if connection.deadline_s <= now_s:
+                    ended += 1
+                    if ended % ENDED_AT_ONCE == 0:
+                        await asyncio.sleep(0)
+                    try:
+                        connection.time_out()
+                    except Exception:
+                        log.exception("a connection could not be ended")
+            self.engine.metrics.connections.only.set(len(self.connections))
+            self.engine.metrics.buffered_bytes.only.set(self.buffered)

@@ -1,0 +1,305 @@
+"""What the server counts, for Prometheus and for the status page.
+
+Every finished request, every phase of it, every executed batch and every turn of the control loop is recorded
+here; `render` gives the text that is scraped, `families` the same numbers to the status page and to
+docs/metrics.md. One instance per server, so that several can live in one process. Labels are
+bounded (endpoints, paths, lanes, outcomes, reasons, features, tiers), and their children are bound once.
+What the router knows (rates, prices, corrections, breakers) is asked of it at every scrape.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+from weakref import WeakSet
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.exposition import generate_latest
+
+from polyrec.models.schema.encoder import Encoder
+from polyrec.models.tiers.figures import Figures
+from polyrec.models.tiers.updates.drift import Moves
+from polyrec.planner.routing.query import DEGRADED
+from polyrec.server.dispatch.dispatcher import Dispatcher, clock
+from polyrec.server.metrics.counting import KEPT, BatchMetrics, EndpointMetrics, LaneMetrics, Outcomes
+from polyrec.server.metrics.history import History
+from polyrec.server.metrics.instruments import AnyFamily, Registry
+from polyrec.server.metrics.router_metrics import RouterMetrics
+from polyrec.server.metrics.statistics import Statistics
+from polyrec.server.metrics.tier_metrics import TierMetrics
+from polyrec.server.metrics.unknown_ids import Unknown
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+PROMISED_SHARE = 0.99
+"""Of the requests that are the server's to answer, this share is answered within its latency budget."""
+BROKEN = ("late", "overloaded", "expired", "unavailable", "error")
+"""Outcomes that break the promise. `invalid` and `cancelled` are the client's, and do not count."""
+OUTCOMES = (KEPT, *BROKEN, "invalid", "cancelled")
+REFUSALS = ("unauthorized", "guessing", "forbidden", "limited")
+"""Why a client is refused before its request is read: see the metric."""
+REASONS = tuple(reason.value for reason in DEGRADED)
+
+# Latency targets (0.5, 1, 2, 5, 10, 20, 50, 60, 80, 100 ms ...) are edges, so that the share within one is
+# read off. Between 0.5 and 100 ms neighbors are at most 8.2% apart: a p50 or p99 interpolated between
+# them is at most that wrong whatever the distribution, and within 5% for all that are not needles.
+_DECADE = (1, 1.08, 1.16, 1.25, 1.35, 1.45, 1.55, 1.65, 1.78, 1.9, 2, 2.15, 2.3, 2.45, 2.6, 2.8, 3, 3.2,
+           3.4, 3.65, 3.9, 4.2, 4.5, 4.8, 5, 5.4, 5.8, 6, 6.4, 6.8, 7.3, 7.8, 8, 8.6, 9.3)  # fmt: skip
+REQUEST_EDGES_S = (
+    *(0.0001, 0.0002, 0.0003, 0.0004),
+    *(round(1e-4 * edge, 8) for edge in _DECADE if edge >= 5),
+    *(round(1e-3 * edge, 8) for edge in _DECADE),
+    *(round(1e-2 * edge, 8) for edge in _DECADE),
+    *(0.1, 0.12, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0),
+)
+PHASE_EDGES_S = (*(round(10.0**d * e, 8) for d in range(-5, 0) for e in (1, 2, 3, 5, 7)), 1.0)
+TICK_EDGES_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+ROW_EDGES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+
+
+class Metrics:
+    """The instruments of one server."""
+
+    def __init__(self) -> None:
+        self._registry = registry = Registry()
+        self._process = CollectorRegistry()
+        ProcessCollector(registry=self._process)
+        self.requests = registry.counter(
+            "polyrec_requests",
+            "Requests by how they ended. ok: answered within the budget; late: answered after it;"
+            " overloaded: 429; expired: 504; unavailable: 503; error: 500; invalid: another 4xx, or 429 for"
+            " the client's own rate; cancelled: the client left.",
+            *("endpoint", "outcome"),
+        )
+        self.seconds = registry.histogram(
+            "polyrec_request_seconds",
+            "Time from the last byte of a request to its answer, whatever the outcome; path is none where"
+            " none was chosen. Combinations that did not occur are left out.",
+            REQUEST_EDGES_S,
+            *("endpoint", "path", "outcome"),
+        )
+        self.phases = registry.histogram(
+            "polyrec_phase_seconds",
+            "Time of a phase. parse, queue and serialise are observed once a request, encode, embed and dense"
+            " once a batch, so that the sums are the time spent.",
+            PHASE_EDGES_S,
+            *("path", "phase"),
+        )
+        self.rows = registry.counter(
+            "polyrec_rows",
+            "Rows answered. outcome: ok (their rate is the goodput) or late.",
+            *("endpoint", "path", "outcome"),
+        )
+        self.degraded = registry.counter(
+            "polyrec_degraded",
+            "Answers of less than the best quality that the plan has. "
+            "reason: load, deadline, failure, probe.",
+            *("path", "reason"),
+        )
+        self._batch_rows = registry.histogram(
+            "polyrec_batch_rows", "Rows of an executed batch.", ROW_EDGES, "path"
+        )
+        self._batch_queries = registry.counter(
+            "polyrec_batch_queries", "Queries executed in batches.", "path"
+        )
+        self.lane_deaths = registry.counter(
+            "polyrec_lane_deaths", "Times that a lane's process ended unasked.", "lane"
+        )
+        self._lane_busy = registry.counter(
+            "polyrec_lane_busy_seconds", "Time that a lane spent on batches.", "lane"
+        )
+        self._tiers = TierMetrics(registry)
+        self.lookups, self.hits = self._tiers.lookups, self._tiers.hits
+        self._unknown = registry.counter(
+            "polyrec_oov_lookups", "Look-ups of values that the vocabulary lacks.", "feature"
+        )
+        self._routed = RouterMetrics(registry)
+        self._tick = registry.histogram(
+            "polyrec_control_tick_seconds",
+            "Time of one turn of the control loop: rates, corrections, prices.",
+            TICK_EDGES_S,
+        )
+        self._lag = registry.histogram(
+            "polyrec_loop_lag_seconds",
+            "How late the event loop came to the control loop's timer: as long may a request wait unread.",
+            TICK_EDGES_S,
+        )
+        pauses = registry.histogram(
+            "polyrec_gc_pause_seconds",
+            "Time for which Python's garbage collector held the process, by the generation it collected.",
+            TICK_EDGES_S,
+            "generation",
+        )
+        self._pauses = tuple(pauses.labels(str(generation)) for generation in range(3))
+        self.generations = registry.counter(
+            "polyrec_generations", "Plans that took over: the first, every reload and every rollback."
+        )
+        self.access_refused = registry.counter(
+            "polyrec_access_refused",
+            "Requests refused for who sent them. unauthorized: no token, or a wrong one (401); guessing: too"
+            " many wrong tokens from an address (429); forbidden: the token lacks the right (403); limited:"
+            " over the client's rate (429).",
+            "reason",
+        )
+        self.capped_budgets = registry.counter(
+            "polyrec_capped_budgets", "Latency budgets that were cut to the operator's cap (max_budget_ms)."
+        )
+        self.limited = registry.counter(
+            "polyrec_limited",
+            "Requests and connections that met a limit of the HTTP front (docs/protocol.md).",
+            "limit",
+        )
+        self.connections = registry.gauge("polyrec_connections", "Connections that are open.")
+        self.buffered_bytes = registry.gauge(
+            "polyrec_buffered_bytes", "Bytes kept of requests that are not complete."
+        )
+        self._ready = registry.gauge("polyrec_ready", "1 while the server is ready to answer.")
+        registry.gauge(
+            "polyrec_promised_share", "Share of requests that is promised to be answered within budget."
+        ).only.set(PROMISED_SHARE)
+        self._is_ready: Callable[[], bool] = lambda: False
+        self._build = registry.info(
+            "polyrec_build_info",
+            "The code and the bundle that are running.",
+            *("version", "bundle", "bundle_version", "runtime", "python"),
+        )
+        self.history = History(self.sample, clock())
+        self._counting: WeakSet[BatchMetrics | EndpointMetrics] = WeakSet()
+
+    @property
+    def families(self) -> Sequence[AnyFamily]:
+        """Every metric of Polyrec's own."""
+        return self._registry.families
+
+    def ask_ready(self, is_ready: Callable[[], bool]) -> None:
+        """At every scrape, whether the server is ready."""
+        self._is_ready = is_ready
+
+    def build(self, code_version: str, bundle: str, bundle_version: str, runtime: str) -> None:
+        self._build.clear()
+        self._build.labels(code_version, bundle, bundle_version, runtime, platform.python_version()).set(1)
+
+    def outcomes(self, endpoint: str, path: str) -> Outcomes:
+        """How requests of one endpoint on one path end; path `none` before one is chosen."""
+        return Outcomes(
+            {outcome: self.requests.labels(endpoint, outcome) for outcome in OUTCOMES},
+            lambda outcome: self.seconds.labels(endpoint, path, outcome),
+        )
+
+    def endpoint(self, endpoint: str, path: str) -> EndpointMetrics:
+        """The instruments of one endpoint's requests on one path."""
+        answers = EndpointMetrics(
+            self.outcomes(endpoint, path),
+            [self.phases.labels(path, phase) for phase in ("parse", "queue", "serialise")],
+            [self.rows.labels(endpoint, path, outcome) for outcome in ("late", KEPT)],
+            {reason: self.degraded.labels(path, reason) for reason in REASONS},
+        )
+        self._counting.add(answers)
+        return answers
+
+    def path(
+        self,
+        path: str,
+        encoder: Encoder,
+        tier: str | None,
+        lanes: Sequence[LaneMetrics],
+        statistics: Statistics,
+    ) -> BatchMetrics:
+        """The instruments of one path's batches.
+
+        tier: which memory all its rows are in; None if they are in several, whose own figures `tiers` brings.
+        lanes: all of the plan. statistics: what is told of the batches, too.
+        """
+        batches = BatchMetrics(
+            [self.phases.labels(path, phase) for phase in ("encode", "embed", "dense")],
+            self._batch_rows.labels(path),
+            self._batch_queries.labels(path),
+            None if tier is None else (self.lookups.labels(tier), self.hits.labels(tier)),
+            Unknown(encoder, self._unknown),
+            lanes,
+            statistics,
+        )
+        self._counting.add(batches)
+        return batches
+
+    def tiers(self, sources: Iterable[Callable[[], Figures]]) -> None:
+        """Tiers of memory whose figures are asked for at every scrape, in place of those before."""
+        self._tiers.watch(sources)
+
+    def moved(self, moves: Moves) -> None:
+        """A new order of the rows was sought; told from a thread."""
+        self._tiers.moved(moves)
+
+    def lane(self, lane: str) -> LaneMetrics:
+        """The instruments of one lane."""
+        return LaneMetrics(self.lane_deaths.labels(lane), self._lane_busy.labels(lane))
+
+    def ticked(self, late_s: float, took_s: float) -> None:
+        """One turn of the control loop."""
+        self._lag.only.observe(late_s)
+        self._tick.only.observe(took_s)
+        self.history.note(clock())
+
+    def collected(self, generation: int, took_s: float) -> None:
+        """One collection of garbage."""
+        self._pauses[generation].observe(took_s)
+
+    def watch(self, dispatcher: Dispatcher, default_budget_s: float) -> None:
+        """`dispatcher` and its router are asked at every scrape, in place of any before."""
+        self.generations.only.inc()
+        self._routed.watch(dispatcher, default_budget_s)
+        self.history.note(clock())
+
+    def refresh(self) -> None:
+        """Brings up to date what is asked for rather than told."""
+        self.flush()
+        self._ready.only.set(self._is_ready())
+        self._tiers.refresh()
+        self._routed.refresh()
+
+    def flush(self) -> None:
+        """Counts what was put down: before anybody reads, be it only the protocol's statistics."""
+        for counting in list(self._counting):
+            counting.flush()
+
+    def sample(self) -> dict[str, Any]:
+        """What the status page draws over time: cumulative counts, and the queue and budget of this moment.
+
+        rows: by path, [late, ok]; degraded: answers by reason; latency: answers by bucket of REQUEST_EDGES_S,
+        the last beyond all; tiers: [look-ups, hits].
+        """
+        self.flush()
+        self._tiers.refresh()
+        outcomes = dict.fromkeys(OUTCOMES, 0.0)
+        for (_, outcome), requests in self.requests.children.items():
+            outcomes[outcome] += requests.value
+        rows: dict[str, list[float]] = {}
+        for (_, path, outcome), counter in self.rows.children.items():
+            rows.setdefault(path, [0, 0])[outcome == KEPT] += counter.value
+        degraded = dict.fromkeys(REASONS, 0.0)
+        for (_, reason), answers in self.degraded.children.items():
+            degraded[reason] += answers.value
+        latency = [0] * (len(REQUEST_EDGES_S) + 1)
+        for (_, _, outcome), seconds in list(self.seconds.children.items()):
+            if outcome in (KEPT, "late"):
+                latency = [a + b for a, b in zip(latency, seconds.counts, strict=True)]
+        tiers = {
+            tier: [lookups.value, self.hits.labels(tier).value]
+            for (tier,), lookups in self.lookups.children.items()
+        }
+        queue_rows, budget_s = self._routed.now()
+        return {
+            "outcomes": outcomes,
+            "rows": rows,
+            "degraded": degraded,
+            "latency": latency,
+            "tiers": tiers,
+            "queue_rows": queue_rows,
+            "budget_s": budget_s,
+        }
+
+    def render(self) -> bytes:
+        """Everything, in Prometheus's text format."""
+        self.refresh()
+        return self._registry.text().encode() + generate_latest(self._process)

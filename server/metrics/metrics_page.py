@@ -1,0 +1,78 @@
+"""docs/metrics.md, made of the metrics themselves: what the page says is what is scraped.
+
+python -m polyrec.server.metrics.metrics_page          write docs/metrics.md
+python -m polyrec.server.metrics.metrics_page --check  exit status 1 if it is not up to date
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from polyrec.server.metrics.instruments import AnyFamily
+from polyrec.server.metrics.metrics import BROKEN, OUTCOMES, PROMISED_SHARE, Metrics
+
+PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
+
+HEAD = f"""# Metrics
+
+What `GET /metrics` gives, in Prometheus's text format. Made by `python -m
+polyrec.server.metrics.metrics_page` from the code; a test sees to it that it is up to date. Names keep
+Prometheus's conventions: one prefix, base units, `_total` on counters, counters of hits and look-ups
+instead of ratios, labels whose values are bounded by the plan.
+
+- The promise is that {PROMISED_SHARE:.0%} of the requests are answered within their latency budget. Outcome
+  `ok` keeps it; {", ".join(f"`{outcome}`" for outcome in BROKEN)} break it;
+  {" and ".join(f"`{o}`" for o in OUTCOMES if o not in ("ok", *BROKEN))} are the client's and do not count.
+- Share kept: `sum(rate(polyrec_requests_total{{outcome="ok"}}[5m])) /
+  sum(rate(polyrec_requests_total{{outcome!~"invalid|cancelled"}}[5m]))`.
+- p99:
+  `histogram_quantile(0.99, sum by (le) (rate(polyrec_request_seconds_bucket{{outcome=~"ok|late"}}[5m])))`.
+- Goodput: `sum(rate(polyrec_rows_total{{outcome="ok"}}[5m]))`, rows a second; times `polyrec_path_accuracy`
+  by path, correct predictions a second (recorded as `polyrec:correct_predictions:rate1m`).
+- Hit rate of a tier: `rate(polyrec_embedding_hits_total[5m]) / rate(polyrec_embedding_lookups_total[5m])`.
+- Alerts and what to do: [runbook](runbook.md). Dashboards and rules: `deploy/`. `make observe` shows it all.
+
+What metrics cost a request, and what a scrape does, `python -m benchmarks.http.metrics_overhead` measures:
+[observability](observability.md).
+
+"""
+TAIL = """
+`process_*` (processor seconds, memory, open files, start time) are the server's own process, as
+prometheus_client gives them; lanes in processes of their own are not in them.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    families = Metrics().families
+    rows = ["| name | kind | labels | what |", "|---|---|---|---|", *map(_row, families)]
+    edges = ["## Edges of the histograms", "", "In base units; `+Inf` comes last.", ""]
+    for family in families:
+        if family.kind == "histogram":
+            edges.append(f"- `{family.exposed}`: {', '.join(f'{edge:.10g}' for edge in family.edges)}")
+    return HEAD + "\n".join(rows) + "\n" + TAIL + "\n" + "\n".join(edges) + "\n"
+
+
+def _row(family: AnyFamily) -> str:
+    labels = ", ".join(f"`{label}`" for label in family.label_names)
+    return f"| `{family.exposed}` | {family.kind} | {labels} | {family.what} |"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Writes the page; with --check, 1 and one line if it is not what would be written."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if arguments not in ([], ["--check"]):
+        print("usage: python -m polyrec.server.metrics.metrics_page [--check]", file=sys.stderr)
+        return 2
+    if not arguments:
+        PAGE.write_text(page(), encoding="utf-8")
+    elif not PAGE.is_file() or PAGE.read_text(encoding="utf-8") != page():
+        print(f"{PAGE} is not up to date: python -m polyrec.server.metrics.metrics_page", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

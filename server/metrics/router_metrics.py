@@ -1,0 +1,110 @@
+"""What the router knows, as metrics: asked of it at every scrape rather than told at every request."""
+
+from __future__ import annotations
+
+from polyrec.planner.routing.explanation import RouterState
+from polyrec.planner.routing.lanes.breaker import BreakerState
+from polyrec.server.dispatch.dispatcher import Dispatcher, clock
+from polyrec.server.metrics.instruments import Family, Gauge, Registry
+
+
+class RouterMetrics:
+    """What the router knows, asked at a scrape."""
+
+    def __init__(self, registry: Registry) -> None:
+        gauge = registry.gauge
+        self._queue_rows = gauge("polyrec_queue_rows", "Rows waiting for a lane.")
+        self._queue_queries = gauge("polyrec_queue_queries", "Queries waiting for a lane.")
+        self._in_flight = gauge("polyrec_in_flight_queries", "Queries waiting or executing.")
+        self._queries = gauge(
+            "polyrec_arrival_queries_per_second", "Recent rate of queries, as routing sees it."
+        )
+        self._rows = gauge("polyrec_arrival_rows_per_second", "Recent rate of rows, as routing sees it.")
+        self._capacity = gauge(
+            "polyrec_capacity_rows_per_second",
+            "Rows that all lanes in service can do in a second, on their fastest paths.",
+        )
+        self._budget = gauge("polyrec_budget_seconds", "Usual latency budget of recent queries.")
+        self._default_budget = gauge(
+            "polyrec_default_budget_seconds", "Latency budget of a request that names none."
+        )
+        self._policy = registry.info("polyrec_policy_info", "The routing policy in force.", "policy")
+        self._accuracy = gauge(
+            "polyrec_path_accuracy",
+            "Share of held-out rows that a path predicts right, as routing takes it.",
+            "path",
+        )
+        self._value = gauge("polyrec_path_value", "Accuracy times the operator's weight.", "path")
+        self._predicted = gauge(
+            "polyrec_path_predicted_seconds",
+            "Median time that routing expects of a batch of so many rows, corrected by what was measured.",
+            *("path", "rows"),
+        )
+        self._price = gauge(
+            "polyrec_device_price",
+            "Price of a second of a device's time, in correct predictions; 0 under a policy without prices.",
+            "device",
+        )
+        self._lane = registry.info(
+            "polyrec_lane_info", "A lane, its device and its kind.", *("lane", "device", "kind")
+        )
+        self._up = gauge("polyrec_lane_up", "1 while a lane's executor is alive.", "lane")
+        self._breaker = gauge(
+            "polyrec_lane_breaker",
+            "1 for the state that a lane's breaker is in: closed (gets work), open (gets none), probing.",
+            *("lane", "state"),
+        )
+        self._correction = gauge(
+            "polyrec_lane_correction", "Measured over profiled time of a lane's batches, the median.", "lane"
+        )
+        self._used = gauge("polyrec_lane_utilisation", "Recent share of time that a lane was busy.", "lane")
+        self._dispatcher: Dispatcher | None = None
+        self._default_budget_s = 0.0
+
+    def watch(self, dispatcher: Dispatcher, default_budget_s: float) -> None:
+        of_plan: tuple[Family[Gauge], ...] = (
+            *(self._accuracy, self._value, self._predicted, self._price),
+            *(self._lane, self._up, self._breaker, self._correction, self._used),
+        )
+        for labelled in of_plan:
+            labelled.clear()
+        for path in dispatcher.router.paths:
+            self._accuracy.labels(path.name).set(path.accuracy)
+        for lane in dispatcher.router.lanes:
+            self._lane.labels(lane.name, lane.device, lane.kind).set(1)
+        self._default_budget.only.set(default_budget_s)
+        self._default_budget_s = default_budget_s
+        self._dispatcher = dispatcher
+
+    def now(self) -> tuple[float, float]:
+        """Rows waiting, and the usual budget in seconds; until a query has come, the default one."""
+        if self._dispatcher is None:
+            return 0.0, 0.0
+        board = self._dispatcher.router.board
+        observed = board.observed
+        return board.queue.rows, observed.budget_s if observed.heard else self._default_budget_s
+
+    def refresh(self) -> None:
+        if self._dispatcher is None:
+            return
+        state: RouterState = self._dispatcher.router.state(clock())
+        self._queue_rows.only.set(state.queued_rows)
+        self._queue_queries.only.set(state.queued_queries)
+        self._in_flight.only.set(self._dispatcher.waiting)
+        self._queries.only.set(state.queries_s)
+        self._rows.only.set(state.rows_s)
+        self._capacity.only.set(state.total_rate)
+        self._budget.only.set(self.now()[1])
+        self._policy.clear()
+        self._policy.labels(state.policy).set(1)
+        for path in state.paths:
+            self._value.labels(path.name).set(path.value)
+            for rows, seconds in path.latency_s.items():
+                self._predicted.labels(path.name, rows).set(seconds)
+        for lane in state.lanes:
+            self._price.labels(lane.device).set(state.prices.get(lane.device, 0.0))
+            self._up.labels(lane.name).set(lane.alive)
+            for breaker in BreakerState:
+                self._breaker.labels(lane.name, breaker.value).set(lane.breaker == breaker.value)
+            self._correction.labels(lane.name).set(lane.factor)
+            self._used.labels(lane.name).set(lane.used)

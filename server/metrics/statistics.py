@@ -1,0 +1,110 @@
+"""Cumulative statistics of one model, as the inference protocol's statistics extension wants them.
+
+Counts and nanoseconds since the server started; a client takes differences. compute_infer of a
+request is the time of the batch that it was executed in, as in Triton. What requests did is put down and
+added up some at a time, before anybody reads at the latest, as in `server/metrics/counting.py`, which tells
+of batches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+COUNTED_AT_ONCE = 32
+"""Requests."""
+
+
+@dataclass(slots=True)
+class Duration:
+    """How often something took place, and how long it took in all."""
+
+    count: int = 0
+    ns: int = 0
+
+    def add(self, *seconds: float) -> None:
+        self.count += len(seconds)
+        self.ns += int(sum(seconds) * 1e9)
+
+    def document(self) -> dict[str, int]:
+        return {"count": self.count, "ns": self.ns}
+
+
+@dataclass(slots=True)
+class Statistics:
+    """What one model has done."""
+
+    inferences: int = 0
+    executions: int = 0
+    success: Duration = field(default_factory=Duration)
+    fail: Duration = field(default_factory=Duration)
+    queue: Duration = field(default_factory=Duration)
+    compute_input: Duration = field(default_factory=Duration)
+    compute_infer: Duration = field(default_factory=Duration)
+    compute_output: Duration = field(default_factory=Duration)
+    batches: dict[int, Duration] = field(default_factory=dict)
+    _answered: list[tuple[int, float, float, float, float, float]] = field(default_factory=list)
+    _last_s: float = 0.0
+
+    def succeeded(
+        self, rows: int, total_s: float, queue_s: float, parse_s: float, infer_s: float, serialise_s: float
+    ) -> None:
+        self._answered.append((rows, total_s, queue_s, parse_s, infer_s, serialise_s))
+        self._last_s = time.time()
+        if len(self._answered) >= COUNTED_AT_ONCE:
+            self._add_up()
+
+    def failed(self, total_s: float) -> None:
+        self.fail.add(total_s)
+
+    def executed(self, rows: Sequence[int], infer_s: Sequence[float]) -> None:
+        """Some batches; the number of different sizes is bounded by the plan's limits."""
+        self.executions += len(rows)
+        for size, seconds in zip(rows, infer_s, strict=True):
+            duration = self.batches.get(size)
+            if duration is None:
+                duration = self.batches[size] = Duration()
+            duration.add(seconds)
+
+    def _add_up(self) -> None:
+        if not self._answered:
+            return
+        rows, *seconds = zip(*self._answered, strict=True)
+        self._answered.clear()
+        self.inferences += sum(rows)
+        phases = (self.success, self.queue, self.compute_input, self.compute_infer, self.compute_output)
+        for duration, took_s in zip(phases, seconds, strict=True):
+            duration.add(*took_s)
+
+    def document(self, model: str, version: str) -> dict[str, Any]:
+        """One entry of `model_stats`."""
+        self._add_up()
+        nothing = Duration().document()
+        return {
+            "name": model,
+            "version": version,
+            "last_inference": int(self._last_s * 1e3),
+            "inference_count": self.inferences,
+            "execution_count": self.executions,
+            "inference_stats": {
+                "success": self.success.document(),
+                "fail": self.fail.document(),
+                "queue": self.queue.document(),
+                "compute_input": self.compute_input.document(),
+                "compute_infer": self.compute_infer.document(),
+                "compute_output": self.compute_output.document(),
+                "cache_hit": nothing,
+                "cache_miss": nothing,
+            },
+            "batch_stats": [
+                {
+                    "batch_size": rows,
+                    "compute_input": nothing,
+                    "compute_infer": duration.document(),
+                    "compute_output": nothing,
+                }
+                for rows, duration in sorted(self.batches.items())
+            ],
+            "memory_usage": [],
+        }

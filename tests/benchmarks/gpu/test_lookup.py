@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.gpu.lookup import HITS, Size, agree, measure, table
+from benchmarks.gpu.model import World, predictions, ways
+from polyrec.models.tiers.device.kernels import PRECISIONS
+
+TINY = Size(rows=60, batches=(1, 5), kernel_batches=(3,), repeats=2, copied=1 << 12)
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    world = World(torch.device("cpu"), 60)
+    yield world
+    world.close()
+
+
+@pytest.mark.parametrize("hit", HITS)
+def test_every_way_gives_the_same_vectors_and_answers(world: World, hit: float) -> None:
+    for tried in (ways(world), predictions(world)):
+        with torch.inference_mode():
+            agree(tried, [world.batch(rows, hit) for rows in (1, 7)])
+
+
+def test_ways_that_differ_are_not_timed(world: World) -> None:
+    tried = {"right": lambda batch: np.zeros(batch.candidate.rows), "wrong": lambda batch: np.ones(1)}
+    with pytest.raises(SystemExit, match="wrong gives other numbers"):
+        agree(tried, [world.batch(1, 1.0)])
+
+
+def test_a_batch_has_the_hit_rate_it_is_asked_for(world: World) -> None:
+    for hit in HITS:
+        ranks = world.batch(2000, hit).candidate.ranks
+        assert (ranks < world.near).mean() == pytest.approx(hit, abs=0.01)
+
+
+def test_all_steps_run_without_a_gpu() -> None:
+    report = measure(torch.device("cpu"), TINY)
+    assert {(k["precision"], k["hit"]) for k in report["kernel"]} == {
+        (p, h) for p in PRECISIONS for h in HITS
+    }
+    assert {(r["batch"], r["hit"]) for r in report["predictions"]} == {(b, h) for b in (1, 5) for h in HITS}
+    assert all(t > 0 for part in ("lookups", "predictions") for r in report[part] for t in r["us"].values())
+    assert report["kernel_by"] == "torch"
+    shown = table(report)
+    assert "| kernel | batch |" in shown
+    assert "embedding_bag_plain" in shown

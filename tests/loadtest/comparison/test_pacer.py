@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import os
+import time
+from time import perf_counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polyrec.loadtest.comparison.pacer import Pacer, between, smoothed
+from polyrec.loadtest.drivers.connection import LoadError
+
+
+@given(
+    at=st.lists(st.floats(0, 100), min_size=1, max_size=20, unique=True),
+    begin=st.floats(-10, 110),
+    length=st.floats(0, 50),
+)
+def test_the_samples_of_a_period_or_the_nearest(at: list[float], begin: float, length: float) -> None:
+    at = sorted(at)
+    samples = np.stack((np.array(at), np.arange(len(at), dtype=np.float64)), axis=1)
+    inside = [t for t in at if begin <= t < begin + length]
+    before = [t for t in at if t < begin][-1:]
+    assert between(samples, begin, begin + length)[:, 0].tolist() == (inside or before or at[:1])
+
+
+@given(st.lists(st.floats(1e-6, 1e-3), min_size=1, max_size=50))
+def test_a_sample_apart_is_no_pace(took: list[float]) -> None:
+    found = smoothed(np.array(took))
+    around = [took[max(0, i - 1) : i + 2] for i in range(len(took))]
+    # at an end the sample itself counts twice
+    around[0], around[-1] = [took[0], *around[0]], [*around[-1], took[-1]]
+    if len(took) == 1:
+        around = [[took[0]] * 3]
+    assert found.tolist() == [sorted(near)[1] for near in around]
+
+
+def may() -> bool:
+    try:
+        before = os.sched_getscheduler(0)
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+        os.sched_setscheduler(0, before, os.sched_param(0))
+    except PermissionError:
+        return False
+    return True
+
+
+def test_a_core_is_measured_from_beginning_to_end() -> None:
+    if not may():
+        pytest.skip("the real-time class takes root")
+    with Pacer(os.sched_getaffinity(0)) as pacer:
+        begin_s = perf_counter()
+        time.sleep(0.3)
+        end_s = perf_counter()
+        unit_s = pacer.unit_s(begin_s, end_s)
+        pace = pacer.pace(begin_s, end_s, unit_s)
+        assert pacer.unit_s(begin_s, end_s, 0.1) <= unit_s <= pacer.unit_s(begin_s, end_s, 0.9)
+        process = pacer._process
+        assert process is not None
+    assert unit_s > 0
+    assert pace.at_s.size > 1
+    assert 0 <= pace.at_s[0] <= pace.at_s[-1] <= end_s - begin_s
+    assert process.poll() is not None
+    assert not pacer._file.exists()
+
+
+def test_a_core_that_may_not_be_measured_is_one_line() -> None:
+    if may():
+        pytest.skip("root may")
+    with pytest.raises(LoadError, match="takes root"), Pacer(os.sched_getaffinity(0)):
+        pass

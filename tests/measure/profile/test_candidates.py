@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from polyrec.measure.profile.candidates import Candidate, best_runtimes, candidates, weigh
+from polyrec.measure.profile.quality import carried
+from polyrec.models.bundle.bundle import Bundle, load_bundle, write_bundle
+from polyrec.models.bundle.derive import quantised
+from polyrec.models.bundle.manifest import NET
+from polyrec.planner.devices import Device
+from polyrec.planner.profile import ProfileError
+
+CPU = Device(name="cpu", kind="cpu", lanes=2, memory_bytes=10**9, runtimes=("onnx", "torch"))
+GPU = Device(name="cuda:0", kind="gpu", lanes=1, memory_bytes=10**9, runtimes=("torch",))
+
+
+@pytest.fixture(scope="module")
+def small(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """`bundle` with int8 rows: derived, so without figures of its own."""
+    model, representation = quantised(bundle, "int8")
+    folder = tmp_path_factory.mktemp("derived") / "table-int8"
+    return write_bundle(folder, model, representation, bundle.encoder, {}, {})
+
+
+def names(found: list[Candidate]) -> list[str]:
+    return [c.name for c in found]
+
+
+def every(bundles: dict[str, Bundle], **changes: object) -> list[Candidate]:
+    asked = {"devices": (CPU, GPU), "runtimes": None, "precisions": None, "beside": Path(), "versions": "1"}
+    return candidates(bundles, **(asked | changes))  # type: ignore[arg-type]
+
+
+def test_a_cpu_is_measured_with_onnx_and_a_gpu_with_torch(bundle: Bundle) -> None:
+    assert best_runtimes(CPU) == ("onnx",)
+    assert best_runtimes(replace_runtimes(CPU, "torch")) == ("torch",)
+    found = every({"table": bundle})
+    assert names(found) == ["table@cpu", "table.int8@cpu", "table@cuda:0", "table.bf16@cuda:0"]
+    assert [c.path.runtime for c in found] == ["onnx", "onnx", "torch", "torch"]
+
+
+def replace_runtimes(device: Device, *runtimes: str) -> Device:
+    return device.model_copy(update={"runtimes": runtimes})
+
+
+def test_what_is_asked_narrows_the_paths(bundle: Bundle) -> None:
+    found = every({"table": bundle}, runtimes=["onnx", "torch"], precisions=["fp32"], devices=(CPU,))
+    assert names(found) == ["table@cpu", "table.torch@cpu"]
+    assert every({"table": bundle}, runtimes=["onnx"], devices=(GPU,)) == []
+
+
+def test_two_bundles_of_one_representation_are_told_apart(bundle: Bundle, small: Bundle) -> None:
+    found = every({"new": bundle, "old": bundle, "small": small}, precisions=["fp32"], devices=(CPU,))
+    assert names(found) == ["new@cpu", "old@cpu", "table-int8@cpu"]
+
+
+def test_another_version_precision_or_software_is_another_identity(bundle: Bundle, small: Bundle) -> None:
+    both = every({"a": bundle, "b": small})
+    assert len({c.identity for c in both}) == len(both)
+    assert every({"a": bundle}, versions="2")[0].identity != every({"a": bundle})[0].identity
+
+
+def test_bundles_are_named_relative_to_the_profile(bundle: Bundle, tmp_path: Path) -> None:
+    (absolute,) = every({"a": bundle}, precisions=["fp32"], devices=(CPU,))
+    assert absolute.path.bundle == bundle.path
+    there = replace(bundle, path=Path("runs/table"))
+    (found,) = every({"a": there}, precisions=["fp32"], devices=(CPU,), beside=Path("runs"))
+    assert found.path.bundle == Path("table")
+
+
+def test_bytes_add_up_to_the_files(bundle: Bundle, small: Bundle) -> None:
+    for one in (bundle, small):
+        memory = weigh(one, peak=7)
+        # what the files have beyond the numbers is the header of each
+        assert 0 <= one.bytes - (memory.total - 7) < 2048
+        assert memory.tables.keys() == one.manifest.schema_.tables.keys()
+    assert weigh(small, 0).tables["item"] < weigh(bundle, 0).tables["item"]
+
+
+def test_accuracy_is_the_bundles_own_or_said_to_be_assumed(bundle: Bundle, small: Bundle) -> None:
+    bundles = {"table": bundle, "small": small}
+    own, int8, derived, both = (carried(c, bundles) for c in every(bundles, devices=(CPU,)))
+    test = bundle.manifest.metrics["test"]
+    assert own.accuracy == test["accuracy"]
+    assert (own.origin, own.note) == ("bundle", "")
+    assert int8.origin == derived.origin == both.origin == "assumed"
+    assert int8.note == "accuracy of int8 dense assumed equal to that of fp32"
+    assert derived.note == "accuracy of 'table', which has the same dense net, assumed equal"
+    assert both.accuracy == own.accuracy
+
+
+def test_a_bundle_whose_accuracy_nobody_knows_is_refused(small: Bundle) -> None:
+    (alone,) = every({"small": small}, precisions=["fp32"], devices=(CPU,))
+    with pytest.raises(ProfileError, match=r"has no test accuracy.*measure it with --data FILE"):
+        carried(alone, {"small": small})
+
+
+def test_an_accuracy_that_was_given_stands_and_is_said_to(small: Bundle) -> None:
+    (alone,) = every({"small": small}, precisions=["fp32"], devices=(CPU,))
+    found = carried(alone, {"small": small}, {"small": 0.75})
+    assert (found.accuracy, found.origin) == (0.75, "assumed")
+    assert found.note == "accuracy of 'small' as it was given"
+
+
+def test_the_derived_bundle_really_has_the_net_of_its_origin(bundle: Bundle, small: Bundle) -> None:
+    assert load_bundle(small.path).manifest.files[NET].sha256 == bundle.manifest.files[NET].sha256

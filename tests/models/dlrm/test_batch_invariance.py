@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from polyrec.models.dlrm.batch_invariance import affine, fewest_rows, whole_blocks
+
+
+@pytest.mark.parametrize("sizes", [(3, 5), (10, 6), (64, 32), (16, 64), (64, 1), (367, 512)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_product_of_enough_rows_gives_each_the_same_bits_in_any_batch(
+    sizes: tuple[int, int], dtype: torch.dtype
+) -> None:
+    g = torch.Generator().manual_seed(0)
+    weight, bias = (torch.randn(size, generator=g).to(dtype) for size in (sizes, sizes[1:]))
+    fewest = fewest_rows([weight.numel()], dtype)
+    assert fewest == whole_blocks(fewest)
+    x = torch.randn(8 * fewest, sizes[0], generator=g).to(dtype)
+
+    def product(first: int, rows: int) -> torch.Tensor:
+        part = x[first : first + rows]
+        if dtype is torch.bfloat16:
+            return torch.addmm(bias, part, weight)
+        return affine(bias.view(1, 1, -1), part[None], weight[None])[0]
+
+    whole = product(0, len(x))
+    for rows in (fewest, fewest + 1, 2 * fewest - 1, 7 * fewest):
+        for first in range(0, len(x) - rows + 1, max(1, rows // 7)):
+            assert torch.equal(product(first, rows), whole[first : first + rows])

@@ -1,0 +1,14 @@
+from __future__ import annotations
+
+from polyrec.models.text_table import aligned
+
+ROWS = [("path", "rows", "of all"), ("a", "12,345", "1%")]
+
+
+def test_words_stand_to_the_left_and_numbers_to_the_right() -> None:
+    assert aligned(ROWS) == ["path    rows  of all", "a     12,345      1%"]
+    assert aligned(ROWS, left=3) == ["path  rows    of all", "a     12,345  1%"]
+
+
+def test_nothing_is_no_lines() -> None:
+    assert aligned([]) == []

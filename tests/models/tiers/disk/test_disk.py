@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from polyrec.models.schema.batch import I64
+from polyrec.models.tiers.disk import disk as module
+from polyrec.models.tiers.disk.disk import AHEAD_BATCHES, DiskTier, Held, write_pages
+from polyrec.models.tiers.disk.page_cache import Admission
+from polyrec.models.tiers.row_form import RowForm
+from polyrec.models.tiers.slab import Bytes, Slab
+
+PAGES, SLOTS = 64, 8
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[DiskTier]:
+    """64 pages of 16 rows, 8 of them in memory, no room for single rows."""
+    slab = Slab(RowForm(64, "fp32"), 0, SLOTS, 4096)
+    rows = PAGES * slab.rows_a_page
+    write_pages(tmp_path / "rows", slab, [np.zeros((rows, 256), np.uint8)])
+    tier = DiskTier(tmp_path / "rows", slab, rows, admission=Admission(rows=0.0))
+    yield tier
+    tier.close()
+
+
+def look_up(disk: DiskTier, *pages: int) -> int:
+    """How many pages a batch had to read itself."""
+    held = disk.acquire(np.array(pages, np.int64) * 16)
+    disk.ready(held)
+    disk.release(held)
+    return held.pages_read
+
+
+def test_what_was_read_ahead_is_there_when_its_batch_comes(disk: DiskTier) -> None:
+    assert disk.prefetch(np.array([40, 41, 42]) * 16) == 3
+    for first in range(0, 24, 4):
+        assert look_up(disk, *range(first, first + 4)) == 4
+    assert look_up(disk, 40, 41, 42) == 0
+
+
+def test_what_is_here_when_it_is_asked_for_ahead_stays_until_its_batch_comes(disk: DiskTier) -> None:
+    look_up(disk, 40, 41)
+    assert disk.prefetch(np.array([40, 41]) * 16) == 0
+    for first in range(0, 24, 4):
+        assert look_up(disk, *range(first, first + 4)) == 4
+    assert look_up(disk, 40, 41) == 0
+
+
+def test_half_the_cache_is_read_ahead_the_first_asked_first(disk: DiskTier) -> None:
+    assert disk.prefetch(np.arange(10, 13) * 16) == 3
+    assert disk.prefetch(np.arange(20, 24) * 16) == 1
+    assert disk.prefetch(np.arange(30, 34) * 16) == 0
+    assert look_up(disk, 10, 11, 12) == 0
+    assert disk.prefetch(np.arange(30, 34) * 16) == 3
+
+
+def test_what_nobody_comes_for_gives_its_room_back(disk: DiskTier) -> None:
+    assert disk.prefetch(np.arange(10, 14) * 16) == 4
+    for i in range(AHEAD_BATCHES + 1):
+        look_up(disk, 20 + i % 4)
+    assert disk.prefetch(np.arange(40, 44) * 16) == 4
+    look_up(disk, *range(40, 44))
+    look_up(disk, 40)  # lets go of what was read for the batch before
+    assert not disk.cache.pins.any()
+
+
+def rows_of(numbers: I64) -> Bytes:
+    return np.repeat(numbers, 32).view(np.uint8).reshape(numbers.size, -1)
+
+
+@pytest.fixture
+def roomy(tmp_path: Path) -> Iterator[DiskTier]:
+    """Rows that tell their number; of 64 slots most are for single rows."""
+    slab = Slab(RowForm(64, "fp32"), 0, 64, 4096)
+    rows = 256 * slab.rows_a_page
+    write_pages(tmp_path / "rows", slab, [rows_of(np.arange(rows))])
+    tier = DiskTier(tmp_path / "rows", slab, rows)
+    yield tier
+    tier.close()
+
+
+def numbers(disk: DiskTier, held: Held) -> I64:
+    """Which rows stand where a batch was told to look."""
+    return disk._slab.view[held.addresses].contiguous().numpy().view(np.int64)[:, 0]
+
+
+def test_two_batches_that_wait_for_the_same_rows_keep_them_once(roomy: DiskTier) -> None:
+    rows = np.random.default_rng(0).permutation(160)[:100]
+    first, second = roomy.acquire(rows), roomy.acquire(rows[::-1].copy())
+    for held, wanted in ((first, rows), (second, rows[::-1])):
+        roomy.ready(held)
+        assert (numbers(roomy, held) == wanted).all()
+    for held in (first, second):
+        roomy.release(held)
+    kept = np.sort(roomy.recent._row[roomy.recent._row >= 0])
+    assert (kept == np.unique(rows)).all()
+    again = roomy.acquire(rows)
+    assert again.pages_read == 0
+    assert (numbers(roomy, again) == rows).all()
+    roomy.release(again)
+
+
+def test_of_rows_to_keep_the_hottest_find_a_place(roomy: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ROWS_AT_ONCE", 50)
+    slots = roomy.recent.slots
+    roomy.keep(np.arange(2 * slots), rows_of)
+    held = roomy.acquire(np.arange(slots))
+    assert held.pages_read == 0
+    assert (numbers(roomy, held) == np.arange(slots)).all()
+    roomy.release(held)
+    assert not roomy.recent.pins.any()

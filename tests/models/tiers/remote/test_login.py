@@ -1,0 +1,141 @@
+"""Getting into a real Redis by TLS and as a user of its access list; and what is shown of that."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from pydantic import SecretStr
+
+from polyrec.models.errors import RuntimeUnavailable
+from polyrec.models.tiers.placement import RemoteStore
+from polyrec.models.tiers.remote.login import Login, bare, login_of, place
+from polyrec.models.tiers.remote.remote import RemoteTier
+from polyrec.models.tiers.remote.resp import Link, RespError
+from polyrec.models.tiers.rows import TieredRows
+from tests.models.tiers.redis_server import RedisServer
+from tests.models.tiers.waiting import wait_until
+from tests.models.tiers.worlds import encoder_of, flat_weight, world
+
+PASSWORD = "p@ss/w:rd s3cret"
+SIZES = {"a": 3000, "table_b": 50}
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """A server that speaks TLS and lets nobody in but the user `rows`."""
+    folder = tmp_path_factory.mktemp("redis")
+    access = folder / "users.acl"
+    rights = "~polyrec:* +get +mget +set +ping +info"
+    digest = hashlib.sha256(PASSWORD.encode()).hexdigest()
+    access.write_text(f"user default off\nuser rows on #{digest} {rights}\n")
+    server = RedisServer(folder, "--aclfile", str(access), tls=True)
+    yield server
+    server.kill()
+
+
+def named(server: RedisServer, **changed: object) -> RemoteStore:
+    url = server.url.replace("://", "://rows@")
+    told = {"url": url, "ca_file": server.ca_file, "password": SecretStr(PASSWORD), "timeout_ms": 5000}
+    return RemoteStore.model_validate(told | changed)
+
+
+@pytest.mark.parametrize("way", ["settings", "file", "url"])
+def test_rows_come_from_a_store_behind_tls_and_a_password(
+    guarded: RedisServer, tmp_path: Path, way: str
+) -> None:
+    told: dict[str, object] = {"ca_file": guarded.ca_file, "timeout_ms": 5000, "fill": True}
+    told["url"] = guarded.url.replace("://", "://rows@")
+    if way == "settings":
+        told["password"] = SecretStr(PASSWORD)
+    elif way == "file":
+        told["password_file"] = tmp_path / "password"
+        (tmp_path / "password").write_text(PASSWORD + "\n")
+    else:
+        told["url"] = guarded.url.replace("://", "://rows:p%40ss%2Fw%3Ard%20s3cret@")
+    encoder = encoder_of(SIZES)
+    stack = world(encoder, tmp_path, (0.1, 0.2, 0.3), remote=told)
+    rows, flat = TieredRows(stack), flat_weight(encoder)
+    random = np.random.default_rng(0)
+    for count in (1, 7, 2000):  # more than one record of TLS, and less
+        index = torch.from_numpy(random.integers(0, sum(SIZES.values()), count))
+        assert torch.equal(rows.gather(index), flat[index])
+    assert rows.take_fallbacks() == 0
+    stack.close()
+
+
+def test_answers_of_any_length_are_read_to_their_end_over_tls(guarded: RedisServer) -> None:
+    login = login_of(named(guarded))
+    for size in (1, 1000, 16_384, 100_000):
+        tier = RemoteTier(guarded.url, ["t"], np.zeros((1, size), np.uint8), 5.0, "polyrec:", login)
+        ids, zeros = np.arange(9), np.zeros(9, np.int64)
+        values = np.random.default_rng(size).integers(0, 255, (9, size), np.uint8)
+        tier.write(zeros, ids, values)
+        got, found = tier.receive(tier.ask(zeros, ids))
+        assert found.all()
+        np.testing.assert_array_equal(got, values)
+        tier.close()
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"password": SecretStr("wrong s3cret")}, "the store refused AUTH: WRONGPASS"),
+        ({"password": None}, "the store refused AUTH: WRONGPASS"),
+        ({"ca_file": None}, "certificate verify failed"),
+    ],
+)
+def test_who_may_not_enter_is_told_why_and_nothing_else(
+    guarded: RedisServer, changed: dict[str, object], why: str
+) -> None:
+    store = named(guarded, **changed)
+    with pytest.raises(OSError, match=why) as refused:
+        Link(store.url, 5.0, login_of(store))
+    assert "s3cret" not in str(refused.value)
+
+
+def test_a_store_that_answers_again_is_entered_again(guarded: RedisServer) -> None:
+    tier = RemoteTier(
+        guarded.url, ["t"], np.zeros((1, 4), np.uint8), 5.0, "polyrec:", login_of(named(guarded))
+    )
+    ids, zeros = np.arange(3), np.zeros(3, np.int64)
+    guarded.kill()
+    assert not tier.receive(tier.ask(zeros, ids))[1].any()
+    guarded.start()
+    wait_until(lambda: tier.up, "the store was not found again")
+    tier.write(zeros, ids, np.ones((3, 4), np.uint8))
+    assert tier.receive(tier.ask(zeros, ids))[1].all()
+    tier.close()
+
+
+def test_a_file_that_cannot_be_read_is_said_without_its_folder(tmp_path: Path) -> None:
+    for changed in ({"password_file": tmp_path / "none"}, {"ca_file": tmp_path / "none"}):
+        with pytest.raises(RuntimeUnavailable, match="file cannot be read: No such file") as refused:
+            login_of(RemoteStore.model_validate({"url": "rediss://host"} | changed))
+        assert str(tmp_path) not in str(refused.value)
+    (tmp_path / "empty").write_text("\n")
+    with pytest.raises(RuntimeUnavailable, match="it is empty"):
+        login_of(RemoteStore(url="rediss://host", password_file=tmp_path / "empty"))
+
+
+def test_a_wrong_password_is_not_quoted_by_an_old_server(tmp_path: Path) -> None:
+    """One without passwords may repeat what it was sent."""
+    server = RedisServer(tmp_path)
+    try:
+        with pytest.raises(RespError, match="the store refused AUTH: ERR") as refused:
+            Link(f"redis://:s3cret@127.0.0.1:{server.port}", 5.0)
+        assert "s3cret" not in str(refused.value)
+    finally:
+        server.kill()
+
+
+def test_urls_are_shown_without_secrets() -> None:
+    assert bare("rediss://u:p@h:1/2") == "rediss://h:1/2"
+    assert bare("unix:///a/b.sock") == "unix:///a/b.sock"
+    assert place("unix:///a/b.sock") == "unix://b.sock"
+    assert place("redis://:a@b@[fd00::1]") == "redis://[fd00::1]"
+    assert "s3cret" not in repr(Login.of_url("redis://u:s3cret@h"))

@@ -1,0 +1,225 @@
+"""The remote tier against a real Redis: rows by one request, and what happens when it goes away."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from polyrec.models.errors import RuntimeUnavailable
+from polyrec.models.schema.encoder import Encoder
+from polyrec.models.tiers.remote.remote import RemoteTier
+from polyrec.models.tiers.remote.resp import Link, RespError, keys
+from polyrec.models.tiers.rows import TieredRows
+from polyrec.models.tiers.stack import TierStack
+from polyrec.models.tiers.updates.drift import Drift
+from polyrec.models.tiers.updates.update import TableUpdate, apply_update
+from tests.models.tiers.redis_server import RedisServer
+from tests.models.tiers.waiting import wait_until
+from tests.models.tiers.worlds import FORM, encoder_of, flat_weight, row_of, world
+
+SIZES = {"a": 3000, "table_b": 50}
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path)
+    yield server
+    server.kill()
+
+
+def with_store(encoder: Encoder, directory: Path, url: str, fill: bool = True) -> TierStack:
+    remote = {"url": url, "timeout_ms": 5000, "fill": fill}
+    return world(encoder, directory, (0.1, 0.2, 0.3), remote=remote)
+
+
+def up(stack: TierStack) -> bool:
+    remote = stack.tiers.remote
+    assert remote is not None
+    return remote.up
+
+
+def test_remote_rows_are_those_of_the_flat_table(server: RedisServer, tmp_path: Path) -> None:
+    encoder = encoder_of(SIZES)
+    stack = with_store(encoder, tmp_path, server.url)
+    flat = flat_weight(encoder)
+    rows = TieredRows(stack)
+    random = np.random.default_rng(0)
+    for count in (0, 1, 7, 2000):
+        index = torch.from_numpy(random.integers(0, sum(SIZES.values()), count))
+        assert torch.equal(rows.gather(index), flat[index])
+    assert rows.take_fallbacks() == 0
+    level = stack.figures().levels["remote"]
+    assert level.lookups == level.hits > 500
+    stack.close()
+
+
+def test_keys_tell_people_the_table_and_the_id(server: RedisServer, tmp_path: Path) -> None:
+    encoder = encoder_of(SIZES)
+    stack = with_store(encoder, tmp_path, server.url)
+    coldest = int(np.argmax(encoder.vocabularies["a"].rank_of_id))
+    link = Link(server.url, 5.0)
+    assert link.call(b"STRLEN", b"polyrec:a:%012d" % coldest, timeout_s=5.0) == FORM.bytes
+    assert bytes(keys("x:", np.array([0, 10**12 - 1]))[1]) == b"x:999999999999"
+    link.close()
+    stack.close()
+
+
+def test_a_row_that_the_store_lacks_is_the_out_of_vocabulary_row(server: RedisServer, tmp_path: Path) -> None:
+    encoder = encoder_of(SIZES)
+    stack = with_store(encoder, tmp_path, server.url)
+    v = encoder.vocabularies["a"]
+    remote = np.flatnonzero(v.rank_of_id >= 1800)
+    gone = remote[:10]
+    link = Link(server.url, 5.0)
+    for id in gone[:9].tolist():
+        assert link.call(b"DEL", b"polyrec:a:%012d" % id, timeout_s=5.0) == 1
+    link.call(b"SET", b"polyrec:a:%012d" % gone[9], b"another model's", timeout_s=5.0)
+    rows = TieredRows(stack)
+    got = rows.gather(torch.from_numpy(v.rank_of_id[remote]))
+    expected = row_of(0, remote)
+    expected[:10] = row_of(0, np.full(10, v.oov_id))
+    np.testing.assert_array_equal(got.numpy(), expected)
+    assert rows.take_fallbacks() == 10
+    figures = stack.figures()
+    assert figures.fallbacks == 10
+    assert figures.levels["remote"].lookups - figures.levels["remote"].hits == 10
+    link.close()
+    stack.close()
+
+
+def test_updates_and_new_orders_reach_the_store(server: RedisServer, tmp_path: Path) -> None:
+    encoder = encoder_of(SIZES)
+    stack = with_store(encoder, tmp_path, server.url)
+    everything = np.arange(SIZES["a"])
+    apply_update(stack, {"a": TableUpdate(everything, row_of(0, everything, 3))})
+    cold = np.flatnonzero(encoder.vocabularies["a"].rank_of_id >= 2900)
+    rows = TieredRows(stack)
+    for _ in range(64):
+        with rows.generation() as view:
+            assert view.encoder is not None
+            rows.gather(torch.from_numpy(view.encoder.vocabularies["a"].rank_of_id[cold]))
+    moves = Drift(stack, memory=0.1).follow()
+    assert (moves.before, moves.after) == (0.0, 1.0)
+    for _ in range(2):
+        with rows.generation() as view:
+            assert view.encoder is not None
+            got = rows.gather(torch.from_numpy(view.encoder.vocabularies["a"].rank_of_id))
+            np.testing.assert_array_equal(got.numpy(), row_of(0, everything, 3))
+        assert stack.settle(10.0)
+    assert rows.take_fallbacks() == 0
+    stack.close()
+
+
+def test_a_store_killed_and_restarted_under_load_costs_quality_never_an_answer(
+    server: RedisServer, tmp_path: Path
+) -> None:
+    encoder = encoder_of(SIZES)
+    stack = with_store(encoder, tmp_path, server.url)
+    v = encoder.vocabularies["a"]
+    unknown = row_of(0, np.array([v.oov_id]))
+    wrong: list[str] = []
+    stop = threading.Event()
+    clean = threading.Event()
+    degraded = threading.Event()
+
+    def read(seed: int) -> None:
+        random = np.random.default_rng(seed)
+        rows = TieredRows(stack)
+        while not stop.is_set():
+            ids = random.integers(0, v.rows, 200)
+            try:
+                got = rows.gather(torch.from_numpy(v.rank_of_id[ids])).numpy()
+            except Exception as e:
+                wrong.append(f"a request failed: {e!r}")
+                return
+            lost = rows.take_fallbacks()
+            right = (got == row_of(0, ids)).all(axis=1)
+            fallen = (got == unknown).all(axis=1)
+            if not (right | fallen).all() or not right[v.rank_of_id[ids] < 1800].all():
+                wrong.append("a row that is neither the right one nor the out-of-vocabulary row")
+            if int((~right).sum()) > lost:
+                wrong.append("quality was degraded and not said")
+            (degraded if lost else clean).set()
+
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(3):
+            clean.clear()
+            assert clean.wait(20), "no batch was answered in full"
+            degraded.clear()
+            server.kill()
+            assert degraded.wait(20), "no batch missed the store"
+            # a batch from before it was filled again may be late, and have lost rows, too
+            wait_until(lambda: not up(stack), "nobody noticed")
+            server.start()
+            wait_until(lambda: up(stack), "the store was not found again")
+            # it came back empty: its rows are written anew, as an operator would
+            refill(stack, encoder)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert not wrong
+    rows = TieredRows(stack)
+    everything = torch.arange(sum(SIZES.values()))
+    assert torch.equal(rows.gather(everything), flat_weight(encoder))
+    assert rows.take_fallbacks() == 0
+    stack.close()
+
+
+def refill(stack: TierStack, encoder: Encoder) -> None:
+    remote = stack.tiers.remote
+    assert remote is not None
+    for i, v in enumerate(encoder.vocabularies.values()):
+        ids = np.arange(v.rows)
+        values = row_of(i, ids).view(np.uint8)
+        remote.write(np.full(v.rows, i), ids, values)
+
+
+def test_new_values_wait_for_a_store_that_is_away(server: RedisServer, tmp_path: Path) -> None:
+    encoder = encoder_of(SIZES)
+    stack = with_store(encoder, tmp_path, server.url)
+    v = encoder.vocabularies["a"]
+    remote = np.flatnonzero(v.rank_of_id >= 1800)
+    server.kill()
+    apply_update(stack, {"a": TableUpdate(remote, row_of(0, remote, 5))})
+    assert not stack.settle(0.1)
+    rows = TieredRows(stack)
+    got = rows.gather(torch.from_numpy(v.rank_of_id[remote]))
+    np.testing.assert_array_equal(got.numpy(), row_of(0, remote, 5))
+    server.start()
+    wait_until(lambda: up(stack), "the store was not found again")
+    assert stack.settle(10.0)
+    got = rows.gather(torch.from_numpy(v.rank_of_id[remote]))
+    np.testing.assert_array_equal(got.numpy(), row_of(0, remote, 5))
+    stack.close()
+
+
+def test_a_store_that_does_not_answer_in_time_is_not_waited_for(server: RedisServer) -> None:
+    fallback = np.full((1, 4), 9, np.uint8)
+    tier = RemoteTier(server.url, ["a"], fallback, timeout_s=0.05)
+    link = Link(server.url, 5.0)
+    link.call(b"CLIENT", b"PAUSE", b"600", b"ALL", timeout_s=5.0)
+    zeros = np.zeros(3, np.int64)
+    rows, found = tier.receive(tier.ask(zeros, np.arange(3)))
+    assert not found.any()
+    np.testing.assert_array_equal(rows, np.repeat(fallback, 3, axis=0))
+    assert tier.failures == 1
+    link.close()
+    tier.close()
+
+
+def test_a_wrong_password_or_an_error_is_told(server: RedisServer, tmp_path: Path) -> None:
+    with pytest.raises(RespError, match="AUTH"):
+        Link(f"redis://:secret@127.0.0.1:{server.port}", 5.0)
+    server.kill()
+    with pytest.raises(RuntimeUnavailable, match="cannot be filled"):
+        with_store(encoder_of(SIZES), tmp_path, server.url)
+    server.start()

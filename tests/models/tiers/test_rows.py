@@ -1,0 +1,108 @@
+"""Any tiers give the very rows of the flat table: the first thing that they must show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polyrec.models.dlrm.precision import Precision
+from polyrec.models.embeddings.store import open_rows, quantise
+from polyrec.models.schema.batch import I64
+from polyrec.models.tiers.opening import open_stack, rows_of_weight
+from polyrec.models.tiers.placement import Placement
+from polyrec.models.tiers.row_form import RowForm
+from polyrec.models.tiers.rows import TieredRows
+
+PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "int8", "int4")
+
+
+def random_cuts(random: np.random.Generator, sizes: dict[str, int]) -> dict[str, dict[str, int]]:
+    """Each table in up to three tiers; some empty, some tables not named."""
+    cuts = {}
+    for table, rows in sizes.items():
+        if random.random() < 0.8:
+            device, host = np.sort(random.integers(0, rows + 1, 2)).tolist()
+            if random.random() < 0.3:
+                device = 0
+            cuts[table] = {"device": device, "host": host - device, "disk": rows - host}
+    return cuts
+
+
+def packed(random: np.random.Generator, rows: int, width: int, precision: Precision) -> torch.Tensor:
+    return quantise(torch.from_numpy(random.standard_normal((rows, width)).astype(np.float32)), precision)
+
+
+@given(st.integers(0, 2**32), st.sampled_from(PRECISIONS), st.sampled_from(["io_uring", "threads"]))
+@settings(max_examples=60)
+def test_any_tiers_give_bit_identical_rows_to_the_flat_table_with_updates_between(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, precision: Precision, reader: str
+) -> None:
+    random = np.random.default_rng(seed)
+    width = int(random.choice([2, 4, 16, 64, 1100]))
+    sizes = {f"t{i}": int(random.integers(1, 4000 // width + 30)) for i in range(int(random.integers(1, 5)))}
+    total = sum(sizes.values())
+    form = RowForm(width, precision)
+    weight = packed(random, total, width, precision)
+    flat = open_rows(weight.clone(), precision)
+    placement = Placement.model_validate(
+        {
+            "cuts": random_cuts(random, sizes),
+            "cache_bytes": 4096 * int(random.integers(1, 12)),
+            "directory": tmp_path_factory.getbasetemp(),
+            "reader": reader,
+        }
+    )
+    stack = open_stack(form, sizes, rows_of_weight(weight, form), placement)
+    try:
+        rows = TieredRows(stack)
+        with torch.inference_mode():
+            for _ in range(4):
+                count = int(random.integers(0, 200))
+                index = torch.from_numpy(random.integers(0, total, count))
+                if random.random() < 0.5:
+                    rows.prefetch(index.numpy())
+                assert torch.equal(rows.gather(index), flat.gather(index))
+                offsets = torch.from_numpy(bags(random, count))
+                assert torch.equal(rows.pool(index, offsets), flat.pool(index, offsets))
+                changed = random.integers(0, total, int(random.integers(1, 20)))
+                new = packed(random, changed.size, width, precision)
+                last_wins(flat.weight.data, changed, new)
+                stack.update(changed, new.view(torch.uint8).numpy().reshape(-1, form.bytes))
+        assert stack.settle(10.0)
+        assert not stack.views.newest.layers
+        everything = torch.arange(total)
+        with torch.inference_mode():
+            assert torch.equal(rows.gather(everything), flat.gather(everything))
+    finally:
+        stack.close()
+
+
+def bags(random: np.random.Generator, count: int) -> I64:
+    ends = np.sort(random.integers(0, count + 1, 3))
+    return np.concatenate(([0], ends, [count])).astype(np.int64)
+
+
+def last_wins(weight: torch.Tensor, rows: I64, values: torch.Tensor) -> None:
+    for row, value in zip(rows.tolist(), values, strict=True):
+        weight[row] = value
+
+
+def test_a_cache_of_one_page_gathers_a_batch_of_many_pages(tmp_path: Path) -> None:
+    weight = packed(np.random.default_rng(0), 5000, 16, "fp32")
+    form = RowForm(16, "fp32")
+    placement = Placement.model_validate(
+        {"cuts": {"t": {"disk": 5000}}, "cache_bytes": 4096, "directory": tmp_path}
+    )
+    stack = open_stack(form, {"t": 5000}, rows_of_weight(weight, form), placement)
+    index = torch.from_numpy(np.random.default_rng(1).integers(0, 5000, 300))
+    assert torch.equal(TieredRows(stack).gather(index), weight[index])
+    levels = stack.figures().levels
+    assert levels["cache"].lookups == 300
+    assert levels["disk"].hits == 300 - levels["cache"].hits > 200
+    assert not list(tmp_path.iterdir()), "the file has no name, so that it goes with the process"
+    stack.close()

@@ -1,0 +1,164 @@
+"""Updates that outlive the tiers they were given to, against a plain dictionary of the last values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from polyrec.models.schema.encoder import Encoder
+from polyrec.models.tiers.opening import open_stack, rows_of_weight
+from polyrec.models.tiers.placement import Placement
+from polyrec.models.tiers.rows import TieredRows
+from polyrec.models.tiers.slab import Bytes
+from polyrec.models.tiers.stack import TierStack
+from polyrec.models.tiers.updates.changes import Changes
+from polyrec.models.tiers.updates.update import TableUpdate, UpdateError, apply_update
+from tests.models.tiers.redis_server import RedisServer
+from tests.models.tiers.worlds import FORM, encoder_of, flat_weight, row_of, world
+
+SIZES = {"a": 300, "b": 40}
+ENCODER = encoder_of(SIZES)
+IDS = st.one_of(
+    *(st.tuples(st.just(t), st.lists(st.integers(0, n - 1), max_size=30)) for t, n in SIZES.items())
+)
+
+
+@pytest.fixture
+def changes(tmp_path: Path) -> Iterator[Changes]:
+    changes = Changes(tmp_path)
+    yield changes
+    changes.close()
+
+
+def update_of(table: str, ids: list[int], version: int) -> dict[str, TableUpdate]:
+    named = np.array(ids, np.int64)
+    return {table: TableUpdate(named, row_of(list(SIZES).index(table), named, version))}
+
+
+def version_of_rows(stack: TierStack) -> dict[str, list[int]]:
+    """Of every row of each table, by id; checks that it is that row."""
+    rows, found, base = TieredRows(stack), {}, 0
+    for i, (table, v) in enumerate(ENCODER.vocabularies.items()):
+        got = rows.gather(torch.from_numpy(base + v.rank_of_id)).numpy()
+        np.testing.assert_array_equal(got, row_of(i, np.arange(v.rows), got[:, 2]))
+        found[table] = got[:, 2].astype(int).tolist()
+        base += v.rows
+    return found
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(given_updates=st.lists(st.tuples(IDS, st.booleans()), max_size=8))
+def test_tiers_opened_again_have_the_last_values(
+    given_updates: list[tuple[tuple[str, list[int]], bool]], tmp_path: Path
+) -> None:
+    changes = Changes(tmp_path)
+    expected = {t: [0] * n for t, n in SIZES.items()}
+    stacks = [world(ENCODER, tmp_path, changes=changes)]
+    for version, ((table, ids), again) in enumerate(given_updates, 1):
+        apply_update(stacks[-1], update_of(table, ids, version))
+        for id in ids:
+            expected[table][id] = version
+        if again:
+            stacks.append(world(ENCODER, tmp_path, changes=changes))
+    for stack in stacks:
+        assert version_of_rows(stack) == expected
+        stack.close()
+    last = world(ENCODER, tmp_path, changes=changes)
+    assert version_of_rows(last) == expected
+    # filled with them, not covered by them
+    assert not last.views.newest.layers
+    last.close()
+    changed = {(table, id) for (table, ids), _ in given_updates for id in ids}
+    assert changes.rows == len(changed)
+    changes.close()
+
+
+def test_an_update_that_comes_while_tiers_are_filled_is_not_lost(changes: Changes, tmp_path: Path) -> None:
+    first = world(ENCODER, tmp_path, changes=changes)
+    apply_update(first, update_of("a", list(range(300)), 1))
+    source = rows_of_weight(flat_weight(ENCODER), FORM)
+    calls = 0
+
+    def read(start: int, count: int) -> Bytes:
+        nonlocal calls
+        calls += 1
+        given = source(start, count)
+        # after this part is read, before it is written: each time some rows of both tables
+        apply_update(first, update_of("a", list(range(calls, 300, 3)), 1 + calls))
+        apply_update(first, update_of("b", [calls], 1 + calls))
+        return given
+
+    placement = {t: {"host": n // 3, "disk": n - n // 3} for t, n in SIZES.items()}
+    second = open_stack(
+        FORM,
+        SIZES,
+        read,
+        Placement.model_validate({"cuts": placement, "cache_bytes": 4096, "directory": tmp_path}),
+        ENCODER,
+        changes=changes,
+    )
+    assert calls > 2
+    assert version_of_rows(second) == version_of_rows(first)
+    apply_update(second, update_of("b", [0], 99))
+    assert version_of_rows(first)["b"][0] == version_of_rows(second)["b"][0] == 99
+    for stack in (first, second):
+        assert stack.settle(20.0)
+        assert not stack.views.newest.layers
+    assert version_of_rows(second) == version_of_rows(first)
+    first.close()
+    second.close()
+
+
+def test_a_store_that_is_filled_again_is_filled_with_the_last_values(
+    changes: Changes, tmp_path: Path
+) -> None:
+    server = RedisServer(tmp_path)
+    try:
+        remote = {"url": server.url, "timeout_ms": 5000, "fill": True}
+        everything = list(range(SIZES["a"]))
+
+        def opened(encoder: Encoder) -> TierStack:
+            return world(encoder, tmp_path, (0.1, 0.2, 0.3), remote=remote, changes=changes)
+
+        first = opened(ENCODER)
+        apply_update(first, update_of("a", everything, 5))
+        assert first.settle(20.0)
+        second = opened(ENCODER)
+        for stack in (first, second):
+            rows = TieredRows(stack)
+            got = rows.gather(torch.from_numpy(ENCODER.vocabularies["a"].rank_of_id)).numpy()
+            np.testing.assert_array_equal(got, row_of(0, np.arange(SIZES["a"]), 5))
+            assert rows.take_fallbacks() == 0
+        # the out-of-vocabulary row, which stands for rows that are lost, is the new one, too
+        remote_tier = second.tiers.remote
+        assert remote_tier is not None
+        unknown = np.array([ENCODER.vocabularies["a"].oov_id])
+        np.testing.assert_array_equal(remote_tier.fallback[0], row_of(0, unknown, 5).view(np.uint8)[0])
+        first.close()
+        second.close()
+    finally:
+        server.kill()
+
+
+def test_an_update_that_cannot_be_kept_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    changes = Changes(tmp_path / "file")
+    stack = world(ENCODER, tmp_path, changes=changes)
+    with pytest.raises(UpdateError, match=r"cannot be kept in '.*file'"):
+        apply_update(stack, update_of("a", [1, 2], 1))
+    assert changes.rows == 0
+    assert version_of_rows(stack)["a"] == [0] * 300
+    stack.close()
+
+
+def test_nothing_is_left_in_the_folder(changes: Changes, tmp_path: Path) -> None:
+    stack = world(ENCODER, tmp_path, changes=changes)
+    apply_update(stack, update_of("a", [1], 1))
+    assert list(tmp_path.iterdir()) == []
+    stack.close()

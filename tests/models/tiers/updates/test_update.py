@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from polyrec.models.tiers.rows import TieredRows
+from polyrec.models.tiers.updates.update import (
+    TableUpdate,
+    UpdateError,
+    apply_update,
+    load_update,
+    save_update,
+)
+from tests.models.tiers.worlds import WIDTH, encoder_of, flat_weight, row_of, world
+
+SIZES = {"a": 3000, "b": 40}
+
+
+def test_new_values_reach_every_tier_by_id(tmp_path: Path) -> None:
+    encoder = encoder_of(SIZES)
+    stack = world(encoder, tmp_path)
+    rows = TieredRows(stack)
+    random = np.random.default_rng(0)
+    ids = {t: random.permutation(n)[: n // 3] for t, n in SIZES.items()}
+    update = {t: TableUpdate(ids[t], row_of(i, ids[t], 7)) for i, t in enumerate(SIZES)}
+    save_update(update, tmp_path / "update.safetensors")
+    assert apply_update(stack, load_update(tmp_path / "update.safetensors")) == 1000 + 13
+    nothing = {"a": TableUpdate(np.empty(0, np.int64), np.empty((0, WIDTH), np.float32))}
+    assert apply_update(stack, nothing) == 0
+    one = {"b": TableUpdate(ids["b"][:1], row_of(1, ids["b"][:1], 7))}
+    assert apply_update(stack, nothing | one) == 1
+    for _ in range(2):  # laid over the tiers, then written into them
+        base = 0
+        for i, (table, v) in enumerate(encoder.vocabularies.items()):
+            version = np.zeros(v.rows)
+            version[ids[table]] = 7
+            got = rows.gather(torch.from_numpy(base + v.rank_of_id))
+            np.testing.assert_array_equal(got.numpy(), row_of(i, np.arange(v.rows), version))
+            base += v.rows
+        assert stack.settle(10.0)
+    assert not stack.views.newest.layers
+    assert stack.figures().replaced <= 1014
+    stack.close()
+
+
+@pytest.mark.parametrize(
+    ("update", "offence"),
+    [
+        ({"c": TableUpdate(np.array([0]), np.zeros((1, WIDTH), np.float32))}, "no table 'c'; known: a, b"),
+        ({"b": TableUpdate(np.array([40]), np.zeros((1, WIDTH), np.float32))}, "has ids 0 to 39, not 40"),
+        ({"b": TableUpdate(np.array([-1]), np.zeros((1, WIDTH), np.float32))}, "has ids 0 to 39, not -1"),
+        ({"b": TableUpdate(np.array([1]), np.zeros((1, 3), np.float32))}, r"wants \(1, 8\) numbers"),
+        ({"b": TableUpdate(np.array([1]), np.full((1, WIDTH), np.nan, np.float32))}, "not finite"),
+    ],
+)
+def test_a_wrong_update_changes_nothing_and_is_told_in_one_line(
+    update: dict[str, TableUpdate], offence: str, tmp_path: Path
+) -> None:
+    encoder = encoder_of(SIZES)
+    stack = world(encoder, tmp_path)
+    sound = {"a": TableUpdate(np.array([1]), row_of(0, np.array([1]), 9))}
+    with pytest.raises(UpdateError, match=offence):
+        apply_update(stack, sound | update)
+    everything = torch.arange(sum(SIZES.values()))
+    assert torch.equal(TieredRows(stack).gather(everything), flat_weight(encoder))
+    stack.close()
+
+
+def test_a_file_that_is_no_update_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UpdateError, match="no file of updates"):
+        load_update(tmp_path / "nothing")
+    (tmp_path / "text").write_text("hello")
+    with pytest.raises(UpdateError, match="is not a file of updates"):
+        load_update(tmp_path / "text")

@@ -1,0 +1,23 @@
+"""Waiting for real servers by asking them, with an end to it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from polyrec.models.tiers.remote.resp import RespError
+
+PATIENCE_S = 30
+
+
+def wait_until(true: Callable[[], bool], otherwise: str) -> None:
+    """Asks again and again, PATIENCE_S at most."""
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            if true():
+                return
+        except RespError:
+            pass
+        assert time.monotonic() < until, otherwise
+        time.sleep(0.01)

@@ -1,0 +1,79 @@
+"""Small models for tests of tiers: vocabularies, an encoder, rows that tell whose they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from polyrec.models.schema.batch import I64
+from polyrec.models.schema.encoder import Encoder
+from polyrec.models.schema.schema import Categorical, Label, Schema, Split
+from polyrec.models.schema.vocabulary import Vocabulary
+from polyrec.models.tiers.opening import open_stack, rows_of_weight
+from polyrec.models.tiers.placement import Placement
+from polyrec.models.tiers.row_form import RowForm
+from polyrec.models.tiers.stack import TierStack
+from polyrec.models.tiers.updates.changes import Changes
+
+WIDTH = 8
+FORM = RowForm(WIDTH, "fp32")
+
+
+def encoder_of(sizes: dict[str, int], seed: int = 0) -> Encoder:
+    """A table a feature, of so many rows (two of them special), ranks shuffled, counts falling."""
+    random = np.random.default_rng(seed)
+    schema = Schema(
+        name="world",
+        categorical=tuple(Categorical(name=t, type="integer") for t in sizes),
+        label=Label(column="label"),
+        split=Split(rule="hash", columns=(next(iter(sizes)),)),
+    )
+    vocabularies = {}
+    for table, rows in sizes.items():
+        counts = np.sort(random.zipf(1.3, rows).clip(max=10**6))[::-1].astype(np.int64)
+        vocabularies[table] = Vocabulary(table, "integer", rows - 2, random.permutation(rows), counts)
+    return Encoder(schema, vocabularies, {})
+
+
+def row_of(table: int, ids: I64, version: int | NDArray[Any] = 0) -> NDArray[np.float32]:
+    """float32 [n, WIDTH]: says its table, its id and its version, so that a wrong row is known at sight."""
+    out = np.empty((ids.size, WIDTH), np.float32)
+    out[:, 0], out[:, 1], out[:, 2:] = table, ids, np.broadcast_to(version, ids.shape)[:, None]
+    return out
+
+
+def flat_weight(encoder: Encoder) -> torch.Tensor:
+    """All rows in the encoder's order, at version 0."""
+    parts = []
+    for i, v in enumerate(encoder.vocabularies.values()):
+        rows = np.empty((v.rows, WIDTH), np.float32)
+        rows[v.rank_of_id] = row_of(i, np.arange(v.rows))
+        parts.append(rows)
+    return torch.from_numpy(np.concatenate(parts))
+
+
+def world(
+    encoder: Encoder,
+    directory: Path,
+    shares: tuple[float, ...] = (0.1, 0.2, 0.7),
+    changes: Changes | None = None,
+    **settings: Any,
+) -> TierStack:
+    """A stack with the same shares of every table on device, host and disk, the rest in a remote store."""
+    cuts = {}
+    for table, v in encoder.vocabularies.items():
+        held = [int(s * v.rows) for s in shares]
+        rest = v.rows - sum(held)
+        cuts[table] = dict(zip(("device", "host", "disk"), held, strict=True))
+        last = "remote" if "remote" in settings else "disk"
+        cuts[table][last] = cuts[table].get(last, 0) + rest
+    placement = Placement.model_validate(
+        {"cuts": cuts, "cache_bytes": 8 * 4096, "directory": directory, **settings}
+    )
+    sizes = {t: v.rows for t, v in encoder.vocabularies.items()}
+    source = rows_of_weight(flat_weight(encoder), FORM)
+    return open_stack(FORM, sizes, source, placement, encoder, changes=changes)

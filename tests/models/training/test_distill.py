@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from polyrec.models.bundle.bundle import Bundle, write_bundle
+from polyrec.models.bundle.derive import quantised
+from polyrec.models.data.encoded import Encoded, encode
+from polyrec.models.data.reader import open_data
+from polyrec.models.data.split import split_of
+from polyrec.models.dlrm.dlrm import DLRM, Architecture, DenseNet, dense_slots
+from polyrec.models.embeddings.computed import Encoding
+from polyrec.models.errors import BundleError
+from polyrec.models.training.distill import Regression, distilled
+from polyrec.models.training.pipeline import Select, Training
+from polyrec.models.training.trainer import predict
+
+TRAINING = Training(encoding=Encoding(k=64, hidden=(32,)), select=Select(share=0.3))
+
+
+@pytest.fixture(scope="module")
+def data(bundle: Bundle, clicks: Path) -> Encoded:
+    reader = open_data(clicks, bundle.manifest.schema_)
+    return encode(reader, bundle.encoder, split_of(reader, bundle.manifest.schema_))
+
+
+@pytest.mark.parametrize("kind", ["dhe", "select"])
+def test_computed_vectors_learn_the_rows(kind: str, bundle: Bundle, data: Encoded) -> None:
+    representation = TRAINING.representation(kind, bundle.encoder.vocabularies)
+    rows = np.arange(500)
+    expected = predict(bundle.model(), data, rows)
+    errors = []
+    for steps in (1, 400):
+        model, fidelity = distilled(bundle, representation, Regression(steps=steps, rows=512))
+        errors.append(float(np.abs(predict(model, data, rows) - expected).mean()))
+    assert fidelity.explained > 0.5
+    assert errors[1] < 0.5 * errors[0]
+
+
+@pytest.mark.parametrize("interaction", ["dot", "cat", "cross"])
+@pytest.mark.parametrize("itself", [False, True])
+def test_a_distilled_hybrid_predicts_what_its_table_does(
+    interaction: str, itself: bool, bundle: Bundle, data: Encoded, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    stage = bundle.stage()
+    shape = Architecture(width=8, bottom=(16,), top=(32,), interaction=interaction, itself=itself)
+    net = DenseNet(shape, dense_slots(bundle.manifest.schema_), stage.slots)
+    parts = (DLRM(stage, net), bundle.manifest.representation, bundle.encoder, {}, {})
+    source = write_bundle(tmp_path / "source", *parts)
+    representation = TRAINING.representation("hybrid", source.encoder.vocabularies)
+    model, _ = distilled(source, representation, Regression(steps=3, rows=64))
+    rows = np.arange(200)
+    expected = predict(source.model(), data, rows)
+    np.testing.assert_allclose(predict(model, data, rows), expected, atol=1e-5)
+    out = write_bundle(tmp_path / "hybrid", model, representation, source.encoder, {}, {})
+    np.testing.assert_allclose(predict(out.model(), data, rows), expected, atol=1e-5)
+
+
+def test_what_is_stored_is_the_tables_own_hot_rows(bundle: Bundle) -> None:
+    representation = TRAINING.representation("select", bundle.encoder.vocabularies)
+    model, _ = distilled(bundle, representation, Regression(steps=1, rows=8))
+    table = bundle.stage()
+    for name, cut in representation.cuts.items():
+        base = table.rows.base[name]
+        with torch.inference_mode():
+            got = model.stage.vectors(np.arange(base, base + cut))
+        assert torch.equal(got, table.store.weight[base : base + cut])
+
+
+def test_only_a_fp32_table_can_be_distilled(bundle: Bundle, tmp_path: Path) -> None:
+    model, representation = quantised(bundle, "int8")
+    small = write_bundle(tmp_path / "int8", model, representation, bundle.encoder, {}, {})
+    wanted = TRAINING.representation("dhe", bundle.encoder.vocabularies)
+    with pytest.raises(BundleError, match="only a fp32 table"):
+        distilled(small, wanted, Regression(steps=1))

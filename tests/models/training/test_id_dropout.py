@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from polyrec.models.bundle.bundle import Bundle
+from polyrec.models.data.encoded import encode
+from polyrec.models.data.reader import open_data
+from polyrec.models.data.split import split_of
+from polyrec.models.training.id_dropout import hider
+
+
+def test_hides_the_asked_share_of_large_tables_and_nothing_else(bundle: Bundle, clicks: Path) -> None:
+    schema, encoder = bundle.manifest.schema_, bundle.encoder
+    reader = open_data(clicks, schema)
+    with encode(reader, encoder, split_of(reader, schema)) as data:
+        batch = data.batch(np.arange(data.rows))
+    hide = hider(encoder, rate=0.3, from_rows=100)
+    assert hide is not None
+    hidden = hide(batch, np.random.default_rng(0))
+    for role in ("context", "candidate"):
+        before, after = getattr(batch, role), getattr(hidden, role)
+        for i, feature in enumerate(schema.layout(role).singles):
+            vocabulary = encoder.vocabulary(feature)
+            changed = before.ranks[:, i] != after.ranks[:, i]
+            if vocabulary.rows < 100:
+                assert not changed.any(), feature.name
+                continue
+            assert (after.ranks[changed, i] == vocabulary.oov_rank).all()
+            missing = before.ranks[:, i] == vocabulary.missing_rank
+            assert not changed[missing].any()
+            known = ~missing & (before.ranks[:, i] != vocabulary.oov_rank)
+            assert abs(changed[known].mean() - 0.3) < 4 * (0.3 * 0.7 / known.sum()) ** 0.5
+
+
+def test_nothing_to_hide_gives_no_function(bundle: Bundle) -> None:
+    assert hider(bundle.encoder, rate=0.0, from_rows=1) is None
+    assert hider(bundle.encoder, rate=0.5, from_rows=10**9) is None

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from polyrec.models.bundle.bundle import Bundle
+from polyrec.models.data.encoded import Encoded, encode
+from polyrec.models.data.reader import open_data
+from polyrec.models.data.split import TRAIN, VALIDATION, split_of
+from polyrec.models.dlrm.dlrm import DLRM, Architecture, DenseNet, dense_slots
+from polyrec.models.embeddings.table import TableStage
+from polyrec.models.evaluation.metrics import log_loss
+from polyrec.models.schema.batch import I64, Batch
+from polyrec.models.training.trainer import Average, Recipe, fit, predict, refit
+
+
+@pytest.fixture(scope="module")
+def data(bundle: Bundle, clicks: Path) -> Encoded:
+    reader = open_data(clicks, bundle.manifest.schema_)
+    return encode(reader, bundle.encoder, split_of(reader, bundle.manifest.schema_), (TRAIN, VALIDATION))
+
+
+def fresh(bundle: Bundle, seed: int = 0) -> DLRM:
+    torch.manual_seed(seed)
+    schema = bundle.manifest.schema_
+    rows = {t: v.rows for t, v in bundle.encoder.vocabularies.items()}
+    stage = TableStage.initial(schema, rows, 4, seed)
+    shape = Architecture(width=4, bottom=(8,), top=(16,), interaction="cat")
+    return DLRM(stage, DenseNet(shape, dense_slots(schema), stage.slots))
+
+
+RECIPE = Recipe(epochs=3, dense_lr=5e-3, batch_rows=128, checks_per_epoch=2, patience=1)
+
+
+def test_training_beats_the_base_rate_on_validation_rows(bundle: Bundle, data: Encoded) -> None:
+    model = fresh(bundle)
+    validation = data.select(VALIDATION)
+    history = fit(model, data, data.select(TRAIN), validation, RECIPE)
+    label = data.label[validation]
+    constant = log_loss(np.full_like(label, data.label[data.select(TRAIN)].mean()), label)
+    assert min(c.log_loss for c in history.checks) < 0.9 * constant
+
+
+def test_the_model_is_left_at_its_best_check(bundle: Bundle, data: Encoded) -> None:
+    model = fresh(bundle)
+    validation = data.select(VALIDATION)
+    history = fit(model, data, data.select(TRAIN), validation, RECIPE)
+    best = min(history.checks, key=lambda c: c.log_loss)
+    assert history.best_step == best.step
+    again = log_loss(predict(model, data, validation), data.label[validation])
+    assert again == pytest.approx(best.log_loss, abs=1e-9)
+
+
+def test_the_same_seed_gives_the_same_model(bundle: Bundle, data: Encoded) -> None:
+    def weights(seed: int) -> I64:
+        model = fresh(bundle, seed)
+        fit(
+            model, data, data.select(TRAIN), data.select(VALIDATION), RECIPE.model_copy(update={"seed": seed})
+        )
+        return predict(model, data, np.arange(50))
+
+    np.testing.assert_allclose(weights(1), weights(1), rtol=0, atol=1e-6)
+    assert not np.array_equal(weights(1), weights(2))
+
+
+def test_patience_ends_training_that_has_stopped_improving(bundle: Bundle, data: Encoded) -> None:
+    eager = Recipe(epochs=40, batch_rows=128, checks_per_epoch=2, patience=2, dense_lr=0.02, sparse_lr=0.3)
+    history = fit(fresh(bundle), data, data.select(TRAIN), data.select(VALIDATION), eager)
+    assert history.checks[-1].step < 40 * history.steps_per_epoch
+    after = [c for c in history.checks if c.step > history.best_step]
+    assert len(after) == 2
+
+
+def test_refitting_takes_as_many_epochs_as_were_best(bundle: Bundle, data: Encoded) -> None:
+    history = fit(fresh(bundle), data, data.select(TRAIN), data.select(VALIDATION), RECIPE)
+    taken: list[int] = []
+    everything = data.select(TRAIN, VALIDATION)
+    refit(fresh(bundle), data, everything, RECIPE, history, progress=lambda step, *_: taken.append(step))
+    per_epoch = -(-everything.size // RECIPE.batch_rows)
+    assert len(taken) == round(history.best_step / history.steps_per_epoch * per_epoch)
+
+
+def test_the_average_is_exponential_and_swaps_in_and_out(bundle: Bundle) -> None:
+    model = fresh(bundle)
+    weight = model.net.output.bias
+    average = Average(model, rate=0.5)
+    expected = weight.item()
+    for step in range(1, 30):
+        with torch.no_grad():
+            weight.fill_(step)
+        average.update(step)
+        rate = min(0.5, (1 + step) / (10 + step))
+        expected = rate * expected + (1 - rate) * step
+    average.swap()
+    assert weight.item() == pytest.approx(expected, rel=1e-5)
+    average.swap()
+    assert weight.item() == 29
+
+
+def test_hidden_batches_are_what_the_model_sees(bundle: Bundle, data: Encoded) -> None:
+    seen: list[Batch] = []
+
+    def hide(batch: Batch, random: np.random.Generator) -> Batch:
+        seen.append(batch)
+        return batch
+
+    fit(fresh(bundle), data, data.select(TRAIN), data.select(VALIDATION), RECIPE, hide)
+    assert seen
+    assert all(b.rows <= RECIPE.batch_rows for b in seen)

@@ -1,0 +1,167 @@
+"""Corrections: slowdowns are believed fast, single outliers not, models' errors slowly."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polyrec.planner.latency_model import LatencyModel
+from polyrec.planner.routing.latency.correction import FIRST_BATCHES, MARGIN, MOST_BIAS, WINDOW_S, Correction
+from polyrec.planner.routing.latency.latency_table import Curve
+from tests.planner.routing import reference
+
+MEDIAN_S, TAIL_S = 1e-3, 1.5e-3
+CURVE = Curve(LatencyModel(rows=(1, 1000), median_s=(MEDIAN_S, 11e-3), tail_s=(TAIL_S, 16e-3)), 1000)
+SPREAD = np.log(1.5) / 2.326
+
+
+def fed(seconds, correction: Correction | None = None, path: int = 0) -> Correction:
+    correction = correction or Correction([CURVE, CURVE])
+    for took_s in seconds:
+        correction.observe(path, 1, float(took_s))
+    return correction
+
+
+def noise(n: int, seed: int = 0) -> np.ndarray:
+    return np.exp(SPREAD * np.random.default_rng(seed).standard_normal(n))
+
+
+def test_what_was_profiled_stays_as_profiled():
+    correction = fed(MEDIAN_S * noise(3000))
+    assert correction.median[0] == pytest.approx(1.0, abs=0.12)
+    assert correction.tail[0] == pytest.approx(1.0, abs=0.35)
+    assert correction.factor == 1.0
+
+
+def test_tenfold_slowness_is_believed_after_two_batches_for_all_paths_and_so_is_recovery():
+    correction = fed(MEDIAN_S * noise(50))
+    fed([10 * MEDIAN_S] * 2, correction)
+    assert correction.factor == pytest.approx(10, rel=0.3)
+    assert correction.median[1] == pytest.approx(10, rel=0.3)
+    fed([MEDIAN_S] * 2, correction)
+    assert correction.factor == 1.0
+
+
+def test_one_outlier_moves_little():
+    correction = fed(MEDIAN_S * noise(200))
+    before = correction.median[0]
+    fed([50 * MEDIAN_S], correction)
+    assert correction.factor == 1.0
+    assert correction.median[0] == pytest.approx(before, rel=0.03)
+
+
+@pytest.mark.parametrize("error", [0.7, 1.25])
+def test_a_wrong_model_of_one_path_is_corrected_for_that_path_only(error):
+    correction = fed(error * MEDIAN_S * noise(400))
+    assert correction.median[0] == pytest.approx(error, rel=0.12)
+    assert correction.median[1] == 1.0
+
+
+def test_a_heavier_tail_than_profiled_is_learnt():
+    rng = np.random.default_rng(1)
+    took = np.where(rng.random(3000) < 0.05, 2.4, 1.0) * MEDIAN_S
+    assert fed(took).tail[0] * TAIL_S > 2.0 * MEDIAN_S
+
+
+def test_reset_forgets_slowness():
+    correction = fed([10 * MEDIAN_S] * 5)
+    correction.reset()
+    assert correction.factor == 1.0
+    assert correction.median[0] < 1.2
+
+
+def test_what_is_new_of_a_path_is_believed_soon():
+    assert fed(1.5 * MEDIAN_S * noise(20)).median[0] == pytest.approx(1.5, rel=0.12)
+
+
+def test_of_two_paths_six_per_cent_apart_the_faster_one_is_known():
+    slow, fast = (fed(s * MEDIAN_S * noise(2000, seed)) for seed, s in enumerate((1.0, 0.94)))
+    assert fast.median[0] < slow.median[0]
+
+
+def test_first_batches_of_a_path_are_not_believed_if_they_are_slow():
+    correction = fed([50 * MEDIAN_S] * FIRST_BATCHES)
+    assert (correction.factor, correction.median, correction.tail) == (1.0, [1.0, 1.0], [1.0, 1.0])
+    fed([50 * MEDIAN_S] * 2, correction)
+    assert correction.factor > 10
+    correction.reset(anew=True)
+    fed([50 * MEDIAN_S] * FIRST_BATCHES, correction)
+    assert correction.factor == 1.0
+
+
+def test_what_is_not_confirmed_is_forgotten_within_seconds():
+    correction = fed(MEDIAN_S * noise(50))
+    fed([30 * MEDIAN_S] * 20, correction)
+    for i in range(30):
+        correction.tick(0.1 * i, 0.1, 1)
+    assert correction.factor < 1.1
+    assert correction.median == pytest.approx([1.0, 1.0], rel=0.1)
+    assert max(correction.tail) < 1.3
+
+
+def test_at_ten_batches_a_second_the_present_outweighs_a_disturbance_within_two_seconds():
+    correction = fed(MEDIAN_S * noise(100))
+    fed([30 * MEDIAN_S] * 20, correction)
+    for i, took_s in enumerate(MEDIAN_S * noise(20, 1)):
+        fed([took_s], correction)
+        correction.tick(0.1 * i, 0.1, 1)
+    assert correction.median[0] == pytest.approx(1.0, rel=0.2)
+    assert correction.tail[0] < 1.5
+
+
+@given(
+    steps=st.lists(
+        st.one_of(
+            st.tuples(st.integers(0, 1), st.floats(1e-5, 1.0)),
+            st.just("tick"),
+        ),
+        max_size=120,
+    )
+)
+def test_no_prediction_exceeds_what_was_seen_in_the_last_seconds(steps):
+    """A shift of the lane, a bias and a wide tail do not multiply each other without bound."""
+    correction = Correction([CURVE, CURVE])
+    now_s = 0.0
+    seen: list[tuple[float, float]] = []
+    for one in steps:
+        if one == "tick":
+            now_s += 0.1
+            correction.tick(now_s, 0.1, 1)
+        else:
+            correction.observe(one[0], 1, one[1])
+            seen.append((now_s, one[1]))
+        slowest_s = max((s for at_s, s in seen if now_s - at_s <= 2 * WINDOW_S + 0.2), default=0.0)
+        most_s = np.exp(MOST_BIAS) * TAIL_S + MARGIN * slowest_s
+        for path in (0, 1):
+            assert correction.tail[path] * TAIL_S <= most_s * (1 + 1e-9)
+            assert correction.median[path] * MEDIAN_S <= most_s * (1 + 1e-9)
+
+
+@given(
+    steps=st.lists(
+        st.one_of(
+            st.tuples(
+                st.integers(0, 1),
+                st.sampled_from([1, 20, 1000]),
+                st.sampled_from([0.0, 1e-8, 5e-4, 1e-3, 1.3e-3, 2e-3, 1e-2, 5e-2, 2.0]),
+            ),
+            st.sampled_from([1e-3, 0.1, 0.7, 3.0]),
+        ),
+        max_size=80,
+    )
+)
+def test_corrections_are_those_of_the_plain_rule(steps):
+    curves = [CURVE, Curve(LatencyModel(rows=(1, 50), median_s=(4e-4, 5e-4), tail_s=(9e-4, 9e-4)), 50)]
+    fast, plain = Correction(curves), reference.Correction(curves)
+    now_s = 0.0
+    for one in steps:
+        for correction in (fast, plain):
+            if isinstance(one, tuple):
+                path, rows, took_s = one
+                correction.observe(path, min(rows, curves[path].rows), took_s)
+            else:
+                correction.tick(now_s + one, one, 20)
+        now_s += 0.0 if isinstance(one, tuple) else one
+        assert fast.median == pytest.approx(plain.median)
+        assert fast.tail == pytest.approx(plain.tail)
+        assert fast.safe == pytest.approx(plain.safe)

@@ -1,0 +1,73 @@
+"""What is observed of the traffic."""
+
+import numpy as np
+import pytest
+
+from polyrec.planner.routing.observed_traffic import KEPT, Observed
+
+
+def watch(times: np.ndarray, rows: np.ndarray, until_s: float) -> Observed:
+    observed = Observed(0.0)
+    at = 0
+    for tick_s in np.arange(0.1, until_s + 1e-9, 0.1):
+        while at < times.size and times[at] < tick_s:
+            observed.arrived(int(rows[at]), 0.05)
+            at += 1
+        observed.tick(float(tick_s))
+    return observed
+
+
+def poisson(rate: float, seconds: float, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return np.sort(rng.random(rng.poisson(rate * seconds)) * seconds)
+
+
+def test_rates_sizes_and_budget_are_those_of_the_traffic():
+    times = poisson(2000, 4)
+    observed = watch(times, np.resize([10, 30], times.size), 4.0)
+    assert observed.queries_s == pytest.approx(2000, rel=0.1)
+    assert observed.rows_s == pytest.approx(40_000, rel=0.1)
+    assert observed.mean_rows == pytest.approx(20, rel=0.02)
+    assert observed.mean_square == pytest.approx(500, rel=0.02)
+    assert observed.budget_s == 0.05
+    assert observed.size_quantiles((0.0, 1.0)) == (10, 30)
+
+
+def test_the_first_tick_already_tells_the_rate():
+    times = np.arange(0, 0.1, 1e-3)
+    assert watch(times, np.full(100, 10), 0.1).queries_s == pytest.approx(1000, rel=0.05)
+
+
+def test_a_step_is_known_within_half_a_second():
+    times = np.concatenate([poisson(200, 3), 3 + poisson(2000, 0.5, 1)])
+    assert watch(times, np.full(times.size, 10), 3.5).queries_s > 1500
+
+
+def test_bursts_vary_more_than_poisson_and_a_drift_does_not():
+    steady = watch(poisson(1000, 6), np.full(9000, 10), 6.0)
+    bursts = np.sort(np.concatenate([poisson(500, 6), np.repeat(np.arange(0, 6, 0.37), 185)]))
+    bursty = watch(bursts, np.full(bursts.size, 10), 6.0)
+    drifting = np.sort(6 * np.sqrt(np.random.default_rng(3).random(6000)))
+    drift = watch(drifting, np.full(drifting.size, 10), 6.0)
+    assert bursty.variance_s > 4 * steady.variance_s
+    assert drift.variance_s < 3 * steady.variance_s
+    assert steady.variance_s >= 0.9 * 1000 * 100
+
+
+def test_nothing_observed_is_no_rate():
+    observed = Observed(0.0)
+    observed.tick(0.1)
+    assert (observed.queries_s, observed.rows_s) == (0, 0)
+    assert observed.size_quantiles((0.5,)) == ()
+
+
+def test_sizes_and_budgets_are_those_of_the_last_queries():
+    rng = np.random.default_rng(0)
+    rows, budgets = rng.integers(1, 4097, 3 * KEPT + 7), rng.random(3 * KEPT + 7)
+    observed = Observed(0.0)
+    for n, budget_s in zip(rows.tolist(), budgets.tolist(), strict=True):
+        observed.arrived(n, budget_s)
+    observed.tick(0.1)
+    assert observed.mean_rows == rows[-KEPT:].mean()
+    assert observed.mean_square == (rows[-KEPT:] ** 2).mean()
+    assert observed.budget_s == np.median(budgets[-KEPT:])

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from polyrec.cli.main import main
+from polyrec.planner.plan import Plan, save_plan
+
+
+@pytest.fixture(scope="module")
+def plan(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One bundle as two paths, so that there is something to choose."""
+    file = tmp_path_factory.mktemp("plan") / "plan.json"
+    path = {"bundle": bundle_dir, "runtime": "onnx"}
+    paths = ({**path, "name": "a@cpu", "accuracy": 0.9}, {**path, "name": "b@cpu", "precision": "int8"})
+    save_plan(Plan.model_validate({"paths": paths}), file)
+    return file
+
+
+def test_policies_take_turns_on_a_live_server_and_everything_is_written(
+    plan: Path, clicks: Path, tmp_path: Path
+) -> None:
+    # a process of its own: the driver pins itself to a core
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "polyrec", "bench", "--plan", str(plan), "--data", str(clicks)),
+            *("--policies", "static:a@cpu,priced", "--slo-ms", "60000", "--max-lag-ms", "60000"),
+            *("--seconds", "0.5", "--warmup", "0.1", "--rates", "40,80", "--no-search", "--no-step"),
+            *("--simulate", "--out", str(tmp_path), "--json"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    made = json.loads(done.stdout)
+    assert made == json.loads((tmp_path / "bench.json").read_text())
+    assert set(made["trials"]) == {"static:a@cpu", "priced"}
+    for trial in made["trials"].values():
+        assert set(trial["ladder"]) == set(trial["simulated"]) == {"40", "80"}
+        for (run,) in trial["ladder"].values():
+            assert run["ok"] == 1.0
+            assert run["correct"] > 0
+        # the same requests for all
+        assert trial["ladder"]["80"][0]["requests"] == made["trials"]["priced"]["ladder"]["80"][0]["requests"]
+    assert list(made["trials"]["static:a@cpu"]["ladder"]["40"][0]["mix"]) == ["a@cpu"]
+    assert {p.name for p in tmp_path.iterdir()} == {"bench.html", "bench.png", "bench.json"}
+    assert "most correct predictions within 60000 ms" in (tmp_path / "bench.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (
+            ("--policies", "static:c@cpu"),
+            "--policies: 'static:c@cpu' is none; there are all, static, dynamic",
+        ),
+        (("--rates", "10,fast"), "--rates '10,fast': give requests a second, like 100,200,400"),
+        (("--no-search",), "--no-search needs --rates"),
+        (("--sizes", "huge"), "sizes"),
+        (("--server-cores", "0,x"), "--server-cores '0,x': give some of 0"),
+        (("--margin-ms", "20"), "leaves the server nothing"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    plan: Path, flags: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "--plan", str(plan), *flags]) == 2
+    err = capsys.readouterr().err
+    assert says in err
+    assert err.count("\n") == 1

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from polyrec.cli.main import main
+from polyrec.planner.plan import load_plan
+
+
+@pytest.mark.long
+def test_the_demo_trains_plans_serves_and_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "demo"
+    assert main(["demo", "--once", "--json", "--port", "0", "--rows", "20000", "--out", str(out)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert 0.5 < told["metrics"]["auc"] < told["planted"]["auc"]
+    assert told["metrics"]["log_loss"] > told["planted"]["log_loss"]
+    scores = told["answer"]["scores"]
+    assert scores == sorted(scores, reverse=True)
+    plan = load_plan(out / "plan.json")
+    assert told["answer"]["path"] in {path.name for path in plan.paths}
+    assert {path.bundle.name for path in plan.paths} <= {"table", "hybrid"}
+    assert all(path.latency is not None and path.accuracy is not None for path in plan.paths)
+
+
+def test_a_port_in_use_is_told_before_the_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from polyrec.server.app.run import listen
+
+    listener = listen("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    try:
+        assert main(["demo", "--once", "--port", str(port), "--out", str(tmp_path / "demo")]) == 2
+    finally:
+        listener.close()
+    assert "cannot listen" in capsys.readouterr().err
+    assert not (tmp_path / "demo").exists()

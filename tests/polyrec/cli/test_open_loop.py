@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from polyrec.cli.load import COULD_NOT_KEEP_UP, SLO_MISSED
+from polyrec.cli.main import main
+from polyrec.cli.open_loop import bodies
+from polyrec.loadtest.drivers.connection import LoadError
+from polyrec.server.app.run import start
+from tests.loadtest.serving import OK, serving
+
+
+def test_bodies_are_taken_in_turn(tmp_path: Path) -> None:
+    lines = tmp_path / "bodies.jsonl"
+    lines.write_bytes(b'{"a": 1}\n{"a": 2}\n')
+    each = bodies(None, str(lines))
+    assert [each(i) for i in range(3)] == [b'{"a": 1}', b'{"a": 2}', b'{"a": 1}']
+    assert bodies(str(lines), None)(5) == lines.read_bytes()
+    assert bodies(None, None)(0) is None
+
+
+def test_body_that_cannot_be_read_or_is_empty_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match="cannot read body"):
+        bodies(str(tmp_path / "absent"), None)
+    (tmp_path / "empty").touch()
+    with pytest.raises(LoadError, match="is empty"):
+        bodies(None, str(tmp_path / "empty"))
+
+
+def test_a_mistake_is_one_line_and_exit_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["load", "ftp://host/", "--rate", "1"]) == 2
+    assert capsys.readouterr().err == "polyrec: error: url 'ftp://host/': give http://host:port/path\n"
+
+
+def command(*arguments: str) -> tuple[int, str, str, list[bytes]]:
+    """Runs the driver as a user does, as a process of its own."""
+
+    async def scene() -> tuple[int, str, str, list[bytes]]:
+        async with serving(lambda i: OK) as server:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "polyrec", "load", server.url("/v1/rank"), *arguments),
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
+            out, err = await process.communicate()
+            assert process.returncode is not None
+            return process.returncode, out.decode(), err.decode(), server.bodies
+
+    return asyncio.run(scene())
+
+
+def test_command_reports_as_json(tmp_path: Path) -> None:
+    body = tmp_path / "rank.json"
+    body.write_bytes(b'{"candidates": {}}')
+    status, out, err, received = command(
+        *("--rate", "200", "--seconds", "1", "--warmup", "0.2", "--max-lag-ms", "60000"),
+        *("--body", str(body), "--json"),
+    )
+    assert (status, err) == (0, "")
+    made = json.loads(out)
+    # what it asks afterwards, without a body, are the server's pages
+    assert set(received) - {b""} == {b'{"candidates": {}}'}
+    assert made["errors"] == 0
+    assert 0 < made["requests"] < len(received)
+    assert made["p50_ms"] <= made["p99_ms"] <= made["p99_9_ms"] <= made["max_ms"]
+
+
+def test_command_prints_no_figures_when_it_could_not_keep_up() -> None:
+    status, out, err, _ = command("--rate", "200", "--seconds", "0.5", "--max-lag-ms", "0")
+    assert status == COULD_NOT_KEEP_UP
+    assert out == ""
+    assert err.startswith("polyrec: error: the driver could not keep up: ")
+    assert err.count("\n") == 1
+
+
+def test_command_asks_rankings_of_a_bundle_and_writes_a_report(
+    bundle_dir: Path, clicks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with start({"bundle": bundle_dir, "drain_grace_s": 0, "default_budget_ms": 60_000}) as server:
+        flags = ("--traffic", "rate=80,sizes=fixed:30", "--seconds", "1", "--warmup", "0.2")
+        flags += ("--bundle", str(bundle_dir), "--max-lag-ms", "60000", "--json")
+        patient = ("--budget-ms", "60000", "--slo-share", "0.99")
+        assert main(["load", server.url, *flags, *patient, "--report", str(tmp_path)]) == 0
+        made = json.loads(capsys.readouterr().out)
+        assert made["ok"] == 1.0
+        assert made["goodput"] == pytest.approx(30 * made["requests"], rel=0.01)
+        assert list(made["mix"].values()) == [1.0]
+        assert made["accuracy"] is not None
+        assert {p.name for p in tmp_path.iterdir()} == {"report.html", "report.png", "report.json"}
+        page, written = ((tmp_path / f"report.{kind}").read_text() for kind in ("html", "json"))
+        assert "Embedding rows by tier" in page
+        assert "policy priced" in page
+        (tier,) = json.loads(written)["tiers"].values()
+        assert tier["lookups"] >= 30 * made["requests"]
+        assert tier["hit_rate"] == 1.0
+        # nothing can be answered in a microsecond
+        assert main(["load", server.url, *flags, "--budget-ms", "0.001", "--slo-share", "0.99"]) == SLO_MISSED
+        replayed = ("--data", str(clicks), "--replay", "request_id")
+        assert main(["load", server.url, *flags, *patient, *replayed]) == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--replay", "timestamp"), "--data and --replay need --bundle"),
+        (("--slo-share", "0.99"), "--slo-share needs --budget-ms"),
+    ],
+)
+def test_flags_that_need_others_say_which(
+    flags: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["load", "http://127.0.0.1:9/", "--rate", "1", *flags]) == 2
+    assert says in capsys.readouterr().err

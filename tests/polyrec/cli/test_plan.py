@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyrec.cli.main import main
+from polyrec.models.bundle.bundle import Bundle
+from polyrec.planner.plan import load_plan
+from polyrec.planner.profile import Front, Profile, save_profile
+from tests.planner.planning import machine, path
+
+TRAFFIC = "rate=200,sizes=lognormal:20"
+
+
+@pytest.fixture(scope="module")
+def profiled(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A profile of one real bundle under two names, beside it a machine description."""
+    folder = tmp_path_factory.mktemp("profiled")
+    rows = {t: 32 * v.rows for t, v in bundle.encoder.vocabularies.items()}
+    paths = tuple(
+        path(
+            name, bundle=bundle.path, tables=rows, origin="measured", accuracy=accuracy, row_s=row_s
+        )
+        for name, accuracy, row_s in (("table@cpu", 0.9, 1e-5), ("table.int8@cpu", 0.89, 1e-6))
+    )  # fmt: skip
+    front = Front(query_s=5e-5, row_s=1e-7)
+    save_profile(Profile(machine=machine(disk=True), paths=paths, front=front), folder / "profile.json")
+    return folder / "profile.json"
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """What is said of a command that a user got wrong: one line."""
+    assert main(["plan", *arguments]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("polyrec: error: ")
+    assert said.err.count("\n") == 1
+    return said.err
+
+
+def test_a_plan_is_made_written_and_explained(
+    profiled: Path, bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "plans" / "plan.json"
+    asked = ["--profile", str(profiled), "--slo-ms", "10", "--traffic", TRAFFIC]
+    assert main(["plan", *asked, "--out", str(out)]) == 0
+    made = capsys.readouterr().out
+    assert "Serves 100% of it" in made
+    plan = load_plan(out)
+    assert plan.paths[0].bundle.resolve() == bundle.path.resolve()
+    assert plan.default_budget_ms == 10
+    assert plan.routing.query_s == 5e-5
+    assert plan.placement is not None
+    assert main(["plan", "--explain", str(out)]) == 0
+    explained = capsys.readouterr().out
+    assert explained.splitlines()[:3] == made.splitlines()[:3]
+    assert main(["plan", "--explain", str(out), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert [p["name"] for p in shown["paths"]] == [p.name for p in plan.paths]
+    assert shown["expected"]["slo_ms"] == 10
+
+
+def test_a_plan_file_names_relative_bundles_from_where_it_lies(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bundles").mkdir()
+    (tmp_path / "bundles" / "table").symlink_to(bundle.path)
+    rows = {t: 32 * v.rows for t, v in bundle.encoder.vocabularies.items()}
+    one = path("table@cpu", bundle="bundles/table", tables=rows, origin="measured")
+    save_profile(Profile(machine=machine(), paths=(one,)), tmp_path / "profile.json")
+    monkeypatch.chdir(tmp_path)
+    asked = [
+        "--profile",
+        "profile.json",
+        "--slo-ms",
+        "10",
+        "--traffic",
+        TRAFFIC,
+        "--out",
+        "deep/er/plan.json",
+    ]
+    assert main(["plan", *asked, "--json"]) == 0
+    capsys.readouterr()
+    assert load_plan("deep/er/plan.json").paths[0].bundle.resolve() == bundle.path.resolve()
+
+
+def test_memory_below_the_bundle_puts_its_colder_rows_on_the_disk(
+    profiled: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["--profile", str(profiled), "--slo-ms", "500", "--traffic", "rate=2,sizes=fixed:5"]
+    assert main(["plan", *asked, "--memory", "cpu=12kB", "--json"]) == 0
+    plan: dict[str, Any] = json.loads(capsys.readouterr().out)
+    memories = {m["place"]: m for m in plan["placement"]["memories"]}
+    assert memories["cpu"]["rows_bytes"] + memories["cpu"]["fixed_bytes"] <= 12_000
+    assert any(t["disk"] for t in plan["placement"]["paths"][0]["tables"].values())
+
+
+def test_a_sweep_is_a_table_a_list_and_a_picture(
+    profiled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["--profile", str(profiled), "--traffic", TRAFFIC]
+    sweep = ["--sweep", "slo=0.01,10", "--sweep", "rate=100,9000", "--pictures", str(tmp_path / "drawn")]
+    assert main(["plan", *asked, *sweep]) == 0
+    table = capsys.readouterr().out.splitlines()
+    assert table[0].split()[:3] == ["slo", "rate", "rows/s"]
+    assert len(table) == 5
+    assert (tmp_path / "drawn" / "frontier.png").read_bytes().startswith(b"\x89PNG")
+    assert main(["plan", *asked, *sweep, "--json"]) == 0
+    points = json.loads(capsys.readouterr().out)
+    assert [p["values"] for p in points][:2] == [{"slo": 0.01, "rate": 100}, {"slo": 0.01, "rate": 9000}]
+    assert points[0]["reason"].startswith("no path answers")
+
+
+def test_pictures_are_drawn(profiled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--profile", str(profiled), "--slo-ms", "10", "--traffic", TRAFFIC]
+    assert main(["plan", *asked, "--pictures", str(tmp_path)]) == 0
+    capsys.readouterr()
+    assert {f.name for f in tmp_path.iterdir()} == {"choice.png", "memory.png"}
+
+
+def test_a_description_changes_what_the_machine_has(
+    profiled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "made.yaml"
+    file.write_text(
+        "name: made\ndevices: [{name: cpu, kind: cpu, lanes: 8, memory_bytes: 1GB, price_per_hour: 0.4}]\n"
+    )
+    asked = ["--profile", str(profiled), "--slo-ms", "10", "--traffic", "rate=9e9,sizes=fixed:20"]
+    assert main(["plan", *asked, "--machine", str(file), "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert len(plan["lanes"]) == 7
+    assert plan["expected"]["cost_per_million"] > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"--slo-ms": "0.01"}, "no path answers 15 rows (the smallest queries) within 0.01 ms: the fastest"),
+        ({"--slo-ms": "-1"}, "--slo-ms -1 must be a positive number"),
+        ({"--slo-ms": "nan"}, "--slo-ms nan must be a positive number"),
+        ({"--cores": "0"}, "--cores 0 must be at least 1"),
+        ({"--swing": "0.5"}, "--swing 0.5 must be at least 1"),
+        ({"--traffic": "rate=-5,sizes=mlperf"}, "rate: Input should be greater than 0"),
+        ({"--traffic": "400"}, "traffic '400' is neither"),
+        ({"--memory": "gpu0=1GB"}, "machine 'made' has no device 'gpu0'; it has cpu"),
+        ({"--memory": "cpu=lots"}, "'lots' is not a size"),
+        ({"--memory": "cpu=100B"}, "no path that keeps 10 ms fits the memory: the smallest"),
+        ({"--sweep": "colour=1"}, "unknown key 'colour'"),
+        ({"--sweep": "slo=1e9"}, "1e9 is more than 3,600,000"),
+        ({"--slo-ms": "1e9"}, "--slo-ms 1e+09 is more than an hour"),
+        ({"--traffic": "rate=1e300"}, "rate: "),
+        ({"--sweep": "slo=5", "--out": "x.json"}, "--sweep makes many plans, --out writes one"),
+        ({"--pictures": "/proc/none"}, "cannot write pictures to '/proc/none'"),
+        ({"--out": "/proc/none/plan.json"}, "cannot write plan '/proc/none/plan.json'"),
+        ({"--machine": "cpu8"}, "the profile is of machine 'made', 'cpu8' describes 'cpu8'"),
+        ({"--machine": "nowhere.yaml"}, "no machine file 'nowhere.yaml'"),
+        ({"--profile": "nowhere.json"}, "no profile 'nowhere.json'; make one"),
+    ],
+)
+def test_a_users_mistake_is_one_line(
+    profiled: Path, changes: dict[str, str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = {"--profile": str(profiled), "--slo-ms": "10", "--traffic": TRAFFIC} | changes
+    assert says in refused([word for pair in asked.items() for word in pair], capsys)
+
+
+def test_what_is_missing_is_named(profiled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--profile is missing" in refused([], capsys)
+    assert "--traffic is missing" in refused(["--profile", str(profiled), "--slo-ms", "5"], capsys)
+
+
+@pytest.mark.parametrize(("content", "says"), [("{", "is not JSON"), ("{}", "machine: Field required")])
+def test_a_malformed_profile_is_one_line(
+    content: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "profile.json").write_text(content)
+    asked = ["--profile", str(tmp_path / "profile.json"), "--slo-ms", "10", "--traffic", TRAFFIC]
+    assert says in refused(asked, capsys)
+
+
+def test_a_missing_bundle_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gone = Profile(machine=machine(), paths=(path("table@cpu", bundle="gone", origin="measured"),))
+    save_profile(gone, tmp_path / "profile.json")
+    asked = ["--profile", str(tmp_path / "profile.json"), "--slo-ms", "10", "--traffic", TRAFFIC]
+    assert "path 'table@cpu' of the profile: no bundle at" in refused(asked, capsys)
+
+
+def test_a_rate_beyond_the_machine_is_served_in_part(
+    profiled: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["--profile", str(profiled), "--slo-ms", "10", "--traffic", "rate=1e7,sizes=fixed:20"]
+    assert main(["plan", *asked]) == 0
+    shown = capsys.readouterr().out
+    assert "Serves 0." in shown
+    assert "Bound by time of" in shown

@@ -1,0 +1,196 @@
+"""`polyrec profile` from end to end, on a tiny bundle with a tiny budget of time."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyrec.cli.main import main
+from polyrec.planner.profile import Profile, load_profile
+from polyrec.report.profile.picture import draw
+from polyrec.report.profile.words import lines, machine_lines
+
+QUICK = ("--seconds", "0.15", "--max-rows", "32", "--precisions", "fp32", "--no-front")
+
+
+@pytest.fixture(scope="module")
+def written(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A profile of one path of the tiny bundle."""
+    out = tmp_path_factory.mktemp("profiles") / "profile.json"
+    assert main(["profile", str(bundle_dir), "--out", str(out), *QUICK]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def profile(written: Path) -> Profile:
+    return load_profile(written)
+
+
+def told(capsys: pytest.CaptureFixture[str], *args: str) -> str:
+    """The one line of a refusal."""
+    capsys.readouterr()
+    assert main(["profile", *args]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    (line,) = err.strip().splitlines()[-1:]
+    return line
+
+
+def test_a_profile_says_what_a_path_costs_and_how_good_it_is(profile: Profile, bundle_dir: Path) -> None:
+    (path,) = profile.paths
+    assert path.path.name == "table@cpu"
+    assert path.path.bundle == bundle_dir
+    assert path.path.runtime == "onnx"
+    manifest = json.loads((bundle_dir / "manifest.json").read_text())
+    assert path.bundle_version == manifest["version"]
+    assert path.accuracy == manifest["metrics"]["test"]["accuracy"]
+    assert path.accuracy_from == "bundle"
+    assert path.startup_s > 0
+    assert path.memory.peak > 0
+    assert path.origin == "measured"
+    assert profile.machine.device("cpu").bandwidth
+
+
+def test_a_profile_has_every_size_with_its_percentiles(profile: Profile) -> None:
+    (path,) = profile.paths
+    assert [p.rows for p in path.points if p.fitted] == [1, 2, 4, 8, 16, 32]
+    assert [p.rows for p in path.points if not p.fitted] == [3, 6, 11, 23]
+    assert [p.rows for p in path.evicted] == [1, 8, 32]
+    for point in (*path.points, *path.evicted):
+        assert 0 < point.p50_s <= point.p90_s <= point.p99_s
+        assert point.p50_s <= point.max_s
+        assert point.samples >= 1
+    assert path.latency.rows[0] == 1
+    assert path.latency.rows[-1] == 32
+    assert path.error is not None
+
+
+def test_nothing_but_the_profile_is_left(written: Path) -> None:
+    assert [file.name for file in written.parent.iterdir() if file.suffix != ".png"] == ["profile.json"]
+
+
+def test_an_interrupted_profile_goes_on_where_it_stopped(
+    bundle_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import polyrec.measure.profile.measure as measuring
+
+    out, partial = tmp_path / "profile.json", tmp_path / "profile.json.partial"
+    real, left = measuring._timed, [20]
+
+    def interrupted(*args: Any) -> dict[str, Any]:
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        return real(*args)
+
+    monkeypatch.setattr(measuring, "_timed", interrupted)
+    assert main(["profile", str(bundle_dir), "--out", str(out), *QUICK]) == 130
+    assert not out.exists()
+    before = partial.read_text().splitlines()
+    measured = [json.loads(line) for line in before[1:] if '"what": "warm' in line]
+    assert len(measured) == 20
+    # as an interrupt can leave it
+    partial.write_text("\n".join(before) + '\n{"path": "table@cpu", "ident')
+    capsys.readouterr()
+
+    asked: list[str] = []
+
+    def counted(worker: Any, block: Any, *rest: Any) -> dict[str, Any]:
+        asked.append(block.key)
+        return real(worker, block, *rest)
+
+    monkeypatch.setattr(measuring, "_timed", counted)
+    assert main(["profile", str(bundle_dir), "--out", str(out), *QUICK]) == 0
+    assert "going on where an earlier run stopped" in capsys.readouterr().err
+    assert not set(asked) & {line["what"] for line in measured}
+    # 10 sizes in 5 rounds, and 3 with the caches emptied, were to be measured
+    assert len(asked) + len(measured) == 10 * 5 + 3
+    assert not partial.exists()
+    assert len(load_profile(out).paths[0].points) == 10
+
+
+@pytest.fixture(scope="module")
+def full(bundle_dir: Path, clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> Profile:
+    """A profile with data and with a served front, of two precisions."""
+    import polyrec.cli.profile as verb
+
+    out = tmp_path_factory.mktemp("full") / "profile.json"
+    quick = ("--seconds", "0.05", "--max-rows", "4", "--json")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(verb, "FRONT_SECONDS", 0.5)
+        assert main(["profile", str(bundle_dir), "--out", str(out), "--data", str(clicks), *quick]) == 0
+    return load_profile(out)
+
+
+def test_accuracy_is_measured_by_each_path_where_there_are_data(full: Profile, bundle_dir: Path) -> None:
+    fp32, int8 = full.paths
+    assert [p.path.name for p in full.paths] == ["table@cpu", "table.int8@cpu"]
+    assert fp32.accuracy_from == int8.accuracy_from == "data"
+    # the rows that the bundle's own figures are of
+    own = json.loads((bundle_dir / "manifest.json").read_text())["metrics"]["test"]
+    assert fp32.quality["rows"] == own["rows"]
+    assert fp32.accuracy == pytest.approx(own["accuracy"], abs=1e-3)
+    assert fp32.quality["log_loss"] == pytest.approx(own["log_loss"], rel=1e-3)
+    # a net this small has no product that int8 quantizes (models/runtimes/graph.py)
+    assert int8.quality["log_loss"] == pytest.approx(fp32.quality["log_loss"], rel=1e-3)
+
+
+def test_the_front_of_a_real_server_is_measured(full: Profile) -> None:
+    assert full.front is not None
+    # an answer takes some microseconds, and never a tenth of a second of work
+    assert 1e-6 < full.front.query_s + 270 * full.front.row_s < 0.1
+
+
+def test_the_way_to_lanes_of_both_kinds_is_measured(full: Profile) -> None:
+    assert set(full.hops) == {"thread", "process"}
+    assert all(1e-6 < hop.median_s <= hop.tail_s < 1 for hop in full.hops.values())
+
+
+def test_the_picture_is_drawn_of_a_written_profile(written: Path, profile: Profile) -> None:
+    png = written.with_suffix(".png")
+    assert main(["profile", "--out", str(written), "--plot", str(png)]) == 0
+    assert png.read_bytes() == draw(profile)
+    assert png.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_profile_in_words_has_every_path_and_what_was_assumed(profile: Profile) -> None:
+    (path,) = profile.paths
+    assumed = path.model_copy(update={"accuracy_from": "assumed", "note": "as its neighbour's"})
+    text = "\n".join(lines(profile.model_copy(update={"paths": (assumed,)})))
+    assert "table@cpu" in text
+    assert "* as its neighbour's" in text
+    assert "23 rows" in text
+    assert "4096 rows" not in text
+    assert any("executes with" in line for line in machine_lines(profile.machine))
+
+
+def test_devices_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", "--list", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert listed["machine"]["devices"][0]["name"] == "cpu"
+    assert 1 <= listed["machine"]["devices"][0]["lanes"] <= len(os.sched_getaffinity(0))
+
+
+def test_mistakes_are_told_in_one_line(
+    bundle_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = str(bundle_dir)
+    out = ("--out", str(tmp_path / "p.json"))
+    assert "name the folder of a bundle" in told(capsys)
+    assert "is named twice" in told(capsys, bundle, bundle)
+    assert "--seconds must be a time above 0, not 0" in told(capsys, bundle, "--seconds", "0")
+    assert "--max-rows must be between" in told(capsys, bundle, "--max-rows", "0")
+    assert "--runtimes: there is no 'jax'; known: torch, onnx" in told(capsys, bundle, "--runtimes", "jax")
+    assert "--precisions: there is no 'fp8'" in told(capsys, bundle, "--precisions", "fp8")
+    assert "there is no folder" in told(capsys, bundle, "--out", str(tmp_path / "no" / "p.json"))
+    assert "no bundle at" in told(capsys, str(tmp_path), *out)
+    assert "has no device 'gpu7'; it has cpu" in told(capsys, bundle, "--devices", "gpu7", *out)
+    assert "no profile" in told(capsys, "--plot", str(tmp_path / "p.png"), *out)
+    assert "write BUNDLE=SHARE with one of" in told(capsys, bundle, "--accuracy", "other=0.9", *out)
+    assert "'79%' is not a share" in told(capsys, bundle, "--accuracy", f"{bundle}=79%", *out)
+    only = ("--runtimes", "torch", "--precisions", "int8")
+    assert "there is no path to measure" in told(capsys, bundle, "--devices", "cpu", *only, *out)

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from polyrec.models.bundle.bundle import Bundle
+from polyrec.models.errors import BundleError, RuntimeUnavailable
+from polyrec.planner.plan import Plan, PlannedPath, Routing, single_path_plan
+from polyrec.server.app.engine import Engine, State
+from polyrec.server.dispatch.dispatcher import clock
+from polyrec.server.errors import NotReady
+
+
+def test_an_engine_is_not_ready_before_it_has_loaded() -> None:
+    engine = Engine()
+    assert engine.state is State.LOADING
+    with pytest.raises(NotReady, match="still loading"):
+        _ = engine.serving
+    with pytest.raises(NotReady, match="still loading"):
+        _ = engine.plan
+
+
+def test_every_path_of_a_plan_answers_alike(bundle_dir: Path, bundle: Bundle, plan: Plan) -> None:
+    second = PlannedPath(name="table-onnx@cpu", bundle=bundle_dir, runtime="onnx")
+    engine = Engine()
+    both = plan.model_copy(update={"paths": (*plan.paths, second)})
+    engine.load(both, {bundle_dir: bundle})
+    assert engine.state is State.READY
+    serving = engine.serving
+    assert [p.name for p in serving.paths] == ["table@cpu", "table-onnx@cpu"]
+    assert serving.bundle is bundle
+
+    async def run() -> None:
+        rows = serving.decoder.predict(b'{"instances": [{"item": "1"}, {}]}')
+        answers = []
+        for name in ("table@cpu", "table-onnx@cpu"):
+            engine.route(Routing(policy=f"static:{name}"))
+            answer = await serving.dispatcher.ask(rows, clock(), 60).payload.answer
+            assert serving.paths[answer.path].name == name
+            assert answer.reason is None
+            answers.append(answer.probabilities)
+        np.testing.assert_allclose(*answers, atol=1e-5)
+
+    asyncio.run(run())
+    engine.close()
+    with pytest.raises(NotReady):
+        _ = engine.serving
+
+
+def test_another_plan_takes_over_and_the_old_one_ends_when_it_is_idle(
+    bundle_dir: Path, bundle: Bundle, plan: Plan
+) -> None:
+    async def run() -> None:
+        engine = Engine()
+        engine.load(plan, {bundle_dir: bundle})
+        old = engine.serving
+        waiting = old.dispatcher.ask(old.decoder.predict(b'{"instances": [{}]}'), clock(), 60)
+        engine.load(plan, {bundle_dir: bundle})
+        assert engine.serving is not old
+        assert engine.previous is not None
+        assert engine.previous.plan == plan
+        assert (await waiting.payload.answer).probabilities.shape == (1,)
+        while old.lanes[0].alive:
+            await asyncio.sleep(0.001)
+        engine.close()
+
+    asyncio.run(run())
+
+
+def test_a_plan_that_cannot_be_opened_leaves_what_is_served(
+    plan: Plan, tmp_path: Path, bundle_dir: Path
+) -> None:
+    engine = Engine()
+    engine.load(plan)
+    served = engine.serving
+    with pytest.raises(BundleError):
+        engine.load(single_path_plan(tmp_path, "table", "torch"))
+    with pytest.raises(RuntimeUnavailable):
+        engine.load(single_path_plan(bundle_dir, "table", "torch", "abacus"))
+    assert engine.serving is served
+    assert engine.plan is plan
+    engine.close()
+
+
+def test_a_server_told_to_stop_while_it_loads_does_not_become_ready(plan: Plan) -> None:
+    engine = Engine()
+    engine.enter(State.DRAINING)
+    engine.load(plan)
+    assert engine.state is State.DRAINING
+    engine.close()

@@ -1,0 +1,243 @@
+"""The life of a server process: start, ready, drain, end; and every way in which it may not start."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+import uvloop
+
+from polyrec.planner.plan import save_plan, single_path_plan
+from polyrec.server.app.run import ACCEPTED_A_ROUND, PortInUse, StartFailed, listen, several, start
+
+BODY = b'{"instances": [{}]}'
+HEAD = b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Length: 19\r\nExpect: 100-continue\r\n\r\n"
+
+
+def test_it_drains_before_it_ends(bundle_dir: Path) -> None:
+    with (
+        start({"bundle": bundle_dir, "drain_grace_s": 30}) as server,
+        httpx.Client(base_url=server.url) as http,
+    ):
+        assert http.get("/readyz").status_code == 200
+        server.process.send_signal(signal.SIGTERM)
+        while http.get("/readyz").status_code == 200:
+            pass
+        assert http.get("/livez").json() == {"live": True, "state": "draining"}
+        assert http.post("/v1/predict", content=BODY).status_code == 200
+        server.process.send_signal(signal.SIGTERM)  # a second one does not wait for the grace
+        assert server.process.wait(timeout=20) == 0
+
+
+def test_while_it_drains_every_answer_ends_its_connection(bundle_dir: Path) -> None:
+    """A client that keeps its connection would send the next request to a server that has ended."""
+    pages = ("/v1/predict", "/v1/predict?", "/readyz")
+    with start({"bundle": bundle_dir, "drain_grace_s": 30}) as server, ExitStack() as stack:
+        clients = {
+            (page, known): stack.enter_context(httpx.Client(base_url=server.url))
+            for page in pages
+            for known in (False, True)
+        }
+
+        def ask(client: httpx.Client, page: str) -> str | None:
+            answer = client.get(page) if page == "/readyz" else client.post(page, content=BODY)
+            return answer.headers.get("connection")
+
+        for (page, known), client in clients.items():
+            if known:
+                assert [ask(client, page) for _ in range(2)] == [None, None]
+        server.process.send_signal(signal.SIGTERM)
+        while httpx.get(f"{server.url}/readyz").status_code == 200:
+            pass
+        assert {ask(client, page) for (page, _), client in clients.items()} == {"close"}
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(timeout=20) == 0
+
+
+def test_a_disk_that_is_full_keeps_nobody_from_being_served(bundle_dir: Path, tmp_path: Path) -> None:
+    with listen("127.0.0.1", 0) as free:
+        port = free.getsockname()[1]
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("POLYREC_")}
+    environ |= {"POLYREC_BUNDLE": str(bundle_dir), "POLYREC_PORT": str(port), "POLYREC_DRAIN_GRACE_S": "0"}
+    environ |= {"POLYREC_DEFAULT_BUDGET_MS": "60000"}
+    with open("/dev/full", "w") as full, (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "polyrec.server"], env=environ, stdout=full, stderr=log
+        )
+    try:
+        with httpx.Client(
+            base_url=f"http://127.0.0.1:{port}", transport=httpx.HTTPTransport(retries=20)
+        ) as http:
+            while http.get("/readyz").status_code != 200:
+                assert process.poll() is None
+            assert http.post("/v1/predict", content=BODY).status_code == 200
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=20)
+    said = (tmp_path / "log").read_text()
+    assert "ready, but it cannot be said on standard output: No space left on device" in said
+    assert "Traceback" not in said
+
+
+def test_a_request_in_flight_is_answered_before_the_end(bundle_dir: Path) -> None:
+    with start({"bundle": bundle_dir, "drain_grace_s": 0}) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=20) as connection:
+            connection.sendall(HEAD)
+            assert connection.recv(100).startswith(b"HTTP/1.1 100")  # its body is being waited for
+            server.process.send_signal(signal.SIGTERM)
+            # From here on new connections are refused: the server has stopped accepting.
+            while True:
+                try:
+                    socket.create_connection((host, int(port)), timeout=20).close()
+                except ConnectionRefusedError:
+                    break
+                except ConnectionResetError:  # it was waiting to be accepted when the listener closed
+                    continue
+            connection.sendall(BODY)
+            answer = connection.recv(65536)
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert b"connection: close" in answer
+        assert server.process.wait(timeout=20) == 0
+
+
+def test_a_client_that_never_finishes_does_not_hold_the_end_for_ever(bundle_dir: Path) -> None:
+    with start({"bundle": bundle_dir, "drain_grace_s": 0, "drain_timeout_s": 1}) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=20) as connection:
+            connection.sendall(HEAD)
+            assert connection.recv(100).startswith(b"HTTP/1.1 100")  # its body is being waited for
+            server.process.send_signal(signal.SIGTERM)
+            assert server.process.wait(timeout=20) == 0
+
+
+def test_a_plan_is_served_with_bundles_relative_to_it(bundle_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "table").symlink_to(bundle_dir)
+    save_plan(single_path_plan(Path("table"), "table", "torch"), tmp_path / "plan.json")
+    with start({"plan": tmp_path / "plan.json", "drain_grace_s": 0, "max_request_rows": 7}) as server:
+        plan = httpx.get(f"{server.url}/v1/plan").json()
+        assert plan["limits"]["max_request_rows"] == 7
+        assert httpx.get(f"{server.url}/v1/paths").json()["paths"][0]["runtime"] == "torch"
+
+
+@pytest.mark.parametrize("runtime", ["torch", "onnx"])
+def test_the_runtime_and_lane_asked_for_are_used(bundle_dir: Path, runtime: str) -> None:
+    with start({"bundle": bundle_dir, "runtime": runtime, "lane": "thread", "drain_grace_s": 0}) as server:
+        opened = httpx.get(f"{server.url}/v1/paths").json()
+        assert opened["paths"][0]["runtime"] == runtime
+        assert [lane["kind"] for lane in opened["lanes"]] == ["thread"]
+        assert httpx.post(f"{server.url}/v1/predict", content=BODY).status_code == 200
+
+
+def test_a_port_in_use_is_one_clear_line(tmp_path: Path) -> None:
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(PortInUse) as refused:
+            listen("127.0.0.1", port)
+    line = str(refused.value)
+    assert line.startswith(f"cannot listen on 127.0.0.1:{port}: Address already in use")
+    assert "choose another --host or --port" in line
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "\u00fc" * 300])
+def test_a_host_that_does_not_exist_is_one_clear_line(host: str) -> None:
+    with pytest.raises(PortInUse, match=f"cannot listen on {re.escape(host)}:0"):
+        listen(host, 0)
+
+
+def failure(environ: dict[str, str]) -> str:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("POLYREC_")}
+    process = subprocess.run(
+        [sys.executable, "-m", "polyrec.server"],
+        env=clean | environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert process.returncode == 2
+    assert process.stdout == ""
+    return process.stderr
+
+
+def test_a_server_that_cannot_start_says_why_in_one_line(bundle_dir: Path, tmp_path: Path) -> None:
+    corrupt = tmp_path / "corrupt"
+    corrupt.mkdir()
+    for file in bundle_dir.iterdir():
+        content = file.read_bytes()
+        flip = file.name.startswith("embeddings")
+        (corrupt / file.name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]) if flip else content)
+    with listen("127.0.0.1", 0) as taken:
+        port = str(taken.getsockname()[1])
+        said = {
+            "missing": failure({"POLYREC_BUNDLE": str(tmp_path / "nothing"), "POLYREC_PORT": "0"}),
+            "corrupt": failure({"POLYREC_BUNDLE": str(corrupt), "POLYREC_PORT": "0"}),
+            "port": failure({"POLYREC_BUNDLE": str(bundle_dir), "POLYREC_PORT": port}),
+            "unknown": failure({"POLYREC_BUNDEL": str(bundle_dir)}),
+        }
+    for line in said.values():
+        assert line.startswith("polyrec: error: ")
+        assert line.count("\n") == 1, line
+    assert "there is no manifest.json" in said["missing"]
+    assert "is corrupt" in said["corrupt"]
+    assert "Address already in use" in said["port"]
+    assert "POLYREC_BUNDEL" in said["unknown"]
+
+
+def test_a_child_that_fails_to_start_is_told_to_its_parent(tmp_path: Path) -> None:
+    with pytest.raises(StartFailed, match="status 2"):
+        start({"bundle": tmp_path}, stderr=subprocess.DEVNULL)
+
+
+def test_the_ready_line_is_json_for_programs(bundle_dir: Path) -> None:
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("POLYREC_")}
+    environ |= {"POLYREC_BUNDLE": str(bundle_dir), "POLYREC_PORT": "0", "POLYREC_DRAIN_GRACE_S": "0"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "polyrec.server"], env=environ, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    ready = json.loads(process.stdout.readline())
+    assert ready["event"] == "ready"
+    assert ready["pid"] == process.pid
+    assert ready["paths"] == ["table@cpu"]
+    assert httpx.get(f"{ready['url']}/readyz").status_code == 200
+    process.terminate()
+    assert process.wait(timeout=20) == 0
+    assert process.stdout.read() == ""
+    process.stdout.close()
+
+
+def test_a_round_of_the_loop_accepts_several_connections() -> None:
+    """Where each round takes milliseconds, the last of a crowd does not wait for as many of them."""
+    crowd = 4 * ACCEPTED_A_ROUND
+    accepted: list[asyncio.BaseTransport] = []
+
+    class Counting(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            accepted.append(transport)
+
+    async def run() -> int:
+        loop = asyncio.get_running_loop()
+        listener = listen("127.0.0.1", 0)
+        servers = [await loop.create_server(Counting, sock=own) for own in several(listener)]
+        clients = [socket.create_connection(listener.getsockname()) for _ in range(crowd)]
+        rounds = 0
+        while len(accepted) < crowd and rounds < 10 * crowd:
+            await asyncio.sleep(0)
+            rounds += 1
+        for closing in (*servers, *accepted, *clients):
+            closing.close()
+        return rounds
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(run()) < crowd / 2
+    assert len(accepted) == crowd

@@ -1,0 +1,142 @@
+"""HTTPS with certificates made here, and every way in which they may not fit."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+from pathlib import Path
+
+import httpx
+import pytest
+
+from polyrec.server.app.run import HANDSHAKE_S, StartFailed, start
+from polyrec.server.app.settings import SettingsError, gather
+from polyrec.server.app.tls import TlsError, check_tls, reload_tls
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl on this machine")
+
+BODY = b'{"instances": [{}]}'
+Pair = tuple[Path, Path]
+
+
+def made(folder: Path, name: str, *options: str) -> Pair:
+    """A self-signed certificate for 127.0.0.1, and its key."""
+    cert, key = folder / f"{name}.crt", folder / f"{name}.key"
+    kind = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -days 1 -addext subjectAltName=IP:127.0.0.1"
+    files = ("-subj", f"/CN={name}", "-keyout", str(key), "-out", str(cert))
+    command = ["openssl", "req", "-x509", *kind.split(), *files, *(options or ("-nodes",))]
+    subprocess.run(command, check=True, capture_output=True)
+    return cert, key
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Pair:
+    return made(tmp_path, "first")
+
+
+def trusting(*certs: Path) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    for cert in certs:
+        context.load_verify_locations(cert)
+    return context
+
+
+def presented(url: httpx.URL) -> str:
+    """The certificate that a new connection is shown, PEM."""
+    assert url.port is not None
+    return ssl.get_server_certificate((url.host, url.port))
+
+
+def test_https_is_served_and_the_certificate_is_read_again_on_sighup(
+    bundle_dir: Path, pair: Pair, tmp_path: Path
+) -> None:
+    cert, key = pair
+    second = made(tmp_path, "second")
+    context = trusting(cert, second[0])
+    settings = {"bundle": bundle_dir, "drain_grace_s": 0, "tls_cert": cert, "tls_key": key}
+    log = tmp_path / "log"
+    with log.open("w") as stderr, start(settings | {"default_budget_ms": 60_000}, stderr) as server:
+        url = httpx.URL(server.url)
+        assert url.scheme == "https"
+        with httpx.Client(base_url=url, verify=context, timeout=30) as http:
+            for _ in range(3):
+                assert http.post("/v1/predict", content=BODY).status_code == 200
+            assert http.get("/readyz").status_code == 200
+            shown = presented(url)
+            assert shown.strip() == cert.read_text().strip()
+
+            key.write_bytes(second[1].read_bytes())  # not that of the certificate, which is still the first
+            server.process.send_signal(signal.SIGHUP)
+            while "the certificate is as before" not in log.read_text():
+                assert server.process.poll() is None
+            assert presented(url) == shown
+
+            cert.write_bytes(second[0].read_bytes())
+            server.process.send_signal(signal.SIGHUP)
+            while presented(url) == shown:
+                assert server.process.poll() is None
+            assert presented(url).strip() == second[0].read_text().strip()
+            assert http.post("/v1/predict", content=BODY).status_code == 200  # on the old connection
+        with httpx.Client(base_url=url, verify=context, timeout=30) as http:
+            assert http.post("/v1/predict", content=BODY).status_code == 200
+        with pytest.raises(httpx.TransportError):
+            httpx.get(f"http://{url.host}:{url.port}/readyz")
+        with pytest.raises(ssl.SSLError), socket.create_connection((url.host, url.port), timeout=20) as bare:
+            ssl.create_default_context().wrap_socket(bare, server_hostname="127.0.0.1")
+        assert httpx.get(f"{url}/readyz", verify=context).status_code == 200
+    assert "Traceback" not in log.read_text()
+
+
+def test_files_that_do_not_fit_are_one_line(pair: Pair, tmp_path: Path) -> None:
+    cert, key = pair
+    other, other_key = made(tmp_path, "other")
+    locked = made(tmp_path, "locked", "-passout", "pass:secret")
+    nothing = tmp_path / "nothing"
+    nothing.touch()
+    check_tls(cert, key)
+    for wrong in (
+        (cert, other_key),
+        (other, key),
+        (key, cert),
+        (cert, nothing),
+        (cert, tmp_path / "none"),
+        (tmp_path, key),
+        locked,
+    ):
+        with pytest.raises(TlsError) as error:
+            check_tls(*wrong)
+        assert "\n" not in str(error.value)
+        assert str(tmp_path) not in str(error.value)
+
+
+def test_a_broken_pair_leaves_the_context_as_it_is(pair: Pair, tmp_path: Path) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*pair)
+    reload_tls(context, pair[0], made(tmp_path, "other")[1])
+    reload_tls(context, tmp_path / "none", pair[1])
+
+
+def test_a_server_that_cannot_present_its_certificate_does_not_start(
+    bundle_dir: Path, pair: Pair, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    with log.open("w") as stderr, pytest.raises(StartFailed, match="status 2"):
+        start({"bundle": bundle_dir, "tls_cert": pair[0], "tls_key": tmp_path / "none"}, stderr)
+    assert log.read_text() == "polyrec: error: cannot read TLS file 'none': No such file or directory\n"
+
+
+@pytest.mark.parametrize("given", ["tls_cert", "tls_key"])
+def test_half_of_a_pair_is_refused(given: str) -> None:
+    with pytest.raises(SettingsError, match="give both --tls-cert FILE and --tls-key FILE"):
+        gather({"bundle": "b", given: "file"}, {})
+
+
+def test_a_handshake_that_never_begins_is_ended(bundle_dir: Path, pair: Pair) -> None:
+    settings = {"bundle": bundle_dir, "tls_cert": pair[0], "tls_key": pair[1], "drain_grace_s": 0}
+    with start(settings) as server:
+        host, port = server.url.removeprefix("https://").split(":")
+        with socket.create_connection((host, int(port)), timeout=8 * HANDSHAKE_S) as connection:
+            assert connection.recv(1) == b""

@@ -1,0 +1,352 @@
+"""The dispatcher on real lanes; with real runtimes where numbers matter, failing ones where order does."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from polyrec.models.bundle.bundle import Bundle
+from polyrec.models.errors import FeatureError
+from polyrec.models.runtimes import open_runtime
+from polyrec.models.runtimes.runtime import Runtime
+from polyrec.models.schema.batch import F32, Batch
+from polyrec.planner.latency_model import LatencyModel
+from polyrec.planner.plan import LaneKind, Limits, Routing
+from polyrec.planner.routing.lanes.lane import LaneSpec
+from polyrec.planner.routing.lanes.path import PathSpec
+from polyrec.planner.routing.router import Router
+from polyrec.planner.routing.router_state import Board
+from polyrec.server.codecs.json_rows import Decoder
+from polyrec.server.codecs.rows import Columns, Rows
+from polyrec.server.dispatch.answer import Pending
+from polyrec.server.dispatch.dispatcher import Dispatcher, clock
+from polyrec.server.dispatch.observer import Batched
+from polyrec.server.errors import DeadlinePassed, Defect, Invalid, Overloaded
+from polyrec.server.http.connection.body import ClientGone
+from polyrec.server.lanes.inline import InlineLane
+from polyrec.server.lanes.lane import Lane
+from polyrec.server.lanes.threaded import ThreadedLane
+
+
+class Tally:
+    """Remembers the batches it was told about: (rows, queries)."""
+
+    def __init__(self) -> None:
+        self.batches: list[tuple[int, int]] = []
+
+    def batch_executed(self, batched: Batched) -> None:
+        self.batches.append((batched.batch.rows, batched.queries))
+
+    def lane_alive(self, lane: int, alive: bool) -> None:
+        raise AssertionError("no lane dies here")
+
+    def ticked(self, late_s: float, took_s: float) -> None:
+        assert late_s >= 0
+        assert took_s >= 0
+
+
+class Troubled:
+    """A runtime around another: fails on batches with an item of a given rank, or answers what it is told."""
+
+    def __init__(
+        self, runtime: Runtime, breaks_at_rank: int | None = None, answers: float | None = None
+    ) -> None:
+        self._runtime = runtime
+        self._breaks_at = breaks_at_rank
+        self._answers = answers
+        self.name, self.device = runtime.name, runtime.device
+
+    def embed(self, batch: Batch) -> Any:
+        if self._breaks_at is not None and (batch.candidate.ranks[:, 0] == self._breaks_at).any():
+            raise RuntimeError("the device is on fire")
+        return self._runtime.embed(batch)
+
+    def dense(self, embedded: Any) -> F32:
+        p = self._runtime.dense(embedded)
+        return p if self._answers is None else np.where(np.arange(p.size) == 0, self._answers, p)
+
+
+class Held(Troubled):
+    """Embeds when it is let go."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__(runtime)
+        self.entered, self.let_go = threading.Event(), threading.Event()
+
+    def embed(self, batch: Batch) -> Any:
+        self.entered.set()
+        self.let_go.wait()
+        return super().embed(batch)
+
+
+@pytest.fixture(scope="module")
+def runtime(bundle: Bundle) -> Runtime:
+    return open_runtime("torch", bundle)
+
+
+QUICK = LatencyModel(rows=(1, 1024), median_s=(1e-6, 1e-4), tail_s=(1e-6, 1e-4))
+
+
+def dispatcher(bundle: Bundle, lane: Lane, kind: LaneKind, **limits: int) -> tuple[Dispatcher, Tally]:
+    """One path on one lane."""
+    bounds = Limits(**{"max_request_rows": 8, **limits})
+    paths, lanes = [PathSpec("table@cpu", "cpu", 0.9, QUICK)], [LaneSpec("cpu", "cpu", kind)]
+    router = Router(Board(paths, lanes, Routing(policy="static:table@cpu"), bounds, clock()))
+    tally = Tally()
+    return Dispatcher(router, [lane], ["table@cpu"], [bundle.encoder], tally), tally
+
+
+@pytest.fixture(params=["inline", "thread"])
+def kind(request: pytest.FixtureRequest) -> LaneKind:
+    kind: LaneKind = request.param
+    return kind
+
+
+@pytest.fixture
+def make(
+    bundle: Bundle, runtime: Runtime, kind: LaneKind
+) -> Iterator[Callable[..., tuple[Dispatcher, Tally]]]:
+    lanes: list[Lane] = []
+
+    def make(runtime: Any = runtime, **limits: int) -> tuple[Dispatcher, Tally]:
+        runtimes = {"table@cpu": runtime}
+        lane: Lane = InlineLane("cpu", runtimes) if kind == "inline" else ThreadedLane("cpu", runtimes)
+        lanes.append(lane)
+        return dispatcher(bundle, lane, kind, **limits)
+
+    yield make
+    for lane in lanes:
+        lane.close()
+
+
+@pytest.fixture(scope="module")
+def ranking(bundle: Bundle) -> Callable[..., Columns]:
+    """A ranking request for the given items."""
+    decoder = Decoder(bundle.manifest.schema_, Limits())
+
+    def rows(*items: str) -> Columns:
+        listed = ",".join(f'{{"item": "{item}"}}' for item in items)
+        return decoder.rank(f'{{"candidates": [{listed}]}}'.encode()).rows
+
+    return rows
+
+
+def ask(lane: Dispatcher, rows: Rows, budget_s: float = 60, arrived_s: float = 0.0) -> Pending:
+    """arrived_s: seconds ago."""
+    answer: Pending = lane.ask(rows, clock() - arrived_s, budget_s).payload.answer
+    return answer
+
+
+Make = Callable[..., tuple[Dispatcher, Tally]]
+Ranking = Callable[..., Columns]
+
+
+def items(bundle: Bundle, count: int) -> list[str]:
+    values = bundle.encoder.vocabularies["item"].values
+    assert values is not None
+    return [str(v) for v in values.to_pylist()[:count]]
+
+
+def test_queries_that_wait_together_are_one_batch_and_each_gets_its_own(
+    bundle: Bundle, runtime: Runtime, make: Make, ranking: Ranking
+) -> None:
+    known = items(bundle, 6)
+    asked = [ranking(*known[:3]), ranking(*known[3:5]), ranking(known[5])]
+
+    async def run() -> None:
+        lane, tally = make()
+        answers = await asyncio.gather(*(ask(lane, rows) for rows in asked))
+        assert tally.batches == [(6, 3)]
+        for rows, answer in zip(asked, answers, strict=True):
+            expected = runtime.predict(rows.encode(bundle.encoder))
+            np.testing.assert_allclose(answer.probabilities, expected, atol=1e-6)
+            assert answer.batch_rows == 6
+            assert answer.queue_s >= 0
+            assert answer.execute_s > 0
+        assert lane.waiting == 0
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("kind", ["inline"])
+def test_answers_leave_before_the_loop_reads_more(make: Make, ranking: Ranking) -> None:
+    """In the turn that executed them: past capacity, what came meanwhile takes as long to read as a batch."""
+
+    async def run() -> None:
+        lane, _ = make()
+        told: list[Pending] = []
+        asked = [ask(lane, ranking("a")) for _ in range(3)]
+        for answer in asked:
+            answer.listen(told.append)
+        while not asked[0].done():
+            await asyncio.sleep(0)
+        assert told == asked
+
+    asyncio.run(run())
+
+
+def test_batches_stop_at_their_limit_and_a_larger_query_is_split_and_joined(
+    bundle: Bundle, runtime: Runtime, make: Make, ranking: Ranking
+) -> None:
+    known = items(bundle, 6)
+
+    async def run() -> None:
+        lane, tally = make(max_batch_rows=4)
+        sizes = (2, 2, 1, 6, 3)
+        answers = await asyncio.gather(*(ask(lane, ranking(*known[:n])) for n in sizes))
+        assert tally.batches == [(4, 2), (1, 1), (3, 1), (3, 1), (3, 1)]
+        expected = runtime.predict(ranking(*known).encode(bundle.encoder))
+        np.testing.assert_allclose(answers[3].probabilities, expected, atol=1e-6)
+
+    asyncio.run(run())
+
+
+def test_a_full_queue_refuses_and_says_when_to_come_again(make: Make, ranking: Ranking) -> None:
+    async def run() -> None:
+        lane, _ = make(max_queued_rows=8)
+        first = ask(lane, ranking(*"abcdefg"))
+        with pytest.raises(Overloaded) as refused:
+            ask(lane, ranking("a", "b"))
+        assert refused.value.retry_after_s >= 1
+        second = ask(lane, ranking("a"))
+        await asyncio.gather(first, second)
+        assert lane.waiting == 0
+        await ask(lane, ranking("a", "b"))
+
+    asyncio.run(run())
+
+
+def test_a_query_whose_time_has_passed_is_not_executed(make: Make, ranking: Ranking) -> None:
+    async def run() -> None:
+        lane, tally = make()
+        with pytest.raises(DeadlinePassed, match="500 ms"):
+            ask(lane, ranking("a"), 0.5, arrived_s=1)
+        await ask(lane, ranking("b", "c"))
+        assert tally.batches == [(2, 1)]
+        assert lane.waiting == 0
+
+    asyncio.run(run())
+
+
+def test_a_query_that_nobody_waits_for_is_not_executed(make: Make, ranking: Ranking) -> None:
+    async def run() -> None:
+        lane, tally = make()
+        query = lane.ask(ranking("a"), clock(), 60)
+        stays = ask(lane, ranking("b"))
+        lane.gone(query, ClientGone("the client closed the connection"))
+        with pytest.raises(ClientGone):
+            await query.payload.answer
+        await stays
+        assert tally.batches == [(1, 1)]
+        assert lane.waiting == 0
+
+    asyncio.run(run())
+
+
+def test_a_query_that_breaks_the_batch_takes_nobody_with_it(
+    bundle: Bundle, runtime: Runtime, make: Make, ranking: Ranking, caplog: pytest.LogCaptureFixture
+) -> None:
+    known = items(bundle, 3)
+    bad = int(ranking(known[1]).encode(bundle.encoder).candidate.ranks[0, 0])
+
+    async def run() -> None:
+        lane, tally = make(Troubled(runtime, breaks_at_rank=bad))
+        asked = [ask(lane, ranking(item)) for item in known]
+        with caplog.at_level(logging.CRITICAL, "polyrec.dispatcher"):
+            answers = await asyncio.gather(*asked, return_exceptions=True)
+        assert isinstance(answers[1], Defect)
+        assert "on fire" not in str(answers[1])
+        assert [a.batch_rows for i, a in enumerate(answers) if i != 1] == [1, 1]
+        assert (await ask(lane, ranking(known[0]))).batch_rows == 1
+        assert len(tally.batches) == 3
+
+    asyncio.run(run())
+
+
+def test_a_query_that_cannot_be_encoded_is_told_so_and_the_others_stay_one_batch(
+    make: Make, ranking: Ranking
+) -> None:
+    too_long = ranking("a")
+    names = too_long.names[0]
+    too_long.context = [([str(i) for i in range(1000)],) if n == "filters" else None for n in names]
+
+    async def run() -> None:
+        lane, tally = make()
+        asked = [ask(lane, ranking("a")), ask(lane, too_long), ask(lane, ranking("b", "c"))]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        assert isinstance(answers[1], FeatureError)
+        assert "filters" in str(answers[1])
+        assert tally.batches == [(3, 2)]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("nonsense", [np.nan, np.inf])
+def test_a_probability_that_is_no_number_is_refused_for_its_query_only(
+    runtime: Runtime, make: Make, ranking: Ranking, nonsense: float
+) -> None:
+    async def run() -> None:
+        lane, _ = make(Troubled(runtime, answers=nonsense))
+        asked = [ask(lane, ranking("a", "b")), ask(lane, ranking("c"))]
+        bad, good = await asyncio.gather(*asked, return_exceptions=True)
+        assert isinstance(bad, Invalid)
+        assert np.isfinite(good.probabilities).all()
+
+    asyncio.run(run())
+
+
+def test_closing_a_lane_cancels_what_waits(bundle: Bundle, runtime: Runtime, ranking: Ranking) -> None:
+    async def run() -> None:
+        lane, _ = dispatcher(bundle, InlineLane("cpu", {"table@cpu": runtime}), "inline")
+        waiting = ask(lane, ranking("a"))
+        lane.close()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    asyncio.run(run())
+
+
+def test_a_thread_executes_while_the_loop_goes_on(bundle: Bundle, runtime: Runtime, ranking: Ranking) -> None:
+    async def run() -> None:
+        held = Held(runtime)
+        lane, tally = dispatcher(bundle, ThreadedLane("cpu", {"table@cpu": held}), "thread")
+        first = ask(lane, ranking("a"))
+        while not held.entered.is_set():
+            await asyncio.sleep(0)
+        rest = [ask(lane, ranking(item)) for item in "bcd"]
+        assert lane.waiting == 4
+        held.let_go.set()
+        await asyncio.gather(first, *rest)
+        assert tally.batches == [(1, 1), (3, 3)]
+        lane.close()
+
+    asyncio.run(run())
+
+
+def test_a_query_behind_a_long_batch_is_answered_at_its_own_deadline(
+    bundle: Bundle, runtime: Runtime, ranking: Ranking
+) -> None:
+    """triton-inference-server/server#7512: there it is told only when the batch in front is over."""
+
+    async def run() -> None:
+        held = Held(runtime)
+        lane, tally = dispatcher(bundle, ThreadedLane("cpu", {"table@cpu": held}), "thread")
+        first = ask(lane, ranking("a"))
+        while not held.entered.is_set():
+            await asyncio.sleep(0)
+        behind = ask(lane, ranking("b"), budget_s=0.05)
+        with pytest.raises(DeadlinePassed):
+            await behind
+        assert not first.done()
+        assert not tally.batches
+        held.let_go.set()
+        await first
+        lane.close()
+
+    asyncio.run(run())

@@ -1,0 +1,65 @@
+"""What connections share: when what they read arrived."""
+
+from __future__ import annotations
+
+import asyncio
+
+from polyrec.server.app.engine import Engine
+from polyrec.server.dispatch.dispatcher import clock
+from polyrec.server.http.app import create_app
+from polyrec.server.http.call import budget_start_s
+from polyrec.server.http.connection.shared import Front
+
+BUSY_S = 0.02
+
+
+def front_of(engine: Engine) -> Front:
+    app = create_app(engine)
+    return Front(app, app.hot, engine)
+
+
+async def read(front: Front) -> float:
+    """A round of reading, to its end."""
+    arrived_s = front.arrived_s()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    return arrived_s
+
+
+def test_what_is_read_after_a_batch_may_have_arrived_before_it(engine: Engine) -> None:
+    async def scene() -> tuple[float, float]:
+        front = front_of(engine)
+        looked_s = clock()
+        await read(front)
+        while clock() < looked_s + BUSY_S:
+            pass
+        return looked_s, front.arrived_s()
+
+    looked_s, arrived_s = asyncio.run(scene())
+    assert looked_s <= arrived_s < looked_s + BUSY_S
+
+
+def test_what_wakes_a_sleeping_loop_has_just_arrived(engine: Engine) -> None:
+    async def scene() -> tuple[float, float]:
+        front = front_of(engine)
+        await read(front)
+        await asyncio.sleep(BUSY_S)
+        return clock(), front.arrived_s()
+
+    woken_s, arrived_s = asyncio.run(scene())
+    assert arrived_s >= woken_s
+
+
+def test_all_that_one_round_reads_arrived_at_the_same_time(engine: Engine) -> None:
+    async def scene() -> tuple[float, float]:
+        front = front_of(engine)
+        return front.arrived_s(), front.arrived_s()
+
+    first_s, second_s = asyncio.run(scene())
+    assert first_s == second_s
+
+
+def test_an_estimate_that_leaves_nothing_of_the_budget_is_not_believed() -> None:
+    assert budget_start_s(9.0, 2.0, 10.0) == 9.0
+    assert budget_start_s(8.0, 2.0, 10.0) == 10.0
+    assert budget_start_s(None, 2.0, 10.0) == 10.0

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from polyrec.models.bundle.bundle import Bundle
+from polyrec.models.schema.batch import Batch
+from polyrec.models.schema.encoder import Encoder
+from polyrec.server.metrics.instruments import Registry
+from polyrec.server.metrics.unknown_ids import Unknown, count_of, lookups_of, rows_of
+
+
+def batch(bundle: Bundle, rows: int, random: np.random.Generator) -> Batch:
+    """Ids of which a fifth are unknown, lists of 0 to 3 values."""
+    encoder = bundle.encoder
+    schema = encoder.schema
+
+    def ids(feature: Any, n: int) -> Any:
+        vocabulary = encoder.vocabulary(feature)
+        oov = int(np.flatnonzero(vocabulary.rank_of_id == vocabulary.oov_rank)[0])
+        return np.where(random.random(n) < 0.2, oov, random.integers(0, vocabulary.size, n))
+
+    singles = np.stack([ids(f, rows) for f in schema.categorical if not f.multi], 1)
+    bags = {}
+    for f in schema.categorical:
+        if f.multi:
+            lengths = random.integers(0, 4, rows)
+            bags[f.name] = ids(f, int(lengths.sum())), lengths
+    return encoder.from_ids(np.zeros((rows, len(schema.dense)), np.float32), singles, bags)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=st.lists(st.integers(1, 9), max_size=40), seed=st.integers(0, 2**32 - 1))
+def test_counting_many_batches_at_once_counts_what_counting_each_does(
+    bundle: Bundle, rows: list[int], seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    family = Registry().counter("polyrec_oov_lookups", "Unknown.", "feature")
+    unknown, expected = Unknown(bundle.encoder, family), Counter[str]()
+    batches = [batch(bundle, n, random) for n in rows]
+    for one in batches:
+        expected.update(bundle.encoder.unknown(one))
+    again = Encoder(bundle.encoder.schema, bundle.encoder.vocabularies, bundle.encoder.standards)
+    encoders = [None if random.random() < 0.5 else again for _ in batches]
+    unknown.count(encoders, [lookups_of(one) for one in batches])
+    for one in batches:
+        lookups = lookups_of(one)
+        blocks = (one.context, one.candidate)
+        assert rows_of(lookups) == one.rows
+        assert count_of(lookups) == sum(block.ranks.size + block.bag_values.size for block in blocks)
+    assert {name: child.value for (name,), child in family.children.items() if child.value} == dict(expected)
+    assert {name for (name,) in family.children} == {f.name for f in bundle.encoder.schema.categorical}

@@ -1,0 +1,132 @@
+"""Updates of rows across reloads and rollbacks, through HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from polyrec.models.bundle.bundle import Bundle, write_bundle
+from polyrec.models.bundle.derive import quantised
+from polyrec.models.tiers.disk.disk import write_pages
+from polyrec.planner.plan import Plan, save_plan
+from tests.server.conftest import Client, Request
+from tests.server.placing import ALLOWED, placed_plan
+
+
+def updated(client: Client, value: float, rows: int) -> None:
+    """Every item's row has the value."""
+    tables = {"item": {"ids": list(range(rows)), "rows": [[value] * 64] * rows}}
+    answer = client.post("/v1/admin/embeddings", orjson.dumps({"tables": tables}), ALLOWED)
+    assert answer.json() == {"path": "table@cpu", "rows": rows}
+
+
+def test_a_reload_of_the_same_bundle_keeps_its_updates_and_another_has_its_own_rows(
+    asked: Callable[[Plan], Client], paged: Bundle, request_: Request, tmp_path: Path
+) -> None:
+    int8 = write_bundle(
+        tmp_path / "int8", *quantised(paged, "int8"), paged.encoder, paged.manifest.metrics, {}
+    )
+    plans = {}
+    for name, own in {"old": paged, "new": int8}.items():
+        plans[name] = orjson.dumps({"plan": str(tmp_path / f"{name}.json")})
+        save_plan(placed_plan(own, tmp_path), tmp_path / f"{name}.json")
+    rows = paged.encoder.vocabularies["item"].rows
+    client = asked(placed_plan(paged, tmp_path))
+
+    def act(name: str, body: bytes = b"{}") -> Any:
+        answer = client.post(f"/v1/admin/{name}", body, ALLOWED)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["updates"]
+
+    def now() -> Any:
+        return client.predict(request_)["predictions"]
+
+    assert act("reload", plans["new"]) == {"carried": {}, "left_behind": {}}
+    int8_as_written = now()
+    assert act("rollback") == {"carried": {}, "left_behind": {}}
+    updated(client, 0.25, rows)
+    after = now()
+    assert act("reload", plans["old"]) == {"carried": {"table@cpu": rows}, "left_behind": {}}
+    assert now() == after
+    assert act("reload", plans["new"]) == {"carried": {}, "left_behind": {"table@cpu": rows}}
+    assert now() == int8_as_written
+    updated(client, -0.5, rows)
+    int8_after = now()
+    assert act("rollback") == {"carried": {"table@cpu": rows}, "left_behind": {"table@cpu": rows}}
+    assert now() == after
+    assert act("rollback") == {"carried": {"table@cpu": rows}, "left_behind": {"table@cpu": rows}}
+    assert now() == int8_after
+
+
+def test_updates_are_told_and_kept_where_a_plan_has_no_tiers_for_them(
+    asked: Callable[[Plan], Client], paged: Bundle, request_: Request, tmp_path: Path
+) -> None:
+    client = asked(placed_plan(paged, tmp_path))
+    rows = paged.encoder.vocabularies["item"].rows
+    updated(client, 0.25, rows)
+    after = client.predict(request_)["predictions"]
+    save_plan(placed_plan(paged, tmp_path, lambda n: {"host": n}), tmp_path / "whole.json")
+    whole = orjson.dumps({"plan": str(tmp_path / "whole.json")})
+    left = client.post("/v1/admin/reload", whole, ALLOWED).json()["updates"]
+    assert left == {"carried": {}, "left_behind": {"table@cpu": rows}}
+    back = client.post("/v1/admin/rollback", b"{}", ALLOWED).json()["updates"]
+    assert back == {"carried": {"table@cpu": rows}, "left_behind": {}}
+    assert client.predict(request_)["predictions"] == pytest.approx(after, abs=1e-6)
+
+
+def test_an_update_that_comes_during_a_reload_is_served_before_and_after_it(
+    asked: Callable[[Plan], Client],
+    paged: Bundle,
+    request_: Request,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client = asked(placed_plan(paged, tmp_path))
+    save_plan(placed_plan(paged, tmp_path), tmp_path / "plan.json")
+    rows = paged.encoder.vocabularies["item"].rows
+    updated(client, 0.25, rows)
+    opening, let_go = threading.Event(), threading.Event()
+
+    def held(*arguments: Any) -> None:
+        # its host tier is filled by now, its file is not
+        opening.set()
+        assert let_go.wait(60)
+        write_pages(*arguments)
+
+    monkeypatch.setattr("polyrec.models.tiers.opening.write_pages", held)
+    tables = {"item": {"ids": list(range(0, rows, 2)), "rows": [[-0.5] * 64] * len(range(0, rows, 2))}}
+    calls = {
+        "predict": ("/v1/predict", orjson.dumps({"columns": request_.columns}), {}),
+        "update": ("/v1/admin/embeddings", orjson.dumps({"tables": tables}), ALLOWED),
+        "reload": ("/v1/admin/reload", orjson.dumps({"plan": str(tmp_path / "plan.json")}), ALLOWED),
+    }
+
+    async def run() -> list[Any]:
+        transport = httpx.ASGITransport(app=client.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://polyrec", timeout=60) as http:
+
+            async def send(name: str) -> Any:
+                path, content, headers = calls[name]
+                answer = await http.post(path, content=content, headers=headers)
+                assert answer.status_code == 200, answer.text
+                return answer.json()
+
+            before = await send("predict")
+            reload = asyncio.create_task(send("reload"))
+            assert await asyncio.to_thread(opening.wait, 60)
+            await send("update")
+            during = await send("predict")
+            let_go.set()
+            return [before, during, (await reload)["updates"], await send("predict")]
+
+    before, during, carried, after = client.runner.run(run())
+    assert carried == {"carried": {"table@cpu": rows}, "left_behind": {}}
+    assert during["predictions"] != before["predictions"]
+    assert after["predictions"] == pytest.approx(during["predictions"], abs=1e-6)
