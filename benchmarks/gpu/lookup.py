@@ -32,9 +32,9 @@ from torch import Tensor
 
 from benchmarks.gpu.model import WIDTH, Predict, World, predictions, ways
 from polyrec.models.schema.batch import Batch
-from polyrec.models.tiers.device.fused import slots_of
+from polyrec.models.tiers.device.fused import bags_in_slot_order
 from polyrec.models.tiers.device.kernels import PRECISIONS, available, sums
-from polyrec.models.tiers.layout import DEVICE, Places
+from polyrec.models.tiers.layout import DEVICE, RowLocations
 
 HITS = (1.0, 0.99, 0.95, 0.8)
 ROTATED = 8
@@ -151,8 +151,8 @@ def kernel(world: World, size: Size, rates: Mapping[str, float]) -> Iterator[dic
             given: list[tuple[Tensor, Tensor, Tensor]] = []
             misses = 0
             for _ in range(ROTATED):
-                fused = slots_of(stage.rows.lookups(world.batch(rows, hit))).rows
-                where = Places.of(world.stack.tiers.layout, fused)
+                fused = bags_in_slot_order(stage.rows.lookups(world.batch(rows, hit))).rows
+                where = RowLocations.of(world.stack.tiers.layout, fused)
                 cold = where.tier != DEVICE
                 misses += int(cold.sum())
                 codes = np.where(cold, -1 - slab.of_rows(where.local), where.local)

@@ -33,7 +33,7 @@ from polyrec.cli.progress import Bars
 from polyrec.loadtest.machine import processor
 from polyrec.models.allocator import keep_memory
 from polyrec.models.bundle.bundle import Bundle, load_bundle, write_bundle
-from polyrec.models.data.reader import Reader, open_data
+from polyrec.models.data.reader import DataReader, open_data
 from polyrec.models.data.split import TEST
 from polyrec.models.data.synthetic.generator import generate
 from polyrec.models.dlrm.cost import flops, sizes
@@ -56,7 +56,7 @@ class Plan:
     """What is run: one data set, every variant, these seeds."""
 
     data: str
-    reader: Reader
+    reader: DataReader
     recipe: Training
     seeds: tuple[int, ...]
     variants: Mapping[str, Variant]

@@ -13,14 +13,14 @@ from typing import Any
 
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.bundle.derive import materialised, quantised
-from polyrec.models.data.reader import Reader
+from polyrec.models.data.reader import DataReader
 from polyrec.models.dlrm.dlrm import DLRM
 from polyrec.models.dlrm.precision import DensePrecision, Precision
 from polyrec.models.dlrm.representation import Kind, Representation
 from polyrec.models.training.distill import Regression, distilled
 from polyrec.models.training.pipeline import Training, tune
 
-Derive = Callable[[Bundle, Training, Reader], tuple[DLRM, Representation]]
+Derive = Callable[[Bundle, Training, DataReader], tuple[DLRM, Representation]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def hot(source: str, rows: int) -> Derived:
 def distil(source: str, kind: Kind, with_data: bool = False, steps: int = 3000) -> Derived:
     """Another kind that learned the source's rows, then fine-tuned where data may be used."""
 
-    def by(bundle: Bundle, training: Training, reader: Reader) -> tuple[DLRM, Representation]:
+    def by(bundle: Bundle, training: Training, reader: DataReader) -> tuple[DLRM, Representation]:
         representation = training.representation(kind, bundle.encoder.vocabularies)
         model, _ = distilled(bundle, representation, Regression(steps=steps, seed=training.recipe.seed))
         if with_data:

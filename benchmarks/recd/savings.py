@@ -30,7 +30,7 @@ from polyrec.cli.progress import Bars
 from polyrec.loadtest.machine import processor
 from polyrec.models.data.encoded import encode
 from polyrec.models.data.packed.packing import pack
-from polyrec.models.data.reader import Reader, open_data
+from polyrec.models.data.reader import DataReader, open_data
 from polyrec.models.data.split import TRAIN, split_of
 from polyrec.models.data.synthetic.generator import generate
 from polyrec.models.schema.encoder import Encoder
@@ -178,7 +178,7 @@ def qualities(folder: Path, kinds: Sequence[str], seeds: int, core: int, bar: An
     return out
 
 
-def groups(folder: Path, reader: Reader) -> list[Found]:
+def groups(folder: Path, reader: DataReader) -> list[Found]:
     """Groups chosen on real batches of whole requests, with their measured dedup factor."""
     found = load_calibration(folder / "calibration", SCHEMA)
     encoder = Encoder(SCHEMA, found.vocabularies, found.standards)

@@ -34,7 +34,7 @@ from polyrec.models.embeddings.table import TableStage
 from polyrec.models.runtimes.graph import plain_graph
 from polyrec.models.runtimes.onnx import open_session
 from polyrec.models.tiers.disk.disk import DiskTier
-from polyrec.models.tiers.layout import HOST, Layout
+from polyrec.models.tiers.layout import HOST, TierLayout
 from polyrec.models.tiers.opening import fill
 from polyrec.models.tiers.parts import Tiers
 from polyrec.models.tiers.row_form import RowForm
@@ -62,7 +62,7 @@ def prefix_rows(m: Model, budget: int, cache: int) -> int:
 
 def tiered(case: dict[str, Any], m: Model) -> TieredRows:
     cut = prefix_rows(m, case["budget"], case["cache"])
-    layout = Layout(m.tables, {t: (0, cut, m.large_rows - cut, 0) for t in m.large})
+    layout = TierLayout(m.tables, {t: (0, cut, m.large_rows - cut, 0) for t in m.large})
     slab = Slab(FORM, layout.rows[HOST], case["cache"] // PAGE, PAGE)
     fill(slab.row_bytes(), layout, HOST, rows)
     heat = None

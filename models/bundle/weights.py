@@ -40,7 +40,7 @@ class Ranks:
 
 
 @dataclass(frozen=True)
-class Weights:
+class BundleWeights:
     """The stage and the dense net of a bundle."""
 
     files: HeldFiles
@@ -61,7 +61,7 @@ class Weights:
         return net_from_tensors(self.manifest, self.stage(), mapped(self.files, NET))
 
 
-def open_weights(files: HeldFiles, version: str) -> Weights:
+def open_weights(files: HeldFiles, version: str) -> BundleWeights:
     """The numbers of a bundle that was checked when it was loaded as this version.
 
     Raises BundleError if its files have been overwritten in place since.
@@ -73,4 +73,4 @@ def open_weights(files: HeldFiles, version: str) -> Weights:
             f"it has version {manifest.version}, {version} is served; reload it"
         )
     stored = mapped(files, VOCABULARY)
-    return Weights(files, manifest, {t: Ranks(stored[f"{t}.rank_of_id"]) for t in manifest.vocabularies})
+    return BundleWeights(files, manifest, {t: Ranks(stored[f"{t}.rank_of_id"]) for t in manifest.vocabularies})

@@ -37,7 +37,7 @@ ODD_INTEGER = re.compile("-?[0-9]+|0[xX][0-9a-fA-F]{1,16}")
 
 
 class CriteoReader:
-    """Rows of a Criteo TSV (see polyrec.models.data.reader.Reader)."""
+    """Rows of a Criteo TSV (see polyrec.models.data.reader.DataReader)."""
 
     def __init__(self, path: Path, schema: Schema, on_malformed: OnMalformed = "fatal") -> None:
         self.path = path

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from polyrec.models.data.growing_array import GrowingArrays
 from polyrec.models.data.packed.reader import PackedReader
-from polyrec.models.data.reader import Reader
+from polyrec.models.data.reader import DataReader
 from polyrec.models.data.requests import Requests, joined
 from polyrec.models.data.split import I8, TEST, TRAIN, VALIDATION, Splitter, stable_hash
 from polyrec.models.errors import DataError
@@ -156,7 +156,7 @@ def _removal(owner: object, folder: Path) -> Callable[[], object]:
 
 
 def encode(
-    reader: Reader,
+    reader: DataReader,
     encoder: Encoder,
     splitter: Splitter,
     which: Sequence[int] = (TRAIN, VALIDATION, TEST),
@@ -195,7 +195,7 @@ def encode(
         raise
 
 
-def _parts(reader: Reader, schema: Schema, share: bool, rows: int) -> Iterator[Requests]:
+def _parts(reader: DataReader, schema: Schema, share: bool, rows: int) -> Iterator[Requests]:
     """The data, at least `rows` rows at a time; plain rows share no column with one another."""
     if share and isinstance(reader, PackedReader) and reader.shares_context:
         for requests in _gathered(reader.requests(schema.columns), rows, lambda r: r.rows):

@@ -22,7 +22,7 @@ BUFFER_BYTES = 1 << 20
 
 
 class ParquetReader:
-    """Rows of Parquet files (see polyrec.models.data.reader.Reader)."""
+    """Rows of Parquet files (see polyrec.models.data.reader.DataReader)."""
 
     def __init__(self, path: Path, schema: Schema, on_malformed: OnMalformed = "fatal") -> None:
         self.path = path

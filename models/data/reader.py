@@ -20,7 +20,7 @@ from polyrec.models.schema.schema import Schema
 OnMalformed = Literal["fatal", "count"]
 
 
-class Reader(Protocol):
+class DataReader(Protocol):
     """Rows of one data set, as often as wanted."""
 
     @property
@@ -56,7 +56,7 @@ class Reader(Protocol):
         ...
 
 
-def open_data(path: str | Path, schema: Schema, on_malformed: OnMalformed = "fatal") -> Reader:
+def open_data(path: str | Path, schema: Schema, on_malformed: OnMalformed = "fatal") -> DataReader:
     """Opens a Parquet file or a folder of them, plain or packed, or a Criteo TSV (plain or gzip).
 
     Raises DataError: nothing there, neither format, a column of the schema missing or of a type that
@@ -83,7 +83,7 @@ def open_data(path: str | Path, schema: Schema, on_malformed: OnMalformed = "fat
     raise DataError(f"'{path}' is neither Parquet nor a Criteo file (.tsv, .txt or .gz)")
 
 
-def _open_parquet(path: Path, schema: Schema, on_malformed: OnMalformed) -> Reader:
+def _open_parquet(path: Path, schema: Schema, on_malformed: OnMalformed) -> DataReader:
     from polyrec.models.data.packed.reader import PackedReader, is_packed
     from polyrec.models.data.parquet import ParquetReader, parquet_files
 

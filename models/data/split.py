@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 from numpy.typing import NDArray
 
-from polyrec.models.data.reader import Reader
+from polyrec.models.data.reader import DataReader
 from polyrec.models.errors import DataError
 from polyrec.models.mixing import U64, mix
 from polyrec.models.schema.batch import I64
@@ -74,7 +74,7 @@ class Splitter:
         return (share >= train).astype(np.int8) + (share >= self.split.train).astype(np.int8)
 
 
-def split_of(reader: Reader, schema: Schema, progress: Callable[[int], object] | None = None) -> Splitter:
+def split_of(reader: DataReader, schema: Schema, progress: Callable[[int], object] | None = None) -> Splitter:
     """The splitter of a data set. `progress` is told the rows of each batch of the pass.
 
     A time split cuts between values, never within one: the rows before the test rows are the
@@ -98,7 +98,7 @@ def split_of(reader: Reader, schema: Schema, progress: Callable[[int], object] |
     return Splitter(split, (values[train].item(), values[last].item()))
 
 
-def _distinct(reader: Reader, name: str, progress: Callable[[int], object] | None) -> tuple[Times, I64]:
+def _distinct(reader: DataReader, name: str, progress: Callable[[int], object] | None) -> tuple[Times, I64]:
     """The different values of a column, ascending, and how many rows have each."""
     values: list[Times] = []
     counts: list[I64] = []

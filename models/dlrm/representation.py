@@ -33,7 +33,7 @@ Kind = Literal["table", "dhe", "select", "hybrid"]
 KINDS: tuple[Kind, ...] = ("table", "dhe", "select", "hybrid")
 
 
-class Ranked(Protocol):
+class RankedVocabulary(Protocol):
     """What a stage asks of a table's vocabulary."""
 
     @property
@@ -95,7 +95,7 @@ def initial_stage(
 def stage_from_tensors(
     representation: Representation,
     schema: Schema,
-    vocabularies: Mapping[str, Ranked],
+    vocabularies: Mapping[str, RankedVocabulary],
     tensors: Mapping[str, Tensor],
 ) -> Stage:
     """The embedding stage over the tensors that its `state_dict` was saved as, without copying them."""
@@ -119,7 +119,7 @@ def stage_from_tensors(
 def _computed(
     representation: Representation,
     schema: Schema,
-    vocabularies: Mapping[str, Ranked],
+    vocabularies: Mapping[str, RankedVocabulary],
     width: int,
     stored: Tensor,
     precision: Precision = "fp32",

@@ -124,7 +124,7 @@ def _metrics(
         _, unit, sizes = np.unique(groups, return_inverse=True, return_counts=True)
     losses = np.stack([_sums(row_losses(p, labels), unit) for p in predictions])
     hits = np.stack([_sums((p > 0.5) == (labels > 0.5), unit) for p in predictions])
-    ranked = [Ranked(p, labels) for p in predictions]
+    ranked = [SortedScores(p, labels) for p in predictions]
     for weights in chain((np.ones(sizes.size, np.int64),), draws(sizes.size, resamples, seed)):
         rows = weights if unit is None else weights[unit]
         weight = weights.astype(np.float64)
@@ -147,7 +147,7 @@ def draws(units: int, resamples: int, seed: int) -> Iterator[I64]:
         yield np.bincount(random.integers(0, units, units), minlength=units)
 
 
-class Ranked:
+class SortedScores:
     """The scores of one model, sorted once, for the AUC under any weights of its rows.
 
     Negatives stand in order of score; each positive knows how many of them score below it, and how

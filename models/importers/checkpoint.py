@@ -4,7 +4,7 @@ A checkpoint is a pickle, and a pickle is a program. It is read by torch's weigh
 which knows tensors and plain containers and refuses every other name; nothing is imported or called
 on the file's word. The counters that training scripts save beside the weights are often NumPy
 scalars: their names lead to a stand-in that keeps nothing, so that NumPy's constructors are not
-called with a stranger's arguments either. Weights stay mapped in the file until they are copied.
+called with a stranger's arguments either. CheckpointWeights stay mapped in the file until they are copied.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _Unread:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class LinearLayer:
     """A linear layer by its name in the checkpoint: weight float [out, in], bias float [out]."""
 
     name: str
@@ -65,7 +65,7 @@ class Layer:
     bias: Tensor
 
 
-class Weights:
+class CheckpointWeights:
     """The weights of one model. Each is taken once, so what nobody understood is known at the end."""
 
     def __init__(self, file: Path, tensors: Mapping[str, object]) -> None:
@@ -103,14 +103,14 @@ class Weights:
             raise self.error(f"{name} holds a number that is not finite")
         return tensor.detach()
 
-    def layer(self, name: str) -> Layer:
+    def layer(self, name: str) -> LinearLayer:
         """The linear layer of this name. Raises CheckpointError."""
         weight, bias = self.take(f"{name}.weight", 2), self.take(f"{name}.bias", 1)
         if bias.shape[0] != weight.shape[0]:
             raise self.error(f"{name}.bias has {bias.shape[0]} numbers, {name}.weight {weight.shape[0]} rows")
-        return Layer(name, weight, bias)
+        return LinearLayer(name, weight, bias)
 
-    def mlp(self, stem: str, tail: str = "", step: int = 1) -> tuple[Layer, ...]:
+    def mlp(self, stem: str, tail: str = "", step: int = 1) -> tuple[LinearLayer, ...]:
         """The layers `stem` + 0, step, 2 step, ... + `tail`, each reading what the one before gives.
 
         Raises CheckpointError: a layer is missing, or two do not fit.
@@ -122,7 +122,7 @@ class Weights:
             self.check_reads(after, before.weight.shape[0], before.name)
         return layers
 
-    def check_reads(self, layer: Layer, numbers: int, source: str) -> None:
+    def check_reads(self, layer: LinearLayer, numbers: int, source: str) -> None:
         """Raises CheckpointError unless `layer` reads that many numbers a row."""
         if layer.weight.shape[1] != numbers:
             raise self.error(
@@ -135,7 +135,7 @@ class Weights:
             raise self.error(f"{name} is not part of {model}; a model with it cannot be imported")
 
 
-def read_weights(path: str | Path, format: str) -> Weights:
+def read_weights(path: str | Path, format: str) -> CheckpointWeights:
     """The weights of a model of this format (a key of ROOTS), by their names in the bare model.
 
     The state dict may stand alone or under one of HOLDERS. Wrappers (DataParallel, torch.compile,
@@ -149,7 +149,7 @@ def read_weights(path: str | Path, format: str) -> Weights:
     states = [s for s in (loaded, *(loaded.get(key) for key in HOLDERS)) if isinstance(s, dict)]
     for state in states:
         if tensors := _unwrapped(file, state, ROOTS[format]):
-            return Weights(file, tensors)
+            return CheckpointWeights(file, tensors)
     line = f"checkpoint '{file}': no {' or '.join(ROOTS[format])} in it; it "
     for other, roots in ROOTS.items():
         if any(_unwrapped(file, state, roots) for state in states):

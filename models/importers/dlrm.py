@@ -13,7 +13,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from polyrec.models.importers.checkpoint import Weights, read_weights
+from polyrec.models.importers.checkpoint import CheckpointWeights, read_weights
 from polyrec.models.importers.parts import Parts, check_logit, check_width
 
 _TRICKS = {
@@ -50,7 +50,7 @@ def read_dlrm(path: str | Path, interaction: Literal["dot", "cat"] = "dot", itse
 
 
 def _check_interaction(
-    weights: Weights, interaction: str, itself: bool, reads: int, vectors: int, width: int
+    weights: CheckpointWeights, interaction: str, itself: bool, reads: int, vectors: int, width: int
 ) -> None:
     gives = {
         ("dot", False): width + vectors * (vectors - 1) // 2,

@@ -25,7 +25,7 @@ from polyrec.models.dlrm.interaction import Cross
 from polyrec.models.dlrm.representation import Representation
 from polyrec.models.embeddings.table import TableStage
 from polyrec.models.files import one_line
-from polyrec.models.importers.checkpoint import Layer, Weights
+from polyrec.models.importers.checkpoint import CheckpointWeights, LinearLayer
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.schema import Categorical, Dense, Label, Pooling, Schema, Split
 from polyrec.models.schema.vocabulary import Vocabulary
@@ -41,7 +41,7 @@ class Crossing:
     """One low-rank cross layer: down float [rank, joined], up float [joined, rank] with its bias."""
 
     down: Tensor
-    up: Layer
+    up: LinearLayer
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +55,11 @@ class Parts:
     """
 
     format: str
-    weights: Weights
+    weights: CheckpointWeights
     tables: Mapping[str, Tensor]
     features: tuple[str, ...]
-    bottom: tuple[Layer, ...]
-    top: tuple[Layer, ...]
+    bottom: tuple[LinearLayer, ...]
+    top: tuple[LinearLayer, ...]
     interaction: str
     itself: bool = False
     crossings: tuple[Crossing, ...] = ()
@@ -80,7 +80,7 @@ class Parts:
         return Architecture.model_validate(shape)
 
 
-def check_width(weights: Weights, tables: Mapping[str, Tensor], bottom: tuple[Layer, ...]) -> int:
+def check_width(weights: CheckpointWeights, tables: Mapping[str, Tensor], bottom: tuple[LinearLayer, ...]) -> int:
     """D, on which all tables and the bottom MLP agree. Raises CheckpointError."""
     (first, table), *others = tables.items()
     width = table.shape[1]
@@ -98,7 +98,7 @@ def check_width(weights: Weights, tables: Mapping[str, Tensor], bottom: tuple[La
     return width
 
 
-def check_logit(weights: Weights, last: Layer) -> None:
+def check_logit(weights: CheckpointWeights, last: LinearLayer) -> None:
     """Raises CheckpointError unless the last layer gives one number a row."""
     if last.weight.shape[0] != 1:
         raise weights.error(

@@ -18,7 +18,7 @@ from polyrec.models.schema.batch import F32
 
 if TYPE_CHECKING:
     from polyrec.models.bundle.bundle import Bundle
-    from polyrec.models.bundle.weights import Weights
+    from polyrec.models.bundle.weights import BundleWeights
     from polyrec.models.data.encoded import Encoded
     from polyrec.models.dlrm.precision import DensePrecision
     from polyrec.models.runtimes.runtime import Runtime
@@ -31,7 +31,7 @@ NAMES = ("torch", "onnx")
 
 def open_runtime(
     name: str,
-    bundle: Bundle | Weights,
+    bundle: Bundle | BundleWeights,
     device: str = "cpu",
     precision: DensePrecision = "fp32",
     tiers: TierStack | None = None,

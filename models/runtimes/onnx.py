@@ -17,7 +17,7 @@ import torch
 from onnx import ModelProto
 
 from polyrec.models.bundle.bundle import Bundle
-from polyrec.models.bundle.weights import Weights
+from polyrec.models.bundle.weights import BundleWeights
 from polyrec.models.dlrm.dlrm import Inputs, inputs_of
 from polyrec.models.dlrm.precision import DensePrecision
 from polyrec.models.errors import RuntimeUnavailable
@@ -42,7 +42,7 @@ class OnnxRuntime:
 
     def __init__(
         self,
-        bundle: Bundle | Weights,
+        bundle: Bundle | BundleWeights,
         device: str = "cpu",
         precision: DensePrecision = "fp32",
         tiers: TierStack | None = None,

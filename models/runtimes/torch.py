@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from polyrec.models.bundle.bundle import Bundle
-from polyrec.models.bundle.weights import Weights
+from polyrec.models.bundle.weights import BundleWeights
 from polyrec.models.dlrm.batch_invariance import BLOCK, fewest_rows
 from polyrec.models.dlrm.context_once import ContextOnce
 from polyrec.models.dlrm.dlrm import Inputs, inputs_of
@@ -30,7 +30,7 @@ class TorchRuntime:
 
     def __init__(
         self,
-        bundle: Bundle | Weights,
+        bundle: Bundle | BundleWeights,
         device: str = "cpu",
         precision: DensePrecision = "fp32",
         tiers: TierStack | None = None,

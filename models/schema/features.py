@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from polyrec.models.schema.batch import I64, Batch, Block, take_bags
 from polyrec.models.schema.distinct import Column, Jagged, distinct, rows_of, take
 from polyrec.models.schema.encoder import interleave
-from polyrec.models.schema.schema import ROLES, Layout, Schema
+from polyrec.models.schema.schema import ROLES, RoleLayout, Schema
 
 Columns = Mapping[str, Column]
 
@@ -102,7 +102,7 @@ def batch_of(columns: Columns, schema: Schema) -> Batch:
     return Batch(_block(columns, schema.context, rows), _block(columns, schema.candidate, rows))
 
 
-def _block(columns: Columns, layout: Layout, rows: int) -> Block:
+def _block(columns: Columns, layout: RoleLayout, rows: int) -> Block:
     bags = [columns[f.name] for f in layout.bags]
     return Block(
         _stacked([columns[d.name] for d in layout.dense], rows, np.dtype(np.float32)),

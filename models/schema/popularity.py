@@ -26,7 +26,7 @@ from safetensors.numpy import save_file
 
 from polyrec.models.data.counts import AccessCounts
 from polyrec.models.data.moments import Moments
-from polyrec.models.data.reader import Reader
+from polyrec.models.data.reader import DataReader
 from polyrec.models.data.split import TRAIN, Splitter
 from polyrec.models.errors import DataError
 from polyrec.models.files import Strict, whole
@@ -57,7 +57,7 @@ class Calibration:
 
 
 def calibrate(
-    reader: Reader,
+    reader: DataReader,
     schema: Schema,
     splitter: Splitter,
     *,

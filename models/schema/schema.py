@@ -113,7 +113,7 @@ class Split(Strict):
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class RoleLayout:
     """The features of one role, in the order of their slots."""
 
     dense: tuple[Dense, ...]
@@ -163,19 +163,19 @@ class Schema(Strict):
         return self
 
     @cached_property
-    def context(self) -> Layout:
+    def context(self) -> RoleLayout:
         return self._layout("context")
 
     @cached_property
-    def candidate(self) -> Layout:
+    def candidate(self) -> RoleLayout:
         return self._layout("candidate")
 
-    def layout(self, role: Role) -> Layout:
+    def layout(self, role: Role) -> RoleLayout:
         return self.context if role == "context" else self.candidate
 
-    def _layout(self, role: Role) -> Layout:
+    def _layout(self, role: Role) -> RoleLayout:
         categorical = [f for f in self.categorical if f.role == role]
-        return Layout(
+        return RoleLayout(
             dense=tuple(f for f in self.dense if f.role == role),
             singles=tuple(f for f in categorical if not f.multi),
             bags=tuple(f for f in categorical if f.multi),

@@ -18,7 +18,7 @@ from polyrec.models.schema.batch import I64
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.vocabulary import Vocabulary, ids_of_ranks
 from polyrec.models.tiers.disk.disk import DiskTier, pages_of, write_pages
-from polyrec.models.tiers.layout import DEVICE, DISK, HOST, REMOTE, Layout
+from polyrec.models.tiers.layout import DEVICE, DISK, HOST, REMOTE, TierLayout
 from polyrec.models.tiers.parts import Tiers
 from polyrec.models.tiers.placement import PAGE_BYTES, Placement, RemoteStore
 from polyrec.models.tiers.remote.login import login_of
@@ -54,7 +54,7 @@ def open_stack(
     cannot be written, a reader that the kernel refuses, a store that is to be filled and does not answer.
     """
     try:
-        layout = Layout(sizes, {t: c.counts for t, c in placement.cuts.items()})
+        layout = TierLayout(sizes, {t: c.counts for t, c in placement.cuts.items()})
     except ValueError as e:
         raise RuntimeUnavailable(f"placement: {e}") from None
     if layout.rows[REMOTE] and encoder is None:
@@ -80,19 +80,19 @@ def open_stack(
     return stack
 
 
-def fill(out: Bytes, layout: Layout, tier: int, source: RowSource) -> None:
+def fill(out: Bytes, layout: TierLayout, tier: int, source: RowSource) -> None:
     done = 0
     for part in _parts(layout, tier, source):
         out[done : done + len(part)] = part
         done += len(part)
 
 
-def _parts(layout: Layout, tier: int, source: RowSource) -> Iterator[Bytes]:
+def _parts(layout: TierLayout, tier: int, source: RowSource) -> Iterator[Bytes]:
     for first, count in layout.ranges(tier):
         yield from _read(source, first, count)
 
 
-def file_parts(layout: Layout, source: RowSource) -> Iterator[Bytes]:
+def file_parts(layout: TierLayout, source: RowSource) -> Iterator[Bytes]:
     """What the file of the disk tier holds, in order."""
     for table, rows in layout.filed.items():
         yield from _read(source, layout.base[table], rows)
@@ -103,14 +103,14 @@ def _read(source: RowSource, first: int, count: int) -> Iterator[Bytes]:
         yield source(start, min(ROWS_AT_ONCE, first + count - start))
 
 
-def _device_rows(form: RowForm, layout: Layout, source: RowSource, device: torch.device) -> Tensor:
+def _device_rows(form: RowForm, layout: TierLayout, source: RowSource, device: torch.device) -> Tensor:
     rows = np.empty((layout.rows[DEVICE], form.bytes), np.uint8)
     fill(rows, layout, DEVICE, source)
     return torch.from_numpy(rows).view(form.unit).to(device)
 
 
 def _open_disk(
-    slab: Slab, layout: Layout, source: RowSource, placement: Placement, vocabularies: Sequence[Vocabulary]
+    slab: Slab, layout: TierLayout, source: RowSource, placement: Placement, vocabularies: Sequence[Vocabulary]
 ) -> DiskTier:
     assert placement.directory is not None
     try:
@@ -135,7 +135,7 @@ def _open_disk(
     return disk
 
 
-def _keep_next(disk: DiskTier, layout: Layout, source: RowSource, counts: Sequence[I64]) -> None:
+def _keep_next(disk: DiskTier, layout: TierLayout, source: RowSource, counts: Sequence[I64]) -> None:
     """The rows of the file that deserve memory next, into the part of the cache that keeps single rows."""
     held = list(layout.cuts.values())
     starts = [h[DEVICE] + h[HOST] for h in held]
@@ -192,7 +192,7 @@ def _from(counts: I64, least: int) -> int:
     return int(counts.size - np.searchsorted(counts[::-1], least))
 
 
-def page_heat(layout: Layout, counts: Sequence[I64], slab: Slab) -> NDArray[np.float64] | None:
+def page_heat(layout: TierLayout, counts: Sequence[I64], slab: Slab) -> NDArray[np.float64] | None:
     """Sampled accesses of the rows of each page that are read from there. counts: of each table, in rank
     order; empty: None."""
     if not counts:
@@ -208,7 +208,7 @@ def page_heat(layout: Layout, counts: Sequence[I64], slab: Slab) -> NDArray[np.f
     return by_page
 
 
-def _remote_ids(layout: Layout, vocabularies: Sequence[Vocabulary]) -> I64:
+def _remote_ids(layout: TierLayout, vocabularies: Sequence[Vocabulary]) -> I64:
     ids = []
     for vocabulary, held in zip(vocabularies, layout.cuts.values(), strict=True):
         if held[REMOTE]:
@@ -218,7 +218,7 @@ def _remote_ids(layout: Layout, vocabularies: Sequence[Vocabulary]) -> I64:
 
 def _open_remote(
     form: RowForm,
-    layout: Layout,
+    layout: TierLayout,
     source: RowSource,
     store: RemoteStore,
     vocabularies: Sequence[Vocabulary],

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from polyrec.models.tiers.disk.disk import DiskTier
-from polyrec.models.tiers.layout import Layout
+from polyrec.models.tiers.layout import TierLayout
 from polyrec.models.tiers.remote.remote import RemoteTier
 from polyrec.models.tiers.row_form import RowForm
 from polyrec.models.tiers.slab import Slab
@@ -18,7 +18,7 @@ class Tiers:
     """device: rows of the device tier [rows, units], None if there is none; disk, remote: None where no row
     lies there."""
 
-    layout: Layout
+    layout: TierLayout
     slab: Slab
     device: Tensor | None = None
     disk: DiskTier | None = None

@@ -25,7 +25,7 @@ from polyrec.models.schema.batch import I64
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.tiers.disk.disk import CacheTooSmall, DiskTier
 from polyrec.models.tiers.figures import Counters, Figures
-from polyrec.models.tiers.layout import DEVICE, DISK, HOST, REMOTE, Places
+from polyrec.models.tiers.layout import DEVICE, DISK, HOST, REMOTE, RowLocations
 from polyrec.models.tiers.parts import Tiers
 from polyrec.models.tiers.slab import Bytes
 from polyrec.models.tiers.updates.sample import Sample
@@ -42,7 +42,7 @@ CLOSE_S = 10.0
 clock = time.perf_counter
 
 
-Read = Callable[[Places, I64, Callable[[I64, Tensor], I64]], I64]
+Read = Callable[[RowLocations, I64, Callable[[I64, Tensor], I64]], I64]
 """(places of the look-ups, which of them have new values, below) -> the look-ups that were lost.
 
 below(at, out) gathers the look-ups `at` from under the device tier, new values over them, into out
@@ -105,7 +105,7 @@ class TierStack:
         read: called with the places of the rows and which of them have new values that the tiers lack.
         """
         with self._being_gathered():
-            where = Places.of(self.tiers.layout, rows)
+            where = RowLocations.of(self.tiers.layout, rows)
             self.sample.note(view.order, rows)
             changed = [layer.find(rows)[0] for layer in view.layers]
 
@@ -149,7 +149,7 @@ class TierStack:
                     self._rest.notify_all()
 
     def _gathered(self, counters: Counters, view: View, rows: I64, out: Tensor, counted: bool) -> int:
-        where = Places.of(self.tiers.layout, rows)
+        where = RowLocations.of(self.tiers.layout, rows)
         if self.tiers.device is None:
             lost = self._below(counters, view, where, out)
         else:
@@ -164,7 +164,7 @@ class TierStack:
             counters.lookup(where.segment)
         return lost.size
 
-    def _with_device(self, hot: Tensor, counters: Counters, view: View, where: Places, out: Tensor) -> I64:
+    def _with_device(self, hot: Tensor, counters: Counters, view: View, where: RowLocations, out: Tensor) -> I64:
         """Hot rows where they are; the rest gathered on the host and copied over (Hotline)."""
         start = clock()
         cold = np.flatnonzero(where.tier != DEVICE)
@@ -188,7 +188,7 @@ class TierStack:
         form = self.tiers.form
         return torch.empty((rows, form.units), dtype=form.unit, pin_memory=self.device.type == "cuda")
 
-    def _below(self, counters: Counters, view: View, where: Places, out: Tensor) -> I64:
+    def _below(self, counters: Counters, view: View, where: RowLocations, out: Tensor) -> I64:
         """Rows of host, disk and remote tiers, all in `out` [n, units] on the host.
 
         Gives the places of those that the remote store did not give.
@@ -215,7 +215,7 @@ class TierStack:
             counters.miss(own.segment[~found])
         return away[~found]
 
-    def _stored(self, counters: Counters, where: Places, out: Tensor) -> None:
+    def _stored(self, counters: Counters, where: RowLocations, out: Tensor) -> None:
         """Rows of host and disk tiers; whatever stands first in the slab for rows of others."""
         disk = self.tiers.disk
         below = np.flatnonzero(where.tier == DISK) if disk is not None else where.local[:0]
@@ -227,7 +227,7 @@ class TierStack:
             self._from_slab(counters, self.tiers.slab.of_rows(where.address(HOST)), out)
 
     def _through_cache(
-        self, disk: DiskTier, counters: Counters, where: Places, below: I64, out: Tensor
+        self, disk: DiskTier, counters: Counters, where: RowLocations, below: I64, out: Tensor
     ) -> None:
         start = clock()
         try:

@@ -26,11 +26,11 @@ from polyrec.models.tiers.updates.changes import Changes
 
 if TYPE_CHECKING:
     from polyrec.models.bundle.bundle import Bundle
-    from polyrec.models.bundle.weights import Weights
+    from polyrec.models.bundle.weights import BundleWeights
 
 
 def open_tiers(
-    bundle: Bundle | Weights,
+    bundle: Bundle | BundleWeights,
     placement: Placement,
     device: torch.device | str = "cpu",
     encoder: Encoder | None = None,
@@ -58,7 +58,7 @@ def open_tiers(
 
 
 def open_stage(
-    bundle: Bundle | Weights, stack: TierStack | None, device: torch.device | str = "cpu"
+    bundle: Bundle | BundleWeights, stack: TierStack | None, device: torch.device | str = "cpu"
 ) -> Stage:
     """The bundle's stage on a device, over the stack if there is one."""
     if stack is not None:
@@ -66,7 +66,7 @@ def open_stage(
     return bundle.stage().to(torch.device(device))
 
 
-def stage_over(bundle: Bundle | Weights, stack: TierStack, device: torch.device | str = "cpu") -> Stage:
+def stage_over(bundle: Bundle | BundleWeights, stack: TierStack, device: torch.device | str = "cpu") -> Stage:
     """A new stage of the bundle that gathers through the stack; the rest of it on `device`."""
     stage = bundle.stage()
     storing = _storing(stage)

@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError
 
 from polyrec.models.bundle.bundle import Bundle, require_target, write_bundle
 from polyrec.models.data.encoded import Encoded, encode
-from polyrec.models.data.reader import Reader
+from polyrec.models.data.reader import DataReader
 from polyrec.models.data.split import TEST, TRAIN, VALIDATION, Splitter, split_of
 from polyrec.models.dlrm.dlrm import DLRM, Architecture, DenseNet, dense_slots
 from polyrec.models.dlrm.representation import Kind, Representation, initial_stage
@@ -111,7 +111,7 @@ class Learner:
     calibration: one made before, instead of counting again (then nothing is refitted).
     """
 
-    reader: Reader
+    reader: DataReader
     schema: Schema
     training: Training
     kind: Kind = "table"
@@ -211,7 +211,7 @@ def measure(model: DLRM, data: Encoded) -> Quality:
 
 
 def quality_on_test(
-    model: DLRM, encoder: Encoder, reader: Reader, phase: Phase
+    model: DLRM, encoder: Encoder, reader: DataReader, phase: Phase
 ) -> dict[str, float | int | None]:
     """Quality of a model on the test rows of data, JSON-able."""
     splitter = split_of(reader, encoder.schema, phase("split", reader.rows_hint))
@@ -223,7 +223,7 @@ def quality_on_test(
 def tune(
     model: DLRM,
     bundle: Bundle,
-    reader: Reader,
+    reader: DataReader,
     recipe: Recipe,
     phase: Phase,
     progress: Progress | None = None,

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from polyrec.models.data.reader import Reader
+from polyrec.models.data.reader import DataReader
 from polyrec.models.data.split import stable_hash
 from polyrec.models.errors import DataError
 from polyrec.models.mixing import U64, mix
@@ -109,7 +109,7 @@ class Survey:
 
 
 def survey(
-    reader: Reader,
+    reader: DataReader,
     clustering: Clustering,
     columns: Sequence[str] = (),
     look: Callable[[pa.RecordBatch], object] = lambda _: None,
@@ -136,7 +136,7 @@ def survey(
 
 
 def clustered(
-    reader: Reader,
+    reader: DataReader,
     columns: Sequence[str],
     clustering: Clustering,
     found: Survey,
@@ -161,7 +161,7 @@ def clustered(
 
 
 def _dealt(
-    reader: Reader,
+    reader: DataReader,
     columns: Sequence[str],
     clustering: Clustering,
     found: Survey,

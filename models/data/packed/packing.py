@@ -24,7 +24,7 @@ from polyrec.models.data.packed.clusters import Clustering, clustered, survey
 from polyrec.models.data.packed.reader import Packing, is_packed
 from polyrec.models.data.packed.writer import PackedWriter
 from polyrec.models.data.parquet import parquet_files
-from polyrec.models.data.reader import Reader
+from polyrec.models.data.reader import DataReader
 from polyrec.models.data.requests import comparable, requests_of, starts_of
 from polyrec.models.errors import DataError
 from polyrec.models.files import whole
@@ -60,7 +60,7 @@ class Packed:
 
 
 def pack(
-    reader: Reader,
+    reader: DataReader,
     schema: Schema,
     out: str | Path,
     *,
@@ -139,7 +139,7 @@ def _check_target(target: Path, replace: bool) -> None:
         raise DataError(f"'{target}' holds other things than packed data and will not be replaced")
 
 
-def _readable(reader: Reader, schema: Schema) -> tuple[list[str], tuple[str, ...]]:
+def _readable(reader: DataReader, schema: Schema) -> tuple[list[str], tuple[str, ...]]:
     """Columns that can be kept, in order; and those that cannot: lists that the schema does not know."""
     kept: list[str] = []
     left: list[str] = []

@@ -69,7 +69,7 @@ def _written(file: Path) -> bytes | None:
 
 
 class PackedReader:
-    """Rows of packed Parquet files (see polyrec.models.data.reader.Reader), and their requests."""
+    """Rows of packed Parquet files (see polyrec.models.data.reader.DataReader), and their requests."""
 
     def __init__(self, path: Path, schema: Schema, on_malformed: OnMalformed = "fatal") -> None:
         self.path = path

@@ -30,7 +30,7 @@ from polyrec.models.schema.batch import F32, I64
 from polyrec.models.tiers.device.device_plan import DevicePlan, plans
 from polyrec.models.tiers.device.kernels import PRECISIONS, available, sums
 from polyrec.models.tiers.device.ways import COPIED, DIRECT, Ways
-from polyrec.models.tiers.layout import DEVICE, HOST, Places
+from polyrec.models.tiers.layout import DEVICE, HOST, RowLocations
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.view import View
 from polyrec.models.transfer import on_device
@@ -42,7 +42,7 @@ clock = time.perf_counter
 
 
 @dataclass(frozen=True, slots=True)
-class Slots:
+class LookupBags:
     """All look-ups of a batch as bags, contexts first, each block row by row.
 
     rows: int64 [look-ups]. offsets: int64 [bags + 1], None where every bag is a single value. scale: float32
@@ -68,13 +68,13 @@ class Slots:
         return np.diff(before[self.offsets]) > 0
 
 
-def slots_of(lookups: Lookups) -> Slots:
+def bags_in_slot_order(lookups: Lookups) -> LookupBags:
     """The look-ups in the order in which the interaction reads their vectors."""
     blocks = (lookups.context, lookups.candidate)
     shapes = [(b.singles.shape[0], b.singles.shape[1] + (b.bags.features if b.bags else 0)) for b in blocks]
     both = (shapes[0], shapes[1])
     if all(b.bags is None for b in blocks):
-        return Slots(lookups.singles(), None, None, both)
+        return LookupBags(lookups.singles(), None, None, both)
     parts = [_in_slots(b) for b in blocks]
     lengths = np.concatenate([p[1] for p in parts])
     offsets = np.concatenate(([0], np.cumsum(lengths)))
@@ -83,7 +83,7 @@ def slots_of(lookups: Lookups) -> Slots:
         scale = np.concatenate(
             [_scale(b, slots).ravel() for b, (_, slots) in zip(blocks, shapes, strict=True)]
         )
-    return Slots(np.concatenate([p[0] for p in parts]), offsets, scale, both)
+    return LookupBags(np.concatenate([p[0] for p in parts]), offsets, scale, both)
 
 
 def _in_slots(block: BlockLookups) -> tuple[I64, I64]:
@@ -152,7 +152,7 @@ class FusedLookups:
         none, bags = np.zeros(2, np.int64), np.arange(2)
         out = torch.empty((2, form.width), device=hot.device)
         for offsets, scale in ((None, None), (np.arange(3), None), (np.arange(3), np.ones(2, np.float32))):
-            there = self._there(Slots(none, offsets, scale, ((0, 0), (1, 2))), none, bags)
+            there = self._there(LookupBags(none, offsets, scale, ((0, 0), (1, 2))), none, bags)
             self._sum(there, hot, there.which[0], out)
             if self._reaches_host:
                 self._sum(there, slab, None, out)
@@ -162,7 +162,7 @@ class FusedLookups:
 
         Raises OSError if a page of the disk tier cannot be read.
         """
-        slots = slots_of(lookups)
+        slots = bags_in_slot_order(lookups)
         with self._here():
             return self._vectors(view, slots)
 
@@ -172,7 +172,7 @@ class FusedLookups:
         context: AbstractContextManager[Any] = cuda.device_of(self._hot)
         return context
 
-    def _vectors(self, view: View, slots: Slots) -> tuple[Vectors, int]:
+    def _vectors(self, view: View, slots: LookupBags) -> tuple[Vectors, int]:
         form = self.stack.tiers.form
         if self._out.shape[0] < slots.bags:
             more = 1 << (slots.bags - 1).bit_length()
@@ -183,18 +183,18 @@ class FusedLookups:
             self.stack.pool_unplaced(view, slots.rows, lambda: self._in_place(slots, out))
             return self._split(slots, out), 0
 
-        def read(where: Places, changed: I64, below: Callable[[I64, Tensor], I64]) -> I64:
+        def read(where: RowLocations, changed: I64, below: Callable[[I64, Tensor], I64]) -> I64:
             return self._read(slots, out, where, changed, below)
 
         lost = self.stack.pool(view, slots.rows, read)
         return self._split(slots, out), lost
 
-    def _split(self, slots: Slots, out: Tensor) -> Vectors:
+    def _split(self, slots: LookupBags, out: Tensor) -> Vectors:
         (contexts, own), (rows, other) = slots.shapes
         split, width = contexts * own, out.shape[1]
         return Vectors(out[:split].view(contexts, own, width), out[split:].view(rows, other, width))
 
-    def _unplaced(self, view: View, slots: Slots) -> bool:
+    def _unplaced(self, view: View, slots: LookupBags) -> bool:
         """Whether the device is to find out where rows lie; their misses are then read in place."""
         count = slots.rows.size
         if self._plan is None or view.layers or count < max(self._planned, 1):
@@ -206,7 +206,7 @@ class FusedLookups:
         rate = self._miss_rate
         return rate is not None and self.ways.choose(count, round(rate * count)) == DIRECT
 
-    def _in_place(self, slots: Slots, out: Tensor) -> None:
+    def _in_place(self, slots: LookupBags, out: Tensor) -> None:
         assert self._plan is not None
         begun = self._mark()
         there = self._there(slots, slots.rows)
@@ -218,7 +218,7 @@ class FusedLookups:
         self._timing.append(_Timed(DIRECT, slots.rows.size, told, begun, self._mark()))
 
     def _read(
-        self, slots: Slots, out: Tensor, where: Places, changed: I64, below: Callable[[I64, Tensor], I64]
+        self, slots: LookupBags, out: Tensor, where: RowLocations, changed: I64, below: Callable[[I64, Tensor], I64]
     ) -> I64:
         """Fills `out`; gives the look-ups that were lost. changed: look-ups of rows that have new values."""
         self.learn()
@@ -238,7 +238,7 @@ class FusedLookups:
         self._timing.append(_Timed(way, slots.rows.size, misses.size, begun, self._mark()))
         return lost
 
-    def _way(self, where: Places, misses: I64, changed: I64) -> int:
+    def _way(self, where: RowLocations, misses: I64, changed: I64) -> int:
         if not misses.size:
             return DIRECT
         # pages of the file come and go, and new values lie in no tier yet: only stored rows are read in place
@@ -247,7 +247,7 @@ class FusedLookups:
         return self.ways.choose(where.tier.size, misses.size) if self.way is None else self.way
 
     def _copied(
-        self, slots: Slots, out: Tensor, where: Places, misses: I64, below: Callable[[I64, Tensor], I64]
+        self, slots: LookupBags, out: Tensor, where: RowLocations, misses: I64, below: Callable[[I64, Tensor], I64]
     ) -> I64:
         form = self.stack.tiers.form
         codes = where.local.copy()
@@ -274,7 +274,7 @@ class FusedLookups:
             form = self.stack.tiers.form
             sums(form, self._hot, cold, there.rows, there.offsets, there.scale, which, out)
 
-    def _there(self, slots: Slots, codes: I64, *which: I64) -> _There:
+    def _there(self, slots: LookupBags, codes: I64, *which: I64) -> _There:
         """What the kernel reads besides rows, on the device: one copy from pinned memory."""
         parts = [codes, *([] if slots.offsets is None else [slots.offsets]), *which]
         device = self._hot.device

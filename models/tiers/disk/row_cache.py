@@ -22,7 +22,7 @@ ROW_BOOKS = 4 + 4 + 2
 
 
 class RecentRows:
-    """Places of rows `0 ... rows - 1` in at most `slots` slots. Not thread-safe.
+    """RowLocations of rows `0 ... rows - 1` in at most `slots` slots. Not thread-safe.
 
     pins: int16 [slots]; a pinned slot keeps its row. claims: how often rows were put here.
     """

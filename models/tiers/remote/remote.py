@@ -28,7 +28,7 @@ from polyrec.models.tiers.remote.login import Login, bare
 from polyrec.models.tiers.remote.node import Dialled, Node
 from polyrec.models.tiers.remote.resp import RespError, Taken, clock, command, commands, keys
 from polyrec.models.tiers.remote.routes import NOBODY, Routes, discover, host_of, url_of
-from polyrec.models.tiers.remote.slots import Slots
+from polyrec.models.tiers.remote.slots import KeySlots
 from polyrec.models.tiers.slab import Bytes
 
 MEND_S = (0.05, 1.0)
@@ -94,7 +94,7 @@ class RemoteTier:
         self.url, self.timeout_s = url, timeout_s
         self.fallback = fallback
         self._prefixes = [f"{prefix}{table}:" for table in tables]
-        self._slots = Slots(self._prefixes)
+        self._slots = KeySlots(self._prefixes)
         self._lock = threading.Lock()
         self._nodes: dict[str, Node] = {}
         self._forgotten = 0

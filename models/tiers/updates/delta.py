@@ -16,7 +16,7 @@ from polyrec.models.tiers.row_form import RowForm
 from polyrec.models.tiers.slab import Bytes
 
 
-class Layer:
+class UpdateLayer:
     """rows: int64 [n], of the fused weight; values: uint8 [n, bytes of a row]. Of equal ones the last."""
 
     def __init__(self, form: RowForm, rows: I64, values: Bytes) -> None:

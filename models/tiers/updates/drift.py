@@ -139,14 +139,14 @@ class Drift:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class RankMoves:
     """to, source: int64 [moved], ascending in `to`: the row at rank `source` goes to rank `to`."""
 
     to: I64
     source: I64
 
 
-def _exchanged(heat: F32, seen: I64, cuts: list[int], most: int) -> Places:
+def _exchanged(heat: F32, seen: I64, cuts: list[int], most: int) -> RankMoves:
     """Rows hotter than the coldest of the tier above change places with them, boundary by boundary.
 
     heat: float32 [rows], by rank. seen: int64, ascending, ranks that may rise. cuts: ranks at which tiers
@@ -170,10 +170,10 @@ def _exchanged(heat: F32, seen: I64, cuts: list[int], most: int) -> Places:
         # what has risen stands where others went down
         rising = np.union1d(rising, down)
     to = np.flatnonzero(at != np.arange(heat.size))
-    return Places(to, at[to])
+    return RankMoves(to, at[to])
 
 
-def _follow(ranks: I64, places: Places) -> I64:
+def _follow(ranks: I64, places: RankMoves) -> I64:
     """Where rows of the old `ranks` are in the new order."""
     if not places.to.size:
         return ranks
@@ -183,7 +183,7 @@ def _follow(ranks: I64, places: Places) -> I64:
     return np.where(source[found] == ranks, to[found], ranks)
 
 
-def _moved(vocabulary: Vocabulary, ids: I64, places: Places, heat: F32) -> Vocabulary:
+def _moved(vocabulary: Vocabulary, ids: I64, places: RankMoves, heat: F32) -> Vocabulary:
     rank_of_id = vocabulary.rank_of_id.copy()
     rank_of_id[ids[places.source]] = places.to
     # whoever reads the counts expects that they never increase: the order within a tier is not exact

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyrec.models.data.encoded import Encoded, encode
-from polyrec.models.data.reader import Reader, open_data
+from polyrec.models.data.reader import DataReader, open_data
 from polyrec.models.data.split import TEST, TRAIN, VALIDATION
 from polyrec.models.errors import DataError
 from polyrec.models.schema.batch import Batch, Block
@@ -36,7 +36,7 @@ def everything_trains(data: pa.RecordBatch) -> np.ndarray[Any, np.dtype[np.int8]
     return np.zeros(data.num_rows, np.int8)
 
 
-def encoder_of(reader: Reader, schema: Schema) -> Encoder:
+def encoder_of(reader: DataReader, schema: Schema) -> Encoder:
     found = calibrate(reader, schema, everything_trains)
     return Encoder(schema, found.vocabularies, found.standards)
 

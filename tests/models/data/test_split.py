@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyrec.models.data import split as module
-from polyrec.models.data.reader import Reader, open_data
+from polyrec.models.data.reader import DataReader, open_data
 from polyrec.models.data.split import Splitter, split_of, stable_hash
 from polyrec.models.errors import DataError
 from polyrec.models.schema.schema import Schema, Split, load_schema
@@ -25,7 +25,7 @@ def with_split(schema: Schema, **split: Any) -> Schema:
     return schema.model_copy(update={"split": Split.model_validate(split)})
 
 
-def labels_of(reader: Reader, splitter: Splitter, rows: int = 65536) -> list[int]:
+def labels_of(reader: DataReader, splitter: Splitter, rows: int = 65536) -> list[int]:
     return [int(s) for b in reader.batches(splitter.split.columns, rows) for s in splitter(b)]
 
 

@@ -18,7 +18,7 @@ from polyrec.models.schema.batch import I64
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.tiers.remote.remote import RemoteTier
 from polyrec.models.tiers.remote.resp import keys
-from polyrec.models.tiers.remote.slots import Slots
+from polyrec.models.tiers.remote.slots import KeySlots
 from polyrec.models.tiers.rows import TieredRows
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.updates.update import TableUpdate, apply_update
@@ -58,8 +58,8 @@ def opened(cluster: RedisCluster, tmp_path: Path, prefix: str) -> Iterator[Calla
         stack.close()
 
 
-def slots_of(prefix: str, ids: I64, table: str = "a") -> I64:
-    return Slots([f"{prefix}{table}:"]).of(np.zeros_like(ids), ids).astype(np.int64)
+def bags_in_slot_order(prefix: str, ids: I64, table: str = "a") -> I64:
+    return KeySlots([f"{prefix}{table}:"]).of(np.zeros_like(ids), ids).astype(np.int64)
 
 
 def up(stack: TierStack) -> bool:
@@ -111,7 +111,7 @@ def test_slots_are_those_that_the_cluster_computes(cluster: RedisCluster) -> Non
     ids = np.random.default_rng(0).integers(0, 10**12, 50)
     for prefix in ("polyrec:item:", "{polyrec}:item:", "a{}b:", "x{y:"):
         asked = [cluster.ask(0, "CLUSTER", "KEYSLOT", bytes(key).decode()) for key in keys(prefix, ids)]
-        assert Slots([prefix]).of(np.zeros_like(ids), ids).tolist() == asked
+        assert KeySlots([prefix]).of(np.zeros_like(ids), ids).tolist() == asked
 
 
 def test_rows_of_a_cluster_are_those_of_the_flat_table(
@@ -130,7 +130,7 @@ def test_rows_of_a_cluster_are_those_of_the_flat_table(
     level = stack.figures().levels["remote"]
     assert level.lookups == level.hits > 500
     assert cluster.refused("MOVED") == before
-    assert set(cluster.owners(slots_of(prefix, np.arange(SIZES["a"]))).tolist()) == set(range(MASTERS))
+    assert set(cluster.owners(bags_in_slot_order(prefix, np.arange(SIZES["a"]))).tolist()) == set(range(MASTERS))
 
 
 def test_a_tagged_prefix_puts_all_rows_on_one_server(cluster: RedisCluster) -> None:
@@ -142,7 +142,7 @@ def test_a_tagged_prefix_puts_all_rows_on_one_server(cluster: RedisCluster) -> N
     rows, found = tier.receive(tier.ask(ids % 2, ids))
     np.testing.assert_array_equal(rows, values)
     assert found.all()
-    slot = slots_of("{one}:", ids[:1])
+    slot = bags_in_slot_order("{one}:", ids[:1])
     assert len(cluster.keys_of(int(cluster.owners(slot)[0]), int(slot[0]))) == ids.size
     tier.close()
 
@@ -154,7 +154,7 @@ def test_a_row_that_a_cluster_lacks_is_the_out_of_vocabulary_row(
     stack = opened(encoder)
     v = encoder.vocabularies["a"]
     remote = np.flatnonzero(v.rank_of_id >= FIRST_REMOTE)
-    owners = cluster.owners(slots_of(prefix, remote[:9]))
+    owners = cluster.owners(bags_in_slot_order(prefix, remote[:9]))
     for id, owner in zip(remote[:9].tolist(), owners.tolist(), strict=True):
         assert cluster.ask(owner, "DEL", f"{prefix}a:{id:012d}") == 1
     rows = TieredRows(stack)
@@ -173,7 +173,7 @@ def test_a_lost_server_costs_its_own_rows_only_and_comes_back_by_itself(
     v = encoder.vocabularies["a"]
     # the one that the URL names, at that
     lost = 0
-    its = (cluster.owners(slots_of(prefix, np.arange(v.rows))) == lost) & (v.rank_of_id >= FIRST_REMOTE)
+    its = (cluster.owners(bags_in_slot_order(prefix, np.arange(v.rows))) == lost) & (v.rank_of_id >= FIRST_REMOTE)
     clean, degraded = threading.Event(), threading.Event()
 
     def seen(ids: I64, version: I64, fallen: int) -> str | None:
@@ -213,7 +213,7 @@ def test_rows_are_right_while_their_slot_moves_to_another_server(
     stack = opened(encoder, prefix)
     v = encoder.vocabularies["a"]
     moving = np.flatnonzero(v.rank_of_id >= FIRST_REMOTE)
-    slot = int(slots_of(prefix, moving[:1])[0])
+    slot = int(bags_in_slot_order(prefix, moving[:1])[0])
     source = int(cluster.owners(np.array([slot]))[0])
     target = (source + 1) % MASTERS
     read = threading.Event()
@@ -269,7 +269,7 @@ def test_a_server_that_hangs_costs_nobody_elses_rows(cluster: RedisCluster, pref
     zeros = np.zeros_like(ids)
     values = ids.astype("<u4").view(np.uint8).reshape(-1, 4)
     tier.write(zeros, ids, values)
-    owner = cluster.owners(slots_of(prefix, ids))
+    owner = cluster.owners(bags_in_slot_order(prefix, ids))
     cluster.nodes[0].signal(signal.SIGSTOP)
     try:
         rows, found = tier.receive(tier.ask(zeros, ids))
@@ -311,7 +311,7 @@ def test_a_replica_that_takes_over_is_found(tmp_path: Path) -> None:
         ids = np.arange(300)
         zeros = np.zeros_like(ids)
         values = ids.astype("<u4").view(np.uint8).reshape(-1, 4)
-        its = cluster.owners(slots_of("polyrec:", ids)) == 2
+        its = cluster.owners(bags_in_slot_order("polyrec:", ids)) == 2
         tier.write(zeros, ids, values)
         wait_until(lambda: cluster.caught_up(2, replica), "the replica lags behind")
         cluster.nodes[2].kill()
