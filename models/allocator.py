@@ -11,14 +11,14 @@ from __future__ import annotations
 import ctypes
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
-LARGEST_KEPT = 32 * 2**20  # the most that glibc allows
+MAX_MMAP_THRESHOLD = 32 * 2**20  # the most that glibc allows
 
 
-def keep_memory() -> bool:
+def retain_freed_memory() -> bool:
     """Sets the allocator of this process; whether it could (it is glibc's)."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):
         return False
-    settings = ((M_MMAP_THRESHOLD, LARGEST_KEPT), (M_TRIM_THRESHOLD, 2**31 - 1), (M_TOP_PAD, 2**26))
+    settings = ((M_MMAP_THRESHOLD, MAX_MMAP_THRESHOLD), (M_TRIM_THRESHOLD, 2**31 - 1), (M_TOP_PAD, 2**26))
     return all(bool(mallopt(key, value)) for key, value in settings)

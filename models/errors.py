@@ -29,8 +29,8 @@ class DataError(PolyrecError):
 class FeatureError(PolyrecError):
     """A request's feature that is malformed: names the feature and the offence."""
 
-    def __init__(self, feature: str, offence: str) -> None:
-        super().__init__(f"feature '{feature}': {offence}")
+    def __init__(self, feature: str, offense: str) -> None:
+        super().__init__(f"feature '{feature}': {offense}")
         self.feature = feature
 
 

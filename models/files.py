@@ -99,7 +99,7 @@ def _read(
     return raw
 
 
-def validated(kind: type[Model], raw: object, what: str, error: type[PolyrecError]) -> Model:
+def validate_as(kind: type[Model], raw: object, what: str, error: type[PolyrecError]) -> Model:
     """What was read, as its model. Raises `error`."""
     try:
         return kind.model_validate(raw)

@@ -19,14 +19,14 @@ from polyrec.models.dlrm.precision import Precision
 from polyrec.models.dlrm.representation import Representation, stage_from_tensors
 from polyrec.models.embeddings.computed import ComputedStage, HybridStage
 from polyrec.models.embeddings.cuts import stored_within
-from polyrec.models.embeddings.store import FloatRows, quantise
+from polyrec.models.embeddings.store import FloatRows, quantize
 from polyrec.models.embeddings.table import TableStage
 from polyrec.models.errors import BundleError
 
 ROWS_AT_ONCE = 4096
 
 
-def materialised(bundle: Bundle, rows: int | None = None) -> tuple[DLRM, Representation]:
+def materialize(bundle: Bundle, rows: int | None = None) -> tuple[DLRM, Representation]:
     """A model whose computed vectors are stored: all, or the `rows` most accessed ones of all tables.
 
     Rows that were stored before stay stored. A fully materialised dhe or select is a plain table.
@@ -55,14 +55,14 @@ def materialised(bundle: Bundle, rows: int | None = None) -> tuple[DLRM, Represe
     return _with_stage(bundle, new, tensors), new
 
 
-def quantised(bundle: Bundle, precision: Precision) -> tuple[DLRM, Representation]:
+def quantize_bundle(bundle: Bundle, precision: Precision) -> tuple[DLRM, Representation]:
     """A model whose stored rows are in another precision. Raises BundleError if they are not fp32 now."""
     representation = bundle.manifest.representation
     if representation.precision != "fp32":
         raise BundleError(f"'{bundle.path}' has {representation.precision} rows; quantise from fp32")
     state = bundle.stage().state_dict()
     try:
-        tensors = {n: quantise(t, precision) if n.endswith("store.weight") else t for n, t in state.items()}
+        tensors = {n: quantize(t, precision) if n.endswith("store.weight") else t for n, t in state.items()}
     except ValueError as e:
         raise BundleError(f"'{bundle.path}': {e}") from None
     new = representation.model_copy(update={"precision": precision})

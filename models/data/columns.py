@@ -29,7 +29,7 @@ TARGET: dict[str, pa.DataType] = {
 }
 
 
-def kind_of(schema: Schema, column: str) -> Kind:
+def column_kind(schema: Schema, column: str) -> Kind:
     """What the schema makes of a column; one it does not mention is a key, kept nearly as it is."""
     for feature in schema.categorical:
         if feature.name == column:
@@ -87,7 +87,7 @@ def _is_integer_for_string(kind: Kind, type_: pa.DataType) -> bool:
     return bool(kind == "string" and pt.is_integer(type_))
 
 
-def normalise(where: str, column: str, kind: Kind, values: pa.Array) -> pa.Array:
+def normalize_column(where: str, column: str, kind: Kind, values: pa.Array) -> pa.Array:
     """A column as its kind's type, missing values as nulls. Raises DataError if a value does not fit."""
     check_type(where, column, kind, values.type)
     if isinstance(values, pa.ChunkedArray):

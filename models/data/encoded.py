@@ -28,11 +28,11 @@ from numpy.typing import NDArray
 from polyrec.models.data.growing_array import GrowingArrays
 from polyrec.models.data.packed.reader import PackedReader
 from polyrec.models.data.reader import DataReader
-from polyrec.models.data.requests import Requests, joined
+from polyrec.models.data.requests import Requests, concat_batches
 from polyrec.models.data.split import I8, TEST, TRAIN, VALIDATION, Splitter, stable_hash
 from polyrec.models.errors import DataError
 from polyrec.models.schema.batch import F32, I64, Batch, Block, take_bags
-from polyrec.models.schema.distinct import changes
+from polyrec.models.schema.distinct import row_changes
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.features import block_columns
 from polyrec.models.schema.schema import ROLES, Role, Schema
@@ -49,7 +49,7 @@ SHARE_FROM = 2
 
 
 @dataclass(frozen=True, slots=True)
-class _Stored:
+class _StoredBlock:
     """A block at rest: as polyrec.models.schema.batch.Block, with ranks in 32 bits."""
 
     dense: F32
@@ -76,7 +76,7 @@ class _Stored:
         )
 
 
-class Encoded:
+class EncodedRows:
     """Encoded rows. Close it (or use `with`) to free its memory and its temporary files.
 
     label: float32 [rows], 1 for a click. split: int8 [rows], as polyrec.models.data.split.
@@ -86,7 +86,7 @@ class Encoded:
 
     def __init__(
         self,
-        blocks: dict[Role, _Stored],
+        blocks: dict[Role, _StoredBlock],
         label: F32,
         split: I8,
         group: I64 | None,
@@ -142,7 +142,7 @@ class Encoded:
         if self._remove is not None:
             self._remove()
 
-    def __enter__(self) -> Encoded:
+    def __enter__(self) -> EncodedRows:
         return self
 
     def __exit__(
@@ -163,7 +163,7 @@ def encode(
     memory_bytes: int = MEMORY_BYTES,
     progress: Callable[[int], object] | None = None,
     share: bool = True,
-) -> Encoded:
+) -> EncodedRows:
     """Encodes the rows of the splits `which`, in one pass.
 
     Up to `memory_bytes` they stay in memory, beyond it they go to files in the temporary folder.
@@ -198,39 +198,39 @@ def encode(
 def _parts(reader: DataReader, schema: Schema, share: bool, rows: int) -> Iterator[Requests]:
     """The data, at least `rows` rows at a time; plain rows share no column with one another."""
     if share and isinstance(reader, PackedReader) and reader.shares_context:
-        for requests in _gathered(reader.requests(schema.columns), rows, lambda r: r.rows):
+        for requests in _batched(reader.requests(schema.columns), rows, lambda r: r.rows):
             yield Requests.concat(requests)
         return
     nothing = pa.RecordBatch.from_arrays([], names=[])
-    for batches in _gathered(reader.batches(schema.columns), rows, lambda b: b.num_rows):
-        data = joined(batches)
+    for batches in _batched(reader.batches(schema.columns), rows, lambda b: b.num_rows):
+        data = concat_batches(batches)
         yield Requests(nothing, data, np.array([data.num_rows]))
 
 
-def _gathered(parts: Iterable[T], rows: int, rows_of: Callable[[T], int]) -> Iterator[list[T]]:
+def _batched(parts: Iterable[T], rows: int, rows_of: Callable[[T], int]) -> Iterator[list[T]]:
     """Parts put together until they have at least `rows` rows."""
-    held: list[T] = []
+    buffered: list[T] = []
     count = 0
     for part in parts:
-        held.append(part)
+        buffered.append(part)
         count += rows_of(part)
         if count >= rows:
-            yield held
-            held, count = [], 0
+            yield buffered
+            buffered, count = [], 0
     if count:
-        yield held
+        yield buffered
 
 
 def _append(store: GrowingArrays, encoder: Encoder, part: Requests, share: bool) -> None:
     schema = encoder.schema
     requests = bool(part.shared.num_columns)
-    context = encoder.arrow_block("context", part.shared if requests else part.own)
+    context = encoder.arrow_block("context", part.shared if requests else part.per_row)
     if share:
-        heads = np.flatnonzero(changes(block_columns(context), context.rows))
+        heads = np.flatnonzero(row_changes(block_columns(context), context.rows))
         lengths = part.lengths if requests else np.ones(context.rows, np.int64)
         context = context.take(heads)
         store.append("lengths", np.add.reduceat(lengths, heads).astype(np.int32))
-    for role, block in (("context", context), ("candidate", encoder.arrow_block("candidate", part.own))):
+    for role, block in (("context", context), ("candidate", encoder.arrow_block("candidate", part.per_row))):
         store.append(f"{role}.dense", block.dense)
         store.append(f"{role}.ranks", block.ranks.astype(np.int32))
         store.append(f"{role}.bag_values", block.bag_values.astype(np.int32))
@@ -244,10 +244,10 @@ def _append(store: GrowingArrays, encoder: Encoder, part: Requests, share: bool)
         store.append("group", _groups(schema.group, rows.column(schema.group)))
 
 
-def _encoded(store: GrowingArrays, schema: Schema, share: bool) -> Encoded:
-    blocks: dict[Role, _Stored] = {}
+def _encoded(store: GrowingArrays, schema: Schema, share: bool) -> EncodedRows:
+    blocks: dict[Role, _StoredBlock] = {}
     for role in ROLES:
-        blocks[role] = _Stored(
+        blocks[role] = _StoredBlock(
             store.array(f"{role}.dense"),
             store.array(f"{role}.ranks"),
             store.array(f"{role}.bag_values"),
@@ -259,7 +259,7 @@ def _encoded(store: GrowingArrays, schema: Schema, share: bool) -> Encoded:
     if starts is not None and starts.size - 1 == label.size:
         starts = None
     group = None if schema.group is None else store.array("group")
-    return Encoded(blocks, label, store.array("split"), group, starts, store.folder)
+    return EncodedRows(blocks, label, store.array("split"), group, starts, store.folder)
 
 
 def _ends(store: GrowingArrays, lengths: str, name: str) -> I64:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from polyrec.models.data.columns import check_columns, check_type, kind_of, normalise
-from polyrec.models.data.malformed import Judge
+from polyrec.models.data.columns import check_columns, check_type, column_kind, normalize_column
+from polyrec.models.data.malformed import RowValidator
 from polyrec.models.data.reader import OnMalformed, fingerprint
 from polyrec.models.errors import DataError
 from polyrec.models.schema.schema import Schema
@@ -27,22 +27,22 @@ class ParquetReader:
     def __init__(self, path: Path, schema: Schema, on_malformed: OnMalformed = "fatal") -> None:
         self.path = path
         self._schema = schema
-        self._judge = Judge(schema, on_malformed)
+        self._validator = RowValidator(schema, on_malformed)
         self._files = parquet_files(path)
         self._rows = 0
         for file in self._files:
-            with opened(file) as parquet:
+            with open_parquet(file) as parquet:
                 there = parquet.schema_arrow
                 check_columns(str(file), schema.columns, there.names)
                 for name in schema.columns:
-                    check_type(str(file), name, kind_of(schema, name), there.field(name).type)
+                    check_type(str(file), name, column_kind(schema, name), there.field(name).type)
                 self._rows += parquet.metadata.num_rows
                 if file == self._files[0]:
                     self.columns = tuple(there.names)
 
     @property
     def malformed(self) -> int:
-        return self._judge.malformed
+        return self._validator.malformed
 
     @property
     def rows_hint(self) -> int | None:
@@ -52,10 +52,10 @@ class ParquetReader:
         return fingerprint(self._files, self.path)
 
     def batches(self, columns: Sequence[str], rows: int = 65536) -> Iterator[pa.RecordBatch]:
-        self._judge.restart()
-        read = list(dict.fromkeys([*columns, *self._judge.columns]))
+        self._validator.start_pass()
+        read = list(dict.fromkeys([*columns, *self._validator.columns]))
         for file in self._files:
-            with opened(file) as parquet:
+            with open_parquet(file) as parquet:
                 check_columns(str(file), columns, parquet.schema_arrow.names)
                 first = 0
                 try:
@@ -70,10 +70,13 @@ class ParquetReader:
     ) -> Iterator[pa.RecordBatch]:
         names = batch.schema.names
         data = pa.RecordBatch.from_arrays(
-            [normalise(str(file), name, kind_of(self._schema, name), batch.column(name)) for name in names],
+            [
+                normalize_column(str(file), name, column_kind(self._schema, name), batch.column(name))
+                for name in names
+            ],
             names,
         )
-        good = self._judge.good(str(file), first, data)
+        good = self._validator.valid_rows(str(file), first, data)
         out = data.select(list(columns))
         if good is not None:
             out = out.filter(good)
@@ -89,7 +92,7 @@ def parquet_files(path: Path) -> list[Path]:
     return files
 
 
-def opened(file: Path) -> pq.ParquetFile:
+def open_parquet(file: Path) -> pq.ParquetFile:
     """A file, read through a small buffer. Raises DataError if it is not Parquet."""
     try:
         return pq.ParquetFile(file, buffer_size=BUFFER_BYTES, pre_buffer=False)

@@ -1,6 +1,6 @@
 """Which rows train, validate and test: a schema's split rule made definite on one data set.
 
-`split_of` takes what it must from the data (the cuts of a time split), in one pass over one column;
+`fit_splitter` takes what it must from the data (the cuts of a time split), in one pass over one column;
 the `Splitter` it gives then labels any batch of the same data, the same way every time.
 """
 
@@ -74,7 +74,9 @@ class Splitter:
         return (share >= train).astype(np.int8) + (share >= self.split.train).astype(np.int8)
 
 
-def split_of(reader: DataReader, schema: Schema, progress: Callable[[int], object] | None = None) -> Splitter:
+def fit_splitter(
+    reader: DataReader, schema: Schema, progress: Callable[[int], object] | None = None
+) -> Splitter:
     """The splitter of a data set. `progress` is told the rows of each batch of the pass.
 
     A time split cuts between values, never within one: the rows before the test rows are the

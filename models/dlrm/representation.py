@@ -88,7 +88,7 @@ def initial_stage(
     kept = [weight[full.rows.base[t] :][: representation.cuts.get(t, 0)] for t in full.rows.tables]
     stage = _computed(representation, schema, vocabularies, width, torch.cat(kept).clone())
     deviations = [size**-0.5 if spread is None else spread for size in full.rows.sizes]
-    stage.initialise(torch.Generator().manual_seed(seed + 1), deviations)
+    stage.initialize(torch.Generator().manual_seed(seed + 1), deviations)
     return HybridStage(full, stage) if representation.kind == "hybrid" else stage
 
 

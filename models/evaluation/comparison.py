@@ -44,7 +44,7 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ComparedModel:
     """One model among those compared.
 
     own: each metric with its interval. to_baseline: each metric minus the baseline's; for the
@@ -81,7 +81,7 @@ def compare(
     resamples: int = RESAMPLES,
     level: float = LEVEL,
     seed: int = 0,
-) -> dict[str, Standing]:
+) -> dict[str, ComparedModel]:
     """Every model's standing, by name.
 
     labels: float32 [rows], 0 or 1. predictions: name -> float32 [rows], click probabilities.
@@ -93,7 +93,7 @@ def compare(
     drawn = samples(labels, list(predictions.values()), groups, resamples, seed)
     base = names.index(baseline)
     return {
-        name: Standing(
+        name: ComparedModel(
             _intervals(drawn[:, i], level),
             None if i == base else _intervals(drawn[:, i] - drawn[:, base], level),
         )

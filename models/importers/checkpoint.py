@@ -30,8 +30,8 @@ ROOTS = {
 """The modules that a model of each format consists of."""
 
 WRAPPERS = frozenset({"module", "_orig_mod", "_dmp_wrapped_module"})
-HOLDERS = ("state_dict", "model_state_dict", "model")
-SAVE = "torch.save(model.state_dict(), FILE)"
+STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model")
+SAVE_COMMAND = "torch.save(model.state_dict(), FILE)"
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 _NUMPY = (
@@ -46,10 +46,10 @@ class CheckpointError(PolyrecError):
     """A checkpoint that is missing, unsafe, or not the model that it was said to be."""
 
 
-class _Unread:
+class _Ignored:
     """Stands for a NumPy value of a checkpoint: takes whatever comes and keeps nothing."""
 
-    def __new__(cls, *_arguments: object) -> _Unread:
+    def __new__(cls, *_arguments: object) -> _Ignored:
         return super().__new__(cls)
 
     def __setstate__(self, _state: object) -> None:
@@ -89,7 +89,8 @@ class CheckpointWeights:
         tensor = self._left.pop(name)
         if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.device.type != "cpu":
             raise self.error(
-                f"{name} is no plain tensor (sharded, sparse or without data?); gather the weights: {SAVE}"
+                f"{name} is no plain tensor (sharded, sparse or without data?); gather the weights: "
+                f"{SAVE_COMMAND}"
             )
         if tensor.dtype not in FLOATS:
             raise self.error(f"{name} is {str(tensor.dtype).removeprefix('torch.')}; weights are floats")
@@ -146,7 +147,7 @@ def read_weights(path: str | Path, format: str) -> CheckpointWeights:
     loaded = _load(file)
     if not isinstance(loaded, dict):
         raise CheckpointError(f"checkpoint '{file}' holds a {type(loaded).__name__}, not a state dict")
-    states = [s for s in (loaded, *(loaded.get(key) for key in HOLDERS)) if isinstance(s, dict)]
+    states = [s for s in (loaded, *(loaded.get(key) for key in STATE_DICT_KEYS)) if isinstance(s, dict)]
     for state in states:
         if tensors := _unwrapped(file, state, ROOTS[format]):
             return CheckpointWeights(file, tensors)
@@ -182,9 +183,10 @@ def _load(file: Path) -> object:
         raise CheckpointError(f"no checkpoint '{file}'")
     if not file.is_file():
         raise CheckpointError(
-            f"checkpoint '{file}' is a folder (of a distributed run?); gather the weights in one file: {SAVE}"
+            f"checkpoint '{file}' is a folder (of a distributed run?); gather the weights in one file: "
+            f"{SAVE_COMMAND}"
         )
-    stand_ins: list[Any] = [(_Unread, name) for name in _NUMPY]
+    stand_ins: list[Any] = [(_Ignored, name) for name in _NUMPY]
     try:
         # only what torch.save has written since 1.6 can be mapped
         mapped = zipfile.is_zipfile(file)
@@ -200,5 +202,5 @@ def _load(file: Path) -> object:
             ) from None
         raise CheckpointError(
             f"checkpoint '{file}' needs code to be run ({ascii(blocked[1])[1:-1]:.80}), which is refused; "
-            f"where you trust it, load it and save the weights alone: {SAVE}"
+            f"where you trust it, load it and save the weights alone: {SAVE_COMMAND}"
         ) from None

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from polyrec.models.importers.checkpoint import CheckpointWeights, LinearLayer, read_weights
-from polyrec.models.importers.parts import Crossing, Parts, check_logit, check_width
+from polyrec.models.importers.foreign_model import Crossing, ForeignModel, check_logit, check_width
 
 MAX_FEATURES = 10_000
 
@@ -30,7 +30,7 @@ _CROSS = "inter_arch.crossnet."
 _OVER = "over_arch.model."
 
 
-def read_torchrec(path: str | Path, tables: Sequence[str] = ()) -> Parts:
+def read_torchrec(path: str | Path, tables: Sequence[str] = ()) -> ForeignModel:
     """Reads a state dict of TorchRec's DLRM or DLRM_DCN.
 
     tables: the table of each feature, in the order of the model's EmbeddingBagConfigs; a table that
@@ -71,7 +71,7 @@ def read_torchrec(path: str | Path, tables: Sequence[str] = ()) -> Parts:
             weights, first.name, first.weight.shape[1], len(features), lambda n: width + n * (n + 1) // 2
         )
         first = replace(first, weight=_lower_triangle(first.weight, len(features) + 1, width))
-    return Parts(
+    return ForeignModel(
         "torchrec",
         weights,
         found,

@@ -61,7 +61,7 @@ def rows_of(column: Column) -> int:
     return column.rows if isinstance(column, Jagged) else int(column.shape[0])
 
 
-def changes(columns: Sequence[Column], rows: int) -> Bools:
+def row_changes(columns: Sequence[Column], rows: int) -> Bools:
     """bool [rows]: whether a row differs from the one before it; the first does."""
     changed = np.zeros(rows, bool)
     changed[:1] = True
@@ -85,13 +85,13 @@ def distinct(columns: Sequence[Column], rows: int) -> tuple[I64, I64]:
     first: int64 [distinct rows], ascending. inverse: int64 [rows].
     """
     # Equal neighbors are common where data is clustered, and cheaper to find than to sort.
-    changed = changes(columns, rows)
+    changed = row_changes(columns, rows)
     heads = np.flatnonzero(changed)
     of_run = np.cumsum(changed) - 1
     own = [take(column, heads) for column in columns]
     for seed in count():
         _, first, inverse = np.unique(_hash(own, heads.size, seed), return_index=True, return_inverse=True)
-        if all(_stands_for(column, first[inverse]) for column in own):
+        if all(_rows_equal(column, first[inverse]) for column in own):
             break
     order = np.argsort(first)
     place = np.empty_like(order)
@@ -121,7 +121,7 @@ def _hash(columns: Sequence[Column], rows: int, seed: int) -> U64:
     return h
 
 
-def _stands_for(column: Column, rows: I64) -> bool:
+def _rows_equal(column: Column, rows: I64) -> bool:
     """Whether every row of the column equals the row `rows` says."""
     if isinstance(column, Jagged):
         other = column.take(rows)

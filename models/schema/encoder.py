@@ -74,7 +74,7 @@ class DenseTransform:
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
+class _TensorColumns:
     """Where one role's features stand in the tensors of the inference protocol.
 
     dense, singles: int64, columns of `dense` and `sparse`. rows: uint64, rows of each single's table.
@@ -85,11 +85,11 @@ class _Given:
     rows: NDArray[np.uint64]
 
     @staticmethod
-    def of(schema: Schema, role: Role, vocabularies: Mapping[str, Vocabulary]) -> _Given:
+    def of(schema: Schema, role: Role, vocabularies: Mapping[str, Vocabulary]) -> _TensorColumns:
         layout = schema.layout(role)
         dense = [d.name for d in schema.dense]
         singles = [f.name for f in schema.categorical if not f.multi]
-        return _Given(
+        return _TensorColumns(
             np.array([dense.index(d.name) for d in layout.dense], np.int64),
             np.array([singles.index(f.name) for f in layout.singles], np.int64),
             np.array([vocabularies[f.table_name].rows for f in layout.singles], np.uint64),
@@ -109,7 +109,7 @@ class Encoder:
         self.vocabularies = dict(vocabularies)
         self.standards = dict(standards)
         self._names = {role: schema.layout(role).names for role in ROLES}
-        self._given = {role: _Given.of(schema, role, self.vocabularies) for role in ROLES}
+        self._tensor_columns = {role: _TensorColumns.of(schema, role, self.vocabularies) for role in ROLES}
         self._transform = {
             "context": DenseTransform(schema.context.dense, standards),
             "candidate": DenseTransform(schema.candidate.dense, standards),
@@ -118,7 +118,7 @@ class Encoder:
     def prepare(self) -> None:
         """Does now what the first request would otherwise wait for."""
         for vocabulary in self.vocabularies.values():
-            vocabulary.known()
+            vocabulary.rank_by_value()
 
     def vocabulary(self, feature: Categorical) -> Vocabulary:
         return self.vocabularies[feature.table_name]
@@ -201,9 +201,11 @@ class Encoder:
         the order of the schema file; bags: feature -> (values int64 [total], lengths int64 [rows]).
         Raises FeatureError: an id out of range, lengths that do not add up, a non-finite number.
         """
-        given = self._given
+        columns_of_role = self._tensor_columns
         context, candidate = (
-            self.ids_block(role, dense[:, given[role].dense], sparse[:, given[role].singles], bags)
+            self.ids_block(
+                role, dense[:, columns_of_role[role].dense], sparse[:, columns_of_role[role].singles], bags
+            )
             for role in ROLES
         )
         return Batch(context, candidate)
@@ -216,13 +218,13 @@ class Encoder:
         what is raised.
         """
         layout = self.schema.layout(role)
-        given = self._given[role]
+        columns_of_role = self._tensor_columns[role]
         if np.isnan(raw).any():
             row, column = np.argwhere(np.isnan(raw))[0]
             raise FeatureError(layout.dense[column].name, f"value nan is not a finite number (row {row})")
         ranks = np.empty_like(ids)
         # One comparison for all features: seen as unsigned, a negative id is a huge one.
-        in_range = not (ids.view(np.uint64) >= given.rows).any()
+        in_range = not (ids.view(np.uint64) >= columns_of_role.rows).any()
         for i, f in enumerate(layout.singles):
             vocabulary = self.vocabularies[f.table_name]
             own = ids[:, i]

@@ -46,11 +46,11 @@ class InverseKeyed:
     """Rows of features, with repeats stored once. alone: features in no group, all rows."""
 
     groups: tuple[Group, ...]
-    alone: dict[str, Column]
+    ungrouped: dict[str, Column]
 
     def plain(self) -> dict[str, Column]:
         """All features with all rows: what `deduplicate` was given, bit for bit."""
-        columns = dict(self.alone)
+        columns = dict(self.ungrouped)
         for group in self.groups:
             columns |= group.plain()
         return columns
@@ -58,7 +58,7 @@ class InverseKeyed:
     @property
     def nbytes(self) -> int:
         """Bytes of all values, offsets and indices."""
-        columns = [*self.alone.values(), *(c for g in self.groups for c in g.columns.values())]
+        columns = [*self.ungrouped.values(), *(c for g in self.groups for c in g.columns.values())]
         return sum(c.nbytes for c in columns) + sum(g.inverse.nbytes for g in self.groups)
 
 

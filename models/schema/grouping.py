@@ -23,8 +23,8 @@ INDEX_BYTES = 4
 Names = frozenset[str]
 
 
-def choose(
-    plain: Mapping[str, int], together: Callable[[Names], int], least_saved: int = 1
+def choose_groups(
+    plain_bytes: Mapping[str, int], grouped_bytes: Callable[[Names], int], least_saved: int = 1
 ) -> tuple[tuple[str, ...], ...]:
     """The groups to deduplicate, in the order of their first feature; features left out stay plain.
 
@@ -32,16 +32,16 @@ def choose(
     Greedy: of all pairs of groups the one whose union saves most is merged, until none saves
     `least_saved` bytes; a group that does not save that much against plain is left out.
     """
-    groups: list[Names] = [frozenset((name,)) for name in plain]
-    bytes_ = {group: together(group) for group in groups}
+    groups: list[Names] = [frozenset((name,)) for name in plain_bytes]
+    bytes_ = {group: grouped_bytes(group) for group in groups}
 
     def cost(group: Names) -> int:
-        return min(bytes_[group], sum(plain[name] for name in group))
+        return min(bytes_[group], sum(plain_bytes[name] for name in group))
 
     pairs: dict[tuple[Names, Names], int] = {}
 
     def consider(a: Names, b: Names) -> None:
-        bytes_[a | b] = together(a | b)
+        bytes_[a | b] = grouped_bytes(a | b)
         pairs[a, b] = cost(a) + cost(b) - cost(a | b)
 
     for a, b in combinations(groups, 2):
@@ -55,8 +55,8 @@ def choose(
         for other in groups:
             consider(other, a | b)
         groups.append(a | b)
-    paying = [g for g in groups if sum(plain[name] for name in g) - bytes_[g] >= least_saved]
-    order = list(plain)
+    paying = [g for g in groups if sum(plain_bytes[name] for name in g) - bytes_[g] >= least_saved]
+    order = list(plain_bytes)
     named = [tuple(sorted(g, key=order.index)) for g in paying]
     return tuple(sorted(named, key=lambda g: order.index(g[0])))
 
@@ -75,11 +75,11 @@ class Repeats:
             {frozenset((n,)): distinct([c], rows_of(c)) for n, c in batch.items()} for batch in batches
         ]
 
-    def plain(self) -> dict[str, int]:
+    def plain_bytes(self) -> dict[str, int]:
         """Feature -> bytes of all its values."""
         return {n: sum(int(batch[n].sum()) for batch in self._bytes) for n in self.features}
 
-    def together(self, group: Names) -> int:
+    def grouped_bytes(self, group: Names) -> int:
         """Bytes of a group deduplicated: its distinct rows and an index entry a row."""
         kept = INDEX_BYTES * self.rows
         for batch, bytes_ in enumerate(self._bytes):
@@ -92,8 +92,8 @@ class Repeats:
         return self.rows / sum(self._distinct(batch, group)[0].size for batch in range(len(self._bytes)))
 
     def groups(self) -> tuple[tuple[str, ...], ...]:
-        """The groups that `choose` takes on these batches."""
-        return choose(self.plain(), self.together)
+        """The groups that `choose_groups` takes on these batches."""
+        return choose_groups(self.plain_bytes(), self.grouped_bytes)
 
     def _distinct(self, batch: int, group: Names) -> tuple[I64, I64]:
         codes = self._codes[batch]

@@ -126,7 +126,7 @@ class _Requests:
         return first
 
 
-def lookups_counted(schema: Schema, accesses: Mapping[str, int]) -> dict[Role, float]:
+def counted_lookups(schema: Schema, accesses: Mapping[str, int]) -> dict[Role, float]:
     """How many contexts and how many candidates a calibration has counted the look-ups of.
 
     accesses: of each table, the sum of its counts. A single-valued feature is looked up once for each, so a

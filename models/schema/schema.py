@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from polyrec.models.errors import SchemaError
-from polyrec.models.files import Strict, read_yaml, validated
+from polyrec.models.files import Strict, read_yaml, validate_as
 
 Role = Literal["context", "candidate"]
 ROLES: tuple[Role, Role] = ("context", "candidate")
@@ -216,4 +216,4 @@ def load_schema(path: str | Path) -> Schema:
     except FileNotFoundError:
         shipped = ", ".join(sorted(p.stem for p in BUILT_IN.glob("*.yaml")))
         raise SchemaError(f"no schema file '{path}'; shipped schemas: {shipped}") from None
-    return validated(Schema, raw, what, SchemaError)
+    return validate_as(Schema, raw, what, SchemaError)

@@ -24,11 +24,11 @@ from numpy.typing import NDArray
 from polyrec.models.errors import FeatureError
 from polyrec.models.schema.batch import I64
 
-Whole = TypeVar("Whole", bound="np.signedinteger[Any]")
-REFUSED = -1
-QUOTED = 64
+SignedInt = TypeVar("SignedInt", bound="np.signedinteger[Any]")
+REJECTED = -1
+QUOTED_CHARACTERS = 64
 """Characters of an unknown value that a message repeats."""
-LISTED = 2**16
+DICT_LIMIT = 2**16
 """Integers up to here are looked up one by one in a dictionary, beyond in whole arrays."""
 
 
@@ -52,7 +52,7 @@ class Vocabulary:
     specials: bool = True
     oov: Literal["row", "refuse"] = "row"
     _ranks: dict[str | int | None, int] = field(init=False, repr=False, compare=False, default_factory=dict)
-    _oov_rank: int = field(init=False, repr=False, compare=False, default=REFUSED)
+    _oov_rank: int = field(init=False, repr=False, compare=False, default=REJECTED)
 
     def __post_init__(self) -> None:
         if self.rank_of_id.shape != (self.rows,) or self.counts.shape != (self.rows,):
@@ -62,10 +62,10 @@ class Vocabulary:
         if self.specials and self.oov == "row":
             object.__setattr__(self, "_oov_rank", int(self.rank_of_id[self.oov_id]))
 
-    def known(self) -> dict[str | int | None, int]:
+    def rank_by_value(self) -> dict[str | int | None, int]:
         """Raw value -> rank; made when first needed (a server asks while it loads, training never)."""
         if not self._ranks:
-            if self.values is not None or self.size <= LISTED:
+            if self.values is not None or self.size <= DICT_LIMIT:
                 values = range(self.size) if self.values is None else self.values.to_pylist()
                 self._ranks.update(zip(values, self.rank_of_id[: self.size].tolist(), strict=True))
             self._ranks[None] = self.missing_rank
@@ -77,7 +77,7 @@ class Vocabulary:
         other = replace(self, rank_of_id=rank_of_id, counts=counts)
         if self._ranks:
             known = self._ranks.copy()
-            if self.values is not None or self.size <= LISTED:
+            if self.values is not None or self.size <= DICT_LIMIT:
                 moved = np.flatnonzero(rank_of_id[: self.size] != self.rank_of_id[: self.size])
                 values = (
                     moved.tolist() if self.values is None else self.values.take(pa.array(moved)).to_pylist()
@@ -102,7 +102,7 @@ class Vocabulary:
     @property
     def missing_rank(self) -> int:
         """Rank of the missing row, or -1 where a missing value is refused."""
-        return int(self.rank_of_id[self.missing_id]) if self.specials else REFUSED
+        return int(self.rank_of_id[self.missing_id]) if self.specials else REJECTED
 
     @property
     def oov_rank(self) -> int:
@@ -111,17 +111,17 @@ class Vocabulary:
 
     def encode(self, feature: str, values: Sequence[str | int | None]) -> I64:
         """Raw values of a request -> ranks, int64 [len(values)]. Raises FeatureError."""
-        if self.values is None and self.size > LISTED:
+        if self.values is None and self.size > DICT_LIMIT:
             ranks = self._encode_range(values)
         else:
-            get = self.known().get
+            get = self.rank_by_value().get
             ranks = np.fromiter(map(get, values, repeat(self._oov_rank)), np.int64, count=len(values))
-        if self._oov_rank == REFUSED and ranks.size and ranks.min() < 0:
+        if self._oov_rank == REJECTED and ranks.size and ranks.min() < 0:
             row = int(np.argmax(ranks < 0))
             what = (
                 "a value is required"
                 if values[row] is None
-                else f"unknown value {str(values[row])[:QUOTED]!r}"
+                else f"unknown value {str(values[row])[:QUOTED_CHARACTERS]!r}"
             )
             raise FeatureError(feature, f"{what} (position {row})")
         return ranks
@@ -164,7 +164,7 @@ class Vocabulary:
         return self.rank_of_id[ids]
 
 
-def ids_of_ranks(rank_of_id: NDArray[Whole]) -> NDArray[Whole]:
+def ids_of_ranks(rank_of_id: NDArray[SignedInt]) -> NDArray[SignedInt]:
     """The inverse permutation: rank -> stable id, [rows], of the same type."""
     ids = np.empty_like(rank_of_id)
     ids[rank_of_id] = np.arange(rank_of_id.size)

@@ -19,7 +19,7 @@ from polyrec.models.schema.batch import Batch
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.tiers.opening import open_stack, rows_of_weight
 from polyrec.models.tiers.placement import Placement
-from polyrec.models.tiers.row_form import RowForm
+from polyrec.models.tiers.row_format import RowFormat
 from polyrec.models.tiers.rows import TieredRows
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.updates.changes import Changes
@@ -46,7 +46,7 @@ def open_tiers(
 
     stage = _storing(bundle.stage())
     weight = stage.state_dict()["store.weight"]
-    form = RowForm(stage.store.width, bundle.manifest.representation.precision)
+    row_format = RowFormat(stage.store.width, bundle.manifest.representation.precision)
     names = stage.rows.tables
     stored = stage.rows.sizes if isinstance(stage, TableStage) else stage.cuts.tolist()
     sizes = dict(zip(names, stored, strict=True))
@@ -54,7 +54,9 @@ def open_tiers(
         raise RuntimeUnavailable("placement: the representation stores no rows, there is nothing to place")
     if encoder is None and isinstance(bundle, Bundle):
         encoder = bundle.encoder
-    return open_stack(form, sizes, rows_of_weight(weight, form), placement, encoder, device, changes)
+    return open_stack(
+        row_format, sizes, rows_of_weight(weight, row_format), placement, encoder, device, changes
+    )
 
 
 def open_stage(

@@ -10,7 +10,7 @@ from typing import Any
 
 from polyrec.models.bundle.bundle import Bundle, code_version
 from polyrec.models.dlrm.cost import Bytes, Flops, flops, sizes
-from polyrec.models.evaluation.comparison import LEVEL, METRICS, RESAMPLES, Interval, Standing, compare
+from polyrec.models.evaluation.comparison import LEVEL, METRICS, RESAMPLES, ComparedModel, Interval, compare
 from polyrec.models.evaluation.metrics import Quality, evaluate
 from polyrec.models.evaluation.predictions import Predictions
 
@@ -26,7 +26,7 @@ class Entry:
     quality: Quality
     bytes: Bytes
     flops: Flops
-    standing: Standing
+    standing: ComparedModel
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able; what is not defined is None."""

@@ -12,11 +12,11 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 
-from polyrec.models.tiers.updates.drift import Drift, Moves
+from polyrec.models.tiers.updates.drift import Drift, DriftReport
 
 log = logging.getLogger("polyrec.serving")
 
-Told = Callable[[Moves], None]
+Told = Callable[[DriftReport], None]
 
 
 class Following:
@@ -45,7 +45,7 @@ class Following:
                 if self._closed.is_set():
                     return
                 try:
-                    moves = drift.follow()
+                    moves = drift.reorder()
                 except OSError as e:
                     log.warning("the rows of %s keep their order for now: %s", path, e)
                 except Exception:

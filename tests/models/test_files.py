@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from polyrec.models.errors import DataError, PolyrecError
-from polyrec.models.files import Strict, read_json, read_regular, read_yaml, validated, whole, write_text
+from polyrec.models.files import Strict, read_json, read_regular, read_yaml, validate_as, whole, write_text
 
 Read = Callable[[Path, str, type[PolyrecError]], dict[str, Any]]
 
@@ -23,7 +23,7 @@ class Small(Strict):
 def test_what_was_written_is_read(read: Read, tmp_path: Path) -> None:
     file = tmp_path / "small"
     file.write_text('{"rows": 3, "names": ["ä"]}', encoding="utf-8")
-    small = validated(Small, read(file, "small", DataError), "small", DataError)
+    small = validate_as(Small, read(file, "small", DataError), "small", DataError)
     assert small == Small(rows=3, names=("ä",))
 
 
@@ -85,9 +85,9 @@ def test_a_file_is_read_up_to_a_bound(tmp_path: Path) -> None:
 
 def test_the_first_offence_is_named() -> None:
     with pytest.raises(DataError, match=r"^thing: rows: Field required$"):
-        validated(Small, {}, "thing", DataError)
+        validate_as(Small, {}, "thing", DataError)
     with pytest.raises(DataError, match=r"^thing: more: Extra inputs are not permitted$"):
-        validated(Small, {"rows": 1, "more": 2}, "thing", DataError)
+        validate_as(Small, {"rows": 1, "more": 2}, "thing", DataError)
 
 
 def test_a_file_or_a_folder_is_there_whole_or_not_at_all(tmp_path: Path) -> None:

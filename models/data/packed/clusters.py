@@ -34,7 +34,7 @@ FIRST = "polyrec.first"
 Progress = Callable[[int], object]
 
 
-class Mentions:
+class KeyOccurrences:
     """Keys of a stream of rows: where each is first met, how many rows it has, and the runs of equal keys."""
 
     def __init__(self) -> None:
@@ -119,7 +119,7 @@ def survey(
 
     Raises DataError: no rows, a key is missing.
     """
-    clusters, requests = Mentions(), Mentions()
+    clusters, requests = KeyOccurrences(), KeyOccurrences()
     for data in reader.batches(list(dict.fromkeys((*clustering.columns, *columns))), ROWS):
         cluster, request = clustering.keys(data)
         clusters.add(cluster)
@@ -135,7 +135,7 @@ def survey(
     )
 
 
-def clustered(
+def cluster_rows(
     reader: DataReader,
     columns: Sequence[str],
     clustering: Clustering,
@@ -153,14 +153,14 @@ def clustered(
                 progress(data.num_rows)
             yield data
         return
-    for file in _dealt(reader, columns, clustering, found, folder, progress):
-        rows = _sorted(file, clustering)
+    for file in _partition(reader, columns, clustering, found, folder, progress):
+        rows = _sort_partition(file, clustering)
         file.unlink()
         for start in range(0, rows.num_rows, ROWS):
             yield rows.slice(start, ROWS)
 
 
-def _dealt(
+def _partition(
     reader: DataReader,
     columns: Sequence[str],
     clustering: Clustering,
@@ -196,7 +196,7 @@ def _dealt(
     return [files[part] for part in sorted(files)]
 
 
-def _sorted(file: Path, clustering: Clustering) -> pa.RecordBatch:
+def _sort_partition(file: Path, clustering: Clustering) -> pa.RecordBatch:
     """A file's rows by cluster, by request, and else in the order of the data."""
     with pa.OSFile(str(file), "rb") as source:
         (rows,) = pa.ipc.open_stream(source).read_all().combine_chunks().to_batches()

@@ -37,7 +37,7 @@ class Encodings:
         }
 
 
-def measured(sample: pa.Table) -> Encodings:
+def choose_encodings(sample: pa.Table) -> Encodings:
     """The best encodings of the columns of a sample: scalars, or lists of any depth."""
     dictionary: list[str] = []
     others: dict[str, str] = {}

@@ -20,12 +20,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from polyrec.models.data.packed.clusters import Clustering, clustered, survey
+from polyrec.models.data.packed.clusters import Clustering, cluster_rows, survey
 from polyrec.models.data.packed.reader import Packing, is_packed
 from polyrec.models.data.packed.writer import PackedWriter
 from polyrec.models.data.parquet import parquet_files
 from polyrec.models.data.reader import DataReader
-from polyrec.models.data.requests import comparable, requests_of, starts_of
+from polyrec.models.data.requests import comparable_arrays, request_starts, split_requests
 from polyrec.models.errors import DataError
 from polyrec.models.files import whole
 from polyrec.models.schema.grouping import Repeats
@@ -53,7 +53,7 @@ class Packed:
     stored: int
     bytes: int
     shared: tuple[str, ...]
-    own: tuple[str, ...]
+    per_row: tuple[str, ...]
     left_out: tuple[str, ...]
     moved: bool
     repeats: tuple[tuple[tuple[str, ...], float], ...]
@@ -81,14 +81,14 @@ def pack(
         raise DataError(
             f"{reader.path}: no column '{cluster_by}' to cluster by; there are {', '.join(columns)}"
         )
-    numbers = _Numbers([*(d.name for d in schema.dense), schema.label.column])
-    found = survey(reader, clustering, numbers.names, numbers.look, phase("survey", reader.rows_hint))
+    numbers = _SinglePrecisionCheck([*(d.name for d in schema.dense), schema.label.column])
+    found = survey(reader, clustering, numbers.names, numbers.check, phase("survey", reader.rows_hint))
     try:
         with whole(target.resolve()) as partial:
             partial.mkdir(parents=True)
-            rows = clustered(reader, columns, clustering, found, partial, phase("pack", reader.rows_hint))
+            rows = cluster_rows(reader, columns, clustering, found, partial, phase("pack", reader.rows_hint))
             first = next(rows)
-            shared, own = _split(first, schema, clustering, columns)
+            shared, per_row = _split(first, schema, clustering, columns)
             packing = Packing(
                 for_schema=schema.name,
                 group=clustering.group,
@@ -97,7 +97,7 @@ def pack(
                 shared=shared,
             )
             with PackedWriter(partial, packing, numbers.narrow()) as writer:
-                for requests in requests_of(chain((first,), rows), shared):
+                for requests in split_requests(chain((first,), rows), shared):
                     writer.add(requests)
         size = sum(f.stat().st_size for f in parquet_files(target))
     except OSError as e:
@@ -109,7 +109,7 @@ def pack(
         stored=writer.stored,
         bytes=size,
         shared=shared,
-        own=own,
+        per_row=per_row,
         left_out=left_out,
         moved=not found.together,
         repeats=_repeats(first, schema),
@@ -163,18 +163,18 @@ def _split(
     """
     own = {*schema.candidate.names, schema.label.column}
     shared = {*schema.context.names, *clustering.columns}
-    requests = starts_of(first, [n for n in columns if n in shared]).size
+    requests = request_starts(first, [n for n in columns if n in shared]).size
     for name in columns:
         if name not in shared | own:
             trial = [n for n in columns if n in shared or n == name]
-            (shared if starts_of(first, trial).size == requests else own).add(name)
+            (shared if request_starts(first, trial).size == requests else own).add(name)
     return tuple(n for n in columns if n in shared), tuple(n for n in columns if n in own)
 
 
 def _repeats(first: pa.RecordBatch, schema: Schema) -> tuple[tuple[tuple[str, ...], float], ...]:
     names = (*schema.context.names, *schema.candidate.names)
     batches = [
-        {name: comparable(part.column(name))[0] for name in names}
+        {name: comparable_arrays(part.column(name))[0] for name in names}
         for part in (
             first.slice(start, SAMPLE_BATCH_ROWS) for start in range(0, first.num_rows, SAMPLE_BATCH_ROWS)
         )
@@ -183,14 +183,14 @@ def _repeats(first: pa.RecordBatch, schema: Schema) -> tuple[tuple[tuple[str, ..
     return tuple((group, repeats.factor(frozenset(group))) for group in repeats.groups())
 
 
-class _Numbers:
+class _SinglePrecisionCheck:
     """Number columns, and whether single precision holds all their values exactly."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(dict.fromkeys(names))
         self._exact = dict.fromkeys(self.names, True)
 
-    def look(self, data: pa.RecordBatch) -> None:
+    def check(self, data: pa.RecordBatch) -> None:
         for name in self.names:
             if self._exact[name]:
                 x = data.column(name).to_numpy(zero_copy_only=False)

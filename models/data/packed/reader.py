@@ -17,11 +17,11 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 from pydantic import ValidationError
 
-from polyrec.models.data.columns import check_columns, check_type, kind_of, normalise
-from polyrec.models.data.malformed import Judge
-from polyrec.models.data.parquet import opened, parquet_files
+from polyrec.models.data.columns import check_columns, check_type, column_kind, normalize_column
+from polyrec.models.data.malformed import RowValidator
+from polyrec.models.data.parquet import open_parquet, parquet_files
 from polyrec.models.data.reader import OnMalformed, fingerprint
-from polyrec.models.data.requests import Requests, rebatched
+from polyrec.models.data.requests import Requests, rebatch
 from polyrec.models.errors import DataError
 from polyrec.models.files import Strict
 from polyrec.models.schema.schema import Schema
@@ -64,7 +64,7 @@ def packing_of(file: Path) -> Packing | None:
 
 
 def _written(file: Path) -> bytes | None:
-    with opened(file) as parquet:
+    with open_parquet(file) as parquet:
         return (parquet.schema_arrow.metadata or {}).get(KEY)
 
 
@@ -74,7 +74,7 @@ class PackedReader:
     def __init__(self, path: Path, schema: Schema, on_malformed: OnMalformed = "fatal") -> None:
         self.path = path
         self._schema = schema
-        self._judge = Judge(schema, on_malformed)
+        self._validator = RowValidator(schema, on_malformed)
         self._files = parquet_files(path)
         self._rows = 0
         for file in self._files:
@@ -90,7 +90,7 @@ class PackedReader:
 
     def _check(self, file: Path) -> int:
         """Checks columns and types, and gives the number of rows."""
-        with opened(file) as parquet:
+        with open_parquet(file) as parquet:
             there = parquet.schema_arrow
             check_columns(str(file), self.packing.columns, there.names)
             check_columns(str(file), self._schema.columns, self.packing.columns)
@@ -101,7 +101,7 @@ class PackedReader:
                         raise DataError(f"'{file}' is damaged: column '{name}' is {type_}, not a list")
                     type_ = type_.value_type
                 if name in self._schema.columns:
-                    check_type(str(file), name, kind_of(self._schema, name), type_)
+                    check_type(str(file), name, column_kind(self._schema, name), type_)
             own = (name for name in self.packing.columns if name not in self.packing.shared)
             # of a list of single values, the leaves are the rows
             flat = next(name for name in own if not pt.is_list(there.field(name).type.value_type))
@@ -113,7 +113,7 @@ class PackedReader:
 
     @property
     def malformed(self) -> int:
-        return self._judge.malformed
+        return self._validator.malformed
 
     @property
     def shares_context(self) -> bool:
@@ -125,22 +125,22 @@ class PackedReader:
 
     def batches(self, columns: Sequence[str], rows: int = PIECE_ROWS) -> Iterator[pa.RecordBatch]:
         pieces = (piece for part in self.requests(columns) for piece in part.pieces(PIECE_ROWS))
-        return rebatched((piece.exploded(columns) for piece in pieces), rows)
+        return rebatch((piece.exploded(columns) for piece in pieces), rows)
 
     def requests(self, columns: Sequence[str]) -> Iterator[Requests]:
         """At least the columns asked for, one row group at a time, types and nulls as `batches` gives them.
 
         Malformed rows are left out of their request. Raises DataError.
         """
-        self._judge.restart()
+        self._validator.start_pass()
         shared = self.packing.shared
-        read = list(dict.fromkeys([*columns, *self._judge.columns, self.packing.group]))
+        read = list(dict.fromkeys([*columns, *self._validator.columns, self.packing.group]))
         if set(read) <= set(shared):
             read.append(next(name for name in self.packing.columns if name not in shared))
         for file in self._files:
             check_columns(str(file), columns, self.columns)
             first = 0
-            with opened(file) as parquet:
+            with open_parquet(file) as parquet:
                 for group in range(parquet.num_row_groups):
                     try:
                         stored = parquet.read_row_group(group, columns=read, use_threads=False)
@@ -148,7 +148,9 @@ class PackedReader:
                         raise DataError(f"cannot read '{file}': {str(e).splitlines()[0]}") from None
                     for data in stored.combine_chunks().to_batches():
                         found = self._requests(str(file), data)
-                        good = self._judge.good(str(file), first, found.exploded(self._judge.columns))
+                        good = self._validator.valid_rows(
+                            str(file), first, found.exploded(self._validator.columns)
+                        )
                         first += found.rows
                         yield found if good is None else found.filter(good.to_numpy(zero_copy_only=False))
 
@@ -157,15 +159,15 @@ class PackedReader:
         own: dict[str, pa.Array] = {}
         lengths = np.zeros(0, np.int64)
         for name, column in zip(stored.schema.names, stored.columns, strict=True):
-            kind = kind_of(self._schema, name)
+            kind = column_kind(self._schema, name)
             if name in self.packing.shared:
-                shared[name] = normalise(where, name, kind, column)
+                shared[name] = normalize_column(where, name, kind, column)
                 continue
             found = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
             if (own and not np.array_equal(found, lengths)) or found.min() < 1:
                 raise DataError(f"'{where}' is damaged: the lists of column '{name}' have other lengths")
             lengths = found
-            own[name] = normalise(where, name, kind, column.flatten())
+            own[name] = normalize_column(where, name, kind, column.flatten())
         return Requests(
             pa.RecordBatch.from_arrays(list(shared.values()), list(shared)),
             pa.RecordBatch.from_arrays(list(own.values()), list(own)),

@@ -14,7 +14,7 @@ from polyrec.models.data.split import TEST, Splitter
 from polyrec.models.evaluation.metrics import Quality, evaluate
 
 
-def planted_quality(path: str | Path, splitter: Splitter) -> Quality:
+def best_possible_quality(path: str | Path, splitter: Splitter) -> Quality:
     """Quality of the column `planted` on the test rows of a file that `generate` wrote."""
     planted, clicked, requests = [], [], []
     for batch in pq.ParquetFile(path).iter_batches(columns=["planted", "clicked", "request_id"]):

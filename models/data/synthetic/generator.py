@@ -24,7 +24,7 @@ REQUESTS_AT_ONCE = 2048
 
 
 @dataclass(frozen=True, slots=True)
-class Planted:
+class GeneratedData:
     """What was written: the size of the data and of its world."""
 
     path: Path
@@ -45,7 +45,7 @@ def generate(
     drift: float = 0.0,
     candidates: int = CANDIDATES,
     progress: Callable[[int], object] | None = None,
-) -> Planted:
+) -> GeneratedData:
     """Writes `rows` rows as a Parquet file for the schema `trivago`, in bounded memory.
 
     The same arguments give the same rows. items: hotels, in cities of 50. drift: how many times the
@@ -76,7 +76,7 @@ def generate(
                     progress(part.num_rows)
     except OSError as e:
         raise DataError(f"cannot write '{path}': {e.strerror or e}") from None
-    return Planted(path, rows, requests, clicks, items // CITY_ITEMS * CITY_ITEMS, users)
+    return GeneratedData(path, rows, requests, clicks, items // CITY_ITEMS * CITY_ITEMS, users)
 
 
 def _parts(rows: int, seed: int, items: int, users: int, drift: float, candidates: int) -> Iterator[pa.Table]:

@@ -58,7 +58,7 @@ def opened(cluster: RedisCluster, tmp_path: Path, prefix: str) -> Iterator[Calla
         stack.close()
 
 
-def bags_in_slot_order(prefix: str, ids: I64, table: str = "a") -> I64:
+def slots_of(prefix: str, ids: I64, table: str = "a") -> I64:
     return KeySlots([f"{prefix}{table}:"]).of(np.zeros_like(ids), ids).astype(np.int64)
 
 
@@ -110,7 +110,7 @@ def under_load(
 def test_slots_are_those_that_the_cluster_computes(cluster: RedisCluster) -> None:
     ids = np.random.default_rng(0).integers(0, 10**12, 50)
     for prefix in ("polyrec:item:", "{polyrec}:item:", "a{}b:", "x{y:"):
-        asked = [cluster.ask(0, "CLUSTER", "KEYSLOT", bytes(key).decode()) for key in keys(prefix, ids)]
+        asked = [cluster.send(0, "CLUSTER", "KEYSLOT", bytes(key).decode()) for key in keys(prefix, ids)]
         assert KeySlots([prefix]).of(np.zeros_like(ids), ids).tolist() == asked
 
 
@@ -130,7 +130,7 @@ def test_rows_of_a_cluster_are_those_of_the_flat_table(
     level = stack.figures().levels["remote"]
     assert level.lookups == level.hits > 500
     assert cluster.refused("MOVED") == before
-    assert set(cluster.owners(bags_in_slot_order(prefix, np.arange(SIZES["a"]))).tolist()) == set(range(MASTERS))
+    assert set(cluster.owners(slots_of(prefix, np.arange(SIZES["a"]))).tolist()) == set(range(MASTERS))
 
 
 def test_a_tagged_prefix_puts_all_rows_on_one_server(cluster: RedisCluster) -> None:
@@ -139,10 +139,10 @@ def test_a_tagged_prefix_puts_all_rows_on_one_server(cluster: RedisCluster) -> N
     ids = np.arange(500)
     values = np.random.default_rng(0).integers(0, 256, (ids.size, 4), np.uint8)
     tier.write(ids % 2, ids, values)
-    rows, found = tier.receive(tier.ask(ids % 2, ids))
+    rows, found = tier.receive(tier.send(ids % 2, ids))
     np.testing.assert_array_equal(rows, values)
     assert found.all()
-    slot = bags_in_slot_order("{one}:", ids[:1])
+    slot = slots_of("{one}:", ids[:1])
     assert len(cluster.keys_of(int(cluster.owners(slot)[0]), int(slot[0]))) == ids.size
     tier.close()
 
@@ -154,9 +154,9 @@ def test_a_row_that_a_cluster_lacks_is_the_out_of_vocabulary_row(
     stack = opened(encoder)
     v = encoder.vocabularies["a"]
     remote = np.flatnonzero(v.rank_of_id >= FIRST_REMOTE)
-    owners = cluster.owners(bags_in_slot_order(prefix, remote[:9]))
+    owners = cluster.owners(slots_of(prefix, remote[:9]))
     for id, owner in zip(remote[:9].tolist(), owners.tolist(), strict=True):
-        assert cluster.ask(owner, "DEL", f"{prefix}a:{id:012d}") == 1
+        assert cluster.send(owner, "DEL", f"{prefix}a:{id:012d}") == 1
     rows = TieredRows(stack)
     got = rows.gather(torch.from_numpy(v.rank_of_id[remote]))
     expected = row_of(0, remote)
@@ -173,7 +173,7 @@ def test_a_lost_server_costs_its_own_rows_only_and_comes_back_by_itself(
     v = encoder.vocabularies["a"]
     # the one that the URL names, at that
     lost = 0
-    its = (cluster.owners(bags_in_slot_order(prefix, np.arange(v.rows))) == lost) & (v.rank_of_id >= FIRST_REMOTE)
+    its = (cluster.owners(slots_of(prefix, np.arange(v.rows))) == lost) & (v.rank_of_id >= FIRST_REMOTE)
     clean, degraded = threading.Event(), threading.Event()
 
     def seen(ids: I64, version: I64, fallen: int) -> str | None:
@@ -213,7 +213,7 @@ def test_rows_are_right_while_their_slot_moves_to_another_server(
     stack = opened(encoder, prefix)
     v = encoder.vocabularies["a"]
     moving = np.flatnonzero(v.rank_of_id >= FIRST_REMOTE)
-    slot = int(bags_in_slot_order(prefix, moving[:1])[0])
+    slot = int(slots_of(prefix, moving[:1])[0])
     source = int(cluster.owners(np.array([slot]))[0])
     target = (source + 1) % MASTERS
     read = threading.Event()
@@ -229,11 +229,11 @@ def test_rows_are_right_while_their_slot_moves_to_another_server(
 
     def migrate(keys: list[str]) -> None:
         where = ("127.0.0.1", str(cluster.nodes[target].port), "", "0", "9000")
-        assert cluster.ask(source, "MIGRATE", *where, "KEYS", *keys) == b"OK"
+        assert cluster.send(source, "MIGRATE", *where, "KEYS", *keys) == b"OK"
 
     with under_load(stack, encoder, seen):
-        cluster.ask(target, "CLUSTER", "SETSLOT", str(slot), "IMPORTING", cluster.name(source))
-        cluster.ask(source, "CLUSTER", "SETSLOT", str(slot), "MIGRATING", cluster.name(target))
+        cluster.send(target, "CLUSTER", "SETSLOT", str(slot), "IMPORTING", cluster.name(source))
+        cluster.send(source, "CLUSTER", "SETSLOT", str(slot), "MIGRATING", cluster.name(target))
         here = cluster.keys_of(source, slot)
         assert len(here) > moving.size
         migrate(here[::2])
@@ -247,7 +247,7 @@ def test_rows_are_right_while_their_slot_moves_to_another_server(
         assert len(cluster.keys_of(source, slot)) == len(here[1::2])
         migrate(here[1::2])
         for node in (target, source, *(i for i in range(MASTERS) if i not in (source, target))):
-            cluster.ask(node, "CLUSTER", "SETSLOT", str(slot), "NODE", cluster.name(target))
+            cluster.send(node, "CLUSTER", "SETSLOT", str(slot), "NODE", cluster.name(target))
         wait_for_readers()
     assert cluster.owners(np.array([slot]))[0] == target
     rows = TieredRows(stack)
@@ -269,17 +269,17 @@ def test_a_server_that_hangs_costs_nobody_elses_rows(cluster: RedisCluster, pref
     zeros = np.zeros_like(ids)
     values = ids.astype("<u4").view(np.uint8).reshape(-1, 4)
     tier.write(zeros, ids, values)
-    owner = cluster.owners(bags_in_slot_order(prefix, ids))
+    owner = cluster.owners(slots_of(prefix, ids))
     cluster.nodes[0].signal(signal.SIGSTOP)
     try:
-        rows, found = tier.receive(tier.ask(zeros, ids))
+        rows, found = tier.receive(tier.send(zeros, ids))
     finally:
         cluster.nodes[0].signal(signal.SIGCONT)
     np.testing.assert_array_equal(found, owner != 0)
     np.testing.assert_array_equal(rows, np.where(found[:, None], values, fallback))
     assert (owner == 0).any()
     wait_until(lambda: tier.up, "the server was not found again")
-    rows, found = tier.receive(tier.ask(zeros, ids))
+    rows, found = tier.receive(tier.send(zeros, ids))
     assert found.all()
     np.testing.assert_array_equal(rows, values)
     tier.close()
@@ -291,13 +291,13 @@ def test_a_cluster_that_is_away_at_the_start_is_found(cluster: RedisCluster, pre
     cluster.nodes[0].kill()
     tier = RemoteTier(cluster.url, ["a"], np.full((1, 4), 9, np.uint8), timeout_s=5.0, prefix=prefix)
     assert not tier.up
-    assert not tier.receive(tier.ask(zeros, ids))[1].any()
+    assert not tier.receive(tier.send(zeros, ids))[1].any()
     with pytest.raises(OSError, match="does not answer"):
         tier.write(zeros, ids, np.ones((100, 4), np.uint8))
     cluster.nodes[0].start()
     wait_until(lambda: tier.up and cluster.knows_all(0), "the cluster was not found")
     tier.write(zeros, ids, np.ones((100, 4), np.uint8))
-    rows, found = tier.receive(tier.ask(zeros, ids))
+    rows, found = tier.receive(tier.send(zeros, ids))
     assert found.all()
     assert (rows == 1).all()
     tier.close()
@@ -311,15 +311,15 @@ def test_a_replica_that_takes_over_is_found(tmp_path: Path) -> None:
         ids = np.arange(300)
         zeros = np.zeros_like(ids)
         values = ids.astype("<u4").view(np.uint8).reshape(-1, 4)
-        its = cluster.owners(bags_in_slot_order("polyrec:", ids)) == 2
+        its = cluster.owners(slots_of("polyrec:", ids)) == 2
         tier.write(zeros, ids, values)
         wait_until(lambda: cluster.caught_up(2, replica), "the replica lags behind")
         cluster.nodes[2].kill()
-        _, found = tier.receive(tier.ask(zeros, ids))
+        _, found = tier.receive(tier.send(zeros, ids))
         np.testing.assert_array_equal(found, ~its)
-        assert cluster.ask(replica, "CLUSTER", "FAILOVER", "TAKEOVER") == b"OK"
+        assert cluster.send(replica, "CLUSTER", "FAILOVER", "TAKEOVER") == b"OK"
         wait_until(lambda: tier.up, "who took over was not found")
-        rows, found = tier.receive(tier.ask(zeros, ids))
+        rows, found = tier.receive(tier.send(zeros, ids))
         assert found.all()
         np.testing.assert_array_equal(rows, values)
         tier.write(zeros, ids, values[::-1].copy())

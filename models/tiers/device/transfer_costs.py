@@ -20,7 +20,7 @@ EDGES = np.array([0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7])
 SIZES = 24
 
 
-class Ways:
+class TransferCosts:
     """Costs by size and miss rate of batches: seconds a look-up, forgotten by a tenth with each new one."""
 
     def __init__(self) -> None:
@@ -40,16 +40,16 @@ class Ways:
         best = int(cost[COPIED] < cost[DIRECT])
         return 1 - best if self._chosen[at] % EVERY == 0 else best
 
-    def took(self, way: int, lookups: int, misses: int, seconds: float) -> None:
+    def record(self, mode: int, lookups: int, misses: int, seconds: float) -> None:
         """What a batch took that went that way."""
-        at = (*_class(lookups, misses), way)
+        at = (*_class(lookups, misses), mode)
         one = seconds / max(lookups, 1)
         known = self._cost[at]
         self._cost[at] = one if np.isnan(known) else KEPT * known + (1 - KEPT) * one
 
-    def cost(self, way: int, lookups: int, misses: int) -> float:
+    def cost(self, mode: int, lookups: int, misses: int) -> float:
         """Seconds that such a batch is expected to take; nan where none went that way."""
-        return float(self._cost[(*_class(lookups, misses), way)]) * lookups
+        return float(self._cost[(*_class(lookups, misses), mode)]) * lookups
 
 
 def _class(lookups: int, misses: int) -> tuple[int, int]:

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from polyrec.models.dlrm.precision import Precision
-from polyrec.models.embeddings.store import bytes_per_row, dequantise
+from polyrec.models.embeddings.store import bytes_per_row, dequantize
 
 _UNITS = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.uint8, "int4": torch.uint8}
 
 
 @dataclass(frozen=True, slots=True)
-class RowForm:
+class RowFormat:
     """Rows of `width` numbers in one precision, as polyrec.models.embeddings.store keeps them."""
 
     width: int
@@ -38,4 +38,4 @@ class RowForm:
         """[n, units] -> float32 [n, width], the very numbers that the flat store gives."""
         if self.precision == "fp32":
             return rows
-        return rows.float() if self.precision == "bf16" else dequantise(rows, self.precision)
+        return rows.float() if self.precision == "bf16" else dequantize(rows, self.precision)

@@ -1,6 +1,6 @@
 """A foreign model taken apart -> a bundle like any other.
 
-Every importer ends in the same `Parts`: tables, layers and how they meet. Here they get a schema
+Every importer ends in the same `ForeignModel`: tables, layers and how they meet. Here they get a schema
 (d0..., c0..., all of the candidate role, since a checkpoint knows no names and no contexts), tables
 without special rows (the original had none, so a missing or unknown id is refused instead of
 served by a row that was never trained), and identity ranks: no accesses are known, so the row
@@ -45,7 +45,7 @@ class Crossing:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class ForeignModel:
     """A DLRM in pieces, each checked to fit its neighbors.
 
     tables: name in the checkpoint -> float [rows, width]. features: the table of each categorical
@@ -80,7 +80,9 @@ class Parts:
         return Architecture.model_validate(shape)
 
 
-def check_width(weights: CheckpointWeights, tables: Mapping[str, Tensor], bottom: tuple[LinearLayer, ...]) -> int:
+def check_width(
+    weights: CheckpointWeights, tables: Mapping[str, Tensor], bottom: tuple[LinearLayer, ...]
+) -> int:
     """D, on which all tables and the bottom MLP agree. Raises CheckpointError."""
     (first, table), *others = tables.items()
     width = table.shape[1]
@@ -106,8 +108,8 @@ def check_logit(weights: CheckpointWeights, last: LinearLayer) -> None:
         )
 
 
-def write_parts(
-    parts: Parts,
+def write_foreign_model(
+    model: ForeignModel,
     out: str | Path,
     name: str,
     single_valued: bool = False,
@@ -122,22 +124,22 @@ def write_parts(
     with at most `max_length` ids. Raises CheckpointError or BundleError.
     """
     try:
-        schema = _schema(parts, name, None if single_valued else pooling, max_length)
-        architecture = parts.architecture
+        schema = _schema(model, name, None if single_valued else pooling, max_length)
+        architecture = model.architecture
     except ValidationError as e:
-        raise parts.weights.error(one_line(e)) from None
-    sources = dict(zip(schema.tables, dict.fromkeys(parts.features), strict=True))
-    rows = {table: int(parts.tables[source].shape[0]) for table, source in sources.items()}
-    stage = TableStage(schema, rows, _fused(parts, list(sources.values()), progress))
+        raise model.weights.error(one_line(e)) from None
+    sources = dict(zip(schema.tables, dict.fromkeys(model.features), strict=True))
+    rows = {table: int(model.tables[source].shape[0]) for table, source in sources.items()}
+    stage = TableStage(schema, rows, _fused(model, list(sources.values()), progress))
     net = DenseNet(architecture, dense_slots(schema), stage.slots)
-    _fill(net, parts)
+    _fill(net, model)
     vocabularies = {
         table: Vocabulary(
             table, "integer", n, np.arange(n), np.zeros(n, np.int64), specials=False, oov="refuse"
         )
         for table, n in rows.items()
     }
-    origin = {"format": parts.format, "file": parts.weights.file.name, "tables": sources}
+    origin = {"format": model.format, "file": model.weights.file.name, "tables": sources}
     return write_bundle(
         out,
         DLRM(stage, net),
@@ -149,18 +151,18 @@ def write_parts(
     )
 
 
-def _schema(parts: Parts, name: str, pooling: Pooling | None, max_length: int) -> Schema:
-    named = all(_NAME.fullmatch(table) for table in parts.tables)
+def _schema(model: ForeignModel, name: str, pooling: Pooling | None, max_length: int) -> Schema:
+    named = all(_NAME.fullmatch(table) for table in model.tables)
     table_of: dict[str, str] = {}
     categorical = []
-    for i, source in enumerate(parts.features):
+    for i, source in enumerate(model.features):
         table = table_of.setdefault(source, source if named else f"c{i}")
         categorical.append(
             Categorical(
                 name=f"c{i}",
                 type="integer",
                 table=table if table != f"c{i}" else None,
-                cardinality=int(parts.tables[source].shape[0]),
+                cardinality=int(model.tables[source].shape[0]),
                 oov="refuse",
                 pooling=pooling,
                 max_length=max_length,
@@ -168,33 +170,33 @@ def _schema(parts: Parts, name: str, pooling: Pooling | None, max_length: int) -
         )
     return Schema(
         name=name,
-        dense=tuple(Dense(name=f"d{i}") for i in range(parts.bottom[0].weight.shape[1])),
+        dense=tuple(Dense(name=f"d{i}") for i in range(model.bottom[0].weight.shape[1])),
         categorical=tuple(categorical),
         label=Label(column=LABEL),
         split=Split(rule="column", columns=(SPLIT,)),
     )
 
 
-def _fused(parts: Parts, sources: list[str], progress: Callable[[int], object] | None) -> Tensor:
+def _fused(model: ForeignModel, sources: list[str], progress: Callable[[int], object] | None) -> Tensor:
     """All tables in one float32 weight, copied in pieces that stay small beside it."""
-    width = parts.tables[sources[0]].shape[1]
-    weight = torch.empty(sum(parts.tables[s].shape[0] for s in sources), width)
+    width = model.tables[sources[0]].shape[1]
+    weight = torch.empty(sum(model.tables[s].shape[0] for s in sources), width)
     step = max(1, _CHUNK // width)
     at = 0
     for source in sources:
-        table = parts.tables[source]
+        table = model.tables[source]
         for start in range(0, table.shape[0], step):
             piece = table[start : start + step]
             copied = weight[at : at + piece.shape[0]].copy_(piece)
             if not torch.isfinite(copied).all():
-                raise parts.weights.error(f"table {source} holds a number that is not finite")
+                raise model.weights.error(f"table {source} holds a number that is not finite")
             at += piece.shape[0]
             if progress:
                 progress(piece.shape[0])
     return weight
 
 
-def _fill(net: DenseNet, parts: Parts) -> None:
+def _fill(net: DenseNet, model: ForeignModel) -> None:
     """Copies the layers into the net of their shape."""
     linears = [
         *(m for m in net.bottom or () if isinstance(m, nn.Linear)),
@@ -202,12 +204,12 @@ def _fill(net: DenseNet, parts: Parts) -> None:
         net.output,
     ]
     with torch.no_grad():
-        for linear, layer in zip(linears, (*parts.bottom, *parts.top), strict=True):
+        for linear, layer in zip(linears, (*model.bottom, *model.top), strict=True):
             linear.weight.copy_(layer.weight)
             linear.bias.copy_(layer.bias)
         if isinstance(net.interaction, Cross):
             state = {}
-            for i, crossing in enumerate(parts.crossings):
+            for i, crossing in enumerate(model.crossings):
                 state[f"down.{i}.weight"] = crossing.down
                 state[f"up.{i}.weight"], state[f"up.{i}.bias"] = crossing.up.weight, crossing.up.bias
             net.interaction.load_state_dict(state)

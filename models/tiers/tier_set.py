@@ -9,12 +9,12 @@ from torch import Tensor
 from polyrec.models.tiers.disk.disk import DiskTier
 from polyrec.models.tiers.layout import TierLayout
 from polyrec.models.tiers.remote.remote import RemoteTier
-from polyrec.models.tiers.row_form import RowForm
+from polyrec.models.tiers.row_format import RowFormat
 from polyrec.models.tiers.slab import Slab
 
 
 @dataclass(frozen=True, slots=True)
-class Tiers:
+class TierSet:
     """device: rows of the device tier [rows, units], None if there is none; disk, remote: None where no row
     lies there."""
 
@@ -25,5 +25,5 @@ class Tiers:
     remote: RemoteTier | None = None
 
     @property
-    def form(self) -> RowForm:
-        return self.slab.form
+    def row_format(self) -> RowFormat:
+        return self.slab.row_format

@@ -11,11 +11,11 @@ import torch
 from polyrec.models.bundle.bundle import Bundle, load_bundle
 from polyrec.models.data.encoded import encode
 from polyrec.models.data.reader import open_data
-from polyrec.models.data.split import TEST, split_of
+from polyrec.models.data.split import TEST, fit_splitter
 from polyrec.models.errors import BundleError, FeatureError
 from polyrec.models.importers.checkpoint import CheckpointError
 from polyrec.models.importers.dlrm import read_dlrm
-from polyrec.models.importers.parts import write_parts
+from polyrec.models.importers.foreign_model import write_foreign_model
 from polyrec.models.runtimes import open_runtime, predict_rows
 from tests.models.importers.foreign import Shape, State, dlrm_forward, dlrm_state, random_request
 
@@ -36,12 +36,14 @@ def checkpoint(state: State, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bags(checkpoint: Path) -> Bundle:
-    return write_parts(read_dlrm(checkpoint), checkpoint.parent / "bags", "ads")
+    return write_foreign_model(read_dlrm(checkpoint), checkpoint.parent / "bags", "ads")
 
 
 @pytest.fixture(scope="module")
 def singles(checkpoint: Path) -> Bundle:
-    return write_parts(read_dlrm(checkpoint), checkpoint.parent / "singles", "ads", single_valued=True)
+    return write_foreign_model(
+        read_dlrm(checkpoint), checkpoint.parent / "singles", "ads", single_valued=True
+    )
 
 
 def test_features_are_numbered_candidates_with_the_tables_rows(bags: Bundle) -> None:
@@ -108,7 +110,7 @@ def test_data_of_the_invented_columns_can_be_evaluated(
     bundle = singles if single else bags
     schema = bundle.manifest.schema_
     reader = open_data(tmp_path / "d.parquet", schema)
-    with encode(reader, bundle.encoder, split_of(reader, schema), (TEST,)) as data:
+    with encode(reader, bundle.encoder, fit_splitter(reader, schema), (TEST,)) as data:
         got = predict_rows(open_runtime("torch", bundle), data)
     np.testing.assert_allclose(got, dlrm_forward(state, request), atol=1e-5)
 
@@ -119,7 +121,9 @@ def test_large_tables_are_copied_piece_by_piece(tmp_path: Path, monkeypatch: pyt
     state = dlrm_state(np.random.default_rng(1), shape)
     torch.save(state, tmp_path / "model.pt")
     copied: list[int] = []
-    bundle = write_parts(read_dlrm(tmp_path / "model.pt"), tmp_path / "bundle", "ads", progress=copied.append)
+    bundle = write_foreign_model(
+        read_dlrm(tmp_path / "model.pt"), tmp_path / "bundle", "ads", progress=copied.append
+    )
     assert copied == [2, 2, 1, 1, 2, 2]
     request = random_request(np.random.default_rng(3), shape.rows, 1, 9, single=False)
     batch = bundle.encoder.from_ids(
@@ -135,7 +139,7 @@ def test_a_row_that_is_not_finite_is_refused(state: State, tmp_path: Path, value
     rows[2, 1] = value
     torch.save({**state, "emb_l.1.weight": rows}, tmp_path / "model.pt")
     with pytest.raises(CheckpointError, match=r"table emb_l\.1 holds a number that is not finite"):
-        write_parts(read_dlrm(tmp_path / "model.pt"), tmp_path / "bundle", "ads")
+        write_foreign_model(read_dlrm(tmp_path / "model.pt"), tmp_path / "bundle", "ads")
     assert not (tmp_path / "bundle").exists()
 
 
@@ -147,7 +151,7 @@ def test_a_schema_that_cannot_be_is_one_line(
     checkpoint: Path, tmp_path: Path, name: str, max_length: int, offence: str
 ) -> None:
     with pytest.raises(CheckpointError) as error:
-        write_parts(read_dlrm(checkpoint), tmp_path / "bundle", name, max_length=max_length)
+        write_foreign_model(read_dlrm(checkpoint), tmp_path / "bundle", name, max_length=max_length)
     assert offence in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -156,10 +160,10 @@ def test_a_width_beyond_the_limit_is_one_line(tmp_path: Path) -> None:
     shape = Shape(dense=1, rows=(2,), width=4097, bottom=(), top=())
     torch.save(dlrm_state(np.random.default_rng(1), shape), tmp_path / "model.pt")
     with pytest.raises(CheckpointError, match=r"width: .* less than or equal to 4096"):
-        write_parts(read_dlrm(tmp_path / "model.pt"), tmp_path / "bundle", "ads")
+        write_foreign_model(read_dlrm(tmp_path / "model.pt"), tmp_path / "bundle", "ads")
 
 
 def test_an_existing_bundle_stays_unless_replaced(bags: Bundle, checkpoint: Path) -> None:
     with pytest.raises(BundleError, match="--replace"):
-        write_parts(read_dlrm(checkpoint), bags.path, "other")
+        write_foreign_model(read_dlrm(checkpoint), bags.path, "other")
     assert load_bundle(bags.path).manifest.name == "ads"

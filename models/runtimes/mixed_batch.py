@@ -15,7 +15,7 @@ from polyrec.models.dlrm.dlrm import Inputs
 from polyrec.models.schema.batch import F32
 
 
-def by_form(inputs: Inputs, plain_rows: int) -> tuple[Inputs, ...]:
+def split_plain_and_ranking(inputs: Inputs, plain_rows: int) -> tuple[Inputs, ...]:
     """Plain rows, then ranking rows, of what a batch was embedded to; one of them, if there are no others.
 
     plain_rows: as polyrec.models.schema.batch.Batch has it; their contexts come first.
@@ -32,7 +32,7 @@ def by_form(inputs: Inputs, plain_rows: int) -> tuple[Inputs, ...]:
     return plain, Inputs(dense_context, dense_candidate, context, candidate, row)
 
 
-def executed(parts: Sequence[Inputs], run: Callable[[Inputs], F32]) -> F32:
+def run_parts(parts: Sequence[Inputs], run: Callable[[Inputs], F32]) -> F32:
     """float32 [rows of all parts], in order, the caller's. run: the dense net, for rows of one form."""
     found = [run(part) for part in parts]
     return found[0] if len(found) == 1 else np.concatenate(found)
