@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
     import torch
 
-    from polyrec.report.comparison.folder import make_folder
+    from polyrec.report.page import make_folder
     from polyrec.server.app.run import listen, start
 
     def say(line: str) -> None:

@@ -72,9 +72,9 @@ def run(args: argparse.Namespace) -> int:
     if args.list:
         return _list(args)
     if args.plot:
-        from polyrec.report.comparison.folder import require_drawing
+        from polyrec.report.page import require_matplotlib
 
-        require_drawing()
+        require_matplotlib()
     if not args.bundles and args.plot:
         from polyrec.planner.profile import load_profile
 
@@ -85,16 +85,16 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(profile.model_dump_json(exclude_none=True))
     else:
-        from polyrec.report.profile.words import lines
+        from polyrec.report.profile.summary import profile_lines
 
-        print("\n".join(lines(profile)))
+        print("\n".join(profile_lines(profile)))
         print(f"\nprofile: {args.out}")
     return 0
 
 
 def _list(args: argparse.Namespace) -> int:
     from polyrec.measure.machine import discover
-    from polyrec.report.profile.words import machine_lines
+    from polyrec.report.profile.summary import machine_lines
 
     inventory = discover(Path(args.out).parent)
     if args.json:
@@ -267,10 +267,11 @@ def _hops(paths: Sequence[PathProfile], found: Sequence[Candidate], seed: int) -
 
 def _plot(args: argparse.Namespace, profile: Profile) -> int:
     from polyrec.planner.profile import ProfileError
-    from polyrec.report.profile.picture import draw
+    from polyrec.report.chart import png
+    from polyrec.report.profile.plot import draw
 
     try:
-        Path(args.plot).write_bytes(draw(profile))
+        Path(args.plot).write_bytes(png(draw(profile)))
     except OSError as e:
         raise ProfileError(f"cannot write '{args.plot}': {e.strerror}") from None
     return 0

@@ -10,16 +10,16 @@ from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.dlrm.cost import flops
 from polyrec.models.evaluation.metrics import evaluate
 from polyrec.models.evaluation.predictions import Predictions
-from polyrec.report.comparison.document import Document, document
+from polyrec.report.quality.comparison import ModelComparison, compare_models
 
-Make = Callable[..., Document]
+Make = Callable[..., ModelComparison]
 
 
-def test_a_document_holds_each_bundles_quality_cost_and_standing(bundle: Bundle) -> None:
+def test_a_comparison_holds_each_bundles_quality_cost_and_standing(bundle: Bundle) -> None:
     random = np.random.default_rng(0)
     label = (random.random(200) < 0.3).astype(np.float32)
     p = {name: random.random(200).astype(np.float32) for name in ("a", "b")}
-    found = document(
+    found = compare_models(
         {"a": bundle, "b": bundle},
         Predictions(label, None, p),
         "b",
@@ -35,8 +35,8 @@ def test_a_document_holds_each_bundles_quality_cost_and_standing(bundle: Bundle)
     assert b.standing.to_baseline is None
 
 
-def test_json_says_every_number_with_its_interval_and_verdict(document: Document) -> None:
-    read = json.loads(json.dumps(document.as_dict()))
+def test_json_says_every_number_with_its_interval_and_verdict(comparison: ModelComparison) -> None:
+    read = json.loads(json.dumps(comparison.as_dict()))
     assert read["baseline"] == "table"
     assert [b["label"] for b in read["bundles"]] == ["table", "better", "worse", "same", "other"]
     by = {b["label"]: b for b in read["bundles"]}
@@ -61,5 +61,5 @@ def test_metrics_that_are_not_defined_are_null(make: Make) -> None:
 
 
 @pytest.mark.parametrize("grouped", [False, True])
-def test_rows_of_requests_are_told_from_plain_rows(make: Make, grouped: bool) -> None:
+def test_grouped_rows_are_rows_of_requests(make: Make, grouped: bool) -> None:
     assert make("a", grouped=grouped).grouped == grouped

@@ -1,4 +1,4 @@
-"""A profile and a machine in words, for a terminal."""
+"""Profiles and machines as lines of text for a terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SHOWN_ROWS = (1, 23, 270, 4096)
 
 
 def machine_lines(machine: Machine) -> list[str]:
-    """The devices, each with what it has and how fast that is."""
+    """The devices with their lanes, memory, speeds and caches."""
     lines = [f"machine {machine.name}"]
     for device in machine.devices:
         lines += _device(device)
@@ -50,8 +50,8 @@ def _device(device: Device) -> list[str]:
     return lines
 
 
-def lines(profile: Profile) -> list[str]:
-    """A table of the paths, and what one has to know about its figures."""
+def profile_lines(profile: Profile) -> list[str]:
+    """The machine, a table of the paths, and notes about its figures."""
     made = machine_lines(profile.machine)
     largest = max(p.latency.rows[-1] for p in profile.paths)
     rows = [r for r in SHOWN_ROWS if r <= largest]

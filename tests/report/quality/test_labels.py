@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrec.report.comparison.labels import dodge, place, touching
+from polyrec.report.quality.labels import dodge, place, touching
 
 FRAME = (0.0, 0.0, 900.0, 560.0)
 NOTHING = np.empty((0, 4))

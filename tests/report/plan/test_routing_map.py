@@ -4,8 +4,9 @@ import numpy as np
 
 from polyrec.planner.deployment.proposal import Proposal, propose
 from polyrec.planner.deployment.requirements import Ask
-from polyrec.report.plan import choice
-from polyrec.report.plan.choice import BUDGETS_MS, ROWS
+from polyrec.report.chart import png
+from polyrec.report.plan import routing_map
+from polyrec.report.plan.routing_map import BUDGETS_MS, ROWS
 from tests.planner.planning import path, profile, traffic
 
 GOOD = path("hybrid@cpu", accuracy=0.81, row_s=1e-5)
@@ -17,14 +18,14 @@ def proposal(rate: float) -> Proposal:
 
 
 def test_a_picture_is_a_png() -> None:
-    assert choice.draw(proposal(3000)).startswith(b"\x89PNG")
+    assert png(routing_map.draw(proposal(3000))).startswith(b"\x89PNG")
 
 
 def test_idle_the_most_accurate_path_that_is_fast_enough_is_shown() -> None:
     made = proposal(3000)
     options = [made.problem.options[i] for i in made.choice.options]
     names = [made.problem.paths[o.path].path.name for o in options]
-    shown = choice.idle(made.problem, options)
+    shown = routing_map.idle(made.problem, options)
     for b in range(0, BUDGETS_MS.size, 13):
         for r in range(0, ROWS.size, 17):
             fast_enough = [
@@ -44,5 +45,5 @@ def test_at_a_full_machine_time_has_its_price() -> None:
     options = [made.problem.options[i] for i in made.choice.options]
     names = [made.problem.paths[o.path].path.name for o in options]
     at = (BUDGETS_MS.size * 3 // 4, 30)
-    assert names[int(choice.idle(made.problem, options)[at])] == "hybrid@cpu"
-    assert names[int(choice.loaded(made, options)[at])] == "table@cpu"
+    assert names[int(routing_map.idle(made.problem, options)[at])] == "hybrid@cpu"
+    assert names[int(routing_map.loaded(made, options)[at])] == "table@cpu"

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 from polyrec.planner.deployment.sweep import Axis, Point
-from polyrec.report.plan import frontier
+from polyrec.report.chart import png
+from polyrec.report.plan import sweep
 
 
 def test_a_picture_is_a_png_with_and_without_prices_and_gaps() -> None:
@@ -20,6 +21,6 @@ def test_a_picture_is_a_png_with_and_without_prices_and_gaps() -> None:
         for m in axes[1].values
     ]
     points[0] = Point(points[0].values, reason="no")
-    assert frontier.draw(points, axes).startswith(b"\x89PNG")
+    assert png(sweep.draw(points, axes)).startswith(b"\x89PNG")
     alone = [Point({"cores": n}, 10.0 * n, 9.0 * n, 1.0, 0.9, {"a": 1.0}) for n in (1, 2, 3)]
-    assert frontier.draw(alone, [Axis("cores", (1, 2, 3))]).startswith(b"\x89PNG")
+    assert png(sweep.draw(alone, [Axis("cores", (1, 2, 3))])).startswith(b"\x89PNG")

@@ -1,10 +1,10 @@
-"""What a report says, as data: every model's quality, its cost and its standing against the baseline."""
+"""Models compared on the same rows: quality, cost, and the standing of each against a baseline."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,8 +16,8 @@ from polyrec.models.evaluation.predictions import Predictions
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """One model. label: what the report calls it. path: where its bundle is."""
+class ModelEntry:
+    """One model. label: its name in the report. path: of its bundle."""
 
     label: str
     path: str
@@ -29,7 +29,7 @@ class Entry:
     standing: ComparedModel
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able; what is not defined is None."""
+        """JSON-able; undefined values are None."""
         return {
             "bundle": self.path,
             "label": self.label,
@@ -49,7 +49,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class ModelComparison:
     """A whole comparison. level: of the confidence intervals. made: when, ISO 8601 in UTC."""
 
     data: str
@@ -61,21 +61,20 @@ class Document:
     runtime: str
     code_version: str
     made: str
-    entries: tuple[Entry, ...]
+    entries: tuple[ModelEntry, ...]
 
     @property
     def grouped(self) -> bool:
-        """Whether the rows belong to requests."""
+        """True if the rows belong to requests."""
         return self.entries[0].quality.groups is not None
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able: what `report.json` holds."""
-        own = {k: getattr(self, k) for k in ("data", "split", "baseline", "resamples", "level", "seed")}
-        own |= {k: getattr(self, k) for k in ("runtime", "code_version", "made")}
-        return own | {"bundles": [entry.as_dict() for entry in self.entries]}
+        """JSON-able: the content of `report.json`."""
+        scalars = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "entries"}
+        return scalars | {"bundles": [entry.as_dict() for entry in self.entries]}
 
 
-def document(
+def compare_models(
     bundles: Mapping[str, Bundle],
     predictions: Predictions,
     baseline: str,
@@ -85,12 +84,12 @@ def document(
     resamples: int = RESAMPLES,
     level: float = LEVEL,
     seed: int = 0,
-) -> Document:
-    """Measures and compares. bundles, predictions, baseline: by the labels that the report uses."""
+) -> ModelComparison:
+    """Measures and compares. bundles, predictions, baseline: by the labels of the report."""
     p = predictions
     standings = compare(p.label, p.probabilities, baseline, p.group, resamples, level, seed)
     entries = tuple(
-        Entry(
+        ModelEntry(
             label=label,
             path=str(bundle.path),
             representation=bundle.name,
@@ -103,7 +102,9 @@ def document(
         for label, bundle in bundles.items()
     )
     made = datetime.now(UTC).isoformat(timespec="seconds")
-    return Document(data, split, baseline, resamples, level, seed, runtime, code_version(), made, entries)
+    return ModelComparison(
+        data, split, baseline, resamples, level, seed, runtime, code_version(), made, entries
+    )
 
 
 def _interval(interval: Interval) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Pictures of a report: quality against cost, as PNG.
+"""Pictures of quality against cost.
 
 Each model is a point with its name beside it. Its bar is the confidence interval of its difference to
 the baseline, drawn from the baseline's height: a bar that does not reach the dashed line is a real
@@ -8,29 +8,49 @@ of equal cost stand side by side.
 
 from __future__ import annotations
 
-import io
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from polyrec.models.amounts import size
 from polyrec.models.evaluation.comparison import LOWER_IS_BETTER, Bools, Metric, pareto
 from polyrec.models.schema.batch import F64
-from polyrec.report.comparison import labels
-from polyrec.report.comparison.axes import COSTS, FONT, CostName, Theme, prepare
-from polyrec.report.comparison.document import Document
-from polyrec.report.comparison.words import NAMES
+from polyrec.report.chart import DPI, FONT, Theme, log_axis, new_figure, style_axes
+from polyrec.report.quality import labels
+from polyrec.report.quality.comparison import ModelComparison, ModelEntry
+from polyrec.report.quality.wording import NAMES, mflop
 
-WIDTH, HEIGHT, DPI = 7.5, 4.8, 200
+CostName = Literal["bytes", "mflop"]
+WIDTH, HEIGHT = 7.5, 4.8
 POINT = DPI / 72
 """Pixels of a typographic point."""
 MARKER = 7.5
 LONGEST_BAR = 58
 """Characters of the legend's second part that fit beside its first."""
 RADIUS = (MARKER / 2 + 1) * POINT
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """A cost of a model. axis: name of the axis; of: its value; show: a value in words."""
+
+    name: str
+    axis: str
+    of: Callable[[ModelEntry], float]
+    show: Callable[[float], str]
+
+
+COSTS: dict[CostName, Cost] = {
+    "bytes": Cost("size", "bytes of rows and net", lambda e: float(e.bytes.total), size),
+    "mflop": Cost("arithmetic", "MFLOP a row", lambda e: float(e.flops.total), mflop),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +67,7 @@ class Plot:
 
     @property
     def title(self) -> str:
-        return f"{NAMES[self.metric][0].upper()}{NAMES[self.metric][1:]} against {COSTS[self.cost].words}"
+        return f"{NAMES[self.metric][0].upper()}{NAMES[self.metric][1:]} against {COSTS[self.cost].name}"
 
 
 PLOTS = (Plot("log_loss", "bytes"), Plot("auc", "bytes"), Plot("log_loss", "mflop"), Plot("auc", "mflop"))
@@ -55,7 +75,7 @@ PLOTS = (Plot("log_loss", "bytes"), Plot("auc", "bytes"), Plot("log_loss", "mflo
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """What a picture shows of the models whose metric is defined.
+    """Models of a picture, those whose metric is defined.
 
     labels: names. cost, quality: float64 [n]. bars: float64 [n, 2], their ends. front: bool [n], on the
     Pareto front. baseline: the baseline's quality; None where there is nothing to compare.
@@ -69,11 +89,11 @@ class Points:
     baseline: float | None
 
 
-def points(document: Document, plot: Plot) -> Points:
+def points(comparison: ModelComparison, plot: Plot) -> Points:
     """The models of a picture."""
-    shown = [e for e in document.entries if np.isfinite(e.standing.own[plot.metric].value)]
-    several = len(document.entries) > 1
-    origins = [e.standing.own[plot.metric].value for e in shown if e.label == document.baseline]
+    shown = [e for e in comparison.entries if np.isfinite(e.standing.own[plot.metric].value)]
+    several = len(comparison.entries) > 1
+    origins = [e.standing.own[plot.metric].value for e in shown if e.label == comparison.baseline]
     baseline = origins[0] if several and origins else None
     bars = []
     for e in shown:
@@ -91,38 +111,59 @@ def points(document: Document, plot: Plot) -> Points:
     return Points([e.label for e in shown], cost, quality, ends, on_front, baseline)
 
 
-def front(document: Document, plot: Plot) -> list[str]:
+def front(comparison: ModelComparison, plot: Plot) -> list[str]:
     """The models that no other beats in both the plot's metric and its cost, cheapest first."""
-    p = points(document, plot)
+    p = points(comparison, plot)
     order = np.argsort(p.cost, kind="stable")
     return [p.labels[i] for i in order if p.front[i]]
 
 
-def draw(document: Document, plot: Plot, theme: Theme) -> bytes:
-    """The picture, as the bytes of a PNG."""
-    p = points(document, plot)
-    figure = Figure((WIDTH, HEIGHT), dpi=DPI, facecolor=theme.page, layout="constrained")
-    canvas = FigureCanvasAgg(figure)
+def draw(comparison: ModelComparison, plot: Plot, theme: Theme) -> Figure:
+    """The picture of one plot."""
+    p = points(comparison, plot)
+    figure = new_figure(WIDTH, HEIGHT, theme)
     axes = figure.add_subplot()
     better = "lower" if plot.metric in LOWER_IS_BETTER else "higher"
-    metric = f"{NAMES[plot.metric]} ({better} is better)"
-    prepare(axes, COSTS[plot.cost], metric, theme, p.cost, np.concatenate((p.quality, p.bars.ravel())))
-    figure.suptitle(_legend(document), size=FONT - 1, color=theme.faint, x=0.02, ha="left")
-    # only a drawn layout says where a point is in pixels
-    canvas.draw()  # type: ignore[no-untyped-call]
+    _scale(axes, COSTS[plot.cost], f"{NAMES[plot.metric]} ({better} is better)", theme, p)
+    figure.suptitle(_legend(comparison), size=FONT - 1, color=theme.faint, x=0.02, ha="left")
     if p.labels:
+        # only a drawn layout says where a point is in pixels
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()  # type: ignore[no-untyped-call]
         _fill(canvas, axes, p, theme)
-    out = io.BytesIO()
-    figure.savefig(out, format="png", metadata={"Software": None})
-    return out.getvalue()
+    return figure
 
 
-def _legend(document: Document) -> str:
-    percent = f"{100 * document.level:g}%"
-    if len(document.entries) == 1:
+def _scale(axes: Axes, cost: Cost, metric: str, theme: Theme, p: Points) -> None:
+    """Sets scales, limits, ticks and names, so that all points and bars are inside, with room for labels.
+
+    Bytes are drawn on a log scale, and so is arithmetic that spans more than a factor of ten.
+    """
+    x, y = p.cost, np.concatenate((p.quality, p.bars.ravel()))
+    log = x.size > 0 and x.min() > 0 and (cost is COSTS["bytes"] or x.max() > 10 * x.min())
+    style_axes(axes, theme, x=cost.axis + (" (log scale)" if log else ""), y=metric)
+    if not x.size:
+        return
+    if log:
+        room = max(float(x.max() / x.min()) ** 0.15, 1.15)
+        log_axis(axes, "x", float(x.min()) / room, float(x.max()) * room, cost.show)
+    else:
+        room = max(0.15 * float(np.ptp(x)), 0.1 * float(x.max()))
+        axes.set_xlim(max(float(x.min()) - room, 0.0), float(x.max()) + room)
+        axes.xaxis.set_major_locator(MaxNLocator(6))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: cost.show(value)))
+    room = max(0.12 * float(np.ptp(y)), 1e-5)
+    axes.set_ylim(float(y.min()) - room, float(y.max()) + room)
+    axes.yaxis.set_major_locator(MaxNLocator(6))
+    axes.ticklabel_format(axis="y", useOffset=False)
+
+
+def _legend(comparison: ModelComparison) -> str:
+    percent = f"{100 * comparison.level:g}%"
+    if len(comparison.entries) == 1:
         return f"bar: {percent} interval"
     front = "\N{BLACK CIRCLE} on the Pareto front   \N{WHITE CIRCLE} beaten by another in both"
-    bar = f"bar: {percent} interval of the difference to {document.baseline} (dashed line)"
+    bar = f"bar: {percent} interval of the difference to {comparison.baseline} (dashed line)"
     return f"{front}{chr(10) if len(bar) > LONGEST_BAR else '      '}{bar}"
 
 
@@ -140,13 +181,13 @@ def _fill(canvas: FigureCanvasAgg, axes: Axes, p: Points, theme: Theme) -> None:
         lines.append(_boxes(np.array([[frame.x0, level]]), np.array([[frame.x1, level]]), POINT))
     best = np.flatnonzero(p.front)[np.argsort(at[p.front, 0], kind="stable")]
     corners = np.stack((np.repeat(at[best, 0], 2)[1:], np.repeat(at[best, 1], 2)[:-1]), axis=1)
-    axes.plot(*to_data(corners).T, color=theme.front, linewidth=1.2, alpha=0.5, zorder=2)
+    axes.plot(*to_data(corners).T, color=theme.color(0), linewidth=1.2, alpha=0.5, zorder=2)
     lines.append(_boxes(corners[:-1], corners[1:], POINT))
     for i in range(len(p.labels)):
-        colour = theme.front if p.front[i] else theme.beaten
-        face = colour if p.front[i] else theme.page
-        axes.plot([x[i], x[i]], p.bars[i], color=colour, linewidth=1.8, solid_capstyle="butt", zorder=3)
-        axes.plot(x[i], y[i], "o", ms=MARKER, mfc=face, mec=colour, mew=1.6, zorder=4)
+        color = theme.color(0) if p.front[i] else theme.faint
+        face = color if p.front[i] else theme.page
+        axes.plot([x[i], x[i]], p.bars[i], color=color, linewidth=1.8, solid_capstyle="butt", zorder=3)
+        axes.plot(x[i], y[i], "o", ms=MARKER, mfc=face, mec=color, mew=1.6, zorder=4)
     low, high = (to_pixels(np.stack((x, p.bars[:, end]), axis=1)) for end in (0, 1))
     obstacles = np.concatenate((_boxes(at, at, RADIUS), _boxes(low, high, 1.5 * POINT)))
     _write(canvas, axes, p.labels, at, obstacles, np.concatenate(lines), theme)

@@ -1,4 +1,4 @@
-"""Which path answers a query of so many rows within so much time: idle, and at the plan's traffic.
+"""The map of routing: which path answers a query, by its rows and budget, idle and at the plan's traffic.
 
 Idle, the most accurate path that is fast enough wins. At the stated traffic a device's time has a price
 (the dual of the plan's program), so a cheaper path wins where it gives more correct predictions for it.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from polyrec.models.amounts import percent
@@ -17,47 +18,43 @@ from polyrec.planner.deployment.explain import traffic_words
 from polyrec.planner.deployment.option import Option
 from polyrec.planner.deployment.proposal import Proposal
 from polyrec.planner.deployment.solver.problem import Problem
-from polyrec.report.comparison.axes import FONT, LIGHT
-from polyrec.report.plan.paper import colour, figure, log_axis, plain, png
+from polyrec.report.chart import FONT, LIGHT, add_legend, log_axis, new_figure, style_axes
 
 ROWS = np.unique(np.geomspace(1, 4096, 160).round())
 BUDGETS_MS = np.geomspace(0.5, 200, 160)
-NOBODY = "#e4e7eb"
+NO_PATH = "#e4e7eb"
 
 
-def draw(proposal: Proposal) -> bytes:
-    """The picture, as the bytes of a PNG."""
+def draw(proposal: Proposal) -> Figure:
+    """The map of a proposal's paths."""
     problem, plan = proposal.problem, proposal.plan
     options = [problem.options[i] for i in proposal.choice.options]
     paths = [problem.paths[o.path] for o in options]
-    order = np.argsort([-p.accuracy for p in paths], kind="stable").tolist()
-    made = figure(10.5, 5.2)
-    for axes, (title, chosen) in zip(
-        made.subplots(1, 2, sharey=True),
-        (("Idle: the most accurate path that is fast enough", idle(problem, options)),
-         ("At the stated traffic: correct predictions less the price of time", loaded(proposal, options))),
-        strict=True,
-    ):  # fmt: skip
-        _panel(axes, title, chosen, len(options), problem)
-    made.axes[0].set_ylabel("latency budget, ms", size=FONT, color=LIGHT.text)
+    figure = new_figure(
+        10.5, 5.2,
+        title="Which path answers a query; planned for "
+        f"{traffic_words(problem.ask.traffic)} within {1e3 * problem.ask.slo_s:g} ms",
+    )  # fmt: skip
+    left, right = figure.subplots(1, 2, sharey=True)
+    _panel(
+        left, "Idle: the most accurate path that is fast enough", idle(problem, options), len(paths), problem
+    )
+    title = "At the stated traffic: correct predictions less the price of time"
+    _panel(right, title, loaded(proposal, options), len(paths), problem)
+    left.set_ylabel("latency budget, ms", size=FONT, color=LIGHT.text)
     served = {e.path: e.share for e in plan.expected.paths} if plan.expected else {}
     handles = []
-    for k in order:
+    for k in np.argsort([-p.accuracy for p in paths], kind="stable").tolist():
         name, share = paths[k].path.name, served.get(paths[k].path.name, 0.0)
-        words = f"{percent(share)} of the rows" if share else "in reserve"
-        handles.append(Patch(color=colour(k), label=f"{name}, accuracy {paths[k].accuracy:.5f}, {words}"))
-    handles.append(Patch(color=NOBODY, label="no path is fast enough, or worth its time: refused"))
-    made.legend(handles=handles, loc="outside lower left", ncols=2, fontsize=FONT - 1, frameon=False)
-    made.suptitle(
-        f"Which path answers a query; planned for {traffic_words(problem.ask.traffic)} within "
-        f"{1e3 * problem.ask.slo_s:g} ms",
-        size=FONT + 1, x=0.01, ha="left", color=LIGHT.text,
-    )  # fmt: skip
-    return png(made)
+        use = f"{percent(share)} of the rows" if share else "in reserve"
+        handles.append(Patch(color=LIGHT.color(k), label=f"{name}, accuracy {paths[k].accuracy:.5f}, {use}"))
+    handles.append(Patch(color=NO_PATH, label="no path is fast enough, or worth its time: rejected"))
+    add_legend(figure, handles=handles, loc="outside lower left", ncols=2)
+    return figure
 
 
 def idle(problem: Problem, options: list[Option]) -> F64:
-    """[budgets, rows]: the most accurate option whose tail, with the front, is within the budget; NaN for
+    """The most accurate option whose tail, with the front, is within the budget, [budgets, rows]; NaN for
     none. Of equally accurate ones the faster."""
     value = [np.full((BUDGETS_MS.size, ROWS.size), problem.paths[o.path].accuracy) for o in options]
     tails = [np.array([o.timing.tail(r) for r in ROWS]) for o in options]
@@ -66,8 +63,8 @@ def idle(problem: Problem, options: list[Option]) -> F64:
 
 
 def loaded(proposal: Proposal, options: list[Option]) -> F64:
-    """[budgets, rows]: the option that gives most correct predictions, less the price of the device's and
-    the front's time, and leaves a wait for a lane within the budget; NaN where none is worth it."""
+    """The option that gives most correct predictions, less the price of the device's and the front's time,
+    and leaves a wait for a lane within the budget, [budgets, rows]; NaN where none is worth it."""
     problem, choice = proposal.problem, proposal.choice
     value, times = [], []
     for o in options:
@@ -99,21 +96,19 @@ def _best(problem: Problem, value: list[F64], seconds: list[F64], floor: float =
 
 
 def _panel(axes: Axes, title: str, chosen: F64, n: int, problem: Problem) -> None:
-    plain(axes, grid=False)
-    axes.set_title(title, size=FONT, loc="left", color=LIGHT.text)
-    colours = ListedColormap([colour(k) for k in range(max(n, 1))]).with_extremes(bad=NOBODY)
+    style_axes(axes, title=title, x="rows of the query", grid=False)
+    colors = ListedColormap([LIGHT.color(k) for k in range(max(n, 1))]).with_extremes(bad=NO_PATH)
     axes.pcolormesh(
-        ROWS, BUDGETS_MS, np.ma.masked_invalid(chosen), cmap=colours, vmin=-0.5, vmax=max(n, 1) - 0.5,
+        ROWS, BUDGETS_MS, np.ma.masked_invalid(chosen), cmap=colors, vmin=-0.5, vmax=max(n, 1) - 0.5,
         shading="nearest", rasterized=True,
     )  # fmt: skip
     log_axis(axes, "x", 1, 4096)
     log_axis(axes, "y", BUDGETS_MS[0], BUDGETS_MS[-1])
-    axes.set_xlabel("rows of the query", size=FONT, color=LIGHT.text)
-    promise = 1e3 * problem.ask.slo_s
+    slo_ms = 1e3 * problem.ask.slo_s
     low, high = problem.classes[0].rows, problem.classes[-1].largest
-    axes.axhline(promise, color="white", linewidth=1.2, linestyle=(0, (4, 3)))
-    axes.plot([low, high], [promise] * 2, color="white", linewidth=4, solid_capstyle="round")
+    axes.axhline(slo_ms, color="white", linewidth=1.2, linestyle=(0, (4, 3)))
+    axes.plot([low, high], [slo_ms] * 2, color="white", linewidth=4, solid_capstyle="round")
     axes.annotate(
-        "the traffic, at the promise", (max(low, 1.1), promise), (0, 6), textcoords="offset points",
+        "the traffic, at the SLO", (max(low, 1.1), slo_ms), (0, 6), textcoords="offset points",
         color="white", size=FONT - 1.5,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Documents to report on: models of known quality and cost, without training any."""
+"""Comparisons to report on: models of known quality and cost, without training any."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from polyrec.models.dlrm.cost import Bytes, Flops
 from polyrec.models.evaluation.comparison import compare
 from polyrec.models.evaluation.metrics import evaluate
 from polyrec.models.schema.batch import F32
-from polyrec.report.comparison.document import Document, Entry
+from polyrec.report.quality.comparison import ModelComparison, ModelEntry
 
-Make = Callable[..., Document]
+Make = Callable[..., ModelComparison]
 
 
-def made(*names: str, grouped: bool = False, one_class: bool = False) -> Document:
+def made(*names: str, grouped: bool = False, one_class: bool = False) -> ModelComparison:
     """`better` and `worse` differ really from the first model, `same` predicts as it does."""
     random, rows = np.random.default_rng(0), 800
     truth = random.random(rows)
@@ -30,7 +30,7 @@ def made(*names: str, grouped: bool = False, one_class: bool = False) -> Documen
     groups = np.arange(rows) // 8 if grouped else None
     standings = compare(label, predictions, names[0], groups, resamples=100)
     entries = tuple(
-        Entry(
+        ModelEntry(
             name,
             f"runs/{name}",
             "table",
@@ -42,18 +42,18 @@ def made(*names: str, grouped: bool = False, one_class: bool = False) -> Documen
         )
         for i, (name, p) in enumerate(predictions.items())
     )
-    return Document(
+    return ModelComparison(
         "clicks.parquet", "test", names[0], 100, 0.95, 0, "torch on cpu", "0.0", "2026-01-01", entries
     )
 
 
 @pytest.fixture(scope="session")
 def make() -> Make:
-    """Makes a document of models by these names, the first being the baseline."""
+    """Makes a comparison of models by these names, the first being the baseline."""
     return made
 
 
 @pytest.fixture(scope="session")
-def document(make: Make) -> Document:
+def comparison(make: Make) -> ModelComparison:
     """A baseline and models that are better, worse, the same and not to be told apart."""
     return make("table", "better", "worse", "same", "other")
