@@ -45,7 +45,8 @@ def draw(profile: Profile, theme: Theme = LIGHT) -> Figure:
         for k, path in enumerate(paths):
             _path(axes, path, theme.color(k), theme)
         axes.set_xscale("log")
-        log_axis(axes, "x", *axes.get_xlim(), show=lambda rows: f"{rows:,.0f}", ticks=SHOWN_ROWS)
+        first, last = axes.get_xlim()
+        log_axis(axes, "x", first, last, ticks=SHOWN_ROWS)
         axes.tick_params(labelbottom=below)
         add_legend(axes, theme, loc="upper left", handlelength=1.2)
     handles = _marks(profile, theme)
