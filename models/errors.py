@@ -27,7 +27,7 @@ class DataError(PolyrecError):
 
 
 class FeatureError(PolyrecError):
-    """A request's feature that is malformed: names the feature and the offence."""
+    """A request's feature that is malformed: names the feature and the offense."""
 
     def __init__(self, feature: str, offense: str) -> None:
         super().__init__(f"feature '{feature}': {offense}")

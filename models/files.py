@@ -1,4 +1,4 @@
-"""Files: read as typed models, each mistake one line that names the file, the key and the offence, whatever
+"""Files: read as typed models, each mistake one line that names the file, the key and the offense, whatever
 the file turns out to be; and written whole or not at all.
 """
 
@@ -108,7 +108,7 @@ def validate_as(kind: type[Model], raw: object, what: str, error: type[PolyrecEr
 
 
 def one_line(error: ValidationError) -> str:
-    """The first offence of a pydantic error as `key: message`, for people."""
+    """The first offense of a pydantic error as `key: message`, for people."""
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
     message = first["msg"].removeprefix("Value error, ").partition(" or instance of ")[0]

@@ -44,7 +44,7 @@ def bundle_accuracy(
 ) -> Accuracy:
     """From the figures that bundles carry, or that a user gives: accuracy by what the bundle is called.
 
-    A derived bundle (materialised, quantised) carries none: it has the dense net of the one it was made
+    A derived bundle (materialized, quantized) carries none: it has the dense net of the one it was made
     from, whose figures stand in, as those of fp32 stand in for another dense precision. Both are said.
     Raises ProfileError if neither it nor a bundle with its net has any.
     """

@@ -28,7 +28,7 @@ ROWS = (
 )
 """What the rows of a probe are of."""
 NUMBERS = (0.0, 0.0, 0.0, 4.0, -4.0)
-"""Their dense values, in deviations where the schema standardises; a missing one is what the schema says."""
+"""Their dense values, in deviations where the schema standardizes; a missing one is what the schema says."""
 
 
 def find_non_finite_row(model: DLRM, encoder: Encoder) -> str | None:

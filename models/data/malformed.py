@@ -31,7 +31,7 @@ class RowValidator:
     def valid_rows(self, where: str, first: int, data: pa.RecordBatch) -> pa.BooleanArray | None:
         """Which rows are good; None if all are.
 
-        data: at least `columns`, normalised. first: number of its first row, for the message.
+        data: at least `columns`, normalized. first: number of its first row, for the message.
         Raises DataError naming the first malformed row, if that is fatal.
         """
         valid_rows = pc.is_valid(data.column(self._label))

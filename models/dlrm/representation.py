@@ -1,7 +1,7 @@
 """Which representation a bundle holds, as its manifest says it, and the embedding stage it means.
 
     table    every row is stored
-    dhe      every vector is computed, but for a materialised prefix of each table, if any
+    dhe      every vector is computed, but for a materialized prefix of each table, if any
     select   some tables (or the hottest rows of each) are stored, the rest is computed
     hybrid   each feature gives a stored and a computed vector
 

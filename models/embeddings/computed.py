@@ -4,7 +4,7 @@ One cut per table says how many of its hottest rows are stored. So one stage is 
 
     dhe                     every cut is 0: all vectors are computed (KDD'21)
     select                  cuts are 0 or all rows: a table is stored or computed (MP-Rec)
-    dhe, materialised       cuts are prefixes: MP-Rec's encoder cache; hot rows read, tail computed
+    dhe, materialized       cuts are prefixes: MP-Rec's encoder cache; hot rows read, tail computed
 
 A batch needs each distinct row once, however often it is looked up: distinct rows are found first,
 read or computed into a small matrix, and gathered and pooled from there.

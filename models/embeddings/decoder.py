@@ -43,11 +43,11 @@ class Decoders(nn.Module):
         self._min_rows = min_batch_rows((a * b for a, b in pairwise(self.sizes)), torch.float32)
 
     def initialize(self, generator: torch.Generator, spread: Sequence[float]) -> None:
-        """He initialisation; table t's vectors start with a deviation of about `spread[t]`."""
+        """He initialization; table t's vectors start with a deviation of about `spread[t]`."""
         with torch.no_grad():
             for weight in self.weights:
                 weight.normal_(0.0, math.sqrt(2.0 / weight.shape[1]), generator=generator)
-            # uniform codes have variance 1/3, which He initialisation carries through the layers
+            # uniform codes have variance 1/3, which He initialization carries through the layers
             gain = torch.tensor(spread).view(-1, 1, 1) / math.sqrt(2.0 / 3.0)
             self.weights[-1].mul_(gain)
 

@@ -5,7 +5,7 @@
     int8   1, and 3 a row: x = scale * (q - zero), scale in bf16, zero in uint8
     int4   half, and 3 a row, likewise with q in 0 ... 15
 
-The quantised forms keep scale, zero and numbers of a row side by side in bytes, so that a look-up
+The quantized forms keep scale, zero and numbers of a row side by side in bytes, so that a look-up
 touches one place; row-wise scale and bias as in fbgemm, the bias being -scale * zero, which needs one
 byte instead of two. The range of a row always contains zero.
 """

@@ -35,7 +35,7 @@ its sums take longer than int8 saves (docs/representations.md)."""
 
 
 class _Writer:
-    """Collects nodes and initialisers; each call returns the name of its output."""
+    """Collects nodes and initializers; each call returns the name of its output."""
 
     def __init__(self, precision: DensePrecision) -> None:
         self.precision = precision

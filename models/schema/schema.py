@@ -205,7 +205,7 @@ class Schema(Strict):
 def load_schema(path: str | Path) -> Schema:
     """Reads a YAML or JSON schema file; a bare name (`trivago`) means one that ships with Polyrec.
 
-    Raises SchemaError, in one line that names the key and the offence.
+    Raises SchemaError, in one line that names the key and the offense.
     """
     file = Path(path)
     if not file.suffix and not file.exists():

@@ -31,7 +31,7 @@ from polyrec.models.errors import BundleError
 
 @dataclass(frozen=True, slots=True)
 class Regression:
-    """How the rows are learned: optimiser steps, look-ups a step, Adam's step size, seed."""
+    """How the rows are learned: optimizer steps, look-ups a step, Adam's step size, seed."""
 
     steps: int = 3000
     rows: int = 4096

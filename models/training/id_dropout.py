@@ -1,7 +1,7 @@
 """Hiding ids while training, so that the model does not lean on ids it has barely seen.
 
 With chance `rate`, a look-up of a large learned vocabulary is answered by the out-of-vocabulary row.
-That is dropout for ids: it keeps the rare ones from being memorised (click models overfit them within
+That is dropout for ids: it keeps the rare ones from being memorized (click models overfit them within
 an epoch), and it trains the out-of-vocabulary row on what it will meet in service, the ids of tomorrow.
 """
 

@@ -108,7 +108,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Takes in the weights after optimiser step `step`."""
+        """Takes in the weights after optimizer step `step`."""
         rate = min(self._rate, (1 + step) / (10 + step))
         for mean, weight in zip(self._mean, self._weights, strict=True):
             mean.lerp_(weight, 1 - rate)
@@ -236,7 +236,7 @@ def start_at_base_rate(model: DLRM, label: F32) -> None:
 def steps(
     model: DLRM, data: TrainingRows, rows: I64, recipe: Recipe, total: int, hide: IdDropout | None = None
 ) -> Iterator[tuple[int, float]]:
-    """Takes up to `total` optimiser steps, yielding (step, loss) after each."""
+    """Takes up to `total` optimizer steps, yielding (step, loss) after each."""
     torch.manual_seed(recipe.seed)
     dense = torch.optim.AdamW(dense_parameters(model), lr=recipe.dense_lr, weight_decay=recipe.dense_decay)
     sparse = RowWiseAdagrad(model.stage.sparse_parameters(), recipe.sparse_lr, decay=recipe.row_decay)

@@ -83,7 +83,7 @@ def test_a_file_is_read_up_to_a_bound(tmp_path: Path) -> None:
         read_json(file, "thing", DataError)
 
 
-def test_the_first_offence_is_named() -> None:
+def test_the_first_offense_is_named() -> None:
     with pytest.raises(DataError, match=r"^thing: rows: Field required$"):
         validate_as(Small, {}, "thing", DataError)
     with pytest.raises(DataError, match=r"^thing: more: Extra inputs are not permitted$"):

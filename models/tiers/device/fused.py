@@ -1,7 +1,7 @@
 """A batch's look-ups to the vectors that the interaction reads, in one pass on the device.
 
 Singles and bags of contexts and candidates become one list of bags in the order of their slots, so that a
-kernel gathers, de-quantises and pools all of them straight into place. Rows of the device tier are read where
+kernel gathers, de-quantizes and pools all of them straight into place. Rows of the device tier are read where
 they are. Misses go one of two ways (ways.py):
 
     direct    the kernel reads them from the slab in pinned host memory

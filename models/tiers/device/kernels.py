@@ -1,4 +1,4 @@
-"""One kernel for a batch's look-ups on a GPU: gather, de-quantise and pool, from device or host memory.
+"""One kernel for a batch's look-ups on a GPU: gather, de-quantize and pool, from device or host memory.
 
 Each look-up names a row of the device tier or one of pinned host memory, which the GPU reads through unified
 addressing; a program sums the rows of a few bags (a single value is a bag of one) straight into the place

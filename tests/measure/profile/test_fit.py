@@ -127,7 +127,7 @@ def test_percentiles_are_those_of_the_samples() -> None:
     assert got.max_s == samples.max()
 
 
-def test_the_tail_of_few_samples_is_lent_by_neighbours_of_another_speed() -> None:
+def test_the_tail_of_few_samples_is_lent_by_neighbors_of_another_speed() -> None:
     random = np.random.default_rng(2)
     sizes = [
         SizeSamples(r, tuple(r * 1e-3 * random.lognormal(0, 0.3, (5, n))))
@@ -137,7 +137,7 @@ def test_the_tail_of_few_samples_is_lent_by_neighbours_of_another_speed() -> Non
     assert tail_ratio(sizes, 1) == pytest.approx(whole, rel=0.15)
 
 
-def test_enough_samples_of_its_own_are_not_mixed_with_neighbours() -> None:
+def test_enough_samples_of_its_own_are_not_mixed_with_neighbors() -> None:
     random = np.random.default_rng(3)
     wild = SizeSamples(2, tuple(random.lognormal(0, 2, (5, 300))))
     assert tail_ratio([constant(1, 1e-3, 300), wild], 0) == 1.0

@@ -56,7 +56,7 @@ def test_every_representation_runs_alike_in_both_runtimes(
 
 @pytest.mark.parametrize("rows", [None, 0, 7, 10**9])
 @pytest.mark.parametrize("kind", ["dhe", "select", "hybrid"])
-def test_materialised_vectors_give_the_same_predictions(
+def test_materialized_vectors_give_the_same_predictions(
     kind: str, rows: int | None, family: dict[str, Bundle], data: EncodedRows, tmp_path: Path
 ) -> None:
     source = family[kind]
@@ -69,7 +69,7 @@ def test_materialised_vectors_give_the_same_predictions(
         assert out.name == "table"
 
 
-def test_the_hottest_rows_are_the_ones_materialised(family: dict[str, Bundle]) -> None:
+def test_the_hottest_rows_are_the_ones_materialized(family: dict[str, Bundle]) -> None:
     _, representation = materialize(family["dhe"], 50)
     vocabularies = family["dhe"].encoder.vocabularies
     stored = np.concatenate([vocabularies[t].counts[:n] for t, n in representation.cuts.items()])
@@ -99,12 +99,12 @@ def test_quantised_rows_stay_near_the_originals_predictions(
 
 
 def test_what_cannot_be_derived_is_said(family: dict[str, Bundle], tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match="nothing to materialise"):
+    with pytest.raises(BundleError, match="nothing to materialize"):
         materialize(family["table"])
     for kind in ("dhe", "hybrid"):
         model, representation = quantize_bundle(family[kind], "int8")
         small = write_bundle(tmp_path / kind, model, representation, family[kind].encoder, {}, {})
-        with pytest.raises(BundleError, match="materialise first"):
+        with pytest.raises(BundleError, match="materialize first"):
             materialize(small)
-        with pytest.raises(BundleError, match="quantise from fp32"):
+        with pytest.raises(BundleError, match="quantize from fp32"):
             quantize_bundle(small, "int4")

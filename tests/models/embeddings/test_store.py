@@ -22,7 +22,7 @@ from polyrec.models.embeddings.store import (
 PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "int8", "int4")
 
 
-def dequantised(packed: np.ndarray, precision: Precision) -> np.ndarray:
+def dequantized(packed: np.ndarray, precision: Precision) -> np.ndarray:
     """Row by row, number by number."""
     out = []
     for row in packed:
@@ -63,7 +63,7 @@ def test_the_fused_gather_equals_number_by_number(seed: int, precision: Precisio
     packed = quantize(torch.from_numpy(rows), precision)
     with torch.inference_mode():
         got = open_rows(packed, precision).gather(torch.arange(count)).numpy()
-    expected = dequantised(packed.numpy(), precision).reshape(count, 6)
+    expected = dequantized(packed.numpy(), precision).reshape(count, 6)
     np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-7)
 
 

@@ -135,7 +135,7 @@ def test_a_missing_last_table_shows_in_the_interaction(state: State, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("name", "tensor", "offence"),
+    ("name", "tensor", "offense"),
     [
         ("v_W_l.0", torch.ones(7), "v_W_l: a model with weighted pooling"),
         ("emb_l.3.weight_q", torch.ones(2, 4), "emb_l.3.weight_q: a model with quotient-remainder tables"),
@@ -154,9 +154,9 @@ def test_a_missing_last_table_shows_in_the_interaction(state: State, tmp_path: P
     ],
 )
 def test_what_is_not_this_model_is_refused_by_name(
-    state: State, tmp_path: Path, name: str, tensor: torch.Tensor, offence: str
+    state: State, tmp_path: Path, name: str, tensor: torch.Tensor, offense: str
 ) -> None:
-    assert offence in refusal(tmp_path, state | {name: tensor})
+    assert offense in refusal(tmp_path, state | {name: tensor})
 
 
 def test_vectors_and_bottom_of_different_widths_are_refused(state: State, tmp_path: Path) -> None:

@@ -144,15 +144,15 @@ def test_a_row_that_is_not_finite_is_refused(state: State, tmp_path: Path, value
 
 
 @pytest.mark.parametrize(
-    ("name", "max_length", "offence"),
+    ("name", "max_length", "offense"),
     [("my model", 256, "name: String should match"), ("ads", 0, "max_length: ")],
 )
 def test_a_schema_that_cannot_be_is_one_line(
-    checkpoint: Path, tmp_path: Path, name: str, max_length: int, offence: str
+    checkpoint: Path, tmp_path: Path, name: str, max_length: int, offense: str
 ) -> None:
     with pytest.raises(CheckpointError) as error:
         write_foreign_model(read_dlrm(checkpoint), tmp_path / "bundle", name, max_length=max_length)
-    assert offence in str(error.value)
+    assert offense in str(error.value)
     assert "\n" not in str(error.value)
 
 

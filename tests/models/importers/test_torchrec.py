@@ -166,16 +166,16 @@ def test_features_that_share_a_table_are_found_by_the_shapes(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("tables", "offence"),
+    ("tables", "offense"),
     [
         (["t_0", "t_1"], "--tables leaves out table t_2"),
         (["t_0", "t_1", "t_2", "t_9"], "--tables: there is no table t_9; the tables are t_0,t_1,t_2"),
     ],
 )
 def test_named_tables_are_those_of_the_file(
-    dot: State, tmp_path: Path, tables: list[str], offence: str
+    dot: State, tmp_path: Path, tables: list[str], offense: str
 ) -> None:
-    assert offence in refusal(tmp_path, dot, *tables)
+    assert offense in refusal(tmp_path, dot, *tables)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_no_tables_are_said(dot: State, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "tensor", "offence"),
+    ("name", "tensor", "offense"),
     [
         (f"{SPARSE}.t_1.weight", torch.ones(4, 8), "table t_1 has vectors of 8 numbers, t_0 of 4"),
         (f"{SPARSE}.t_1.weight", torch.ones(4, 4, dtype=torch.uint8), "t_1.weight is uint8"),
@@ -220,9 +220,9 @@ def test_no_tables_are_said(dot: State, tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_this_model_is_refused_by_name(
-    dcn: State, tmp_path: Path, name: str, tensor: torch.Tensor, offence: str
+    dcn: State, tmp_path: Path, name: str, tensor: torch.Tensor, offense: str
 ) -> None:
-    assert offence in refusal(tmp_path, dcn | {name: tensor})
+    assert offense in refusal(tmp_path, dcn | {name: tensor})
 
 
 @pytest.mark.parametrize("kind", ["DLRM", "DLRM_DCN"])

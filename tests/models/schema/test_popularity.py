@@ -285,7 +285,7 @@ def test_a_calibration_that_cannot_be_written_or_read_says_so(
 def test_a_calibration_of_another_schema_is_refused(small: Schema, write: Write, tmp_path: Path) -> None:
     save_calibration(calibrate(open_data(write(skewed(4)), small), small, everything_trains), tmp_path / "c")
     assert load_calibration(tmp_path / "c", small).rows == 4
-    item = small.categorical[0].model_copy(update={"name": "colour"})
+    item = small.categorical[0].model_copy(update={"name": "color"})
     wider = small.model_copy(update={"categorical": (*small.categorical, item)})
     longer = small.model_copy(
         update={
@@ -296,7 +296,7 @@ def test_a_calibration_of_another_schema_is_refused(small: Schema, write: Write,
     )
     denser = small.model_copy(update={"dense": (*small.dense, Dense(name="weight"))})
     for edited, message in [
-        (wider, "no table 'colour'"),
+        (wider, "no table 'color'"),
         (longer, "table 'place' has another type, cardinality or oov rule"),
         (denser, "no dense feature 'weight'"),
     ]:

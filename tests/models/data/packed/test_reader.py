@@ -157,7 +157,7 @@ def change(file: Path, edit: Callable[[pa.Table], pa.Table]) -> None:
 def test_damage_is_told_in_one_line(small: Schema, write: Write, tmp_path: Path) -> None:
     out = tmp_path / "p"
 
-    def offence(edit: Callable[[pa.Table], pa.Table]) -> str:
+    def offense(edit: Callable[[pa.Table], pa.Table]) -> str:
         packed(rows_of(4, 2), small, write, out)
         change(out / "part-00000.parquet", edit)
         with pytest.raises(DataError) as error:
@@ -173,15 +173,15 @@ def test_damage_is_told_in_one_line(small: Schema, write: Write, tmp_path: Path)
             {KEY: json.dumps(json.loads(t.schema.metadata[KEY]) | row_changes)}
         )
 
-    assert "the lists of column" in offence(set_column("price", [[1.0], [1.0, 2.0], [1.0], [2.0]]))
-    assert "the lists of column" in offence(set_column("price", [None, [1.0, 2.0], [1.0, 2.0], [2.0, 1.0]]))
-    assert "column 'price' is double, not a list" in offence(set_column("price", [1.0, 2.0, 3.0, 4.0]))
-    assert "column 'price' is string, the schema needs a number" in offence(
+    assert "the lists of column" in offense(set_column("price", [[1.0], [1.0, 2.0], [1.0], [2.0]]))
+    assert "the lists of column" in offense(set_column("price", [None, [1.0, 2.0], [1.0, 2.0], [2.0, 1.0]]))
+    assert "column 'price' is double, not a list" in offense(set_column("price", [1.0, 2.0, 3.0, 4.0]))
+    assert "column 'price' is string, the schema needs a number" in offense(
         set_column("price", [["a", "b"]] * 4)
     )
-    assert "no column 'price'" in offence(lambda t: t.drop_columns(["price"]))
-    assert "packed by another version of Polyrec" in offence(about(format="polyrec-packed-9"))
-    assert "packed by another version of Polyrec" in offence(about(extra=1))
+    assert "no column 'price'" in offense(lambda t: t.drop_columns(["price"]))
+    assert "packed by another version of Polyrec" in offense(about(format="polyrec-packed-9"))
+    assert "packed by another version of Polyrec" in offense(about(extra=1))
 
 
 def test_packed_and_plain_files_do_not_mix(small: Schema, write: Write, tmp_path: Path) -> None:

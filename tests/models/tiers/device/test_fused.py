@@ -86,7 +86,7 @@ class World:
         return random_batch(self.random, self.schema, ROWS, rows, contexts)
 
     def renew(self) -> None:
-        """Every third row gets the value of its neighbour, here and there."""
+        """Every third row gets the value of its neighbor, here and there."""
         stored = self.flat.state_dict()["store.weight"]
         rows = np.arange(0, stored.shape[0], 3)
         values = stored[torch.from_numpy((rows + 1) % stored.shape[0])].clone()

@@ -92,8 +92,8 @@ def under_load(
             version = np.where((got == unknown).all(axis=1), -1, got[:, 2].astype(np.int64))
             if not ((got == row_of(0, ids, version)).all(axis=1) | (version == -1)).all():
                 wrong.append("a wrong row")
-            if (offence := seen(ids, version, rows.take_fallbacks())) is not None:
-                wrong.append(offence)
+            if (offense := seen(ids, version, rows.take_fallbacks())) is not None:
+                wrong.append(offense)
 
     threads = [threading.Thread(target=read, args=(seed,)) for seed in range(2)]
     for thread in threads:
