@@ -1,7 +1,7 @@
-"""Errors that a user of Polyrec can cause, each with one clear line.
+"""Errors that a user of Polyrec can cause, each with a one-line message.
 
 The command line prints the line and exits with 2; the server gives each class its HTTP status in
-one place (`server/errors.py`). Anything else that is raised is a defect of Polyrec.
+one place (`server/errors.py`). Any other exception is a defect of Polyrec.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One 64-bit mix for every hash of values: the same on every machine and in every version."""
+"""The 64-bit mixing function behind every hash of values: the same on every machine and in every version."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ from polyrec.models.dlrm.dlrm import DLRM, DenseNet, dense_slots
 from polyrec.models.dlrm.representation import Representation, stage_from_tensors
 from polyrec.models.embeddings.stage import Stage
 from polyrec.models.errors import BundleError, PolyrecError
-from polyrec.models.files import validate_as, whole
+from polyrec.models.files import atomic_path, validate_as
 from polyrec.models.schema.encoder import Encoder, Standard
 from polyrec.models.schema.popularity import vocabularies_from_tensors, vocabulary_tensors
 from polyrec.models.text import printable
@@ -158,7 +158,7 @@ def _write(
     metrics: Mapping[str, Mapping[str, float | int | None]],
     training: Mapping[str, Any],
 ) -> None:
-    with whole(target) as partial:
+    with atomic_path(target) as partial:
         partial.mkdir()
         save_file(_portable(model.stage.state_dict()), partial / EMBEDDINGS)
         save_file(_portable(model.net.state_dict()), partial / NET)

@@ -1,10 +1,10 @@
-"""The Criteo display advertising format in: a label, 13 integers, 26 hexadecimal categories.
+"""Reads the Criteo display advertising format: a label, 13 integers, 26 hexadecimal categories.
 
 Forty tab-separated columns, no header, an empty field is missing; plain or gzip. Columns are named
-`label`, `I1` ... `I13`, `C1` ... `C26`; the reader adds `row`, the line number counted from 1, since
-the file's order is its only trace of time. Whole chunks of lines go through Arrow's parser; only a
-chunk that it refuses is looked at line by line. The label and the integers are parsed in every pass,
-so each pass leaves out the same malformed lines.
+`label`, `I1` ... `I13`, `C1` ... `C26`; the reader adds `row`, the line number counted from 1, because the
+order of the file is its only record of time. Whole chunks of lines go through Arrow's parser; only a chunk
+that it rejects is parsed line by line. The label and the integers are parsed in every pass, so each pass
+leaves out the same malformed lines.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class CriteoReader:
                 yield out.slice(start, rows)
 
     def _chunks(self) -> Iterator[bytes]:
-        """Whole lines, about CHUNK_BYTES at a time."""
+        """Yields whole lines, about CHUNK_BYTES at a time."""
         rest, lines = b"", 0
         try:
             with self._open() as f:
@@ -102,7 +102,7 @@ class CriteoReader:
         return cast("IO[bytes]", gzip.open(self.path, "rb")) if zipped else self.path.open("rb")
 
     def _parse(self, chunk: bytes, first: int, columns: Sequence[str]) -> tuple[pa.Table, I64, int]:
-        """The good rows of a chunk, their line numbers, and how many lines the chunk has."""
+        """Returns the valid rows of a chunk, their line numbers, and the number of lines of the chunk."""
         if chunk.isascii():
             try:
                 table = _table(chunk, columns)
@@ -152,7 +152,7 @@ def _is_label(values: pa.ChunkedArray) -> np.ndarray[tuple[int], np.dtype[np.boo
 
 
 def _malformed_lines(lines: Sequence[bytes]) -> dict[int, str]:
-    """Malformed lines of a chunk that the parser has refused: index -> what is wrong with it."""
+    """Describes the malformed lines of a chunk that Arrow's parser rejected: index -> problem."""
     malformed: dict[int, str] = {}
     numbers: list[list[str]] = []
     rows: list[int] = []
@@ -181,7 +181,7 @@ def _malformed_lines(lines: Sequence[bytes]) -> dict[int, str]:
 
 
 def _integer(text: str) -> int | None:
-    """What Arrow's parser takes for a 64-bit integer: it allows spaces around it, and 0x."""
+    """Parses what Arrow's parser accepts as a 64-bit integer: spaces around it, and 0x, are allowed."""
     text = text.strip(" ")
     if ODD_INTEGER.fullmatch(text) is None:
         return None

@@ -1,4 +1,6 @@
-"""Malformed rows of a columnar file: a missing label, an infinite number. Fatal, or left out and counted."""
+"""Finds malformed rows of a columnar file (missing label, infinite number): an error, or left out and
+counted.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ INFINITE = (float("inf"), float("-inf"))
 
 
 class RowValidator:
-    """Judges every row by the same columns in every pass, whichever columns the pass is about.
+    """Checks every row by the same columns in every pass, so that each pass leaves out the same rows.
 
     malformed: rows left out since `start_pass`.
     """
@@ -25,11 +27,11 @@ class RowValidator:
         self._fatal = on_malformed == "fatal"
 
     def start_pass(self) -> None:
-        """Before a new pass."""
+        """Resets the count before a new pass."""
         self.malformed = 0
 
     def valid_rows(self, where: str, first: int, data: pa.RecordBatch) -> pa.BooleanArray | None:
-        """Which rows are good; None if all are.
+        """Returns a mask of the valid rows; None if all are valid.
 
         data: at least `columns`, normalized. first: number of its first row, for the message.
         Raises DataError naming the first malformed row, if that is fatal.

@@ -1,4 +1,4 @@
-"""Parquet in: one file, or all `*.parquet` files of a folder in the order of their names.
+"""Reads Parquet: one file, or all `*.parquet` files of a folder in the order of their names.
 
 Read batch by batch through a small buffer, so that memory does not grow with the file. A row is
 malformed if its label is missing or a dense feature is infinite.
@@ -85,7 +85,7 @@ class ParquetReader:
 
 
 def parquet_files(path: Path) -> list[Path]:
-    """A file itself, or all `*.parquet` files of a folder. Raises DataError if there are none."""
+    """Returns a file itself, or all `*.parquet` files of a folder. Raises DataError if there are none."""
     files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
     if not files:
         raise DataError(f"no *.parquet file in '{path}'")
@@ -93,7 +93,7 @@ def parquet_files(path: Path) -> list[Path]:
 
 
 def open_parquet(file: Path) -> pq.ParquetFile:
-    """A file, read through a small buffer. Raises DataError if it is not Parquet."""
+    """Opens a file with a small read buffer. Raises DataError if it is not Parquet."""
     try:
         return pq.ParquetFile(file, buffer_size=BUFFER_BYTES, pre_buffer=False)
     except (OSError, pa.ArrowException) as e:

@@ -1,8 +1,7 @@
-"""Rows of data as requests: what is shared by a request's rows, and what each row has of its own.
+"""Groups rows of data into requests: columns shared by a request's rows, and columns per row.
 
-Where a request begins is read from the data, never assumed: a new one begins wherever any column that
-is to be shared differs from the row before. So sharing is exact for any data, and pays where requests
-have many rows.
+A new request begins wherever any shared column differs from the row before, so sharing is exact for any data;
+it pays if requests have many rows.
 """
 
 from __future__ import annotations
@@ -22,13 +21,16 @@ from polyrec.models.schema.batch import I64
 from polyrec.models.schema.distinct import Column, Jagged, row_changes
 
 ROWS_MOST = 65536
-"""A request of more rows may be cut: its parts share nothing with one another, and nothing is lost."""
+"""Maximum rows of a request; a longer one may be split, without loss."""
 
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """Some requests. shared: one row a request. own: all rows, request by request. lengths: int64
-    [requests], rows of each, at least one."""
+    """Some requests.
+
+    shared: one row per request. per_row: all rows, request by request. lengths: int64 [requests], rows of
+    each, at least one.
+    """
 
     shared: pa.RecordBatch
     per_row: pa.RecordBatch
@@ -39,7 +41,7 @@ class Requests:
         return int(self.per_row.num_rows)
 
     def exploded(self, columns: Sequence[str]) -> pa.RecordBatch:
-        """Plain rows: what is shared repeated."""
+        """Returns plain rows, with shared columns repeated."""
         request: pa.Array | None = None
         arrays = []
         for name in columns:
@@ -52,7 +54,7 @@ class Requests:
         return pa.RecordBatch.from_arrays(arrays, list(columns))
 
     def filter(self, wanted: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Requests:
-        """Some rows. wanted: bool [rows]; requests of which no row is wanted are left out."""
+        """Returns the rows where `wanted`, bool [rows], is True; requests without any are left out."""
         starts = np.cumsum(self.lengths) - self.lengths
         lengths = np.add.reduceat(wanted, starts, dtype=np.int64) if starts.size else self.lengths
         kept = lengths > 0
@@ -60,7 +62,7 @@ class Requests:
         return Requests(shared, self.per_row.filter(pa.array(wanted)), lengths[kept])
 
     def pieces(self, rows: int) -> Iterator[Requests]:
-        """The same requests in pieces of about `rows` rows, in order."""
+        """Yields the same requests in pieces of about `rows` rows, in order."""
         ends = np.cumsum(self.lengths)
         place = (ends - self.lengths) // rows
         cuts = np.flatnonzero(np.diff(place, prepend=-1, append=-1)).tolist()
@@ -74,7 +76,7 @@ class Requests:
 
     @staticmethod
     def concat(parts: Sequence[Requests]) -> Requests:
-        """All requests, in order."""
+        """Concatenates requests, in order."""
         if len(parts) == 1:
             return parts[0]
         return Requests(
@@ -85,7 +87,7 @@ class Requests:
 
 
 def concat_batches(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """Batches of at least one row in all, as one batch."""
+    """Concatenates batches, which must have at least one row in total."""
     if len(batches) == 1:
         return batches[0]
     (whole,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
@@ -93,7 +95,7 @@ def concat_batches(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def rebatch(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """The same rows, `rows` at a time; the last batch may be shorter."""
+    """Yields the same rows in batches of `rows`; the last may be shorter."""
     buffered: list[pa.RecordBatch] = []
     count = 0
     for batch in batches:
@@ -110,7 +112,7 @@ def rebatch(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordB
 
 
 def comparable_arrays(column: pa.Array) -> list[Column]:
-    """A column as arrays that differ between two rows exactly where it does, missing values included."""
+    """Converts a column to arrays that differ between two rows exactly where it does, nulls included."""
     found: list[Column] = []
     if pt.is_list(column.type):
         lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
@@ -133,13 +135,13 @@ def _codes(column: pa.Array) -> NDArray[Any]:
 
 
 def request_starts(data: pa.RecordBatch, shared: Sequence[str]) -> I64:
-    """int64 [requests]: the rows at which a column of `shared` differs from the row before; row 0 first."""
+    """Returns the rows, int64 [requests], at which a shared column differs from the row before; row 0 first."""
     columns = [c for name in shared for c in comparable_arrays(data.column(name))]
     return np.flatnonzero(row_changes(columns, data.num_rows))
 
 
 def split_requests(batches: Iterable[pa.RecordBatch], shared: Sequence[str]) -> Iterator[Requests]:
-    """Rows -> their requests, none cut in two unless it has more than ROWS_MOST rows."""
+    """Groups rows into requests; only those of more than ROWS_MOST rows are split."""
     buffered: list[pa.RecordBatch] = []
     for batch in batches:
         data = concat_batches([*buffered, batch])

@@ -92,7 +92,7 @@ class Label(Strict):
 
 
 class Split(Strict):
-    """Which rows train, validate and test.
+    """The rule that assigns rows to training, validation and test.
 
     `time`: by the quantiles of one column; rows below the `train` quantile train, the rest test, and
     the last `validation` share of the training rows (by the same column) chooses hyperparameters.
@@ -114,7 +114,7 @@ class Split(Strict):
 
 @dataclass(frozen=True, slots=True)
 class RoleLayout:
-    """The features of one role, in the order of their slots."""
+    """The features of one role, in slot order."""
 
     dense: tuple[Dense, ...]
     singles: tuple[Categorical, ...]
@@ -130,7 +130,7 @@ class RoleLayout:
 
 
 class Schema(Strict):
-    """The contract of a request and of the data it was learned from."""
+    """The features of requests and data, the label, and the split."""
 
     name: Name
     dense: tuple[Dense, ...] = ()

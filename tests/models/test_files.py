@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 
 from polyrec.models.errors import DataError, PolyrecError
-from polyrec.models.files import Strict, read_json, read_regular, read_yaml, validate_as, whole, write_text
+from polyrec.models.files import (
+    Strict,
+    atomic_path,
+    read_json,
+    read_regular,
+    read_yaml,
+    validate_as,
+    write_text,
+)
 
 Read = Callable[[Path, str, type[PolyrecError]], dict[str, Any]]
 
@@ -93,9 +101,9 @@ def test_the_first_offense_is_named() -> None:
 def test_a_file_or_a_folder_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     file, folder = tmp_path / "file", tmp_path / "folder"
     for text in ("old", "new"):
-        with whole(file) as partial:
+        with atomic_path(file) as partial:
             partial.write_text(text)
-        with whole(folder) as partial:
+        with atomic_path(folder) as partial:
             partial.mkdir()
             (partial / text).touch()
     assert file.read_text() == "new"
@@ -108,7 +116,7 @@ def test_a_file_or_a_folder_is_there_whole_or_not_at_all(tmp_path: Path) -> None
 
 
 def _half(target: Path) -> None:
-    with whole(target) as partial:
+    with atomic_path(target) as partial:
         if target.is_dir():
             partial.mkdir()
         else:

@@ -1,13 +1,13 @@
-"""Data packed: rows in, a folder of Parquet files out that store what a request's rows share once.
+"""Packs data: rows in, a folder of Parquet files out that store the shared columns of a request once.
 
-    survey     one pass over the keys: do requests stand together already? (models/data/packed/clusters.py)
-    cluster    streamed as they are if so, else brought together through files
-    cut        a new request wherever something shared changes (models/data/requests.py)
-    write      one row a request, the other columns as lists, encodings by measured bytes
+    survey     one pass over the keys: are requests contiguous already? (models/data/packed/clusters.py)
+    cluster    rows are streamed if so, else sorted through files
+    split      a new request begins wherever a shared column changes (models/data/requests.py)
+    write      one row per request, the other columns as lists, encodings by measured bytes
 
-RecD's storage (MLSys'23, section 4.1) clusters rows by session so that compression finds the repeats;
-here a request's repeats are not written at all, and compression is left those between requests. Memory
-is a row group and what clustering needs. Nothing is lost: models/data/packed/reader.py gives back every row.
+RecD's storage (MLSys'23, section 4.1) clusters rows by session so that compression finds repeats; here the
+repeats within a request are not written at all, and compression handles those between requests. Memory is a
+row group plus what clustering needs. Packing is lossless: models/data/packed/reader.py returns every row.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from polyrec.models.data.parquet import parquet_files
 from polyrec.models.data.reader import DataReader
 from polyrec.models.data.requests import comparable_arrays, request_starts, split_requests
 from polyrec.models.errors import DataError
-from polyrec.models.files import whole
+from polyrec.models.files import atomic_path
 from polyrec.models.schema.grouping import Repeats
 from polyrec.models.schema.schema import Schema
 
 SAMPLE_BATCH_ROWS = 4096
 
 Phase = Callable[[str, int | None], Callable[[int], object]]
-"""Announces a phase and its size in rows (None: unknown); gives what is told the rows done."""
+"""Starts a progress phase of some rows (None: unknown); returns a function to call with rows done."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """What was written.
+    """Summary of a written folder.
 
-    requests: different values of the group. stored: rows stored; more than the requests where a context
-    changes within one. shared, own: columns stored once a request, and once a row. left_out: columns
-    that are neither features nor keys. moved: whether rows had to be brought together. repeats: groups
+    requests: distinct values of the group. stored: rows stored; more than the requests if a context changes
+    within one. shared, per_row: columns stored once per request, and once per row. left_out: columns that are
+    neither features nor keys. moved: whether rows had to be sorted. repeats: groups
     of features that repeat together in the first rows, with rows / distinct rows.
     """
 
@@ -68,9 +68,9 @@ def pack(
     replace: bool = False,
     phase: Phase = lambda _name, _rows: lambda _done: None,
 ) -> Packed:
-    """Writes the reader's rows to the folder `out`, whole or not at all.
+    """Writes the reader's rows to the folder `out`, atomically.
 
-    cluster_by: a column (a session) whose rows stand together; without it requests do.
+    cluster_by: a column (a session) whose rows are stored together; without it, requests are.
     Raises DataError: nothing to cluster by, `out` exists, a value of the keys is missing.
     """
     target = Path(out)
@@ -84,7 +84,7 @@ def pack(
     numbers = _SinglePrecisionCheck([*(d.name for d in schema.dense), schema.label.column])
     found = survey(reader, clustering, numbers.names, numbers.check, phase("survey", reader.rows_hint))
     try:
-        with whole(target.resolve()) as partial:
+        with atomic_path(target.resolve()) as partial:
             partial.mkdir(parents=True)
             rows = cluster_rows(reader, columns, clustering, found, partial, phase("pack", reader.rows_hint))
             first = next(rows)
@@ -140,7 +140,7 @@ def _check_target(target: Path, replace: bool) -> None:
 
 
 def _readable(reader: DataReader, schema: Schema) -> tuple[list[str], tuple[str, ...]]:
-    """Columns that can be kept, in order; and those that cannot: lists that the schema does not know."""
+    """Returns the columns to store, in order, and those that cannot be: lists unknown to the schema."""
     kept: list[str] = []
     left: list[str] = []
     for name in reader.columns:
@@ -156,10 +156,10 @@ def _readable(reader: DataReader, schema: Schema) -> tuple[list[str], tuple[str,
 def _split(
     first: pa.RecordBatch, schema: Schema, clustering: Clustering, columns: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Columns stored once a request, and once a row.
+    """Returns the columns stored once per request, and once per row.
 
-    Columns that are no features are shared if sharing them cuts no request of the first rows in two;
-    where they change later, a request is cut, and nothing is lost.
+    Columns that are no features are shared if that splits no request among the first rows; where they change
+    later, the request is split without loss.
     """
     own = {*schema.candidate.names, schema.label.column}
     shared = {*schema.context.names, *clustering.columns}
@@ -184,7 +184,7 @@ def _repeats(first: pa.RecordBatch, schema: Schema) -> tuple[tuple[tuple[str, ..
 
 
 class _SinglePrecisionCheck:
-    """Number columns, and whether single precision holds all their values exactly."""
+    """Finds number columns whose values single precision holds exactly."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(dict.fromkeys(names))
@@ -198,5 +198,5 @@ class _SinglePrecisionCheck:
                     self._exact[name] = np.array_equal(x, x.astype(np.float32), equal_nan=True)
 
     def narrow(self) -> frozenset[str]:
-        """Columns that can be written in single precision."""
+        """Returns the columns that can be written in single precision."""
         return frozenset(name for name, exact in self._exact.items() if exact)

@@ -1,6 +1,6 @@
-"""Requests out: files of one row a request, in row groups of bounded size.
+"""Writes requests to files of one row per request, in row groups of bounded size.
 
-The first row group decides how each column is encoded (models/data/packed/encodings.py).
+The first row group determines how each column is encoded (models/data/packed/encodings.py).
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ FILE_ROWS = 1 << 24
 
 
 class PackedWriter:
-    """Writes to a folder; use `with`, whose end writes what is left. stored: rows written so far.
+    """Writes files to a folder; leaving its `with` block writes the last row group. stored: rows written so
+    far.
 
     narrow: columns to write in single precision, which must hold them exactly.
     """
@@ -38,7 +39,7 @@ class PackedWriter:
         self._file: pq.ParquetWriter | None = None
 
     def add(self, requests: Requests) -> None:
-        """Takes in the next requests, with all columns of the packing."""
+        """Adds the next requests, with all columns of the packing."""
         stored = self._stored_form(requests)
         self._buffered.append(stored)
         self._rows += requests.rows
@@ -47,7 +48,7 @@ class PackedWriter:
             self._flush()
 
     def _stored_form(self, requests: Requests) -> pa.RecordBatch:
-        """One row a request."""
+        """Converts requests to one row each."""
         offsets = pa.array(np.concatenate(([0], np.cumsum(requests.lengths))).astype(np.int32))
         arrays = []
         for name in self._packing.columns:
