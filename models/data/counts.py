@@ -113,7 +113,9 @@ class AccessCounts:
 
 
 def _flat(column: pa.Array, max_length: int) -> tuple[pa.Array, I64]:
-    """Returns the values of a column of lists, cut to `max_length` as the encoder does, and the row of each."""
+    """Returns the values of a column of lists, cut to `max_length` as the encoder does, and the row
+    of each.
+    """
     lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
     values = column.flatten()
     row = np.repeat(np.arange(lengths.size), lengths)

@@ -135,7 +135,9 @@ def _codes(column: pa.Array) -> NDArray[Any]:
 
 
 def request_starts(data: pa.RecordBatch, shared: Sequence[str]) -> I64:
-    """Returns the rows, int64 [requests], at which a shared column differs from the row before; row 0 first."""
+    """Returns the rows, int64 [requests], at which a shared column differs from the row before; row
+    0 first.
+    """
     columns = [c for name in shared for c in comparable_arrays(data.column(name))]
     return np.flatnonzero(row_changes(columns, data.num_rows))
 
