@@ -20,7 +20,7 @@ from polyrec.planner.simulation.outcomes import Status
 from polyrec.planner.simulation.pace import EVEN, Pace
 from polyrec.planner.simulation.simulator import Simulator, specs
 
-HTTP = {Status.ANSWERED: 200, Status.REFUSED: 429, Status.EXPIRED: 504, Status.FAILED: 503}
+HTTP = {Status.ANSWERED: 200, Status.REJECTED: 429, Status.EXPIRED: 504, Status.FAILED: 503}
 
 
 def completed(plan: Plan, opened: list[dict[str, Any]]) -> Plan:

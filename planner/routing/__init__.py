@@ -1,1 +1,1 @@
-"""Routing: which path answers, on which lane, when, and what is refused. Pure: the clock is passed in."""
+"""Routing: admission control, batching and the choice of paths. Pure: callers pass the time."""

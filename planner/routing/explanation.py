@@ -1,4 +1,7 @@
-"""What the router tells about itself: its state as numbers, and why a query would go where. JSON-able."""
+"""JSON views of the router: a snapshot of its state, and the explanation of a routing decision.
+
+Field names are keys of public JSON (`/v1/paths`, `/v1/route`).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class LaneView:
-    """factor: how many times slower than profiled at the moment. used: share of the last seconds at work."""
+    """A lane. factor: current slowdown over the profile. used: share of the last two seconds it was busy."""
 
     name: str
     device: str
@@ -21,9 +24,10 @@ class LaneView:
 
 @dataclass(frozen=True, slots=True)
 class PathView:
-    """latency_s: corrected median on the fastest usable lane of its device, by rows; empty if there is none.
+    """A path. value: accuracy times weight. share: of the rows dispatched recently.
 
-    share: of the rows dispatched recently. value: accuracy times weight.
+    latency_s: corrected median in seconds by rows, on the fastest usable lane of its device; empty without
+    one.
     """
 
     name: str
@@ -33,9 +37,12 @@ class PathView:
 
 
 @dataclass(frozen=True, slots=True)
-class RouterState:
-    """size_rows: quantiles of the sizes of recent queries. prices: correct predictions that a second of one
-    lane of a device is worth. total_rate: rows/s that all usable lanes can do."""
+class RouterSnapshot:
+    """The state of a router.
+
+    size_rows: quantiles of recent query sizes. total_rate: capacity of all usable lanes in rows/s. prices: by
+    device, correct predictions that one more second of a lane would bring.
+    """
 
     policy: str
     queries_s: float
@@ -55,9 +62,10 @@ class RouterState:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One path for a hypothetical query. queue_s: until a lane takes it; execute_s: at the tail.
+    """A path considered for a hypothetical query.
 
-    price: correct predictions that its time is worth elsewhere. why: in words.
+    queue_s: predicted queue delay. execute_s: tail service time. price: correct predictions that its device
+    time would bring elsewhere. why: in words.
     """
 
     path: str
@@ -71,7 +79,10 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """path: what would be chosen; None: the query would be refused, or no path can make it."""
+    """The decision for a hypothetical query.
+
+    path: None if it would be rejected, or no path meets the budget.
+    """
 
     rows: int
     budget_s: float

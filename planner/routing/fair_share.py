@@ -1,11 +1,12 @@
 """Reserves a share of lane time for lower priorities: deficit round robin over two classes.
 
 Pieces of the highest waiting priority go first (queue.py). While they execute and others wait, the others
-earn credit, SHARE / (1 - SHARE) seconds for each second of lane time. When the credit covers their most
-urgent piece, the next batch is theirs, and its time is subtracted from the credit. So privileged queries
-cannot starve the others, which get at least SHARE of the lanes' time while they have work, and no more than
-that while privileged work waits. Credit counts seconds, not rows, as privileged queries may require a slow
-path. (Shreedhar and Varghese, Efficient fair queuing using deficit round robin, SIGCOMM'95.)
+earn credit, RESERVED_SHARE / (1 - RESERVED_SHARE) seconds for each second of lane time. When the credit
+covers their most urgent piece, the next batch is theirs, and its time is subtracted from the credit. So
+privileged queries cannot starve the others, which get at least RESERVED_SHARE of the lanes' time while they
+have work, and no more than that while privileged work waits. Credit counts seconds, not rows, as privileged
+queries may require a slow path. (Shreedhar and Varghese, Efficient fair queuing using deficit round robin,
+SIGCOMM'95.)
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from bisect import bisect_left
 
 from polyrec.planner.routing.lanes.lane import LaneState
 from polyrec.planner.routing.query import Query
-from polyrec.planner.routing.queue import LOWEST, SHARE, Piece, Queue
-from polyrec.planner.routing.router_state import Board
+from polyrec.planner.routing.queue import LOWEST, RESERVED_SHARE, Piece, Queue
+from polyrec.planner.routing.router_state import RouterState
 
-EARNED = SHARE / (1 - SHARE)
+EARNED = RESERVED_SHARE / (1 - RESERVED_SHARE)
 """Seconds of credit for each second of privileged work."""
 SAVED_S = 0.005
 """Maximum credit while no lower priority waits. Above 0, so that a single ordinary query need not wait until
@@ -26,69 +27,71 @@ MOST_S = 1.0
 """Maximum credit while lower priorities wait, for which no lane may be usable."""
 
 
-def turn(board: Board, lane: LaneState) -> int:
+def turn(state: RouterState, lane: LaneState) -> int:
     """Index of the piece of the queue from which this lane chooses.
 
     0, the highest waiting priority, unless the credit covers the most urgent piece below it; then that one.
     """
-    queue = board.queue
+    queue = state.queue
     pieces = queue.pieces
     credit_s = queue.credit_s
-    if credit_s <= 0 or not pieces or pieces[0][0] == pieces[-1][0] or lane.fastest < 0:
+    if credit_s <= 0 or not pieces or pieces[0].level == pieces[-1].level or lane.fastest < 0:
         return 0
     first = 0
     at = _next_level(queue, 0)
     while at < len(pieces):
-        if pieces[at][3].settled:
+        if pieces[at].query.settled:
             at += 1
             continue
-        if not first or pieces[at][1] < pieces[first][1]:
+        if not first or pieces[at].order_s < pieces[first].order_s:
             first = at
         at = _next_level(queue, at)
-    return first if first and _least_s(board, lane, pieces[first][3], pieces[first][5]) <= credit_s else 0
+    return (
+        first if first and _least_s(state, lane, pieces[first].query, pieces[first].rows) <= credit_s else 0
+    )
 
 
-def in_turn(board: Board, lane: LaneState) -> list[Piece]:
+def in_turn(state: RouterState, lane: LaneState) -> list[Piece]:
     """All pieces, starting with the one at `turn`."""
-    pieces = board.queue.clean()
-    first = turn(board, lane)
+    pieces = state.queue.trim()
+    first = turn(state, lane)
     return [*pieces[first:], *pieces[:first]] if first else pieces
 
 
 def charge(queue: Queue, level: int, seconds: float) -> None:
     """Updates the credit for a batch of that level, just taken from the queue, of `seconds` of lane time."""
     pieces = queue.pieces
-    if pieces and pieces[0][0] < level:
+    if pieces and pieces[0].level < level:
         queue.credit_s -= seconds
         return
     if level == LOWEST:
         return
-    waits = bool(pieces) and pieces[-1][0] > level
+    waits = bool(pieces) and pieces[-1].level > level
     queue.credit_s = min(queue.credit_s + EARNED * seconds, MOST_S if waits else SAVED_S)
 
 
-def waits_s(board: Board, query: Query, margin: float) -> float:
+def waits_s(state: RouterState, query: Query, margin: float) -> float:
     """Upper bound of the wait, in seconds, of a query below the highest waiting priority, by its share alone.
 
     margin: factor on the predicted times, as in admission control.
     """
-    queue = board.queue
+    queue = state.queue
     pieces = queue.pieces
     first = _next_level(queue, 0)
-    ahead = sum(piece[5] for piece in pieces[first:] if piece[1] <= query.deadline_s)
-    needed_s = (ahead + query.rows) / board.total_rate
-    credit_s = queue.credit_s / len(board.usable)
-    return margin * (ahead / board.total_rate + max(0.0, needed_s - credit_s) / EARNED)
+    ahead = sum(piece.rows for piece in pieces[first:] if piece.order_s <= query.deadline_s)
+    needed_s = (ahead + query.rows) / state.total_rate
+    credit_s = queue.credit_s / len(state.usable)
+    return margin * (ahead / state.total_rate + max(0.0, needed_s - credit_s) / EARNED)
 
 
 def _next_level(queue: Queue, at: int) -> int:
     """Index after the last piece of the level of the piece at `at`."""
     pieces = queue.pieces
-    return bisect_left(pieces, (pieces[at][0] + 1,), at)
+    return bisect_left(pieces, (pieces[at].level + 1,), at)
 
 
-def _least_s(board: Board, lane: LaneState, query: Query, rows: int) -> float:
+def _least_s(state: RouterState, lane: LaneState, query: Query, rows: int) -> float:
     """Predicted service time in seconds of a piece, or of as much of it as fits into one batch."""
     path = lane.order[0] if query.required else lane.fastest
-    curve = board.paths[path].curve
-    return curve.median[min(rows, lane.most[path])] * lane.correction.median[path]
+    latency = state.paths[path].latency
+    return latency.median[min(rows, lane.max_rows[path])] * lane.correction.median[path]

@@ -1,4 +1,4 @@
-"""What is observed of the traffic: arrival rate, sizes, budgets. Fed on every offer, summed up by ticks."""
+"""Observed traffic: arrival rates, query sizes and budgets. Fed by every arrival, summarized on ticks."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import numpy as np
 KEPT = 512
 LONG_MEMORY_S = 1.0
 OUTLIER = 100.0
-"""No change between two ticks counts for more than that many times the variance known so far."""
+"""A change between two ticks counts for at most this factor of the variance known so far."""
 RATE_MEMORY_S = 0.3
-"""The rate forgets with this time constant: a step in load is two thirds known after it."""
+"""Time constant of the rates: after it, two thirds of a step in load are known."""
 FIRST_ROWS, FIRST_BUDGET_S = 23.0, 0.1
 
 
-class Observed:
-    """queries_s, rows_s: rates of all that is offered.
+class ObservedTraffic:
+    """Statistics of all arrivals, rejected ones included.
 
-    high_rows_s: the higher of rows_s and one with a longer memory, so that a lull which is only chance does
-    not look like less load. variance_s: of the rows that arrive, a second; at least that of Poisson
-    arrivals. mean_rows, mean_square: of sizes. budget_s: the median budget. new_queries: since the last
-    tick.
+    queries_s, rows_s: rates. high_rows_s: the higher of rows_s and a rate with longer memory, so that a
+    random lull does not look like less load. variance_s: variance of arriving rows per second, at least that
+    of Poisson arrivals. mean_rows, mean_square: of query sizes. budget_s: median budget. new_queries: since
+    the last tick.
     """
 
     __slots__ = (
@@ -49,30 +49,31 @@ class Observed:
         self.budget_s = FIRST_BUDGET_S
 
     @property
-    def heard(self) -> bool:
-        """Whether any query has come yet; what is said of them before is assumed."""
+    def has_queries(self) -> bool:
+        """Whether any query has arrived; before that, sizes and budget are defaults."""
         return bool(self._sizes)
 
-    def arrived(self, rows: int, budget_s: float) -> None:
+    def record_arrival(self, rows: int, budget_s: float) -> None:
+        """Counts a query."""
         self.new_queries += 1
         self._new_rows += rows
         self._sizes.append(rows)
         self._budgets.append(budget_s)
 
     def tick(self, now_s: float) -> None:
-        """Sums up what arrived since the last tick."""
+        """Updates the statistics by the arrivals since the last tick."""
         passed = now_s - self._last_s
         if passed <= 0:
             return
-        # At first there is nothing to forget: the mean of what there is.
+        # Before one time constant has passed, take the plain mean.
         weight = max(1 - exp(-passed / RATE_MEMORY_S), passed / (now_s - self._first_s))
         self.queries_s += weight * (self.new_queries / passed - self.queries_s)
         self.rows_s += weight * (self._new_rows / passed - self.rows_s)
         weight = max(1 - exp(-passed / LONG_MEMORY_S), passed / (now_s - self._first_s))
         self._long_rows_s += weight * (self._new_rows / passed - self._long_rows_s)
         self.high_rows_s = max(self.rows_s, self._long_rows_s)
-        # Half the squared difference of consecutive counts: what varies, without what drifts (Allan).
-        # A single large step counts little; bursts come again.
+        # Allan variance, half the squared difference of consecutive counts: excludes slow drift. Clipped, as
+        # a single large step says little, and bursts recur.
         poisson = self.queries_s * self.mean_square
         change = self._new_rows - self._last_rows * passed if self._ticks else 0.0
         varies = min(change * change / 2 / passed, OUTLIER * max(self._varies, poisson))
@@ -89,5 +90,5 @@ class Observed:
         self.variance_s = max(self._varies, self.queries_s * self.mean_square)
 
     def size_quantiles(self, at: tuple[float, ...]) -> tuple[float, ...]:
-        """Rows at quantiles; empty before the first query."""
+        """Query sizes at these quantiles; empty before the first query."""
         return tuple(np.quantile(self._sizes, at).tolist()) if self._sizes else ()

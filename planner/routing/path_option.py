@@ -1,7 +1,7 @@
-"""An option: a path that a lane may take next, with all that a decision asks of it in one place.
+"""A path that a lane may dispatch on next, with everything that a decision reads in one place.
 
-Built when lanes are counted (`Board.count`), off the request path. A decision goes through a lane's options,
-the most accurate first, and reads fields instead of looking each of them up where it is kept.
+Built by `RouterState.update_lanes`, off the request path, so that a decision reads fields instead of looking
+each one up where it is kept.
 """
 
 from __future__ import annotations
@@ -13,32 +13,34 @@ from polyrec.planner.routing.lanes.path import PathState
 
 
 @dataclass(slots=True, eq=False)
-class Option:
-    """path: its index. tail, median: seconds by rows, as profiled. most, merge: rows, as in `LaneState`.
+class PathOption:
+    """path: its index. tail, median: profiled seconds by rows. max_rows, merge_rows: as in `LaneState`.
 
-    last: of it no more than its tail is asked, since nothing faster is left. tried: also where a more
-    accurate one has left no room for the rest.
+    last: the fastest path, for which the plain tail is enough, as nothing faster is left. after_rejection:
+    tried even if a path of higher value left too little room for the rest of the queue.
     """
 
     path: int
     tail: list[float]
     median: list[float]
-    most: int
-    merge: int
+    max_rows: int
+    merge_rows: int
     last: bool
-    tried: bool
+    after_rejection: bool
 
 
-def options(
-    order: Sequence[int], paths: Sequence[PathState], most: list[int], merge: list[int]
-) -> list[Option]:
-    """Of paths in the order in which they are tried; most, merge: by path index."""
+def path_options(
+    order: Sequence[int], paths: Sequence[PathState], max_rows: list[int], merge_rows: list[int]
+) -> list[PathOption]:
+    """Options of the paths in `order`, which is kept. max_rows, merge_rows: by path index."""
     found = []
     for p in order:
         path = paths[p]
-        curve = path.curve
-        found.append(Option(p, curve.tail, curve.median, most[p], merge[p], False, path.efficient))
+        latency = path.latency
+        found.append(
+            PathOption(p, latency.tail, latency.median, max_rows[p], merge_rows[p], False, path.efficient)
+        )
     if found:
         final = found[-1]
-        final.last = final.tried = True
+        final.last = final.after_rejection = True
     return found

@@ -1,7 +1,6 @@
-"""What the router moves about: queries in, dispatches out.
+"""Data types of the router: queries go in, dispatches and rejections come out.
 
-Shared by the live server and the simulator, so nothing here knows about sockets or virtual time.
-Times are seconds of one monotonic clock, whichever.
+Shared by the live server and the simulator. Times are seconds of one monotonic clock.
 """
 
 from __future__ import annotations
@@ -15,10 +14,11 @@ MOST_PRIORITY = 999_999_999
 
 
 class Reason(StrEnum):
-    """Why the path that answered was chosen: the best one, or what kept it from being that.
+    """Why a path was chosen: it is the best one, or what ruled the best one out.
 
-    load: the best one would make others late. deadline: it takes longer than the budget. failure: a lane
-    died, or lost work. probe: the query was a probe of a lane that had been slow or out.
+    load: it would make other queries miss their deadlines. deadline: it takes longer than the budget.
+    failure: a lane died or lost work. probe: the query tested a lane that had been slow or failed. policy:
+    the policy does not use the best path.
     """
 
     BEST = "best"
@@ -30,24 +30,26 @@ class Reason(StrEnum):
 
 
 DEGRADED = (Reason.LOAD, Reason.DEADLINE, Reason.FAILURE, Reason.PROBE)
-"""Reasons for which a path of lower quality answers although the policy would have used the best one."""
+"""Reasons with which an answer counts as degraded: the policy would have preferred the best path."""
 
 
-class Refusal(StrEnum):
-    """Why a query is not taken, or not answered."""
+class RejectReason(StrEnum):
+    """Why a query is rejected or expires. The values are labels of metrics."""
 
-    OVERLOAD = "overload"  # the backlog says that its deadline cannot be met, or the queue is full
-    EXPIRED = "expired"  # its deadline passed, or cannot be met any more
+    OVERLOAD = "overload"  # the backlog makes its deadline unreachable, or the queue is full
+    EXPIRED = "expired"  # its deadline passed, or can no longer be met
     UNAVAILABLE = "unavailable"  # no lane is alive
 
 
 @dataclass(slots=True, eq=False)
 class Query:
-    """One request inside the server. priority: 1 is the highest, 0 is the default, the lowest.
+    """A request inside the server.
 
-    required: the most accurate path or none. path, reason: what its first part was dispatched with;
-    all its parts run on the same representation. payload: the owner's, the router never looks at it.
-    retries: batches with it that were given up; failed: one of them because its lane died or broke.
+    priority: 1 is the highest; 0, the default, is the lowest. required: use the path of highest value or
+    none. payload: the caller's; the router ignores it. path, reason: of its first dispatched part; all parts
+    run on the same representation. dispatched_rows, done_rows: rows sent to lanes, and executed. retries:
+    abandoned batches that contained it; failed: a lane died or failed with one of them. settled: answered,
+    expired or canceled.
     """
 
     rows: int
@@ -58,7 +60,7 @@ class Query:
     payload: Any = None
     path: int = -1
     reason: Reason = Reason.BEST
-    taken_rows: int = 0
+    dispatched_rows: int = 0
     done_rows: int = 0
     retries: int = 0
     failed: bool = False
@@ -67,8 +69,9 @@ class Query:
 
 @dataclass(slots=True, eq=False)
 class Part:
-    """Rows [first, first + rows) of a query. Never changed; one is made for each query of each batch, and a
-    frozen dataclass takes three times as long to make.
+    """Rows [first, first + rows) of a query, in one batch.
+
+    Treat as immutable. Not frozen, because a frozen dataclass takes three times as long to construct.
     """
 
     query: Query
@@ -78,11 +81,11 @@ class Part:
 
 @dataclass(slots=True, eq=False)
 class Dispatch:
-    """A batch for a lane: parts of queries, one path. median_s, tail_s: what it is expected to take.
+    """A batch handed to a lane: parts of queries, executed on one path.
 
-    probe: tries out a lane that was slow or stalled on a query that stays in the queue for another lane;
-    whichever answers first counts. lost: given up, its queries are queued again or out; an answer that
-    comes nevertheless counts if the query has none.
+    median_s, tail_s: predicted service time. probe: a test of a lane that was slow or stalled; its query also
+    stays in the queue for other lanes, and the first answer counts. lost: abandoned; its queries were queued
+    again or settled, and a late answer counts only for a query without one.
     """
 
     lane: int
@@ -98,9 +101,9 @@ class Dispatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
-    """An answer at the door. retry_after_s: when the backlog should have drained that far."""
+class Rejection:
+    """A rejected query. retry_after_s: predicted seconds until the backlog would admit it."""
 
-    why: Refusal
+    reason: RejectReason
     retry_after_s: float
     queued_rows: int

@@ -1,55 +1,68 @@
-"""What waits: pieces of queries in order of priority and deadline, counted in rows.
+"""The queue: pieces of queries in order of priority and deadline, counted in rows.
 
-Strict priority would let one class of clients starve the others, so a SHARE of the room is kept for them
-(here) and of the lanes' time (share.py).
-
-A piece is (level, order, number, query, first, rows): rows [first, first + rows) of a query that no lane
-has taken. Sorted, so that a batch is a prefix; most arrivals have the latest deadline and go to the end.
-Queries that are settled meanwhile (cancelled, answered by a probe) stay until they are met; their rows
-count no more from the moment they are forgotten.
+Sorted, so that a batch is a slice; most arrivals have the latest deadline and go to the end. Queries settled
+while they wait (canceled, answered by a probe) stay until `trim` or `sweep` meets them; their rows stop
+counting at once. Strict priority would let one class of clients starve the others, so RESERVED_SHARE of the
+room (here) and of the lanes' time (fair_share.py) is kept for them.
 """
 
 from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from polyrec.planner.routing.query import Query
 
-Piece = tuple[int, float, int, Query, int, int]
 LOWEST = 1 << 30
 """The level of queries without priority, beyond MOST_PRIORITY."""
-SHARE = 0.1
+RESERVED_SHARE = 0.1
 """Of room and lane time, kept for queries of other priorities than those that take the rest."""
 
 
-class Queue:
-    """Pieces, ascending. rows: of the unsettled ones. earliest_s: no deadline in it is earlier.
+class Piece(NamedTuple):
+    """Rows [first, first + rows) of a query, waiting for a lane.
 
-    privileged: rows of those with a priority. credit_s: lane time that is owed to the others (share.py).
+    Compares by level (priority, LOWEST without one), then order_s (deadline; arrival under a FIFO policy),
+    then number, which is unique, so queries are never compared.
     """
 
-    __slots__ = ("_number", "credit_s", "earliest_s", "pieces", "privileged", "rows")
+    level: int
+    order_s: float
+    number: int
+    query: Query
+    first: int
+    rows: int
+
+
+class Queue:
+    """Waiting pieces, ascending.
+
+    rows: of unsettled queries. privileged_rows: of those with a priority. earliest_s: lower bound of all
+    deadlines. credit_s: lane time owed to lower priorities (fair_share.py).
+    """
+
+    __slots__ = ("_number", "credit_s", "earliest_s", "pieces", "privileged_rows", "rows")
 
     def __init__(self) -> None:
         self.pieces: list[Piece] = []
-        self.rows = self.privileged = 0
+        self.rows = self.privileged_rows = 0
         self.earliest_s = float("inf")
         self.credit_s = 0.0
         self._number = 0
 
-    def over(self, rows: int, privileged: bool, most: int) -> int:
-        """Rows by which the queue would be too long with `rows` more; 0 or less: there is room.
+    def excess_rows(self, rows: int, privileged: bool, max_rows: int) -> int:
+        """Rows by which `rows` more exceed the limit; 0 or less: there is room.
 
-        Each class, privileged or not, may have `most` rows; SHARE of that is kept beyond for the other one.
+        Each class, privileged or not, may hold `max_rows`; RESERVED_SHARE of that is kept for the other one.
         """
-        own = self.privileged if privileged else self.rows - self.privileged
-        return rows + max(own - most, self.rows - int((1 + SHARE) * most))
+        class_rows = self.privileged_rows if privileged else self.rows - self.privileged_rows
+        return rows + max(class_rows - max_rows, self.rows - int((1 + RESERVED_SHARE) * max_rows))
 
-    def push(self, query: Query, first: int, rows: int, order: float) -> None:
-        """Adds rows that wait; `order` is the deadline, or the arrival where first come is served first."""
+    def push(self, query: Query, first: int, rows: int, order_s: float) -> None:
+        """Adds rows of a query. order_s: its deadline, or its arrival under a FIFO policy."""
         self._number += 1
-        piece = (query.priority or LOWEST, order, self._number, query, first, rows)
+        piece = Piece(query.priority or LOWEST, order_s, self._number, query, first, rows)
         pieces = self.pieces
         if pieces and piece < pieces[-1]:
             insort(pieces, piece)
@@ -57,54 +70,55 @@ class Queue:
             pieces.append(piece)
         self.rows += rows
         if query.priority:
-            self.privileged += rows
+            self.privileged_rows += rows
         if query.deadline_s < self.earliest_s:
             self.earliest_s = query.deadline_s
 
-    def clean(self) -> list[Piece]:
-        """The pieces, the first and the last of which (if any) are of unsettled queries."""
+    def trim(self) -> list[Piece]:
+        """Removes settled queries from both ends; returns the pieces."""
         pieces = self.pieces
-        while pieces and pieces[0][3].settled:
-            self.forget(pieces[0][3])
+        while pieces and pieces[0].query.settled:
+            self.discount(pieces[0].query)
             del pieces[0]
-        while pieces and pieces[-1][3].settled:
-            self.forget(pieces[-1][3])
+        while pieces and pieces[-1].query.settled:
+            self.discount(pieces[-1].query)
             del pieces[-1]
         return pieces
 
-    def forget(self, query: Query) -> None:
-        """The rows of a settled query count no more."""
-        rows = query.rows - query.taken_rows
+    def discount(self, query: Query) -> None:
+        """Stops counting the waiting rows of a settled query."""
+        rows = query.rows - query.dispatched_rows
         self.rows -= rows
         if query.priority:
-            self.privileged -= rows
-        query.taken_rows = query.rows
+            self.privileged_rows -= rows
+        query.dispatched_rows = query.rows
 
     def clear(self) -> None:
-        """Takes all pieces out."""
+        """Removes all pieces."""
         self.pieces.clear()
-        self.rows = self.privileged = 0
+        self.rows = self.privileged_rows = 0
 
-    def sweep(self, now_s: float, doomed: float) -> list[Query]:
-        """Takes out, and settles, queries whose deadline is within `doomed` seconds of now."""
-        out: list[Query] = []
+    def sweep(self, now_s: float, min_latency_s: float) -> list[Query]:
+        """Removes, settles and returns queries whose deadline is at most `min_latency_s` away."""
+        expired: list[Query] = []
         kept: list[Piece] = []
         earliest_s = float("inf")
         for piece in self.pieces:
-            query = piece[3]
+            query = piece.query
             if query.settled:
-                self.forget(query)
-            elif query.deadline_s - doomed <= now_s:
+                self.discount(query)
+            elif query.deadline_s - min_latency_s <= now_s:
                 query.settled = True
-                self.forget(query)
-                out.append(query)
+                self.discount(query)
+                expired.append(query)
             else:
                 kept.append(piece)
                 if query.deadline_s < earliest_s:
                     earliest_s = query.deadline_s
         self.pieces[:] = kept
         self.earliest_s = earliest_s
-        return out
+        return expired
 
     def unsettled(self) -> Iterator[Piece]:
-        return (piece for piece in self.pieces if not piece[3].settled)
+        """The pieces of queries that still need an answer."""
+        return (piece for piece in self.pieces if not piece.query.settled)

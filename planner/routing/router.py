@@ -1,9 +1,9 @@
-"""The router: which query is taken or refused, which batch a free lane executes, what is out of time.
+"""The router: admission control, dispatch to free lanes, expiry, and recovery from failing lanes.
 
-Queries and the news of lanes go in, dispatches come out. Pure: the clock is passed in, nothing is awaited,
-so the live server and the simulator run this same object. What to choose is the policy's affair; here
-is what holds for every policy: the queue, splitting and joining, deadlines, lanes that break,
-stall, slow down or come back.
+Queries and events of lanes come in; dispatches, rejections and expired queries go out. Pure: callers pass the
+time and nothing is awaited, so the live server and the simulator run this same object. The policy chooses
+paths; the router holds what every policy shares: the queue, splitting and joining of queries, deadlines, and
+lanes that fail, stall, slow down or come back.
 """
 
 from __future__ import annotations
@@ -13,167 +13,170 @@ from collections.abc import Sequence
 from polyrec.planner.plan import Routing
 from polyrec.planner.routing import explain as explaining
 from polyrec.planner.routing.admission.attempt import worth_accepting
-from polyrec.planner.routing.admission.reading_round import Reading
+from polyrec.planner.routing.admission.reading_round import ReadingRound
 from polyrec.planner.routing.decision import decide
-from polyrec.planner.routing.dispatching import take
-from polyrec.planner.routing.explanation import Explanation, RouterState
+from polyrec.planner.routing.dispatching import dispatch_batch
+from polyrec.planner.routing.explanation import Explanation, RouterSnapshot
 from polyrec.planner.routing.lanes import probing
 from polyrec.planner.routing.lanes.breaker import CLOSED, OPEN, BreakerState
 from polyrec.planner.routing.lanes.lane import LaneState
-from polyrec.planner.routing.latency.front_cost import Spent
+from polyrec.planner.routing.latency.front_cost import LoopTime
 from polyrec.planner.routing.policies.registry import make_policy
-from polyrec.planner.routing.query import Dispatch, Part, Query, Refusal, Refused
-from polyrec.planner.routing.router_state import Board
+from polyrec.planner.routing.query import Dispatch, Part, Query, Rejection, RejectReason
+from polyrec.planner.routing.router_state import RouterState
 
-MOST_RETRIES = 2
-"""A query that broke that many lanes is given back: it may be what breaks them."""
+MAX_RETRIES = 2
+"""A query with this many failed batches is given up: it may be what breaks the lanes."""
 SHARE_MEMORY_S = 2.0
-USUAL_WEIGHT = 0.1
-"""Of the last batch in the mean of a lane's batches."""
+BATCH_ROWS_WEIGHT = 0.1
+"""EWMA weight of the newest batch size."""
 INF = float("inf")
-
-
-FEWER = 0.8
-"""A query is turned away unread if it would be with that share of the rows that it seems to have."""
-PATIENCE = 0.25
-"""Share of its budget that a query may have spent and still wait for what the loop reads next."""
+LIKELY_ROWS_FACTOR = 0.8
+"""A query is rejected unparsed only if this share of its estimated rows would be rejected as well."""
+URGENT_SHARE = 0.25
+"""Share of its budget after which a waiting query is dispatched without waiting for more arrivals."""
 
 
 class Router:
-    """One server's decisions. paths, lanes: as given; Query.path, Dispatch.path, Dispatch.lane index them."""
+    """The decisions of one server. Query.path, Dispatch.path and Dispatch.lane index `paths` and `lanes`."""
 
-    def __init__(self, board: Board) -> None:
-        self.board = board
-        self.paths, self.lanes = board.specs
-        self.policy = make_policy(board.routing, board)
-        self.policy.prepare(board)
-        self._ticked_s = board.begun_s
-        self._reading = Reading()
-        self.asking = list(range(len(self.lanes)))
-        """The order in which free lanes ask: those on probation first, or the others leave them nothing."""
+    def __init__(self, state: RouterState) -> None:
+        self.state = state
+        self.paths, self.lanes = state.specs
+        self.policy = make_policy(state.routing, state)
+        self.policy.prepare(state)
+        self._ticked_s = state.start_s
+        self._round = ReadingRound()
+        self.lane_order = list(range(len(self.lanes)))
+        """Lane indexes in the order in which free lanes get work: lanes to probe first, or none is left."""
 
-    def reject_early(self, arrival_s: float, deadline_s: float, size: float, now_s: float) -> Refused | None:
-        """Why a query need not even be parsed; None: offer it. Past capacity, goodput is what refusals leave.
+    def reject_early(
+        self, arrival_s: float, deadline_s: float, size: float, now_s: float
+    ) -> Rejection | None:
+        """Rejects a query before it is parsed, if `offer` would reject it; None: parse and offer it.
 
-        It is too late, or no smaller, with no more time, than one that this round has refused; or it would be
-        refused even if it had fewer rows than that one has for its size. size: whatever grows with a query's
-        rows, as told to `offer`. For queries without priority that take any quality.
+        Past capacity, goodput is what rejections leave of the core. A query is rejected if its deadline has
+        passed; if this reading round has rejected one that was no larger and had no less time; or if it would
+        be rejected even with LIKELY_ROWS_FACTOR of its estimated rows. Only for queries without priority or
+        required quality. size: anything that grows with the rows, as passed to `offer`.
         """
-        reading = self._reading
+        reading = self._round
         if deadline_s <= now_s:
-            self.board.observed.arrived(reading.rows, deadline_s - arrival_s)
-            return Refused(Refusal.EXPIRED, 0.0, self.board.queue.rows)
-        refused = reading.refused
-        board = self.board
-        if refused is None or not board.queue.pieces:
+            self.state.observed.record_arrival(reading.rows, deadline_s - arrival_s)
+            return Rejection(RejectReason.EXPIRED, 0.0, self.state.queue.rows)
+        rejection = reading.rejection
+        state = self.state
+        if rejection is None or not state.queue.pieces:
             return None
-        if not reading.refuses(size, deadline_s):
-            likely = reading.rows_of(size)
-            if likely == INF:
+        if not reading.covers(size, deadline_s):
+            likely_rows = reading.estimated_rows(size)
+            if likely_rows == INF:
                 return None
-            query = Query(max(1, int(FEWER * likely)), arrival_s, deadline_s)
-            over_s = reading.over_s(arrival_s, now_s, board.front.busy)
-            late_s = self.policy.admit(board, query, over_s)
-            if late_s <= 0:
+            query = Query(max(1, int(LIKELY_ROWS_FACTOR * likely_rows)), arrival_s, deadline_s)
+            end_s = reading.expected_end_s(arrival_s, now_s, state.front.read_share)
+            excess_s = self.policy.admit(state, query, end_s)
+            if excess_s <= 0:
                 return None
-            refused = Refused(Refusal.OVERLOAD, late_s, board.queue.rows)
-            reading.refuse(refused, size, deadline_s, max(1, round(likely)))
-        board.observed.arrived(reading.rows, deadline_s - arrival_s)
-        board.caution.lost()
-        return refused
+            rejection = Rejection(RejectReason.OVERLOAD, excess_s, state.queue.rows)
+            reading.record_rejection(rejection, size, deadline_s, max(1, round(likely_rows)))
+        state.observed.record_arrival(reading.rows, deadline_s - arrival_s)
+        state.loss_backoff.record_loss()
+        return rejection
 
-    def offer(self, query: Query, now_s: float, size: float = INF) -> Refused | None:
-        """Takes a query into the queue, or says why not and when it would fit.
+    def offer(self, query: Query, now_s: float, size: float = INF) -> Rejection | None:
+        """Queues a query, or rejects it.
 
-        What is offered before the next `expire` is read in one round of the owner's loop (reading.py).
+        Queries offered before the next `expire` belong to one reading round of the caller's event loop
+        (reading_round.py). size: as in `reject_early`.
         """
-        board = self.board
+        state = self.state
         arrival_s, deadline_s = query.arrival_s, query.deadline_s
-        over_s = self._reading.over_s(arrival_s, now_s, board.front.busy)
-        queue = board.queue
+        end_s = self._round.expected_end_s(arrival_s, now_s, state.front.read_share)
+        queue = state.queue
         rows = query.rows
-        board.observed.arrived(rows, deadline_s - arrival_s)
-        if not board.usable:
-            return Refused(Refusal.UNAVAILABLE, 1.0, queue.rows)
-        over = queue.over(rows, query.priority > 0, board.max_queued_rows)
-        if over > 0:
-            return Refused(Refusal.OVERLOAD, over / board.total_rate, queue.rows)
+        state.observed.record_arrival(rows, deadline_s - arrival_s)
+        if not state.usable:
+            return Rejection(RejectReason.UNAVAILABLE, 1.0, queue.rows)
+        excess_rows = queue.excess_rows(rows, query.priority > 0, state.max_queued_rows)
+        if excess_rows > 0:
+            return Rejection(RejectReason.OVERLOAD, excess_rows / state.total_rate, queue.rows)
         if deadline_s <= now_s:
-            return Refused(Refusal.EXPIRED, 0.0, queue.rows)
+            return Rejection(RejectReason.EXPIRED, 0.0, queue.rows)
         policy = self.policy
-        late_s = policy.admit(board, query, over_s)
-        if late_s > 0 and not worth_accepting(board, query, over_s):
-            board.caution.lost()
-            refused = Refused(Refusal.OVERLOAD, late_s, queue.rows)
+        excess_s = policy.admit(state, query, end_s)
+        if excess_s > 0 and not worth_accepting(state, query, end_s):
+            state.loss_backoff.record_loss()
+            rejection = Rejection(RejectReason.OVERLOAD, excess_s, queue.rows)
             if not (query.priority or query.required):
-                # others are not judged by one that asks for more than they do
-                self._reading.refuse(refused, size, deadline_s, rows)
-            return refused
-        if policy.binds:
-            policy.accepted(board, query, over_s)
+                # one that asks for more than others says nothing about them
+                self._round.record_rejection(rejection, size, deadline_s, rows)
+            return rejection
+        if policy.binds_at_arrival:
+            policy.accepted(state, query, end_s)
         queue.push(query, 0, rows, arrival_s if policy.fifo else deadline_s)
         return None
 
-    def pressing(self, now_s: float) -> bool:
-        """Whether what is first in the queue has spent so much of its budget that it waits for no company."""
-        pieces = self.board.queue.pieces
+    def is_urgent(self, now_s: float) -> bool:
+        """Whether the head of the queue has spent too much of its budget to wait for more arrivals."""
+        pieces = self.state.queue.pieces
         if not pieces:
             return False
-        head = pieces[0][3]
-        return now_s - head.arrival_s > PATIENCE * (head.deadline_s - head.arrival_s)
+        head = pieces[0].query
+        return now_s - head.arrival_s > URGENT_SHARE * (head.deadline_s - head.arrival_s)
 
     def next(self, lane: int, now_s: float) -> Dispatch | None:
-        """What a free lane executes now; recorded as in flight. None: nothing, or better on another lane."""
-        board = self.board
-        state = board.lanes[lane]
-        state.again_s = INF
-        if state.flight is not None or not state.alive or not board.queue.pieces:
+        """Dispatches a batch to a free lane; None: nothing waits, or it is better left to another lane."""
+        state = self.state
+        lane_state = state.lanes[lane]
+        lane_state.recheck_s = INF
+        if lane_state.in_flight is not None or not lane_state.alive or not state.queue.pieces:
             return None
-        choice, probe = decide(board, self.policy, state, now_s)
+        choice, is_probe = decide(state, self.policy, lane_state, now_s)
         if choice is None:
             return None
-        if probe:
-            if state.breaker.state is OPEN:
-                state.breaker.state = BreakerState.PROBING
+        if is_probe:
+            if lane_state.breaker.state is OPEN:
+                lane_state.breaker.state = BreakerState.PROBING
             else:
-                state.heard_s = now_s
-            # On a copy if other lanes are there: the query stays in the queue for them.
-            probe = bool(probing.others(board, state))
-        if not probe and self.policy.binds:
-            self.policy.dispatched(board, choice[0], choice[3])
-        return take(board, state, choice, now_s, probe)
+                lane_state.last_done_s = now_s
+            # with other lanes, the query stays in the queue for them and the probe executes a copy
+            is_probe = bool(probing.other_usable_lanes(state, lane_state))
+        if not is_probe and self.policy.binds_at_arrival:
+            self.policy.dispatched(state, choice.path, choice.rows)
+        return dispatch_batch(state, lane_state, choice, now_s, is_probe)
 
     def done(self, dispatch: Dispatch, now_s: float, took_s: float) -> None:
-        """A batch was executed: corrects what is known of its lane, completes its queries.
+        """Records an executed batch: corrects the lane's latency model and completes queries.
 
-        Of a lost dispatch or a probe, only queries that are in it whole and not yet settled are completed.
+        Of a lost dispatch or a probe, only unsettled queries that it contains whole are completed. took_s:
+        its service time.
         """
-        board = self.board
-        lane = board.lanes[dispatch.lane]
-        if lane.flight is dispatch:
-            lane.free(now_s)
+        state = self.state
+        lane = state.lanes[dispatch.lane]
+        if lane.in_flight is dispatch:
+            lane.release(now_s)
         path, rows = dispatch.path, dispatch.rows
-        curve = board.paths[path].curve
-        lane.heard_s = now_s
+        latency = state.paths[path].latency
+        lane.last_done_s = now_s
         lane.busy_s += took_s
-        lane.usual += USUAL_WEIGHT * (rows - lane.usual)
+        lane.mean_batch_rows += BATCH_ROWS_WEIGHT * (rows - lane.mean_batch_rows)
         lane.correction.observe(path, rows, took_s)
         breaker = lane.breaker
         if breaker.state is not CLOSED:
             if dispatch.lost:
-                breaker.again_s = min(breaker.again_s, now_s)
+                breaker.retry_s = min(breaker.retry_s, now_s)
             elif breaker.state is BreakerState.PROBING or not breaker.broken:
-                others = [other.correction.factor for other in probing.others(board, lane)]
-                breaker.probed(took_s, curve.tail[rows] * max(1.0, min(others, default=INF)), now_s)
-                if others and not breaker.open:
+                factors = [other.correction.factor for other in probing.other_usable_lanes(state, lane)]
+                breaker.probed(took_s, latency.tail[rows] * max(1.0, min(factors, default=INF)), now_s)
+                if factors and not breaker.open:
                     lane.correction.reset()
-                self._lanes_changed()
-        queue = board.queue
-        whole_only = dispatch.lost or dispatch.probe
+                self._update_lanes()
+        queue = state.queue
+        is_copy = dispatch.lost or dispatch.probe
         learner = self.policy if self.policy.learns else None
         for part in dispatch.parts:
             query = part.query
-            if whole_only:
+            if is_copy:
                 if not query.settled and part.rows == query.rows and not query.done_rows:
                     query.settled = True
                     query.done_rows = query.rows
@@ -185,196 +188,198 @@ class Router:
                 if query.done_rows >= query.rows:
                     query.settled = True
                     if query.deadline_s < now_s:
-                        board.caution.lost()
+                        state.loss_backoff.record_loss()
                     if learner is not None:
                         learner.finished(query, now_s)
-            if query.settled and query.taken_rows < query.rows:
-                queue.forget(query)
+            if query.settled and query.dispatched_rows < query.rows:
+                queue.discount(query)
 
     def failed(self, dispatch: Dispatch, now_s: float) -> list[Query]:
-        """Execution broke or the lane died: queries that another lane can still make are queued again.
+        """Records a failed batch: requeues the queries that another lane can execute in time.
 
-        Returns the others, settled: their owner answers them.
+        Returns the others, settled, for the caller to answer.
         """
-        lane = self.board.lanes[dispatch.lane]
+        lane = self.state.lanes[dispatch.lane]
         parts = dispatch.parts
         if dispatch.lost:
             parts = lane.stranded
-        if lane.flight is dispatch:
-            lane.free(now_s)
+        if lane.in_flight is dispatch:
+            lane.release(now_s)
         was_lost, dispatch.lost = dispatch.lost, True
         if not was_lost:
             lane.breaker.trip(now_s, broken=True)
-            self._lanes_changed()
+            self._update_lanes()
         if dispatch.probe:
             return []
-        out = []
-        for part in self._again(parts, now_s, failed=True):
+        given_up = []
+        for part in self._requeue(parts, now_s, failed=True):
             query = part.query
             if not query.settled:
                 self._settle(query)
-                out.append(query)
-        return out
+                given_up.append(query)
+        return given_up
 
     def expire(self, now_s: float) -> list[Query]:
-        """Queries, waiting or executing, whose deadline has passed or cannot be met any more; settled.
+        """Settles and returns queries, waiting or executing, whose deadline passed or can no longer be met.
 
-        Lanes that should have finished long ago count as stalled from here on.
+        Ends the reading round; opens the breakers of stalled lanes.
         """
-        if self._reading.going_on:
-            self._reading.end()
-        board = self.board
-        out: list[Query] = []
-        if board.queue.earliest_s - board.least_s <= now_s:
-            out = board.queue.sweep(now_s, board.least_s)
-        for lane in board.lanes:
+        if self._round.active:
+            self._round.end()
+        state = self.state
+        expired: list[Query] = []
+        if state.queue.earliest_s - state.min_latency_s <= now_s:
+            expired = state.queue.sweep(now_s, state.min_latency_s)
+        for lane in state.lanes:
             if lane.due_s > now_s and lane.overdue_s > now_s:
-                continue  # as of every lane that is free
-            flight = lane.flight
-            if flight is None:
+                continue  # includes free lanes
+            dispatch = lane.in_flight
+            if dispatch is None:
                 continue
             if lane.overdue_s <= now_s:
-                self._stall(lane, flight, now_s)
+                self._abandon(lane, dispatch, now_s)
             if lane.due_s <= now_s:
                 lane.due_s = INF
-                for part in flight.parts:
+                for part in dispatch.parts:
                     query = part.query
                     if query.settled:
                         continue
                     if query.deadline_s <= now_s:
                         self._settle(query)
-                        out.append(query)
+                        expired.append(query)
                     elif query.deadline_s < lane.due_s:
                         lane.due_s = query.deadline_s
-        if out:
-            board.caution.lost()
+        if expired:
+            state.loss_backoff.record_loss()
             if self.policy.learns:
-                for query in out:
+                for query in expired:
                     self.policy.finished(query, now_s)
-        return out
+        return expired
 
     def wake_s(self) -> float | None:
-        """When `expire` and `next` should be called again if nothing happens before; None: no need."""
-        board = self.board
-        at = board.queue.earliest_s - board.least_s if board.queue.pieces else INF
-        for lane in board.lanes:
-            if lane.flight is not None:
+        """Time at which `expire` and `next` should be called if nothing happens before; None: no need."""
+        state = self.state
+        at = state.queue.earliest_s - state.min_latency_s if state.queue.pieces else INF
+        for lane in state.lanes:
+            if lane.in_flight is not None:
                 if lane.due_s < at:
                     at = lane.due_s
                 if lane.overdue_s < at:
                     at = lane.overdue_s
-            elif lane.again_s < at:
-                at = lane.again_s
-            elif lane.breaker.state is OPEN and lane.alive and board.queue.pieces:
-                at = min(at, lane.breaker.again_s)
+            elif lane.recheck_s < at:
+                at = lane.recheck_s
+            elif lane.breaker.state is OPEN and lane.alive and state.queue.pieces:
+                at = min(at, lane.breaker.retry_s)
         return at if at < INF else None
 
     def cancel(self, query: Query) -> None:
-        """The client left: the query is out at once, its rows count no more."""
+        """Drops a query whose client has left."""
         if not query.settled:
             self._settle(query)
 
     def lane_down(self, lane: int, now_s: float) -> None:
-        """A lane died. What it executed comes by `failed`."""
-        state = self.board.lanes[lane]
-        state.alive = False
-        self._lanes_changed()
+        """Records that a lane died. The caller passes its batch to `failed`."""
+        self.state.lanes[lane].alive = False
+        self._update_lanes()
 
     def lane_up(self, lane: int, now_s: float) -> None:
-        """A lane was started again: it gets a probe first."""
-        state = self.board.lanes[lane]
-        state.alive = True
-        state.correction.reset(anew=True)
-        state.breaker.state = BreakerState.OPEN
-        state.breaker.broken = False
-        state.breaker.again_s = now_s
-        self._lanes_changed()
+        """Records that a lane was restarted; it is probed first."""
+        lane_state = self.state.lanes[lane]
+        lane_state.alive = True
+        lane_state.correction.reset(anew=True)
+        lane_state.breaker.state = BreakerState.OPEN
+        lane_state.breaker.broken = False
+        lane_state.breaker.retry_s = now_s
+        self._update_lanes()
 
-    def tick(self, now_s: float, spent: Spent | None = None) -> None:
-        """The control loop, about ten times a second: rates, sizes, corrections, prices.
+    def tick(self, now_s: float, loop_time: LoopTime | None = None) -> None:
+        """Updates rates, corrections and prices; call it about ten times a second.
 
-        spent: by the owner's loop since the last tick beside lanes, if that is known.
+        loop_time: what the caller's event loop spent since the last tick, if it was measured.
         """
-        board = self.board
-        observed = board.observed
-        if spent is not None:
-            board.front.observe(spent, observed.new_queries, observed.mean_rows)
+        state = self.state
+        observed = state.observed
+        if loop_time is not None:
+            state.front.observe(loop_time, observed.new_queries, observed.mean_rows)
         observed.tick(now_s)
-        board.caution.tick()
-        board.front.load(observed.queries_s, observed.mean_rows)
-        passed = now_s - self._ticked_s
-        if passed > 0:
-            weight = min(1.0, passed / SHARE_MEMORY_S)
-            for lane in board.lanes:
-                lane.used += weight * (min(1.0, lane.busy_s / passed) - lane.used)
-                lane.correction.tick(now_s, passed, max(1, round(lane.usual)))
+        state.loss_backoff.tick()
+        state.front.update_read_share(observed.queries_s, observed.mean_rows)
+        passed_s = now_s - self._ticked_s
+        if passed_s > 0:
+            weight = min(1.0, passed_s / SHARE_MEMORY_S)
+            for lane in state.lanes:
+                lane.utilization += weight * (min(1.0, lane.busy_s / passed_s) - lane.utilization)
+                lane.correction.tick(now_s, passed_s, max(1, round(lane.mean_batch_rows)))
                 lane.busy_s = 0.0
-            for path in board.paths:
+            for path in state.paths:
                 path.rows *= 1.0 - weight
             self._ticked_s = now_s
-        self.policy.prepare(board)
+        self.policy.prepare(state)
 
     def explain(self, rows: int, budget_s: float, now_s: float, required: bool = False) -> Explanation:
-        """What would be chosen now for a query of `rows` rows, and why. Changes nothing."""
-        return explaining.explain(self.board, self.policy, rows, budget_s, now_s, required)
+        """Explains what would be chosen now for a query of `rows` rows. Changes nothing."""
+        return explaining.explain(self.state, self.policy, rows, budget_s, now_s, required)
 
-    def state(self, now_s: float) -> RouterState:
-        """Everything as numbers."""
-        return explaining.state(self.board, self.policy, now_s)
+    def snapshot(self, now_s: float) -> RouterSnapshot:
+        """Returns the state as plain numbers."""
+        return explaining.snapshot(self.state, self.policy, now_s)
 
     def set_policy(self, routing: Routing, now_s: float) -> None:
-        """Another policy, other weights, at run time; what waits is routed by the new one."""
-        board = self.board
-        board.set_routing(routing)
-        self.policy = make_policy(routing, board)
-        waiting = list(board.queue.unsettled())
-        board.queue.clear()
-        for _, _, _, query, first, rows in waiting:
-            if rows == query.rows:
+        """Changes policy and weights at run time; waiting queries are routed by the new policy."""
+        state = self.state
+        state.set_routing(routing)
+        self.policy = make_policy(routing, state)
+        waiting = list(state.queue.unsettled())
+        state.queue.clear()
+        for piece in waiting:
+            query = piece.query
+            if piece.rows == query.rows:
                 query.path = -1
-            board.queue.push(query, first, rows, query.arrival_s if self.policy.fifo else query.deadline_s)
-        self.policy.prepare(board)
+            self._push(query, piece.first, piece.rows)
+        self.policy.prepare(state)
 
-    def _stall(self, lane: LaneState, flight: Dispatch, now_s: float) -> None:
-        """A batch takes far too long: the lane is out, its queries go elsewhere if they can."""
+    def _push(self, query: Query, first: int, rows: int) -> None:
+        order_s = query.arrival_s if self.policy.fifo else query.deadline_s
+        self.state.queue.push(query, first, rows, order_s)
+
+    def _abandon(self, lane: LaneState, dispatch: Dispatch, now_s: float) -> None:
+        """Opens the breaker of a stalled lane and requeues what other lanes can execute in time."""
         lane.overdue_s = INF
-        flight.lost = True
+        dispatch.lost = True
         lane.breaker.trip(now_s)
-        lane.breaker.again_s = INF  # until the batch returns
-        self._lanes_changed()
-        if not flight.probe:
-            lane.stranded = self._again(flight.parts, now_s)
+        lane.breaker.retry_s = INF  # until the batch returns
+        self._update_lanes()
+        if not dispatch.probe:
+            lane.stranded = self._requeue(dispatch.parts, now_s)
 
-    def _again(self, parts: Sequence[Part], now_s: float, failed: bool = False) -> list[Part]:
-        """Queues parts again for other lanes; returns those that none can make in time.
+    def _requeue(self, parts: Sequence[Part], now_s: float, failed: bool = False) -> list[Part]:
+        """Queues parts again for other lanes; returns those that none can execute in time.
 
-        failed: their lane died or broke, and did not only take too long.
+        failed: their lane died or failed, rather than stalled.
         """
-        board = self.board
+        state = self.state
         left: list[Part] = []
         for part in parts:
             query = part.query
             if query.settled:
                 continue
-            in_time = any(lane.usable for lane in board.usable) and (
-                now_s + board.own_s(part.rows, board.queue.rows) + board.front_s(query) <= query.deadline_s
-            )
-            if query.retries >= MOST_RETRIES or not in_time:
+            end_s = now_s + state.service_time_s(part.rows, state.queue.rows) + state.answer_s(query)
+            is_in_time = end_s <= query.deadline_s and any(lane.usable for lane in state.usable)
+            if query.retries >= MAX_RETRIES or not is_in_time:
                 left.append(part)
                 continue
             query.retries += 1
             query.failed |= failed
-            query.taken_rows -= part.rows
-            order = query.arrival_s if self.policy.fifo else query.deadline_s
-            board.queue.push(query, part.first, part.rows, order)
-        self._lanes_changed()
+            query.dispatched_rows -= part.rows
+            self._push(query, part.first, part.rows)
+        self._update_lanes()
         return left
 
     def _settle(self, query: Query) -> None:
         query.settled = True
-        if query.taken_rows < query.rows:
-            self.board.queue.forget(query)
+        if query.dispatched_rows < query.rows:
+            self.state.queue.discount(query)
 
-    def _lanes_changed(self) -> None:
-        self.policy.prepare(self.board)
-        self.asking.sort(key=lambda i: (self.board.lanes[i].usable, i))
+    def _update_lanes(self) -> None:
+        self.policy.prepare(self.state)
+        self.lane_order.sort(key=lambda i: (self.state.lanes[i].usable, i))

@@ -26,7 +26,7 @@ from polyrec.models.schema.batch import F64, I64
 from polyrec.planner.plan import Limits
 from polyrec.planner.routing.lanes.lane import LaneSpec
 from polyrec.planner.routing.lanes.path import PathSpec
-from polyrec.planner.routing.latency.latency_table import Curve
+from polyrec.planner.routing.latency.latency_table import LatencyTable
 
 BINS_A_BUDGET = 4
 SIZES = 32
@@ -77,7 +77,7 @@ def bound(
     variables: list[tuple[I64, I64, F64, float]] = []
     for path in paths:
         device = devices.index(path.device)
-        cost = _row_costs(Curve(path.latency, biggest), arrival_s, rows, longest_s, groups[0], width)
+        cost = _row_costs(LatencyTable(path.latency, biggest), arrival_s, rows, longest_s, groups[0], width)
         # What cannot be done within the longest budget even alone is not done on this path.
         usable = np.isfinite(cost)
         for offset in range(int((groups[1] - groups[0]).max()) + 1):
@@ -107,13 +107,15 @@ def bound(
     return Bound(float(-solved.fun), float(solved.x.sum()), width, by_bin)
 
 
-def _row_costs(curve: Curve, arrival_s: F64, rows: I64, longest_s: float, bins: I64, width: float) -> F64:
+def _row_costs(
+    latency: LatencyTable, arrival_s: F64, rows: I64, longest_s: float, bins: I64, width: float
+) -> F64:
     """The least seconds that a row arriving in each of `bins` can cost; infinity if it cannot be done."""
-    sizes = np.unique(np.geomspace(1, curve.rows, SIZES).astype(np.int64))
-    median = np.asarray(curve.median)
+    sizes = np.unique(np.geomspace(1, latency.rows, SIZES).astype(np.int64))
+    median = np.asarray(latency.median)
     least = np.full(bins.size, np.inf)
     total = np.concatenate([[0], np.cumsum(rows)])
-    nearest = np.minimum.accumulate(median[1:] / np.arange(1, curve.rows + 1))
+    nearest = np.minimum.accumulate(median[1:] / np.arange(1, latency.rows + 1))
     lower = 0
     for size in sizes:
         # A batch of more than `lower` rows takes at least this long, so they came within that window.

@@ -18,9 +18,9 @@ from polyrec.models.files import Strict, read_json, validate_as
 from polyrec.planner.plan import PathName, Plan
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Apart = Annotated[float, Field(allow_inf_nan=False)]
+SignedSeconds = Annotated[float, Field(allow_inf_nan=False)]
 
-ASKING = 0.5
+READ_SHARE = 0.5
 """Share of a query's cost that comes before it is offered; the router plans by the half as well."""
 
 
@@ -34,8 +34,8 @@ class BatchCost(Strict):
     Negative where the profile was taken in a worse hour than the calibration.
     """
 
-    batch_s: Apart = 0.0
-    query_s: Apart = 0.0
+    batch_s: SignedSeconds = 0.0
+    query_s: SignedSeconds = 0.0
 
 
 class Costs(Strict):

@@ -14,7 +14,7 @@ from polyrec.models.schema.batch import F64, I64
 class Status(IntEnum):
     PENDING = 0
     ANSWERED = 1
-    REFUSED = 2
+    REJECTED = 2
     EXPIRED = 3
     FAILED = 4
 
@@ -74,7 +74,7 @@ class Outcomes:
         accuracy = np.asarray(self.accuracies)[path]
         took = (finish - self.arrival_s[chosen])[answered]
         n = max(1, rows.size)
-        refused = int((status == Status.REFUSED).sum())
+        refused = int((status == Status.REJECTED).sum())
         by_path = np.bincount(path[answered], weights=rows[answered], minlength=len(self.names))
         all_answered = float(rows[answered].sum())
         return Figures(

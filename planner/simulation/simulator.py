@@ -22,19 +22,19 @@ from polyrec.models.schema.batch import F64, I64
 from polyrec.planner.plan import Limits, Plan, PlanError, Routing
 from polyrec.planner.routing.lanes.lane import LaneSpec
 from polyrec.planner.routing.lanes.path import PathSpec
-from polyrec.planner.routing.latency.front_cost import Spent
+from polyrec.planner.routing.latency.front_cost import LoopTime
 from polyrec.planner.routing.latency.latency_table import TAIL_DEVIATIONS
 from polyrec.planner.routing.query import Dispatch, Query
 from polyrec.planner.routing.router import Router
-from polyrec.planner.routing.router_state import Board
-from polyrec.planner.simulation.costs import ASKING, BatchCost, Costs
+from polyrec.planner.routing.router_state import RouterState
+from polyrec.planner.simulation.costs import READ_SHARE, BatchCost, Costs
 from polyrec.planner.simulation.faults import Fault
 from polyrec.planner.simulation.held import robbed, stopped
 from polyrec.planner.simulation.outcomes import Outcomes, Status
 from polyrec.planner.simulation.pace import EVEN, Pace
 
 TICK_S = 0.1
-TOLD_EVERY = 4096
+PROGRESS_EVERY = 4096
 INF = float("inf")
 Progress = Callable[[int], None]
 
@@ -78,7 +78,7 @@ class Simulator:
         costs: Costs | None = None,
         pace: Pace = EVEN,
     ) -> None:
-        self.router = Router(Board(paths, lanes, routing, limits, 0.0))
+        self.router = Router(RouterState(paths, lanes, routing, limits, 0.0))
         n = arrival_s.size
         self._arrival: list[float] = arrival_s.tolist()
         self._rows: list[int] = rows.tolist()
@@ -149,7 +149,7 @@ class Simulator:
             polled_s = self._now_s
             self._keep_pace()
             if tick_s <= polled_s:
-                spent = Spent(self._front_s, self._answering_s, self._answers)
+                spent = LoopTime(self._front_s, self._answering_s, self._answers)
                 self.router.tick(polled_s, spent if self._observed else None)
                 self._front_s, self._answering_s, self._answers = 0.0, 0.0, 0
                 self._work(costs.tick_s * self._pace)
@@ -171,7 +171,7 @@ class Simulator:
                 while at < n and arrival[at] <= polled_s:
                     self._read(at, since_s)
                     at += 1
-            if progress is not None and at - told >= TOLD_EVERY:
+            if progress is not None and at - told >= PROGRESS_EVERY:
                 told = at
                 progress(at)
             for _ in range(len(ready)):
@@ -222,23 +222,23 @@ class Simulator:
         rows, deadline_s = self._rows[i], since_s + self._budget[i]
         if self.router.reject_early(since_s, deadline_s, rows, self._now_s) is not None:
             self._spend(self._refuse_s)
-            self._ended(i, Status.REFUSED)
+            self._ended(i, Status.REJECTED)
             return
-        self._spend((costs.query_s + costs.row_s * rows) * ASKING)
+        self._spend((costs.query_s + costs.row_s * rows) * READ_SHARE)
         query = Query(rows, since_s, deadline_s, payload=i)
         if self.router.offer(query, self._now_s, rows) is not None:
-            self._answer(i, Status.REFUSED)
+            self._answer(i, Status.REJECTED)
         else:
             self._wake()
 
     def _answer(self, i: int, status: Status) -> None:
         costs = self._costs
         if status is Status.ANSWERED:
-            seconds = (costs.query_s + costs.row_s * self._rows[i]) * (1 - ASKING)
+            seconds = (costs.query_s + costs.row_s * self._rows[i]) * (1 - READ_SHARE)
             self._answering_s += self._spend(seconds)
             self._answers += 1
         else:
-            self._spend(self._refuse_s * (1 - ASKING))
+            self._spend(self._refuse_s * (1 - READ_SHARE))
         self._ended(i, status)
 
     def _ended(self, i: int, status: Status) -> None:
@@ -252,7 +252,7 @@ class Simulator:
 
     def _gather(self) -> None:
         """As the dispatcher's: another iteration of the loop, unless what waits has no time for it."""
-        if self.router.pressing(self._now_s):
+        if self.router.is_urgent(self._now_s):
             self._turn()
         else:
             self._ready.append(self._turn)
@@ -263,7 +263,7 @@ class Simulator:
         router = self.router
         expired = router.expire(self._now_s)
         running = self._running
-        for lane in tuple(router.asking):
+        for lane in tuple(router.lane_order):
             if running[lane] is None and self._alive[lane]:
                 dispatch = router.next(lane, self._now_s)
                 if dispatch is None:
@@ -325,8 +325,8 @@ class Simulator:
             self._now_s += seconds
 
     def _takes(self, dispatch: Dispatch, now_s: float) -> float:
-        curve = self.router.board.paths[dispatch.path].curve
-        median_s, tail_s = curve.median[dispatch.rows], curve.tail[dispatch.rows]
+        latency = self.router.state.paths[dispatch.path].latency
+        median_s, tail_s = latency.median[dispatch.rows], latency.tail[dispatch.rows]
         if not self._normals:
             self._normals = self._rng.standard_normal(65536).tolist()
         batch_s, query_s = self._extra[dispatch.path]

@@ -24,7 +24,7 @@ from polyrec.planner.plan import Plan, PlanError, PlannedPath
 from polyrec.planner.routing.lanes.lane import LaneSpec
 from polyrec.planner.routing.lanes.path import PathSpec
 from polyrec.planner.routing.router import Router
-from polyrec.planner.routing.router_state import Board
+from polyrec.planner.routing.router_state import RouterState
 from polyrec.server.codecs.json_rows import Decoder
 from polyrec.server.codecs.oip_codec import OipCodec
 from polyrec.server.dispatch.dispatcher import Dispatcher, clock
@@ -158,14 +158,14 @@ def _open(
         )
         for planned, encoder in zip(plan.paths, encoders, strict=True)
     )
-    board = Board(
+    state = RouterState(
         [PathSpec(p.name, p.planned.device, p.accuracy, p.latency) for p in paths],
         [LaneSpec(lane.name, lane.device, lane.kind) for lane in lanes_of],
         plan.routing,
         plan.limits,
         clock(),
     )
-    router = Router(board)
+    router = Router(state)
     statistics = Statistics()
     counted = [metrics.lane(lane.name) for lane in lanes_of]
     observer = Recorder(

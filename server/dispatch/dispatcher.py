@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from polyrec.models.schema.batch import Batch
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.tiers.stack import TierStack
-from polyrec.planner.routing.latency.front_cost import Spent
-from polyrec.planner.routing.query import Dispatch, Part, Query, Refusal, Refused
+from polyrec.planner.routing.latency.front_cost import LoopTime
+from polyrec.planner.routing.query import Dispatch, Part, Query, Rejection, RejectReason
 from polyrec.planner.routing.router import Router
 from polyrec.server.codecs.rows import Rows
 from polyrec.server.dispatch.answer import Outbox, Pending, Waiting, fail
@@ -104,14 +104,14 @@ class Dispatcher:
     @property
     def can_answer(self) -> bool:
         """Whether any lane is alive that executes a path which the policy uses."""
-        return bool(self.router.board.usable)
+        return bool(self.router.state.usable)
 
     def attach(self) -> None:
         """Hears of lanes' deaths from now on, on the running loop; else from the first query on."""
         for lane in self._lanes:
             lane.attach()
 
-    def reject_early(self, arrival_s: float, budget_s: float, size: int, now_s: float) -> Refused | None:
+    def reject_early(self, arrival_s: float, budget_s: float, size: int, now_s: float) -> Rejection | None:
         """Why a request with a body of `size` bytes is rejected before it is parsed; None: it is not."""
         return self.router.reject_early(arrival_s, arrival_s + budget_s, size, now_s)
 
@@ -146,9 +146,9 @@ class Dispatcher:
             loop.call_later(TICK_S, self._tick, loop, clock() + TICK_S)
         refused = self.router.offer(query, clock(), size)
         if refused is not None:
-            if refused.why is Refusal.EXPIRED:
+            if refused.reason is RejectReason.EXPIRED:
                 raise DeadlinePassed(budget_s)
-            raise rejection(refused.why, max(1, math.ceil(refused.retry_after_s)))
+            raise rejection(refused.reason, max(1, math.ceil(refused.retry_after_s)))
         query.payload = Waiting(rows, Pending(outbox), trace=trace)
         if self._ahead is not None and None not in self._running:
             self._ahead.wanted(self._latest, rows)
@@ -203,7 +203,7 @@ class Dispatcher:
         Whatever has reached the sockets while the first round was parsed joins the batch. That is worth a
         quarter to a half more throughput at 16 connections, and an idle loop turns at once.
         """
-        if self.router.pressing(clock()):
+        if self.router.is_urgent(clock()):
             self._turn(loop)
         else:
             loop.call_soon(self._turn, loop)
@@ -215,7 +215,7 @@ class Dispatcher:
             return
         now_s = clock()
         expired = self.router.expire(now_s)
-        for i in tuple(self.router.asking):
+        for i in tuple(self.router.lane_order):
             if self._running[i] is None and self._lanes[i].alive:
                 dispatch = self.router.next(i, now_s)
                 if dispatch is not None:
@@ -258,7 +258,7 @@ class Dispatcher:
         spent_s = time.thread_time()
         all_s, outbox = spent_s - self._spent_s - self._executing_s, self._outbox
         answering = (0.0, 0) if outbox is None else outbox.spent()
-        self.router.tick(now_s, Spent(all_s, *answering))
+        self.router.tick(now_s, LoopTime(all_s, *answering))
         self._spent_s, self._executing_s = spent_s, 0.0
         self._observer.ticked(max(0.0, now_s - due_s), clock() - now_s)
         self._idle_ticks += 1
@@ -436,11 +436,11 @@ class Dispatcher:
                 return
 
 
-def rejection(why: Refusal, retry_after_s: int) -> RequestError:
+def rejection(why: RejectReason, retry_after_s: int) -> RequestError:
     """The error for a query that the router rejects."""
-    if why is Refusal.UNAVAILABLE:
+    if why is RejectReason.UNAVAILABLE:
         return NotReady("no lane is alive; they are being restarted")
-    if why is Refusal.EXPIRED:
+    if why is RejectReason.EXPIRED:
         return DeadlinePassed()
     return Overloaded(retry_after_s)
 

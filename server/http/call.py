@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from starlette.types import Receive, Scope, Send
 
 from polyrec.models.errors import FeatureError
-from polyrec.planner.routing.query import Query, Refusal
+from polyrec.planner.routing.query import Query, RejectReason
 from polyrec.server.app.engine import Engine, State
 from polyrec.server.app.serving import OpenPath, Serving
 from polyrec.server.app.tokens import Client
@@ -296,7 +296,7 @@ class HotEndpoint:
         rejected = serving.dispatcher.reject_early(arrival_s, budget_s, size, now_s)
         if rejected is None:
             return None
-        outcome, reply = _rejection(rejected.why, max(1, math.ceil(rejected.retry_after_s)))
+        outcome, reply = _rejection(rejected.reason, max(1, math.ceil(rejected.retry_after_s)))
         engine.without_path[form.endpoint].finished(outcome, now_s - arrival_s)
         serving.statistics.failed(now_s - arrival_s)
         if engine.tracer is not None:
@@ -339,7 +339,7 @@ class HotEndpoint:
 
 
 @lru_cache(maxsize=256)
-def _rejection(why: Refusal, retry_after_s: int) -> tuple[str, Reply]:
+def _rejection(why: RejectReason, retry_after_s: int) -> tuple[str, Reply]:
     """Outcome and reply of an early rejection. Made once for each number of seconds, a few."""
     refused = refusal(rejection(why, retry_after_s))
     return refused.outcome, Reply(refused.body, refused.status, headers=refused.headers)

@@ -68,14 +68,14 @@ def name_of(folder: Path) -> str:
 
 def describe(serving: Serving) -> dict[str, Any]:
     """The open paths, the lanes, and what the router knows at this moment."""
-    state = serving.dispatcher.router.state(clock())
+    snapshot = serving.dispatcher.router.snapshot(clock())
     return {
         "paths": [_path(path) for path in serving.paths],
         "lanes": [
             {"name": lane.name, "kind": lane.kind, "alive": lane.alive, "pid": lane.pid}
             for lane in serving.lanes
         ],
-        "routing": state.as_dict(),
+        "routing": snapshot.as_dict(),
     }
 
 

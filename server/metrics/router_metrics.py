@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polyrec.planner.routing.explanation import RouterState
+from polyrec.planner.routing.explanation import RouterSnapshot
 from polyrec.planner.routing.lanes.breaker import BreakerState
 from polyrec.server.dispatch.dispatcher import Dispatcher, clock
 from polyrec.server.metrics.instruments import Family, Gauge, Registry
@@ -80,29 +80,29 @@ class RouterMetrics:
         """Rows waiting, and the usual budget in seconds; until a query has come, the default one."""
         if self._dispatcher is None:
             return 0.0, 0.0
-        board = self._dispatcher.router.board
-        observed = board.observed
-        return board.queue.rows, observed.budget_s if observed.heard else self._default_budget_s
+        state = self._dispatcher.router.state
+        observed = state.observed
+        return state.queue.rows, observed.budget_s if observed.has_queries else self._default_budget_s
 
     def refresh(self) -> None:
         if self._dispatcher is None:
             return
-        state: RouterState = self._dispatcher.router.state(clock())
-        self._queue_rows.only.set(state.queued_rows)
-        self._queue_queries.only.set(state.queued_queries)
+        snapshot: RouterSnapshot = self._dispatcher.router.snapshot(clock())
+        self._queue_rows.only.set(snapshot.queued_rows)
+        self._queue_queries.only.set(snapshot.queued_queries)
         self._in_flight.only.set(self._dispatcher.waiting)
-        self._queries.only.set(state.queries_s)
-        self._rows.only.set(state.rows_s)
-        self._capacity.only.set(state.total_rate)
+        self._queries.only.set(snapshot.queries_s)
+        self._rows.only.set(snapshot.rows_s)
+        self._capacity.only.set(snapshot.total_rate)
         self._budget.only.set(self.now()[1])
         self._policy.clear()
-        self._policy.labels(state.policy).set(1)
-        for path in state.paths:
+        self._policy.labels(snapshot.policy).set(1)
+        for path in snapshot.paths:
             self._value.labels(path.name).set(path.value)
             for rows, seconds in path.latency_s.items():
                 self._predicted.labels(path.name, rows).set(seconds)
-        for lane in state.lanes:
-            self._price.labels(lane.device).set(state.prices.get(lane.device, 0.0))
+        for lane in snapshot.lanes:
+            self._price.labels(lane.device).set(snapshot.prices.get(lane.device, 0.0))
             self._up.labels(lane.name).set(lane.alive)
             for breaker in BreakerState:
                 self._breaker.labels(lane.name, breaker.value).set(lane.breaker == breaker.value)

@@ -1,11 +1,11 @@
-"""Who is refused at the door: what the backlog would make late.
+"""Admission control: predicts whether the backlog lets a query meet its deadline.
 
-A query comes in, seconds by which it would be late go out. A batch that begins late is small and dear, and
-the next is later still, so that goodput collapses where nobody is refused. What is queued behind a query that
-has less time does not delay it, if it can bear the delay itself.
+A query comes in, the seconds by which it would be late go out; the router rejects it if they are positive. A
+batch that begins late is small and has few rows/s, and the next begins later still, so without rejections
+goodput collapses past capacity. Pieces with later deadlines do not delay a query, if they can bear the delay.
 
-Several lanes drain the queue as a stream of rows. A lane alone on its event loop does not: it is free
-whenever a query is offered, and takes what waits in one batch, or a few.
+Several lanes drain the queue as a stream of rows. A single inline lane does not: it is free whenever a query
+is offered, and executes what waits in one batch or a few.
 """
 
 from __future__ import annotations
@@ -17,79 +17,81 @@ from polyrec.planner.routing.fair_share import waits_s
 from polyrec.planner.routing.lanes.lane import LaneState
 from polyrec.planner.routing.query import Query
 from polyrec.planner.routing.queue import LOWEST
-from polyrec.planner.routing.router_state import Board
+from polyrec.planner.routing.router_state import RouterState
 
 MARGIN = 1.2
-"""The backlog takes that many times what the latency models say, before a query is taken."""
+"""Factor on the predicted time of the backlog."""
 CLOSE_S = 1e-9
-"""What is closer than this is looked at exactly."""
+"""Predictions closer to zero than this are computed exactly."""
 
 
-def admit(board: Board, query: Query, now_s: float) -> float:
-    """Seconds by which the backlog is too long for the query; 0 or less: it can be made."""
+def admit(state: RouterState, query: Query, now_s: float) -> float:
+    """Returns the seconds by which the backlog is too long for the query; 0 or less: admit it."""
     rows = query.rows
-    front = board.front
-    left = query.deadline_s - now_s - (front.answer_s + front.answer_row_s * rows)
-    queue = board.queue
+    front = state.front
+    left_s = query.deadline_s - now_s - (front.answer_s + front.answer_row_s * rows)
+    queue = state.queue
     pieces, queued = queue.pieces, queue.rows
-    if board.alone is None and not query.required:
-        rate, own_s = board.total_rate, board.own_s(rows, queued)
-        # As if all lanes were at work until the last one is free: mostly even that is little enough.
-        most = board.total_rate * (board.ends_s - now_s) if board.ends_s > now_s else 0.0
-        over_s = MARGIN * (queued + most) / rate + own_s - left
-        if over_s < -CLOSE_S:
-            return over_s
-        committed = board.committed_rows(now_s)
-        over_s = MARGIN * (queued + committed) / rate + own_s - left
+    rate = state.total_rate
+    if state.sole_inline_lane is None and not query.required:
+        service_s = state.service_time_s(rows, queued)
+        # Upper bound of the executing rows, as if all lanes were busy until the last completes: mostly
+        # enough.
+        bound = rate * (state.last_completion_s - now_s) if state.last_completion_s > now_s else 0.0
+        excess_s = MARGIN * (queued + bound) / rate + service_s - left_s
+        if excess_s < -CLOSE_S:
+            return excess_s
+        executing = state.executing_rows(now_s)
+        excess_s = MARGIN * (queued + executing) / rate + service_s - left_s
     else:
-        committed = board.committed_rows(now_s)
+        executing = state.executing_rows(now_s)
         if query.required:
-            # Its own time is that of the best path, which no shorter queue makes up for.
-            over_s = MARGIN * committed / board.total_rate + board.best_own_s(rows) - left
-            if over_s > 0:
-                return over_s
-        over_s = _takes_s(board, rows, queued, len(pieces), committed) - left
-    if over_s <= 0 or not pieces:
-        return over_s
-    kept_s = inf
+            # The best path's service time alone, for which no shorter queue makes up.
+            excess_s = MARGIN * executing / rate + state.best_service_time_s(rows) - left_s
+            if excess_s > 0:
+                return excess_s
+        excess_s = _completion_s(state, rows, queued, len(pieces), executing) - left_s
+    if excess_s <= 0 or not pieces:
+        return excess_s
+    share_s = inf
     level = query.priority or LOWEST
-    if pieces[0][0] < level:
-        # However much of a higher priority waits, a share of the lanes' time is not theirs.
-        own_s = board.best_own_s(rows) if query.required else board.own_s(rows, 0)
-        kept_s = MARGIN * committed / board.total_rate + waits_s(board, query, MARGIN) + own_s - left
-        if kept_s <= 0:
-            return kept_s
-    # behind those of the same deadline, which in a round of the owner's loop is nearly everybody's
+    if pieces[0].level < level:
+        # A share of the lanes' time is reserved for it, whatever waits with a higher priority.
+        service_s = state.best_service_time_s(rows) if query.required else state.service_time_s(rows, 0)
+        share_s = MARGIN * executing / rate + waits_s(state, query, MARGIN) + service_s - left_s
+        if share_s <= 0:
+            return share_s
+    # behind those of the same deadline, which most queries of one reading round have
     at = bisect_left(pieces, (level, query.deadline_s, inf))
     if at == len(pieces):
-        return min(over_s, kept_s)
-    # It would go before others: only what is before it counts, if those behind it bear the delay.
-    final = pieces[-1][3]
-    behind = MARGIN * (queued + rows + committed) / board.total_rate
-    if behind > final.deadline_s - now_s:
-        return min(over_s, kept_s)
-    ahead = sum(piece[5] for piece in pieces[:at])
-    return min(_takes_s(board, rows, ahead, at, committed) - left, kept_s)
+        return min(excess_s, share_s)
+    # It would be ahead of others: only what is before it counts, if those behind it can bear the delay.
+    last = pieces[-1].query
+    last_s = MARGIN * (queued + rows + executing) / rate
+    if last_s > last.deadline_s - now_s:
+        return min(excess_s, share_s)
+    ahead = sum(piece.rows for piece in pieces[:at])
+    return min(_completion_s(state, rows, ahead, at, executing) - left_s, share_s)
 
 
-def _takes_s(board: Board, rows: int, ahead: int, queries: int, committed: float) -> float:
-    """Seconds until `rows` rows are executed behind those of so many queries."""
-    lane = board.alone
-    if lane is not None and not committed:
-        return _alone_s(board, lane, rows, ahead, queries)
-    return MARGIN * (ahead + committed) / board.total_rate + board.own_s(rows, ahead)
+def _completion_s(state: RouterState, rows: int, ahead: int, queries: int, executing: float) -> float:
+    """Predicted seconds until `rows` rows are executed, behind `ahead` rows of `queries` queries."""
+    lane = state.sole_inline_lane
+    if lane is not None and not executing:
+        return _inline_completion_s(state, lane, rows, ahead, queries)
+    return MARGIN * (ahead + executing) / state.total_rate + state.service_time_s(rows, ahead)
 
 
-def _alone_s(board: Board, lane: LaneState, rows: int, ahead: int, queries: int) -> float:
-    """Whole batches, between which the loop parses what comes, then the query's own; answers before it."""
-    front = board.front
-    curve = board.paths[lane.fastest].curve
-    merge = lane.merge[lane.fastest]
-    batches, own = divmod(ahead + rows, merge)
-    if not own:
-        batches, own = batches - 1, merge
+def _inline_completion_s(state: RouterState, lane: LaneState, rows: int, ahead: int, queries: int) -> float:
+    """The same on a single inline lane: whole batches with parsing between them, answers, the last batch."""
+    front = state.front
+    latency = state.paths[lane.fastest].latency
+    merge_rows = lane.merge_rows[lane.fastest]
+    batches, last_rows = divmod(ahead + rows, merge_rows)
+    if not last_rows:
+        batches, last_rows = batches - 1, merge_rows
     correction = lane.correction
-    batches_s = batches * curve.median[merge] * correction.median[lane.fastest]
+    batches_s = batches * latency.median[merge_rows] * correction.median[lane.fastest]
     answers_s = queries * front.answer_s + ahead * front.answer_row_s
-    before_s = batches_s / (1 - front.busy) + answers_s
-    return MARGIN * before_s + curve.tail[own] * correction.tail[lane.fastest]
+    before_s = batches_s / (1 - front.read_share) + answers_s
+    return MARGIN * before_s + latency.tail[last_rows] * correction.tail[lane.fastest]

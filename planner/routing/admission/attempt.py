@@ -8,78 +8,82 @@ query is tried once nothing has been executed for SILENT_S.
 
 from __future__ import annotations
 
-from polyrec.planner.routing.batching import reason
+from polyrec.planner.routing.feasibility import degraded_reason
 from polyrec.planner.routing.lanes.lane import LaneState
-from polyrec.planner.routing.policies.policy import Choice
+from polyrec.planner.routing.policies.policy import BatchChoice
 from polyrec.planner.routing.query import Query
 from polyrec.planner.routing.queue import Piece
-from polyrec.planner.routing.router_state import Board
+from polyrec.planner.routing.router_state import RouterState
 
 INF = float("inf")
 SILENT_S = 1.0
 """If no lane has executed anything for this long, any query is tried."""
 
 
-def worth_accepting(board: Board, query: Query, now_s: float) -> bool:
+def worth_accepting(state: RouterState, query: Query, now_s: float) -> bool:
     """Whether to accept a query predicted late: nothing waits, and the best time observed is short enough."""
-    if board.queue.pieces:
+    if state.queue.pieces:
         return False
-    if _silent(board, now_s):
+    if _silent(state, now_s):
         return True
     wait_s = INF
-    for lane in board.usable:
-        left_s = lane.free_s - now_s if lane.flight is not None else 0.0
+    for lane in state.usable:
+        left_s = lane.free_s - now_s if lane.in_flight is not None else 0.0
         if left_s < wait_s:
             wait_s = left_s
     wait_s = max(wait_s, 0.0)
-    part = -(-query.rows // max(1, len(board.usable)))
-    return now_s + wait_s + _seen_s(board, query, part) + board.front_s(query) <= query.deadline_s
+    part = -(-query.rows // max(1, len(state.usable)))
+    return now_s + wait_s + _quickest_s(state, query, part) + state.answer_s(query) <= query.deadline_s
 
 
-def attempt(board: Board, lane: LaneState, now_s: float) -> Choice | None:
+def attempt(state: RouterState, lane: LaneState, now_s: float) -> BatchChoice | None:
     """Chooses the waiting piece with the latest deadline, on the lane's fastest path; None if all are late.
 
     Called when pieces wait, no lane is busy and the policy chose none.
     """
-    silent = _silent(board, now_s)
-    for piece in reversed(board.queue.pieces):
-        query = piece[3]
+    silent = _silent(state, now_s)
+    for piece in reversed(state.queue.pieces):
+        query = piece.query
         if query.settled:
             continue
-        path = path_for(board, lane, piece)
+        path = path_for(state, lane, piece)
         if path < 0:
             continue
-        if silent or now_s + _seen_s(board, query, piece[5]) + board.front_s(query) <= query.deadline_s:
-            return path, [piece], -1, min(piece[5], lane.most[path]), reason(board, path, query)
+        if (
+            silent
+            or now_s + _quickest_s(state, query, piece.rows) + state.answer_s(query) <= query.deadline_s
+        ):
+            rows = min(piece.rows, lane.max_rows[path])
+            return BatchChoice(path, [piece], -1, rows, degraded_reason(state, path, query))
     return None
 
 
-def path_for(board: Board, lane: LaneState, piece: Piece) -> int:
+def path_for(state: RouterState, lane: LaneState, piece: Piece) -> int:
     """Index of the lane's fastest path for a piece, or of the path of its query's other parts; -1: none."""
-    query = piece[3]
-    paths = board.paths
-    if query.path >= 0 and piece[5] < query.rows:
+    query = piece.query
+    paths = state.paths
+    if query.path >= 0 and piece.rows < query.rows:
         kind = paths[query.path].representation
         return next((p for p in lane.paths if paths[p].representation == kind), -1)
     if query.required:
-        return next((p for p in lane.order if paths[p].value >= board.best), -1)
+        return next((p for p in lane.order if paths[p].value >= state.best_value), -1)
     return lane.fastest
 
 
-def _silent(board: Board, now_s: float) -> bool:
+def _silent(state: RouterState, now_s: float) -> bool:
     """Whether no lane is busy or has reported within SILENT_S."""
-    return all(lane.flight is None and now_s - lane.heard_s > SILENT_S for lane in board.lanes)
+    return all(lane.in_flight is None and now_s - lane.last_done_s > SILENT_S for lane in state.lanes)
 
 
-def _seen_s(board: Board, query: Query, rows: int) -> float:
+def _quickest_s(state: RouterState, query: Query, rows: int) -> float:
     """The shortest service time ever observed on a usable lane, scaled to these rows, in seconds."""
     best_s = INF
-    for lane in board.usable:
+    for lane in state.usable:
         for p in lane.order:
-            path = board.paths[p]
-            if query.required and path.value < board.best:
+            path = state.paths[p]
+            if query.required and path.value < state.best_value:
                 continue
-            seconds = path.curve.median[min(rows, path.curve.rows)] * lane.correction.quickest[p]
+            seconds = path.latency.median[min(rows, path.latency.rows)] * lane.correction.quickest[p]
             if seconds < best_s:
                 best_s = seconds
     return best_s

@@ -1,57 +1,63 @@
-"""A round of reading: what the owner's loop offers before it comes to execute anything.
+"""A reading round: all queries that the caller's event loop offers before it executes again.
 
-Nothing is executed before its end, so the door judges by when that is foreseen; and who asks for no less than
-one whom this round has refused is refused like it, without being looked at.
+Nothing is executed before the round ends, so admission control judges by its expected end. A query that needs
+no less than one that this round has rejected is rejected like it, without a prediction of its own.
 """
 
 from __future__ import annotations
 
-from polyrec.planner.routing.query import Refused
+from polyrec.planner.routing.query import Rejection
 
 INF = float("inf")
 
 
-class Reading:
-    """One round after another. refused: what a query of this one was told, for others as well; rows: its."""
+class ReadingRound:
+    """The current round; reused for the next one.
 
-    __slots__ = ("_begun_s", "_deadline_s", "_over_s", "_size", "going_on", "refused", "rows")
+    active: has begun. rejection: of the smallest query rejected in this round, None without one; rows: of the
+    last such query.
+    """
+
+    __slots__ = ("_begin_s", "_deadline_s", "_end_s", "_size", "active", "rejection", "rows")
 
     def __init__(self) -> None:
-        self.going_on = False
-        self._begun_s = self._over_s = 0.0
-        self.refused: Refused | None = None
+        self.active = False
+        self._begin_s = self._end_s = 0.0
+        self.rejection: Rejection | None = None
         self._size = self._deadline_s = 0.0
         self.rows = 1
 
-    def over_s(self, arrival_s: float, now_s: float, busy: float) -> float:
-        """When the round will be over, as it looks with one more query, of arrival_s; not before now.
+    def expected_end_s(self, arrival_s: float, now_s: float, read_share: float) -> float:
+        """Adds a query that arrived at arrival_s; returns the expected end of the round, not before now.
 
-        It takes as long as reading what came since the earliest of its queries. busy: share of time for that.
+        The round takes as long as reading what has arrived since its earliest query. read_share: share of
+        time that reading takes.
         """
-        if not self.going_on:
-            self.going_on = True
-            self._begun_s = self._over_s = now_s
-        begun_s = self._begun_s
-        over_s = begun_s + (begun_s - arrival_s) * busy
-        if over_s > self._over_s:
-            self._over_s = over_s
+        if not self.active:
+            self.active = True
+            self._begin_s = self._end_s = now_s
+        begin_s = self._begin_s
+        end_s = begin_s + (begin_s - arrival_s) * read_share
+        if end_s > self._end_s:
+            self._end_s = end_s
         else:
-            over_s = self._over_s
-        return over_s if over_s > now_s else now_s
+            end_s = self._end_s
+        return end_s if end_s > now_s else now_s
 
     def end(self) -> None:
-        self.going_on = False
-        self.refused = None
+        """Ends the round."""
+        self.active = False
+        self.rejection = None
 
-    def refuse(self, refused: Refused, size: float, deadline_s: float, rows: int) -> None:
-        """A query of that size and deadline was refused. The smallest of a round stands for others."""
-        if self.refused is None or size < self._size:
-            self.refused, self._size, self._deadline_s, self.rows = refused, size, deadline_s, rows
+    def record_rejection(self, rejection: Rejection, size: float, deadline_s: float, rows: int) -> None:
+        """Records a rejected query. The smallest of a round stands for the others."""
+        if self.rejection is None or size < self._size:
+            self.rejection, self._size, self._deadline_s, self.rows = rejection, size, deadline_s, rows
 
-    def rows_of(self, size: float) -> float:
-        """How many rows a query of that size has, if it is like the one that was refused."""
+    def estimated_rows(self, size: float) -> float:
+        """Estimates the rows of a query from its size and the rejected query."""
         return self.rows * (size / self._size) if size < INF else INF
 
-    def refuses(self, size: float, deadline_s: float) -> bool:
-        """Whether a query was refused in this round that is no larger and has no less time."""
-        return self.refused is not None and size >= self._size and deadline_s <= self._deadline_s
+    def covers(self, size: float, deadline_s: float) -> bool:
+        """Whether this round rejected a query that was no larger and had no less time."""
+        return self.rejection is not None and size >= self._size and deadline_s <= self._deadline_s

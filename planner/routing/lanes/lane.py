@@ -1,15 +1,16 @@
-"""A lane as the plan gives it, and as decisions see it: what it may use, what it does, how it is doing."""
+"""Lanes: the plan's specification, and the state by which decisions are made."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from polyrec.planner.plan import LaneKind
 from polyrec.planner.routing.lanes.breaker import CLOSED, Breaker
 from polyrec.planner.routing.latency.correction import Correction
-from polyrec.planner.routing.latency.latency_table import Curve
-from polyrec.planner.routing.path_option import Option
+from polyrec.planner.routing.latency.latency_table import LatencyTable
+from polyrec.planner.routing.path_option import PathOption
 from polyrec.planner.routing.query import Dispatch, Part
 
 INF = float("inf")
@@ -24,60 +25,68 @@ class LaneSpec:
     kind: LaneKind
 
 
-class LaneState:
-    """A lane as decisions see it. All lists are by path index.
+class FasterLane(NamedTuple):
+    """A much faster lane. rate: rows/s that it would do without the slower lane's help."""
 
-    order: paths it may use, most accurate first, without those that another beats in both ways; options: what
-    decisions ask of them. fastest: of these the one with most rows/s; rate: those, rows/s as corrected.
-    others: usable lanes but this one. faster: lanes that are much faster, with the rows/s at which they would
-    have to do the work for this one not to be needed. most: rows that one batch may have; merge: rows beyond
-    which queries are not merged. free_s: when its batch should be over; due_s: the first deadline in it;
-    overdue_s: when the lane counts as stalled; stranded: parts of a stalled batch that no other lane can make
-    in time. again_s: when to ask it again if nothing happens. heard_s: when it last finished a batch; usual:
-    rows of its batches, the recent mean; used: share of the last seconds that it worked.
+    lane: LaneState
+    rate: float
+
+
+class LaneState:
+    """A lane's paths, its running batch and its recent performance.
+
+    By path index: max_rows, of one batch; merge_rows, up to which queries are merged. order: indexes of the
+    paths it may use, by falling value, without those that another beats in value and speed; options: the same
+    with what a decision reads. fastest: the one with the highest rate; rate: its rows/s, as corrected.
+    others: the other usable lanes. faster: those much faster than this one.
+
+    free_s: predicted completion of the running batch. due_s: the first deadline in it. overdue_s: when the
+    lane counts as stalled. stranded: parts of a stalled batch that no other lane can execute in time.
+    recheck_s: when to consider the lane again if nothing happens. last_done_s: its last completion.
+    mean_batch_rows: recent mean. busy_s: since the last tick. utilization: recent share of time at work.
     """
 
     __slots__ = (
-        "again_s", "alive", "breaker", "busy_s", "correction", "device", "due_s", "faster", "fastest",
-        "flight", "free_s", "heard_s", "index", "inline", "merge", "most", "name", "options", "order",
-        "others", "overdue_s", "paths", "rate", "stranded", "used", "usual",
+        "alive", "breaker", "busy_s", "correction", "device", "due_s", "faster", "fastest", "free_s",
+        "in_flight", "index", "inline", "last_done_s", "max_rows", "mean_batch_rows", "merge_rows", "name",
+        "options", "order", "others", "overdue_s", "paths", "rate", "recheck_s", "stranded", "utilization",
     )  # fmt: skip
 
     def __init__(
-        self, index: int, spec: LaneSpec, device: int, paths: list[int], curves: Sequence[Curve]
+        self, index: int, spec: LaneSpec, device: int, paths: list[int], latencies: Sequence[LatencyTable]
     ) -> None:
-        """paths: indexes of those it may execute. curves: of all paths."""
+        """paths: indexes of those it may execute. latencies: of all paths."""
         self.index, self.name, self.device = index, spec.name, device
         self.inline = spec.kind == "inline"
         self.paths = paths
         self.order: list[int] = []
-        self.options: list[Option] = []
+        self.options: list[PathOption] = []
         self.others: list[LaneState] = []
-        self.faster: list[tuple[LaneState, float]] = []
+        self.faster: list[FasterLane] = []
         self.fastest = -1
         self.rate = 0.0
-        self.most = [1] * len(curves)
-        self.merge = [1] * len(curves)
-        self.correction = Correction(curves)
+        self.max_rows = [1] * len(latencies)
+        self.merge_rows = [1] * len(latencies)
+        self.correction = Correction(latencies)
         self.breaker = Breaker()
         self.alive = True
-        self.flight: Dispatch | None = None
+        self.in_flight: Dispatch | None = None
         self.free_s = 0.0
-        self.due_s = self.overdue_s = self.again_s = float("inf")
+        self.due_s = self.overdue_s = self.recheck_s = INF
         self.stranded: list[Part] = []
-        self.heard_s = 0.0
+        self.last_done_s = 0.0
         self.busy_s = 0.0
-        self.used = 0.0
-        self.usual = 1.0
+        self.utilization = 0.0
+        self.mean_batch_rows = 1.0
 
     @property
     def usable(self) -> bool:
-        """It is alive and trusted with work."""
+        """Whether it is alive and its breaker is closed."""
         return self.alive and self.breaker.state is CLOSED
 
-    def free(self, now_s: float) -> None:
-        """Its batch is over, or given up."""
-        self.flight = None
+    def release(self, now_s: float) -> None:
+        """Ends the running batch: completed or abandoned."""
+        self.in_flight = None
         self.free_s = now_s
         self.due_s = self.overdue_s = INF
         self.stranded = []

@@ -1,18 +1,18 @@
-"""A path as the plan gives it, and as decisions see it."""
+"""Paths: the plan's specification, and the state by which decisions are made."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from polyrec.planner.latency_model import LatencyModel
-from polyrec.planner.routing.latency.latency_table import Curve
+from polyrec.planner.routing.latency.latency_table import LatencyTable
 
 INF = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
 class PathSpec:
-    """A path: its place, how often it is right on held-out rows, and what a batch on one lane takes."""
+    """A path: its device, its accuracy on held-out rows, and the latency of a batch on one lane."""
 
     name: str
     device: str
@@ -21,23 +21,25 @@ class PathSpec:
 
 
 class PathState:
-    """A path as decisions see it. value: accuracy times weight; representation: the name before `@`.
+    """A path's value, latency and recent use.
 
-    row_s: seconds of a row in a batch worth merging, as corrected. efficient: no mix of two others of its
-    device beats it.
+    value: accuracy times weight. representation: index of the name before `@`. row_s: seconds of device time
+    per row in a merged batch, as corrected. efficient: no mix of two other paths of its device is better.
     rows: dispatched recently.
     """
 
     __slots__ = (
-        "accuracy", "curve", "device", "efficient", "index", "name", "representation", "row_s", "rows",
+        "accuracy", "device", "efficient", "index", "latency", "name", "representation", "row_s", "rows",
         "value",
     )  # fmt: skip
 
-    def __init__(self, index: int, spec: PathSpec, device: int, representation: int, curve: Curve) -> None:
+    def __init__(
+        self, index: int, spec: PathSpec, device: int, representation: int, latency: LatencyTable
+    ) -> None:
         self.index, self.name, self.device = index, spec.name, device
         self.representation = representation
         self.accuracy = self.value = spec.accuracy
-        self.curve = curve
+        self.latency = latency
         self.row_s = INF
         self.efficient = True
         self.rows = 0.0

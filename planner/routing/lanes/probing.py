@@ -8,29 +8,29 @@ from __future__ import annotations
 
 from polyrec.planner.routing.admission.attempt import path_for
 from polyrec.planner.routing.lanes.lane import LaneState
-from polyrec.planner.routing.policies.policy import Choice
+from polyrec.planner.routing.policies.policy import BatchChoice
 from polyrec.planner.routing.query import Reason
-from polyrec.planner.routing.router_state import Board
+from polyrec.planner.routing.router_state import RouterState
 
 
-def probe(board: Board, lane: LaneState, now_s: float) -> Choice | None:
+def probe(state: RouterState, lane: LaneState, now_s: float) -> BatchChoice | None:
     """Chooses the piece with the latest deadline, on the lane's best path if by the profile it is in time."""
-    for piece in reversed(board.queue.pieces):
-        query = piece[3]
-        if query.settled or (path := path_for(board, lane, piece)) < 0:
+    for piece in reversed(state.queue.pieces):
+        query = piece.query
+        if query.settled or (path := path_for(state, lane, piece)) < 0:
             continue
-        if path == lane.fastest and not (query.path >= 0 and piece[5] < query.rows):
+        if path == lane.fastest and not (query.path >= 0 and piece.rows < query.rows):
             # The first answer to a query counts, so a recovered lane should give one of best quality.
             best = lane.order[0]
-            curve = board.paths[best].curve
-            rows = piece[5]
-            if rows <= lane.most[best] and now_s + curve.tail[rows] <= query.deadline_s:
+            latency = state.paths[best].latency
+            rows = piece.rows
+            if rows <= lane.max_rows[best] and now_s + latency.tail[rows] <= query.deadline_s:
                 path = best
-        reason = Reason.BEST if board.paths[path].value >= board.best else Reason.PROBE
-        return path, [piece], -1, min(piece[5], lane.most[path]), reason
+        reason = Reason.BEST if state.paths[path].value >= state.best_value else Reason.PROBE
+        return BatchChoice(path, [piece], -1, min(piece.rows, lane.max_rows[path]), reason)
     return None
 
 
-def others(board: Board, lane: LaneState) -> list[LaneState]:
-    """Other usable lanes."""
-    return [other for other in board.lanes if other is not lane and other.usable]
+def other_usable_lanes(state: RouterState, lane: LaneState) -> list[LaneState]:
+    """All usable lanes but this one."""
+    return [other for other in state.lanes if other is not lane and other.usable]

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import exp, log
 
-from polyrec.planner.routing.latency.latency_table import Curve
+from polyrec.planner.routing.latency.latency_table import LatencyTable
 
 NOISE = 0.3
 """The shift stays 0 while the last residuals' median is below this and below the profiled tail's."""
@@ -59,21 +59,21 @@ class Correction:
     """
 
     __slots__ = (
-        "_batches", "_begun_s", "_bias", "_biased", "_count", "_count_before", "_curves",
-        "_delay_before_s", "_delay_s", "_recent", "_seen", "_shift", "_slowest", "_slowest_before",
-        "_unproven", "_usual", "_wider", "median", "quickest", "safe", "tail",
+        "_batches", "_begun_s", "_bias", "_biased", "_count", "_count_before",
+        "_delay_before_s", "_delay_s", "_latencies", "_recent", "_seen", "_shift", "_slowest",
+        "_slowest_before", "_unproven", "_usual", "_wider", "median", "quickest", "safe", "tail",
     )  # fmt: skip
 
-    def __init__(self, curves: Sequence[Curve]) -> None:
-        """curves: by path index."""
-        paths = len(curves)
+    def __init__(self, latencies: Sequence[LatencyTable]) -> None:
+        """latencies: by path index."""
+        paths = len(latencies)
         self.median = [1.0] * paths
         self.tail = [1.0] * paths
-        self.safe = [curve.sure for curve in curves]
+        self.safe = [latency.safe_factor for latency in latencies]
         self.quickest = [1.0] * paths
-        self._curves = curves
-        self._usual = [(curve.tail[1], exp(-curve.spread[1]), curve.sure) for curve in curves]
-        """By path, of a batch of usual size: profiled tail, ratio of the median to it, and `Curve.sure`."""
+        self._latencies = latencies
+        self._usual = [(table.tail[1], exp(-table.spread[1]), table.safe_factor) for table in latencies]
+        """By path, for a batch of usual size: profiled tail, median over tail, and safe_factor."""
         self._bias, self._wider, self._seen = [0.0] * paths, [0.0] * paths, [0.0] * paths
         self._biased = [1.0] * paths  # exp(bias)
         self._unproven = [FIRST_BATCHES] * paths
@@ -99,8 +99,8 @@ class Correction:
 
     def observe(self, path: int, rows: int, took_s: float) -> None:
         """Updates the factors with one batch: its path, its rows and its service time in seconds."""
-        curve = self._curves[path]
-        median_s, spread = curve.median[rows], curve.spread[rows]
+        latency = self._latencies[path]
+        median_s, spread = latency.median[rows], latency.spread[rows]
         ratio = (took_s if took_s > LEAST_S else LEAST_S) / median_s
         if ratio < self.quickest[path]:
             self.quickest[path] = ratio
@@ -117,7 +117,7 @@ class Correction:
             self._slowest[path] = ratio
         longer = False
         if beyond > spread:
-            delay_s = took_s - curve.tail[rows] * self._biased[path]
+            delay_s = took_s - latency.tail[rows] * self._biased[path]
             longer = delay_s > self._delay_s
             if longer:
                 self._delay_s = delay_s
@@ -184,9 +184,9 @@ class Correction:
             self._begun_s = now_s
             self._next_window()
         kept_tail, kept_bias = exp(-passed_s / TAIL_MEMORY_S), exp(-passed_s / BIAS_MEMORY_S)
-        for path, curve in enumerate(self._curves):
-            at = rows if rows < curve.rows else curve.rows
-            self._usual[path] = curve.tail[at], exp(-curve.spread[at]), curve.sure
+        for path, latency in enumerate(self._latencies):
+            at = rows if rows < latency.rows else latency.rows
+            self._usual[path] = latency.tail[at], exp(-latency.spread[at]), latency.safe_factor
             self._wider[path] *= kept_tail
             if not self._count[path] and not self._count_before[path]:
                 self._bias[path] *= kept_bias

@@ -1,9 +1,9 @@
-"""What the front spends on a query, beside the lane: reading before it is offered, answering after.
+"""The front's cost: what the event loop spends on a query besides lanes, reading it and writing its answer.
 
-The plan's figures come in first, then what the owner's loop really spent; a query's seconds go out. The plan
-knows only the sum, half of which is taken to be the answer. Past capacity most of what is read is refused in
-a fraction of an answer's time: what an answer takes is measured apart, or batches would be made too large
-for the answers that come after them.
+Starts from the plan's figures and follows the time that the loop really spends. The plan knows only the sum;
+half of it is taken for the answer. Answers are measured apart, because past capacity most queries are
+rejected in a fraction of an answer's time, and by the mean of both, batches would be too large for their
+answers.
 """
 
 from __future__ import annotations
@@ -12,53 +12,53 @@ from dataclasses import dataclass
 
 from polyrec.planner.plan import Routing
 
-LEAST_QUERIES = 50
-"""Fewer between two ticks say more about the ticks than about queries."""
+MIN_QUERIES = 50
+"""Fewer between two ticks are too noisy to measure by."""
 WEIGHT = 0.3
-LEAST_S = 5e-6
-MOST_BUSY = 0.8
+MIN_S = 5e-6
+MAX_READ_SHARE = 0.8
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
-    """By the owner's loop since the last tick, beside lanes: in all, and of that on so many answers."""
+class LoopTime:
+    """Processor seconds of the event loop since the last tick, without lanes; answering_s: part of all_s."""
 
     all_s: float
     answering_s: float
     answers: int
 
 
-class Front:
-    """query_s, row_s: reading and answering a query, and each of its rows. answer_s, answer_row_s: answering.
+class FrontCost:
+    """Seconds that the front spends.
 
-    read_s: reading, and refusing if it comes to that, the mean of all that come.
-
-    busy: share of the loop's time that goes to reading.
+    query_s, row_s: on reading and answering a query, and on each of its rows. answer_s, answer_row_s: on the
+    answer alone. read_s: on reading a query, and rejecting it if need be, the mean of all arrivals.
+    read_share: share of the loop's time spent on reading.
     """
 
-    __slots__ = ("answer_row_s", "answer_s", "busy", "query_s", "read_s", "row_s")
+    __slots__ = ("answer_row_s", "answer_s", "query_s", "read_s", "read_share", "row_s")
 
     def __init__(self, routing: Routing) -> None:
         self.row_s = routing.row_s
         self.answer_row_s = routing.row_s / 2
-        self.busy = 0.0
+        self.read_share = 0.0
         self.query_s = routing.query_s
         self.read_s = self.answer_s = routing.query_s / 2
 
-    def observe(self, spent: Spent, queries: int, mean_rows: float) -> None:
-        """So many queries came, and were taken or refused."""
+    def observe(self, loop_time: LoopTime, queries: int, mean_rows: float) -> None:
+        """Updates the cost by the loop's time since the last tick, in which `queries` queries arrived."""
         rows_s = self.answer_row_s * mean_rows
-        if spent.answers >= LEAST_QUERIES:
-            self.answer_s = _towards(self.answer_s, spent.answering_s / spent.answers - rows_s)
-        if queries >= LEAST_QUERIES:
-            self.read_s = _towards(self.read_s, (spent.all_s - spent.answering_s) / queries - rows_s)
+        if loop_time.answers >= MIN_QUERIES:
+            self.answer_s = _ewma(self.answer_s, loop_time.answering_s / loop_time.answers - rows_s)
+        if queries >= MIN_QUERIES:
+            self.read_s = _ewma(self.read_s, (loop_time.all_s - loop_time.answering_s) / queries - rows_s)
         self.query_s = self.read_s + self.answer_s
 
-    def load(self, queries_s: float, mean_rows: float) -> None:
-        """Queries/s that come."""
-        self.busy = min(MOST_BUSY, queries_s * (self.read_s + self.answer_row_s * mean_rows))
+    def update_read_share(self, queries_s: float, mean_rows: float) -> None:
+        """queries_s: arrival rate."""
+        self.read_share = min(MAX_READ_SHARE, queries_s * (self.read_s + self.answer_row_s * mean_rows))
 
 
-def _towards(known_s: float, seen_s: float) -> float:
-    seen_s = max(LEAST_S, seen_s)
-    return known_s + WEIGHT * (seen_s - known_s) if known_s else seen_s
+def _ewma(known_s: float, observed_s: float) -> float:
+    observed_s = max(MIN_S, observed_s)
+    return known_s + WEIGHT * (observed_s - known_s) if known_s else observed_s

@@ -1,51 +1,61 @@
-"""A query's own time: seconds at the tail, split over the lanes of the fastest device if it is large.
-
-Lanes come in, each with the path in question; the least of their times goes out.
-"""
+"""Tail service time of a query on the fastest device, split over its lanes if it is large."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from polyrec.planner.routing.latency.latency_table import in_batches
 
-Taker = tuple[list[float], list[float], int, int, int, int]
-"""A lane on one of its paths: (tail by rows, the lane's corrections of tails by path, path, rows beyond which
-a query is split, most rows of a batch, usable lanes of its device).
-"""
 INF = float("inf")
 
 
-class Own(dict[int, float]):
-    """Seconds by rows, at the tail, on the fastest of the lanes; infinity if there is none.
+class LanePath(NamedTuple):
+    """A lane on one of its paths.
 
-    Computed when they are first asked for, with the corrections of that moment, and kept as they are.
+    tail: seconds by rows. factors: the lane's corrections of tails, by path. merge_rows: a query of at least
+    twice as many is split. max_rows: of a batch. lanes: usable lanes of the device.
     """
 
-    __slots__ = ("_takers",)
+    tail: list[float]
+    factors: list[float]
+    path: int
+    merge_rows: int
+    max_rows: int
+    lanes: int
 
-    def __init__(self, takers: list[Taker]) -> None:
-        self._takers = takers
 
-    def copy(self) -> Own:
-        """As it is now; what is computed in the copy is not kept here."""
-        other = Own(self._takers)
+class ServiceTimes(dict[int, float]):
+    """Tail seconds by rows on the fastest of the lanes; infinity if there is none.
+
+    Each entry is computed on first use, with the corrections of that moment, and kept.
+    """
+
+    __slots__ = ("_lane_paths",)
+
+    def __init__(self, lane_paths: list[LanePath]) -> None:
+        self._lane_paths = lane_paths
+
+    def copy(self) -> ServiceTimes:
+        """An independent copy with the present entries."""
+        other = ServiceTimes(self._lane_paths)
         other.update(self)
         return other
 
     def __missing__(self, rows: int) -> float:
-        self[rows] = seconds = own_s(self._takers, rows)
+        self[rows] = seconds = service_time_s(self._lane_paths, rows)
         return seconds
 
 
-def own_s(takers: list[Taker], rows: int) -> float:
-    """Seconds of `rows` rows on the fastest of them, as corrected now; infinity if there is none."""
-    best = INF
-    for tail, factors, path, merge, most, lanes in takers:
-        if rows < 2 * merge and rows <= most:
+def service_time_s(lane_paths: list[LanePath], rows: int) -> float:
+    """Tail seconds of `rows` rows on the fastest of the lanes, as corrected now; infinity without lanes."""
+    best_s = INF
+    for tail, factors, path, merge_rows, max_rows, lanes in lane_paths:
+        if rows < 2 * merge_rows and rows <= max_rows:
             seconds = tail[rows]
         else:
-            parts = min(lanes, max(1, rows // merge))
-            seconds = in_batches(tail, -(-rows // parts), most)
+            parts = min(lanes, max(1, rows // merge_rows))
+            seconds = in_batches(tail, -(-rows // parts), max_rows)
         seconds *= factors[path]
-        if seconds < best:
-            best = seconds
-    return best
+        if seconds < best_s:
+            best_s = seconds
+    return best_s

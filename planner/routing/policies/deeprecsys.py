@@ -1,40 +1,39 @@
 """Policy `deeprecsys`: DeepRecSys's scheduler (ISCA'20), as a baseline.
 
-One representation. Queries of at least a threshold of rows go whole to the accelerator (where they
-merge), others are split into sub-batches over the CPU's lanes, in parallel. Both numbers are found by
-hill climbing on the 95th percentile of the latency: a step is kept while it helps, then the other number
-is tried. Two things that DeepRecSys does not have are added, because without them any policy falls to
-nothing past capacity and this one would look worse than it is: early refusal, and queries that a full batch
-would answer too late are left to expire.
+Uses one representation. Queries of at least `threshold` rows go whole to the accelerator, where they are
+merged; others are split into sub-batches over the CPU's lanes. Both sizes are tuned by hill climbing on the
+95th percentile of latency: a step is kept while it helps, then the other size is tried. Two things are added
+that the paper does not have, because without them goodput of any policy collapses past capacity: admission
+control, and queries that a full batch would answer too late are left to expire.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from polyrec.planner.routing.admission import admission as door
+from polyrec.planner.routing.admission import admission
 from polyrec.planner.routing.fair_share import in_turn
 from polyrec.planner.routing.lanes.lane import LaneState
-from polyrec.planner.routing.policies.policy import Choice
+from polyrec.planner.routing.policies.policy import BatchChoice
 from polyrec.planner.routing.query import Query, Reason
 from polyrec.planner.routing.queue import Piece
-from polyrec.planner.routing.router_state import Board
+from polyrec.planner.routing.router_state import RouterState
 
 WINDOW = 300
-"""Queries whose latencies decide a step."""
+"""Number of queries whose latencies decide a step."""
 BATCHES = (16, 32, 64, 128, 256, 512, 1024)
 THRESHOLDS = (1, 25, 50, 75, 100, 125, 150, 175, 200, 250, 300, 400, 600, 1000, 1 << 30)
 QUANTILE = 0.95
 
 
 class DeepRecSys:
-    """threshold, batch: where the climb is, in rows."""
+    """threshold, batch: the current sizes in rows."""
 
     name = "deeprecsys"
     fifo = True
     learns = True
-    binds = False
-    divides = True
+    binds_at_arrival = False
+    partitions_work = True
 
     def __init__(self) -> None:
         self._at = [THRESHOLDS.index(150), BATCHES.index(256)]
@@ -54,75 +53,79 @@ class DeepRecSys:
     def batch(self) -> int:
         return BATCHES[self._at[1]]
 
-    def prepare(self, board: Board) -> None:
-        """The representation that is on most devices, of these the one with most rows/s; devices by speed."""
-        board.allowed = frozenset(range(len(board.paths)))
-        board.refresh()
-        kinds: dict[int, list[int]] = {}
-        for path in board.paths:
+    def prepare(self, state: RouterState) -> None:
+        """Selects the representation on most devices, of these the fastest, and its fastest device."""
+        state.allowed_paths = frozenset(range(len(state.paths)))
+        state.refresh()
+        by_representation: dict[int, list[int]] = {}
+        for path in state.paths:
             if path.value > 0:
-                kinds.setdefault(path.representation, []).append(path.index)
-        if not kinds:
+                by_representation.setdefault(path.representation, []).append(path.index)
+        if not by_representation:
             return
         self._paths = max(
-            kinds.values(), key=lambda own: (len(own), sum(1 / board.paths[p].row_s for p in own))
+            by_representation.values(), key=lambda ps: (len(ps), sum(1 / state.paths[p].row_s for p in ps))
         )
-        board.allowed = frozenset(self._paths)
-        board.refresh()
-        alive = {lane.device for lane in board.usable}
-        devices = [(board.paths[p].row_s, board.paths[p].device) for p in self._paths]
+        state.allowed_paths = frozenset(self._paths)
+        state.refresh()
+        alive = {lane.device for lane in state.usable}
+        devices = [(state.paths[p].row_s, state.paths[p].device) for p in self._paths]
         devices = [d for d in devices if d[1] in alive]
         self._accelerator = min(devices)[1] if len(devices) > 1 else -1
 
-    def admit(self, board: Board, query: Query, now_s: float) -> float:
-        return door.admit(board, query, now_s)
+    def admit(self, state: RouterState, query: Query, now_s: float) -> float:
+        return admission.admit(state, query, now_s)
 
-    def choose(self, board: Board, lane: LaneState, now_s: float) -> Choice | None:
+    def choose(self, state: RouterState, lane: LaneState, now_s: float) -> BatchChoice | None:
         path = next((p for p in self._paths if p in lane.paths), -1)
         if path < 0:
             return None
         if self._accelerator < 0:
-            mine = (0, 1 << 62)
+            rows_range = (0, 1 << 62)
         elif lane.device == self._accelerator:
-            mine = (self.threshold, 1 << 62)
+            rows_range = (self.threshold, 1 << 62)
         else:
-            mine = (0, self.threshold)
+            rows_range = (0, self.threshold)
         whole = lane.device == self._accelerator
-        most = lane.merge[path] if whole else min(self.batch, lane.most[path])
-        soonest_s = now_s + board.paths[path].curve.tail[most] * lane.correction.tail[path]
-        taken: list[Piece] = []
+        max_rows = lane.merge_rows[path] if whole else min(self.batch, lane.max_rows[path])
+        completion_s = now_s + state.paths[path].latency.tail[max_rows] * lane.correction.tail[path]
+        batch: list[Piece] = []
         rows = 0
-        for piece in in_turn(board, lane):
-            query = piece[3]
-            if query.settled or query.deadline_s < soonest_s or not mine[0] <= query.rows < mine[1]:
+        for piece in in_turn(state, lane):
+            query = piece.query
+            if (
+                query.settled
+                or query.deadline_s < completion_s
+                or not rows_range[0] <= query.rows < rows_range[1]
+            ):
                 continue
-            if taken and rows + piece[5] > most:
+            if batch and rows + piece.rows > max_rows:
                 break
-            taken.append(piece)
-            rows += piece[5]
-            if not whole or rows >= most:
+            batch.append(piece)
+            rows += piece.rows
+            if not whole or rows >= max_rows:
                 break
-        if not taken:
+        if not batch:
             return None
-        if len(taken) == 1:
-            rows = min(rows, lane.most[path] if whole else most)
-        best = board.paths[path].value >= board.best
-        return path, taken, -1, rows, Reason.BEST if best else Reason.POLICY
+        if len(batch) == 1:
+            rows = min(rows, lane.max_rows[path] if whole else max_rows)
+        best = state.paths[path].value >= state.best_value
+        return BatchChoice(path, batch, -1, rows, Reason.BEST if best else Reason.POLICY)
 
-    def bind(self, board: Board, query: Query, now_s: float) -> int:
+    def bind(self, state: RouterState, query: Query, now_s: float) -> int:
         return -1
 
-    def accepted(self, board: Board, query: Query, now_s: float) -> None:
-        """It binds nothing."""
+    def accepted(self, state: RouterState, query: Query, now_s: float) -> None:
+        """Not called: the policy does not bind at arrival."""
 
-    def dispatched(self, board: Board, path: int, rows: int) -> None:
-        """It binds nothing."""
+    def dispatched(self, state: RouterState, path: int, rows: int) -> None:
+        """Not called: the policy does not bind at arrival."""
 
-    def prices(self, board: Board) -> dict[str, float]:
+    def prices(self, state: RouterState) -> dict[str, float]:
         return {}
 
     def finished(self, query: Query, now_s: float) -> None:
-        """A step of the climb whenever a window of queries is full."""
+        """Takes a step whenever WINDOW queries have finished."""
         self._latencies.append(now_s - query.arrival_s)
         if len(self._latencies) < WINDOW:
             return
@@ -133,7 +136,7 @@ class DeepRecSys:
             self._step = -self._step
             if self._step > 0 and self._accelerator >= 0:
                 self._knob = 1 - self._knob
-            # What was best then may be out of reach now that the load is another one.
+            # The best latency so far may be out of reach under the present load.
             self._best_s *= 1.1
         else:
             self._best_s = tail_s

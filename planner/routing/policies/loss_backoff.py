@@ -1,40 +1,43 @@
-"""Caution: how much of the time left may be filled for accuracy's sake, by what has been lost of late.
+"""Backs off from accuracy after losses: limits how far the backlog may fill the time left.
 
-Latency models and rates know nothing of a core that others take, or of a burst that has not come yet. Losses
-tell: a query refused, expired or late costs what thousands of better answers gain, so the first one of a tick
-makes the router more careful at once, and ticks without any make it bolder again little by little.
+Latency models and rates know nothing of processor time lost to other processes or of the next burst; losses
+reveal both. A query rejected, expired or late costs as much as thousands of better answers gain, so the first
+loss of a tick lowers the limit at once, and ticks without one raise it slowly.
 """
 
 from __future__ import annotations
 
-SPARE = 0.6
-"""Share of the time left that the backlog may fill after a more accurate path was chosen, at most."""
+MAX_FILL_SHARE = 0.6
+"""Maximum share of the time left that the backlog may fill after a path other than the fastest was chosen."""
 STEP = 0.25
-KEPT_A_TICK = 0.95
+KEPT_PER_TICK = 0.95
 
 
-class Caution:
-    """spare: SPARE as far as caution leaves it; 0: only the fastest path is taken. level: 0 to 1."""
+class LossBackoff:
+    """level: 0, no recent losses, to 1.
 
-    __slots__ = ("_lost", "level", "spare")
+    fill_share: limit at that level; at 0 only the fastest path is used.
+    """
+
+    __slots__ = ("_has_loss", "fill_share", "level")
 
     def __init__(self) -> None:
         self.level = 0.0
-        self.spare = SPARE
-        self._lost = False
+        self.fill_share = MAX_FILL_SHARE
+        self._has_loss = False
 
-    def lost(self) -> None:
-        """A query was refused for want of time, expired, or was answered late."""
-        if not self._lost:
-            self._lost = True
+    def record_loss(self) -> None:
+        """Records a query that was rejected for lack of time, expired or was answered late."""
+        if not self._has_loss:
+            self._has_loss = True
             self._set(min(1.0, self.level + STEP))
 
     def tick(self) -> None:
-        """About ten times a second."""
-        if not self._lost:
-            self._set(self.level * KEPT_A_TICK)
-        self._lost = False
+        """Recovers if there was no loss since the last tick. Called about ten times a second."""
+        if not self._has_loss:
+            self._set(self.level * KEPT_PER_TICK)
+        self._has_loss = False
 
     def _set(self, level: float) -> None:
         self.level = level
-        self.spare = SPARE * (1 - level)
+        self.fill_share = MAX_FILL_SHARE * (1 - level)

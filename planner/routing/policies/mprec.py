@@ -1,120 +1,122 @@
 """Policy `mprec`: MP-Rec's greedy rule (ASPLOS'23), as a baseline.
 
-At arrival, in order of accuracy, the first path whose predicted latency fits the budget; if none does, the
-one predicted to be fastest. First come first served; nothing is refused but by a full queue. The paper
-does not say whether the prediction knows the queue; here it does (what is bound to the device, what
-executes there, the batch that the query will be in), which is the stronger variant. What is bound to
-one path merges like anywhere else.
+At arrival, a query is bound to the first path, in order of accuracy, whose predicted latency fits its budget,
+or else to the fastest. First come, first served; only a full queue rejects. The paper does not say whether
+the prediction includes the queue; here it does (queries bound to the device, running batches, the batch that
+the query will join), which is the stronger variant. Queries bound to one path are merged.
 """
 
 from __future__ import annotations
 
-from polyrec.planner.routing.batching import reason
 from polyrec.planner.routing.fair_share import in_turn
+from polyrec.planner.routing.feasibility import degraded_reason
 from polyrec.planner.routing.lanes.lane import LaneState
-from polyrec.planner.routing.policies.policy import Choice
+from polyrec.planner.routing.policies.policy import BatchChoice
 from polyrec.planner.routing.query import Query, Reason
-from polyrec.planner.routing.router_state import Board
+from polyrec.planner.routing.router_state import RouterState
 
 
 class MPRec:
-    """A query's path is bound when it is accepted, in Query.path."""
+    """Binds a query to a path, in Query.path, when it is accepted."""
 
     name = "mprec"
     fifo = True
     learns = False
-    binds = True
-    divides = True
+    binds_at_arrival = True
+    partitions_work = True
 
     def __init__(self) -> None:
         self._bound_s: list[float] = []
         self._lanes: list[int] = []
         self._merge: list[int] = []
 
-    def prepare(self, board: Board) -> None:
-        board.allowed = frozenset(range(len(board.paths)))
-        board.refresh()
-        self._lanes = [0] * len(board.devices)
-        for lane in board.usable:
+    def prepare(self, state: RouterState) -> None:
+        state.allowed_paths = frozenset(range(len(state.paths)))
+        state.refresh()
+        self._lanes = [0] * len(state.devices)
+        for lane in state.usable:
             self._lanes[lane.device] += 1
-        self._merge = [1] * len(board.paths)
-        for lane in board.usable:
+        self._merge = [1] * len(state.paths)
+        for lane in state.usable:
             for p in lane.paths:
-                self._merge[p] = lane.merge[p]
-        self._bound_s = [0.0] * len(board.devices)
-        for _, _, _, query, _, rows in board.queue.unsettled():
-            if query.path < 0 or (not self._lanes[board.paths[query.path].device] and rows == query.rows):
-                query.path = self.bind(board, query, query.arrival_s)
-            self._add(board, query.path, rows)
+                self._merge[p] = lane.merge_rows[p]
+        self._bound_s = [0.0] * len(state.devices)
+        for piece in state.queue.unsettled():
+            query, rows = piece.query, piece.rows
+            if query.path < 0 or (not self._lanes[state.paths[query.path].device] and rows == query.rows):
+                query.path = self.bind(state, query, query.arrival_s)
+            self._add(state, query.path, rows)
 
-    def admit(self, board: Board, query: Query, now_s: float) -> float:
+    def admit(self, state: RouterState, query: Query, now_s: float) -> float:
         return 0.0
 
-    def accepted(self, board: Board, query: Query, now_s: float) -> None:
-        if not board.queue.pieces:
-            self._bound_s = [0.0] * len(self._bound_s)  # of queries that expired or were cancelled meanwhile
-        query.path = self.bind(board, query, now_s)
-        self._add(board, query.path, query.rows)
+    def accepted(self, state: RouterState, query: Query, now_s: float) -> None:
+        if not state.queue.pieces:
+            self._bound_s = [0.0] * len(
+                self._bound_s
+            )  # drops queries that expired or were canceled meanwhile
+        query.path = self.bind(state, query, now_s)
+        self._add(state, query.path, query.rows)
 
-    def dispatched(self, board: Board, path: int, rows: int) -> None:
-        self._add(board, path, -rows)
+    def dispatched(self, state: RouterState, path: int, rows: int) -> None:
+        self._add(state, path, -rows)
 
-    def choose(self, board: Board, lane: LaneState, now_s: float) -> Choice | None:
+    def choose(self, state: RouterState, lane: LaneState, now_s: float) -> BatchChoice | None:
         path, rows = -1, 0
-        taken = []
-        for piece in in_turn(board, lane):
-            query = piece[3]
+        batch = []
+        for piece in in_turn(state, lane):
+            query = piece.query
             if query.settled or (query.path not in lane.paths if path < 0 else query.path != path):
                 continue
             if path < 0:
                 path = query.path
-            elif rows + piece[5] > lane.merge[path]:
+            elif rows + piece.rows > lane.merge_rows[path]:
                 break
-            taken.append(piece)
-            rows += piece[5]
-            if rows >= lane.most[path]:
+            batch.append(piece)
+            rows += piece.rows
+            if rows >= lane.max_rows[path]:
                 break
-        if not taken:
+        if not batch:
             return None
-        rows = min(rows, lane.most[path]) if len(taken) == 1 else rows
-        why = reason(board, path, taken[0][3])
-        return path, taken, -1, rows, why if why is Reason.BEST else Reason.POLICY
+        rows = min(rows, lane.max_rows[path]) if len(batch) == 1 else rows
+        reason = degraded_reason(state, path, batch[0].query)
+        return BatchChoice(path, batch, -1, rows, reason if reason is Reason.BEST else Reason.POLICY)
 
-    def prices(self, board: Board) -> dict[str, float]:
+    def prices(self, state: RouterState) -> dict[str, float]:
         return {}
 
     def finished(self, query: Query, now_s: float) -> None:
-        """It does not learn."""
+        """Not called: the policy does not learn."""
 
-    def _add(self, board: Board, path: int, rows: int) -> None:
-        state = board.paths[path]
-        seconds = self._bound_s[state.device] + rows * state.row_s
-        self._bound_s[state.device] = max(0.0, seconds)
+    def _add(self, state: RouterState, path: int, rows: int) -> None:
+        path_state = state.paths[path]
+        seconds = self._bound_s[path_state.device] + rows * path_state.row_s
+        self._bound_s[path_state.device] = max(0.0, seconds)
 
-    def bind(self, board: Board, query: Query, now_s: float) -> int:
-        left = query.deadline_s - now_s - board.front_s(query)
-        waits = self._waits(board, now_s)
+    def bind(self, state: RouterState, query: Query, now_s: float) -> int:
+        left = query.deadline_s - now_s - state.answer_s(query)
+        waits = self._waits(state, now_s)
         fastest, fastest_s = 0, float("inf")
-        for path in sorted(board.paths, key=lambda p: -p.value):
+        for path in sorted(state.paths, key=lambda p: -p.value):
             lanes = self._lanes[path.device]
-            if path.value <= 0 or not lanes or (query.required and path.value < board.best):
+            if path.value <= 0 or not lanes or (query.required and path.value < state.best_value):
                 continue
             behind = int(self._bound_s[path.device] / path.row_s)
-            batch = max(query.rows, min(query.rows + behind, self._merge[path.index]))
-            predicted = waits[path.device] + path.curve.tail[batch]
+            rows = max(query.rows, min(query.rows + behind, self._merge[path.index]))
+            predicted = waits[path.device] + path.latency.tail[rows]
             if predicted <= left:
                 return path.index
             if predicted < fastest_s:
                 fastest, fastest_s = path.index, predicted
         return fastest
 
-    def _waits(self, board: Board, now_s: float) -> list[float]:
-        """Seconds until a device's lanes have done what is bound to it and what executes."""
+    def _waits(self, state: RouterState, now_s: float) -> list[float]:
+        """By device: seconds until its lanes have executed what is bound to it and what is running."""
         waits = [
             seconds / lanes if lanes else float("inf")
             for seconds, lanes in zip(self._bound_s, self._lanes, strict=True)
         ]
-        for lane in board.usable:
-            if lane.flight is not None:
+        for lane in state.usable:
+            if lane.in_flight is not None:
                 waits[lane.device] += max(0.0, lane.free_s - now_s) / self._lanes[lane.device]
         return waits

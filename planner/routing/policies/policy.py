@@ -1,67 +1,76 @@
-"""The policy: which work a free lane gets, and what is refused at the door.
+"""The interface of routing policies: what to admit, and which batch a free lane executes.
 
-State in (the board), a choice out. `choose` is asked for one free lane at a time; it may leave the work to
-another lane by answering None. A `Choice` names the pieces of the queue that make the batch. `admit`,
-`bind` and `choose` only answer; a policy that keeps account of what it answered does so in `accepted` and
-`dispatched`.
+`choose` is called for one free lane at a time and returns a batch, or None to leave the work to another lane.
+`admit`, `bind` and `choose` only answer; a policy that keeps accounts updates them in `accepted`,
+`dispatched` and `finished`.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from polyrec.planner.routing.lanes.lane import LaneState
 from polyrec.planner.routing.query import Query, Reason
 from polyrec.planner.routing.queue import Piece
-from polyrec.planner.routing.router_state import Board
+from polyrec.planner.routing.router_state import RouterState
 
-Choice = tuple[int, list[Piece], int, int, Reason]
-"""(path, pieces, start, rows, reason). pieces: consecutive in the queue from `start` on, or scattered (-1).
-rows: of the batch; below those of a single piece, the piece is split and the rest stays first in line.
-"""
+
+class BatchChoice(NamedTuple):
+    """A batch to dispatch.
+
+    pieces: consecutive in the queue from index `start` on, or scattered (start -1). rows: of the batch; fewer
+    than those of a single piece split it, and the rest stays in the queue.
+    """
+
+    path: int
+    pieces: list[Piece]
+    start: int
+    rows: int
+    reason: Reason
 
 
 class Policy(Protocol):
-    """name: as in the plan. fifo: work in order of arrival, not of deadline. learns: wants `finished`.
+    """A routing policy.
 
-    binds: chooses a query's path at its arrival, and wants `accepted` and `dispatched`. divides: some work
-    is for some lanes only, so that a lane may be idle although work waits.
+    name: as in the plan. fifo: the queue is in order of arrival, not of deadline. learns: needs `finished`.
+    binds_at_arrival: chooses a query's path when it arrives, and needs `accepted` and `dispatched`.
+    partitions_work: some work is only for some lanes, so a lane may be idle although work waits.
     """
 
     name: str
     fifo: bool
     learns: bool
-    binds: bool
-    divides: bool
+    binds_at_arrival: bool
+    partitions_work: bool
 
-    def prepare(self, board: Board) -> None:
-        """Off the request path: at the start, on every tick, and when lanes come or go."""
+    def prepare(self, state: RouterState) -> None:
+        """Prepares for decisions: called at the start, on every tick and when lanes come or go."""
         ...
 
-    def admit(self, board: Board, query: Query, now_s: float) -> float:
-        """Seconds by which the backlog is too long for the query; 0 or less: it is taken."""
+    def admit(self, state: RouterState, query: Query, now_s: float) -> float:
+        """Returns the seconds by which the backlog is too long for the query; 0 or less: admit it."""
         ...
 
-    def bind(self, board: Board, query: Query, now_s: float) -> int:
-        """The path of a query that arrives now; -1: that is decided when a lane is free."""
+    def bind(self, state: RouterState, query: Query, now_s: float) -> int:
+        """Returns the path of a query that arrives now; -1: decided when a lane is free."""
         ...
 
-    def accepted(self, board: Board, query: Query, now_s: float) -> None:
-        """A query is about to be queued; called if the policy binds."""
+    def accepted(self, state: RouterState, query: Query, now_s: float) -> None:
+        """Records a query that is about to be queued. Called if `binds_at_arrival`."""
         ...
 
-    def dispatched(self, board: Board, path: int, rows: int) -> None:
-        """So many rows leave the queue for a lane; called if the policy binds."""
+    def dispatched(self, state: RouterState, path: int, rows: int) -> None:
+        """Records rows that leave the queue for a lane. Called if `binds_at_arrival`."""
         ...
 
-    def choose(self, board: Board, lane: LaneState, now_s: float) -> Choice | None:
-        """What a free lane does now."""
+    def choose(self, state: RouterState, lane: LaneState, now_s: float) -> BatchChoice | None:
+        """Returns the batch of a free lane, or None."""
         ...
 
-    def prices(self, board: Board) -> dict[str, float]:
-        """Correct predictions that a second of one lane is worth, by device; empty if it has no prices."""
+    def prices(self, state: RouterState) -> dict[str, float]:
+        """Returns correct predictions that a second of one lane is worth, by device; empty without prices."""
         ...
 
     def finished(self, query: Query, now_s: float) -> None:
-        """A query was answered, or its deadline passed; called if the policy learns from that."""
+        """Records a query that was answered or whose deadline passed. Called if `learns`."""
         ...

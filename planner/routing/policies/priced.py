@@ -1,38 +1,44 @@
-"""Policy `priced`: expected correct predictions, minus the price of device time; ties broken by slack."""
+"""Policy `priced`: maximizes correct predictions minus the price of device time; ties go to the best path
+that leaves the rest of the queue feasible."""
 
 from __future__ import annotations
 
-from polyrec.planner.routing import batching as late
-from polyrec.planner.routing.admission import admission as door
+from polyrec.planner.routing import batching
+from polyrec.planner.routing.admission import admission
 from polyrec.planner.routing.query import Query
-from polyrec.planner.routing.router_state import Board
+from polyrec.planner.routing.router_state import RouterState
 
 
 class Priced:
+    """The default policy.
+
+    Prices order the paths of each lane (router_state.py); batching picks among them.
+    """
+
     name = "priced"
     fifo = False
     learns = False
-    binds = False
-    divides = False
-    admit = staticmethod(door.admit)
-    choose = staticmethod(late.choose)
+    binds_at_arrival = False
+    partitions_work = False
+    admit = staticmethod(admission.admit)
+    choose = staticmethod(batching.choose)
 
-    def prepare(self, board: Board) -> None:
-        board.allowed = frozenset(range(len(board.paths)))
-        board.refresh()
+    def prepare(self, state: RouterState) -> None:
+        state.allowed_paths = frozenset(range(len(state.paths)))
+        state.refresh()
 
-    def bind(self, board: Board, query: Query, now_s: float) -> int:
+    def bind(self, state: RouterState, query: Query, now_s: float) -> int:
         return -1
 
-    def accepted(self, board: Board, query: Query, now_s: float) -> None:
-        """It binds nothing."""
+    def accepted(self, state: RouterState, query: Query, now_s: float) -> None:
+        """Not called: the policy does not bind at arrival."""
 
-    def dispatched(self, board: Board, path: int, rows: int) -> None:
-        """It binds nothing."""
+    def dispatched(self, state: RouterState, path: int, rows: int) -> None:
+        """Not called: the policy does not bind at arrival."""
 
-    def prices(self, board: Board) -> dict[str, float]:
-        assert board.prices is not None
-        return dict(zip(board.devices, board.prices.device, strict=True))
+    def prices(self, state: RouterState) -> dict[str, float]:
+        assert state.prices is not None
+        return dict(zip(state.devices, state.prices.device, strict=True))
 
     def finished(self, query: Query, now_s: float) -> None:
-        """It does not learn from single queries."""
+        """Not called: the policy does not learn."""

@@ -1,15 +1,14 @@
-"""Prices of device time: the dual of a small linear program over the observed mix.
+"""Prices of device time: the dual of a small linear program over the observed traffic.
 
-Rows arrive at a rate and each is executed on one path, or on none; a path's accuracy is what an executed
-row is worth; a device's lanes have so many seconds a second. With v the values, c the seconds a row costs and
+Rows arrive at a rate and each is executed on one path, or on none; an executed row is worth the path's
+accuracy; each lane of a device has one second per second. With v the values, c the seconds a row costs and
 L the lanes,
 
     maximize  sum v[p] x[p]   with  sum over p of d  c[p] x[p] <= L[d]  for each device,  sum x[p] <= rate.
 
-Its dual has one variable for the demand (u, what another row would bring) and one a device (its price), and
-for a given u the prices follow: the best that a second of the device could earn above u. So the dual is a
-convex, piecewise linear function of u alone, with its minimum at one of its corners, which are few: exact,
-and no solver.
+Its dual has one variable for the demand (u, the value of another row) and one for each device (its price).
+For a given u, a device's price is the most that a second of it could earn above u. So the dual is a convex,
+piecewise linear function of u alone with its minimum at one of its few corners: exact without a solver.
 """
 
 from __future__ import annotations
@@ -20,30 +19,35 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """device: correct predictions that a lane's second is worth; row: what one more row would bring."""
+    """In correct predictions. device: by device, for one more second of a lane; row: for one more row."""
 
     device: tuple[float, ...]
     row: float
 
-    def earns(self, device: int, value: float, row_s: float) -> float:
-        """A row's value on a path, less its price."""
+    def net_value(self, device: int, value: float, row_s: float) -> float:
+        """Returns a row's value on a path minus the price of its device time."""
         return value - self.device[device] * row_s
 
 
-def price(rate: float, lanes: Sequence[float], options: Sequence[Sequence[tuple[float, float]]]) -> Prices:
-    """Prices at `rate` rows/s. lanes: of each device; options: of each device, (value, seconds a row)."""
+def solve_prices(
+    rate: float, lanes: Sequence[float], paths: Sequence[Sequence[tuple[float, float]]]
+) -> Prices:
+    """Returns the prices at `rate` rows/s.
+
+    By device: lanes, their number; paths, (value, seconds per row) of each.
+    """
     corners = {0.0}
-    for own in options:
-        for i, (value, row_s) in enumerate(own):
+    for on_device in paths:
+        for i, (value, row_s) in enumerate(on_device):
             corners.add(value)
-            for other, other_s in own[:i]:
+            for other, other_s in on_device[:i]:
                 if row_s != other_s:
                     at = (value * other_s - other * row_s) / (other_s - row_s)
                     if at > 0:
                         corners.add(at)
 
     def prices(u: float) -> list[float]:
-        return [max((max(0.0, (v - u) / s) for v, s in own), default=0.0) for own in options]
+        return [max((max(0.0, (v - u) / s) for v, s in on_device), default=0.0) for on_device in paths]
 
     def dual(u: float) -> float:
         return rate * u + sum(n * p for n, p in zip(lanes, prices(u), strict=True))
@@ -51,8 +55,3 @@ def price(rate: float, lanes: Sequence[float], options: Sequence[Sequence[tuple[
     # Of equal minima the highest u: the lowest prices that explain the optimum.
     row = min(corners, key=lambda u: (dual(u) * (1 + 1e-12), -u))
     return Prices(tuple(prices(row)), row)
-
-
-def capacity(lanes: Sequence[float], options: Sequence[Sequence[tuple[float, float]]]) -> float:
-    """Rows/s that all devices do on their cheapest paths."""
-    return sum(n / min(s for _, s in own) for n, own in zip(lanes, options, strict=True) if own)

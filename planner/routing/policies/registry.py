@@ -1,4 +1,4 @@
-"""Policies by name, as a plan names them."""
+"""Creates policies by their names in a plan."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from polyrec.planner.routing.policies.mprec import MPRec
 from polyrec.planner.routing.policies.policy import Policy
 from polyrec.planner.routing.policies.priced import Priced
 from polyrec.planner.routing.policies.static import Static
-from polyrec.planner.routing.router_state import Board
+from polyrec.planner.routing.router_state import RouterState
 
 
-def make_policy(routing: Routing, board: Board) -> Policy:
-    """The policy that a plan's routing names. Raises PlanError if it names an unknown path."""
+def make_policy(routing: Routing, state: RouterState) -> Policy:
+    """Creates the policy that a plan's routing names. Raises PlanError if it names an unknown path."""
     kind, _, path = routing.policy.partition(":")
     if kind == "static":
-        index = {p.name: p.index for p in board.paths}
+        index = {p.name: p.index for p in state.paths}
         if path not in index:
             raise PlanError(f"policy 'static:{path}': there is no such path; paths: {', '.join(index)}")
         return Static(index[path], path)

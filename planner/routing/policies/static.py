@@ -1,53 +1,53 @@
-"""Policy `static:PATH`: one path for everything; queue, merging, refusal and expiry as for any other."""
+"""Policy `static:PATH`: one path for everything, with the same queue, batching and admission as `priced`."""
 
 from __future__ import annotations
 
-from polyrec.planner.routing import batching as late
-from polyrec.planner.routing.admission import admission as door
+from polyrec.planner.routing import batching
+from polyrec.planner.routing.admission import admission
 from polyrec.planner.routing.lanes.lane import LaneState
-from polyrec.planner.routing.policies.policy import Choice
+from polyrec.planner.routing.policies.policy import BatchChoice
 from polyrec.planner.routing.query import Query, Reason
-from polyrec.planner.routing.router_state import Board
+from polyrec.planner.routing.router_state import RouterState
 
 BEST, POLICY = Reason.BEST, Reason.POLICY
 
 
 class Static:
-    """path: index of the only path that is used."""
+    """path: index of the only path used."""
 
     fifo = False
     learns = False
-    binds = False
-    divides = False
+    binds_at_arrival = False
+    partitions_work = False
 
     def __init__(self, path: int, name: str) -> None:
         self.name = f"static:{name}"
         self._path = path
 
-    def prepare(self, board: Board) -> None:
-        board.allowed = frozenset((self._path,))
-        board.refresh()
+    def prepare(self, state: RouterState) -> None:
+        state.allowed_paths = frozenset((self._path,))
+        state.refresh()
 
-    def admit(self, board: Board, query: Query, now_s: float) -> float:
-        return door.admit(board, query, now_s)
+    def admit(self, state: RouterState, query: Query, now_s: float) -> float:
+        return admission.admit(state, query, now_s)
 
-    def choose(self, board: Board, lane: LaneState, now_s: float) -> Choice | None:
-        choice = late.choose(board, lane, now_s)
-        if choice is None or choice[4] is BEST:
+    def choose(self, state: RouterState, lane: LaneState, now_s: float) -> BatchChoice | None:
+        choice = batching.choose(state, lane, now_s)
+        if choice is None or choice.reason is BEST:
             return choice
-        return *choice[:4], POLICY
+        return choice._replace(reason=POLICY)
 
-    def bind(self, board: Board, query: Query, now_s: float) -> int:
+    def bind(self, state: RouterState, query: Query, now_s: float) -> int:
         return -1
 
-    def accepted(self, board: Board, query: Query, now_s: float) -> None:
-        """It binds nothing."""
+    def accepted(self, state: RouterState, query: Query, now_s: float) -> None:
+        """Not called: the policy does not bind at arrival."""
 
-    def dispatched(self, board: Board, path: int, rows: int) -> None:
-        """It binds nothing."""
+    def dispatched(self, state: RouterState, path: int, rows: int) -> None:
+        """Not called: the policy does not bind at arrival."""
 
-    def prices(self, board: Board) -> dict[str, float]:
+    def prices(self, state: RouterState) -> dict[str, float]:
         return {}
 
     def finished(self, query: Query, now_s: float) -> None:
-        """It does not learn from single queries."""
+        """Not called: the policy does not learn."""

@@ -1,4 +1,4 @@
-"""Late binding and the door: the fast forms decide as the plain ones (reference.py), whatever happened."""
+"""Batching and admission control decide as their plain reference implementations (reference.py)."""
 
 import numpy as np
 import pytest
@@ -8,85 +8,87 @@ from hypothesis import strategies as st
 from benchmarks.routing.machines import MACHINES
 from benchmarks.routing.policies import trace
 from polyrec.planner.plan import Limits, Routing
-from polyrec.planner.routing import batching as late
-from polyrec.planner.routing.admission import admission as door
+from polyrec.planner.routing import batching
+from polyrec.planner.routing.admission import admission
 from polyrec.planner.routing.lanes.lane import LaneState
-from polyrec.planner.routing.policies.policy import Choice
+from polyrec.planner.routing.policies.policy import BatchChoice
 from polyrec.planner.routing.policies.priced import Priced
 from polyrec.planner.routing.query import Query
-from polyrec.planner.routing.router_state import Board
+from polyrec.planner.routing.router_state import RouterState
 from polyrec.planner.simulation.faults import Fault
 from polyrec.planner.simulation.simulator import Simulator
 from tests.planner.routing import reference
+from tests.planner.routing.servers import POLICIES, RouterDriver, router
 from tests.planner.routing.test_router import BUDGET_S, ROWS, SERVERS, STEPS, step
-from tests.planner.routing.worlds import POLICIES, Owner, router
 
 SEVERAL = [*SERVERS[1:], *((machine.paths, machine.lanes) for machine in MACHINES.values())]
-ASKING = st.tuples(ROWS, BUDGET_S, st.integers(0, 2), st.booleans())
+REQUEST = st.tuples(ROWS, BUDGET_S, st.integers(0, 2), st.booleans())
 
 
-def driven(server, steps: list[tuple], policy: str = "priced", slow: float = 1.0, tick: int = 7) -> Owner:
-    """A router to which that has happened; lane 0 takes `slow` times what it should."""
-    owner = Owner(router(*server, limits=Limits(max_batch_rows=1024), policy=policy))
+def driven(
+    server, steps: list[tuple], policy: str = "priced", slow: float = 1.0, tick: int = 7
+) -> RouterDriver:
+    """A router after these steps; batches of lane 0 take `slow` times their predicted time."""
+    driver = RouterDriver(router(*server, limits=Limits(max_batch_rows=1024), policy=policy))
     for i, one in enumerate(steps):
-        step(owner, one, list(POLICIES))
+        step(driver, one, list(POLICIES))
         if i % tick == tick - 1:
-            owner.router.tick(owner.now_s)
-        owner.turn()
-        for lane, dispatch in list(owner.running.items()):
+            driver.router.tick(driver.now_s)
+        driver.turn()
+        for lane, dispatch in list(driver.running.items()):
             took_s = dispatch.median_s * (slow if lane == 0 else 1.0)
-            if dispatch.started_s + took_s <= owner.now_s:
-                owner.done(lane, took_s)
-    return owner
+            if dispatch.started_s + took_s <= driver.now_s:
+                driver.done(lane, took_s)
+    return driver
 
 
 @settings(max_examples=150, deadline=None)
 @given(
     steps=STEPS,
-    waiting=st.lists(ASKING, max_size=12),
+    waiting=st.lists(REQUEST, max_size=12),
     server=st.sampled_from([SERVERS[0], *SEVERAL]),
     slow=st.sampled_from([0.7, 1.0, 4.0]),
     later_s=st.sampled_from([0.0, 1e-4, 2e-3]),
 )
-def test_a_choice_is_that_of_the_plain_rule(steps, waiting, server, slow, later_s):
-    owner = driven(server, steps, slow=slow)
-    for wishes in waiting:
-        owner.offer(*wishes)
-    owner.now_s += later_s
-    board = owner.router.board
-    for lane in board.lanes:
-        if lane.flight is None:
-            plain = reference.choose(board, lane, owner.now_s)
-            assert late.choose(board, lane, owner.now_s) == plain
+def test_batches_equal_the_reference(steps, waiting, server, slow, later_s):
+    driver = driven(server, steps, slow=slow)
+    for request in waiting:
+        driver.offer(*request)
+    driver.now_s += later_s
+    state = driver.router.state
+    for lane in state.lanes:
+        if lane.in_flight is None:
+            plain = reference.choose(state, lane, driver.now_s)
+            assert batching.choose(state, lane, driver.now_s) == plain
             if plain is not None:
-                dispatch = owner.router.next(lane.index, owner.now_s)
+                dispatch = driver.router.next(lane.index, driver.now_s)
                 if dispatch is not None:
-                    owner.running[lane.index] = dispatch
+                    driver.running[lane.index] = dispatch
 
 
 class Compared(Priced):
-    """The default, of which every decision is that of the plain rules."""
+    """The default policy; checks every decision against the reference."""
 
-    asked = 0
+    choices = 0
 
-    def choose(self, board: Board, lane: LaneState, now_s: float) -> Choice | None:
-        self.asked += 1
-        plain = reference.choose(board, lane, now_s)
-        choice = late.choose(board, lane, now_s)
+    def choose(self, state: RouterState, lane: LaneState, now_s: float) -> BatchChoice | None:
+        self.choices += 1
+        plain = reference.choose(state, lane, now_s)
+        choice = batching.choose(state, lane, now_s)
         assert choice == plain
         return choice
 
-    def admit(self, board: Board, query: Query, now_s: float) -> float:
-        plain = reference.admit(board, query, now_s)
-        over_s = door.admit(board, query, now_s)
-        assert over_s == plain if plain > 0 else over_s <= 0
-        return over_s
+    def admit(self, state: RouterState, query: Query, now_s: float) -> float:
+        plain = reference.admit(state, query, now_s)
+        excess_s = admission.admit(state, query, now_s)
+        assert excess_s == plain if plain > 0 else excess_s <= 0
+        return excess_s
 
 
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("load", [0.1, 0.3, 0.7, 1.2])
 @pytest.mark.parametrize("faults", [(), (Fault("slow", 1, 0.05, 0.1, 5.0), Fault("stall", 2, 0.1, 0.15))])
-def test_through_a_trace_every_decision_is_that_of_the_plain_rules(machine, load, faults):
+def test_every_decision_of_a_trace_equals_the_reference(machine, load, faults):
     server = MACHINES[machine]
     seconds = 0.2 if machine == "cpu" else 0.08 / load
     times, rows = trace(server, "bursty", "lognormal", load, seconds, 0)
@@ -97,34 +99,32 @@ def test_through_a_trace_every_decision_is_that_of_the_plain_rules(machine, load
     )
     policy = simulator.router.policy = Compared()
     simulator.run()
-    assert policy.asked > 50
+    assert policy.choices > 50
 
 
 @settings(max_examples=150, deadline=None)
 @given(
     steps=STEPS,
-    waiting=st.lists(ASKING, max_size=30),
+    waiting=st.lists(REQUEST, max_size=30),
     server=st.sampled_from(SEVERAL),
     policy=st.sampled_from(["priced", "static:table@cpu"]),
     slow=st.sampled_from([0.7, 1.0, 4.0]),
     later_s=st.sampled_from([0.0, 1e-4, 2e-3]),
 )
-def test_whoever_is_taken_or_refused_at_the_door_is_so_by_the_plain_rule(
-    steps, waiting, server, policy, slow, later_s
-):
-    owner = driven(server, steps, policy, slow)
-    board = owner.router.board
+def test_admission_equals_the_reference(steps, waiting, server, policy, slow, later_s):
+    driver = driven(server, steps, policy, slow)
+    state = driver.router.state
     for rows, budget_s, priority, required in waiting:
-        query = Query(rows, owner.now_s, owner.now_s + budget_s, priority, required)
-        if board.usable and board.alone is None:
-            plain = reference.admit(board, query, owner.now_s)
-            over_s = door.admit(board, query, owner.now_s)
-            assert (over_s > 0) == (plain > 0)
-            if over_s > 0:
-                assert over_s == plain  # it is told when to come again
-        owner.offer(rows, budget_s, priority, required)
-        owner.turn()
-        owner.now_s += later_s
+        query = Query(rows, driver.now_s, driver.now_s + budget_s, priority, required)
+        if state.usable and state.sole_inline_lane is None:
+            plain = reference.admit(state, query, driver.now_s)
+            excess_s = admission.admit(state, query, driver.now_s)
+            assert (excess_s > 0) == (plain > 0)
+            if excess_s > 0:
+                assert excess_s == plain  # the Retry-After
+        driver.offer(rows, budget_s, priority, required)
+        driver.turn()
+        driver.now_s += later_s
 
 
 @settings(max_examples=100, deadline=None)
@@ -134,27 +134,32 @@ def test_whoever_is_taken_or_refused_at_the_door_is_so_by_the_plain_rule(
     slow=st.sampled_from([0.7, 1.0, 4.0]),
     rows=st.lists(st.integers(1, 4096), max_size=8),
 )
-def test_what_is_kept_for_decisions_is_what_it_was_computed_from(steps, server, slow, rows):
-    owner = driven(server, steps, slow=slow)
-    board = owner.router.board
-    most = board.total_rate * max(0.0, board.ends_s - owner.now_s)
-    assert board.committed_rows(owner.now_s) == reference.committed(board, owner.now_s) <= most * (1 + 1e-12)
-    for lane in board.lanes:
-        assert lane.others == reference.others(board, lane)
+def test_derived_state_equals_the_reference(steps, server, slow, rows):
+    driver = driven(server, steps, slow=slow)
+    state = driver.router.state
+    most = state.total_rate * max(0.0, state.last_completion_s - driver.now_s)
+    assert (
+        state.executing_rows(driver.now_s) == reference.committed(state, driver.now_s) <= most * (1 + 1e-12)
+    )
+    for lane in state.lanes:
+        assert lane.others == reference.others(state, lane)
         assert [option.path for option in lane.options] == lane.order
         for option in lane.options:
-            assert (option.most, option.merge) == (lane.most[option.path], lane.merge[option.path])
-    board.count()  # what was asked before keeps the corrections of that moment
+            assert (option.max_rows, option.merge_rows) == (
+                lane.max_rows[option.path],
+                lane.merge_rows[option.path],
+            )
+    state.update_lanes()  # memoized times keep earlier corrections
     for n in rows:
-        assert board.own_s(n, 0) == reference.own_s(board, n)
-        assert board.best_own_s(n) == reference.own_s(board, n, required=True)
+        assert state.service_time_s(n, 0) == reference.service_time_s(state, n)
+        assert state.best_service_time_s(n) == reference.service_time_s(state, n, required=True)
 
 
-def test_a_querys_own_time_is_kept_until_lanes_are_counted_again():
-    owner = Owner(router())
-    board = owner.router.board
-    before_s = board.own_s(147, 0)
-    board.lanes[0].correction.tail[:] = board.lanes[1].correction.tail[:] = [2.0, 2.0]
-    assert board.own_s(147, 0) == before_s
-    board.count()
-    assert board.own_s(147, 0) == pytest.approx(2 * before_s)
+def test_service_times_are_memoized_until_lanes_are_updated():
+    driver = RouterDriver(router())
+    state = driver.router.state
+    before_s = state.service_time_s(147, 0)
+    state.lanes[0].correction.tail[:] = state.lanes[1].correction.tail[:] = [2.0, 2.0]
+    assert state.service_time_s(147, 0) == before_s
+    state.update_lanes()
+    assert state.service_time_s(147, 0) == pytest.approx(2 * before_s)

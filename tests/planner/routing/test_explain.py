@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.planner.routing.servers import BOTH, GPU_LANE, POLICIES, RouterDriver, cpu_lanes, router
 from tests.planner.routing.test_router import BUDGET_S, ROWS, SERVERS, STEPS, step
-from tests.planner.routing.worlds import BOTH, GPU_LANE, POLICIES, Owner, cpu_lanes, router
 
 EVERY = ("priced", "mprec", "deeprecsys", "static:table@cpu", "static:hybrid@cpu")
 
@@ -26,31 +26,31 @@ def test_any_sequence_of_operations_gives_the_same_decisions_when_it_is_explaine
     steps, server, policy, asked, slow
 ):
     def run(explained: bool) -> list:
-        owner = Owner(router(*server, policy=policy))
+        driver = RouterDriver(router(*server, policy=policy))
         found: list = []
         policies = list(POLICIES)
 
         def look() -> None:
             if explained:
                 for rows, budget_s, required in asked:
-                    owner.router.explain(rows, budget_s, owner.now_s, required)
-                owner.router.state(owner.now_s)
+                    driver.router.explain(rows, budget_s, driver.now_s, required)
+                driver.router.snapshot(driver.now_s)
 
         for i, one in enumerate(steps):
             look()
-            step(owner, one, policies)
+            step(driver, one, policies)
             if i % 7 == 6:
-                owner.router.tick(owner.now_s)
+                driver.router.tick(driver.now_s)
             look()
-            owner.turn()
-            for lane, dispatch in list(owner.running.items()):
-                if dispatch.started_s + slow * dispatch.median_s <= owner.now_s:
-                    owner.done(lane, slow * dispatch.median_s)
-            found.append(owner.router.wake_s())
+            driver.turn()
+            for lane, dispatch in list(driver.running.items()):
+                if dispatch.started_s + slow * dispatch.median_s <= driver.now_s:
+                    driver.done(lane, slow * dispatch.median_s)
+            found.append(driver.router.wake_s())
         found += [
-            (d.lane, d.path, d.rows, d.reason, d.started_s, d.tail_s, d.probe) for d in owner.dispatches
+            (d.lane, d.path, d.rows, d.reason, d.started_s, d.tail_s, d.probe) for d in driver.dispatches
         ]
-        return [*found, *owner.ends.values()]
+        return [*found, *driver.ends.values()]
 
     assert run(explained=True) == run(explained=False)
 
@@ -59,33 +59,33 @@ def test_any_sequence_of_operations_gives_the_same_decisions_when_it_is_explaine
 @pytest.mark.parametrize("budget_s", [0.0004, 0.002, 0.02])
 @pytest.mark.parametrize("slow", [False, True])
 def test_what_an_idle_server_explains_is_what_it_then_does(policy, budget_s, slow):
-    owner = Owner(router(policy=policy, lanes=cpu_lanes(1)))
+    driver = RouterDriver(router(policy=policy, lanes=cpu_lanes(1)))
     for _ in range(8 if slow else 0):  # so that its models believe that nothing can be made
-        owner.offer(23, 0.02)
-        owner.turn()
-        owner.now_s += 0.01
-        owner.done(0, 0.01)
-    told = owner.router.explain(23, budget_s, owner.now_s)
+        driver.offer(23, 0.02)
+        driver.turn()
+        driver.now_s += 0.01
+        driver.done(0, 0.01)
+    told = driver.router.explain(23, budget_s, driver.now_s)
     json.dumps(told.as_dict())
-    query = owner.offer(23, budget_s)
-    owner.turn()
+    query = driver.offer(23, budget_s)
+    driver.turn()
     if told.path is None:
-        assert owner.ends[query] in ([], ["refused"], ["expired"])
-        assert not owner.running
+        assert driver.ends[query] in ([], ["rejected"], ["expired"])
+        assert not driver.running
     else:
-        assert owner.router.paths[query.path].name == told.path
+        assert driver.router.paths[query.path].name == told.path
         assert query.reason.value == told.reason
 
 
 def test_explaining_books_no_load_under_mprec():
     def bound(explained: bool) -> list[str]:
-        owner = Owner(router(BOTH, (GPU_LANE, *cpu_lanes(2)), policy="mprec"))
+        driver = RouterDriver(router(BOTH, (GPU_LANE, *cpu_lanes(2)), policy="mprec"))
         found = []
         for _ in range(80):
-            query = owner.offer(147, 0.003)
-            found.append(owner.router.paths[query.path].name)
+            query = driver.offer(147, 0.003)
+            found.append(driver.router.paths[query.path].name)
             if explained:
-                owner.router.explain(147, 0.003, 0.0)
+                driver.router.explain(147, 0.003, 0.0)
         return found
 
     assert len(set(bound(explained=False))) > 1

@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from polyrec.planner.routing.observed_traffic import KEPT, Observed
+from polyrec.planner.routing.observed_traffic import KEPT, ObservedTraffic
 
 
-def watch(times: np.ndarray, rows: np.ndarray, until_s: float) -> Observed:
-    observed = Observed(0.0)
+def watch(times: np.ndarray, rows: np.ndarray, until_s: float) -> ObservedTraffic:
+    observed = ObservedTraffic(0.0)
     at = 0
     for tick_s in np.arange(0.1, until_s + 1e-9, 0.1):
         while at < times.size and times[at] < tick_s:
-            observed.arrived(int(rows[at]), 0.05)
+            observed.record_arrival(int(rows[at]), 0.05)
             at += 1
         observed.tick(float(tick_s))
     return observed
@@ -33,7 +33,7 @@ def test_rates_sizes_and_budget_are_those_of_the_traffic():
     assert observed.size_quantiles((0.0, 1.0)) == (10, 30)
 
 
-def test_the_first_tick_already_tells_the_rate():
+def test_the_first_tick_gives_the_rate():
     times = np.arange(0, 0.1, 1e-3)
     assert watch(times, np.full(100, 10), 0.1).queries_s == pytest.approx(1000, rel=0.05)
 
@@ -55,7 +55,7 @@ def test_bursts_vary_more_than_poisson_and_a_drift_does_not():
 
 
 def test_nothing_observed_is_no_rate():
-    observed = Observed(0.0)
+    observed = ObservedTraffic(0.0)
     observed.tick(0.1)
     assert (observed.queries_s, observed.rows_s) == (0, 0)
     assert observed.size_quantiles((0.5,)) == ()
@@ -64,9 +64,9 @@ def test_nothing_observed_is_no_rate():
 def test_sizes_and_budgets_are_those_of_the_last_queries():
     rng = np.random.default_rng(0)
     rows, budgets = rng.integers(1, 4097, 3 * KEPT + 7), rng.random(3 * KEPT + 7)
-    observed = Observed(0.0)
+    observed = ObservedTraffic(0.0)
     for n, budget_s in zip(rows.tolist(), budgets.tolist(), strict=True):
-        observed.arrived(n, budget_s)
+        observed.record_arrival(n, budget_s)
     observed.tick(0.1)
     assert observed.mean_rows == rows[-KEPT:].mean()
     assert observed.mean_square == (rows[-KEPT:] ** 2).mean()

@@ -16,7 +16,7 @@ def test_pieces_are_in_order_of_priority_and_deadline(offers):
     queue = Queue()
     for priority, deadline_s in offers:
         queue.push(query(priority=priority, deadline_s=deadline_s), 0, 10, deadline_s)
-    order = [(piece[3].priority or 99, piece[3].deadline_s) for piece in queue.pieces]
+    order = [(piece.query.priority or 99, piece.query.deadline_s) for piece in queue.pieces]
     assert order == sorted(order)
     assert queue.rows == 10 * len(offers)
 
@@ -26,24 +26,24 @@ def test_equal_deadlines_keep_their_order_of_arrival():
     queries = [query() for _ in range(5)]
     for q in queries:
         queue.push(q, 0, 10, 1.0)
-    assert [piece[3] for piece in queue.pieces] == queries
+    assert [piece.query for piece in queue.pieces] == queries
 
 
-def test_settled_queries_are_forgotten_once():
+def test_settled_queries_are_discounted_once():
     queue = Queue()
     gone, stays = query(7), query(9)
     for q in (gone, stays):
         queue.push(q, 0, q.rows, 1.0)
     gone.settled = True
-    queue.forget(gone)
-    queue.forget(gone)
+    queue.discount(gone)
+    queue.discount(gone)
     assert queue.rows == 9
-    assert [piece[3] for piece in queue.clean()] == [stays]
+    assert [piece.query for piece in queue.trim()] == [stays]
     assert queue.rows == 9
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=30), st.floats(0, 1), st.floats(0, 0.1))
-def test_a_sweep_takes_out_exactly_what_is_doomed(deadlines, now_s, doomed_s):
+def test_a_sweep_removes_exactly_the_queries_that_cannot_be_in_time(deadlines, now_s, doomed_s):
     queue = Queue()
     queries = [query(deadline_s=d) for d in deadlines]
     for q in queries:
@@ -52,4 +52,4 @@ def test_a_sweep_takes_out_exactly_what_is_doomed(deadlines, now_s, doomed_s):
     assert set(out) == {q for q in queries if q.deadline_s - doomed_s <= now_s}
     assert all(q.settled for q in out)
     assert queue.rows == 10 * (len(queries) - len(out))
-    assert queue.earliest_s == min((p[3].deadline_s for p in queue.pieces), default=float("inf"))
+    assert queue.earliest_s == min((p.query.deadline_s for p in queue.pieces), default=float("inf"))

@@ -10,7 +10,7 @@ from polyrec.planner.routing.lanes.lane import LaneSpec
 from polyrec.planner.routing.lanes.path import PathSpec
 from polyrec.planner.routing.query import Query
 from polyrec.planner.routing.router import Router
-from polyrec.planner.routing.router_state import Board
+from polyrec.planner.routing.router_state import RouterState
 
 TAKES_S, BUDGET_S, GAP_S = 0.0014, 0.0095, 0.003
 MODEL = LatencyModel(rows=(1, 1024), median_s=(TAKES_S, 0.01), tail_s=(1.5 * TAKES_S, 0.015))
@@ -27,7 +27,7 @@ def serve(router: Router, start_s: float, queries: int, takes_s: float) -> int:
             ticked = now
         query = Query(20, now, now + BUDGET_S)
         router.offer(query, now)
-        for lane in router.asking:
+        for lane in router.lane_order:
             router.expire(now)
             if now >= free and (dispatch := router.next(lane, now)) is not None:
                 free = now + takes_s
@@ -39,9 +39,9 @@ def serve(router: Router, start_s: float, queries: int, takes_s: float) -> int:
 @pytest.mark.parametrize("policy", ["priced", "static:a@cpu", "mprec"])
 @pytest.mark.parametrize("kind", ["inline", "process"])
 @pytest.mark.parametrize("stalls", [1, 3, 10, 200])
-def test_a_moment_of_slowness_costs_a_moment_of_service(policy: str, kind: LaneKind, stalls: int) -> None:
+def test_service_recovers_from_a_slow_moment(policy: str, kind: LaneKind, stalls: int) -> None:
     paths, lanes = [PathSpec("a@cpu", "cpu", 0.9, MODEL)], [LaneSpec("cpu", "cpu", kind)]
-    router = Router(Board(paths, lanes, Routing(policy=policy), Limits(), 0.0))
+    router = Router(RouterState(paths, lanes, Routing(policy=policy), Limits(), 0.0))
     assert serve(router, 0.0, 300, TAKES_S) > 280
     serve(router, 1.0, stalls, 0.1)
     assert serve(router, 40.0, 300, TAKES_S) > 150
@@ -64,12 +64,12 @@ def stalled(router: Router, start_s: float, stalls: int) -> float:
 @pytest.mark.parametrize("policy", ["priced", "static:a@cpu"])
 @pytest.mark.parametrize("kind", ["inline", "process"])
 @pytest.mark.parametrize("stalls", [1, 3, 10, 40])
-def test_an_idle_lane_tries_at_once_what_it_was_seen_to_make(
+def test_an_idle_lane_attempts_at_once_what_it_once_executed_in_time(
     policy: str, kind: LaneKind, stalls: int
 ) -> None:
     """However slow it is believed to be: a rejection that no execution refutes would go on for ever."""
     paths, lanes = [PathSpec("a@cpu", "cpu", 0.9, MODEL)], [LaneSpec("cpu", "cpu", kind)]
-    router = Router(Board(paths, lanes, Routing(policy=policy), Limits(), 0.0))
+    router = Router(RouterState(paths, lanes, Routing(policy=policy), Limits(), 0.0))
     serve(router, 0.0, 50, TAKES_S)
     now_s = stalled(router, 1.0, stalls) + 1e-4
     query = Query(20, now_s, now_s + BUDGET_S)
@@ -80,9 +80,9 @@ def test_an_idle_lane_tries_at_once_what_it_was_seen_to_make(
     assert dispatch.parts[0].query is query
 
 
-def test_what_no_path_was_ever_seen_to_make_is_rejected_but_for_a_try_a_second() -> None:
+def test_a_budget_that_no_path_ever_met_is_rejected_but_for_one_attempt_a_second() -> None:
     paths, lanes = [PathSpec("a@cpu", "cpu", 0.9, MODEL)], [LaneSpec("cpu", "cpu", "inline")]
-    router = Router(Board(paths, lanes, Routing(), Limits(), 0.0))
+    router = Router(RouterState(paths, lanes, Routing(), Limits(), 0.0))
     serve(router, 0.0, 50, TAKES_S)
     hopeless_s = TAKES_S / 3
     assert router.offer(Query(20, 0.2, 0.2 + hopeless_s), 0.2) is not None
@@ -94,15 +94,15 @@ def test_what_no_path_was_ever_seen_to_make_is_rejected_but_for_a_try_a_second()
     assert router.offer(Query(20, 2.1, 2.1 + hopeless_s), 2.1) is None  # it was made: the profile was wrong
 
 
-def test_queries_expire_before_their_deadline_only_for_what_was_seen() -> None:
+def test_queries_expire_early_only_by_observed_times() -> None:
     """The profile says 1.4 ms, but batches were seen to take a tenth of it."""
     paths, lanes = [PathSpec("a@cpu", "cpu", 0.9, MODEL)], [LaneSpec("cpu", "cpu", "process")]
-    router = Router(Board(paths, lanes, Routing(), Limits(), 0.0))
+    router = Router(RouterState(paths, lanes, Routing(), Limits(), 0.0))
     serve(router, 0.0, 300, TAKES_S)
-    assert 0.85 * TAKES_S < router.board.least_s <= TAKES_S
+    assert 0.85 * TAKES_S < router.state.min_latency_s <= TAKES_S
     router.offer(Query(1, 2.0, 2.1), 2.0)
     dispatch = router.next(0, 2.0)
     assert dispatch is not None
     router.done(dispatch, 2.0 + TAKES_S / 10, TAKES_S / 10)
     router.tick(2.1)
-    assert router.board.least_s == pytest.approx(TAKES_S / 10)
+    assert router.state.min_latency_s == pytest.approx(TAKES_S / 10)

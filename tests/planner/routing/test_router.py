@@ -7,8 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyrec.planner.plan import Limits
-from polyrec.planner.routing.query import Query, Reason, Refusal
-from tests.planner.routing.worlds import BOTH, CPU, GPU_LANE, POLICIES, TABLE, Owner, cpu_lanes, line, router
+from polyrec.planner.routing.query import Query, Reason, RejectReason
+from tests.planner.routing.servers import (
+    BOTH,
+    CPU,
+    GPU_LANE,
+    POLICIES,
+    TABLE,
+    RouterDriver,
+    cpu_lanes,
+    line,
+    router,
+)
 
 ROWS = st.sampled_from([1, 7, 23, 147, 700, 3000])
 BUDGET_S = st.sampled_from([0.0, 0.001, 0.01, 0.1])
@@ -32,76 +42,76 @@ SERVERS = [
 ]
 
 
-def consistent(owner: Owner) -> None:
+def consistent(driver: RouterDriver) -> None:
     """The queue's rows are those of the unsettled queries' pieces, and nobody is counted twice."""
-    queue = owner.router.board.queue
-    assert queue.rows == sum(piece[5] for piece in queue.unsettled())
-    assert queue.privileged == sum(piece[5] for piece in queue.unsettled() if piece[3].priority)
+    queue = driver.router.state.queue
+    assert queue.rows == sum(piece.rows for piece in queue.unsettled())
+    assert queue.privileged_rows == sum(piece.rows for piece in queue.unsettled() if piece.query.priority)
     waiting: dict[Query, int] = {}
     for piece in queue.unsettled():
-        waiting[piece[3]] = waiting.get(piece[3], 0) + piece[5]
+        waiting[piece.query] = waiting.get(piece.query, 0) + piece.rows
     for query, rows in waiting.items():
-        assert rows == query.rows - query.taken_rows
+        assert rows == query.rows - query.dispatched_rows
 
 
-def step(owner: Owner, step: tuple, policies: list[str]) -> None:
+def step(driver: RouterDriver, step: tuple, policies: list[str]) -> None:
     kind, *rest = step
-    lane = rest[0] % len(owner.router.lanes) if rest and isinstance(rest[0], int) else 0
+    lane = rest[0] % len(driver.router.lanes) if rest and isinstance(rest[0], int) else 0
     if kind == "offer":
-        owner.offer(*rest)
+        driver.offer(*rest)
     elif kind == "pass":
-        owner.now_s += rest[0]
-    elif kind == "done" and lane in owner.running:
-        owner.done(lane)
-    elif kind == "failed" and lane in owner.running:
-        owner.failed(lane)
+        driver.now_s += rest[0]
+    elif kind == "done" and lane in driver.running:
+        driver.done(lane)
+    elif kind == "failed" and lane in driver.running:
+        driver.failed(lane)
     elif kind == "killed":
-        owner.router.lane_down(lane, owner.now_s)
-        if lane in owner.running:
-            owner.failed(lane)
+        driver.router.lane_down(lane, driver.now_s)
+        if lane in driver.running:
+            driver.failed(lane)
     elif kind == "up":
-        owner.router.lane_up(lane, owner.now_s)
-    elif kind == "cancel" and owner.ends:
-        owner.cancel(list(owner.ends)[rest[0] % len(owner.ends)])
+        driver.router.lane_up(lane, driver.now_s)
+    elif kind == "cancel" and driver.ends:
+        driver.cancel(list(driver.ends)[rest[0] % len(driver.ends)])
     elif kind == "tick":
-        owner.router.tick(owner.now_s)
+        driver.router.tick(driver.now_s)
     elif kind == "policy":
-        routing = owner.router.board.routing.model_copy(update={"policy": policies[0]})
+        routing = driver.router.state.routing.model_copy(update={"policy": policies[0]})
         policies.append(policies.pop(0))
-        owner.router.set_policy(routing, owner.now_s)
+        driver.router.set_policy(routing, driver.now_s)
 
 
 @settings(max_examples=120, deadline=None)
 @given(steps=STEPS, server=st.sampled_from(SERVERS), policy=st.sampled_from(POLICIES))
 def test_every_query_ends_exactly_once_whatever_happens(steps, server, policy):
-    owner = Owner(router(*server, policy=policy))
+    driver = RouterDriver(router(*server, policy=policy))
     policies = list(POLICIES)
     for one in steps:
-        step(owner, one, policies)
-        consistent(owner)
-        owner.turn()
-        consistent(owner)
-    for lane in list(owner.running):
-        owner.done(lane)
-    owner.now_s += 1.0
-    owner.turn()
-    for lane in list(owner.running):
-        owner.done(lane)
-    consistent(owner)
-    assert [ends for ends in owner.ends.values() if len(ends) != 1] == []
-    assert owner.router.board.queue.rows == 0
-    assert list(owner.router.board.queue.unsettled()) == []
+        step(driver, one, policies)
+        consistent(driver)
+        driver.turn()
+        consistent(driver)
+    for lane in list(driver.running):
+        driver.done(lane)
+    driver.now_s += 1.0
+    driver.turn()
+    for lane in list(driver.running):
+        driver.done(lane)
+    consistent(driver)
+    assert [ends for ends in driver.ends.values() if len(ends) != 1] == []
+    assert driver.router.state.queue.rows == 0
+    assert list(driver.router.state.queue.unsettled()) == []
 
 
 @settings(max_examples=50, deadline=None)
 @given(steps=STEPS, server=st.sampled_from(SERVERS), policy=st.sampled_from(POLICIES))
 def test_same_events_give_same_decisions(steps, server, policy):
     def run() -> list:
-        owner = Owner(router(*server, policy=policy))
+        driver = RouterDriver(router(*server, policy=policy))
         for one in steps:
-            step(owner, one, list(POLICIES))
-            owner.turn()
-        return [(d.lane, d.path, d.rows, d.started_s, d.probe) for d in owner.dispatches]
+            step(driver, one, list(POLICIES))
+            driver.turn()
+        return [(d.lane, d.path, d.rows, d.started_s, d.probe) for d in driver.dispatches]
 
     assert run() == run()
 
@@ -113,11 +123,11 @@ def test_same_events_give_same_decisions(steps, server, policy):
     policy=st.sampled_from(["priced", "static:table@cpu", "static:hybrid@cpu"]),
 )
 def test_no_batch_is_dispatched_that_should_miss_a_deadline_in_it(offers, server, policy):
-    owner = Owner(router(*server, policy=policy))
+    driver = RouterDriver(router(*server, policy=policy))
     for rows, budget_s, wait_s in offers:
-        owner.offer(rows, budget_s)
-        owner.run(owner.now_s + wait_s)
-    for d in owner.dispatches:
+        driver.offer(rows, budget_s)
+        driver.run(driver.now_s + wait_s)
+    for d in driver.dispatches:
         for part in d.parts:
             assert d.started_s + d.median_s <= part.query.deadline_s + 1e-9
 
@@ -129,18 +139,18 @@ def test_no_batch_is_dispatched_that_should_miss_a_deadline_in_it(offers, server
     policy=st.sampled_from(POLICIES),
 )
 def test_all_parts_of_a_query_run_on_one_representation_and_cover_its_rows(offers, server, policy):
-    owner = Owner(router(*server, policy=policy))
+    driver = RouterDriver(router(*server, policy=policy))
     for rows, budget_s, wait_s in offers:
-        owner.offer(rows, budget_s)
-        owner.run(owner.now_s + wait_s)
-    owner.run(owner.now_s + 0.2)
+        driver.offer(rows, budget_s)
+        driver.run(driver.now_s + wait_s)
+    driver.run(driver.now_s + 0.2)
     parts: dict[Query, list] = {}
-    for d in owner.dispatches:
+    for d in driver.dispatches:
         for part in d.parts:
-            parts.setdefault(part.query, []).append((part.first, part.rows, owner.router.paths[d.path].name))
+            parts.setdefault(part.query, []).append((part.first, part.rows, driver.router.paths[d.path].name))
     for query, own in parts.items():
         assert len({name.partition("@")[0] for _, _, name in own}) == 1
-        if owner.ends[query] == ["answered"]:
+        if driver.ends[query] == ["answered"]:
             covered = sorted((first, first + rows) for first, rows, _ in own)
             assert covered[0][0] == 0
             assert covered[-1][1] == query.rows
@@ -148,41 +158,41 @@ def test_all_parts_of_a_query_run_on_one_representation_and_cover_its_rows(offer
 
 
 def test_an_idle_server_answers_on_the_most_accurate_path():
-    owner = Owner(router())
-    query = owner.offer(23, 0.1)
-    owner.run(0.05)
-    assert owner.ends[query] == ["answered"]
-    assert owner.router.paths[query.path].name == "hybrid@cpu"
+    driver = RouterDriver(router())
+    query = driver.offer(23, 0.1)
+    driver.run(0.05)
+    assert driver.ends[query] == ["answered"]
+    assert driver.router.paths[query.path].name == "hybrid@cpu"
     assert query.reason is Reason.BEST
 
 
-def test_a_short_budget_gets_a_faster_path_and_says_why():
-    owner = Owner(router())
-    query = owner.offer(23, 0.0006)
-    owner.run(0.05)
-    assert owner.router.paths[query.path].name == "table@cpu"
+def test_a_short_budget_gets_a_faster_path_with_reason_deadline():
+    driver = RouterDriver(router())
+    query = driver.offer(23, 0.0006)
+    driver.run(0.05)
+    assert driver.router.paths[query.path].name == "table@cpu"
     assert query.reason is Reason.DEADLINE
 
 
-def test_load_gets_a_faster_path_and_says_why():
-    owner = Owner(router(lanes=cpu_lanes(1)))
-    queries = [owner.offer(147, 0.02) for _ in range(20)]
-    owner.run(0.1)
-    assert all(owner.ends[q] == ["answered"] for q in queries)
-    assert owner.router.paths[queries[0].path].name == "table@cpu"
+def test_load_gets_a_faster_path_with_reason_load():
+    driver = RouterDriver(router(lanes=cpu_lanes(1)))
+    queries = [driver.offer(147, 0.02) for _ in range(20)]
+    driver.run(0.1)
+    assert all(driver.ends[q] == ["answered"] for q in queries)
+    assert driver.router.paths[queries[0].path].name == "table@cpu"
     assert queries[0].reason is Reason.LOAD
 
 
-def test_required_quality_waits_for_the_most_accurate_path_or_is_refused():
-    owner = Owner(router(lanes=cpu_lanes(1)))
-    queries = [owner.offer(147, 0.02, required=True) for _ in range(20)]
-    owner.run(0.1)
-    answered = [q for q in queries if owner.ends[q] == ["answered"]]
+def test_required_quality_waits_for_the_most_accurate_path_or_is_rejected():
+    driver = RouterDriver(router(lanes=cpu_lanes(1)))
+    queries = [driver.offer(147, 0.02, required=True) for _ in range(20)]
+    driver.run(0.1)
+    answered = [q for q in queries if driver.ends[q] == ["answered"]]
     assert 0 < len(answered) < 20
-    assert {owner.router.paths[q.path].name for q in answered} == {"hybrid@cpu"}
+    assert {driver.router.paths[q.path].name for q in answered} == {"hybrid@cpu"}
 
 
-def test_required_quality_that_no_lane_can_make_in_time_is_refused_at_the_door():
+def test_required_quality_that_no_lane_reaches_in_time_is_rejected():
     r = router(lanes=cpu_lanes(1))
     assert r.offer(Query(147, 0.0, 0.002), 0.0) is None
     assert r.offer(Query(147, 0.0, 0.002, required=True), 0.0) is not None
@@ -191,158 +201,162 @@ def test_required_quality_that_no_lane_can_make_in_time_is_refused_at_the_door()
 def test_a_query_waiting_behind_a_long_batch_is_dropped_at_its_own_deadline():
     """triton server#7512: there it was dropped when the batch in front of it had finished."""
     slow = (TABLE.__class__("table@cpu", "cpu", 0.78, line(0.5, 1e-6)),)
-    owner = Owner(router(slow, cpu_lanes(1), policy="static:table@cpu"))
-    owner.offer(10, 2.0)
-    owner.turn()
-    assert list(owner.running) == [0]
+    driver = RouterDriver(router(slow, cpu_lanes(1), policy="static:table@cpu"))
+    driver.offer(10, 2.0)
+    driver.turn()
+    assert list(driver.running) == [0]
     waiting = Query(10, 0.0, 0.1)
-    owner.ends[waiting] = []
-    owner.router.board.queue.push(waiting, 0, 10, 0.1)  # as if the backlog had not been known
-    assert owner.router.wake_s() <= 0.1
-    owner.now_s = 0.1
-    owner.turn()
-    assert list(owner.running) == [0]
-    assert owner.ends[waiting] == ["expired"]
+    driver.ends[waiting] = []
+    driver.router.state.queue.push(waiting, 0, 10, 0.1)  # as if the backlog had not been known
+    assert driver.router.wake_s() <= 0.1
+    driver.now_s = 0.1
+    driver.turn()
+    assert list(driver.running) == [0]
+    assert driver.ends[waiting] == ["expired"]
 
 
-def test_what_executes_is_given_up_at_its_deadline_too():
-    owner = Owner(router(lanes=cpu_lanes(1)))
-    query = owner.offer(23, 0.01)
-    owner.turn()
-    assert owner.running
-    owner.now_s = 0.01
-    owner.turn()
-    assert owner.ends[query] == ["expired"]
-    owner.now_s = 0.05
-    owner.done(0)
-    assert owner.ends[query] == ["expired"]
+def test_an_executing_query_expires_at_its_deadline():
+    driver = RouterDriver(router(lanes=cpu_lanes(1)))
+    query = driver.offer(23, 0.01)
+    driver.turn()
+    assert driver.running
+    driver.now_s = 0.01
+    driver.turn()
+    assert driver.ends[query] == ["expired"]
+    driver.now_s = 0.05
+    driver.done(0)
+    assert driver.ends[query] == ["expired"]
 
 
-def test_a_backlog_refuses_early_and_says_when_it_has_drained():
-    owner = Owner(router(lanes=cpu_lanes(1), policy="static:table@cpu"))
-    refused = None
-    while refused is None:
+def test_a_backlog_rejects_with_the_time_until_it_has_drained():
+    driver = RouterDriver(router(lanes=cpu_lanes(1), policy="static:table@cpu"))
+    rejection = None
+    while rejection is None:
         query = Query(147, 0.0, 0.02)
-        owner.ends[query] = []
-        refused = owner.router.offer(query, 0.0)
-    assert refused.why is Refusal.OVERLOAD
-    assert refused.queued_rows > 1000
-    assert 0 < refused.retry_after_s < 0.02
-    owner.turn()
+        driver.ends[query] = []
+        rejection = driver.router.offer(query, 0.0)
+    assert rejection.reason is RejectReason.OVERLOAD
+    assert rejection.queued_rows > 1000
+    assert 0 < rejection.retry_after_s < 0.02
+    driver.turn()
     # Tried again after that time, it is taken.
-    owner.run(refused.retry_after_s)
-    now_s = owner.now_s
-    assert owner.router.offer(Query(147, now_s, now_s + 0.02), now_s) is None
+    driver.run(rejection.retry_after_s)
+    now_s = driver.now_s
+    assert driver.router.offer(Query(147, now_s, now_s + 0.02), now_s) is None
 
 
 def test_a_short_budget_goes_before_a_backlog_that_can_wait():
-    owner = Owner(router(lanes=cpu_lanes(1)))
+    driver = RouterDriver(router(lanes=cpu_lanes(1)))
     for _ in range(40):
-        owner.offer(147, 10.0)
-    query = owner.offer(147, 0.004)
-    owner.run(0.02)
-    assert owner.ends[query] == ["answered"]
+        driver.offer(147, 10.0)
+    query = driver.offer(147, 0.004)
+    driver.run(0.02)
+    assert driver.ends[query] == ["answered"]
 
 
-def test_a_full_queue_refuses_in_rows():
-    owner = Owner(router(limits=Limits(max_queued_rows=4096)))
-    assert owner.router.offer(Query(4000, 0.0, 9.0), 0.0) is None
-    refused = owner.router.offer(Query(97, 0.0, 9.0), 0.0)
-    assert refused is not None
-    assert (refused.why, refused.queued_rows) == (Refusal.OVERLOAD, 4000)
+def test_a_full_queue_rejects_by_rows():
+    driver = RouterDriver(router(limits=Limits(max_queued_rows=4096)))
+    assert driver.router.offer(Query(4000, 0.0, 9.0), 0.0) is None
+    rejection = driver.router.offer(Query(97, 0.0, 9.0), 0.0)
+    assert rejection is not None
+    assert (rejection.reason, rejection.queued_rows) == (RejectReason.OVERLOAD, 4000)
 
 
 def test_no_lane_alive_is_unavailable():
     r = router()
     r.lane_down(0, 0.0)
     r.lane_down(1, 0.0)
-    refused = r.offer(Query(1, 0.0, 1.0), 0.0)
-    assert refused is not None
-    assert refused.why is Refusal.UNAVAILABLE
+    rejection = r.offer(Query(1, 0.0, 1.0), 0.0)
+    assert rejection is not None
+    assert rejection.reason is RejectReason.UNAVAILABLE
 
 
 def test_higher_priority_goes_first_and_default_is_lowest():
-    owner = Owner(router(lanes=cpu_lanes(1), limits=Limits(max_batch_rows=200), policy="static:table@cpu"))
+    driver = RouterDriver(
+        router(lanes=cpu_lanes(1), limits=Limits(max_batch_rows=200), policy="static:table@cpu")
+    )
     for priority in (0, 3, 1, 2):
-        owner.offer(150, 0.1, priority)
-    owner.run(0.05)
-    assert [d.parts[0].query.priority for d in owner.dispatches] == [1, 2, 3, 0]
+        driver.offer(150, 0.1, priority)
+    driver.run(0.05)
+    assert [d.parts[0].query.priority for d in driver.dispatches] == [1, 2, 3, 0]
 
 
 def test_earlier_deadlines_go_first():
-    owner = Owner(router(lanes=cpu_lanes(1), limits=Limits(max_batch_rows=200), policy="static:table@cpu"))
+    driver = RouterDriver(
+        router(lanes=cpu_lanes(1), limits=Limits(max_batch_rows=200), policy="static:table@cpu")
+    )
     for budget_s in (0.09, 0.05, 0.07):
-        owner.offer(150, budget_s)
-    owner.run(0.05)
-    assert [d.parts[0].query.deadline_s for d in owner.dispatches] == [0.05, 0.07, 0.09]
+        driver.offer(150, budget_s)
+    driver.run(0.05)
+    assert [d.parts[0].query.deadline_s for d in driver.dispatches] == [0.05, 0.07, 0.09]
 
 
 def test_small_queries_are_merged_into_one_batch():
-    owner = Owner(router(lanes=cpu_lanes(1), policy="static:table@cpu"))
+    driver = RouterDriver(router(lanes=cpu_lanes(1), policy="static:table@cpu"))
     for _ in range(10):
-        owner.offer(5, 0.1)
-    owner.turn()
-    assert [len(d.parts) for d in owner.dispatches] == [10]
+        driver.offer(5, 0.1)
+    driver.turn()
+    assert [len(d.parts) for d in driver.dispatches] == [10]
 
 
 def test_a_large_query_is_split_over_free_lanes_when_one_would_be_late():
-    owner = Owner(router(lanes=cpu_lanes(4), policy="static:hybrid@cpu"))
-    query = owner.offer(1000, 0.012)
-    owner.run(0.03)
-    assert owner.ends[query] == ["answered"]
-    assert len(owner.dispatches) >= 2
-    assert {part.query for d in owner.dispatches for part in d.parts} == {query}
+    driver = RouterDriver(router(lanes=cpu_lanes(4), policy="static:hybrid@cpu"))
+    query = driver.offer(1000, 0.012)
+    driver.run(0.03)
+    assert driver.ends[query] == ["answered"]
+    assert len(driver.dispatches) >= 2
+    assert {part.query for d in driver.dispatches for part in d.parts} == {query}
 
 
 def test_an_inline_lane_holds_the_loop_for_five_milliseconds_at_most():
-    owner = Owner(router(lanes=cpu_lanes(1, "inline"), policy="static:hybrid@cpu"))
-    query = owner.offer(3000, 1.0)
-    owner.run(0.5)
-    assert owner.ends[query] == ["answered"]
-    assert max(d.median_s for d in owner.dispatches) <= 0.005
+    driver = RouterDriver(router(lanes=cpu_lanes(1, "inline"), policy="static:hybrid@cpu"))
+    query = driver.offer(3000, 1.0)
+    driver.run(0.5)
+    assert driver.ends[query] == ["answered"]
+    assert max(d.median_s for d in driver.dispatches) <= 0.005
 
 
-def test_a_cancelled_query_is_not_executed_and_its_rows_count_no_more():
-    owner = Owner(router(lanes=cpu_lanes(1)))
-    owner.offer(700, 0.1)
-    owner.turn()
-    query = owner.offer(100, 0.1)
-    assert owner.router.board.queue.rows == 100
-    owner.cancel(query)
-    assert owner.router.board.queue.rows == 0
-    owner.run(0.1)
-    assert all(part.query is not query for d in owner.dispatches for part in d.parts)
+def test_a_canceled_query_is_not_executed_and_not_counted():
+    driver = RouterDriver(router(lanes=cpu_lanes(1)))
+    driver.offer(700, 0.1)
+    driver.turn()
+    query = driver.offer(100, 0.1)
+    assert driver.router.state.queue.rows == 100
+    driver.cancel(query)
+    assert driver.router.state.queue.rows == 0
+    driver.run(0.1)
+    assert all(part.query is not query for d in driver.dispatches for part in d.parts)
 
 
 def test_a_lane_slow_by_its_model_leaves_work_to_a_faster_device_until_that_is_not_enough():
-    owner = Owner(router(BOTH, (GPU_LANE, *cpu_lanes(2))))
+    driver = RouterDriver(router(BOTH, (GPU_LANE, *cpu_lanes(2))))
     for _ in range(5):
-        owner.offer(100, 0.02)
-    owner.turn()
-    assert list(owner.running) == [0]
+        driver.offer(100, 0.02)
+    driver.turn()
+    assert list(driver.running) == [0]
     for _ in range(120):
-        owner.offer(700, 0.02)
-    owner.turn()
-    assert set(owner.running) == {0, 1, 2}
+        driver.offer(700, 0.02)
+    driver.turn()
+    assert set(driver.running) == {0, 1, 2}
 
 
-def test_another_policy_takes_over_what_waits():
-    owner = Owner(router(policy="mprec", lanes=cpu_lanes(1)))
-    owner.offer(700, 0.1)
-    owner.turn()
-    query = owner.offer(23, 0.1)
-    routing = owner.router.board.routing.model_copy(update={"policy": "static:table@cpu"})
-    owner.router.set_policy(routing, owner.now_s)
-    owner.run(0.09)
-    assert owner.ends[query] == ["answered"]
-    assert owner.router.paths[query.path].name == "table@cpu"
+def test_a_new_policy_routes_waiting_queries():
+    driver = RouterDriver(router(policy="mprec", lanes=cpu_lanes(1)))
+    driver.offer(700, 0.1)
+    driver.turn()
+    query = driver.offer(23, 0.1)
+    routing = driver.router.state.routing.model_copy(update={"policy": "static:table@cpu"})
+    driver.router.set_policy(routing, driver.now_s)
+    driver.run(0.09)
+    assert driver.ends[query] == ["answered"]
+    assert driver.router.paths[query.path].name == "table@cpu"
 
 
-def test_a_weight_of_zero_takes_a_path_out():
-    owner = Owner(router(weights={"hybrid@cpu": 0.0}))
-    query = owner.offer(23, 0.1)
-    owner.run(0.05)
-    assert owner.router.paths[query.path].name == "table@cpu"
+def test_a_weight_of_zero_disables_a_path():
+    driver = RouterDriver(router(weights={"hybrid@cpu": 0.0}))
+    query = driver.offer(23, 0.1)
+    driver.run(0.05)
+    assert driver.router.paths[query.path].name == "table@cpu"
     assert query.reason is Reason.BEST
 
 
@@ -350,24 +364,24 @@ def test_a_weight_of_zero_takes_a_path_out():
 def test_an_explanation_changes_nothing_and_is_json(policy):
     import json
 
-    owner = Owner(router(policy=policy, lanes=cpu_lanes(1)))
+    driver = RouterDriver(router(policy=policy, lanes=cpu_lanes(1)))
     for _ in range(12):
-        owner.offer(147, 0.02)
-    owner.turn()
-    before = owner.router.state(0.0)
-    pieces = list(owner.router.board.queue.pieces)
-    told = owner.router.explain(23, 0.02, 0.0)
+        driver.offer(147, 0.02)
+    driver.turn()
+    before = driver.router.snapshot(0.0)
+    pieces = list(driver.router.state.queue.pieces)
+    told = driver.router.explain(23, 0.02, 0.0)
     json.dumps(told.as_dict())
     json.dumps(before.as_dict())
-    assert owner.router.state(0.0) == before
-    assert owner.router.board.queue.pieces == pieces
-    assert {c.path for c in told.candidates} == {p.name for p in owner.router.paths}
+    assert driver.router.snapshot(0.0) == before
+    assert driver.router.state.queue.pieces == pieces
+    assert {c.path for c in told.candidates} == {p.name for p in driver.router.paths}
 
 
-def test_an_explanation_is_what_then_happens():
-    owner = Owner(router())
-    told = owner.router.explain(23, 0.1, 0.0)
-    query = owner.offer(23, 0.1)
-    owner.turn()
-    assert told.path == owner.router.paths[query.path].name == "hybrid@cpu"
-    assert owner.router.explain(4000, 0.001, 0.0).path is None
+def test_an_explanation_predicts_the_decision():
+    driver = RouterDriver(router())
+    told = driver.router.explain(23, 0.1, 0.0)
+    query = driver.offer(23, 0.1)
+    driver.turn()
+    assert told.path == driver.router.paths[query.path].name == "hybrid@cpu"
+    assert driver.router.explain(4000, 0.001, 0.0).path is None

@@ -14,7 +14,7 @@ from polyrec.planner.routing.lanes.path import PathSpec
 from polyrec.planner.simulation.bound import bound
 from polyrec.planner.simulation.simulator import Simulator, correct
 from polyrec.planner.traffic import Arrivals, Sizes
-from tests.planner.routing.worlds import BOTH, CPU, GPU_LANE, POLICIES, cpu_lanes
+from tests.planner.routing.servers import BOTH, CPU, GPU_LANE, POLICIES, cpu_lanes
 
 
 def groupings(order: tuple[int, ...]):

@@ -14,7 +14,7 @@ from polyrec.planner.simulation.faults import Fault
 from polyrec.planner.simulation.outcomes import Outcomes, Status
 from polyrec.planner.simulation.simulator import Simulator
 from polyrec.planner.traffic import Arrivals, Sizes
-from tests.planner.routing.worlds import cpu_lanes, line
+from tests.planner.routing.servers import cpu_lanes, line
 
 HYBRID = PathSpec("hybrid.int8@cpu", "cpu", 0.954, line(2.1e-3, 1.2e-5, tail=2.3))
 TABLE = PathSpec("table.int8@cpu", "cpu", 0.953, line(3e-4, 4e-6, tail=2.0))

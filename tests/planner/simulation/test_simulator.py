@@ -14,7 +14,7 @@ from polyrec.planner.simulation.outcomes import Outcomes, Status
 from polyrec.planner.simulation.pace import EVEN, Pace
 from polyrec.planner.simulation.simulator import Simulator
 from polyrec.planner.traffic import Arrivals, Sizes
-from tests.planner.routing.worlds import BOTH, CPU, GPU_LANE, POLICIES, cpu_lanes, line
+from tests.planner.routing.servers import BOTH, CPU, GPU_LANE, POLICIES, cpu_lanes, line
 
 SERVERS = {
     "inline": (CPU, cpu_lanes(1, "inline")),
@@ -70,8 +70,8 @@ def test_every_query_ends_once_and_rows_return_to_zero(server, policy, rate, fau
     sim = simulator(server, rate, 0.25, policy, faults=tuple(faults), seed=seed, query_s=front)
     outcomes = sim.run()
     assert (outcomes.status != Status.PENDING).all()
-    assert sim.router.board.queue.rows == 0
-    assert list(sim.router.board.queue.unsettled()) == []
+    assert sim.router.state.queue.rows == 0
+    assert list(sim.router.state.queue.unsettled()) == []
     answered = outcomes.status == Status.ANSWERED
     assert (outcomes.path[answered] >= 0).all()
     assert (outcomes.finish_s >= outcomes.arrival_s).all()
@@ -107,7 +107,7 @@ def test_overload_is_refused_at_the_door_and_goodput_stays(server):
     full, over = (simulator(server, k * rates[server], 0.8).run().figures(0.3) for k in (1, 3))
     assert over.goodput > 0.93 * full.goodput
     assert over.expired < 0.03
-    assert over.refused > 0.3
+    assert over.rejection > 0.3
 
 
 def test_the_front_shares_the_core_of_an_inline_lane():
@@ -244,7 +244,7 @@ def test_refusals_take_the_loop_time_of_their_own():
     free, dear = (
         served(12_000, 0.5, 60, Costs(query_s=1e-4, refuse_s=refuse_s), 0.2) for refuse_s in (0.0, 3e-4)
     )
-    assert free.refused > 0.2
+    assert free.rejection > 0.2
     assert dear.goodput < 0.7 * free.goodput
 
 

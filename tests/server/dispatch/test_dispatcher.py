@@ -21,7 +21,7 @@ from polyrec.planner.plan import LaneKind, Limits, Routing
 from polyrec.planner.routing.lanes.lane import LaneSpec
 from polyrec.planner.routing.lanes.path import PathSpec
 from polyrec.planner.routing.router import Router
-from polyrec.planner.routing.router_state import Board
+from polyrec.planner.routing.router_state import RouterState
 from polyrec.server.codecs.json_rows import Decoder
 from polyrec.server.codecs.rows import Columns, Rows
 from polyrec.server.dispatch.answer import Pending
@@ -97,7 +97,7 @@ def dispatcher(bundle: Bundle, lane: Lane, kind: LaneKind, **limits: int) -> tup
     """One path on one lane."""
     bounds = Limits(**{"max_request_rows": 8, **limits})
     paths, lanes = [PathSpec("table@cpu", "cpu", 0.9, QUICK)], [LaneSpec("cpu", "cpu", kind)]
-    router = Router(Board(paths, lanes, Routing(policy="static:table@cpu"), bounds, clock()))
+    router = Router(RouterState(paths, lanes, Routing(policy="static:table@cpu"), bounds, clock()))
     tally = Tally()
     return Dispatcher(router, [lane], ["table@cpu"], [bundle.encoder], tally), tally
 

@@ -1,4 +1,4 @@
-"""The door: who is taken can be made, and a lane alone on its loop takes what one batch can make."""
+"""Admission control: admitted queries are in time; a single inline lane admits what one batch executes."""
 
 from math import inf
 
@@ -10,21 +10,23 @@ from hypothesis import strategies as st
 from polyrec.planner.plan import Routing
 from polyrec.planner.routing.query import Query
 from polyrec.planner.routing.router import Router
-from polyrec.planner.routing.router_state import Board
-from tests.planner.routing.worlds import CPU, Limits, cpu_lanes
+from polyrec.planner.routing.router_state import RouterState
+from tests.planner.routing.servers import CPU, Limits, cpu_lanes
 
 sizes = st.lists(st.integers(1, 200), min_size=1, max_size=80)
 
 
-def alone(query_s: float, row_s: float) -> Router:
+def inline_router(query_s: float, row_s: float) -> Router:
     routing = Routing(policy="static:table@cpu", query_s=query_s, row_s=row_s)
-    return Router(Board(CPU, cpu_lanes(1, "inline"), routing, Limits(), 0.0))
+    return Router(RouterState(CPU, cpu_lanes(1, "inline"), routing, Limits(), 0.0))
 
 
 @given(sizes, st.floats(0.002, 0.05), st.sampled_from([0.0, 5e-5]))
-def test_whoever_is_taken_by_a_lane_alone_is_in_time_if_nothing_else_comes(rows, budget_s, query_s):
-    router = alone(query_s, 0.0)
-    taken = [q for n in rows if router.offer(q := Query(n, 0.0, budget_s), 0.0) is None]
+def test_a_query_admitted_to_a_single_inline_lane_is_in_time_without_further_arrivals(
+    rows, budget_s, query_s
+):
+    router = inline_router(query_s, 0.0)
+    admitted = [q for n in rows if router.offer(q := Query(n, 0.0, budget_s), 0.0) is None]
     now_s = 0.0
     while (dispatch := router.next(0, now_s)) is not None:
         now_s += dispatch.median_s
@@ -34,48 +36,48 @@ def test_whoever_is_taken_by_a_lane_alone_is_in_time_if_nothing_else_comes(rows,
                 now_s += query_s / 2
                 assert now_s <= budget_s
     if budget_s > 0.005:
-        assert len(taken) > 1 or len(rows) == 1
-    assert all(q.settled for q in taken)
+        assert len(admitted) > 1 or len(rows) == 1
+    assert all(q.settled for q in admitted)
 
 
-def test_a_lane_alone_takes_more_than_a_stream_at_its_rate_would():
-    router = alone(1e-4, 0.0)
+def test_a_single_inline_lane_admits_more_than_a_stream_at_its_rate():
+    router = inline_router(1e-4, 0.0)
     budget_s = 0.008
-    taken = 0
+    admitted = 0
     while router.offer(Query(20, 0.0, budget_s), 0.0) is None:
-        taken += 1
-    board = router.board
-    assert 20 * taken / board.total_rate + board.own_s(20, 20 * taken) > 1.1 * budget_s
+        admitted += 1
+    state = router.state
+    assert 20 * admitted / state.total_rate + state.service_time_s(20, 20 * admitted) > 1.1 * budget_s
 
 
 @pytest.mark.parametrize("kind", ["inline", "process"])
-def test_the_longer_the_queue_the_later_and_never_earlier(kind):
+def test_predicted_lateness_grows_with_the_queue(kind):
     routing = Routing(policy="static:table@cpu", query_s=1e-5)
-    router = Router(Board(CPU, cpu_lanes(1, kind), routing, Limits(), 0.0))
-    board = router.board
+    router = Router(RouterState(CPU, cpu_lanes(1, kind), routing, Limits(), 0.0))
+    state = router.state
     over = []
     for _ in range(60):
-        over.append(router.policy.admit(board, Query(30, 0.0, 1.0), 0.0))
+        over.append(router.policy.admit(state, Query(30, 0.0, 1.0), 0.0))
         router.offer(Query(30, 0.0, 1.0), 0.0)
     assert np.all(np.diff(over) >= -1e-4)
     assert over[-1] > over[0]
 
 
-def test_a_round_of_reading_that_goes_on_leaves_less_time():
+def test_a_running_reading_round_leaves_less_time():
     """What came in 4 ms takes a loop that is three quarters busy 3 ms to read; its lane stands still."""
-    taken = {}
+    admitted = {}
     for busy in (0.0, 0.75):
-        router = alone(1e-4, 0.0)
-        router.board.front.busy = busy
-        taken[busy] = 0
+        router = inline_router(1e-4, 0.0)
+        router.state.front.read_share = busy
+        admitted[busy] = 0
         while router.offer(Query(20, 0.0, 0.010), 0.004) is None:
-            taken[busy] += 1
-    assert 0 < taken[0.75] < taken[0.0]
+            admitted[busy] += 1
+    assert 0 < admitted[0.75] < admitted[0.0]
 
 
-def test_a_round_of_reading_ends_with_the_turn():
-    router = alone(1e-4, 0.0)
-    router.board.front.busy = 0.75
+def test_expire_ends_the_reading_round():
+    router = inline_router(1e-4, 0.0)
+    router.state.front.read_share = 0.75
     assert router.offer(Query(20, 0.0, 1.0), 0.004) is None  # so that there is something to do
     assert router.offer(Query(20, 0.0, 0.0065), 0.004) is not None  # the round is read until 7 ms
     router.expire(0.005)
@@ -83,20 +85,20 @@ def test_a_round_of_reading_ends_with_the_turn():
 
 
 @given(st.lists(sizes, min_size=1, max_size=3), st.floats(0.003, 0.02), st.floats(0.0, 0.8))
-def test_who_is_turned_away_unparsed_would_have_been_refused(rounds, budget_s, busy):
+def test_a_query_rejected_unparsed_would_have_been_rejected_by_offer(rounds, budget_s, busy):
     """Of equal budgets. Among others a query with more time may come between, and open the door a little."""
-    looked, unparsed = alone(1e-4, 1e-6), alone(1e-4, 1e-6)
-    looked.board.front.busy = unparsed.board.front.busy = busy
+    looked, unparsed = inline_router(1e-4, 1e-6), inline_router(1e-4, 1e-6)
+    looked.state.front.read_share = unparsed.state.front.read_share = busy
     now_s = 0.0
     for own in rounds:
         arrival_s, now_s = now_s, now_s + 0.002
         deadline_s = arrival_s + budget_s
         for rows in own:
-            taken = looked.offer(Query(rows, arrival_s, deadline_s), now_s) is None
+            admitted = looked.offer(Query(rows, arrival_s, deadline_s), now_s) is None
             away = unparsed.reject_early(arrival_s, deadline_s, rows, now_s)
             if away is None:
                 away = unparsed.offer(Query(rows, arrival_s, deadline_s), now_s, rows)
-            assert (away is None) == taken
+            assert (away is None) == admitted
             now_s += 4e-5
         for router in (looked, unparsed):
             router.expire(now_s)
@@ -106,26 +108,26 @@ def test_who_is_turned_away_unparsed_would_have_been_refused(rounds, budget_s, b
         now_s += 0.001
 
 
-def test_a_refusal_holds_for_its_round_and_for_who_would_be_refused_with_fewer_rows():
-    router = alone(1e-4, 0.0)
-    while (refused := router.offer(Query(50, 0.0, 0.008), 0.0, 500)) is None:
+def test_a_rejection_holds_for_its_round_and_for_queries_rejected_with_fewer_rows():
+    router = inline_router(1e-4, 0.0)
+    while (rejection := router.offer(Query(50, 0.0, 0.008), 0.0, 500)) is None:
         pass
-    assert router.reject_early(0.0, 0.008, 500, 0.0) == refused
-    assert router.reject_early(0.0, 0.007, 600, 0.0) == refused
-    assert router.reject_early(0.0, 0.008, inf, 0.0) == refused
+    assert router.reject_early(0.0, 0.008, 500, 0.0) == rejection
+    assert router.reject_early(0.0, 0.007, 600, 0.0) == rejection
+    assert router.reject_early(0.0, 0.008, inf, 0.0) == rejection
     assert router.reject_early(0.0, 0.009, 500, 0.0) is None  # with more time
     assert router.reject_early(0.0, 0.008, 5, 0.0) is None  # with fewer rows
     assert router.reject_early(0.0, 0.006, 490, 0.0) is not None  # nor would 40 rows fit
-    arrived = router.board.observed.new_queries
+    arrived = router.state.observed.new_queries
     assert router.reject_early(0.0, 0.008, 500, 0.008) is not None  # too late
-    assert router.board.observed.new_queries == arrived + 1
+    assert router.state.observed.new_queries == arrived + 1
     router.expire(0.001)
     assert router.reject_early(0.0, 0.008, 500, 0.001) is None
 
 
 def test_what_is_first_in_the_queue_waits_for_company_while_it_has_time():
-    router = alone(1e-4, 0.0)
-    assert not router.pressing(0.0)
+    router = inline_router(1e-4, 0.0)
+    assert not router.is_urgent(0.0)
     assert router.offer(Query(20, 0.0, 0.010), 0.0) is None
-    assert not router.pressing(0.002)
-    assert router.pressing(0.003)
+    assert not router.is_urgent(0.002)
+    assert router.is_urgent(0.003)

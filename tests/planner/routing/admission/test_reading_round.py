@@ -3,43 +3,43 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrec.planner.routing.admission.reading_round import Reading
-from polyrec.planner.routing.query import Refusal, Refused
+from polyrec.planner.routing.admission.reading_round import ReadingRound
+from polyrec.planner.routing.query import Rejection, RejectReason
 
 WAITED_S = st.lists(st.floats(0, 0.02), min_size=1, max_size=8)
 
 
 @given(rounds=st.lists(WAITED_S, min_size=1, max_size=4), busy=st.floats(0, 0.8), step_s=st.floats(0, 0.004))
 def test_a_round_takes_as_long_as_reading_what_came_since_the_earliest_of_its_queries(rounds, busy, step_s):
-    reading = Reading()
+    reading = ReadingRound()
     now_s = 1.0
     for waited in rounds:
         begun_s, arrivals = now_s, []
         for waited_s in waited:
             arrivals.append(begun_s - waited_s)
             foreseen_s = max(begun_s + (begun_s - arrival_s) * busy for arrival_s in arrivals)
-            assert reading.over_s(arrivals[-1], now_s, busy) == max(foreseen_s, now_s)
+            assert reading.expected_end_s(arrivals[-1], now_s, busy) == max(foreseen_s, now_s)
             now_s += step_s
         reading.end()
 
 
 @given(
-    refused=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5)), max_size=6),
+    rejection=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5)), max_size=6),
     size=st.integers(1, 5),
     deadline_s=st.integers(1, 5),
 )
 def test_the_first_of_the_smallest_refused_stands_for_who_is_no_smaller_with_no_more_time(
-    refused, size, deadline_s
+    rejection, size, deadline_s
 ):
-    reading = Reading()
-    reading.over_s(0.0, 0.0, 0.0)
-    for i, (own, own_s) in enumerate(refused):
-        reading.refuse(Refused(Refusal.OVERLOAD, 0.1, i), own, own_s, own)
-    at = min(range(len(refused)), key=lambda i: refused[i][0], default=-1)
-    stands = at >= 0 and size >= refused[at][0] and deadline_s <= refused[at][1]
-    assert reading.refuses(size, deadline_s) == stands
+    reading = ReadingRound()
+    reading.expected_end_s(0.0, 0.0, 0.0)
+    for i, (own, service_time_s) in enumerate(rejection):
+        reading.record_rejection(Rejection(RejectReason.OVERLOAD, 0.1, i), own, service_time_s, own)
+    at = min(range(len(rejection)), key=lambda i: rejection[i][0], default=-1)
+    stands = at >= 0 and size >= rejection[at][0] and deadline_s <= rejection[at][1]
+    assert reading.covers(size, deadline_s) == stands
     if stands:
-        assert reading.refused is not None
-        assert (reading.refused.queued_rows, reading.rows) == (at, refused[at][0])
+        assert reading.rejection is not None
+        assert (reading.rejection.queued_rows, reading.rows) == (at, rejection[at][0])
     reading.end()
-    assert not reading.refuses(size, deadline_s)
+    assert not reading.covers(size, deadline_s)

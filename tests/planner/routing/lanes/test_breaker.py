@@ -16,7 +16,7 @@ def test_a_tripped_lane_waits_and_a_good_probe_closes_it():
     breaker.trip(1.0)
     assert breaker.open
     assert not breaker.ready(1.0)
-    assert breaker.ready(breaker.again_s)
+    assert breaker.ready(breaker.retry_s)
     breaker.probed(1e-3, 1e-3, 2.0)
     assert breaker.state is BreakerState.CLOSED
 
@@ -27,7 +27,7 @@ def test_a_bad_probe_waits_longer_each_time_up_to_a_limit():
         waits = []
         for _ in range(12):
             breaker.trip(0.0, broken)
-            waits.append(breaker.again_s)
+            waits.append(breaker.retry_s)
         assert waits == sorted(waits)
         assert waits[0] < waits[3]
         assert waits[-1] == most_s

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from polyrec.planner.latency_model import LatencyModel
 from polyrec.planner.routing.latency.correction import FIRST_BATCHES, MARGIN, MOST_BIAS, WINDOW_S, Correction
-from polyrec.planner.routing.latency.latency_table import Curve
+from polyrec.planner.routing.latency.latency_table import LatencyTable
 from tests.planner.routing import reference
 
 MEDIAN_S, TAIL_S = 1e-3, 1.5e-3
-CURVE = Curve(LatencyModel(rows=(1, 1000), median_s=(MEDIAN_S, 11e-3), tail_s=(TAIL_S, 16e-3)), 1000)
+CURVE = LatencyTable(LatencyModel(rows=(1, 1000), median_s=(MEDIAN_S, 11e-3), tail_s=(TAIL_S, 16e-3)), 1000)
 SPREAD = np.log(1.5) / 2.326
 
 
@@ -150,15 +150,18 @@ def test_no_prediction_exceeds_what_was_seen_in_the_last_seconds(steps):
         max_size=80,
     )
 )
-def test_corrections_are_those_of_the_plain_rule(steps):
-    curves = [CURVE, Curve(LatencyModel(rows=(1, 50), median_s=(4e-4, 5e-4), tail_s=(9e-4, 9e-4)), 50)]
-    fast, plain = Correction(curves), reference.Correction(curves)
+def test_corrections_equal_the_reference(steps):
+    latencies = [
+        CURVE,
+        LatencyTable(LatencyModel(rows=(1, 50), median_s=(4e-4, 5e-4), tail_s=(9e-4, 9e-4)), 50),
+    ]
+    fast, plain = Correction(latencies), reference.Correction(latencies)
     now_s = 0.0
     for one in steps:
         for correction in (fast, plain):
             if isinstance(one, tuple):
                 path, rows, took_s = one
-                correction.observe(path, min(rows, curves[path].rows), took_s)
+                correction.observe(path, min(rows, latencies[path].rows), took_s)
             else:
                 correction.tick(now_s + one, one, 20)
         now_s += 0.0 if isinstance(one, tuple) else one

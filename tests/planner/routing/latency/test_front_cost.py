@@ -3,13 +3,13 @@
 import pytest
 
 from polyrec.planner.plan import Routing
-from polyrec.planner.routing.latency.front_cost import Front, Spent
+from polyrec.planner.routing.latency.front_cost import FrontCost, LoopTime
 
 MEAN_ROWS = 20.0
 
 
-def front(query_s: float = 1e-4, row_s: float = 1e-6) -> Front:
-    return Front(Routing(query_s=query_s, row_s=row_s))
+def front(query_s: float = 1e-4, row_s: float = 1e-6) -> FrontCost:
+    return FrontCost(Routing(query_s=query_s, row_s=row_s))
 
 
 def test_the_plan_counts_until_something_is_observed():
@@ -20,12 +20,12 @@ def test_the_plan_counts_until_something_is_observed():
 
 @pytest.mark.parametrize("planned_s", [0.0, 1e-5, 5e-4])
 def test_what_the_loop_really_spends_is_learnt(planned_s):
-    """Of 400 queries 100 were answered; the others were refused, which takes less."""
+    """Of 400 queries 100 were answered; the others were rejection, which takes less."""
     own = front(planned_s)
     reading_s = 400 * (3e-5 + MEAN_ROWS * 5e-7)
     answering_s = 100 * (4e-5 + MEAN_ROWS * 5e-7)
     for _ in range(40):
-        own.observe(Spent(reading_s + answering_s, answering_s, 100), queries=400, mean_rows=MEAN_ROWS)
+        own.observe(LoopTime(reading_s + answering_s, answering_s, 100), queries=400, mean_rows=MEAN_ROWS)
     assert own.read_s == pytest.approx(3e-5, rel=0.01)
     assert own.answer_s == pytest.approx(4e-5, rel=0.01)
     assert own.query_s == pytest.approx(7e-5, rel=0.01)
@@ -33,7 +33,7 @@ def test_what_the_loop_really_spends_is_learnt(planned_s):
 
 def test_a_tick_with_few_queries_says_nothing():
     own = front()
-    own.observe(Spent(0.05, 0.04, 3), queries=3, mean_rows=MEAN_ROWS)
+    own.observe(LoopTime(0.05, 0.04, 3), queries=3, mean_rows=MEAN_ROWS)
     assert (own.query_s, own.read_s, own.answer_s) == (1e-4, 5e-5, 5e-5)
 
 

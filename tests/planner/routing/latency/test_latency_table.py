@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyrec.planner.latency_model import LatencyModel
-from polyrec.planner.routing.latency.latency_table import Curve, in_batches
-from tests.planner.routing.worlds import line
+from polyrec.planner.routing.latency.latency_table import LatencyTable, in_batches
+from tests.planner.routing.servers import line
 
 
 @st.composite
@@ -22,38 +22,40 @@ def models(draw):
 
 @given(model=models(), rows=st.integers(1, 500))
 def test_tables_are_the_latency_model(model, rows):
-    curve = Curve(model, 500)
-    assert curve.median[rows] == pytest.approx(model.median(rows), rel=1e-9)
-    assert curve.tail[rows] == pytest.approx(model.tail(rows), rel=1e-9)
+    latency = LatencyTable(model, 500)
+    assert latency.median[rows] == pytest.approx(model.median(rows), rel=1e-9)
+    assert latency.tail[rows] == pytest.approx(model.tail(rows), rel=1e-9)
 
 
 @given(model=models())
-def test_tables_never_fall_with_rows_and_spread_is_between_them(model):
+def test_tables_never_fall_with_rows(model):
     """Who is too slow for some rows is for more of them: late binding counts on it."""
-    curve = Curve(model, 700)
-    assert all(a <= b for a, b in pairwise(curve.median))
-    assert all(a <= b for a, b in pairwise(curve.tail))
-    assert curve.spread == [log(tail / median) for tail, median in zip(curve.tail, curve.median, strict=True)]
+    latency = LatencyTable(model, 700)
+    assert all(a <= b for a, b in pairwise(latency.median))
+    assert all(a <= b for a, b in pairwise(latency.tail))
+    assert latency.spread == [
+        log(tail / median) for tail, median in zip(latency.tail, latency.median, strict=True)
+    ]
 
 
 @given(model=models(), seconds=st.floats(0, 2e-2))
-def test_most_rows_within_a_time(model, seconds):
-    curve = Curve(model, 500)
-    rows = curve.rows_safe_within(seconds)
-    assert rows == 0 or curve.tail[rows] <= seconds
-    assert rows == 500 or curve.tail[rows + 1] > seconds
+def test_maximum_rows_within_a_time(model, seconds):
+    latency = LatencyTable(model, 500)
+    rows = latency.max_rows_at_tail(seconds)
+    assert rows == 0 or latency.tail[rows] <= seconds
+    assert rows == 500 or latency.tail[rows + 1] > seconds
 
 
-def test_merging_pays_until_the_fixed_cost_is_spread():
-    curve = Curve(line(1e-4, 1e-6), 2000)
-    least = curve.median[2000] / 2000
-    assert curve.median[curve.efficient_rows] / curve.efficient_rows <= 1.02 * least
-    assert curve.median[curve.efficient_rows - 1] / (curve.efficient_rows - 1) > 1.02 * least
+def test_batches_are_efficient_once_the_fixed_cost_is_spread():
+    latency = LatencyTable(line(1e-4, 1e-6), 2000)
+    least = latency.median[2000] / 2000
+    assert latency.median[latency.efficient_rows] / latency.efficient_rows <= 1.02 * least
+    assert latency.median[latency.efficient_rows - 1] / (latency.efficient_rows - 1) > 1.02 * least
 
 
-def test_merging_does_not_pay_where_cost_is_by_the_row():
+def test_one_row_is_efficient_without_a_fixed_cost():
     model = LatencyModel(rows=(1, 2), median_s=(1e-5, 2e-5), tail_s=(1e-5, 2e-5))
-    assert Curve(model, 100).efficient_rows == 1
+    assert LatencyTable(model, 100).efficient_rows == 1
 
 
 def test_rows_beyond_a_batch_take_further_ones():

@@ -1,51 +1,51 @@
-"""Caution: losses make careful at once, time makes bold again."""
+"""Loss backoff: losses lower the fill share at once, ticks without losses raise it slowly."""
 
-from polyrec.planner.routing.policies.loss_backoff import SPARE, Caution
-from tests.planner.routing.worlds import CPU, Owner, cpu_lanes, router
+from polyrec.planner.routing.policies.loss_backoff import MAX_FILL_SHARE, LossBackoff
+from tests.planner.routing.servers import CPU, RouterDriver, cpu_lanes, router
 
 
-def test_one_tick_counts_once_however_many_are_lost():
-    one, many = Caution(), Caution()
-    one.lost()
+def test_several_losses_in_one_tick_count_once():
+    one, many = LossBackoff(), LossBackoff()
+    one.record_loss()
     for _ in range(50):
-        many.lost()
-    assert one.spare == many.spare < SPARE
+        many.record_loss()
+    assert one.fill_share == many.fill_share < MAX_FILL_SHARE
 
 
-def test_after_losses_in_tick_after_tick_nothing_is_spared_for_accuracy():
-    caution = Caution()
+def test_losses_in_consecutive_ticks_leave_no_room_for_accuracy():
+    loss_backoff = LossBackoff()
     for _ in range(10):
-        caution.lost()
-        caution.tick()
-    assert caution.spare == 0
+        loss_backoff.record_loss()
+        loss_backoff.tick()
+    assert loss_backoff.fill_share == 0
 
 
-def test_it_passes_within_seconds():
-    caution = Caution()
-    caution.lost()
-    caution.tick()
+def test_it_recovers_within_seconds():
+    loss_backoff = LossBackoff()
+    loss_backoff.record_loss()
+    loss_backoff.tick()
     levels = []
     for _ in range(50):
-        caution.tick()
-        levels.append(caution.level)
+        loss_backoff.tick()
+        levels.append(loss_backoff.level)
     assert levels == sorted(levels, reverse=True)
     assert levels[-1] < 0.1 * levels[0]
 
 
-def chosen(careful: bool) -> str:
-    owner = Owner(router(CPU, cpu_lanes(1)))
-    if careful:
+def chosen(with_losses: bool) -> str:
+    driver = RouterDriver(router(CPU, cpu_lanes(1)))
+    if with_losses:
         for _ in range(4):
-            owner.router.board.caution.lost()
-            owner.router.board.caution.tick()
-    query = owner.offer(20, 0.1)
-    owner.offer(20, 0.1)
-    dispatch = owner.router.next(0, 0.0)
+            driver.router.state.loss_backoff.record_loss()
+            driver.router.state.loss_backoff.tick()
+    query = driver.offer(20, 0.1)
+    driver.offer(20, 0.1)
+    dispatch = driver.router.next(0, 0.0)
     assert dispatch is not None
     assert query.path == dispatch.path
-    return owner.router.paths[dispatch.path].name
+    return driver.router.paths[dispatch.path].name
 
 
-def test_who_is_careful_takes_the_fastest_path():
-    assert chosen(careful=False) == "hybrid@cpu"
-    assert chosen(careful=True) == "table@cpu"
+def test_recent_losses_make_it_take_the_fastest_path():
+    assert chosen(with_losses=False) == "hybrid@cpu"
+    assert chosen(with_losses=True) == "table@cpu"

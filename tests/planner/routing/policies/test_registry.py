@@ -9,10 +9,10 @@ from polyrec.planner.routing.policies.deeprecsys import DeepRecSys
 from polyrec.planner.routing.policies.mprec import MPRec
 from polyrec.planner.routing.policies.registry import make_policy
 from polyrec.planner.routing.query import Query
-from polyrec.planner.routing.router_state import Board
+from polyrec.planner.routing.router_state import RouterState
 from polyrec.planner.simulation.simulator import Simulator, correct
 from polyrec.planner.traffic import Arrivals, Sizes
-from tests.planner.routing.worlds import BOTH, CPU, GPU_LANE, POLICIES, Owner, cpu_lanes, router
+from tests.planner.routing.servers import BOTH, CPU, GPU_LANE, POLICIES, RouterDriver, cpu_lanes, router
 
 SERVERS = {"cpu": (CPU, cpu_lanes(2)), "gpu": (BOTH, (GPU_LANE, *cpu_lanes(2)))}
 LIMITS = Limits(max_batch_rows=1024)
@@ -30,7 +30,7 @@ def share(server: str, policy: str, rate: float, seed: int = 0, arrivals: Arriva
 
 @pytest.mark.parametrize(("server", "full"), [("cpu", 4700.0), ("gpu", 12_000.0)])
 @pytest.mark.parametrize("load", [0.05, 0.5, 1.3])
-def test_the_default_is_behind_no_other_policy_at_any_load(server, full, load):
+def test_the_default_policy_is_at_least_as_good_as_any_other_at_any_load(server, full, load):
     policies = POLICIES if server == "cpu" else (*POLICIES, "static:table@cuda:0", "static:hybrid@cuda:0")
     shares = {policy: share(server, policy, load * full) for policy in policies}
     assert shares["priced"] >= max(shares.values()) - 0.004
@@ -46,42 +46,42 @@ def test_the_default_keeps_goodput_through_bursts():
 
 
 def test_mprec_binds_at_arrival_by_accuracy_then_by_speed():
-    owner = Owner(router(policy="mprec", lanes=cpu_lanes(1)))
-    queries = [owner.offer(147, 0.01) for _ in range(12)]
-    names = [owner.router.paths[q.path].name for q in queries]
+    driver = RouterDriver(router(policy="mprec", lanes=cpu_lanes(1)))
+    queries = [driver.offer(147, 0.01) for _ in range(12)]
+    names = [driver.router.paths[q.path].name for q in queries]
     assert names[0] == "hybrid@cpu"
     assert names[-1] == "table@cpu"
-    # Nothing is refused, even far beyond what can be made.
+    # Nothing is rejection, even far beyond what can be made.
     for _ in range(60):
-        owner.offer(147, 0.01)
-    assert not any(ends for ends in owner.ends.values())
+        driver.offer(147, 0.01)
+    assert not any(ends for ends in driver.ends.values())
 
 
-def test_mprec_binds_anew_when_a_device_is_gone():
-    owner = Owner(router(BOTH, (GPU_LANE, *cpu_lanes(2)), policy="mprec"))
-    owner.router.lane_down(1, 0.0)
-    owner.router.lane_down(2, 0.0)
-    query = owner.offer(147, 0.05)
-    assert owner.router.paths[query.path].device == "cuda:0"
-    owner.router.lane_up(1, 0.0)
-    owner.router.lane_down(0, 0.0)
-    owner.run(0.05)
-    assert owner.ends[query] == ["answered"]
-    assert owner.router.paths[query.path].device == "cpu"
+def test_mprec_rebinds_when_a_device_is_lost():
+    driver = RouterDriver(router(BOTH, (GPU_LANE, *cpu_lanes(2)), policy="mprec"))
+    driver.router.lane_down(1, 0.0)
+    driver.router.lane_down(2, 0.0)
+    query = driver.offer(147, 0.05)
+    assert driver.router.paths[query.path].device == "cuda:0"
+    driver.router.lane_up(1, 0.0)
+    driver.router.lane_down(0, 0.0)
+    driver.run(0.05)
+    assert driver.ends[query] == ["answered"]
+    assert driver.router.paths[query.path].device == "cpu"
 
 
 def test_deeprecsys_gives_large_queries_to_the_accelerator_and_splits_small_ones():
-    owner = Owner(router(BOTH, (GPU_LANE, *cpu_lanes(2)), policy="deeprecsys"))
-    policy = owner.router.policy
+    driver = RouterDriver(router(BOTH, (GPU_LANE, *cpu_lanes(2)), policy="deeprecsys"))
+    policy = driver.router.policy
     assert isinstance(policy, DeepRecSys)
-    large = owner.offer(policy.threshold, 0.05)
-    small = owner.offer(policy.threshold - 1, 0.05)
-    owner.run(0.01)
-    assert owner.router.paths[large.path].device == "cuda:0"
-    assert owner.router.paths[small.path].device == "cpu"
+    large = driver.offer(policy.threshold, 0.05)
+    small = driver.offer(policy.threshold - 1, 0.05)
+    driver.run(0.01)
+    assert driver.router.paths[large.path].device == "cuda:0"
+    assert driver.router.paths[small.path].device == "cpu"
 
 
-def test_deeprecsys_climbs_towards_the_better_batch():
+def test_deeprecsys_climbs_to_the_best_batch_size():
     """Latency as if 64 rows a sub-batch were best: the climb settles around it."""
     policy = DeepRecSys()
     seen = []
@@ -94,8 +94,8 @@ def test_deeprecsys_climbs_towards_the_better_batch():
     assert np.median(seen[6000:]) in (32, 64, 128)
 
 
-def test_an_unknown_static_path_is_told():
-    board = Board(CPU, cpu_lanes(1), Routing(), Limits(), 0.0)
+def test_an_unknown_static_path_raises_plan_error():
+    state = RouterState(CPU, cpu_lanes(1), Routing(), Limits(), 0.0)
     with pytest.raises(PlanError, match="no such path"):
-        make_policy(Routing(policy="static:best@cpu"), board)
-    assert isinstance(make_policy(Routing(policy="mprec"), board), MPRec)
+        make_policy(Routing(policy="static:best@cpu"), state)
+    assert isinstance(make_policy(Routing(policy="mprec"), state), MPRec)

@@ -1,4 +1,4 @@
-"""Small made-up servers for tests of routing, and an owner that drives a router by hand."""
+"""Small example servers for tests of routing, and a driver that steps a router by hand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from polyrec.planner.routing.lanes.lane import LaneSpec
 from polyrec.planner.routing.lanes.path import PathSpec
 from polyrec.planner.routing.query import Dispatch, Query
 from polyrec.planner.routing.router import Router
-from polyrec.planner.routing.router_state import Board
+from polyrec.planner.routing.router_state import RouterState
 
 
 def line(fixed_s: float, row_s: float, tail: float = 1.3) -> LatencyModel:
@@ -42,12 +42,12 @@ def router(
     **routing: object,
 ) -> Router:
     lanes = cpu_lanes(2) if lanes is None else lanes
-    return Router(Board(paths, lanes, Routing.model_validate(routing), limits or Limits(), 0.0))
+    return Router(RouterState(paths, lanes, Routing.model_validate(routing), limits or Limits(), 0.0))
 
 
 @dataclass
-class Owner:
-    """Keeps what became of each query: its ends, in words. Every query must have exactly one."""
+class RouterDriver:
+    """Steps a router and records how each query ends. Every query must end exactly once."""
 
     router: Router
     now_s: float = 0.0
@@ -59,11 +59,11 @@ class Owner:
         query = Query(rows, self.now_s, self.now_s + budget_s, priority, required)
         self.ends[query] = []
         if self.router.offer(query, self.now_s) is not None:
-            self.ends[query].append("refused")
+            self.ends[query].append("rejected")
         return query
 
     def turn(self) -> None:
-        """As the dispatcher's: expire, then every free lane."""
+        """One turn of the dispatcher: expires queries, then dispatches to every free lane."""
         for query in self.router.expire(self.now_s):
             assert query.settled
             self.ends[query].append("expired")
@@ -93,10 +93,10 @@ class Owner:
     def cancel(self, query: Query) -> None:
         if not query.settled and not self.ends[query]:
             self.router.cancel(query)
-            self.ends[query].append("cancelled")
+            self.ends[query].append("canceled")
 
     def run(self, until_s: float) -> None:
-        """Batches take what they are expected to."""
+        """Runs until a time; batches take their predicted median."""
         while self.now_s < until_s:
             self.turn()
             ends = [d.started_s + d.median_s for d in self.running.values()]

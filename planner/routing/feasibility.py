@@ -1,0 +1,116 @@
+"""Feasibility: predicts whether a batch leaves enough time for the rest of the queue.
+
+A candidate batch on a path comes in. The rest is judged on the fastest paths, as it could still be degraded
+to those, together with the arrivals expected while the batch runs.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import NamedTuple
+
+from polyrec.planner.routing.lanes.lane import LaneState
+from polyrec.planner.routing.path_option import PathOption
+from polyrec.planner.routing.query import Query, Reason
+from polyrec.planner.routing.queue import Piece
+from polyrec.planner.routing.router_state import RouterState
+
+BEST, LOAD, DEADLINE, FAILURE = Reason.BEST, Reason.LOAD, Reason.DEADLINE, Reason.FAILURE
+"""Global aliases, because attribute access on an Enum is five times as slow in Python 3.11."""
+BUDGET_KEPT = 0.3
+"""Share of its budget that the next query must have left: one that waited long has no time for surprises."""
+DEVIATIONS = 2.0
+"""Standard deviations added to the arrivals expected while a batch runs."""
+
+
+class OtherWork(NamedTuple):
+    """Work besides the batch in question.
+
+    busy_rows: executing on other lanes, in rows at total_rate. peers: idle lanes of the device, this one
+    included. next_peer_s: seconds until the next of its busy lanes is free.
+    """
+
+    busy_rows: float
+    peers: int
+    next_peer_s: float
+
+
+def leaves_rest_feasible(
+    state: RouterState,
+    lane: LaneState,
+    option: PathOption,
+    pieces: list[Piece],
+    start: int,
+    count: int,
+    rows: int,
+    now_s: float,
+    work: OtherWork,
+) -> bool:
+    """Whether waiting and expected queries can still be executed in time on the fastest paths.
+
+    The batch has `rows` rows of `count` pieces from index `start` on. Checks the room in the queue, the
+    backlog against the usual budget, and the next, the middle and the last piece of the rest.
+    """
+    path = option.path
+    batch_s = option.median[rows] * lane.correction.median[path]
+    observed = state.observed
+    arriving = observed.rows_s * batch_s
+    if arriving:
+        arriving += DEVIATIONS * sqrt(observed.queries_s * batch_s * observed.mean_square)
+    waiting = state.queue.rows - rows
+    rate = state.total_rate
+    fill_share = state.loss_backoff.fill_share
+    busy_rows = work.busy_rows + batch_s * lane.rate * state.front_factor
+    if waiting + arriving > fill_share * state.max_queued_rows:
+        return False
+    service_times, max_merge_rows = state.service_times, state.max_merge_rows
+    size = int(observed.mean_rows)
+    if size < max_merge_rows:
+        size += int(waiting + arriving)
+        if size > max_merge_rows:
+            size = max_merge_rows
+    backlog_s = (busy_rows + waiting + arriving) / rate + service_times[size]
+    budget_s = observed.budget_s
+    if backlog_s > fill_share * budget_s or backlog_s > budget_s - state.reserve_s:
+        return False
+    if start or count >= len(pieces):
+        return True
+    free_in_s = 0.0
+    if work.peers == 1:
+        free_in_s = option.tail[rows] * lane.correction.tail[path]
+        if work.next_peer_s < free_in_s:
+            free_in_s = work.next_peer_s
+    following, middle, last = pieces[count], pieces[(count + len(pieces)) // 2], pieces[-1]
+    for piece, delay_s, kept in (
+        (following, free_in_s, BUDGET_KEPT),
+        (middle, (busy_rows + waiting / 2) / rate, 0.0),
+        (last, (busy_rows + waiting) / rate, 0.0),
+    ):
+        query = piece.query
+        left_s = query.deadline_s - now_s
+        size = piece.rows
+        if size < max_merge_rows:
+            size += waiting
+            if size > max_merge_rows:
+                size = max_merge_rows
+        needed_s = delay_s + service_times[size]
+        if needed_s > fill_share * left_s or needed_s > left_s - kept * (query.deadline_s - query.arrival_s):
+            return False
+    return True
+
+
+def degraded_reason(state: RouterState, path: int, query: Query) -> Reason:
+    """Returns why a query is answered by this path and not by the best one, BEST if it is the best one.
+
+    FAILURE only where a lane died or lost work; LOAD if a best path alone would meet the budget.
+    """
+    if state.paths[path].value >= state.best_value:
+        return BEST
+    if query.failed:
+        return FAILURE
+    rows, front = query.rows, state.front
+    budget_s = query.deadline_s - query.arrival_s - (front.answer_s + front.answer_row_s * rows)
+    for max_rows, tail, factors, best in state.best_paths:
+        if rows <= max_rows and tail[rows] * factors[best] <= budget_s:
+            return LOAD
+    return FAILURE if state.broken and not state.best_paths else DEADLINE
