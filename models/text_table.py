@@ -1,4 +1,4 @@
-"""Formats rows of cells as aligned lines for a terminal."""
+"""Rows of cells as lines for a terminal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def aligned(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
-    """Returns one line per row; the first `left` columns are left-aligned, the others right-aligned."""
+    """Columns of equal width, the first `left` to the left and the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from polyrec.models.bundle.bundle import map_tensors, net_from_tensors
+from polyrec.models.bundle.bundle import mapped, net_from_tensors
 from polyrec.models.bundle.held_files import HeldFiles
 from polyrec.models.bundle.manifest import EMBEDDINGS, MANIFEST, NET, VOCABULARY, Manifest, read_manifest
 from polyrec.models.dlrm.dlrm import DenseNet
@@ -24,7 +24,7 @@ from polyrec.models.errors import BundleError
 
 
 @dataclass(frozen=True, slots=True)
-class StoredRanks:
+class Ranks:
     """What a stage asks of a table's vocabulary. stored: [rows], the rank of each id."""
 
     stored: Tensor
@@ -40,16 +40,16 @@ class StoredRanks:
 
 
 @dataclass(frozen=True)
-class BundleWeights:
+class Weights:
     """The stage and the dense net of a bundle."""
 
     files: HeldFiles
     manifest: Manifest
-    ranks: dict[str, StoredRanks]
+    ranks: dict[str, Ranks]
 
     @cached_property
     def _rows(self) -> dict[str, Tensor]:
-        return map_tensors(self.files, EMBEDDINGS)
+        return mapped(self.files, EMBEDDINGS)
 
     def stage(self) -> Stage:
         """A new embedding stage over the mapped rows."""
@@ -58,10 +58,10 @@ class BundleWeights:
 
     def net(self) -> DenseNet:
         """A new dense net, ready to evaluate."""
-        return net_from_tensors(self.manifest, self.stage(), map_tensors(self.files, NET))
+        return net_from_tensors(self.manifest, self.stage(), mapped(self.files, NET))
 
 
-def open_weights(files: HeldFiles, version: str) -> BundleWeights:
+def open_weights(files: HeldFiles, version: str) -> Weights:
     """The numbers of a bundle that was checked when it was loaded as this version.
 
     Raises BundleError if its files have been overwritten in place since.
@@ -72,7 +72,5 @@ def open_weights(files: HeldFiles, version: str) -> BundleWeights:
             f"bundle '{files.folder}' was overwritten: "
             f"it has version {manifest.version}, {version} is served; reload it"
         )
-    stored = map_tensors(files, VOCABULARY)
-    return BundleWeights(
-        files, manifest, {t: StoredRanks(stored[f"{t}.rank_of_id"]) for t in manifest.vocabularies}
-    )
+    stored = mapped(files, VOCABULARY)
+    return Weights(files, manifest, {t: Ranks(stored[f"{t}.rank_of_id"]) for t in manifest.vocabularies})

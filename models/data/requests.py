@@ -1,7 +1,8 @@
-"""Groups rows of data into requests: columns shared by a request's rows, and columns per row.
+"""Rows of data as requests: what is shared by a request's rows, and what each row has of its own.
 
-A new request begins wherever any shared column differs from the row before, so sharing is exact for any data;
-it pays if requests have many rows.
+Where a request begins is read from the data, never assumed: a new one begins wherever any column that
+is to be shared differs from the row before. So sharing is exact for any data, and pays where requests
+have many rows.
 """
 
 from __future__ import annotations
@@ -18,35 +19,32 @@ import pyarrow.types as pt
 from numpy.typing import NDArray
 
 from polyrec.models.schema.batch import I64
-from polyrec.models.schema.distinct import Column, Jagged, row_changes
+from polyrec.models.schema.distinct import Column, Jagged, changes
 
 ROWS_MOST = 65536
-"""Maximum rows of a request; a longer one may be split, without loss."""
+"""A request of more rows may be cut: its parts share nothing with one another, and nothing is lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """Some requests.
-
-    shared: one row per request. per_row: all rows, request by request. lengths: int64 [requests], rows of
-    each, at least one.
-    """
+    """Some requests. shared: one row a request. own: all rows, request by request. lengths: int64
+    [requests], rows of each, at least one."""
 
     shared: pa.RecordBatch
-    per_row: pa.RecordBatch
+    own: pa.RecordBatch
     lengths: I64
 
     @property
     def rows(self) -> int:
-        return int(self.per_row.num_rows)
+        return int(self.own.num_rows)
 
     def exploded(self, columns: Sequence[str]) -> pa.RecordBatch:
-        """Returns plain rows, with shared columns repeated."""
+        """Plain rows: what is shared repeated."""
         request: pa.Array | None = None
         arrays = []
         for name in columns:
-            if name in self.per_row.schema.names:
-                arrays.append(self.per_row.column(name))
+            if name in self.own.schema.names:
+                arrays.append(self.own.column(name))
             else:
                 if request is None:
                     request = pa.array(np.repeat(np.arange(self.lengths.size), self.lengths))
@@ -54,15 +52,15 @@ class Requests:
         return pa.RecordBatch.from_arrays(arrays, list(columns))
 
     def filter(self, wanted: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Requests:
-        """Returns the rows where `wanted`, bool [rows], is True; requests without any are left out."""
+        """Some rows. wanted: bool [rows]; requests of which no row is wanted are left out."""
         starts = np.cumsum(self.lengths) - self.lengths
         lengths = np.add.reduceat(wanted, starts, dtype=np.int64) if starts.size else self.lengths
         kept = lengths > 0
         shared = self.shared if kept.all() else self.shared.filter(pa.array(kept))
-        return Requests(shared, self.per_row.filter(pa.array(wanted)), lengths[kept])
+        return Requests(shared, self.own.filter(pa.array(wanted)), lengths[kept])
 
     def pieces(self, rows: int) -> Iterator[Requests]:
-        """Yields the same requests in pieces of about `rows` rows, in order."""
+        """The same requests in pieces of about `rows` rows, in order."""
         ends = np.cumsum(self.lengths)
         place = (ends - self.lengths) // rows
         cuts = np.flatnonzero(np.diff(place, prepend=-1, append=-1)).tolist()
@@ -70,49 +68,49 @@ class Requests:
             first = int(ends[start] - self.lengths[start])
             yield Requests(
                 self.shared.slice(start, end - start),
-                self.per_row.slice(first, int(ends[end - 1]) - first),
+                self.own.slice(first, int(ends[end - 1]) - first),
                 self.lengths[start:end],
             )
 
     @staticmethod
     def concat(parts: Sequence[Requests]) -> Requests:
-        """Concatenates requests, in order."""
+        """All requests, in order."""
         if len(parts) == 1:
             return parts[0]
         return Requests(
-            concat_batches([p.shared for p in parts]),
-            concat_batches([p.per_row for p in parts]),
+            joined([p.shared for p in parts]),
+            joined([p.own for p in parts]),
             np.concatenate([p.lengths for p in parts]),
         )
 
 
-def concat_batches(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """Concatenates batches, which must have at least one row in total."""
+def joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """Batches of at least one row in all, as one batch."""
     if len(batches) == 1:
         return batches[0]
     (whole,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
     return whole
 
 
-def rebatch(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """Yields the same rows in batches of `rows`; the last may be shorter."""
-    buffered: list[pa.RecordBatch] = []
+def rebatched(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    """The same rows, `rows` at a time; the last batch may be shorter."""
+    held: list[pa.RecordBatch] = []
     count = 0
     for batch in batches:
         start = 0
         while count + batch.num_rows - start >= rows:
-            yield concat_batches([*buffered, batch.slice(start, rows - count)])
+            yield joined([*held, batch.slice(start, rows - count)])
             start += rows - count
-            buffered, count = [], 0
+            held, count = [], 0
         if start < batch.num_rows:
-            buffered.append(batch.slice(start))
+            held.append(batch.slice(start))
             count += batch.num_rows - start
-    if buffered:
-        yield concat_batches(buffered)
+    if held:
+        yield joined(held)
 
 
-def comparable_arrays(column: pa.Array) -> list[Column]:
-    """Converts a column to arrays that differ between two rows exactly where it does, nulls included."""
+def comparable(column: pa.Array) -> list[Column]:
+    """A column as arrays that differ between two rows exactly where it does, missing values included."""
     found: list[Column] = []
     if pt.is_list(column.type):
         lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
@@ -134,34 +132,32 @@ def _codes(column: pa.Array) -> NDArray[Any]:
     return np.asarray(codes.to_numpy(zero_copy_only=False))
 
 
-def request_starts(data: pa.RecordBatch, shared: Sequence[str]) -> I64:
-    """Returns the rows, int64 [requests], at which a shared column differs from the row before; row
-    0 first.
-    """
-    columns = [c for name in shared for c in comparable_arrays(data.column(name))]
-    return np.flatnonzero(row_changes(columns, data.num_rows))
+def starts_of(data: pa.RecordBatch, shared: Sequence[str]) -> I64:
+    """int64 [requests]: the rows at which a column of `shared` differs from the row before; row 0 first."""
+    columns = [c for name in shared for c in comparable(data.column(name))]
+    return np.flatnonzero(changes(columns, data.num_rows))
 
 
-def split_requests(batches: Iterable[pa.RecordBatch], shared: Sequence[str]) -> Iterator[Requests]:
-    """Groups rows into requests; only those of more than ROWS_MOST rows are split."""
-    buffered: list[pa.RecordBatch] = []
+def requests_of(batches: Iterable[pa.RecordBatch], shared: Sequence[str]) -> Iterator[Requests]:
+    """Rows -> their requests, none cut in two unless it has more than ROWS_MOST rows."""
+    held: list[pa.RecordBatch] = []
     for batch in batches:
-        data = concat_batches([*buffered, batch])
-        starts = request_starts(data, shared)
+        data = joined([*held, batch])
+        starts = starts_of(data, shared)
         end = int(starts[-1])
         if end == 0 and data.num_rows >= ROWS_MOST:
             end = data.num_rows
         if end:
             yield _of(data.slice(0, end), starts[starts < end], shared)
-        buffered = [data.slice(end)] if end < data.num_rows else []
-    if buffered:
-        yield _of(buffered[0], np.zeros(1, np.int64), shared)
+        held = [data.slice(end)] if end < data.num_rows else []
+    if held:
+        yield _of(held[0], np.zeros(1, np.int64), shared)
 
 
 def _of(data: pa.RecordBatch, starts: I64, shared: Sequence[str]) -> Requests:
-    per_row = [name for name in data.schema.names if name not in shared]
+    own = [name for name in data.schema.names if name not in shared]
     return Requests(
         data.select(list(shared)).take(pa.array(starts)),
-        data.select(per_row),
+        data.select(own),
         np.diff(np.append(starts, data.num_rows)),
     )

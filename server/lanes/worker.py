@@ -77,11 +77,11 @@ def _opened(told: str) -> Sequence[Runtime]:
 
     import torch
 
-    from polyrec.models.allocator import retain_freed_memory
+    from polyrec.models.allocator import keep_memory
 
     torch.set_num_threads(1)
     runtimes = task.open()
-    retain_freed_memory()  # only from here on: what opening needed for a while is given back
+    keep_memory()  # only from here on: what opening needed for a while is given back
     return runtimes
 
 

@@ -19,7 +19,7 @@ from prometheus_client.exposition import generate_latest
 
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.tiers.figures import Figures
-from polyrec.models.tiers.updates.drift import DriftReport
+from polyrec.models.tiers.updates.drift import Moves
 from polyrec.planner.routing.query import DEGRADED
 from polyrec.server.dispatch.dispatcher import Dispatcher, clock
 from polyrec.server.metrics.counting import KEPT, BatchMetrics, EndpointMetrics, LaneMetrics, Outcomes
@@ -227,7 +227,7 @@ class Metrics:
         """Tiers of memory whose figures are asked for at every scrape, in place of those before."""
         self._tiers.watch(sources)
 
-    def moved(self, moves: DriftReport) -> None:
+    def moved(self, moves: Moves) -> None:
         """A new order of the rows was sought; told from a thread."""
         self._tiers.moved(moves)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from polyrec.models.tiers.figures import Figures
-from polyrec.models.tiers.updates.drift import DriftReport
+from polyrec.models.tiers.updates.drift import Moves
 from polyrec.server.metrics.instruments import Counter, Family, Registry
 
 
@@ -64,7 +64,7 @@ class TierMetrics:
         totals = (self._fallbacks.only, self._prefetched.only)
         self._tiered = [Tiered(source, by_tier, by_table, totals) for source in sources]
 
-    def moved(self, moves: DriftReport) -> None:
+    def moved(self, moves: Moves) -> None:
         """A new order of the rows was sought; told from a thread."""
         if moves.rows:
             self._orders.only.inc()

@@ -12,11 +12,11 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 
-from polyrec.models.tiers.updates.drift import Drift, DriftReport
+from polyrec.models.tiers.updates.drift import Drift, Moves
 
 log = logging.getLogger("polyrec.serving")
 
-Told = Callable[[DriftReport], None]
+Told = Callable[[Moves], None]
 
 
 class Following:
@@ -45,7 +45,7 @@ class Following:
                 if self._closed.is_set():
                     return
                 try:
-                    moves = drift.reorder()
+                    moves = drift.follow()
                 except OSError as e:
                     log.warning("the rows of %s keep their order for now: %s", path, e)
                 except Exception:
