@@ -8,20 +8,20 @@ from __future__ import annotations
 import os
 import sys
 
-from polyrec.server.app.signals import ending_on_sigterm
+from polyrec.server.app.signals import exit_on_sigterm
 
 
 def main() -> int:
     """Serves until told to stop; returns the exit status."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
-    with ending_on_sigterm():
+    with exit_on_sigterm():
         # seconds of imports
         from polyrec.models.errors import PolyrecError
         from polyrec.server.app.run import serve
-        from polyrec.server.app.settings import gather
+        from polyrec.server.app.settings import load_settings
 
         try:
-            return serve(gather({}, os.environ), lambda ready: print(ready.line(), flush=True))
+            return serve(load_settings({}, os.environ), lambda ready: print(ready.line(), flush=True))
         except PolyrecError as e:
             print(f"polyrec: error: {e}", file=sys.stderr)
             return 2

@@ -1,6 +1,6 @@
 """The one place where a refusal gets its HTTP status.
 
-Whatever is raised while a request is read, queued or executed comes here and leaves as a `Refusal`:
+Whatever is raised while a request is read, queued or executed comes here and leaves as a `ErrorResponse`:
 a status that means one thing, one line for people, and the headers that go with it.
 """
 
@@ -96,6 +96,20 @@ class HttpViolation(RequestError):
         self.limit = limit
 
 
+class TooBusy(HttpViolation):
+    """The server has no room for the connection, or for what is unfinished."""
+
+    def __init__(self, limit: str, message: str) -> None:
+        super().__init__(HTTPStatus.TOO_MANY_REQUESTS, limit, message)
+
+
+class TooSlow(HttpViolation):
+    """The head or the body of a request took longer than its limit."""
+
+    def __init__(self, limit: str, message: str) -> None:
+        super().__init__(HTTPStatus.REQUEST_TIMEOUT, limit, message)
+
+
 class Overloaded(RequestError):
     """The backlog is too long for the deadline, or the queue is full.
 
@@ -137,7 +151,7 @@ class Defect(RequestError):
     outcome = "error"
 
 
-class Refusal(NamedTuple):
+class ErrorResponse(NamedTuple):
     """What goes back to the client instead of an answer."""
 
     status: int
@@ -146,7 +160,7 @@ class Refusal(NamedTuple):
     headers: tuple[tuple[bytes, bytes], ...]
 
 
-def refusal(error: Exception) -> Refusal:
+def error_response(error: Exception) -> ErrorResponse:
     """Any exception -> status, `{"error": ...}` and headers."""
     if isinstance(error, FeatureError):
         error = Invalid(str(error))
@@ -161,7 +175,7 @@ def refusal(error: Exception) -> Refusal:
         headers = ((b"www-authenticate", b"Bearer"),)
     elif isinstance(error, MethodNotAllowed):
         headers = ((b"allow", error.allowed.encode()),)
-    return Refusal(error.status.value, error.outcome, error_body(str(error)), headers)
+    return ErrorResponse(error.status.value, error.outcome, error_body(str(error)), headers)
 
 
 def shortened(text: str) -> str:

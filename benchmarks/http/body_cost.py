@@ -33,7 +33,7 @@ from polyrec.models.schema.vocabulary import Vocabulary
 from polyrec.planner.plan import Limits
 from polyrec.server.codecs.body_limits import COUNTED_FROM_BYTES, FULL_VALUES
 from polyrec.server.codecs.json_numbers import ALWAYS_FAST_BYTES
-from polyrec.server.codecs.json_rows import MOST_DIGITS, Decoder
+from polyrec.server.codecs.json_rows import MAX_DIGITS, Decoder
 from polyrec.server.codecs.oip_codec import OipCodec
 from polyrec.server.codecs.rows import Rows
 from polyrec.server.errors import RequestError, refusal
@@ -363,7 +363,7 @@ def main(args: list[str] | None = None, tell: Callable[[str], object] = print) -
     parser.add_argument("--times", type=int, default=7)
     given = parser.parse_args(args)
     keep_memory()
-    sys.set_int_max_str_digits(MOST_DIGITS)
+    sys.set_int_max_str_digits(MAX_DIGITS)
     schema, limits = load_schema(given.schema), Limits()
     reader = Reader(schema, limits)
     bounds = reader.decoder.body_limits

@@ -22,7 +22,7 @@ from polyrec.planner.plan import single_path_plan
 from polyrec.server.app.engine import Engine
 from polyrec.server.http.app import Application, create_app
 from polyrec.server.http.connection.connection import Connection
-from polyrec.server.http.connection.shared import Front
+from polyrec.server.http.connection.frontend import HttpFrontend
 
 REQUESTS, ROWS = 64, 23
 """Of a block; a multiple of the answers that are counted at a time (server/metrics/counting.py)."""
@@ -82,7 +82,7 @@ class Asking:
     def __init__(self, app: Application) -> None:
         loop = asyncio.get_running_loop()
         self._transport = Taking(loop)
-        self._protocol = Connection(Front(app, app.hot, app.engine), ServerState())
+        self._protocol = Connection(HttpFrontend(app, app.hot, app.engine), ServerState())
         self._protocol.connection_made(self._transport)
 
     async def ask(self, request: bytes = REQUEST) -> bytes:

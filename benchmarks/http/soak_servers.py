@@ -28,7 +28,7 @@ from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.runtimes import open_runtime
 from polyrec.models.schema.batch import F32
 from polyrec.planner.plan import Plan, save_plan
-from polyrec.server.app.run import Child, start
+from polyrec.server.app.run import ServerProcess, start
 from tests.models.tiers.redis_server import RedisServer
 
 TOKEN = "a token for the soak test"
@@ -53,7 +53,7 @@ class Subject:
     """One running server. excused: paths whose answers differ while they say that something failed."""
 
     name: str
-    child: Child
+    child: ServerProcess
     requests: tuple[Asked, ...]
     excused: frozenset[str] = frozenset()
 
@@ -203,7 +203,7 @@ def restart(store: RedisServer) -> None:
     store.start()
 
 
-def _started(plan: Plan, file: Path) -> Child:
+def _started(plan: Plan, file: Path) -> ServerProcess:
     save_plan(plan, file)
     log = file.with_suffix(".log").open("w")
     with log:

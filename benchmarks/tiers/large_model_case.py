@@ -112,7 +112,7 @@ def in_memory(m: Model) -> torch.Tensor:
     return weight
 
 
-class Ahead:
+class Prefetcher:
     """Reads ahead for the lane in a thread, as server/dispatch/prefetcher.py does, on the other cores.
 
     It is handed batches when the dense net begins, which needs no interpreter: two threads that look rows up
@@ -166,7 +166,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     ahead = AHEAD if prefetch else 0
     thread = None
     if prefetch == "thread" and isinstance(store, TieredRows):
-        thread = Ahead(store, stage, queries, case.get("core"))
+        thread = Prefetcher(store, stage, queries, case.get("core"))
     embed_s: list[float] = []
     took_s: list[float] = []
     before = None

@@ -18,7 +18,7 @@ from types import TracebackType
 
 from polyrec.loadtest.drivers.connection import LoadError
 from polyrec.planner.plan import Plan, save_plan
-from polyrec.server.app.run import Child, start
+from polyrec.server.app.run import ServerProcess, start
 
 DYNAMIC = ("mprec", "deeprecsys", "priced")
 
@@ -52,7 +52,7 @@ class Subjects:
         self._settings = dict(settings)
         self._token = token_urlsafe(24)
         self._followed: str | None = None
-        self._child: Child | None = None
+        self._child: ServerProcess | None = None
 
     def __enter__(self) -> Subjects:
         """Raises StartFailed."""

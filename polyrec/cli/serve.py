@@ -63,15 +63,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import os
 
-    from polyrec.server.app.signals import ending_on_sigterm
+    from polyrec.server.app.signals import exit_on_sigterm
 
     # before torch is imported: parallelism comes from lanes, and idle threads spin
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    with ending_on_sigterm():
-        from polyrec.server.app.settings import gather
+    with exit_on_sigterm():
+        from polyrec.server.app.settings import load_settings
 
         flags = {k: v for k, v in vars(args).items() if k not in ("verb", "run", "json", "version")}
-        settings = gather(flags, os.environ)
+        settings = load_settings(flags, os.environ)
 
         # seconds of imports, only once the command line is known to be right
         from polyrec.server.app.run import Ready, serve

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from polyrec.server.app.engine import Engine, State
+from polyrec.server.app.engine import Engine, LifecycleState
 
 if TYPE_CHECKING:
     import uvicorn
@@ -74,8 +74,8 @@ class Drain:
         if server.should_exit:
             server.force_exit = True
             return
-        again = self._engine.state is not State.READY
-        self._engine.enter(State.DRAINING)
+        again = self._engine.state is not LifecycleState.READY
+        self._engine.enter(LifecycleState.DRAINING)
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._end(server))
         elif self._hurry.is_set():
@@ -86,17 +86,17 @@ class Drain:
     async def _end(self, server: uvicorn.Server) -> None:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._hurry.wait(), self._grace_s)
-        refuse_new(self._listener)
+        drop_new_connections(self._listener)
         await asyncio.sleep(HANDSHAKE_S)
-        await _until(lambda: not waiting_to_be_accepted(self._listener), QUEUE_S)
+        await _until(lambda: not accept_queue_length(self._listener), QUEUE_S)
         for accepting in server.servers:
             accepting.close()
         await _until(lambda: not server.server_state.connections, FIRST_REQUEST_S)
-        asyncio.get_running_loop().call_later(self._timeout_s, self._engine.give_up)
+        asyncio.get_running_loop().call_later(self._timeout_s, self._engine.fail_all)
         server.should_exit = True
 
 
-def refuse_new(listener: socket.socket) -> None:
+def drop_new_connections(listener: socket.socket) -> None:
     """Makes the kernel drop new SYNs to a listening socket; begun handshakes are completed."""
     program = ctypes.create_string_buffer(_NO_SYN, len(_NO_SYN))
     told = struct.pack("HP", len(_NO_SYN) // 8, ctypes.addressof(program))
@@ -104,7 +104,7 @@ def refuse_new(listener: socket.socket) -> None:
         listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, told)
 
 
-def waiting_to_be_accepted(listener: socket.socket) -> int:
+def accept_queue_length(listener: socket.socket) -> int:
     """Number of connections in the accept queue; 0 where the system does not report it."""
     try:
         info = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACCEPT_QUEUE.size)

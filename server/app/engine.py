@@ -18,13 +18,13 @@ from pathlib import Path
 from polyrec.models.bundle.bundle import Bundle, code_version
 from polyrec.models.tiers.stack import TierStack
 from polyrec.planner.plan import Plan, Routing
-from polyrec.server.app.background import in_thread
+from polyrec.server.app.background import run_in_thread
 from polyrec.server.app.serving import ENDPOINTS, Generation, Serving, open_serving
 from polyrec.server.dispatch.dispatcher import clock
 from polyrec.server.errors import NotReady
 from polyrec.server.http.access import Access
 from polyrec.server.metrics.metrics import Metrics
-from polyrec.server.tiers.update_store import Updated, left_behind
+from polyrec.server.tiers.update_store import UpdateStore, left_behind
 from polyrec.server.tracing.tracer import Tracer
 
 log = logging.getLogger("polyrec.serving")
@@ -34,7 +34,7 @@ STILL_LOADING = "the server is still loading; ask /readyz"
 NOTHING: Mapping[Path, Bundle] = {}
 
 
-class State(Enum):
+class LifecycleState(Enum):
     """Where the server stands in its life; only `READY` says ready to a load balancer."""
 
     LOADING = "loading"
@@ -49,11 +49,11 @@ class Engine:
         self.metrics = Metrics()
         self.access = Access(self.metrics)
         self.tracer: Tracer | None = None
-        self.state = State.LOADING
-        self.default_budget_s = self.most_budget_s = 0.0
+        self.state = LifecycleState.LOADING
+        self.default_budget_s = self.max_budget_s = 0.0
         """Latency budget, in seconds, of a request that names none, and the most that one gets."""
         self.previous: Generation | None = None
-        self.updated = Updated()
+        self.update_store = UpdateStore()
         self.routing = Routing()
         self.without_path = {e: self.metrics.outcomes(e, NO_PATH) for e in ENDPOINTS}
         self._serving: Serving | None = None
@@ -65,7 +65,7 @@ class Engine:
 
         Raises PlanError, BundleError, RuntimeUnavailable; what was served before then still is.
         """
-        self.adopt(open_serving(plan, self.metrics, loaded, self.updated))
+        self.adopt(open_serving(plan, self.metrics, loaded, self.update_store))
 
     def adopt(self, serving: Serving) -> dict[str, int]:
         """What has been opened answers from now on; what did so before is closed once it is idle.
@@ -76,22 +76,22 @@ class Engine:
         manifest = serving.bundle.manifest
         self.metrics.build(code_version(), manifest.name, manifest.version, serving.plan.paths[0].runtime)
         self.default_budget_s = serving.plan.default_budget_ms / 1e3
-        self.most_budget_s = serving.plan.most_budget_ms(serving.plan.default_budget_ms) / 1e3
+        self.max_budget_s = serving.plan.most_budget_ms(serving.plan.default_budget_ms) / 1e3
         self.metrics.watch(serving.dispatcher, self.default_budget_s)
-        self.metrics.tiers([stack.figures for stack in serving.placed.distinct])
+        self.metrics.tiers([stack.figures for stack in serving.tiers.distinct])
         self.routing = serving.plan.routing
         left: dict[str, int] = {}
         if old is not None:
             self.previous = old.generation
-            left = left_behind(old.placed.changes, serving.placed.changes)
-            self.updated.keep([*serving.placed.changes.values(), *old.placed.changes.values()])
+            left = left_behind(old.tiers.changes, serving.tiers.changes)
+            self.update_store.keep_only([*serving.tiers.changes.values(), *old.tiers.changes.values()])
             self._retire(old)
         for path, rows in left.items():
             log.warning(
                 "new values of %d rows of path '%s' stay behind: other rows are served now", rows, path
             )
-        if self.state is State.LOADING:
-            self.state = State.READY
+        if self.state is LifecycleState.LOADING:
+            self.state = LifecycleState.READY
         return left
 
     @property
@@ -108,7 +108,7 @@ class Engine:
 
     def stacks(self) -> Mapping[str, TierStack]:
         """The tiers of what answers now, by path. Raises NotReady before there is anything."""
-        return self.serving.placed.stacks
+        return self.serving.tiers.stacks
 
     def route(self, routing: Routing) -> None:
         """Another policy or other weights, from the next decision on, until the next plan."""
@@ -117,7 +117,7 @@ class Engine:
 
     def unready(self) -> str | None:
         """Why the server should be sent no requests, in words; None while it is ready."""
-        if self.state is not State.READY or self._serving is None:
+        if self.state is not LifecycleState.READY or self._serving is None:
             return f"the server is {self.state.value}"
         if not self._serving.dispatcher.can_answer:
             return "no lane can answer: all are dead, and being started again"
@@ -128,15 +128,15 @@ class Engine:
         if self._serving is not None:
             self._serving.dispatcher.attach()
 
-    def enter(self, state: State) -> None:
+    def enter(self, state: LifecycleState) -> None:
         """Moves on to another state of life."""
         self.state = state
 
-    def give_up(self) -> None:
+    def fail_all(self) -> None:
         """Answers whatever still waits with NotReady (503): the server ends."""
         serving = [*self._retiring.values(), *([self._serving] if self._serving is not None else [])]
         for one in serving:
-            one.dispatcher.give_up(NotReady("the server ends before this could be answered; ask another"))
+            one.dispatcher.fail_all(NotReady("the server ends before this could be answered; ask another"))
 
     def close(self) -> None:
         """Ends every lane; nothing is answered afterwards."""
@@ -145,7 +145,7 @@ class Engine:
         if self._serving is not None:
             self._serving.close()
         self._serving = None
-        self.updated.keep([])
+        self.update_store.keep_only([])
 
     def _retire(self, old: Serving) -> None:
         try:
@@ -157,10 +157,10 @@ class Engine:
         async def end() -> None:
             try:
                 await old.dispatcher.drained()
-                if old.placed.stacks:
+                if old.tiers.stacks:
                     # lanes end here, where their timers are; tiers may take a while to
                     old.dispatcher.close()
-                    await in_thread(old.placed.close)
+                    await run_in_thread(old.tiers.close)
             finally:
                 old.close()
 

@@ -33,20 +33,20 @@ from polyrec.models.bundle.bundle import Bundle, load_bundle
 from polyrec.models.errors import PolyrecError
 from polyrec.models.runtimes import best_runtime
 from polyrec.planner.plan import Plan, PlannedLane, load_plan, single_path_plan
-from polyrec.server.app.background import in_thread
+from polyrec.server.app.background import run_in_thread
 from polyrec.server.app.drain import Drain
 from polyrec.server.app.engine import Engine
 from polyrec.server.app.logs import log_to_stderr
 from polyrec.server.app.settings import Settings
 from polyrec.server.app.tls import check_tls, reload_tls
-from polyrec.server.codecs.json_rows import MOST_DIGITS
+from polyrec.server.codecs.json_rows import MAX_DIGITS
 from polyrec.server.dispatch.dispatcher import clock
 from polyrec.server.http.access import Access
 from polyrec.server.http.admin import Admin
 from polyrec.server.http.app import create_app
-from polyrec.server.http.connection.connection import protocol_of
-from polyrec.server.http.connection.shared import Front
-from polyrec.server.metrics.gc_pauses import Collector
+from polyrec.server.http.connection.connection import Connection
+from polyrec.server.http.connection.frontend import HttpFrontend, ServerState
+from polyrec.server.metrics.gc_pauses import GcTimer
 from polyrec.server.tracing.tracer import open_tracer
 
 log = logging.getLogger("polyrec.server")
@@ -54,7 +54,7 @@ log = logging.getLogger("polyrec.server")
 BACKLOG = 2048
 HANDSHAKE_S = 5.0
 """Limit of a TLS handshake."""
-ACCEPTED_A_ROUND = 16
+ACCEPTS_PER_ITERATION = 16
 """Connections, at the most: each takes as long as to refuse a request."""
 
 
@@ -66,7 +66,7 @@ class StartFailed(PolyrecError):
     """A child server ended before it was ready; the message is its last line."""
 
 
-def plan_of(settings: Settings, file: Path | None = None) -> tuple[Plan, Mapping[Path, Bundle]]:
+def resolve_plan(settings: Settings, file: Path | None = None) -> tuple[Plan, Mapping[Path, Bundle]]:
     """What the settings name: a plan, or one bundle by the best runtime; and the bundles that it opened.
 
     file: another plan in its place; limits, policy and tiers of the settings hold for that, too.
@@ -74,7 +74,7 @@ def plan_of(settings: Settings, file: Path | None = None) -> tuple[Plan, Mapping
     """
     file = file or settings.plan
     if file is not None:
-        return settings.bend(load_plan(file)), {}
+        return settings.apply_to(load_plan(file)), {}
     assert settings.bundle is not None
     bundle = load_bundle(settings.bundle)
     if settings.runtime == "auto":
@@ -88,7 +88,7 @@ def plan_of(settings: Settings, file: Path | None = None) -> tuple[Plan, Mapping
         kind = settings.lane if settings.lane != "auto" else "process"
         lanes = [{"name": f"{device}.{i}", "device": device, "kind": kind} for i in range(settings.lanes)]
         plan = plan.model_copy(update={"lanes": tuple(PlannedLane.model_validate(lane) for lane in lanes)})
-    return settings.bend(plan), {settings.bundle: bundle}
+    return settings.apply_to(plan), {settings.bundle: bundle}
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -111,13 +111,13 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def several(listener: socket.socket) -> list[socket.socket]:
-    """The same listening socket so many times that a round of the loop accepts ACCEPTED_A_ROUND connections.
+def duplicate_listener(listener: socket.socket) -> list[socket.socket]:
+    """Duplicates a listening socket so that one loop iteration accepts ACCEPTS_PER_ITERATION connections.
 
-    libuv accepts one a round of each socket that listens: under load, when a round takes milliseconds and
-    clients open more connections, the last of hundreds would wait for a second.
+    libuv accepts one connection per listening socket and iteration. Under load an iteration takes
+    milliseconds, and the last of hundreds of new connections would wait for a second.
     """
-    return [listener, *(listener.dup() for _ in range(ACCEPTED_A_ROUND - 1))]
+    return [listener, *(listener.dup() for _ in range(ACCEPTS_PER_ITERATION - 1))]
 
 
 class HandshakeLoop(uvloop.Loop):
@@ -130,6 +130,20 @@ class HandshakeLoop(uvloop.Loop):
         if options.get("ssl") is not None:
             options["ssl_handshake_timeout"] = HANDSHAKE_S
         return await super().create_server(*args, **options)
+
+
+def connection_class(frontend: HttpFrontend) -> type[asyncio.Protocol]:
+    """Returns the protocol class for uvicorn's public `http=` option, whose connections share `frontend`.
+
+    uvicorn needs the constructor's keywords and `shutdown` of it
+    (tests/server/http/connection/test_connection.py checks that against the installed version).
+    """
+
+    class FrontendConnection(Connection):
+        def __init__(self, *, server_state: ServerState, **unused: object) -> None:
+            super().__init__(frontend, server_state)
+
+    return FrontendConnection
 
 
 class Server(uvicorn.Server):
@@ -169,7 +183,7 @@ def serve(settings: Settings, on_ready: Callable[[Ready], object]) -> int:
         check_tls(settings.tls_cert, settings.tls_key)
     keep_memory()
     # Reading an integer takes the square of its digits: 4,000 of them 90 us, a body of such ones 23 ms.
-    sys.set_int_max_str_digits(MOST_DIGITS)
+    sys.set_int_max_str_digits(MAX_DIGITS)
     listener = listen(settings.host, settings.port)
     try:
         with asyncio.Runner(loop_factory=HandshakeLoop) as runner:
@@ -184,11 +198,11 @@ async def _serve(settings: Settings, listener: socket.socket, on_ready: Callable
         engine.metrics, settings.tokens, settings.admin_token, settings.open_rights, clock=clock
     )
     engine.tracer = open_tracer(os.environ)
-    app = create_app(engine, Admin(engine, lambda file: plan_of(settings, file)))
-    front = Front(app, app.hot, engine, settings.front_limits)
+    app = create_app(engine, Admin(engine, lambda file: resolve_plan(settings, file)))
+    frontend = HttpFrontend(app, app.hot, engine, settings.connection_limits)
     config = uvicorn.Config(
         app,
-        http=protocol_of(front),
+        http=connection_class(frontend),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -201,15 +215,15 @@ async def _serve(settings: Settings, listener: socket.socket, on_ready: Callable
         ssl_certfile=settings.tls_cert,
         ssl_keyfile=settings.tls_key,
     )
-    _follow_files(engine, config, settings)
+    _reload_on_sighup(engine, config, settings)
     server = Server(config, Drain(engine, listener, settings.drain_grace_s, settings.drain_timeout_s))
-    with Collector(engine.metrics.collected):
-        await _until_told(server, engine, front, settings, listener, on_ready)
+    with GcTimer(engine.metrics.collected):
+        await _run_until_stopped(server, engine, frontend, settings, listener, on_ready)
     engine.close()
     return 0
 
 
-def _follow_files(engine: Engine, config: uvicorn.Config, settings: Settings) -> None:
+def _reload_on_sighup(engine: Engine, config: uvicorn.Config, settings: Settings) -> None:
     """Reads tokens and certificate again on SIGHUP. Without either, SIGHUP ends the server as ever."""
     cert, key = settings.tls_cert, settings.tls_key
     if settings.tokens is None and cert is None:
@@ -224,17 +238,17 @@ def _follow_files(engine: Engine, config: uvicorn.Config, settings: Settings) ->
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reread)
 
 
-async def _until_told(
+async def _run_until_stopped(
     server: Server,
     engine: Engine,
-    front: Front,
+    frontend: HttpFrontend,
     settings: Settings,
     listener: socket.socket,
     on_ready: Callable[[Ready], object],
 ) -> None:
-    serving = asyncio.create_task(server.serve(sockets=several(listener)))
-    sweeping = asyncio.create_task(front.sweep())
-    loading = in_thread(lambda: engine.load(*plan_of(settings)))
+    serving = asyncio.create_task(server.serve(sockets=duplicate_listener(listener)))
+    sweeping = asyncio.create_task(frontend.sweep())
+    loading = run_in_thread(lambda: engine.load(*resolve_plan(settings)))
     try:
         await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
@@ -272,13 +286,13 @@ def _ready(engine: Engine, listener: socket.socket, scheme: str) -> Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Child:
+class ServerProcess:
     """A server in a child process, ready to answer at `url`."""
 
     url: str
     process: subprocess.Popen[str]
 
-    def __enter__(self) -> Child:
+    def __enter__(self) -> ServerProcess:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -300,7 +314,7 @@ class Child:
 
 def start(
     settings: Mapping[str, object], stderr: int | TextIO | None = None, core: int | None = None
-) -> Child:
+) -> ServerProcess:
     """Starts a server process with these settings (port 0 unless given) and waits until it is ready.
 
     core: the only processor core it may use. Raises StartFailed if it ends before it is ready.
@@ -325,4 +339,4 @@ def start(
     if not line:
         process.stdout.close()
         raise StartFailed(f"the server ended with status {process.wait()} before it was ready")
-    return Child(orjson.loads(line)["url"], process)
+    return ServerProcess(orjson.loads(line)["url"], process)

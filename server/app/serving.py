@@ -29,12 +29,12 @@ from polyrec.server.codecs.json_rows import Decoder
 from polyrec.server.codecs.oip_codec import OipCodec
 from polyrec.server.dispatch.dispatcher import Dispatcher, clock
 from polyrec.server.lanes.lane import Lane, OnDeath
-from polyrec.server.lanes.opening import Opening, open_lanes, opened
+from polyrec.server.lanes.opening import LaneOpening, open_lanes, open_path
 from polyrec.server.metrics.counting import EndpointMetrics, Recorder
 from polyrec.server.metrics.metrics import Metrics
 from polyrec.server.metrics.statistics import Statistics
-from polyrec.server.tiers.placement import Placed, open_placed
-from polyrec.server.tiers.update_store import Updated
+from polyrec.server.tiers.placement import TierSet, open_tier_set
+from polyrec.server.tiers.update_store import UpdateStore
 
 log = logging.getLogger("polyrec.serving")
 
@@ -81,7 +81,7 @@ class Serving:
     decoder: Decoder
     codec: OipCodec
     statistics: Statistics
-    placed: Placed
+    tiers: TierSet
 
     @property
     def bundle(self) -> Bundle:
@@ -104,10 +104,12 @@ class Serving:
     def close(self) -> None:
         """Ends every lane, then the tiers; queries still waiting are cancelled. Tiers may take seconds."""
         self.dispatcher.close()
-        self.placed.close()
+        self.tiers.close()
 
 
-def open_serving(plan: Plan, metrics: Metrics, loaded: Mapping[Path, Bundle], updated: Updated) -> Serving:
+def open_serving(
+    plan: Plan, metrics: Metrics, loaded: Mapping[Path, Bundle], update_store: UpdateStore
+) -> Serving:
     """Opens every path and lane of the plan; blocks. loaded: bundles that are open already. updated: new
     values of rows since the server started.
 
@@ -122,13 +124,13 @@ def open_serving(plan: Plan, metrics: Metrics, loaded: Mapping[Path, Bundle], up
             bundles[planned.bundle] = load_bundle(planned.bundle)
     encoders = _encoders([(p, bundles[p.bundle]) for p in plan.paths])
     named = {p.name: encoder for p, encoder in zip(plan.paths, encoders, strict=True)}
-    placed = open_placed(plan, bundles, named, metrics.moved, updated)
+    tiers = open_tier_set(plan, bundles, named, metrics.moved, update_store)
     try:
-        serving = _open(plan, metrics, bundles, encoders, placed)
+        serving = _open(plan, metrics, bundles, encoders, tiers)
     except BaseException:
-        placed.close()
+        tiers.close()
         raise
-    placed.begin()
+    tiers.begin()
     return serving
 
 
@@ -137,15 +139,15 @@ def _open(
     metrics: Metrics,
     bundles: Mapping[Path, Bundle],
     encoders: Sequence[Encoder],
-    placed: Placed,
+    tiers: TierSet,
 ) -> Serving:
     lanes_of = plan.all_lanes()
-    stacks = placed.stacks
+    stacks = tiers.stacks
     runtimes: dict[str, Runtime] = {}
     for planned in plan.paths:
         inside = any(lane.device == planned.device and lane.kind != "process" for lane in lanes_of)
         if inside or planned.latency is None:
-            runtimes[planned.name] = opened(planned, bundles[planned.bundle], stacks.get(planned.name))
+            runtimes[planned.name] = open_path(planned, bundles[planned.bundle], stacks.get(planned.name))
     paths = tuple(
         OpenPath(
             planned,
@@ -170,7 +172,7 @@ def _open(
     counted = [metrics.lane(lane.name) for lane in lanes_of]
     observer = Recorder(
         counted,
-        [metrics.path(p.name, p.encoder, _tier(p, placed), counted, statistics) for p in paths],
+        [metrics.path(p.name, p.encoder, _tier(p, tiers), counted, statistics) for p in paths],
         metrics.ticked,
     )
     dispatchers: list[Dispatcher] = []
@@ -178,14 +180,14 @@ def _open(
     def told(lane: int) -> OnDeath:
         return lambda _: dispatchers[0].lane_died(lane)
 
-    openings: list[Opening] = []
+    openings: list[LaneOpening] = []
     for i, lane in enumerate(lanes_of):
         here = [(p.planned, p.bundle) for p in paths if p.planned.device == lane.device]
         own: dict[str, Runtime] = {}
         if lane.kind != "process":
             # a runtime belongs to one lane: the first takes those that are open
             own = {p.name: runtimes.pop(p.name) for p, _ in here if p.name in runtimes}
-        openings.append(Opening(lane, here, told(i), own, stacks))
+        openings.append(LaneOpening(lane, here, told(i), own, stacks))
         log.info("lane %s: %s on %s", lane.name, lane.kind, lane.device)
     lanes = open_lanes(openings)
     dispatchers.append(
@@ -196,7 +198,7 @@ def _open(
             encoders,
             observer,
             [stacks.get(p.name) for p in paths],
-            placed.ahead,
+            tiers.prefetcher,
         )
     )
     schema = paths[0].bundle.manifest.schema_
@@ -208,13 +210,13 @@ def _open(
         Decoder(schema, plan.limits),
         OipCodec(schema, plan.limits),
         statistics,
-        placed,
+        tiers,
     )
 
 
-def _tier(path: OpenPath, placed: Placed) -> str | None:
+def _tier(path: OpenPath, tiers: TierSet) -> str | None:
     """The memory that has all rows of a path; None where they are in tiers."""
-    if path.name in placed.stacks:
+    if path.name in tiers.stacks:
         return None
     return "host" if path.planned.device == "cpu" else "device"
 

@@ -22,7 +22,7 @@ from polyrec.models.text import printable
 from polyrec.planner.plan import BudgetMs, Plan, Policy, Rows, TabledRows
 from polyrec.server.app.kubernetes import is_service_variable
 from polyrec.server.app.tokens import OpenRight
-from polyrec.server.http.connection.limits import FrontLimits, descriptor_limit
+from polyrec.server.http.connection.limits import ConnectionLimits, descriptor_limit
 
 PREFIX = "POLYREC_"
 
@@ -91,11 +91,11 @@ class Settings(Strict):
     max_queued_rows: Rows | None = None
     max_budget_ms: BudgetMs | None = None
     max_connections: Annotated[int, Field(ge=1)] | None = None
-    max_buffered_bytes: Annotated[int, Field(ge=2**20)] = FrontLimits.buffered_bytes
-    keep_alive_s: PositiveSeconds = FrontLimits.idle_s
-    head_timeout_s: PositiveSeconds = FrontLimits.head_s
-    body_timeout_s: PositiveSeconds = FrontLimits.body_s
-    write_timeout_s: PositiveSeconds = FrontLimits.write_s
+    max_buffered_bytes: Annotated[int, Field(ge=2**20)] = ConnectionLimits.buffered_bytes
+    keep_alive_s: PositiveSeconds = ConnectionLimits.idle_s
+    head_timeout_s: PositiveSeconds = ConnectionLimits.head_s
+    body_timeout_s: PositiveSeconds = ConnectionLimits.body_s
+    write_timeout_s: PositiveSeconds = ConnectionLimits.write_s
 
     @model_validator(mode="after")
     def _one_thing_to_serve(self) -> Settings:
@@ -108,32 +108,32 @@ class Settings(Strict):
             raise ValueError("give both --tls-cert FILE and --tls-key FILE, or neither")
         return self
 
-    def bend(self, plan: Plan) -> Plan:
+    def apply_to(self, plan: Plan) -> Plan:
         """The plan with the operator's values in place of its own. Raises SettingsError."""
         limits = plan.limits.model_dump()
         limits |= {k: v for k in limits if (v := getattr(self, k)) is not None}
-        bent = plan.model_dump()
-        bent["limits"] = limits
-        bent["default_budget_ms"] = self.default_budget_ms or plan.default_budget_ms
-        bent["routing"]["policy"] = self.policy or plan.routing.policy
+        merged = plan.model_dump()
+        merged["limits"] = limits
+        merged["default_budget_ms"] = self.default_budget_ms or plan.default_budget_ms
+        merged["routing"]["policy"] = self.policy or plan.routing.policy
         tiers = {"directory": self.tier_directory, "drift_s": self.drift_s}
         if given := {k: v for k, v in tiers.items() if v is not None}:
             if plan.placement is None:
                 raise SettingsError(
                     "tier_directory and drift_s are for a plan with a placement; there is none"
                 )
-            bent["placement"] |= given
+            merged["placement"] |= given
         if plan.placement is not None and plan.placement.remote is not None:
-            bent["placement"]["remote"] |= self._store_login()
+            merged["placement"]["remote"] |= self._store_login()
         try:
-            return Plan.model_validate(bent)
+            return Plan.model_validate(merged)
         except ValidationError as e:
             raise SettingsError(one_line(e)) from None
 
     @property
-    def front_limits(self) -> FrontLimits:
+    def connection_limits(self) -> ConnectionLimits:
         """Limits of connections."""
-        return FrontLimits(
+        return ConnectionLimits(
             head_s=self.head_timeout_s,
             body_s=self.body_timeout_s,
             write_s=self.write_timeout_s,
@@ -149,7 +149,7 @@ class Settings(Strict):
         return {"password": self.store_password, "password_file": self.store_password_file}
 
 
-def gather(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:
+def load_settings(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:
     """Flags (None where not given) over the POLYREC_ variables of `environ` over the defaults.
 
     Raises SettingsError, in one line that names the flag or the variable.

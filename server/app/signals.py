@@ -15,7 +15,7 @@ from typing import NoReturn
 
 
 @contextmanager
-def ending_on_sigterm() -> Iterator[None]:
+def exit_on_sigterm() -> Iterator[None]:
     """Context in which SIGTERM ends the process with status 0, as no request has been accepted yet."""
     before = signal.signal(signal.SIGTERM, _end)
     try:

@@ -23,11 +23,11 @@ FULL_BYTES, FULL_VALUES = 2**20, 40_960
 """Up to these totals, which decode in less than 10 ms, every row may be as large as the schema allows."""
 ROW_BYTES, ROW_VALUES = 256, 10
 """Allowed per row beyond that, where an operator allows more than the default 4,096 rows."""
-LEAST_BYTES, MOST_BYTES = 2**16, 2**24
-LEAST_STRUCTURE = 2**14
+MIN_BYTES, MAX_BYTES = 2**16, 2**24
+MIN_STRUCTURE = 2**14
 COUNTED_FROM_BYTES = 3 * 2**15
 """Smallest body whose values are counted; no smaller one takes longer than the largest allowed one."""
-MOST_MARKS = 2**14
+MAX_MARKS = 2**14
 """Maximum quotes and braces in the JSON of the inference protocol; each input or output has about 14."""
 
 
@@ -53,9 +53,9 @@ class BodyLimits:
         needed = _bounded(rows, 2 + sum(map(_feature_bytes, features)), FULL_BYTES, ROW_BYTES)
         commas = _bounded(rows, values, FULL_VALUES, ROW_VALUES)
         return BodyLimits(
-            limits.max_body_bytes or min(max(needed, LEAST_BYTES), MOST_BYTES),
-            max(commas, LEAST_STRUCTURE),
-            max(2 * rows * (1 + len(lists)), LEAST_STRUCTURE),
+            limits.max_body_bytes or min(max(needed, MIN_BYTES), MAX_BYTES),
+            max(commas, MIN_STRUCTURE),
+            max(2 * rows * (1 + len(lists)), MIN_STRUCTURE),
         )
 
     def check_rows(self, body: bytes) -> None:
@@ -75,8 +75,8 @@ class BodyLimits:
         if len(header) < COUNTED_FROM_BYTES:
             return
         self._check_commas(header)
-        if count(header, b'"') + count(header, b"{") > MOST_MARKS:
-            raise TooLarge(f"the request has more than {MOST_MARKS} quotes and braces; its tensors have none")
+        if count(header, b'"') + count(header, b"{") > MAX_MARKS:
+            raise TooLarge(f"the request has more than {MAX_MARKS} quotes and braces; its tensors have none")
 
     def _check_commas(self, body: bytes) -> None:
         if count(body, b",") > self.max_commas:

@@ -21,7 +21,7 @@ MISSING = msgspec.Raw(b"null")
 """The value of a dense feature that was left out."""
 ALWAYS_FAST_BYTES = 4096
 """A body of this size takes msgspec at most 4 ms, even if it is full of the slowest numbers."""
-MOST_EXPONENTS = 128
+MAX_EXPONENTS = 128
 
 _JSON_NAMES = {str: "str", bool: "bool", list: "array", dict: "object", int: "int", float: "float"}
 _NUMBERS = (float, int, type(None))
@@ -46,7 +46,7 @@ def may_be_slow(body: bytes) -> bool:
     text = np.frombuffer(body, np.uint8)
     exponents = (text[1:] | 0x20) == ord("e")
     exponents &= (text[:-1] ^ ord("0")) < 10
-    return int(np.count_nonzero(exponents)) > MOST_EXPONENTS
+    return int(np.count_nonzero(exponents)) > MAX_EXPONENTS
 
 
 def numbers(raws: Sequence[msgspec.Raw], where: str) -> list[float | None]:

@@ -25,7 +25,7 @@ from polyrec.server.codecs.json_numbers import MISSING, column, may_be_slow, num
 from polyrec.server.codecs.rows import Column, Columns
 from polyrec.server.errors import QUOTED, Invalid, Malformed, TooLarge, shortened
 
-MOST_DIGITS = 640
+MAX_DIGITS = 640
 """Of an integer in a server's bodies, the least that Python lets one set; larger ones are out of range."""
 SEARCHED_BYTES = 2**16
 """Before the place of an error, in which the key is looked for that it belongs to."""

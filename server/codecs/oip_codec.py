@@ -34,8 +34,8 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "INT32": np.dtype("<i4"),
 }
 OUTPUT = "probability"
-MOST_TIMEOUT_US = MOST_BUDGET_MS * 1000
-MOST_DIMENSIONS = 8
+MAX_TIMEOUT_US = MOST_BUDGET_MS * 1000
+MAX_DIMENSIONS = 8
 COUNTED_BYTES = 2**15
 """Data of an input have their commas counted from here on; fewer are parsed in a millisecond."""
 
@@ -62,7 +62,7 @@ class TensorHeader(msgspec.Struct):
     """One input as it stands in the JSON."""
 
     name: str
-    shape: Annotated[list[int], msgspec.Meta(max_length=MOST_DIMENSIONS)]
+    shape: Annotated[list[int], msgspec.Meta(max_length=MAX_DIMENSIONS)]
     datatype: str
     parameters: TensorParameters | None = None
     data: msgspec.Raw = msgspec.Raw()
@@ -140,10 +140,10 @@ class OipCodec:
         except RecursionError:
             raise Malformed("the body is nested too deeply") from None
         parameters = request.parameters or RequestParameters()
-        if parameters.timeout is not None and not 0 <= parameters.timeout <= MOST_TIMEOUT_US:
+        if parameters.timeout is not None and not 0 <= parameters.timeout <= MAX_TIMEOUT_US:
             raise Malformed(
                 f"parameter 'timeout' is {parameters.timeout}; it is microseconds, 0 (the default budget) "
-                f"to {MOST_TIMEOUT_US} (an hour)"
+                f"to {MAX_TIMEOUT_US} (an hour)"
             )
         if not 0 <= parameters.priority <= MOST_PRIORITY:
             raise Malformed(
@@ -186,7 +186,7 @@ class OipCodec:
             declared = self.inputs.declared(header.name)
             if header.name in tensors:
                 raise Malformed(f"input '{header.name}' is given twice")
-            shape = self.inputs.checked(declared, header.datatype, header.shape)
+            shape = self.inputs.check_shape(declared, header.datatype, header.shape)
             asked = header.parameters or TensorParameters()
             if asked.shared_memory_region is not None:
                 raise Malformed(f"input '{header.name}': shared memory is not supported")

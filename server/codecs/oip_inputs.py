@@ -41,7 +41,7 @@ CONTEXT_LENGTHS = "context_lengths"
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
+class TensorSpec:
     """One input of the model: its type (`INT32` is also read for lengths) and shape, -1 for any."""
 
     name: str
@@ -53,7 +53,7 @@ class Declared:
     def accepted(self) -> tuple[str, ...]:
         return ("INT64", "INT32") if self.name.endswith("lengths") else (self.datatype,)
 
-    def checked(self, datatype: str, shape: Sequence[int]) -> tuple[int, ...]:
+    def check_shape(self, datatype: str, shape: Sequence[int]) -> tuple[int, ...]:
         """The shape that an array of this input gets. Raises Malformed."""
         if datatype not in self.accepted:
             raise Malformed(
@@ -72,23 +72,23 @@ class Declared:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _InputGroup:
     """Inputs that have the same rows: a dense and a sparse one, and the bags named."""
 
-    dense: Declared
-    sparse: Declared
+    dense: TensorSpec
+    sparse: TensorSpec
     bags: tuple[str, ...]
 
     @staticmethod
-    def of(prefix: str, dense: int, sparse: int, bags: Iterable[str]) -> _Part:
-        return _Part(
-            Declared(f"{prefix}dense", "FP32", (-1, dense), optional=not dense),
-            Declared(f"{prefix}sparse", "INT64", (-1, sparse), optional=not sparse),
+    def of(prefix: str, dense: int, sparse: int, bags: Iterable[str]) -> _InputGroup:
+        return _InputGroup(
+            TensorSpec(f"{prefix}dense", "FP32", (-1, dense), optional=not dense),
+            TensorSpec(f"{prefix}sparse", "INT64", (-1, sparse), optional=not sparse),
             tuple(bags),
         )
 
     @property
-    def matrices(self) -> tuple[Declared, Declared]:
+    def matrices(self) -> tuple[TensorSpec, TensorSpec]:
         return self.dense, self.sparse
 
     def missing(self, tensors: Mapping[str, Array]) -> str | None:
@@ -142,25 +142,25 @@ class Inputs:
         self._limits = limits
         singles = [f for f in schema.categorical if not f.multi]
         bags = [f.name for f in schema.categorical if f.multi]
-        self._plain = _Part.of("", len(schema.dense), len(singles), bags)
-        self._parts: dict[Role, _Part] = {}
+        self._plain = _InputGroup.of("", len(schema.dense), len(singles), bags)
+        self._groups: dict[Role, _InputGroup] = {}
         for role in ROLES:
             layout = schema.layout(role)
             own = (f.name for f in layout.bags)
-            self._parts[role] = _Part.of(f"{role}.", len(layout.dense), len(layout.singles), own)
+            self._groups[role] = _InputGroup.of(f"{role}.", len(layout.dense), len(layout.singles), own)
         bag_inputs = [
-            Declared(f"{name}.{part}", "INT64", (-1,), optional=True)
+            TensorSpec(f"{name}.{part}", "INT64", (-1,), optional=True)
             for name in bags
             for part in ("values", "lengths")
         ]
-        split = [d for part in self._parts.values() for d in part.matrices]
-        lengths = Declared(CONTEXT_LENGTHS, "INT64", (-1,), optional=True)
+        split = [d for part in self._groups.values() for d in part.matrices]
+        lengths = TensorSpec(CONTEXT_LENGTHS, "INT64", (-1,), optional=True)
         self.plain = tuple(d for d in (*self._plain.matrices, *bag_inputs) if d.shape[-1])
         self.ranking = tuple(d for d in (*split, lengths) if d.shape[-1])
         self._known = {d.name: d for d in (*self._plain.matrices, *bag_inputs, *split, lengths)}
         self._only_ranking = frozenset(d.name for d in (*split, lengths))
 
-    def declared(self, name: str) -> Declared:
+    def declared(self, name: str) -> TensorSpec:
         """Raises Malformed for a name that the model does not have."""
         known = self._known.get(name)
         if known is None:
@@ -170,9 +170,9 @@ class Inputs:
             )
         return known
 
-    def checked(self, declared: Declared, datatype: str, shape: Sequence[int]) -> tuple[int, ...]:
+    def check_shape(self, declared: TensorSpec, datatype: str, shape: Sequence[int]) -> tuple[int, ...]:
         """The shape that an array of this input gets. Raises Malformed, or TooLarge for too many rows."""
-        found = declared.checked(datatype, shape)
+        found = declared.check_shape(datatype, shape)
         # Here, before any data are parsed.
         if len(found) > 1:
             self._check_rows(found[0])
@@ -202,7 +202,7 @@ class Inputs:
         return Tensors(own.dense, own.sparse, own.bags, rows)
 
     def _ranked(self, tensors: Mapping[str, Array]) -> RankedTensors:
-        context, candidate = self._parts["context"], self._parts["candidate"]
+        context, candidate = self._groups["context"], self._groups["candidate"]
         for declared in self._plain.matrices:
             if declared.name in tensors:
                 odd = next(name for name in tensors if name in self._only_ranking)

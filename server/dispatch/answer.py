@@ -1,4 +1,4 @@
-"""The answer of one query, and who waits for it: what a request gets from the dispatcher, or why not."""
+"""The answer of one query, and its delivery to the request that waits for it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ log = logging.getLogger("polyrec.dispatcher")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The probabilities of one query, float32 [rows], and how they came about.
+    """The probabilities of one query, float32 [rows], and how they were computed.
 
-    path: index into the plan's paths. reason: None if nothing was degraded. queue_s is this query's wait;
-    execute_s is the time of the whole batch of batch_rows (of the last one, if it was split).
+    path: index into the plan's paths. reason: why quality was degraded, None if it was not. queue_s: this
+    query's queue delay. execute_s: seconds of the whole batch of batch_rows (the last one of a split query).
     """
 
     probabilities: F32
@@ -34,14 +34,14 @@ class Answer:
 
     @property
     def degraded(self) -> bool:
-        """A less accurate path than the best one answered, and not because the operator wanted it so."""
+        """Whether a less accurate path than the best one answered, other than by the operator's choice."""
         return self.reason is not None
 
 
 class Pending:
-    """An answer that is to come: told to one listener, or to whoever awaits it. outcome: None until then.
+    """An answer to come, for one listener or awaiter. outcome: None until it is settled.
 
-    A future would do, at twice the cost: it schedules a handle of the loop for each of its callbacks.
+    An asyncio future costs twice as much, since it schedules a loop handle for each callback.
     """
 
     __slots__ = ("_listener", "_outbox", "outcome")
@@ -53,17 +53,17 @@ class Pending:
         outbox.open.add(self)
 
     def done(self) -> bool:
-        """Whether it is known what it is."""
+        """Whether the outcome is set."""
         return self.outcome is not None
 
     def settle(self, outcome: Answer | BaseException) -> None:
-        """Now it is known; the first word counts."""
+        """Sets the outcome; later calls are ignored."""
         if self.outcome is None:
             self.outcome = outcome
             self._outbox.put(self)
 
     def result(self) -> Answer:
-        """What it is, once it is known. Raises what kept it from coming."""
+        """Returns the answer. It must be done. Raises the error if the outcome is one."""
         outcome = self.outcome
         if isinstance(outcome, Answer):
             return outcome
@@ -71,29 +71,29 @@ class Pending:
         raise outcome
 
     def listen(self, listener: Callable[[Pending], None]) -> None:
-        """Once it is known it is told to this one, by the loop."""
+        """Sets the listener, which is called from the event loop once the outcome is set."""
         self._listener = listener
         if self not in self._outbox.open:
             self._outbox.put(self)
 
-    def tell(self) -> None:
-        """The outbox's."""
+    def notify(self) -> None:
+        """Calls the listener; for `Outbox` only."""
         listener, self._listener = self._listener, None
         if listener is not None:
             listener(self)
 
     def __await__(self) -> Generator[Any, None, Answer]:
         if not self.done():
-            known = asyncio.Event()
-            self.listen(lambda _: known.set())
-            yield from known.wait().__await__()
+            settled = asyncio.Event()
+            self.listen(lambda _: settled.set())
+            yield from settled.wait().__await__()
         return self.result()
 
 
 class Outbox:
-    """Answers on their way, told one after another: by the turn that settles them, or else by the loop.
+    """Delivers settled answers to their listeners, at the end of a dispatch or in the next loop iteration.
 
-    open: those that have not been told.
+    open: answers that have not been delivered.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -101,16 +101,16 @@ class Outbox:
         self._settled: list[Pending] = []
         self.open: set[Pending] = set()
         self._spent_s = 0.0
-        self._told = 0
+        self._delivered = 0
 
     def put(self, pending: Pending) -> None:
-        """It is settled."""
+        """Adds a settled answer."""
         if not self._settled:
             self._loop.call_soon(self.deliver)
         self._settled.append(pending)
 
     def deliver(self) -> None:
-        """Tells all that is settled. What the loop would do after it has read all that came meanwhile."""
+        """Delivers all settled answers now; the event loop would do so only after reading all sockets."""
         settled = self._settled
         if not settled:
             return
@@ -119,24 +119,24 @@ class Outbox:
         self.open.difference_update(settled)
         for pending in settled:
             try:
-                pending.tell()
+                pending.notify()
             except Exception:
-                log.exception("an answer could not be told")
-        self._told += len(settled)
+                log.exception("an answer could not be delivered")
+        self._delivered += len(settled)
         self._spent_s += time.thread_time() - began_s
 
     def spent(self) -> tuple[float, int]:
-        """Processor seconds of telling since it was asked last, and how many were told."""
-        spent = self._spent_s, self._told
-        self._spent_s, self._told = 0.0, 0
+        """Processor seconds of delivery, and answers delivered, since the last call."""
+        spent = self._spent_s, self._delivered
+        self._spent_s, self._delivered = 0.0, 0
         return spent
 
 
 @dataclass(slots=True, eq=False)
-class Waiting:
-    """What a query carries: its rows, who waits for them, the parts that are there already, its trace.
+class QueryPayload:
+    """The server's part of a query: its rows, its answer, the parts computed so far, its trace.
 
-    lost: whether rows of a batch with it in it were lost: a remote store did not give them.
+    lost: whether a remote store failed to give rows of a batch that the query was in.
     """
 
     rows: Rows
@@ -147,6 +147,6 @@ class Waiting:
 
 
 def fail(query: Query, error: Exception) -> None:
-    """Whoever waits for the query is told; not if it has an answer already."""
+    """Answers a query with an error, unless it has an answer already."""
     query.settled = True
     query.payload.answer.settle(error)

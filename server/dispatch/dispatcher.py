@@ -1,9 +1,9 @@
-"""The dispatcher: the rim around the router. Requests' rows go in, answers come out, on one event loop.
+"""Dispatches queries to lanes: the rows of requests go in, answers come out, on one event loop.
 
-`polyrec.planner.routing.router.Router` decides which query is taken, refused, or executed where and when; the
-lanes (`server/lanes`) execute. Here are the effects: the clock, the timers, the answers that requests
-wait on, encoding rows into batches, scattering probabilities over queries, and what to do when a
-batch breaks or a lane dies.
+The router (polyrec.planner.routing.router) decides, as pure code, which query is admitted and where and when
+it executes; the lanes (server/lanes) execute. The dispatcher has the effects: it reads the clock, sets
+timers, encodes rows into batches, distributes probabilities over queries, and handles failed batches and dead
+lanes.
 """
 
 from __future__ import annotations
@@ -18,42 +18,40 @@ from dataclasses import dataclass
 from polyrec.models.schema.batch import Batch
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.tiers.stack import TierStack
-from polyrec.planner.routing.latency.front_cost import LoopTime
 from polyrec.planner.routing.query import Dispatch, Part, Query, Rejection, RejectReason
 from polyrec.planner.routing.router import Router
 from polyrec.server.codecs.rows import Rows
-from polyrec.server.dispatch.answer import Outbox, Pending, Waiting, fail
-from polyrec.server.dispatch.observer import Batched, Observer
-from polyrec.server.dispatch.parts import encoded, scatter
-from polyrec.server.dispatch.prefetcher import Ahead
+from polyrec.server.dispatch.answer import Outbox, Pending, QueryPayload, fail
+from polyrec.server.dispatch.control_loop import ControlLoop
+from polyrec.server.dispatch.control_loop import clock as clock
+from polyrec.server.dispatch.observer import ExecutedBatch, Observer
+from polyrec.server.dispatch.parts import encode_parts, scatter
+from polyrec.server.dispatch.prefetcher import Prefetcher
+from polyrec.server.dispatch.supervisor import LaneSupervisor
 from polyrec.server.errors import DeadlinePassed, Defect, NotReady, Overloaded, RequestError
 from polyrec.server.lanes.lane import Executed, Lane, LaneDied
-from polyrec.server.lanes.tier_reading import Reading
-from polyrec.server.tracing.trace import Trace
-from polyrec.server.tracing.trace import executed as tell
+from polyrec.server.lanes.tiered_runtime import BatchView
+from polyrec.server.tracing.trace import Trace, record_execution
 
 log = logging.getLogger("polyrec.dispatcher")
 
-clock = time.perf_counter
-
-TICK_S = 0.1
-IDLE_TICKS = 50
-"""The control loop sleeps after this many ticks without a query, and wakes with the next one."""
 DEFECTS_UNTIL_LANE_IS_SUSPECT = 3
-RESTART_FIRST_S, RESTART_MOST_S = 0.05, 5.0
+"""Consecutive failed queries after which the lane is treated as failed, not the queries."""
 
 
 @dataclass(slots=True, eq=False)
-class Running:
-    """A dispatch on its way through a lane: groups of parts still to be executed, one after another.
+class ActiveDispatch:
+    """A dispatch that a lane works on, in groups of query parts that execute one after another.
 
-    reading: of the batch in the lane, where the path's rows are in tiers.
+    batch: the one in the lane. batch_view: its view of the tiers, if the path's rows are in tiers.
+    encoding_s: when its encoding began; encode_s: seconds that it took. broken: queries that failed alone.
+    executed: batches that succeeded. looping: `_execute_groups` is on the stack. in_lane: not settled yet.
     """
 
     dispatch: Dispatch
     groups: list[list[Part]]
     batch: Batch | None = None
-    reading: Reading | None = None
+    batch_view: BatchView | None = None
     encoding_s: float = 0.0
     encode_s: float = 0.0
     broken: int = 0
@@ -66,7 +64,7 @@ class Dispatcher:
     """Executes queries on the lanes of one plan. Used from one event loop only.
 
     encoders: one for each path. paths: their names, as the lanes know them. stacks: the tiers of each path,
-    None (or nothing) where all its rows are in memory. ahead: reads ahead for queries that wait.
+    None where all its rows are in memory. prefetcher: reads rows from disk for waiting queries.
     """
 
     def __init__(
@@ -77,7 +75,7 @@ class Dispatcher:
         encoders: Sequence[Encoder],
         observer: Observer,
         stacks: Sequence[TierStack | None] = (),
-        ahead: Ahead | None = None,
+        prefetcher: Prefetcher | None = None,
     ) -> None:
         self.router = router
         self._lanes = tuple(lanes)
@@ -85,21 +83,19 @@ class Dispatcher:
         self._encoders = tuple(encoders)
         self._observer = observer
         self._stacks = tuple(stacks) or (None,) * len(self._paths)
-        self._ahead = ahead
-        self._latest: int | None = None
-        self._running: list[Running | None] = [None] * len(self._lanes)
+        self._prefetcher = prefetcher
+        self._last_path: int | None = None
+        self._active: list[ActiveDispatch | None] = [None] * len(self._lanes)
         self._defects = [0] * len(self._lanes)
-        self._turning = False
+        self._dispatch_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = math.inf
-        self._ticking = False
-        self._idle_ticks = 0
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._outbox: Outbox | None = None
-        self._restarts: set[asyncio.Task[None]] = set()
-        self._spent_s = self._executing_s = 0.0
-        self._given_up: RequestError | None = None
+        self._control = ControlLoop(router, observer, self._ticked, self._answering)
+        self._supervisor = LaneSupervisor(self._lanes, self._lane_restarted)
+        self._shutdown_error: RequestError | None = None
 
     @property
     def can_answer(self) -> bool:
@@ -107,15 +103,18 @@ class Dispatcher:
         return bool(self.router.state.usable)
 
     def attach(self) -> None:
-        """Hears of lanes' deaths from now on, on the running loop; else from the first query on."""
+        """Watches for lane deaths on the running loop; otherwise that begins with the first query."""
         for lane in self._lanes:
             lane.attach()
 
     def reject_early(self, arrival_s: float, budget_s: float, size: int, now_s: float) -> Rejection | None:
-        """Why a request with a body of `size` bytes is rejected before it is parsed; None: it is not."""
+        """Decides whether to reject a request before it is parsed; None: it may be parsed.
+
+        size: bytes of its body.
+        """
         return self.router.reject_early(arrival_s, arrival_s + budget_s, size, now_s)
 
-    def ask(
+    def submit(
         self,
         rows: Rows,
         arrival_s: float,
@@ -125,45 +124,44 @@ class Dispatcher:
         trace: Trace | None = None,
         size: float = math.inf,
     ) -> Query:
-        """Queues a query; `query.payload.answer` is what to wait on.
+        """Queues a query, whose result comes in `query.payload.answer`. size: bytes of its body.
 
-        It raises DeadlinePassed, FeatureError, Invalid, NotReady or Defect. Raises Overloaded, DeadlinePassed
-        or NotReady at once if the query is not taken. size: bytes of its body.
+        Raises Overloaded, DeadlinePassed or NotReady if the query is not admitted. The answer may raise
+        DeadlinePassed, FeatureError, Invalid, NotReady or Defect.
         """
         loop, outbox = self._loop, self._outbox
         if loop is None or outbox is None:
-            # once: asking costs Python 3.11 a system call
+            # kept, since get_running_loop makes a system call in Python 3.11
             loop = self._loop = asyncio.get_running_loop()
             outbox = self._outbox = Outbox(loop)
-        if self._given_up is not None:
-            raise self._given_up
+        if self._shutdown_error is not None:
+            raise self._shutdown_error
         query = Query(rows.rows, arrival_s, arrival_s + budget_s, priority, required)
-        self._idle_ticks = 0
-        if not self._ticking:
-            self._ticking = True
-            self._spent_s, self._executing_s = time.thread_time(), 0.0
+        control = self._control
+        control.idle_ticks = 0
+        if not control.running:
             self.attach()
-            loop.call_later(TICK_S, self._tick, loop, clock() + TICK_S)
-        refused = self.router.offer(query, clock(), size)
-        if refused is not None:
-            if refused.reason is RejectReason.EXPIRED:
+            control.start(loop)
+        rejected = self.router.offer(query, clock(), size)
+        if rejected is not None:
+            if rejected.reason is RejectReason.EXPIRED:
                 raise DeadlinePassed(budget_s)
-            raise rejection(refused.reason, max(1, math.ceil(refused.retry_after_s)))
-        query.payload = Waiting(rows, Pending(outbox), trace=trace)
-        if self._ahead is not None and None not in self._running:
-            self._ahead.wanted(self._latest, rows)
-        self._wake()
+            raise rejection(rejected.reason, max(1, math.ceil(rejected.retry_after_s)))
+        query.payload = QueryPayload(rows, Pending(outbox), trace=trace)
+        if self._prefetcher is not None and None not in self._active:
+            self._prefetcher.request(self._last_path, rows)
+        self._schedule_dispatch()
         return query
 
-    def gone(self, query: Query, error: Exception) -> None:
-        """Nobody waits for this query any more: it leaves the queue, its answer is `error`."""
+    def cancel(self, query: Query, error: Exception) -> None:
+        """Removes a query from the queue; its answer is `error`."""
         self.router.cancel(query)
         query.settled = True
         fail(query, error)
 
-    def give_up(self, error: RequestError) -> None:
-        """Answers all that waits, and all that is asked from now on, with `error`."""
-        self._given_up = error
+    def fail_all(self, error: RequestError) -> None:
+        """Answers every waiting query, and every later one, with `error`."""
+        self._shutdown_error = error
         if self._outbox is not None:
             for answer in tuple(self._outbox.open):
                 answer.settle(error)
@@ -171,8 +169,8 @@ class Dispatcher:
     def close(self) -> None:
         """Ends every lane. Queries still waiting are cancelled."""
         self._closed = True
-        for task in self._restarts:
-            task.cancel()
+        self._supervisor.close()
+        self._control.close()
         if self._timer is not None:
             self._timer.cancel()
         for lane in self._lanes:
@@ -182,59 +180,59 @@ class Dispatcher:
                 answer.settle(asyncio.CancelledError())
 
     async def drained(self) -> None:
-        """Returns once no query waits."""
+        """Waits until every query has its answer."""
         while self.waiting:
             await asyncio.sleep(0.01)
 
     @property
     def waiting(self) -> int:
-        """Queries that have no answer yet."""
+        """Number of queries without an answer."""
         return 0 if self._outbox is None else len(self._outbox.open)
 
-    def _wake(self) -> None:
+    def _schedule_dispatch(self) -> None:
         loop = self._loop
-        if loop is not None and not self._turning:
-            self._turning = True
-            loop.call_soon(self._gather, loop)
+        if loop is not None and not self._dispatch_scheduled:
+            self._dispatch_scheduled = True
+            loop.call_soon(self._dispatch_soon, loop)
 
-    def _gather(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Another round of the loop before the turn, unless what waits has no time for it.
+    def _dispatch_soon(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Dispatches after another loop iteration, or now if the earliest deadline requires it.
 
-        Whatever has reached the sockets while the first round was parsed joins the batch. That is worth a
-        quarter to a half more throughput at 16 connections, and an idle loop turns at once.
+        Requests that reached the sockets while earlier ones were parsed join the batch, which gives 25 to 50%
+        more throughput at 16 connections. The iteration of an idle loop costs nothing.
         """
         if self.router.is_urgent(clock()):
-            self._turn(loop)
+            self._dispatch_all(loop)
         else:
-            loop.call_soon(self._turn, loop)
+            loop.call_soon(self._dispatch_all, loop)
 
-    def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Answers what is overdue, and gives every free lane the work that the router has for it."""
-        self._turning = False
+    def _dispatch_all(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Expires queries past their deadline, and gives every free lane the router's next dispatch."""
+        self._dispatch_scheduled = False
         if self._closed:
             return
         now_s = clock()
         expired = self.router.expire(now_s)
         for i in tuple(self.router.lane_order):
-            if self._running[i] is None and self._lanes[i].alive:
+            if self._active[i] is None and self._lanes[i].alive:
                 dispatch = self.router.next(i, now_s)
                 if dispatch is not None:
-                    running = self._running[i] = Running(dispatch, [dispatch.parts])
-                    self._latest = dispatch.path
-                    self._execute(i, running)
+                    active = self._active[i] = ActiveDispatch(dispatch, [dispatch.parts])
+                    self._last_path = dispatch.path
+                    self._execute(i, active)
                     now_s = clock()
         for query in expired:
             fail(query, DeadlinePassed(query.deadline_s - query.arrival_s))
-        # Not after the next round of reading, which past capacity takes as long as a batch.
+        # Now, not after the next iteration's reading, which takes as long as a batch when overloaded.
         self._deliver()
-        self._arm(loop)
+        self._set_timer(loop)
 
     def _deliver(self) -> None:
         if self._outbox is not None:
             self._outbox.deliver()
 
-    def _arm(self, loop: asyncio.AbstractEventLoop) -> None:
-        """One timer, for the earliest moment at which something is due although nothing happens."""
+    def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Sets one timer, for the earliest time at which the router has something to do without an event."""
         due_s = self.router.wake_s()
         if due_s is None:
             due_s = math.inf
@@ -249,102 +247,97 @@ class Dispatcher:
 
     def _due(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = None
-        self._wake()
+        self._schedule_dispatch()
 
-    def _tick(self, loop: asyncio.AbstractEventLoop, due_s: float) -> None:
-        if self._closed:
-            return
-        now_s = clock()
-        spent_s = time.thread_time()
-        all_s, outbox = spent_s - self._spent_s - self._executing_s, self._outbox
-        answering = (0.0, 0) if outbox is None else outbox.spent()
-        self.router.tick(now_s, LoopTime(all_s, *answering))
-        self._spent_s, self._executing_s = spent_s, 0.0
-        self._observer.ticked(max(0.0, now_s - due_s), clock() - now_s)
-        self._idle_ticks += 1
-        if self.waiting or self._idle_ticks < IDLE_TICKS:
-            loop.call_later(TICK_S, self._tick, loop, clock() + TICK_S)
-            if self.waiting:
-                self._wake()
-        else:
-            self._ticking = False
+    def _ticked(self) -> bool:
+        """Dispatches what waits; returns whether anything does."""
+        if not self.waiting:
+            return False
+        self._schedule_dispatch()
+        return True
 
-    def _execute(self, lane: int, running: Running) -> None:
-        """Encodes a group of parts and hands it to the lane, group by group; then ends the dispatch.
+    def _answering(self) -> tuple[float, int]:
+        return (0.0, 0) if self._outbox is None else self._outbox.spent()
 
-        An inline lane settles before it returns: then the loop here goes on, else `_settled` comes back.
-        """
+    def _execute(self, lane: int, active: ActiveDispatch) -> None:
+        """Executes the remaining groups of a dispatch, and counts the processor time spent here."""
         began_s = time.thread_time()
-        self._groups(lane, running)
-        self._executing_s += time.thread_time() - began_s
+        self._execute_groups(lane, active)
+        self._control.executing_s += time.thread_time() - began_s
 
-    def _groups(self, lane: int, running: Running) -> None:
-        running.looping = True
-        while running.groups:
-            parts = [p for p in running.groups.pop() if not p.query.payload.answer.done()]
+    def _execute_groups(self, lane: int, active: ActiveDispatch) -> None:
+        """Encodes each group and hands it to the lane; then ends the dispatch.
+
+        An inline lane settles before it returns, and the loop goes on; otherwise `_settled` continues.
+        """
+        active.looping = True
+        while active.groups:
+            parts = [p for p in active.groups.pop() if not p.query.payload.answer.done()]
             start = clock()
-            stack = self._stacks[running.dispatch.path]
-            reading = None if stack is None else Reading.begin(stack)
-            encoder = self._encoders[running.dispatch.path] if reading is None else reading.encoder
+            stack = self._stacks[active.dispatch.path]
+            batch_view = None if stack is None else BatchView.enter(stack)
+            encoder = self._encoders[active.dispatch.path] if batch_view is None else batch_view.encoder
             try:
-                parts, batch = encoded(parts, encoder)
+                parts, batch = encode_parts(parts, encoder)
             except Exception as e:
-                _end(reading)
-                self._broken(lane, running, parts, e)
+                _leave(batch_view)
+                self._broken(lane, active, parts, e)
                 continue
             if batch is None:
-                _end(reading)
+                _leave(batch_view)
                 continue
-            if reading is not None:
-                running.reading, batch = reading, reading.of(batch)
-            running.batch, running.encoding_s, running.encode_s = batch, start, clock() - start
+            if batch_view is not None:
+                active.batch_view, batch = batch_view, batch_view.attach(batch)
+            active.batch, active.encoding_s, active.encode_s = batch, start, clock() - start
 
             def settle(result: Executed | Exception, parts: list[Part] = parts) -> None:
-                self._settled(lane, running, parts, result)
+                self._settled(lane, active, parts, result)
 
-            running.in_lane = True
-            self._lanes[lane].execute(self._paths[running.dispatch.path], batch, settle)
-            if running.in_lane:
-                running.looping = False
+            active.in_lane = True
+            self._lanes[lane].execute(self._paths[active.dispatch.path], batch, settle)
+            if active.in_lane:
+                active.looping = False
                 return
-        self._end(lane, running)
+        self._end(lane, active)
 
-    def _settled(self, lane: int, running: Running, parts: list[Part], result: Executed | Exception) -> None:
-        """Back on the loop: scatters what was executed over the queries, and goes on."""
-        running.in_lane = False
-        reading, running.reading = running.reading, None
-        _end(reading)
+    def _settled(
+        self, lane: int, active: ActiveDispatch, parts: list[Part], result: Executed | Exception
+    ) -> None:
+        """Answers the queries of an executed batch, and continues with the next group."""
+        active.in_lane = False
+        batch_view, active.batch_view = active.batch_view, None
+        _leave(batch_view)
         if self._closed:
             return
         if isinstance(result, LaneDied):
-            self._died(lane, running)
+            self._died(lane, active)
             return
         if isinstance(result, Exception):
-            self._broken(lane, running, parts, result)
+            self._broken(lane, active, parts, result)
         else:
-            running.executed += 1
-            self._scatter(lane, running, parts, result, reading)
-        if not running.looping:
-            self._execute(lane, running)
+            active.executed += 1
+            self._scatter(lane, active, parts, result, batch_view)
+        if not active.looping:
+            self._execute(lane, active)
             self._deliver()
 
-    def _broken(self, lane: int, running: Running, parts: list[Part], error: Exception) -> None:
-        """The parts of a failed group again, each alone: a query that breaks a batch takes nobody with it."""
+    def _broken(self, lane: int, active: ActiveDispatch, parts: list[Part], error: Exception) -> None:
+        """Retries the parts of a failed group one by one, so that a query that breaks a batch fails alone."""
         if len(parts) > 1:
-            running.groups.extend([part] for part in parts)
+            active.groups.extend([part] for part in parts)
             return
-        running.broken += 1
+        active.broken += 1
         log.error("a query failed on lane %s", self._lanes[lane].name, exc_info=error)
-        if running.executed or self._defects[lane] + running.broken < DEFECTS_UNTIL_LANE_IS_SUSPECT:
+        if active.executed or self._defects[lane] + active.broken < DEFECTS_UNTIL_LANE_IS_SUSPECT:
             fail(parts[0].query, Defect("the prediction failed; the server's log has the details"))
 
-    def _end(self, lane: int, running: Running) -> None:
-        """The lane is free again."""
+    def _end(self, lane: int, active: ActiveDispatch) -> None:
+        """Frees the lane and reports the dispatch to the router."""
         now_s = clock()
-        dispatch = running.dispatch
-        self._running[lane] = None
-        if running.broken and not running.executed:
-            self._defects[lane] += running.broken
+        dispatch = active.dispatch
+        self._active[lane] = None
+        if active.broken and not active.executed:
+            self._defects[lane] += active.broken
             if self._defects[lane] >= DEFECTS_UNTIL_LANE_IS_SUSPECT:
                 for query in self.router.failed(dispatch, now_s):
                     fail(query, Defect("the prediction failed; the server's log has the details"))
@@ -352,14 +345,19 @@ class Dispatcher:
                 self.router.done(dispatch, now_s, dispatch.median_s)
         else:
             self._defects[lane] = 0
-            untypical = running.broken or not running.executed
+            untypical = active.broken or not active.executed
             self.router.done(dispatch, now_s, dispatch.median_s if untypical else now_s - dispatch.started_s)
-        self._wake()
+        self._schedule_dispatch()
 
     def _scatter(
-        self, lane: int, running: Running, parts: list[Part], executed: Executed, reading: Reading | None
+        self,
+        lane: int,
+        active: ActiveDispatch,
+        parts: list[Part],
+        executed: Executed,
+        batch_view: BatchView | None,
     ) -> None:
-        dispatch, batch = running.dispatch, running.batch
+        dispatch, batch = active.dispatch, active.batch
         assert batch is not None
         probabilities = executed.probabilities
         rows = probabilities.size
@@ -367,73 +365,59 @@ class Dispatcher:
         took_s = now_s - dispatch.started_s
         traces = [w.trace for p in parts if (w := p.query.payload).trace is not None and not w.answer.done()]
         if traces:
-            tell(
+            record_execution(
                 traces,
                 self._lanes[lane].name,
                 self._paths[dispatch.path],
                 rows,
                 len(parts),
-                running.encoding_s,
-                running.encode_s,
+                active.encoding_s,
+                active.encode_s,
                 executed.embed_s,
                 executed.dense_s,
                 now_s,
             )
-        scatter(dispatch, parts, probabilities, took_s, reading is not None and reading.lost > 0)
+        scatter(dispatch, parts, probabilities, took_s, batch_view is not None and batch_view.lost > 0)
         self._observer.batch_executed(
-            Batched(
+            ExecutedBatch(
                 lane,
                 dispatch.path,
                 batch,
                 len(parts),
-                running.encode_s,
+                active.encode_s,
                 executed.embed_s,
                 executed.dense_s,
                 took_s,
-                None if reading is None else reading.encoder,
+                None if batch_view is None else batch_view.encoder,
             )
         )
 
-    def _died(self, lane: int, running: Running) -> None:
-        """Its queries go elsewhere if their deadlines allow; `lane_died` sees to the lane itself, which has
-        logged it."""
+    def _died(self, lane: int, active: ActiveDispatch) -> None:
+        """Requeues the queries of a dead lane if their deadlines allow; `lane_died` restarts the lane."""
         now_s = clock()
-        self._running[lane] = None
+        self._active[lane] = None
         self.router.lane_down(lane, now_s)
-        for query in self.router.failed(running.dispatch, now_s):
+        for query in self.router.failed(active.dispatch, now_s):
             if query.deadline_s <= now_s:
                 fail(query, DeadlinePassed(query.deadline_s - query.arrival_s))
             else:
                 fail(
                     query, NotReady("the lane that executed the query died, and no other can answer in time")
                 )
-        self._wake()
+        self._schedule_dispatch()
 
     def lane_died(self, lane: int) -> None:
-        """A lane's process ended, working or idle: it is out at once, and started again."""
+        """Takes a lane out of service, as its process ended, and restarts it."""
         if self._closed:
             return
         self.router.lane_down(lane, clock())
         self._observer.lane_alive(lane, False)
-        task = asyncio.get_running_loop().create_task(self._restart(lane))
-        self._restarts.add(task)
-        task.add_done_callback(self._restarts.discard)
+        self._supervisor.restart(lane)
 
-    async def _restart(self, lane: int) -> None:
-        delay_s = RESTART_FIRST_S
-        while not self._closed:
-            try:
-                await self._lanes[lane].restart()
-            except Exception as e:
-                log.error("lane %s does not start: %s; again in %g s", self._lanes[lane].name, e, delay_s)
-                await asyncio.sleep(delay_s)
-                delay_s = min(2 * delay_s, RESTART_MOST_S)
-            else:
-                log.warning("lane %s is back", self._lanes[lane].name)
-                self.router.lane_up(lane, clock())
-                self._observer.lane_alive(lane, True)
-                self._wake()
-                return
+    def _lane_restarted(self, lane: int) -> None:
+        self.router.lane_up(lane, clock())
+        self._observer.lane_alive(lane, True)
+        self._schedule_dispatch()
 
 
 def rejection(why: RejectReason, retry_after_s: int) -> RequestError:
@@ -445,6 +429,6 @@ def rejection(why: RejectReason, retry_after_s: int) -> RequestError:
     return Overloaded(retry_after_s)
 
 
-def _end(reading: Reading | None) -> None:
-    if reading is not None:
-        reading.end()
+def _leave(batch_view: BatchView | None) -> None:
+    if batch_view is not None:
+        batch_view.leave()

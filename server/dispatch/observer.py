@@ -1,4 +1,4 @@
-"""The observer of a dispatcher: who is told what was executed and how the lanes and the control loop are."""
+"""Interface through which a dispatcher reports executed batches, lanes and control-loop ticks to metrics."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from polyrec.models.schema.batch import Batch
 from polyrec.models.schema.encoder import Encoder
 
 
-class Batched(NamedTuple):
-    """One executed batch: its rows, how many queries shared it, and the time of each stage.
+class ExecutedBatch(NamedTuple):
+    """One executed batch: its rows, the number of queries in it, and the seconds of each stage.
 
-    encoder: what it was encoded with, where that is not always the path's own.
+    encoder: the encoder of its rows, None where that is always the path's own.
     """
 
     lane: int
@@ -26,9 +26,9 @@ class Batched(NamedTuple):
 
 
 class Observer(Protocol):
-    """Who is told about batches, lanes and turns of the control loop (how late it came, what it took)."""
+    """Receives batches, lane states, and for each control tick its lateness and duration in seconds."""
 
-    def batch_executed(self, batched: Batched) -> None: ...
+    def batch_executed(self, batched: ExecutedBatch) -> None: ...
 
     def lane_alive(self, lane: int, alive: bool) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Parts of queries, to a lane and back: encoded as one batch, its probabilities scattered over them."""
+"""Encodes parts of queries as one batch, and distributes its probabilities over the queries."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from polyrec.models.schema.batch import F32, Batch
 from polyrec.models.schema.encoder import Encoder
 from polyrec.planner.routing.query import DEGRADED, Dispatch, Part, Reason
 from polyrec.server.codecs.rows import Rows, encode
-from polyrec.server.dispatch.answer import Answer, Waiting, fail
+from polyrec.server.dispatch.answer import Answer, QueryPayload, fail
 from polyrec.server.errors import Invalid
 
 
-def encoded(parts: list[Part], encoder: Encoder) -> tuple[list[Part], Batch | None]:
-    """The parts in the order of the batch, and their rows as one batch: plain parts first.
+def encode_parts(parts: list[Part], encoder: Encoder) -> tuple[list[Part], Batch | None]:
+    """Encodes the rows of all parts as one batch, plain parts first; returns parts in that order, and the
+    batch.
 
-    A query that cannot be encoded is told so and left out.
+    A query that cannot be encoded fails and is left out. The batch is None if no part is left.
     """
     if not parts:
         return [], None
@@ -43,9 +44,10 @@ def encoded(parts: list[Part], encoder: Encoder) -> tuple[list[Part], Batch | No
 
 
 def scatter(dispatch: Dispatch, parts: Sequence[Part], probabilities: F32, took_s: float, lost: bool) -> None:
-    """Answers every query whose rows are all there. probabilities: float32 [rows of all parts], in order.
+    """Answers every query whose rows are complete.
 
-    took_s: of the whole batch; lost: rows of it were.
+    probabilities: float32 [rows of all parts], in order. took_s: seconds of the whole batch. lost: whether a
+    remote store failed to give some of its rows.
     """
     rows = probabilities.size
     reason = dispatch.reason.value if dispatch.reason in DEGRADED else None
@@ -54,24 +56,24 @@ def scatter(dispatch: Dispatch, parts: Sequence[Part], probabilities: F32, took_
     for part in parts:
         query, own = part.query, probabilities[first : first + part.rows]
         first += part.rows
-        waiting: Waiting = query.payload
-        if waiting.answer.done():
+        payload: QueryPayload = query.payload
+        if payload.answer.done():
             continue
-        waiting.lost |= lost
+        payload.lost |= lost
         if not finite and not math.isfinite(float(own.sum())):
             fail(query, Invalid("the features give no finite probability; a dense value is far too large"))
             continue
         if part.rows < query.rows:
-            if waiting.probabilities is None:
-                waiting.probabilities = np.full(query.rows, np.nan, np.float32)
-            whole = _joined(waiting.probabilities, part, own)
+            if payload.probabilities is None:
+                payload.probabilities = np.full(query.rows, np.nan, np.float32)
+            whole = _joined(payload.probabilities, part, own)
             if whole is None:
                 continue
             own = whole
         query.settled = True
         queue_s = max(0.0, dispatch.started_s - query.arrival_s)
-        why = Reason.FAILURE.value if waiting.lost else reason
-        waiting.answer.settle(Answer(own, dispatch.path, why, queue_s, took_s, rows))
+        why = Reason.FAILURE.value if payload.lost else reason
+        payload.answer.settle(Answer(own, dispatch.path, why, queue_s, took_s, rows))
 
 
 def _rows(part: Part) -> Rows:
@@ -80,6 +82,6 @@ def _rows(part: Part) -> Rows:
 
 
 def _joined(whole: F32, part: Part, own: F32) -> F32 | None:
-    """A split query's probabilities, once all its rows are there."""
+    """Adds a part to a split query's probabilities; returns them once all rows are complete."""
     whole[part.first : part.first + part.rows] = own
     return None if np.isnan(whole).any() else whole

@@ -1,7 +1,7 @@
-"""Reading ahead: rows of queries that wait go in, pages of the disk are on their way before their batch is.
+"""Prefetches disk pages for waiting queries, so that they are in memory when the batch executes.
 
-A thread of its own encodes what waits, some queries at once, and asks the tiers to start reading; the event
-loop only hands over. What it cannot keep up with it leaves: a page that is not read ahead is read later.
+A background thread encodes waiting rows, several queries at once, and makes the tiers read their pages; the
+event loop only queues them. When the thread falls behind, requests are dropped: those pages are read later.
 """
 
 from __future__ import annotations
@@ -19,49 +19,52 @@ from polyrec.server.codecs.rows import Rows, encode
 
 log = logging.getLogger("polyrec.serving")
 
-MOST_QUERIES = 256
-"""That wait to be read ahead for; further ones are left."""
-MOST_ROWS = 4096
-"""Encoded at once."""
+MAX_QUERIES = 256
+"""Maximum queued queries; further ones are dropped."""
+MAX_ROWS = 4096
+"""Maximum rows encoded at once."""
 
 
-class Ahead:
-    """Reads ahead for paths, by their place in the plan: their tiers, and the bundle that is in them."""
+class Prefetcher:
+    """Prefetches for paths with rows on disk. paths: index in the plan -> tiers and their bundle.
+
+    dropped: queries that were not prefetched.
+    """
 
     def __init__(self, paths: Mapping[int, tuple[TierStack, Bundle]]) -> None:
         self._stages = {i: (stack, stage_over(bundle, stack)) for i, (stack, bundle) in paths.items()}
         self._first = next(iter(paths))
         self._waiting: SimpleQueue[tuple[int, Rows] | None] = SimpleQueue()
-        self.left = 0
-        self._thread = threading.Thread(target=self._run, name="polyrec-ahead", daemon=True)
+        self.dropped = 0
+        self._thread = threading.Thread(target=self._run, name="polyrec-prefetch", daemon=True)
         self._thread.start()
 
-    def wanted(self, path: int | None, rows: Rows) -> None:
-        """These rows wait; path: by which they will probably be answered. Never blocks."""
+    def request(self, path: int | None, rows: Rows) -> None:
+        """Queues rows for prefetching; never blocks. path: the one that will probably answer."""
         if path is not None and path not in self._stages:
             return
-        if self._waiting.qsize() >= MOST_QUERIES:
-            self.left += 1
+        if self._waiting.qsize() >= MAX_QUERIES:
+            self.dropped += 1
             return
         self._waiting.put((self._first if path is None else path, rows))
 
     def close(self) -> None:
-        """Ends reading ahead; nothing is begun afterwards."""
+        """Ends the thread."""
         self._waiting.put(None)
         self._thread.join()
 
     def _run(self) -> None:
         while (first := self._waiting.get()) is not None:
-            taken, end = self._more(first)
-            for path in {path for path, _ in taken}:
-                self._read(path, [rows for own, rows in taken if own == path])
+            taken, end = self._take_more(first)
+            for wanted in {path for path, _ in taken}:
+                self._prefetch(wanted, [rows for path, rows in taken if path == wanted])
             if end:
                 return
 
-    def _more(self, first: tuple[int, Rows]) -> tuple[list[tuple[int, Rows]], bool]:
-        """What else waits, up to MOST_ROWS; and whether this was the end."""
+    def _take_more(self, first: tuple[int, Rows]) -> tuple[list[tuple[int, Rows]], bool]:
+        """Takes what is queued, up to MAX_ROWS; also returns whether the thread is to end."""
         taken, size = [first], first[1].rows
-        while size < MOST_ROWS:
+        while size < MAX_ROWS:
             try:
                 more = self._waiting.get_nowait()
             except Empty:
@@ -72,18 +75,18 @@ class Ahead:
             size += more[1].rows
         return taken, False
 
-    def _read(self, path: int, rows: Sequence[Rows]) -> None:
+    def _prefetch(self, path: int, rows: Sequence[Rows]) -> None:
         stack, stage = self._stages[path]
         view = stack.views.enter()
         try:
             assert view.encoder is not None
             prefetch(stage, encode(rows, view.encoder))
         except FeatureError:
-            # a query that cannot be encoded is told so when its turn comes, and keeps nobody else
+            # a query that cannot be encoded fails when it is dispatched; here the others are prefetched
             if len(rows) > 1:
                 for one in rows:
-                    self._read(path, [one])
+                    self._prefetch(path, [one])
         except Exception:
-            log.exception("reading ahead failed")
+            log.exception("prefetching failed")
         finally:
             stack.views.leave(view)

@@ -35,14 +35,14 @@ from polyrec.server.app.tokens import (
 )
 from polyrec.server.errors import Forbidden, RateLimited, RequestError, Unauthorized
 from polyrec.server.http.options import RequestOptions
-from polyrec.server.http.rates import Bucket, Guesses
-from polyrec.server.metrics.metrics import REFUSALS, Metrics
+from polyrec.server.http.rates import GuessLimiter, TokenBucket
+from polyrec.server.metrics.metrics import ACCESS_REASONS, Metrics
 
 log = logging.getLogger("polyrec.access")
 
 Peer = tuple[str, int] | None
 """Address and port of the other end, as ASGI has it; None on a Unix socket."""
-KNOWN_ADDRESSES = 256
+MAX_KNOWN_ADDRESSES = 256
 """Maximum addresses remembered for each token."""
 PREFIX = 8
 """Bytes of the digest that are the key of the look-up. Its timing could reveal only these bytes of a hash
@@ -50,17 +50,17 @@ whose preimage stays unknown; the whole digest is then compared in constant time
 
 
 @dataclass(slots=True, eq=False)
-class Holder:
+class TokenHolder:
     """A client and its state. digest: SHA-256 of its token. addresses: where the token was used from."""
 
     client: Client
-    bucket: Bucket | None = None
+    bucket: TokenBucket | None = None
     digest: bytes = b""
     addresses: dict[str, None] = field(default_factory=dict)
 
     def remember(self, address: str) -> None:
-        """Adds an address, in place of the oldest if there are KNOWN_ADDRESSES."""
-        if len(self.addresses) >= KNOWN_ADDRESSES:
+        """Adds an address, in place of the oldest if there are MAX_KNOWN_ADDRESSES."""
+        if len(self.addresses) >= MAX_KNOWN_ADDRESSES:
             del self.addresses[next(iter(self.addresses))]
         self.addresses[address] = None
 
@@ -80,19 +80,19 @@ class Access:
         open_rights: Iterable[Right] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._refused = {reason: metrics.access_refused.labels(reason) for reason in REFUSALS}
+        self._rejected = {reason: metrics.access_refused.labels(reason) for reason in ACCESS_REASONS}
         self._capped = metrics.capped_budgets.only
         self._file = file
         self._clock = clock
         self._open: frozenset[Right] = frozenset(open_rights)
-        self._guesses = Guesses()
-        self._said: dict[str, tuple[float, int]] = {}
+        self._guesses = GuessLimiter()
+        self._logged: dict[str, tuple[float, int]] = {}
         self._admin = None
         if admin_token is not None:
             client = Client(ADMIN_VARIABLE, self._open | {"admin"})
-            self._admin = Holder(client, digest=digest_of(admin_token.encode()))
-        self._holders: dict[bytes, Holder] = {}
-        self._anonymous: Holder | None = Holder(Client(ANONYMOUS, self._open))
+            self._admin = TokenHolder(client, digest=digest_of(admin_token.encode()))
+        self._holders: dict[bytes, TokenHolder] = {}
+        self._anonymous: TokenHolder | None = TokenHolder(Client(ANONYMOUS, self._open))
         self._free = self._anonymous.client
         self.needs_tokens = file is not None
         """Whether predictions are for clients of the tokens file."""
@@ -121,13 +121,13 @@ class Access:
         token = _bearer(headers)
         holder = self._anonymous if token is None else self._holder(token, address)
         if holder is None:
-            raise self._refusal(
+            raise self._count_rejection(
                 "unauthorized", Unauthorized("send a token as 'Authorization: Bearer TOKEN'"), address
             )
         if holder.bucket is not None and (wait_s := holder.bucket.take(self._clock())):
             name = holder.client.name
             error = RateLimited(f"client '{name}' is over its rate", math.ceil(wait_s))
-            raise self._refusal("limited", error, address, name)
+            raise self._count_rejection("limited", error, address, name)
         return holder.client
 
     def administrator(self, headers: Iterable[tuple[bytes, bytes]], peer: Peer) -> Client:
@@ -138,24 +138,24 @@ class Access:
         token = _bearer(headers)
         if token is None:
             missing = Unauthorized("send the admin token as 'Authorization: Bearer TOKEN'")
-            raise self._refusal("unauthorized", missing, address)
+            raise self._count_rejection("unauthorized", missing, address)
         client = self._holder(token, address).client
         if "admin" not in client.rights:
             error = Forbidden("this token lacks the right 'admin'")
-            raise self._refusal("forbidden", error, address, client.name)
+            raise self._count_rejection("forbidden", error, address, client.name)
         return client
 
     def allowed(
-        self, options: RequestOptions, client: Client, most_budget_s: float, peer: Peer
+        self, options: RequestOptions, client: Client, max_budget_s: float, peer: Peer
     ) -> RequestOptions:
         """Applies `RequestOptions.allowed`; counts capped budgets, counts and logs refusals.
 
         Raises Forbidden.
         """
         try:
-            allowed = options.allowed(client, most_budget_s)
+            allowed = options.allowed(client, max_budget_s)
         except Forbidden as e:
-            raise self._refusal("forbidden", e, peer[0] if peer else "", client.name) from None
+            raise self._count_rejection("forbidden", e, peer[0] if peer else "", client.name) from None
         if allowed is not options:
             self._capped.inc()
         return allowed
@@ -169,7 +169,7 @@ class Access:
             if digest[:PREFIX] in holders:
                 raise TokensError(f"client '{entry.name}' has the token of {ADMIN_VARIABLE}")
             old = self._holders.get(digest[:PREFIX])
-            holder = Holder(self._named(entry.name, entry), _bucket(entry, now_s), digest)
+            holder = TokenHolder(self._named(entry.name, entry), _bucket(entry, now_s), digest)
             if old is not None and old.digest == digest:
                 holder.addresses = old.addresses
             holders[digest[:PREFIX]] = holder
@@ -177,12 +177,12 @@ class Access:
         anonymous = tokens.anonymous
         self._anonymous = None
         if anonymous is not None:
-            self._anonymous = Holder(self._named(ANONYMOUS, anonymous), _bucket(anonymous, now_s))
+            self._anonymous = TokenHolder(self._named(ANONYMOUS, anonymous), _bucket(anonymous, now_s))
 
     def _named(self, name: str, allowed: Allowance) -> Client:
         return Client(name, self._open.union(allowed.rights))
 
-    def _holder(self, token: bytes, address: str) -> Holder:
+    def _holder(self, token: bytes, address: str) -> TokenHolder:
         """Returns the holder of a token. Raises Unauthorized or RateLimited."""
         digest = digest_of(token)
         holder = self._holders.get(digest[:PREFIX])
@@ -193,31 +193,33 @@ class Access:
         now_s = self._clock()
         if wait_s := self._guesses.wait_s(address, now_s):
             error = RateLimited("too many wrong tokens came from your address", math.ceil(wait_s))
-            raise self._refusal("guessing", error, address)
+            raise self._count_rejection("guessing", error, address)
         if holder is None:
             self._guesses.wrong(address, now_s)
-            raise self._refusal("unauthorized", Unauthorized("the token is not valid"), address)
+            raise self._count_rejection("unauthorized", Unauthorized("the token is not valid"), address)
         holder.remember(address)
         return holder
 
-    def _refusal(self, reason: str, error: RequestError, address: str, name: str = "") -> RequestError:
+    def _count_rejection(
+        self, reason: str, error: RequestError, address: str, name: str = ""
+    ) -> RequestError:
         """Counts a refusal, logs it (at most one line a second for each reason) and returns `error`."""
-        self._refused[reason].inc()
+        self._rejected[reason].inc()
         now_s = self._clock()
-        last_s, unsaid = self._said.get(reason, (-math.inf, 0))
+        last_s, unsaid = self._logged.get(reason, (-math.inf, 0))
         if now_s - last_s < 1:
-            self._said[reason] = last_s, unsaid + 1
+            self._logged[reason] = last_s, unsaid + 1
         else:
-            self._said[reason] = now_s, 0
+            self._logged[reason] = now_s, 0
             who = f"client '{name}' from {address}" if name else f"a client from {address}"
             more = f" ({unsaid} more like it since the last line)" if unsaid else ""
             log.warning("%d for %s: %s%s", int(error.status), who, error, more)
         return error
 
 
-def _bucket(allowed: Allowance, now_s: float) -> Bucket | None:
+def _bucket(allowed: Allowance, now_s: float) -> TokenBucket | None:
     rate = allowed.requests_per_second
-    return None if rate is None else Bucket(rate, rate, now_s)
+    return None if rate is None else TokenBucket(rate, rate, now_s)
 
 
 def _bearer(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:

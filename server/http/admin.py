@@ -33,8 +33,8 @@ from polyrec.models.errors import PolyrecError
 from polyrec.models.files import Strict, one_line
 from polyrec.models.text import public
 from polyrec.planner.plan import BudgetMs, PathName, Plan, Policy, load_plan
-from polyrec.server.app.background import in_thread
-from polyrec.server.app.engine import Engine, State
+from polyrec.server.app.background import run_in_thread
+from polyrec.server.app.engine import Engine, LifecycleState
 from polyrec.server.app.serving import Serving, open_serving
 from polyrec.server.errors import Invalid, Malformed, NotReady, RequestError
 from polyrec.server.http.connection.body import read_body
@@ -118,7 +118,7 @@ class Admin:
 
     async def drain(self, asked: Nothing) -> dict[str, Any]:
         """A load balancer sends no more; what comes is still answered."""
-        self._engine.enter(State.DRAINING)
+        self._engine.enter(LifecycleState.DRAINING)
         log.warning("draining, as /v1/admin/drain was called")
         return {"state": self._engine.state.value}
 
@@ -148,12 +148,12 @@ class Admin:
     async def _open(self, read: Callable[[], Opened]) -> dict[str, Any]:
         if self._lock.locked():
             raise NotReady("another plan is being opened; try again when it is done")
-        if self._engine.state is State.LOADING:
+        if self._engine.state is LifecycleState.LOADING:
             raise NotReady("the server is still loading what it was started with; try again when it is ready")
         async with self._lock:
             engine = self._engine
             try:
-                serving = await in_thread(lambda: self._opened(read))
+                serving = await run_in_thread(lambda: self._opened(read))
             except PolyrecError as e:
                 why = public(str(e))
                 log.warning("a plan is not opened, the old one still serves: %s", why)
@@ -166,14 +166,14 @@ class Admin:
                 "paths": names,
                 "bundle_version": serving.version,
                 "updates": {
-                    "carried": {path: c.rows for path, c in serving.placed.changes.items() if c.rows},
+                    "carried": {path: c.rows for path, c in serving.tiers.changes.items() if c.rows},
                     "left_behind": left,
                 },
             }
 
     def _opened(self, read: Callable[[], Opened]) -> Serving:
         plan, loaded = read()
-        return open_serving(plan, self._engine.metrics, loaded, self._engine.updated)
+        return open_serving(plan, self._engine.metrics, loaded, self._engine.update_store)
 
 
 def admin_routes(admin: Admin) -> list[Route]:

@@ -28,7 +28,7 @@ from polyrec.models.schema.vocabulary import Vocabulary
 from polyrec.models.text import public
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.updates.update import TableUpdate, UpdateError, apply_update, load_update
-from polyrec.server.app.background import in_thread
+from polyrec.server.app.background import run_in_thread
 from polyrec.server.errors import Invalid, Malformed
 from polyrec.server.http.admin import Admin
 from polyrec.server.http.connection.reply import Reply
@@ -112,7 +112,7 @@ def embeddings_route(admin: Admin, embeddings: Embeddings) -> Route:
             request,
             "embeddings",
             MAX_BODY_BYTES,
-            lambda body: in_thread(lambda: embeddings.update(parsed(body))),
+            lambda body: run_in_thread(lambda: embeddings.update(parsed(body))),
         )
 
     return Route("/v1/admin/embeddings", answer, methods=["POST"])

@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from polyrec.models.bundle.bundle import code_version
 from polyrec.server.app.engine import Engine
-from polyrec.server.errors import Defect, MethodNotAllowed, NotFound, refusal
+from polyrec.server.errors import Defect, MethodNotAllowed, NotFound, error_response
 from polyrec.server.http.admin import Admin, admin_routes
 from polyrec.server.http.admin_embeddings import Embeddings, embeddings_route
 from polyrec.server.http.call import HotEndpoint
@@ -80,6 +80,6 @@ async def _defect(request: Request, error: Exception) -> Response:
 
 
 def _response(error: Exception) -> Response:
-    refused = refusal(error)
+    refused = error_response(error)
     headers = {name.decode(): value.decode() for name, value in refused.headers}
     return Response(refused.body, refused.status, headers, media_type="application/json")

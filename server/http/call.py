@@ -1,9 +1,10 @@
 """One request to a hot endpoint, from its headers to its reply, with the time of each phase and its outcome.
 
-The client's access and options, the dispatcher, the errors and the counters are the same for /v1/predict,
-/v1/rank and the inference protocol. What differs is a `Form`: how a body becomes rows and how probabilities
-become a body. `server/http/connection/connection.py` asks and answers without ASGI; `HotEndpoint` is the
-same as an ASGI application, which any server can run."""
+Access, options, dispatching, errors and counters are the same for /v1/predict, /v1/rank and the inference
+protocol; an `EndpointCodec` parses each one's bodies and writes its replies. `HotRequest`
+(server/http/connection/hot_request.py) runs a call without ASGI; `HotEndpoint` runs it as an ASGI application
+under any server.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +20,13 @@ from starlette.types import Receive, Scope, Send
 
 from polyrec.models.errors import FeatureError
 from polyrec.planner.routing.query import Query, RejectReason
-from polyrec.server.app.engine import Engine, State
+from polyrec.server.app.engine import Engine, LifecycleState
 from polyrec.server.app.serving import OpenPath, Serving
 from polyrec.server.app.tokens import Client
 from polyrec.server.codecs.rows import Rows
 from polyrec.server.dispatch.answer import Answer
 from polyrec.server.dispatch.dispatcher import clock, rejection
-from polyrec.server.errors import Malformed, RequestError, refusal
+from polyrec.server.errors import Malformed, RequestError, error_response
 from polyrec.server.http.connection.body import ClientGone, Headers, header, read_body
 from polyrec.server.http.connection.reply import Reply
 from polyrec.server.http.options import (
@@ -37,21 +38,21 @@ from polyrec.server.http.options import (
     parse_budget_s,
     parse_options,
 )
-from polyrec.server.metrics.counting import KEPT, EndpointMetrics
+from polyrec.server.metrics.counting import OK, EndpointMetrics
 
 log = logging.getLogger("polyrec.http")
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A parsed body. asked: what `Form.write` needs of the request. options: those in the body."""
+    """A parsed body. asked: what `EndpointCodec.write` needs of the request. options: those in the body."""
 
     rows: Rows
     asked: Any = None
     options: RequestOptions = NO_OPTIONS
 
 
-class Form(Protocol):
+class EndpointCodec(Protocol):
     """How one endpoint parses request bodies and writes replies."""
 
     @property
@@ -84,9 +85,9 @@ class Call:
         "_begun_s",
         "_budget_s",
         "_client",
+        "_codec",
         "_counters",
         "_engine",
-        "_form",
         "_options",
         "_outcomes",
         "_parsed",
@@ -105,19 +106,19 @@ class Call:
     _parsed: Parsed
     _path: OpenPath
 
-    def __init__(self, engine: Engine, form: Form, scope: Scope) -> None:
+    def __init__(self, engine: Engine, codec: EndpointCodec, scope: Scope) -> None:
         self._scope = scope
         self._engine = engine
-        self._form = form
+        self._codec = codec
         self._options = NO_OPTIONS
         self._serving: Serving | None = None
         self._query: Query | None = None
         self._rows = 0
-        self._outcomes = engine.without_path[form.endpoint]
+        self._outcomes = engine.without_path[codec.endpoint]
         self._budget_s = self._begun_s = self._parsed_s = self._answered_s = self._written_s = 0.0
         self._arrival_s = clock()
         tracer = engine.tracer
-        self._trace = None if tracer is None else tracer.begin(scope, form.endpoint)
+        self._trace = None if tracer is None else tracer.begin(scope, codec.endpoint)
 
     def admit(self) -> int:
         """Authenticates the client and counts the request against its rate: once, before the body is read.
@@ -132,7 +133,7 @@ class Call:
         self._options = self._allowed(parse_options(headers))
         return serving.max_body_bytes
 
-    def ask(self, body: bytes, arrived_s: float | None = None) -> Query:
+    def submit(self, body: bytes, arrived_s: float | None = None) -> Query:
         """Parses the body, decompressed, and queues the query; its result comes in `query.payload.answer`.
 
         arrived_s: when the last byte arrived, by estimate; None: now. Raises RequestError or FeatureError.
@@ -141,15 +142,15 @@ class Call:
         self._begun_s = self._arrival_s = clock()
         # Read again, since another plan may have been loaded after the headers arrived.
         serving = self._serving = self._engine.serving
-        parsed = self._parsed = self._form.parse(serving, self._scope, body)
+        parsed = self._parsed = self._codec.parse(serving, self._scope, body)
         self._rows = parsed.rows.rows
         options = self._options
-        if self._form.has_options:
+        if self._codec.has_options:
             options = self._allowed(options.over(parsed.options))
         self._budget_s = options.budget_s or self._engine.default_budget_s
         self._arrival_s = budget_start_s(arrived_s, self._budget_s, self._begun_s)
         self._parsed_s = clock()
-        query = self._query = serving.dispatcher.ask(
+        query = self._query = serving.dispatcher.submit(
             parsed.rows,
             self._arrival_s,
             self._budget_s,
@@ -165,7 +166,7 @@ class Call:
         if options is NO_OPTIONS:
             return options
         engine = self._engine
-        return engine.access.allowed(options, self._client, engine.most_budget_s, self._scope.get("client"))
+        return engine.access.allowed(options, self._client, engine.max_budget_s, self._scope.get("client"))
 
     def reply(self, answer: Answer) -> Reply:
         """Builds the reply of an answer."""
@@ -174,54 +175,54 @@ class Call:
         assert serving is not None
         self._answer = answer
         self._path = path = serving.paths[answer.path]
-        self._counters = path.endpoints[self._form.endpoint]
+        self._counters = path.endpoints[self._codec.endpoint]
         self._outcomes = self._counters.outcomes
-        reply = self._form.write(serving, self._parsed, answer, path)
+        reply = self._codec.write(serving, self._parsed, answer, path)
         self._written_s = clock()
         return reply
 
-    def ended(self, status: int) -> None:
+    def finish(self, status: int) -> None:
         """Counts and traces the request, after its reply was written to the connection."""
         end_s = clock()
         serving, answer = self._serving, self._answer
         assert serving is not None
         took_s = end_s - self._arrival_s
         in_time = took_s <= self._budget_s
-        parse_s, serialise_s = self._parsed_s - self._begun_s, self._written_s - self._answered_s
+        parse_s, serialize_s = self._parsed_s - self._begun_s, self._written_s - self._answered_s
         if self._trace is not None:
-            outcome = KEPT if in_time else "late"
+            outcome = OK if in_time else "late"
             moments, path = self._moments(end_s), self._path.name
             self._trace.end(moments, outcome, status, self._rows, self._budget_s, path, answer.reason)
         self._counters.answered(
-            in_time, took_s, self._rows, parse_s, answer.queue_s, serialise_s, answer.reason
+            in_time, took_s, self._rows, parse_s, answer.queue_s, serialize_s, answer.reason
         )
         serving.statistics.succeeded(
-            self._rows, took_s, answer.queue_s, parse_s, answer.execute_s, serialise_s
+            self._rows, took_s, answer.queue_s, parse_s, answer.execute_s, serialize_s
         )
 
-    def refused(self, error: Exception) -> Reply | None:
+    def reject(self, error: Exception) -> Reply | None:
         """Counts the error and builds its reply; None if the client has left."""
-        refused = refusal(error)
+        refused = error_response(error)
         if not isinstance(error, RequestError | FeatureError):
-            log.error("%s failed", self._form.endpoint, exc_info=error)
+            log.error("%s failed", self._codec.endpoint, exc_info=error)
         gone = isinstance(error, ClientGone)
         took_s = self._failed(refused.outcome, 0 if gone else refused.status)
         if self._serving is not None:
             self._serving.statistics.failed(took_s)
         return None if gone else Reply(refused.body, refused.status, headers=refused.headers)
 
-    def cancelled(self) -> None:
+    def cancel(self) -> None:
         """Counts a request that the server stopped before answering."""
         self._failed("cancelled", 0)
 
-    def gone(self) -> None:
+    def disconnect(self) -> None:
         """Cancels the query, as the client closed the connection: its `Pending` answer raises ClientGone."""
         error = ClientGone("the client closed the connection")
         if self._query is None:
-            self.refused(error)
+            self.reject(error)
         else:
             assert self._serving is not None
-            self._serving.dispatcher.gone(self._query, error)
+            self._serving.dispatcher.cancel(self._query, error)
 
     def _failed(self, outcome: str, status: int) -> float:
         end_s = clock()
@@ -256,9 +257,9 @@ def budget_start_s(arrived_s: float | None, budget_s: float, now_s: float | None
 class HotEndpoint:
     """An endpoint whose requests the connection may answer without ASGI; itself an ASGI application."""
 
-    def __init__(self, engine: Engine, form: Form) -> None:
+    def __init__(self, engine: Engine, codec: EndpointCodec) -> None:
         self._engine = engine
-        self._form = form
+        self._codec = codec
 
     def reject_early(
         self,
@@ -276,15 +277,15 @@ class HotEndpoint:
         size: bytes of the body, None if unknown. scope: makes the ASGI scope, for traces. arrived_s: when the
         head arrived, by estimate; None: now.
         """
-        engine, form = self._engine, self._form
-        if size is None or form.has_options or engine.state is not State.READY:
+        engine, codec = self._engine, self._codec
+        if size is None or codec.has_options or engine.state is not LifecycleState.READY:
             return None
         serving = engine.serving
         budget_s = engine.default_budget_s
         for name, value in headers:
             if name == BUDGET:
                 try:
-                    budget_s = min(parse_budget_s(value), engine.most_budget_s)
+                    budget_s = min(parse_budget_s(value), engine.max_budget_s)
                 except Malformed:
                     return None
             elif name in (PRIORITY, QUALITY, b"content-encoding"):
@@ -297,17 +298,17 @@ class HotEndpoint:
         if rejected is None:
             return None
         outcome, reply = _rejection(rejected.reason, max(1, math.ceil(rejected.retry_after_s)))
-        engine.without_path[form.endpoint].finished(outcome, now_s - arrival_s)
+        engine.without_path[codec.endpoint].finished(outcome, now_s - arrival_s)
         serving.statistics.failed(now_s - arrival_s)
         if engine.tracer is not None:
-            trace = engine.tracer.begin(scope(), form.endpoint)
+            trace = engine.tracer.begin(scope(), codec.endpoint)
             if trace is not None:
                 trace.end((arrival_s, *(0.0,) * 4, now_s), outcome, reply.status, 0, budget_s)
         return reply
 
     def call(self, scope: Scope) -> Call:
         """Starts one request whose head has arrived. scope: the ASGI scope."""
-        return Call(self._engine, self._form, scope)
+        return Call(self._engine, self._codec, scope)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         length = header(scope["headers"], b"content-length")
@@ -320,19 +321,19 @@ class HotEndpoint:
         watching: asyncio.Task[None] | None = None
         try:
             limit = call.admit()
-            query = call.ask(await read_body(scope["headers"], receive, limit))
+            query = call.submit(await read_body(scope["headers"], receive, limit))
             watching = asyncio.create_task(_watch(receive, call))
             reply = call.reply(await query.payload.answer)
             await reply(scope, receive, send)
         except asyncio.CancelledError:
-            call.cancelled()
+            call.cancel()
             raise
         except Exception as e:
-            refused = call.refused(e)
+            refused = call.reject(e)
             if refused is not None:
                 await refused(scope, receive, send)
         else:
-            call.ended(reply.status)
+            call.finish(reply.status)
         finally:
             if watching is not None:
                 watching.cancel()
@@ -341,7 +342,7 @@ class HotEndpoint:
 @lru_cache(maxsize=256)
 def _rejection(why: RejectReason, retry_after_s: int) -> tuple[str, Reply]:
     """Outcome and reply of an early rejection. Made once for each number of seconds, a few."""
-    refused = refusal(rejection(why, retry_after_s))
+    refused = error_response(rejection(why, retry_after_s))
     return refused.outcome, Reply(refused.body, refused.status, headers=refused.headers)
 
 
@@ -349,4 +350,4 @@ async def _watch(receive: Receive, call: Call) -> None:
     """Cancels the query when its client leaves."""
     while (await receive())["type"] != "http.disconnect":
         pass
-    call.gone()
+    call.disconnect()

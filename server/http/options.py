@@ -18,7 +18,7 @@ from polyrec.server.http.connection.body import Headers
 BUDGET = b"x-latency-budget-ms"
 PRIORITY = b"x-polyrec-priority"
 QUALITY = b"x-polyrec-quality"
-MOST_BUDGET_S = MOST_BUDGET_MS / 1e3
+MAX_BUDGET_S = MOST_BUDGET_MS / 1e3
 
 
 class RequestOptions(NamedTuple):
@@ -38,15 +38,15 @@ class RequestOptions(NamedTuple):
             other.required if self.required is None else self.required,
         )
 
-    def allowed(self, client: Client, most_budget_s: float) -> RequestOptions:
-        """These options, the budget cut to most_budget_s seconds. Raises Forbidden for a missing right."""
+    def allowed(self, client: Client, max_budget_s: float) -> RequestOptions:
+        """These options, the budget cut to max_budget_s seconds. Raises Forbidden for a missing right."""
         budget_s, priority, required = self
         if priority and "priority" not in client.rights:
             raise _forbidden("priority", str(priority), "header X-Polyrec-Priority, parameter 'priority'")
         if required and "quality" not in client.rights:
             raise _forbidden("quality", "'required'", "header X-Polyrec-Quality, parameter 'quality'")
-        if budget_s is not None and budget_s > most_budget_s:
-            return RequestOptions(most_budget_s, priority, required)
+        if budget_s is not None and budget_s > max_budget_s:
+            return RequestOptions(max_budget_s, priority, required)
         return self
 
 
@@ -81,7 +81,7 @@ def parse_budget_s(value: bytes, where: str = "header X-Latency-Budget-Ms") -> f
         budget_s = float(value) / 1e3
     except ValueError:
         budget_s = math.nan
-    if not 0 < budget_s <= MOST_BUDGET_S:
+    if not 0 < budget_s <= MAX_BUDGET_S:
         text = value[:40].decode("latin-1")
         raise Malformed(
             f"{where} is '{text}'; it is a number of milliseconds above 0, {MOST_BUDGET_MS} (an hour) at most"

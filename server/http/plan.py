@@ -17,7 +17,7 @@ from polyrec.server.errors import Malformed, NotReady, RequestError
 from polyrec.server.http.connection.reply import Reply, error_reply, json_reply
 from polyrec.server.http.options import parse_budget_s, parse_quality
 
-MOST_DIGITS = 9
+MAX_DIGITS = 9
 
 
 def plan_routes(engine: Engine) -> list[Route]:
@@ -39,7 +39,7 @@ def plan_routes(engine: Engine) -> list[Route]:
     async def route(request: Request) -> Reply:
         try:
             rows, budget_s, required = _asked(request, engine.default_budget_s)
-            budget_s = min(budget_s, engine.most_budget_s)
+            budget_s = min(budget_s, engine.max_budget_s)
             router = engine.serving.dispatcher.router
             return json_reply(router.explain(rows, budget_s, clock(), required).as_dict())
         except RequestError as e:
@@ -107,7 +107,7 @@ def _asked(request: Request, default_budget_s: float) -> tuple[int, float, bool]
         if name not in known:
             raise Malformed(f"unknown parameter '{name}'; known: {', '.join(known)}")
     rows = request.query_params.get("rows", "1")
-    if not (rows.isascii() and rows.isdigit()) or len(rows) > MOST_DIGITS or not int(rows):
+    if not (rows.isascii() and rows.isdigit()) or len(rows) > MAX_DIGITS or not int(rows):
         raise Malformed(f"parameter 'rows' is '{rows[:40]}'; it is a whole number above 0")
     budget_ms = request.query_params.get("budget_ms")
     budget_s = default_budget_s

@@ -5,14 +5,14 @@ from __future__ import annotations
 import ipaddress
 from collections import OrderedDict
 
-MOST_ADDRESSES = 4096
+MAX_ADDRESSES = 4096
 """Maximum addresses with a bucket for wrong tokens; the least recently used one is evicted."""
-GUESSES = 10
+GUESS_BURST = 10
 """Burst of wrong tokens that an address may send."""
-GUESSES_A_SECOND = 1.0
+GUESSES_PER_SECOND = 1.0
 
 
-class Bucket:
+class TokenBucket:
     """A token bucket that is full at first. rate: tokens per second. burst: its capacity, at least 1."""
 
     __slots__ = ("_at_s", "_burst", "_level", "_rate")
@@ -36,11 +36,11 @@ class Bucket:
         return wait_s
 
 
-class Guesses:
-    """Wrong tokens by client address: GUESSES at once, then GUESSES_A_SECOND. Memory is bounded."""
+class GuessLimiter:
+    """Wrong tokens by client address: GUESS_BURST at once, then GUESSES_PER_SECOND. Memory is bounded."""
 
     def __init__(self) -> None:
-        self._buckets: OrderedDict[str, Bucket] = OrderedDict()
+        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._buckets)
@@ -55,9 +55,9 @@ class Guesses:
         network = network_of(address)
         bucket = self._buckets.get(network)
         if bucket is None:
-            if len(self._buckets) >= MOST_ADDRESSES:
+            if len(self._buckets) >= MAX_ADDRESSES:
                 self._buckets.popitem(last=False)
-            bucket = self._buckets[network] = Bucket(GUESSES_A_SECOND, GUESSES, now_s)
+            bucket = self._buckets[network] = TokenBucket(GUESSES_PER_SECOND, GUESS_BURST, now_s)
         else:
             self._buckets.move_to_end(network)
         bucket.take(now_s)

@@ -1,9 +1,8 @@
-"""Lanes: one executor each, of every path of its device.
+"""Lanes: executors on one device each, with a runtime for every path of it.
 
-    inline    in the server's event loop: no hop, but the loop stands still meanwhile
+    inline    in the server's event loop: no hop, but the loop is blocked meanwhile
     thread    in a thread of the server: for a device that works while the host waits
-    process   in a process of its own: a crash costs one lane, the interpreter lock is not shared
+    process   in its own process: a crash costs one lane, and the interpreter lock is not shared
 
-What queues, which path answers and what waits together is decided elsewhere (planner/routing); a lane is
-given one batch at a time and tells what became of it.
+Queueing, batching and the choice of a path happen in planner/routing; a lane executes one batch at a time.
 """

@@ -1,6 +1,6 @@
-"""The process of a lane, as the server holds it: started fresh, woken, heard, ended.
+"""Starts, wakes, watches and ends the process of a lane.
 
-Five descriptors join the two, none of them a name that could be left behind:
+Five descriptors connect it with the server. None of them has a name that could be left behind:
 
     mailbox    shared memory (memfd)
     wake       eventfd: the server has put a batch
@@ -23,27 +23,25 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from polyrec.models.errors import BundleError, PolyrecError, RuntimeUnavailable
-from polyrec.server.lanes.mailbox import Mailbox, State
+from polyrec.server.lanes.mailbox import Mailbox, WorkerState
 
 ROOT = Path(__file__).parents[3]
 START_S = 300.0
-"""A worker that is not ready by then is given up; opening gigabytes from a cold disk takes a minute."""
+"""Limit for a worker to be ready; opening gigabytes from a cold disk takes a minute."""
 END_S = 5.0
 ERRORS: dict[str, type[PolyrecError]] = {e.__name__: e for e in (BundleError, RuntimeUnavailable)}
 
 
 class Child:
-    """A worker process. Starting returns at once; `wait_ready` says when it takes batches."""
+    """A worker process. The constructor returns at once; `wait_ready` waits until it takes batches."""
 
     def __init__(self, name: str, task: str, inherited: frozenset[int] = frozenset()) -> None:
-        """name: of the lane, shown by ps. task: what `task.Task` says, as JSON. inherited: the
-        descriptors that it names.
-        """
+        """name: the lane's, shown by ps. task: a `task.WorkerTask` as JSON. inherited: its descriptors."""
         self.name = name
         with ExitStack() as opened:
             self.mailbox = Mailbox.create(name)
             opened.callback(self.mailbox.close)
-            self.mailbox.say(State.STARTING, task)
+            self.mailbox.say(WorkerState.STARTING, task)
             self.wake = _closed_by(opened, os.eventfd(0, os.EFD_CLOEXEC))
             self.done = _closed_by(opened, os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
             theirs, ours = os.pipe()
@@ -70,26 +68,26 @@ class Child:
     def wait_ready(self) -> None:
         """Blocks until the worker takes batches.
 
-        Raises what kept it from that, RuntimeUnavailable or BundleError; it has then ended.
+        Raises RuntimeUnavailable or BundleError if it ended instead.
         """
         poller = select.poll()
         poller.register(self.done, select.POLLIN)
         poller.register(self.ended, select.POLLIN)
-        heard = {fd for fd, _ in poller.poll(START_S * 1e3)}
-        if self.done in heard:
+        ready = {fd for fd, _ in poller.poll(START_S * 1e3)}
+        if self.done in ready:
             os.eventfd_read(self.done)
             state, message = self.mailbox.said()
-            if state is State.READY:
+            if state is WorkerState.READY:
                 return
             kind, _, message = message.partition(": ")
             self.end()
             raise ERRORS.get(kind, RuntimeUnavailable)(f"lane '{self.name}': {message}")
-        how = self.obituary() if heard else f"was not ready after {START_S:g} s"
+        how = self.exit_reason() if ready else f"was not ready after {START_S:g} s"
         self.end()
         raise RuntimeUnavailable(f"lane '{self.name}': its process {how} while it started")
 
-    def obituary(self) -> str:
-        """How a process that has ended did so: `exited with status 1`, `was killed by SIGKILL`."""
+    def exit_reason(self) -> str:
+        """Why the ended process did so: `exited with status 1`, `was killed by SIGKILL`."""
         status = self._process.wait()
         if status >= 0:
             return f"exited with status {status}"
@@ -99,18 +97,18 @@ class Child:
             return f"was killed by signal {-status}"
 
     def has_answered(self) -> bool:
-        """Whether it said that it was done, and nobody has listened yet."""
+        """Whether the worker has signaled an answer since the last call."""
         try:
             return os.eventfd_read(self.done) > 0
         except BlockingIOError:
             return False
 
     def kill(self) -> None:
-        """SIGKILL: a worker has nothing that it would have to save."""
+        """Sends SIGKILL; a worker has nothing to save."""
         self._process.kill()
 
     def end(self) -> None:
-        """Kills the worker and lets everything go."""
+        """Kills the worker and closes all descriptors."""
         self._process.kill()
         poller = select.poll()
         poller.register(self.ended, select.POLLIN)
@@ -125,7 +123,7 @@ def _closed_by(opened: ExitStack, fd: int) -> int:
 
 
 def _environment() -> dict[str, str]:
-    """The server's, with one thread a library, and this very code to import."""
+    """The server's environment, with one thread for each library and this code on the import path."""
     search: Sequence[str] = (str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")]))
     return os.environ | {
         "PYTHONPATH": os.pathsep.join(search),

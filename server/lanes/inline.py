@@ -1,4 +1,4 @@
-"""The inline lane: the event loop executes the batch itself, and nothing is paid for getting there."""
+"""The inline lane: executes batches in the event loop, without a hop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from polyrec.server.lanes.lane import Settle, attempt
 
 
 class InlineLane:
-    """Executes in `execute`, which settles before it returns."""
+    """Executes and settles a batch inside `execute`."""
 
     kind: LaneKind = "inline"
     pid: None = None

@@ -1,8 +1,8 @@
-"""The lane: executes one batch at a time on the path it is told, and settles it on the event loop.
+"""The interface of a lane: executes one batch at a time on a given path, and settles it on the event loop.
 
-A batch of ranks and the name of a path go in; probabilities and the time of each stage come out, or the
-exception that execution raised, or `LaneDied` where the process of the lane ended. The caller sees to
-it that a lane has one batch at a time, and uses it from one event loop.
+A batch of ranks and the name of a path go in; probabilities and the seconds of each stage come out, or the
+exception that execution raised, or `LaneDied` if the lane's process ended. The caller gives a lane one batch
+at a time, from one event loop.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class LaneDied(Exception):
 
 
 class ExecutionFailed(Exception):
-    """What a runtime raised in another process, in one line; that process's log has the trace."""
+    """An exception of a runtime in another process, in one line; that process's log has the traceback."""
 
 
 @dataclass(frozen=True, slots=True)
 class Executed:
-    """One executed batch. probabilities: float32 [rows], the caller's own; seconds of the two stages."""
+    """One executed batch. probabilities: float32 [rows], owned by the caller; seconds of the two stages."""
 
     probabilities: F32
     embed_s: float
@@ -54,48 +54,47 @@ class Lane(Protocol):
 
     @property
     def alive(self) -> bool:
-        """Whether it takes batches: not after its process died, until `restart`, and not once closed."""
+        """Whether it takes batches: false from its process's death until `restart`, and once closed."""
         ...
 
     @property
     def pid(self) -> int | None:
-        """Of a process lane that is alive; None for the other kinds."""
+        """Process id of a live process lane; None for the other kinds."""
         ...
 
     def attach(self) -> None:
-        """To be called once on the event loop that will use the lane.
+        """Watches for the lane's death on the running event loop, also while idle; to be called once.
 
-        From then on a death is told, also while idle; without it, from the first batch on.
+        Without it, watching begins with the first batch.
         """
         ...
 
     def execute(self, path: str, batch: Batch, settle: Settle) -> None:
-        """Starts on a batch (on the event loop) and calls `settle` with the outcome, on the same loop.
+        """Begins to execute a batch, and later calls `settle` with the outcome, on the event loop.
 
-        `settle` is called exactly once unless the lane is closed before; by an inline lane before this
+        `settle` is called exactly once unless the lane is closed before; an inline lane calls it before this
         returns. The batch's arrays must not change until then.
         """
         ...
 
     async def restart(self) -> None:
-        """Brings a dead process lane back, without blocking the loop; nothing to do for any other.
+        """Starts the process of a dead process lane again, without blocking the loop; else does nothing.
 
-        Raises what opening raises (RuntimeUnavailable, BundleError); the lane is then still dead.
+        Raises RuntimeUnavailable or BundleError; the lane is then still dead.
         """
         ...
 
     def close(self) -> None:
-        """Ends the lane, in bounded time; a batch in it is not settled any more."""
+        """Ends the lane, in bounded time; a batch in it is not settled."""
         ...
 
 
 OnDeath = Callable[[Lane], None]
-"""Called on the event loop when a lane's process has ended, also while idle, after its batch was settled
-with LaneDied; `alive` is False by then."""
+"""Called on the event loop after a lane's process has ended and its batch was settled with LaneDied."""
 
 
 def run(runtime: Runtime, batch: Batch) -> Executed:
-    """Executes a batch here and now. Raises what the runtime raises."""
+    """Executes a batch on the calling thread. Raises what the runtime raises."""
     start = clock()
     embedded = runtime.embed(batch)
     middle = clock()
@@ -104,7 +103,7 @@ def run(runtime: Runtime, batch: Batch) -> Executed:
 
 
 def attempt(runtime: Runtime, batch: Batch) -> Executed | Exception:
-    """`run`, its exception returned."""
+    """`run` that returns its exception."""
     try:
         return run(runtime, batch)
     except Exception as e:

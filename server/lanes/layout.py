@@ -1,8 +1,8 @@
-"""Where the arrays of a batch are in a mailbox, as its head says.
+"""The layout of a batch's arrays in a mailbox, derived from its head.
 
-Its int64 arrays, its float32 arrays, then room for the answer, one after another without gaps; of each
-type the context's before the candidate's. Batches of the same sizes have the same head, and their views are
-the same: a worker makes them once for every head that it meets.
+The int64 arrays, the float32 arrays and room for the answer follow each other without gaps; of each type, the
+context's arrays come before the candidate's. Batches of the same sizes have the same head and the same views,
+which a worker makes once for each head.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Self
 
 from polyrec.models.schema.batch import F32, I64, Batch, Block
 
-# size of the data area, where in it the answer goes (counted in float32), path, rows, contexts, whether they
-# are shared, plain rows; then, context before candidate: columns of ranks, values and offsets of bags,
-# columns of dense
+# size of the data area, offset of the answer in it (in float32), path, rows, contexts, whether rows share
+# contexts, plain rows; then, context before candidate: columns of ranks, values and offsets of bags, columns
+# of dense
 HEAD = Struct("=15q")
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A batch for the path of this number, and float32 [rows] for the answer: all of them views."""
+    """Index of the path, the batch, and float32 [rows] for the answer; all arrays are views."""
 
     path: int
     batch: Batch
@@ -29,9 +29,9 @@ class Layout:
 
     @classmethod
     def of(cls, head: bytes, ints: I64, floats: F32) -> Self:
-        """What the head says about the data area, which is given as either type.
+        """Makes the views that a head describes. ints, floats: the data area as either type.
 
-        Raises ValueError if the sizes do not add up to where the answer goes.
+        Raises ValueError if the sizes do not add up to the offset of the answer.
         """
         _, at, path, rows, contexts, shared, plain, *columns = HEAD.unpack(head)
         singles, own_singles, values, own_values, offsets, own_offsets, dense, own_dense = columns
@@ -46,7 +46,7 @@ class Layout:
         middle = first + contexts * dense
         last = middle + rows * own_dense
         if last != at:
-            raise ValueError(f"the batch's arrays end at {last}, its answer is to be at {at}")
+            raise ValueError(f"the batch's arrays end at {last}, its answer begins at {at}")
         context = Block(
             floats[first:middle].reshape(contexts, dense),
             ints[:a].reshape(contexts, singles),

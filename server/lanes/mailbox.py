@@ -1,19 +1,19 @@
-"""The mailbox of a process lane: one piece of shared memory that a batch goes in by and an answer out.
+"""The mailbox of a process lane: shared memory through which batches go in and answers come out.
 
-    head    which path, the sizes of the batch's arrays
-    reply   what became of it
-    data    the batch's arrays and room for the answer (server/lanes/layout.py); or a message in UTF-8 instead
+    head    the path, and the sizes of the batch's arrays
+    reply   the outcome
+    data    the batch's arrays and room for the answer (server/lanes/layout.py), or a message in UTF-8
 
-The worker's arrays are views of the bytes that the server wrote. The memory has no name in any file system
-(memfd): it ends with the last process that holds it, however that ends. Only pages that were touched take
-memory, so it starts large, and it grows when a batch needs more.
+The worker's arrays are views of the bytes that the server wrote. The memory (memfd) has no name in any file
+system, so the kernel frees it with the last process that holds it. Only touched pages take memory, so it
+starts large; it grows when a batch needs more.
 
-Between two batches each side's code leaves the caches, so that what a hop costs is not how much there is to
-copy but how much code and memory is touched on the way: everything of a small batch is in one page, its
-arrays are written by one call, and a worker keeps the views of sizes that it has met.
+Between two batches each side's code leaves the CPU caches, so the cost of a hop is the code and memory that
+it touches rather than the bytes it copies. Therefore a small batch is in one page and is written by one call,
+and a worker keeps the views of sizes that it has met.
 
-Who may write is agreed by the signals of server/lanes/child.py, whose system calls also order the memory
-accesses: the server until it wakes the worker, the worker until it says that it is done.
+The signals of server/lanes/child.py say who may write: the server until it wakes the worker, the worker until
+it signals that it is done. Their system calls also order the memory accesses.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from polyrec.server.lanes.lane import Executed, ExecutionFailed
 from polyrec.server.lanes.layout import HEAD, Layout
 
 FIRST_BYTES = 4 << 20
-"""Of all of it, at first."""
+"""Initial size."""
 JOINED_ROWS = 512
-"""The arrays of a batch of up to so many are joined before they are written: to copy some KB once more costs
-less than to write nine arrays one by one."""
-KEPT = 1024
-"""Layouts that a worker keeps, of 2 KB each."""
+"""Maximum rows of a batch whose arrays are joined before they are written: copying some KB once more costs
+less than writing nine arrays one by one."""
+MAX_LAYOUTS = 1024
+"""Maximum layouts that a worker keeps, of 2 KB each."""
 
 _REPLY = Struct("=qddq")  # state, seconds of embed and dense, bytes of the message
 _REPLY_AT = 128
@@ -46,8 +46,8 @@ _TYPES = [*7 * [_INT], *2 * [_FLOAT]]
 _NO_ROWS = np.empty(0, np.int64)
 
 
-class State(IntEnum):
-    """What a worker says of itself or its batch."""
+class WorkerState(IntEnum):
+    """State of a worker or its batch."""
 
     STARTING = 0
     READY = 1
@@ -56,7 +56,7 @@ class State(IntEnum):
     FAILED = 4
 
 
-_EXECUTED = int(State.EXECUTED)
+_EXECUTED = int(WorkerState.EXECUTED)
 
 
 class Mailbox:
@@ -64,13 +64,13 @@ class Mailbox:
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self._layouts: dict[bytes, Layout] = {}  # the worker's, by head
-        self._expected = slice(0)  # the server's: where the answer will be
+        self._layouts: dict[bytes, Layout] = {}  # worker only: by head
+        self._expected = slice(0)  # server only: where the answer will be
         self._map()
 
     @staticmethod
     def create(name: str) -> Mailbox:
-        """A new one, empty. name: what /proc shows it as."""
+        """Creates an empty mailbox. name: shown in /proc."""
         fd = os.memfd_create(f"polyrec lane {name}", os.MFD_CLOEXEC)
         os.ftruncate(fd, FIRST_BYTES)
         return Mailbox(fd)
@@ -90,15 +90,15 @@ class Mailbox:
         self._map()
 
     def close(self) -> None:
-        """Lets the memory go; it is freed with the last view of it."""
+        """Releases the memory, which is freed with its last view."""
         os.close(self.fd)
         self._layouts.clear()
         del self._ints, self._floats, self._answer, self._memory
 
     def put(self, path: int, batch: Batch) -> None:
-        """The server's: a batch for the path of this number.
+        """Writes a batch (server only).
 
-        Raises TypeError for ranks or offsets that are no whole numbers.
+        path: its index. Raises TypeError for ranks or offsets of wrong type.
         """
         context, candidate, row = batch.context, batch.candidate, batch.context_row
         ranks, values, offsets, dense = context.ranks, context.bag_values, context.bag_offsets, context.dense
@@ -139,7 +139,7 @@ class Mailbox:
         self._expected = slice(at, at + rows)
 
     def _write_joined(self, arrays: list[Any], rows: int) -> int:
-        """All arrays to the data area by one call; gives where the answer goes, counted in float32."""
+        """Writes all arrays by one call; returns the offset of the answer, in float32."""
         try:
             joined = b"".join(arrays)
         except TypeError:  # only contiguous ones can be joined
@@ -151,7 +151,7 @@ class Mailbox:
         return end // 4
 
     def _write_each(self, arrays: list[Any], rows: int) -> int:
-        """The same, array by array: without a copy in between."""
+        """Writes array by array, without joining them first; returns the offset of the answer, in float32."""
         end: int = sum(array.nbytes for array in arrays)
         if end + 4 * rows > self.capacity:
             self._grow(end + 4 * rows)
@@ -163,7 +163,7 @@ class Mailbox:
         return end // 4
 
     def take(self) -> tuple[int, Batch]:
-        """The worker's: (number of the path, the batch), its arrays views that last until the answer."""
+        """Returns path index and batch (worker only); its arrays are views, valid until the answer."""
         head = self._memory[: HEAD.size]
         layout = self._layouts.get(head) or self._lay_out(head)
         self._answer = layout.answer
@@ -173,29 +173,29 @@ class Mailbox:
         capacity, *_ = HEAD.unpack(head)
         if capacity != self.capacity:
             self._map()
-        if len(self._layouts) == KEPT:
+        if len(self._layouts) == MAX_LAYOUTS:
             del self._layouts[next(iter(self._layouts))]
         self._layouts[head] = layout = Layout.of(head, self._ints, self._floats)
         return layout
 
     def answer(self, probabilities: F32, embed_s: float, dense_s: float) -> None:
-        """The worker's: the probabilities of the batch that it took last, and the seconds they took."""
+        """Writes the probabilities of the last batch taken, and the seconds of each stage (worker only)."""
         self._answer[:] = probabilities
         _REPLY.pack_into(self._memory, _REPLY_AT, _EXECUTED, embed_s, dense_s, 0)
 
-    def say(self, state: State, message: str = "") -> None:
-        """A message instead of an answer (or of a batch: what the worker is told at its start)."""
+    def say(self, state: WorkerState, message: str = "") -> None:
+        """Writes a message in place of an answer or, at the worker's start, of a batch."""
         text = message.encode("utf-8", "backslashreplace")[: self.capacity]
         self._memory[_DATA_AT : _DATA_AT + len(text)] = text
         _REPLY.pack_into(self._memory, _REPLY_AT, state, 0.0, 0.0, len(text))
 
-    def said(self) -> tuple[State, str]:
-        """What the other end said last."""
+    def said(self) -> tuple[WorkerState, str]:
+        """Reads the last message."""
         state, _, _, size = _REPLY.unpack_from(self._memory, _REPLY_AT)
-        return State(state), self._memory[_DATA_AT : _DATA_AT + size].decode("utf-8", "replace")
+        return WorkerState(state), self._memory[_DATA_AT : _DATA_AT + size].decode("utf-8", "replace")
 
     def outcome(self) -> Executed | ExecutionFailed:
-        """The server's: what became of the batch that was put last; the probabilities are a copy."""
+        """The outcome of the last batch put (server only); its probabilities are a copy."""
         state, embed_s, dense_s, _ = _REPLY.unpack_from(self._memory, _REPLY_AT)
         if state != _EXECUTED:
             return ExecutionFailed(self.said()[1])

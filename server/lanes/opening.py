@@ -1,4 +1,4 @@
-"""Opens a lane of a plan: the runtime of every path of its device, and what executes them."""
+"""Opens the lanes of a plan, each with a runtime for every path of its device."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from polyrec.planner.plan import PlanError, PlannedLane, PlannedPath
 from polyrec.server.lanes.inline import InlineLane
 from polyrec.server.lanes.lane import Lane, OnDeath
 from polyrec.server.lanes.process import ProcessLane
-from polyrec.server.lanes.task import OpenPath, Task
+from polyrec.server.lanes.task import PathTask, WorkerTask
 from polyrec.server.lanes.threaded import ThreadedLane
-from polyrec.server.lanes.tier_reading import TieredRuntime
+from polyrec.server.lanes.tiered_runtime import TieredRuntime
 from polyrec.server.lanes.warm_up import warm_up
 
 Paths = Sequence[tuple[PlannedPath, Bundle]]
 Stacks = Mapping[str, TierStack]
-"""The tiers that hold a path's rows, by its name; a path that is not there has them all on its device."""
+"""Tiers by path; a path without an entry has all rows in its device's memory."""
 NOTHING: Mapping[str, Runtime] = {}
 NO_STACKS: Stacks = {}
 
@@ -34,12 +34,11 @@ def open_lane(
     runtimes: Mapping[str, Runtime] = NOTHING,
     stacks: Stacks = NO_STACKS,
 ) -> Lane:
-    """A lane ready for batches of `paths`, those of its device; blocks until it is warm.
+    """Opens and warms up a lane for `paths`, those of its device; blocks.
 
-    runtimes: by path, ready ones that the lane may have for itself (a runtime belongs to one lane); what
-        is not among them is opened here, over its tiers in `stacks`. A process lane opens its own, and
-        has all rows in memory.
-    on_death: see polyrec.server.lanes.lane.OnDeath; only a process can die.
+    runtimes: open runtimes by path, which the lane then owns; missing ones are opened here, over their tiers
+        in `stacks`. A process lane opens its own, with all rows in memory.
+    on_death: only a process lane calls it.
     Raises RuntimeUnavailable, BundleError, or PlanError for cores that this machine does not have.
     """
     _check_cores(planned)
@@ -47,7 +46,7 @@ def open_lane(
         files = [bundle.files for _, bundle in paths]
         return ProcessLane(planned.name, task_of(planned, paths), on_death, files)
     own = {
-        path.name: runtimes.get(path.name) or opened(path, bundle, stacks.get(path.name))
+        path.name: runtimes.get(path.name) or open_path(path, bundle, stacks.get(path.name))
         for path, bundle in paths
     }
     if planned.kind == "inline":
@@ -56,8 +55,8 @@ def open_lane(
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
-    """What `open_lane` takes."""
+class LaneOpening:
+    """The arguments of `open_lane`."""
 
     planned: PlannedLane
     paths: Paths
@@ -66,17 +65,17 @@ class Opening:
     stacks: Stacks = field(default_factory=dict)
 
     def open(self) -> Lane | Exception:
-        """The lane, or why there is none."""
+        """Opens the lane; returns the exception if that fails."""
         try:
             return open_lane(self.planned, self.paths, self.on_death, self.runtimes, self.stacks)
         except Exception as e:
             return e
 
 
-def open_lanes(openings: Sequence[Opening]) -> tuple[Lane, ...]:
-    """All lanes of a plan; their processes, which take seconds to start, start side by side.
+def open_lanes(openings: Sequence[LaneOpening]) -> tuple[Lane, ...]:
+    """Opens all lanes of a plan; processes, which take seconds to start, start in parallel.
 
-    Raises what `open_lane` raises; no lane is left open then.
+    Raises what `open_lane` raises, after closing all other lanes.
     """
     opened: dict[int, Lane | Exception] = {}
 
@@ -106,11 +105,11 @@ def open_lanes(openings: Sequence[Opening]) -> tuple[Lane, ...]:
     return lanes
 
 
-def task_of(planned: PlannedLane, paths: Paths) -> Task:
-    """What the worker of a process lane is told."""
-    return Task(
+def task_of(planned: PlannedLane, paths: Paths) -> WorkerTask:
+    """The task of a process lane's worker."""
+    return WorkerTask(
         paths=tuple(
-            OpenPath(
+            PathTask(
                 name=path.name,
                 folder=bundle.path,
                 files=bundle.files.descriptors,
@@ -126,7 +125,10 @@ def task_of(planned: PlannedLane, paths: Paths) -> Task:
 
 
 def _check_cores(planned: PlannedLane) -> None:
-    """By trying: a server that was itself pinned may still give its lanes other cores."""
+    """Raises PlanError for a core that cannot be used.
+
+    Tries each one, since a server that is itself pinned may still give its lanes other cores.
+    """
     before = os.sched_getaffinity(0)
     for core in planned.cores:
         try:
@@ -140,8 +142,8 @@ def _check_cores(planned: PlannedLane) -> None:
             os.sched_setaffinity(0, before)
 
 
-def opened(path: PlannedPath, bundle: Bundle, stack: TierStack | None = None) -> Runtime:
-    """The runtime of a path, warm; over its tiers where it has some. Raises RuntimeUnavailable."""
+def open_path(path: PlannedPath, bundle: Bundle, stack: TierStack | None = None) -> Runtime:
+    """Opens and warms up the runtime of a path, over its tiers if it has some. Raises RuntimeUnavailable."""
     runtime = open_runtime(path.runtime, bundle, path.device, path.precision, stack)
     if stack is not None:
         runtime = TieredRuntime(runtime)

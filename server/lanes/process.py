@@ -1,8 +1,8 @@
-"""The process lane: batches execute in a process of the lane's own.
+"""The process lane: executes batches in its own process.
 
-The event loop writes a batch to shared memory, wakes the worker, and hears by a descriptor when it is
-done. A worker that ends costs this lane only: its batch is settled with LaneDied, and `restart` starts
-another.
+The event loop writes a batch to shared memory, wakes the worker, and is signaled through a descriptor when it
+is done. If the worker ends, only this lane is lost: its batch is settled with LaneDied, and `restart` starts
+another worker.
 """
 
 from __future__ import annotations
@@ -18,18 +18,23 @@ from polyrec.models.schema.batch import Batch
 from polyrec.planner.plan import LaneKind
 from polyrec.server.lanes.child import Child
 from polyrec.server.lanes.lane import Executed, LaneDied, OnDeath, Settle
-from polyrec.server.lanes.task import Task
+from polyrec.server.lanes.task import WorkerTask
 
 log = logging.getLogger("polyrec.lanes")
 
 
 class ProcessLane:
-    """Opening blocks until the worker is ready; raises RuntimeUnavailable, BundleError."""
+    """A lane in its own process.
+
+    The constructor blocks until the worker is ready. Raises RuntimeUnavailable or BundleError.
+    """
 
     kind: LaneKind = "process"
 
-    def __init__(self, name: str, task: Task, on_death: OnDeath, files: Sequence[HeldFiles] = ()) -> None:
-        """files: of the task's bundles, held open for as long as the worker may be started again."""
+    def __init__(
+        self, name: str, task: WorkerTask, on_death: OnDeath, files: Sequence[HeldFiles] = ()
+    ) -> None:
+        """files: of the task's bundles, held open while the worker may be started again."""
         self.name = name
         self._task = task.model_dump_json()
         self._inherited = task.descriptors
@@ -82,7 +87,7 @@ class ProcessLane:
     def close(self) -> None:
         self._closed = True
         if self._starting is not None:
-            self._starting.kill()  # whoever waits for it cleans up
+            self._starting.kill()  # the thread that waits for it cleans up
         self._end()
 
     def _start(self) -> Child:
@@ -101,7 +106,7 @@ class ProcessLane:
                 self._child = await asyncio.get_running_loop().run_in_executor(None, self._start)
                 self.attach()
         except RuntimeUnavailable:
-            # `close` killed it while it started: whoever asked for the restart has been cancelled
+            # `close` killed it while it started; the restart was canceled
             if not self._closed:
                 raise
         finally:
@@ -119,8 +124,8 @@ class ProcessLane:
         child, settle = self._child, self._settle
         if child is None:
             return
-        how = f"process {child.pid} {child.obituary()}"
-        # here, where every death comes by, whether the lane had a batch or not
+        how = f"process {child.pid} {child.exit_reason()}"
+        # logged here, since every death is seen here, with or without a batch
         log.error("lane %s died: %s", self.name, how)
         outcome: Executed | Exception = LaneDied(f"lane '{self.name}': {how}")
         if settle is not None and child.has_answered():  # it ended after its work

@@ -1,4 +1,4 @@
-"""What the worker of a process lane is told: which paths to open, and where to run."""
+"""The task of a process lane's worker: the paths to open, and the cores to run on."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from polyrec.models.runtimes.runtime import Runtime
 from polyrec.server.lanes.warm_up import warm_up
 
 
-class OpenPath(Strict):
+class PathTask(Strict):
     """One path.
 
-    folder: of the bundle, for messages. files: descriptors of its files, which the worker inherits, so that
-    it reads what the server has checked, whatever stands in the folder by now. version: of the bundle.
+    folder: the bundle's, for messages. files: descriptors of its files, which the worker inherits, so that it
+    reads what the server has verified even if the folder has changed since. version: the bundle's.
     """
 
     name: str
@@ -30,31 +30,31 @@ class OpenPath(Strict):
     precision: DensePrecision
 
     def open(self, files: HeldFiles) -> Runtime:
-        """Its runtime, warm. Raises BundleError, RuntimeUnavailable."""
+        """Opens and warms up its runtime. Raises BundleError or RuntimeUnavailable."""
         weights = open_weights(files, self.version)
         runtime = open_runtime(self.runtime, weights, self.device, self.precision)
         warm_up(runtime, weights.manifest.schema_)
         return runtime
 
 
-class Task(Strict):
-    """All paths of a lane; a batch names one by its position. cores: empty for any."""
+class WorkerTask(Strict):
+    """All paths of a lane, which a batch names by index. cores: empty for any."""
 
-    paths: tuple[OpenPath, ...]
+    paths: tuple[PathTask, ...]
     cores: tuple[int, ...] = ()
 
     @property
     def descriptors(self) -> frozenset[int]:
-        """What the worker has to inherit."""
+        """The file descriptors that the worker inherits."""
         return frozenset(fd for path in self.paths for fd in path.files.values())
 
     def open(self) -> tuple[Runtime, ...]:
-        """The runtime of every path, in the worker. Raises BundleError, RuntimeUnavailable."""
+        """Opens the runtime of every path, in the worker. Raises BundleError or RuntimeUnavailable."""
         held: dict[frozenset[int], HeldFiles] = {}
         runtimes = []
         for path in self.paths:
-            own = frozenset(path.files.values())
-            if own not in held:  # paths of one bundle share its descriptors, which one object closes
-                held[own] = HeldFiles(path.folder, path.files)
-            runtimes.append(path.open(held[own]))
+            descriptors = frozenset(path.files.values())
+            if descriptors not in held:  # paths of one bundle share its descriptors, which one object closes
+                held[descriptors] = HeldFiles(path.folder, path.files)
+            runtimes.append(path.open(held[descriptors]))
         return tuple(runtimes)

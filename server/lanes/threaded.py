@@ -1,7 +1,7 @@
-"""The threaded lane: a thread of the server executes, the event loop goes on.
+"""The threaded lane: executes batches in a thread of the server, beside the event loop.
 
-For a device that works while the host waits. On a CPU the thread and the loop share the interpreter
-lock, which changes hands every 5 ms at worst: docs/lanes.md has what that costs.
+It is meant for a device that works while the host waits. On a CPU the thread and the event loop share the
+interpreter lock, which may change hands only every 5 ms (docs/lanes.md).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from polyrec.planner.plan import LaneKind
 from polyrec.server.lanes.lane import Executed, Settle, attempt
 
 CLOSE_S = 5.0
-"""A thread cannot be ended; one that is stuck in its batch is left behind after this, as a daemon."""
+"""Wait for the thread to end; one that is stuck in a batch remains as a daemon thread."""
 
 Work = tuple[Runtime, Batch, Settle, asyncio.AbstractEventLoop]
 
 
 class ThreadedLane:
-    """cores: the thread runs on these only; empty for any."""
+    """A lane in a thread. cores: the ones that it may run on; empty for any."""
 
     kind: LaneKind = "thread"
     pid: None = None
@@ -56,15 +56,15 @@ class ThreadedLane:
     def _run(self) -> None:
         import torch
 
-        torch.set_num_threads(1)  # torch counts them a thread
+        torch.set_num_threads(1)  # a setting of each thread
         if self._cores:
-            os.sched_setaffinity(0, self._cores)  # of this thread
+            os.sched_setaffinity(0, self._cores)  # of this thread only
         while (work := self._work.get()) is not None:
             runtime, batch, settle, loop = work
             outcome = attempt(runtime, batch)
-            with suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits for this
+            with suppress(RuntimeError):  # the loop was closed meanwhile
                 loop.call_soon_threadsafe(self._settle, settle, outcome)
-            del work, batch, settle, outcome  # or the last batch is held until the next
+            del work, batch, settle, outcome  # releases the batch before the next one comes
 
     def _settle(self, settle: Settle, outcome: Executed | Exception) -> None:
         if self.alive:

@@ -1,4 +1,4 @@
-"""First-time set-up is paid before the first client comes: small batches of each shape, executed once."""
+"""Executes small batches of each shape once, so that no client waits for first-time initialization."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROWS = (1, 64)
 
 
 def warm_up(runtime: Runtime, schema: Schema) -> None:
-    """Executes a small and a larger batch of each kind, of the hottest row of every table."""
+    """Executes small and larger batches, plain and ranked, of the hottest row of every table."""
     for rows in ROWS:
         context, candidate = _hottest(schema, "context", rows), _hottest(schema, "candidate", rows)
         runtime.predict(Batch(context, candidate))
@@ -21,7 +21,7 @@ def warm_up(runtime: Runtime, schema: Schema) -> None:
 
 
 def _hottest(schema: Schema, role: Role, rows: int) -> Block:
-    """Rank 0 in every single-valued feature, one such value in every bag, zero in every dense one."""
+    """A block with rank 0 in every single-valued feature and bag, and zero in every dense feature."""
     layout = schema.layout(role)
     values = rows * len(layout.bags)
     return Block(

@@ -1,7 +1,7 @@
-"""The worker: the process of a lane. Only server/lanes/child.py starts it.
+"""The worker process of a lane; only server/lanes/child.py starts it.
 
-What it shall open is read from the mailbox; then it executes the batches put there, one after another,
-until the server ends. It knows nothing of requests, queues or deadlines.
+It reads its task from the mailbox, opens the paths, and then executes the batches put there, one after
+another, until the server ends.
 """
 
 from __future__ import annotations
@@ -27,51 +27,51 @@ clock = time.perf_counter
 
 def main(name: str, mailbox_fd: int, wake: int, done: int, lifeline: int) -> None:
     die_with(lifeline)
-    # The server drains when it is told to stop, and ends its workers after that.
+    # on these signals the server drains, and ends its workers after that
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     from polyrec.server.app.logs import log_to_stderr
-    from polyrec.server.lanes.mailbox import Mailbox, State
+    from polyrec.server.lanes.mailbox import Mailbox, WorkerState
 
     log_to_stderr("warning", f" {name}")
 
     mailbox = Mailbox(mailbox_fd)
     try:
-        runtimes = _opened(mailbox.said()[1])
+        runtimes = _open_paths(mailbox.said()[1])
     except Exception as e:
         from polyrec.models.errors import PolyrecError
 
         if not isinstance(e, PolyrecError):
             log.exception("its paths cannot be opened")
-        mailbox.say(State.UNAVAILABLE, f"{type(e).__name__}: {_one_line(e)}")
+        mailbox.say(WorkerState.UNAVAILABLE, f"{type(e).__name__}: {_one_line(e)}")
         os.eventfd_write(done, 1)
         return
     gc.collect()
     gc.freeze()
-    mailbox.say(State.READY)
+    mailbox.say(WorkerState.READY)
     os.eventfd_write(done, 1)
     _work(mailbox, runtimes, wake, done)
 
 
 def die_with(lifeline: int) -> None:
-    """The kernel kills this process as soon as the other end of the pipe is closed.
+    """Makes the kernel kill this process as soon as the other end of a pipe is closed.
 
-    Without a thread, and whatever this process is doing: the pipe's signal for input, which nobody
-    writes, is made SIGKILL.
+    The pipe's signal for input, which is never written, is set to SIGKILL: this needs no thread, and works
+    whatever the process is doing.
     """
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
     poller = select.poll()
     poller.register(lifeline)
-    if poller.poll(0):  # it was closed before the signal was asked for
+    if poller.poll(0):  # it was closed before the signal was set
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _opened(told: str) -> Sequence[Runtime]:
-    from polyrec.server.lanes.task import Task
+def _open_paths(task_json: str) -> Sequence[Runtime]:
+    from polyrec.server.lanes.task import WorkerTask
 
-    task = Task.model_validate_json(told)
+    task = WorkerTask.model_validate_json(task_json)
     if task.cores:
         os.sched_setaffinity(0, task.cores)
 
@@ -81,12 +81,12 @@ def _opened(told: str) -> Sequence[Runtime]:
 
     torch.set_num_threads(1)
     runtimes = task.open()
-    keep_memory()  # only from here on: what opening needed for a while is given back
+    keep_memory()  # only now, so that memory needed for opening is returned first
     return runtimes
 
 
 def _work(mailbox: Mailbox, runtimes: Sequence[Runtime], wake: int, done: int) -> None:
-    from polyrec.server.lanes.mailbox import State
+    from polyrec.server.lanes.mailbox import WorkerState
 
     while True:
         os.eventfd_read(wake)
@@ -94,12 +94,12 @@ def _work(mailbox: Mailbox, runtimes: Sequence[Runtime], wake: int, done: int) -
             _execute(mailbox, runtimes, done)
         except Exception as e:
             log.exception("a batch failed")
-            mailbox.say(State.FAILED, f"{type(e).__name__}: {_one_line(e)}")
+            mailbox.say(WorkerState.FAILED, f"{type(e).__name__}: {_one_line(e)}")
             os.eventfd_write(done, 1)
 
 
 def _execute(mailbox: Mailbox, runtimes: Sequence[Runtime], done: int) -> None:
-    """One batch. What it made on the way is let go only after the server was told, which waits for that."""
+    """Executes one batch. Intermediate arrays are freed after the server, which waits, has been signaled."""
     path, batch = mailbox.take()
     runtime = runtimes[path]
     start = clock()

@@ -1,7 +1,7 @@
-"""Counting: what becomes of requests and batches in, increments of bound metrics out.
+"""Counts requests and batches: the hot side of `server/metrics/metrics.py`.
 
-The hot side of `server/metrics/metrics.py`: children are bound once, and answers and batches are put down and
-counted some at a time, before anybody reads at the latest.
+Metric children are bound once. Answers and batches are buffered, and flushed every 32 of them or when the
+metrics are read.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from dataclasses import dataclass
 from itertools import compress
 
 from polyrec.models.schema.encoder import Encoder
-from polyrec.server.dispatch.observer import Batched
+from polyrec.server.dispatch.observer import ExecutedBatch
 from polyrec.server.metrics.instruments import Counter, Histogram
 from polyrec.server.metrics.statistics import Statistics
-from polyrec.server.metrics.unknown_ids import Lookups, Unknown, count_of, lookups_of, rows_of
+from polyrec.server.metrics.unknown_ids import Lookups, UnknownIdCounter, count_of, lookups_of, rows_of
 
-KEPT = "ok"
+OK = "ok"
 """The outcome of an answer within its budget."""
-COUNTED_AT_ONCE = 32
-"""Answers, or batches, of a path. Not more: the request that waits for the counting should not notice."""
+FLUSH_SIZE = 32
+"""Buffered answers, or batches, of a path. Small, since one request waits while they are counted."""
 
 
 class Outcomes:
-    """Requests by how they ended. A histogram that nothing fell into yet is not there; a counter is, at 0."""
+    """Requests by outcome. Counters exist from the start, histograms from the first observation."""
 
     def __init__(self, counters: dict[str, Counter], histogram: Callable[[str], Histogram]) -> None:
         self._counters = counters
@@ -32,7 +32,7 @@ class Outcomes:
         self._bound: dict[str, Histogram] = {}
 
     def finished(self, outcome: str, *seconds: float) -> None:
-        """Requests that ended so. seconds: what each took."""
+        """Counts finished requests. seconds: the duration of each."""
         self._counters[outcome].value += len(seconds)
         histogram = self._bound.get(outcome)
         if histogram is None:
@@ -41,10 +41,9 @@ class Outcomes:
 
 
 class EndpointMetrics:
-    """Requests of one endpoint on one path. rows: of late answers, and of those in time.
+    """Requests of one endpoint on one path. rows: counters of late answers and of those in time.
 
-    Answers are put down and counted some at a time, before anybody reads at the latest: counting one takes
-    a third of the time when others of its kind have just been counted.
+    Answers are buffered, since counting one directly after others takes a third of the time.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class EndpointMetrics:
         degraded: dict[str, Counter],
     ) -> None:
         self.outcomes = outcomes
-        self._parse, self._queue, self._serialise = phases
+        self._parse, self._queue, self._serialize = phases
         self._rows = tuple(rows)
         self._degraded = degraded
         self._pending: list[tuple[bool, float, int, float, float, float, str | None]] = []
@@ -67,52 +66,52 @@ class EndpointMetrics:
         rows: int,
         parse_s: float,
         queue_s: float,
-        serialise_s: float,
+        serialize_s: float,
         reason: str | None,
     ) -> None:
-        """A request got its answer. reason: why it was of less than the best quality, None if it was not."""
-        self._pending.append((in_time, took_s, rows, parse_s, queue_s, serialise_s, reason))
-        if len(self._pending) >= COUNTED_AT_ONCE:
+        """Records an answered request. reason: why quality was degraded, None if it was not."""
+        self._pending.append((in_time, took_s, rows, parse_s, queue_s, serialize_s, reason))
+        if len(self._pending) >= FLUSH_SIZE:
             self.flush()
 
     def __del__(self) -> None:
-        # a plan that was replaced goes with its last answers put down
+        # the instruments of a replaced plan are dropped with answers still buffered
         self.flush()
 
     def flush(self) -> None:
-        """Counts what was put down."""
+        """Counts what is buffered."""
         if not self._pending:
             return
-        in_time, took_s, rows, parse_s, queue_s, serialise_s, reasons = zip(*self._pending, strict=True)
+        in_time, took_s, rows, parse_s, queue_s, serialize_s, reasons = zip(*self._pending, strict=True)
         self._pending.clear()
-        for outcome, kept in ((KEPT, True), ("late", False)):
-            if kept in in_time:
-                which = [one is kept for one in in_time]
+        for outcome, within in ((OK, True), ("late", False)):
+            if within in in_time:
+                which = [one is within for one in in_time]
                 self.outcomes.finished(outcome, *compress(took_s, which))
-                self._rows[kept].value += sum(compress(rows, which))
+                self._rows[within].value += sum(compress(rows, which))
         for reason in filter(None, reasons):
             self._degraded[reason].value += 1
         self._parse.observe_all(parse_s)
         self._queue.observe_all(queue_s)
-        self._serialise.observe_all(serialise_s)
+        self._serialize.observe_all(serialize_s)
 
 
 @dataclass(frozen=True, slots=True)
 class LaneMetrics:
-    """One lane: how often did it die, how long did it work."""
+    """Counters of one lane: deaths, and busy seconds."""
 
     deaths: Counter
     busy: Counter
 
 
-_Kept = tuple[float, float, float, float, int, int, Encoder | None, Lookups]
+_BatchRecord = tuple[float, float, float, float, int, int, Encoder | None, Lookups]
 
 
 class BatchMetrics:
-    """Batches of one path, counted some at a time.
+    """Batches of one path, buffered.
 
-    Of a batch only what is needed is kept: holding on to all of its arrays would make the next one take
-    fresh memory, which costs more than the counting.
+    Only the needed arrays of a batch are kept: keeping all would make the next batch use fresh memory, which
+    costs more than the counting.
     """
 
     def __init__(
@@ -121,7 +120,7 @@ class BatchMetrics:
         batch_rows: Histogram,
         queries: Counter,
         tier: tuple[Counter, Counter] | None,
-        unknown: Unknown,
+        unknown: UnknownIdCounter,
         lanes: Sequence[LaneMetrics],
         statistics: Statistics,
     ) -> None:
@@ -132,22 +131,23 @@ class BatchMetrics:
         self._unknown = unknown
         self._lanes = lanes
         self._statistics = statistics
-        self._pending: list[_Kept] = []
+        self._pending: list[_BatchRecord] = []
 
-    def executed(self, batched: Batched) -> None:
-        lane, _, batch, queries, encode_s, embed_s, dense_s, took_s, encoder = batched
+    def executed(self, executed: ExecutedBatch) -> None:
+        """Records an executed batch."""
+        lane, _, batch, queries, encode_s, embed_s, dense_s, took_s, encoder = executed
         looked_up = lookups_of(batch)
         self._pending.append((encode_s, embed_s, dense_s, took_s, queries, lane, encoder, looked_up))
-        if len(self._pending) == COUNTED_AT_ONCE:
-            # not now: the batch's answers have yet to be written
+        if len(self._pending) == FLUSH_SIZE:
+            # later: the batch's answers have yet to be written
             asyncio.get_running_loop().call_soon(self.flush)
 
     def __del__(self) -> None:
-        # a plan that was replaced goes with its last answers put down
+        # the instruments of a replaced plan are dropped with answers still buffered
         self.flush()
 
     def flush(self) -> None:
-        """Counts what was put down."""
+        """Counts what is buffered."""
         if not self._pending:
             return
         kept = tuple(zip(*self._pending, strict=True))
@@ -170,7 +170,7 @@ class BatchMetrics:
 
 
 class Recorder:
-    """Tells the dispatcher's batches and lanes to the metrics and to the protocol's statistics."""
+    """The dispatcher's observer: records batches and lane deaths in the metrics."""
 
     def __init__(
         self,
@@ -182,8 +182,8 @@ class Recorder:
         self._executed = [path.executed for path in paths]
         self.ticked = ticked
 
-    def batch_executed(self, batched: Batched) -> None:
-        self._executed[batched.path](batched)
+    def batch_executed(self, batch: ExecutedBatch) -> None:
+        self._executed[batch.path](batch)
 
     def lane_alive(self, lane: int, alive: bool) -> None:
         if not alive:

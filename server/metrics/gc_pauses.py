@@ -1,7 +1,7 @@
-"""Python's garbage collector, timed: while it goes over its objects, nothing else happens on the loop.
+"""Times Python's garbage collector, which blocks the event loop while it runs.
 
-Queries are made so that they leave it nothing (tests/server/http/test_direct.py); what it takes all the same
-is told, since nobody sees it otherwise: no counter of the request that it holds up has it.
+Queries leave it nothing to collect (tests/server/http/connection/test_connection.py); its pauses are measured
+separately because no phase of a request includes them.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from types import TracebackType
 from polyrec.server.dispatch.dispatcher import clock
 
 
-class Collector:
-    """Tells of every collection its generation (0 to 2) and its seconds. Use as a context."""
+class GcTimer:
+    """Context that reports the generation (0 to 2) and the seconds of every collection."""
 
-    def __init__(self, tell: Callable[[int, float], object]) -> None:
-        self._tell = tell
+    def __init__(self, report: Callable[[int, float], object]) -> None:
+        self._report = report
         self._began_s = 0.0
 
-    def __enter__(self) -> Collector:
-        gc.callbacks.append(self._told)
+    def __enter__(self) -> GcTimer:
+        gc.callbacks.append(self._on_collection)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        gc.callbacks.remove(self._told)
+        gc.callbacks.remove(self._on_collection)
 
-    def _told(self, phase: str, info: dict[str, int]) -> None:
+    def _on_collection(self, phase: str, info: dict[str, int]) -> None:
         if phase == "start":
             self._began_s = clock()
         else:
-            self._tell(info["generation"], clock() - self._began_s)
+            self._report(info["generation"], clock() - self._began_s)

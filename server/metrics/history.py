@@ -1,7 +1,7 @@
-"""The last minutes of what was counted, for the status page: who opens it sees what has just happened.
+"""Keeps samples of the counters of the last five minutes, for the status page.
 
-Samples of the counters are kept every two seconds while requests come (the control loop turns) or somebody
-looks; whoever reads them takes differences. Nothing else is stored, and nothing on the path of requests.
+A sample is taken every two seconds while the control loop runs or the page is open; a reader takes
+differences.
 """
 
 from __future__ import annotations
@@ -17,24 +17,27 @@ Sample = dict[str, Any]
 
 
 class History:
-    """`sample` makes one, JSON-able; its key `t` becomes the seconds since `started_s`, of the same clock."""
+    """The samples of one server.
+
+    sample: makes one, JSON-able. started_s: time from which the key `t` of a sample counts, in seconds.
+    """
 
     def __init__(self, sample: Callable[[], Sample], started_s: float) -> None:
         self._sample = sample
         self._started_s = started_s
-        self._kept: deque[Sample] = deque(maxlen=round(KEPT_S / EVERY_S))
+        self._samples: deque[Sample] = deque(maxlen=round(KEPT_S / EVERY_S))
         self._due_s = started_s
 
     def note(self, now_s: float) -> None:
-        """Keeps a sample if it is time for one."""
+        """Takes and keeps a sample if one is due."""
         if now_s >= self._due_s:
             self._due_s = now_s + EVERY_S
-            self._kept.append(self.now(now_s))
+            self._samples.append(self.now(now_s))
 
     def now(self, now_s: float) -> Sample:
-        """A sample of this moment, which is not kept."""
+        """Takes a sample without keeping it."""
         return {"t": round(now_s - self._started_s, 3)} | self._sample()
 
     def since(self, t: float) -> list[Sample]:
         """The samples later than `t`, oldest first."""
-        return [sample for sample in self._kept if sample["t"] > t]
+        return [sample for sample in self._samples if sample["t"] > t]

@@ -1,10 +1,10 @@
-"""Counters, gauges and histograms of one server, and Prometheus's text made of them.
+"""Counters, gauges and histograms of one server, and their Prometheus text.
 
-What is counted goes in on the event loop, the text that is scraped comes out of the same loop: both are paid
-by requests. prometheus_client's `observe` takes a lock and several microseconds, and its text of two
-thousand lines holds up every request in the loop for tens of milliseconds
-(benchmarks/http/metrics_overhead.py). Here a child is a few plain numbers, and all of a line but its value
-is written once, when the child is made."""
+Both counting and scraping happen on the event loop and delay requests. prometheus_client's `observe` takes a
+lock and several microseconds, and its text of 2,000 lines blocks the loop for tens of milliseconds
+(benchmarks/http/metrics_overhead.py). Here a child is a few plain numbers, and the text of a line up to its
+value is made once, with the child.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Kind = Literal["counter", "gauge", "histogram", "info"]
 
 
 class Counter:
-    """Goes up only."""
+    """A value that only increases."""
 
     __slots__ = ("_line", "value")
 
@@ -32,7 +32,7 @@ class Counter:
 
 
 class Gauge:
-    """What is the case now. `name` as the family has it; an info metric is a gauge that is 1."""
+    """A current value. An info metric is a gauge that is 1."""
 
     __slots__ = ("_line", "value")
 
@@ -48,7 +48,7 @@ class Gauge:
 
 
 class Histogram:
-    """How often a value fell up to each edge. counts: by bucket, the last one beyond all edges."""
+    """Counts of values by bucket. counts: one for each edge (inclusive), and one beyond all edges."""
 
     __slots__ = ("_lines", "counts", "edges", "sum")
 
@@ -65,7 +65,7 @@ class Histogram:
         self.sum += value
 
     def observe_all(self, values: Iterable[float]) -> None:
-        """`observe` of each, in order."""
+        """Observes each value."""
         counts, edges, total = self.counts, self.edges, self.sum
         for value in values:
             counts[bisect_left(edges, value)] += 1
@@ -74,11 +74,11 @@ class Histogram:
 
     def lines(self) -> Iterator[str]:
         *buckets, count, total = self._lines
-        below = 0
-        for start, own in zip(buckets, self.counts, strict=True):
-            below += own
-            yield start + repr(below)
-        yield count + repr(below)
+        cumulative = 0
+        for start, in_bucket in zip(buckets, self.counts, strict=True):
+            cumulative += in_bucket
+            yield start + repr(cumulative)
+        yield count + repr(cumulative)
         yield total + repr(self.sum)
 
 
@@ -86,7 +86,7 @@ C = TypeVar("C", Counter, Gauge, Histogram)
 
 
 class Family(Generic[C]):
-    """One metric: a child for every combination of label values that was asked for."""
+    """One metric, with a child for every combination of label values in use."""
 
     def __init__(
         self,
@@ -98,9 +98,9 @@ class Family(Generic[C]):
         edges: Sequence[float] = (),
     ) -> None:
         if list(edges) != sorted(set(edges)):
-            raise ValueError(f"metric {name}: its edges do not ascend")
+            raise ValueError(f"metric {name}: its edges are not ascending")
         if "\\" in what or "\n" in what:
-            raise ValueError(f"metric {name}: its help is one line without backslashes")
+            raise ValueError(f"metric {name}: its help must be one line without backslashes")
         self.kind, self.name, self.what, self.label_names, self.edges = kind, name, what, labels, tuple(edges)
         self._make: Callable[[str, tuple[str, ...], Sequence[float]], C] = make
         self.children: dict[tuple[str, ...], C] = {}
@@ -109,16 +109,16 @@ class Family(Generic[C]):
 
     @property
     def exposed(self) -> str:
-        """The name that is scraped: counters have `_total`."""
+        """The name in the text: counters have the suffix `_total`."""
         return f"{self.name}_total" if self.kind == "counter" else self.name
 
     def labels(self, *values: str) -> C:
-        """The child of these label values, in the order of `label_names`; made when first asked for."""
+        """Returns the child of these label values, in the order of `label_names`; makes it if needed."""
         child = self.children.get(values)
         if child is None:
             pairs = zip(self.label_names, values, strict=True)
-            written = tuple(sorted(f'{name}="{escaped(value)}"' for name, value in pairs))
-            child = self.children[values] = self._make(self.name, written, self.edges)
+            pairs_text = tuple(sorted(f'{name}="{escaped(value)}"' for name, value in pairs))
+            child = self.children[values] = self._make(self.name, pairs_text, self.edges)
         return child
 
     @property
@@ -127,12 +127,12 @@ class Family(Generic[C]):
         return self.labels()
 
     def clear(self) -> None:
-        """Forgets every child: what they told of is not there any more."""
+        """Removes every child."""
         self.children.clear()
 
     def lines(self) -> Iterator[str]:
-        """Its text, nothing if it has no children."""
-        # a copy: a plan that is being loaded beside may add children
+        """Yields its text; nothing if it has no children."""
+        # a copy, since loading another plan in a thread may add children
         children = list(self.children.values())
         if not children:
             return
@@ -147,38 +147,38 @@ AnyFamily = Family[Counter] | Family[Gauge] | Family[Histogram]
 
 
 class Registry:
-    """The metrics of one server, in the order in which they are given out."""
+    """The metrics of one server, in the order of its text."""
 
     def __init__(self) -> None:
         self.families: list[AnyFamily] = []
 
     def counter(self, name: str, what: str, *labels: str) -> Family[Counter]:
-        return self._kept(Family(Counter, "counter", name, what, labels))
+        return self._add(Family(Counter, "counter", name, what, labels))
 
     def gauge(self, name: str, what: str, *labels: str) -> Family[Gauge]:
-        return self._kept(Family(Gauge, "gauge", name, what, labels))
+        return self._add(Family(Gauge, "gauge", name, what, labels))
 
     def info(self, name: str, what: str, *labels: str) -> Family[Gauge]:
-        """A gauge that is always 1: its labels are what it says."""
-        return self._kept(Family(Gauge, "info", name, what, labels))
+        """A gauge that is always 1; the information is in its labels."""
+        return self._add(Family(Gauge, "info", name, what, labels))
 
     def histogram(self, name: str, what: str, edges: Sequence[float], *labels: str) -> Family[Histogram]:
-        return self._kept(Family(Histogram, "histogram", name, what, labels, edges))
+        return self._add(Family(Histogram, "histogram", name, what, labels, edges))
 
     def text(self) -> str:
         """Prometheus's text format, version 0.0.4."""
         return "\n".join([line for family in self.families for line in family.lines()]) + "\n"
 
-    def _kept(self, family: Family[C]) -> Family[C]:
+    def _add(self, family: Family[C]) -> Family[C]:
         self.families.append(family)
         return family
 
 
 def line(name: str, labels: tuple[str, ...]) -> str:
-    """A sample without its value."""
+    """The text of a sample up to its value."""
     return f"{name}{{{','.join(labels)}}} " if labels else f"{name} "
 
 
 def escaped(value: str) -> str:
-    """A label's value as the text format wants it."""
+    """Escapes a label's value for the text format."""
     return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')

@@ -1,10 +1,9 @@
-"""What the server counts, for Prometheus and for the status page.
+"""The metrics of one server, for Prometheus, the status page and docs/metrics.md.
 
-Every finished request, every phase of it, every executed batch and every turn of the control loop is recorded
-here; `render` gives the text that is scraped, `families` the same numbers to the status page and to
-docs/metrics.md. One instance per server, so that several can live in one process. Labels are
-bounded (endpoints, paths, lanes, outcomes, reasons, features, tiers), and their children are bound once.
-What the router knows (rates, prices, corrections, breakers) is asked of it at every scrape.
+Requests, their phases, executed batches and control ticks are recorded as they happen; the router's state
+(rates, prices, corrections, breakers) and the tiers' figures are read at every scrape. Label values are
+bounded: endpoints, paths, lanes, outcomes, reasons, features and tiers. Each server has its own instance, so
+that several can share a process.
 """
 
 from __future__ import annotations
@@ -22,28 +21,28 @@ from polyrec.models.tiers.figures import Figures
 from polyrec.models.tiers.updates.drift import Moves
 from polyrec.planner.routing.query import DEGRADED
 from polyrec.server.dispatch.dispatcher import Dispatcher, clock
-from polyrec.server.metrics.counting import KEPT, BatchMetrics, EndpointMetrics, LaneMetrics, Outcomes
+from polyrec.server.metrics.counting import OK, BatchMetrics, EndpointMetrics, LaneMetrics, Outcomes
 from polyrec.server.metrics.history import History
 from polyrec.server.metrics.instruments import AnyFamily, Registry
 from polyrec.server.metrics.router_metrics import RouterMetrics
 from polyrec.server.metrics.statistics import Statistics
 from polyrec.server.metrics.tier_metrics import TierMetrics
-from polyrec.server.metrics.unknown_ids import Unknown
+from polyrec.server.metrics.unknown_ids import UnknownIdCounter
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-PROMISED_SHARE = 0.99
-"""Of the requests that are the server's to answer, this share is answered within its latency budget."""
-BROKEN = ("late", "overloaded", "expired", "unavailable", "error")
-"""Outcomes that break the promise. `invalid` and `cancelled` are the client's, and do not count."""
-OUTCOMES = (KEPT, *BROKEN, "invalid", "cancelled")
-REFUSALS = ("unauthorized", "guessing", "forbidden", "limited")
-"""Why a client is refused before its request is read: see the metric."""
+SLO_SHARE = 0.99
+"""Service level objective: share of requests answered within their latency budget."""
+SLO_MISSES = ("late", "overloaded", "expired", "unavailable", "error")
+"""Outcomes that miss the SLO. `invalid` and `cancelled` are caused by the client and do not count."""
+OUTCOMES = (OK, *SLO_MISSES, "invalid", "cancelled")
+ACCESS_REASONS = ("unauthorized", "guessing", "forbidden", "limited")
+"""Why a request is rejected by authentication or rights; see the metric's help."""
 REASONS = tuple(reason.value for reason in DEGRADED)
 
-# Latency targets (0.5, 1, 2, 5, 10, 20, 50, 60, 80, 100 ms ...) are edges, so that the share within one is
-# read off. Between 0.5 and 100 ms neighbors are at most 8.2% apart: a p50 or p99 interpolated between
-# them is at most that wrong whatever the distribution, and within 5% for all that are not needles.
+# Common latency targets (0.5, 1, 2, 5, 10, 20, 50, 60, 80, 100 ms ...) are edges, so that the share within
+# one is exact. Between 0.5 and 100 ms neighboring edges are at most 8.2% apart, which bounds the error of an
+# interpolated p50 or p99; it is within 5% unless the distribution is concentrated in one bucket.
 _DECADE = (1, 1.08, 1.16, 1.25, 1.35, 1.45, 1.55, 1.65, 1.78, 1.9, 2, 2.15, 2.3, 2.45, 2.6, 2.8, 3, 3.2,
            3.4, 3.65, 3.9, 4.2, 4.5, 4.8, 5, 5.4, 5.8, 6, 6.4, 6.8, 7.3, 7.8, 8, 8.6, 9.3)  # fmt: skip
 REQUEST_EDGES_S = (
@@ -67,22 +66,22 @@ class Metrics:
         ProcessCollector(registry=self._process)
         self.requests = registry.counter(
             "polyrec_requests",
-            "Requests by how they ended. ok: answered within the budget; late: answered after it;"
+            "Requests by outcome. ok: answered within the budget; late: answered after it;"
             " overloaded: 429; expired: 504; unavailable: 503; error: 500; invalid: another 4xx, or 429 for"
             " the client's own rate; cancelled: the client left.",
             *("endpoint", "outcome"),
         )
         self.seconds = registry.histogram(
             "polyrec_request_seconds",
-            "Time from the last byte of a request to its answer, whatever the outcome; path is none where"
+            "Time from the last byte of a request to its answer, for every outcome; path is none where"
             " none was chosen. Combinations that did not occur are left out.",
             REQUEST_EDGES_S,
             *("endpoint", "path", "outcome"),
         )
         self.phases = registry.histogram(
             "polyrec_phase_seconds",
-            "Time of a phase. parse, queue and serialise are observed once a request, encode, embed and dense"
-            " once a batch, so that the sums are the time spent.",
+            "Time of a phase. parse, queue and serialise are observed once per request; encode, embed and"
+            " dense once per batch, so that the sums are the time spent.",
             PHASE_EDGES_S,
             *("path", "phase"),
         )
@@ -93,8 +92,7 @@ class Metrics:
         )
         self.degraded = registry.counter(
             "polyrec_degraded",
-            "Answers of less than the best quality that the plan has. "
-            "reason: load, deadline, failure, probe.",
+            "Answers of lower quality than the plan's best path. reason: load, deadline, failure, probe.",
             *("path", "reason"),
         )
         self._batch_rows = registry.histogram(
@@ -104,7 +102,7 @@ class Metrics:
             "polyrec_batch_queries", "Queries executed in batches.", "path"
         )
         self.lane_deaths = registry.counter(
-            "polyrec_lane_deaths", "Times that a lane's process ended unasked.", "lane"
+            "polyrec_lane_deaths", "Unexpected ends of a lane's process.", "lane"
         )
         self._lane_busy = registry.counter(
             "polyrec_lane_busy_seconds", "Time that a lane spent on batches.", "lane"
@@ -112,52 +110,54 @@ class Metrics:
         self._tiers = TierMetrics(registry)
         self.lookups, self.hits = self._tiers.lookups, self._tiers.hits
         self._unknown = registry.counter(
-            "polyrec_oov_lookups", "Look-ups of values that the vocabulary lacks.", "feature"
+            "polyrec_oov_lookups", "Look-ups of values that are not in the vocabulary.", "feature"
         )
         self._routed = RouterMetrics(registry)
         self._tick = registry.histogram(
             "polyrec_control_tick_seconds",
-            "Time of one turn of the control loop: rates, corrections, prices.",
+            "Time of one tick of the control loop: rates, corrections, prices.",
             TICK_EDGES_S,
         )
         self._lag = registry.histogram(
             "polyrec_loop_lag_seconds",
-            "How late the event loop came to the control loop's timer: as long may a request wait unread.",
+            "Delay of the control loop's timer on the event loop: a request may wait as long before it is"
+            " read.",
             TICK_EDGES_S,
         )
         pauses = registry.histogram(
             "polyrec_gc_pause_seconds",
-            "Time for which Python's garbage collector held the process, by the generation it collected.",
+            "Time for which Python's garbage collector blocked the process, by generation.",
             TICK_EDGES_S,
             "generation",
         )
         self._pauses = tuple(pauses.labels(str(generation)) for generation in range(3))
         self.generations = registry.counter(
-            "polyrec_generations", "Plans that took over: the first, every reload and every rollback."
+            "polyrec_generations", "Plans that went into service: the first, every reload and every rollback."
         )
         self.access_refused = registry.counter(
             "polyrec_access_refused",
-            "Requests refused for who sent them. unauthorized: no token, or a wrong one (401); guessing: too"
-            " many wrong tokens from an address (429); forbidden: the token lacks the right (403); limited:"
-            " over the client's rate (429).",
+            "Requests rejected by access control. unauthorized: no token, or a wrong one (401); guessing:"
+            " too many wrong tokens from an address (429); forbidden: the token lacks the right (403);"
+            " limited: over the client's rate (429).",
             "reason",
         )
         self.capped_budgets = registry.counter(
-            "polyrec_capped_budgets", "Latency budgets that were cut to the operator's cap (max_budget_ms)."
+            "polyrec_capped_budgets",
+            "Latency budgets that were capped to the operator's limit (max_budget_ms).",
         )
         self.limited = registry.counter(
             "polyrec_limited",
-            "Requests and connections that met a limit of the HTTP front (docs/protocol.md).",
+            "Requests and connections that exceeded a limit of the HTTP frontend (docs/protocol.md).",
             "limit",
         )
-        self.connections = registry.gauge("polyrec_connections", "Connections that are open.")
+        self.connections = registry.gauge("polyrec_connections", "Open connections.")
         self.buffered_bytes = registry.gauge(
-            "polyrec_buffered_bytes", "Bytes kept of requests that are not complete."
+            "polyrec_buffered_bytes", "Buffered bytes of incomplete requests."
         )
         self._ready = registry.gauge("polyrec_ready", "1 while the server is ready to answer.")
         registry.gauge(
-            "polyrec_promised_share", "Share of requests that is promised to be answered within budget."
-        ).only.set(PROMISED_SHARE)
+            "polyrec_promised_share", "SLO: share of requests to answer within their latency budget."
+        ).only.set(SLO_SHARE)
         self._is_ready: Callable[[], bool] = lambda: False
         self._build = registry.info(
             "polyrec_build_info",
@@ -165,15 +165,15 @@ class Metrics:
             *("version", "bundle", "bundle_version", "runtime", "python"),
         )
         self.history = History(self.sample, clock())
-        self._counting: WeakSet[BatchMetrics | EndpointMetrics] = WeakSet()
+        self._buffering: WeakSet[BatchMetrics | EndpointMetrics] = WeakSet()
 
     @property
     def families(self) -> Sequence[AnyFamily]:
-        """Every metric of Polyrec's own."""
+        """Every metric but those of the process."""
         return self._registry.families
 
     def ask_ready(self, is_ready: Callable[[], bool]) -> None:
-        """At every scrape, whether the server is ready."""
+        """Sets the function that tells at every scrape whether the server is ready."""
         self._is_ready = is_ready
 
     def build(self, code_version: str, bundle: str, bundle_version: str, runtime: str) -> None:
@@ -181,7 +181,7 @@ class Metrics:
         self._build.labels(code_version, bundle, bundle_version, runtime, platform.python_version()).set(1)
 
     def outcomes(self, endpoint: str, path: str) -> Outcomes:
-        """How requests of one endpoint on one path end; path `none` before one is chosen."""
+        """The outcome instruments of one endpoint on one path; path `none` before one is chosen."""
         return Outcomes(
             {outcome: self.requests.labels(endpoint, outcome) for outcome in OUTCOMES},
             lambda outcome: self.seconds.labels(endpoint, path, outcome),
@@ -192,10 +192,10 @@ class Metrics:
         answers = EndpointMetrics(
             self.outcomes(endpoint, path),
             [self.phases.labels(path, phase) for phase in ("parse", "queue", "serialise")],
-            [self.rows.labels(endpoint, path, outcome) for outcome in ("late", KEPT)],
+            [self.rows.labels(endpoint, path, outcome) for outcome in ("late", OK)],
             {reason: self.degraded.labels(path, reason) for reason in REASONS},
         )
-        self._counting.add(answers)
+        self._buffering.add(answers)
         return answers
 
     def path(
@@ -208,27 +208,27 @@ class Metrics:
     ) -> BatchMetrics:
         """The instruments of one path's batches.
 
-        tier: which memory all its rows are in; None if they are in several, whose own figures `tiers` brings.
-        lanes: all of the plan. statistics: what is told of the batches, too.
+        tier: the memory that has all its rows; None if they are in several tiers, whose figures `tiers` adds.
+        lanes: all of the plan. statistics: also records the batches.
         """
         batches = BatchMetrics(
             [self.phases.labels(path, phase) for phase in ("encode", "embed", "dense")],
             self._batch_rows.labels(path),
             self._batch_queries.labels(path),
             None if tier is None else (self.lookups.labels(tier), self.hits.labels(tier)),
-            Unknown(encoder, self._unknown),
+            UnknownIdCounter(encoder, self._unknown),
             lanes,
             statistics,
         )
-        self._counting.add(batches)
+        self._buffering.add(batches)
         return batches
 
     def tiers(self, sources: Iterable[Callable[[], Figures]]) -> None:
-        """Tiers of memory whose figures are asked for at every scrape, in place of those before."""
+        """Sets the tiers whose figures are read at every scrape."""
         self._tiers.watch(sources)
 
     def moved(self, moves: Moves) -> None:
-        """A new order of the rows was sought; told from a thread."""
+        """Records an attempt to reorder rows; called from a thread."""
         self._tiers.moved(moves)
 
     def lane(self, lane: str) -> LaneMetrics:
@@ -236,35 +236,35 @@ class Metrics:
         return LaneMetrics(self.lane_deaths.labels(lane), self._lane_busy.labels(lane))
 
     def ticked(self, late_s: float, took_s: float) -> None:
-        """One turn of the control loop."""
+        """Records one tick of the control loop."""
         self._lag.only.observe(late_s)
         self._tick.only.observe(took_s)
         self.history.note(clock())
 
     def collected(self, generation: int, took_s: float) -> None:
-        """One collection of garbage."""
+        """Records one garbage collection."""
         self._pauses[generation].observe(took_s)
 
     def watch(self, dispatcher: Dispatcher, default_budget_s: float) -> None:
-        """`dispatcher` and its router are asked at every scrape, in place of any before."""
+        """Sets the dispatcher whose state is read at every scrape."""
         self.generations.only.inc()
         self._routed.watch(dispatcher, default_budget_s)
         self.history.note(clock())
 
     def refresh(self) -> None:
-        """Brings up to date what is asked for rather than told."""
+        """Updates all metrics that are read on demand."""
         self.flush()
         self._ready.only.set(self._is_ready())
         self._tiers.refresh()
         self._routed.refresh()
 
     def flush(self) -> None:
-        """Counts what was put down: before anybody reads, be it only the protocol's statistics."""
-        for counting in list(self._counting):
-            counting.flush()
+        """Counts what is buffered; called before any reading, also of the protocol's statistics."""
+        for buffer in list(self._buffering):
+            buffer.flush()
 
     def sample(self) -> dict[str, Any]:
-        """What the status page draws over time: cumulative counts, and the queue and budget of this moment.
+        """A sample for the status page: cumulative counts, and the current queue and budget.
 
         rows: by path, [late, ok]; degraded: answers by reason; latency: answers by bucket of REQUEST_EDGES_S,
         the last beyond all; tiers: [look-ups, hits].
@@ -276,13 +276,13 @@ class Metrics:
             outcomes[outcome] += requests.value
         rows: dict[str, list[float]] = {}
         for (_, path, outcome), counter in self.rows.children.items():
-            rows.setdefault(path, [0, 0])[outcome == KEPT] += counter.value
+            rows.setdefault(path, [0, 0])[outcome == OK] += counter.value
         degraded = dict.fromkeys(REASONS, 0.0)
         for (_, reason), answers in self.degraded.children.items():
             degraded[reason] += answers.value
         latency = [0] * (len(REQUEST_EDGES_S) + 1)
         for (_, _, outcome), seconds in list(self.seconds.children.items()):
-            if outcome in (KEPT, "late"):
+            if outcome in (OK, "late"):
                 latency = [a + b for a, b in zip(latency, seconds.counts, strict=True)]
         tiers = {
             tier: [lookups.value, self.hits.labels(tier).value]
@@ -300,6 +300,6 @@ class Metrics:
         }
 
     def render(self) -> bytes:
-        """Everything, in Prometheus's text format."""
+        """All metrics in Prometheus's text format."""
         self.refresh()
         return self._registry.text().encode() + generate_latest(self._process)

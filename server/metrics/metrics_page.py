@@ -1,4 +1,4 @@
-"""docs/metrics.md, made of the metrics themselves: what the page says is what is scraped.
+"""Generates docs/metrics.md from the metrics themselves.
 
 python -m polyrec.server.metrics.metrics_page          write docs/metrics.md
 python -m polyrec.server.metrics.metrics_page --check  exit status 1 if it is not up to date
@@ -10,44 +10,45 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from polyrec.server.metrics.counting import OK
 from polyrec.server.metrics.instruments import AnyFamily
-from polyrec.server.metrics.metrics import BROKEN, OUTCOMES, PROMISED_SHARE, Metrics
+from polyrec.server.metrics.metrics import OUTCOMES, SLO_MISSES, SLO_SHARE, Metrics
 
+CLIENT_OUTCOMES = tuple(outcome for outcome in OUTCOMES if outcome not in (OK, *SLO_MISSES))
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
 
 HEAD = f"""# Metrics
 
-What `GET /metrics` gives, in Prometheus's text format. Made by `python -m
-polyrec.server.metrics.metrics_page` from the code; a test sees to it that it is up to date. Names keep
-Prometheus's conventions: one prefix, base units, `_total` on counters, counters of hits and look-ups
-instead of ratios, labels whose values are bounded by the plan.
+The metrics at `GET /metrics`, in Prometheus's text format. Generated from the code by `python -m
+polyrec.server.metrics.metrics_page`; a test checks that the page is up to date. Names follow Prometheus's
+conventions: one prefix, base units, `_total` on counters, counters of hits and look-ups instead of ratios,
+and labels whose values are bounded by the plan.
 
-- The promise is that {PROMISED_SHARE:.0%} of the requests are answered within their latency budget. Outcome
-  `ok` keeps it; {", ".join(f"`{outcome}`" for outcome in BROKEN)} break it;
-  {" and ".join(f"`{o}`" for o in OUTCOMES if o not in ("ok", *BROKEN))} are the client's and do not count.
-- Share kept: `sum(rate(polyrec_requests_total{{outcome="ok"}}[5m])) /
+- The SLO is that {SLO_SHARE:.0%} of the requests are answered within their latency budget. Outcome `ok` meets
+  it; {", ".join(f"`{outcome}`" for outcome in SLO_MISSES)} miss it;
+  {" and ".join(f"`{o}`" for o in CLIENT_OUTCOMES)} are caused by the client and do not count.
+- Share of requests within the SLO: `sum(rate(polyrec_requests_total{{outcome="ok"}}[5m])) /
   sum(rate(polyrec_requests_total{{outcome!~"invalid|cancelled"}}[5m]))`.
 - p99:
   `histogram_quantile(0.99, sum by (le) (rate(polyrec_request_seconds_bucket{{outcome=~"ok|late"}}[5m])))`.
-- Goodput: `sum(rate(polyrec_rows_total{{outcome="ok"}}[5m]))`, rows a second; times `polyrec_path_accuracy`
-  by path, correct predictions a second (recorded as `polyrec:correct_predictions:rate1m`).
+- Goodput: `sum(rate(polyrec_rows_total{{outcome="ok"}}[5m]))`, rows per second; times `polyrec_path_accuracy`
+  by path, correct predictions per second (recorded as `polyrec:correct_predictions:rate1m`).
 - Hit rate of a tier: `rate(polyrec_embedding_hits_total[5m]) / rate(polyrec_embedding_lookups_total[5m])`.
-- Alerts and what to do: [runbook](runbook.md). Dashboards and rules: `deploy/`. `make observe` shows it all.
+- Alerts and remedies: [runbook](runbook.md). Dashboards and rules: `deploy/`; `make observe` starts them all.
 
-What metrics cost a request, and what a scrape does, `python -m benchmarks.http.metrics_overhead` measures:
-[observability](observability.md).
+The cost of metrics for a request, and of a scrape: [observability](observability.md).
 
 """
 TAIL = """
-`process_*` (processor seconds, memory, open files, start time) are the server's own process, as
-prometheus_client gives them; lanes in processes of their own are not in them.
+`process_*` (processor seconds, memory, open files, start time) come from prometheus_client and cover the
+server's process only, without process lanes.
 """
 
 
 def page() -> str:
-    """The whole page."""
+    """Returns the page."""
     families = Metrics().families
-    rows = ["| name | kind | labels | what |", "|---|---|---|---|", *map(_row, families)]
+    rows = ["| name | kind | labels | meaning |", "|---|---|---|---|", *map(_row, families)]
     edges = ["## Edges of the histograms", "", "In base units; `+Inf` comes last.", ""]
     for family in families:
         if family.kind == "histogram":
@@ -61,7 +62,7 @@ def _row(family: AnyFamily) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Writes the page; with --check, 1 and one line if it is not what would be written."""
+    """Writes the page; with --check, returns 1 if it is out of date."""
     arguments = sys.argv[1:] if argv is None else argv
     if arguments not in ([], ["--check"]):
         print("usage: python -m polyrec.server.metrics.metrics_page [--check]", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What the router knows, as metrics: asked of it at every scrape rather than told at every request."""
+"""Metrics of the router's state, read at every scrape."""
 
 from __future__ import annotations
 
@@ -9,20 +9,18 @@ from polyrec.server.metrics.instruments import Family, Gauge, Registry
 
 
 class RouterMetrics:
-    """What the router knows, asked at a scrape."""
+    """Gauges of the router's state."""
 
     def __init__(self, registry: Registry) -> None:
         gauge = registry.gauge
         self._queue_rows = gauge("polyrec_queue_rows", "Rows waiting for a lane.")
         self._queue_queries = gauge("polyrec_queue_queries", "Queries waiting for a lane.")
         self._in_flight = gauge("polyrec_in_flight_queries", "Queries waiting or executing.")
-        self._queries = gauge(
-            "polyrec_arrival_queries_per_second", "Recent rate of queries, as routing sees it."
-        )
-        self._rows = gauge("polyrec_arrival_rows_per_second", "Recent rate of rows, as routing sees it.")
+        self._queries = gauge("polyrec_arrival_queries_per_second", "Recent arrival rate of queries.")
+        self._rows = gauge("polyrec_arrival_rows_per_second", "Recent arrival rate of rows.")
         self._capacity = gauge(
             "polyrec_capacity_rows_per_second",
-            "Rows that all lanes in service can do in a second, on their fastest paths.",
+            "Rows per second that all lanes in service can execute on their fastest paths.",
         )
         self._budget = gauge("polyrec_budget_seconds", "Usual latency budget of recent queries.")
         self._default_budget = gauge(
@@ -31,13 +29,13 @@ class RouterMetrics:
         self._policy = registry.info("polyrec_policy_info", "The routing policy in force.", "policy")
         self._accuracy = gauge(
             "polyrec_path_accuracy",
-            "Share of held-out rows that a path predicts right, as routing takes it.",
+            "Share of held-out rows that a path predicts correctly, as routing uses it.",
             "path",
         )
         self._value = gauge("polyrec_path_value", "Accuracy times the operator's weight.", "path")
         self._predicted = gauge(
             "polyrec_path_predicted_seconds",
-            "Median time that routing expects of a batch of so many rows, corrected by what was measured.",
+            "Predicted median time of a batch of that many rows, corrected by measurements.",
             *("path", "rows"),
         )
         self._price = gauge(
@@ -51,23 +49,25 @@ class RouterMetrics:
         self._up = gauge("polyrec_lane_up", "1 while a lane's executor is alive.", "lane")
         self._breaker = gauge(
             "polyrec_lane_breaker",
-            "1 for the state that a lane's breaker is in: closed (gets work), open (gets none), probing.",
+            "1 for the state of a lane's breaker: closed (gets work), open (gets none), probing.",
             *("lane", "state"),
         )
         self._correction = gauge(
-            "polyrec_lane_correction", "Measured over profiled time of a lane's batches, the median.", "lane"
+            "polyrec_lane_correction",
+            "Median ratio of measured to profiled time of a lane's batches.",
+            "lane",
         )
         self._used = gauge("polyrec_lane_utilisation", "Recent share of time that a lane was busy.", "lane")
         self._dispatcher: Dispatcher | None = None
         self._default_budget_s = 0.0
 
     def watch(self, dispatcher: Dispatcher, default_budget_s: float) -> None:
-        of_plan: tuple[Family[Gauge], ...] = (
+        per_plan: tuple[Family[Gauge], ...] = (
             *(self._accuracy, self._value, self._predicted, self._price),
             *(self._lane, self._up, self._breaker, self._correction, self._used),
         )
-        for labelled in of_plan:
-            labelled.clear()
+        for labeled in per_plan:
+            labeled.clear()
         for path in dispatcher.router.paths:
             self._accuracy.labels(path.name).set(path.accuracy)
         for lane in dispatcher.router.lanes:
@@ -77,7 +77,7 @@ class RouterMetrics:
         self._dispatcher = dispatcher
 
     def now(self) -> tuple[float, float]:
-        """Rows waiting, and the usual budget in seconds; until a query has come, the default one."""
+        """Rows waiting, and the usual budget in seconds (the default until a query has come)."""
         if self._dispatcher is None:
             return 0.0, 0.0
         state = self._dispatcher.router.state

@@ -1,9 +1,9 @@
-"""Cumulative statistics of one model, as the inference protocol's statistics extension wants them.
+"""Cumulative statistics of one model for the inference protocol's statistics extension.
 
-Counts and nanoseconds since the server started; a client takes differences. compute_infer of a
-request is the time of the batch that it was executed in, as in Triton. What requests did is put down and
-added up some at a time, before anybody reads at the latest, as in `server/metrics/counting.py`, which tells
-of batches."""
+Counts and nanoseconds since the server started; a client takes differences. compute_infer of a request is the
+time of its batch, as in Triton. Requests are buffered as in `server/metrics/counting.py`, which reports
+batches.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-COUNTED_AT_ONCE = 32
-"""Requests."""
+FLUSH_SIZE = 32
+"""Buffered requests."""
 
 
 @dataclass(slots=True)
 class Duration:
-    """How often something took place, and how long it took in all."""
+    """Number of events and their total time."""
 
     count: int = 0
     ns: int = 0
@@ -33,7 +33,7 @@ class Duration:
 
 @dataclass(slots=True)
 class Statistics:
-    """What one model has done."""
+    """Statistics of one model."""
 
     inferences: int = 0
     executions: int = 0
@@ -48,18 +48,18 @@ class Statistics:
     _last_s: float = 0.0
 
     def succeeded(
-        self, rows: int, total_s: float, queue_s: float, parse_s: float, infer_s: float, serialise_s: float
+        self, rows: int, total_s: float, queue_s: float, parse_s: float, infer_s: float, serialize_s: float
     ) -> None:
-        self._answered.append((rows, total_s, queue_s, parse_s, infer_s, serialise_s))
+        self._answered.append((rows, total_s, queue_s, parse_s, infer_s, serialize_s))
         self._last_s = time.time()
-        if len(self._answered) >= COUNTED_AT_ONCE:
+        if len(self._answered) >= FLUSH_SIZE:
             self._add_up()
 
     def failed(self, total_s: float) -> None:
         self.fail.add(total_s)
 
     def executed(self, rows: Sequence[int], infer_s: Sequence[float]) -> None:
-        """Some batches; the number of different sizes is bounded by the plan's limits."""
+        """Records batches; the number of different sizes is bounded by the plan's limits."""
         self.executions += len(rows)
         for size, seconds in zip(rows, infer_s, strict=True):
             duration = self.batches.get(size)

@@ -1,7 +1,7 @@
-"""How many values of requests the vocabulary lacks, by feature. Look-ups of batches go in, counts come out.
+"""Counts look-ups of the out-of-vocabulary row by feature.
 
-Summing up is a few array operations, which cost about as much for one batch as for ten: so it is done over
-some batches at once.
+Counting takes a few array operations that cost about as much for one batch as for ten, so several batches are
+counted at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from polyrec.models.schema.schema import Layout
 from polyrec.server.metrics.instruments import Counter, Family
 
 Lookups = tuple[I64, I64, I64, I64, I64, I64]
-"""What a batch looks up: ranks, bag_values and bag_offsets of the context, then of the candidate block."""
+"""Look-ups of a batch: ranks, bag_values and bag_offsets of the context block, then of the candidate
+block."""
 Arrays = Sequence[I64]
 
 
@@ -30,32 +31,34 @@ def lookups_of(batch: Batch) -> Lookups:
 
 
 def rows_of(lookups: Lookups) -> int:
-    """Rows of the batch."""
+    """Number of rows of the batch."""
     return len(lookups[3])
 
 
 def count_of(lookups: Lookups) -> int:
-    """How many there are."""
+    """Number of look-ups."""
     ranks, values, _, more_ranks, more_values, _ = lookups
     return ranks.size + values.size + more_ranks.size + more_values.size
 
 
-class Unknown:
-    """The counts of the features of one schema. encoder: whose order ranks are in that come without one."""
+class UnknownIdCounter:
+    """Counters of the features of one schema. encoder: the one of batches that come without their own."""
 
     def __init__(self, encoder: Encoder, counters: Family[Counter]) -> None:
         self._counters = counters
-        self._own = encoder
+        self._default = encoder
         self._bind(encoder)
 
     def _bind(self, encoder: Encoder) -> None:
         self._encoder = encoder
-        self._context = Role(encoder, encoder.schema.context, self._counters)
-        self._candidate = Role(encoder, encoder.schema.candidate, self._counters)
+        self._context = RoleCounter(encoder, encoder.schema.context, self._counters)
+        self._candidate = RoleCounter(encoder, encoder.schema.candidate, self._counters)
 
     def count(self, encoders: Sequence[Encoder | None], looked_up: Sequence[Lookups]) -> None:
-        """Adds what batches looked up. encoders: of each, where that is not always the path's own."""
-        for encoder, run in groupby(zip(encoders, looked_up, strict=True), lambda one: one[0] or self._own):
+        """Counts the look-ups of batches. encoders: of each batch, None for the path's own."""
+        for encoder, run in groupby(
+            zip(encoders, looked_up, strict=True), lambda one: one[0] or self._default
+        ):
             if encoder is not self._encoder:
                 self._bind(encoder)
             columns = tuple(zip(*(lookups for _, lookups in run), strict=True))
@@ -63,8 +66,8 @@ class Unknown:
             self._candidate.count(*columns[3:])
 
 
-class Role:
-    """Context or candidate features."""
+class RoleCounter:
+    """Counters of the features of one role."""
 
     def __init__(self, encoder: Encoder, layout: Layout, counters: Family[Counter]) -> None:
         self._single_oov: I64 = np.array([encoder.vocabulary(f).oov_rank for f in layout.singles], np.int64)
@@ -73,7 +76,7 @@ class Role:
         self._bags = [counters.labels(f.name) for f in layout.bags]
 
     def count(self, ranks: Arrays, values: Arrays, offsets: Arrays) -> None:
-        """ranks, bag_values and bag_offsets of as many blocks."""
+        """Counts the look-ups of blocks, given their ranks, bag_values and bag_offsets."""
         if self._singles:
             missed = np.concatenate(ranks) == self._single_oov
             if missed.any():
@@ -82,9 +85,9 @@ class Role:
             _add(self._bags, np.bincount(self._missed(values, offsets), minlength=len(self._bags)))
 
     def _missed(self, bag_values: Arrays, bag_offsets: Arrays) -> I64:
-        """The feature of each value that is unknown."""
+        """The feature of each unknown value."""
         values = np.concatenate(bag_values)
-        # one block's offsets end where the next one's begin again: that step is no bag
+        # between the last offset of a block and the first of the next there is no bag
         ends = np.cumsum([offsets.size for offsets in bag_offsets[:-1]], dtype=np.int64) - 1
         lengths: I64 = np.delete(np.diff(np.concatenate(bag_offsets)), ends).astype(np.int64, copy=False)
         feature: I64 = np.repeat(np.arange(lengths.size) % len(self._bags), lengths)

@@ -1,8 +1,8 @@
-"""Following drift: every so often, rows that have become hot move up a tier, and cold ones down.
+"""Follows drift: periodically, rows that became hot move up a tier and cold ones move down.
 
-A thread beside the requests builds each new order from a sample of what was looked up and installs it whole
-(models/tiers/updates/drift.py). It is off unless a plan or the operator says how often: it helps where
-popularity moves, costs some where it does not (docs/tiers.md), and copying large vocabularies takes the
+A background thread builds each new order from a sample of the look-ups and installs it as a whole
+(models/tiers/updates/drift.py). It runs only if a plan or the operator sets an interval: it helps where
+popularity moves, costs some where it does not (docs/tiers.md), and copying large vocabularies holds the
 interpreter lock for milliseconds.
 """
 
@@ -16,25 +16,26 @@ from polyrec.models.tiers.updates.drift import Drift, Moves
 
 log = logging.getLogger("polyrec.serving")
 
-Told = Callable[[Moves], None]
+OnMoves = Callable[[Moves], None]
+"""Called from the thread after each attempt to reorder rows."""
 
 
-class Following:
-    """Follows the popularity of stacks, by the name of a path, every `every_s` seconds."""
+class DriftFollower:
+    """Reorders the rows of stacks, by the name of a path, every `every_s` seconds."""
 
-    def __init__(self, drifts: Mapping[str, Drift], every_s: float, told: Told) -> None:
+    def __init__(self, drifts: Mapping[str, Drift], every_s: float, on_moves: OnMoves) -> None:
         self._drifts = drifts
         self._every_s = every_s
-        self._told = told
+        self._on_moves = on_moves
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="polyrec-drift", daemon=True)
 
     def begin(self) -> None:
-        """From now on: once every runtime is open, since those are opened in the first order."""
+        """Starts the thread. Every runtime must be open, since those are opened in the first order."""
         self._thread.start()
 
     def close(self) -> None:
-        """Ends it, after the order that is being built."""
+        """Ends the thread, after the order that is being built."""
         self._closed.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -51,4 +52,4 @@ class Following:
                 except Exception:
                     log.exception("no new order of the rows of %s", path)
                 else:
-                    self._told(moves)
+                    self._on_moves(moves)

@@ -1,7 +1,7 @@
-"""A plan's placement, opened: which paths have their rows in tiers, and the stacks that hold them.
+"""Opens the tiers of a plan's placement: one stack for each bundle on a device, shared by its paths and
+lanes.
 
-One stack serves all paths of a bundle on a device, through all lanes there. A placement that puts all rows of
-a path into its device's own memory asks for no tiers: the path is opened as without one, and pays nothing.
+A path whose placement puts all rows into its device's own memory gets no tiers and pays nothing for them.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from polyrec.models.tiers.updates.changes import Changes
 from polyrec.models.tiers.updates.drift import Drift
 from polyrec.planner.placement import DIRECTORY, PlacedPath, Placement
 from polyrec.planner.plan import Plan, PlanError, PlannedPath
-from polyrec.server.dispatch.prefetcher import Ahead
-from polyrec.server.tiers.drift import Following, Told
-from polyrec.server.tiers.update_store import Updated
+from polyrec.server.dispatch.prefetcher import Prefetcher
+from polyrec.server.tiers.drift import DriftFollower, OnMoves
+from polyrec.server.tiers.update_store import UpdateStore
 
 log = logging.getLogger("polyrec.serving")
 
@@ -37,18 +37,18 @@ Place = tuple[Path, str]
 
 
 @dataclass(slots=True)
-class Placed:
+class TierSet:
     """The open tiers of one generation.
 
-    stacks: by the name of every path that has its rows there; paths of one bundle on a device have the same.
-    changes: of those rows, by the same names; they stay when the tiers close.
-    ahead: reads for queries that wait, if anything lies on disk. following: sees to new orders of the rows.
+    stacks: by path, for paths with rows in tiers; paths of one bundle on a device share a stack.
+    changes: updates of those rows, by path; they outlive the tiers.
+    prefetcher: reads pages for waiting queries, if any row is on disk. drift: reorders rows, if enabled.
     """
 
     stacks: dict[str, TierStack] = field(default_factory=dict)
     changes: dict[str, Changes] = field(default_factory=dict)
-    ahead: Ahead | None = None
-    following: Following | None = None
+    prefetcher: Prefetcher | None = None
+    drift: DriftFollower | None = None
     closing: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @property
@@ -56,83 +56,88 @@ class Placed:
         return tuple({id(stack): stack for stack in self.stacks.values()}.values())
 
     def begin(self) -> None:
-        """All lanes are open: rows may change places."""
-        if self.following is not None:
-            self.following.begin()
+        """Starts following drift, as all lanes are open."""
+        if self.drift is not None:
+            self.drift.begin()
 
     def close(self) -> None:
-        """Ends all tiers, once no batch is gathered any more; may block for seconds."""
+        """Closes all tiers. No batch may be gathered any more; may block for seconds."""
         with self.closing:
-            if self.following is not None:
-                self.following.close()
-            if self.ahead is not None:
-                self.ahead.close()
+            if self.drift is not None:
+                self.drift.close()
+            if self.prefetcher is not None:
+                self.prefetcher.close()
             for stack in self.distinct:
                 stack.close()
             self.stacks = {}
 
 
-def open_placed(
-    plan: Plan, bundles: Mapping[Path, Bundle], encoders: Mapping[str, Encoder], told: Told, updated: Updated
-) -> Placed:
-    """Fills the tiers of a plan; blocks for as long as its rows take to copy.
+def open_tier_set(
+    plan: Plan,
+    bundles: Mapping[Path, Bundle],
+    encoders: Mapping[str, Encoder],
+    on_moves: OnMoves,
+    update_store: UpdateStore,
+) -> TierSet:
+    """Opens and fills the tiers of a plan; blocks while rows are copied.
 
-    encoders: by path, ready for requests. told: hears of every new order of the rows. updated: the changes of
-    rows that have been served, which the tiers have from the start.
-    Raises PlanError: what the plan wants cannot be; RuntimeUnavailable: this machine cannot.
+    encoders: by path. on_moves: called after each reordering of rows. update_store: updates of rows that have
+    been served, which the tiers contain from the start.
+    Raises PlanError for an impossible placement, RuntimeUnavailable for one that this machine cannot hold.
     """
-    placed, placement = Placed(), plan.placement
+    tier_set, placement = TierSet(), plan.placement
     if placement is None:
-        return placed
+        return tier_set
     owners: dict[Place, TierStack] = {}
     try:
-        for place, (own, planned) in _wanted(plan, placement).items():
-            _refuse_processes(plan, planned)
+        for place, (placed, planned) in _paths_to_open(plan, placement).items():
+            _check_lanes(plan, planned)
             bundle = bundles[planned.bundle]
-            changes = updated.of(bundle, planned.device, placement.directory or DIRECTORY)
-            stack = _opened(planned, bundle, own, placement, encoders[planned.name], changes)
+            changes = update_store.changes_of(bundle, planned.device, placement.directory or DIRECTORY)
+            stack = _open_stack(planned, bundle, placed, placement, encoders[planned.name], changes)
             owners[place] = stack
             for other in plan.paths:
                 if (other.bundle, other.device) == place:
-                    placed.stacks[other.name] = stack
-                    placed.changes[other.name] = changes
-        _prepare(placed, plan, placement, bundles, told)
+                    tier_set.stacks[other.name] = stack
+                    tier_set.changes[other.name] = changes
+        _add_background_work(tier_set, plan, placement, bundles, on_moves)
     except BaseException:
         for stack in owners.values():
             stack.close()
         raise
-    return placed
+    return tier_set
 
 
-def _wanted(plan: Plan, placement: Placement) -> dict[Place, tuple[PlacedPath, PlannedPath]]:
-    """What is to be opened for each place, the widest of its paths' cuts.
+def _paths_to_open(plan: Plan, placement: Placement) -> dict[Place, tuple[PlacedPath, PlannedPath]]:
+    """For each place that needs tiers, the path with the most rows in its device's own memory.
 
-    Where one path has all rows in memory its bundle's others find them there, too.
+    If one path of a bundle has all rows in memory, the others use them there and need no tiers.
     """
-    where = {placed.path: placed for placed in placement.paths}
+    placed_by_path = {placed.path: placed for placed in placement.paths}
     found: dict[Place, tuple[PlacedPath, PlannedPath]] = {}
-    whole: set[Place] = set()
+    in_memory: set[Place] = set()
     for planned in plan.paths:
-        place, own = (planned.bundle, planned.device), where.get(planned.name)
-        if own is None or not spread(own, planned.device):
-            whole.add(place)
-        elif place not in found or own.rows(_near(planned.device)) > found[place][0].rows(
-            _near(planned.device)
-        ):
-            found[place] = own, planned
-    return {place: wanted for place, wanted in found.items() if place not in whole}
+        place, placed = (planned.bundle, planned.device), placed_by_path.get(planned.name)
+        tier = own_tier(planned.device)
+        if placed is None or not needs_tiers(placed, planned.device):
+            in_memory.add(place)
+        elif place not in found or placed.rows(tier) > found[place][0].rows(tier):
+            found[place] = placed, planned
+    return {place: paths for place, paths in found.items() if place not in in_memory}
 
 
-def spread(placed: PlacedPath, device: str) -> bool:
+def needs_tiers(placed: PlacedPath, device: str) -> bool:
     """Whether a path has rows beyond its device's own memory."""
-    return any(placed.rows(tier) for tier in ("device", "host", "disk", "remote") if tier != _near(device))
+    return any(placed.rows(tier) for tier in ("device", "host", "disk", "remote") if tier != own_tier(device))
 
 
-def _near(device: str) -> str:
+def own_tier(device: str) -> str:
+    """The tier that is the device's own memory."""
     return "host" if device == "cpu" else "device"
 
 
-def _refuse_processes(plan: Plan, planned: PlannedPath) -> None:
+def _check_lanes(plan: Plan, planned: PlannedPath) -> None:
+    """Raises PlanError if a process lane would execute a path with tiers."""
     for lane in plan.all_lanes():
         if lane.device == planned.device and lane.kind == "process":
             raise PlanError(
@@ -141,46 +146,46 @@ def _refuse_processes(plan: Plan, planned: PlannedPath) -> None:
             )
 
 
-def _opened(
+def _open_stack(
     planned: PlannedPath,
     bundle: Bundle,
-    own: PlacedPath,
+    placed: PlacedPath,
     placement: Placement,
     encoder: Encoder,
     changes: Changes,
 ) -> TierStack:
-    if own.rows("device") and planned.runtime != "torch":
+    if placed.rows("device") and planned.runtime != "torch":
         raise PlanError(
             f"path '{planned.name}': {planned.runtime} looks rows up on the host; put none on the device"
         )
-    given = tiers.Placement(
-        cuts=own.tables,
+    cuts = tiers.Placement(
+        cuts=placed.tables,
         directory=placement.directory or DIRECTORY,
         remote=placement.remote,
-        cache_bytes=max(own.cache_bytes, PAGE_BYTES) if own.cache_bytes else CACHE_BYTES,
+        cache_bytes=max(placed.cache_bytes, PAGE_BYTES) if placed.cache_bytes else CACHE_BYTES,
     )
     start = time.perf_counter()
     try:
-        stack = open_tiers(bundle, given, planned.device, encoder, changes)
+        stack = open_tiers(bundle, cuts, planned.device, encoder, changes)
     except RuntimeUnavailable as e:
         raise RuntimeUnavailable(f"path '{planned.name}': {e}") from None
     log.info("tiers of %s are open after %.1f s", planned.name, time.perf_counter() - start)
     return stack
 
 
-def _prepare(
-    placed: Placed, plan: Plan, placement: Placement, bundles: Mapping[Path, Bundle], told: Told
+def _add_background_work(
+    tier_set: TierSet, plan: Plan, placement: Placement, bundles: Mapping[Path, Bundle], on_moves: OnMoves
 ) -> None:
-    """What works on the tiers beside the requests."""
+    """Adds prefetching and drift following where the plan wants them."""
     on_disk: dict[int, tuple[TierStack, Bundle]] = {}
     drifts: dict[str, Drift] = {}
     seen: list[TierStack] = []
     for i, planned in enumerate(plan.paths):
-        stack = placed.stacks.get(planned.name)
+        stack = tier_set.stacks.get(planned.name)
         if stack is None:
             continue
         bundle = bundles[planned.bundle]
-        # an inline lane has taken what waits before anything could be read ahead
+        # an inline lane has executed a query before anything could be prefetched for it
         if (
             placement.prefetch
             and stack.tiers.disk is not None
@@ -195,9 +200,9 @@ def _prepare(
         else:
             drifts[planned.name] = Drift(stack)
     if on_disk:
-        placed.ahead = Ahead(on_disk)
+        tier_set.prefetcher = Prefetcher(on_disk)
     if drifts and placement.drift_s is not None:
-        placed.following = Following(drifts, placement.drift_s, told)
+        tier_set.drift = DriftFollower(drifts, placement.drift_s, on_moves)
 
 
 def _kinds(plan: Plan, device: str) -> Sequence[str]:

@@ -1,8 +1,8 @@
-"""Updates of rows outlive the generation of what is served that they were given to.
+"""Keeps updates of embedding rows across generations of what is served.
 
-Those of each bundle on each device are kept apart (models/tiers/updates/changes.py). A reload or a
-rollback that opens the same version of a bundle again opens its rows with the updates; another version has
-rows of its own, and the reply says what stays behind. That is kept while a rollback can bring it back.
+Updates are kept for each bundle version and device (models/tiers/updates/changes.py). A reload or a rollback
+that opens the same version again opens its rows with the updates; another version has rows of its own, and
+the reply reports which updates stay behind. Those are kept while a rollback can bring them back.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from polyrec.models.tiers.updates.changes import Changes
 log = logging.getLogger("polyrec.serving")
 
 Key = tuple[str, str]
-"""Version of the bundle, which is made of its files' checksums, and device."""
+"""Version of the bundle, which is derived from its files' checksums, and device."""
 
 
-class Updated:
-    """The changes of all rows that are served, or may be again."""
+class UpdateStore:
+    """The updates of all rows that are served, or may be again."""
 
     def __init__(self) -> None:
         self._changes: dict[Key, Changes] = {}
 
-    def of(self, bundle: Bundle, device: str, directory: Path) -> Changes:
-        """Those of a bundle's rows on a device. directory: where they are kept, if they are new."""
+    def changes_of(self, bundle: Bundle, device: str, directory: Path) -> Changes:
+        """Returns the updates of a bundle's rows on a device. directory: where new ones are kept."""
         key = (bundle.manifest.version, device)
         return self._changes.setdefault(key, Changes(directory))
 
-    def keep(self, changes: Iterable[Changes]) -> None:
-        """Forgets all others."""
+    def keep_only(self, changes: Iterable[Changes]) -> None:
+        """Closes and removes all other updates."""
         wanted = list(changes)
         for key, kept in list(self._changes.items()):
             if not any(kept is one for one in wanted):
@@ -41,7 +41,7 @@ class Updated:
 
 
 def left_behind(old: Mapping[str, Changes], new: Mapping[str, Changes]) -> dict[str, int]:
-    """Rows with new values of each path that served, which what serves now does not have."""
+    """Number of updated rows of each old path that the new generation does not have."""
     return {
         path: changes.rows
         for path, changes in old.items()

@@ -23,7 +23,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 from polyrec.models.bundle.bundle import code_version
 from polyrec.server.app.logs import log_to_stderr
-from polyrec.server.tracing.records import Request, taken
+from polyrec.server.tracing.records import RequestRecord, unpack_records
 from polyrec.server.tracing.spans import Ids, Spans
 
 READ_BYTES = 2**20
@@ -35,12 +35,12 @@ LAST_S = 10.0
 """To send the last spans once the server has gone; a collector that does not answer would take longer."""
 
 
-def records(fd: int) -> Iterator[Request]:
+def records(fd: int) -> Iterator[RequestRecord]:
     """What comes down a pipe, until its other end is closed."""
     buffer = bytearray()
     while more := os.read(fd, READ_BYTES):
         buffer += more
-        yield from taken(buffer)
+        yield from unpack_records(buffer)
         time.sleep(GATHER_S)
 
 
@@ -71,7 +71,7 @@ def main() -> None:
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     spans = Spans(provider.get_tracer("polyrec", code_version()), ids)
     for request in records(sys.stdin.fileno()):
-        spans.of(request)
+        spans.emit(request)
     ending = threading.Thread(target=provider.shutdown, daemon=True)
     ending.start()
     ending.join(LAST_S)

@@ -33,14 +33,14 @@ class Execution(msgspec.Struct, array_like=True, frozen=True):
     ended_s: float
 
 
-class Shared(msgspec.Struct, array_like=True, frozen=True):
+class SharedBatch(msgspec.Struct, array_like=True, frozen=True):
     """A batch and the sampled requests in it, (trace id, span id) each."""
 
     execution: Execution
     requests: list[tuple[bytes, int]]
 
 
-class Request(msgspec.Struct, array_like=True, frozen=True):
+class RequestRecord(msgspec.Struct, array_like=True, frozen=True):
     """One sampled request. A moment that it never came to is 0; status 0: the client had gone.
 
     begun_s: when the event loop came to it, with its body complete.
@@ -72,20 +72,20 @@ class Request(msgspec.Struct, array_like=True, frozen=True):
     written_s: float
     ended_s: float
     executions: list[Execution]
-    batches: list[Shared]
+    batches: list[SharedBatch]
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Request)
+_decoder = msgspec.msgpack.Decoder(RequestRecord)
 
 
-def packed(request: Request) -> bytes:
+def pack_record(request: RequestRecord) -> bytes:
     """A record behind its length."""
     record = _encoder.encode(request)
     return len(record).to_bytes(LENGTH_BYTES, "big") + record
 
 
-def taken(buffer: bytearray) -> Iterator[Request]:
+def unpack_records(buffer: bytearray) -> Iterator[RequestRecord]:
     """The whole records at the front of a buffer, which keeps what is still incomplete."""
     first = 0
     while len(buffer) - first >= LENGTH_BYTES:

@@ -32,7 +32,7 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace.span import TraceState
 
-from polyrec.server.tracing.records import Execution, Request, Shared
+from polyrec.server.tracing.records import Execution, RequestRecord, SharedBatch
 
 SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 UNREAD_S = 1e-4
@@ -66,7 +66,7 @@ class Spans:
         self._tracer = tracer
         self._ids = ids
 
-    def of(self, request: Request) -> None:
+    def emit(self, request: RequestRecord) -> None:
         """The spans of one request, and of the batches that it tells about."""
         span = self._whole(
             f"POST {request.route}",
@@ -95,11 +95,11 @@ class Spans:
             phases.append(("serialise", request.answered_s, request.written_s))
         self._phases(phases, inside, request.offset_ns)
         span.end(_ns(request.ended_s, request.offset_ns))
-        for shared in request.batches:
-            self._batch(shared, request.offset_ns)
+        for shared_batch in request.batches:
+            self._batch(shared_batch, request.offset_ns)
 
-    def _batch(self, shared: Shared, offset_ns: int) -> None:
-        execution = shared.execution
+    def _batch(self, shared_batch: SharedBatch, offset_ns: int) -> None:
+        execution = shared_batch.execution
         span = self._whole(
             "batch",
             (execution.trace_id, execution.span_id),
@@ -111,7 +111,7 @@ class Spans:
                 "polyrec.rows": execution.rows,
                 "polyrec.queries": execution.queries,
             },
-            [_link(trace_id, span_id) for trace_id, span_id in shared.requests],
+            [_link(trace_id, span_id) for trace_id, span_id in shared_batch.requests],
             _ns(execution.started_s, offset_ns),
         )
         self._phases(_stages(execution), set_span_in_context(span, Context()), offset_ns)
@@ -150,7 +150,7 @@ def _stages(execution: Execution) -> list[tuple[str, float, float]]:
     ]
 
 
-def _attributes(request: Request) -> Attributes:
+def _attributes(request: RequestRecord) -> Attributes:
     found: dict[str, str | bool | int | float] = {
         "http.request.method": "POST",
         "http.route": request.route,
@@ -177,7 +177,7 @@ def _attributes(request: Request) -> Attributes:
     return found
 
 
-def _parent(request: Request) -> Context:
+def _parent(request: RequestRecord) -> Context:
     if not request.parent_id:
         return Context()
     state = TraceState.from_header([request.tracestate]) if request.tracestate else None

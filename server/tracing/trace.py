@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from starlette.types import Scope
 
-from polyrec.server.tracing.records import Execution, Request, Shared
+from polyrec.server.tracing.records import Execution, RequestRecord, SharedBatch
 
 SERVED_BY_VERSION = "/v2/models/{model}/versions/{version}/infer"
 
@@ -32,7 +32,7 @@ def span_id() -> int:
 class Trace:
     """Of one request. send: takes its record. parent_id: the client's span, 0 if it has none."""
 
-    send: Callable[[Request], None]
+    send: Callable[[RequestRecord], None]
     scope: Scope
     route: str
     trace_id: bytes
@@ -40,7 +40,7 @@ class Trace:
     tracestate: str = ""
     span_id: int = field(default_factory=span_id)
     executions: list[Execution] = field(default_factory=list)
-    batches: list[Shared] = field(default_factory=list)
+    batches: list[SharedBatch] = field(default_factory=list)
 
     def end(
         self,
@@ -60,7 +60,7 @@ class Trace:
         address, port = scope.get("server") or ("", 0)
         route = SERVED_BY_VERSION if "version" in scope.get("path_params", ()) else self.route
         self.send(
-            Request(
+            RequestRecord(
                 self.trace_id,
                 self.span_id,
                 self.parent_id,
@@ -85,7 +85,7 @@ class Trace:
         )
 
 
-def executed(
+def record_execution(
     traces: Sequence[Trace],
     lane: str,
     path: str,
@@ -118,4 +118,4 @@ def executed(
     )
     for trace in traces:
         trace.executions.append(execution)
-    traces[0].batches.append(Shared(execution, [(trace.trace_id, trace.span_id) for trace in traces]))
+    traces[0].batches.append(SharedBatch(execution, [(trace.trace_id, trace.span_id) for trace in traces]))

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from starlette.types import Scope
 
 from polyrec.server.tracing.pipe import Pipe
-from polyrec.server.tracing.records import Request, packed
+from polyrec.server.tracing.records import RequestRecord, pack_record
 from polyrec.server.tracing.trace import Trace, trace_id
 
 if TYPE_CHECKING:
@@ -82,8 +82,8 @@ class Tracer:
         """Sends what there is, in bounded time."""
         self.pipe.close()
 
-    def _send(self, request: Request) -> None:
-        self.pipe.send(packed(request))
+    def _send(self, request: RequestRecord) -> None:
+        self.pipe.send(pack_record(request))
 
 
 def open_tracer(environ: Mapping[str, str]) -> Tracer | None:

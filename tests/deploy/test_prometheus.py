@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from polyrec.server.metrics.metrics import BROKEN, OUTCOMES, PROMISED_SHARE, Metrics
+from polyrec.server.metrics.metrics import OUTCOMES, SLO_MISSES, SLO_SHARE, Metrics
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "deploy" / "prometheus"
@@ -50,8 +50,8 @@ def test_every_alert_has_its_case_and_its_page(alert: dict[str, Any]) -> None:
 def test_rules_count_what_the_server_counts_as_broken() -> None:
     for rule in RATIOS:
         broken, not_counted = re.findall(r'outcome!?=?~"([^"]+)"', rule["expr"])
-        assert broken.split("|") == list(BROKEN)
-        assert set(not_counted.split("|")) == set(OUTCOMES) - {"ok", *BROKEN}
+        assert broken.split("|") == list(SLO_MISSES)
+        assert set(not_counted.split("|")) == set(OUTCOMES) - {"ok", *SLO_MISSES}
 
 
 def test_burn_rates_are_of_the_promise() -> None:
@@ -59,7 +59,7 @@ def test_burn_rates_are_of_the_promise() -> None:
     allowed = {a["alert"]: re.findall(r"> ([\d.]+) \* ([\d.]+)", a["expr"]) for a in burning}
     windows = {a["alert"]: re.findall(r"rate(\w+)", a["expr"]) for a in burning}
     for factors in allowed.values():
-        assert [float(share) for _, share in factors] == pytest.approx([1 - PROMISED_SHARE] * 2)
+        assert [float(share) for _, share in factors] == pytest.approx([1 - SLO_SHARE] * 2)
     assert {name: float(factors[0][0]) for name, factors in allowed.items()} == {
         "PolyrecPromiseBurnsFast": 14.4,
         "PolyrecPromiseBurns": 6,

@@ -15,7 +15,7 @@ import tritonclient.http as triton
 from polyrec.cli import import_
 from polyrec.models.bundle.bundle import load_bundle
 from polyrec.models.errors import PolyrecError
-from polyrec.server.app.run import Child, start
+from polyrec.server.app.run import ServerProcess, start
 from tests.models.importers.foreign import (
     Request,
     Shape,
@@ -71,14 +71,14 @@ def torchrec(folder: Path) -> State:
 
 
 @pytest.fixture(scope="module")
-def lists(dlrm: State, folder: Path) -> Iterator[Child]:
+def lists(dlrm: State, folder: Path) -> Iterator[ServerProcess]:
     """A server of the DLRM, its features multi-valued."""
     run("dlrm", folder / "dlrm.pt", "--out", folder / "lists", "--name", "ads")
     with start({"bundle": folder / "lists", "default_budget_ms": 60_000}) as server:
         yield server
 
 
-def ask(server: Child, request: Request, single: bool) -> Any:
+def ask(server: ServerProcess, request: Request, single: bool) -> Any:
     """The probabilities, by an unmodified client of the Open Inference Protocol, in binary."""
     tensors = {"dense": request.dense.astype(np.float32)}
     if single:
@@ -95,12 +95,12 @@ def ask(server: Child, request: Request, single: bool) -> Any:
         return client.infer("dlrm", inputs).as_numpy("probability")
 
 
-def test_a_served_dlrm_gives_the_originals_probabilities(lists: Child, dlrm: State) -> None:
+def test_a_served_dlrm_gives_the_originals_probabilities(lists: ServerProcess, dlrm: State) -> None:
     request = random_request(np.random.default_rng(3), SHAPE.rows, SHAPE.dense, ROWS, single=False)
     np.testing.assert_allclose(ask(lists, request, False), dlrm_forward(dlrm, request), atol=1e-5)
 
 
-def test_json_with_names_gives_the_same(lists: Child, dlrm: State) -> None:
+def test_json_with_names_gives_the_same(lists: ServerProcess, dlrm: State) -> None:
     request = random_request(np.random.default_rng(4), SHAPE.rows, SHAPE.dense, ROWS, single=False)
     columns = {f"d{i}": request.dense[:, i].tolist() for i in range(SHAPE.dense)}
     columns |= {f"c{i}": ids for i, ids in enumerate(request.ids)}
@@ -112,7 +112,7 @@ def test_json_with_names_gives_the_same(lists: Child, dlrm: State) -> None:
 
 
 @pytest.mark.parametrize("values", [[4], [-1], [0, None], [2**70]])
-def test_an_id_without_a_row_is_422(lists: Child, values: list[int | None]) -> None:
+def test_an_id_without_a_row_is_422(lists: ServerProcess, values: list[int | None]) -> None:
     row = {"d0": 1, "d1": 1, "d2": 1, "c0": [0], "c1": values}
     answer = httpx.post(f"{lists.url}/v1/predict", json={"instances": [row]})
     assert answer.status_code == 422

@@ -29,7 +29,7 @@ from polyrec.models.training.pipeline import Learner, Training
 from polyrec.models.training.trainer import Recipe
 from polyrec.planner.plan import Plan, single_path_plan
 from polyrec.server.app.engine import Engine
-from polyrec.server.app.run import Child, start
+from polyrec.server.app.run import ServerProcess, start
 from polyrec.server.http.access import Access
 from polyrec.server.http.admin import Admin
 from polyrec.server.http.app import create_app
@@ -227,7 +227,7 @@ def whole(paged: Bundle) -> Callable[[Request], F32]:
 
 
 @pytest.fixture(scope="session")
-def server(bundle_dir: Path) -> Iterator[Child]:
+def server(bundle_dir: Path) -> Iterator[ServerProcess]:
     """A real server in a process of its own, by the best runtime of this machine."""
     settings = {"bundle": bundle_dir, "drain_grace_s": 0, "default_budget_ms": 60_000}
     with start(settings | {"open_rights": "priority,quality"}) as child:
@@ -235,7 +235,7 @@ def server(bundle_dir: Path) -> Iterator[Child]:
 
 
 @pytest.fixture
-def http(server: Child) -> Iterator[httpx.Client]:
+def http(server: ServerProcess) -> Iterator[httpx.Client]:
     """A client of the real server."""
     with httpx.Client(base_url=server.url, timeout=30) as client:
         yield client

@@ -28,17 +28,17 @@ from polyrec.server import errors
     ],
 )
 def test_each_error_has_one_status_and_outcome(error: Exception, status: int, outcome: str) -> None:
-    refused = errors.refusal(error)
+    refused = errors.error_response(error)
     assert (refused.status, refused.outcome) == (status, outcome)
     assert list(json.loads(refused.body)) == ["error"]
     assert b"secret" not in refused.body
 
 
 def test_headers_that_belong_to_a_status_come_with_it() -> None:
-    assert errors.refusal(errors.Overloaded(3)).headers == ((b"retry-after", b"3"),)
-    assert errors.refusal(errors.RateLimited("m", 3)).headers == ((b"retry-after", b"3"),)
-    assert errors.refusal(errors.Unauthorized("m")).headers == ((b"www-authenticate", b"Bearer"),)
-    assert errors.refusal(errors.MethodNotAllowed("GET", "POST")).headers == ((b"allow", b"POST"),)
+    assert errors.error_response(errors.Overloaded(3)).headers == ((b"retry-after", b"3"),)
+    assert errors.error_response(errors.RateLimited("m", 3)).headers == ((b"retry-after", b"3"),)
+    assert errors.error_response(errors.Unauthorized("m")).headers == ((b"www-authenticate", b"Bearer"),)
+    assert errors.error_response(errors.MethodNotAllowed("GET", "POST")).headers == ((b"allow", b"POST"),)
 
 
 def test_a_message_is_one_line_of_bounded_length_and_valid_unicode() -> None:

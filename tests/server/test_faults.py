@@ -20,7 +20,7 @@ from polyrec.loadtest.drivers.load import load_of
 from polyrec.loadtest.drivers.open_loop import Limits, run
 from polyrec.loadtest.results.outcome import Outcome
 from polyrec.planner.plan import Plan, PlannedLane, save_plan
-from polyrec.server.app.run import Child, start
+from polyrec.server.app.run import ServerProcess, start
 
 BODY = b'{"candidates": [{"item": "1"}, {}, {"item": "3"}]}'
 MEANT = {200, 429, 503, 504}
@@ -28,7 +28,7 @@ COMES_BACK_S = 60
 
 
 @pytest.fixture(scope="module")
-def lanes(plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
+def lanes(plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server of one path on two lanes in processes of their own."""
     folder = tmp_path_factory.mktemp("faults")
     executors = tuple(PlannedLane(name=f"cpu.{i}", kind="process") for i in range(2))
@@ -39,13 +39,13 @@ def lanes(plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chil
         yield child
 
 
-def told(server: Child) -> list[dict[str, Any]]:
+def told(server: ServerProcess) -> list[dict[str, Any]]:
     page = httpx.get(f"{server.url}/v1/paths").json()
     routed = {lane["name"]: lane for lane in page["routing"]["lanes"]}
     return [lane | routed[lane["name"]] for lane in page["lanes"]]
 
 
-def under_load(server: Child, act: Callable[[], None]) -> Outcome:
+def under_load(server: ServerProcess, act: Callable[[], None]) -> Outcome:
     """Three seconds of load, and what happens one second after its start."""
     due = np.arange(0, 3, 0.02)
     target = Target(f"{server.url}/v1/rank", {"Content-Type": "application/json"})
@@ -58,11 +58,11 @@ def under_load(server: Child, act: Callable[[], None]) -> Outcome:
         striker.join()
 
 
-def answered(server: Child) -> bool:
+def answered(server: ServerProcess) -> bool:
     return httpx.post(f"{server.url}/v1/rank", content=BODY, timeout=COMES_BACK_S).status_code == 200
 
 
-def wait_until(server: Child, true_of: Callable[[list[dict[str, Any]]], bool]) -> None:
+def wait_until(server: ServerProcess, true_of: Callable[[list[dict[str, Any]]], bool]) -> None:
     """Asks (with requests, which are what probes are made of) until it is so."""
     end = time.monotonic() + COMES_BACK_S
     while not true_of(told(server)):
@@ -70,7 +70,7 @@ def wait_until(server: Child, true_of: Callable[[list[dict[str, Any]]], bool]) -
         answered(server)
 
 
-def test_a_lane_that_is_killed_costs_nobody_an_answer_and_comes_back(lanes: Child) -> None:
+def test_a_lane_that_is_killed_costs_nobody_an_answer_and_comes_back(lanes: ServerProcess) -> None:
     pid = told(lanes)[0]["pid"]
     outcome = under_load(lanes, lambda: os.kill(pid, signal.SIGKILL))
     assert not outcome.offences
@@ -83,7 +83,7 @@ def test_a_lane_that_is_killed_costs_nobody_an_answer_and_comes_back(lanes: Chil
     assert answered(lanes)
 
 
-def test_a_lane_that_stalls_loses_its_work_and_gets_it_back(lanes: Child) -> None:
+def test_a_lane_that_stalls_loses_its_work_and_gets_it_back(lanes: ServerProcess) -> None:
     pid = told(lanes)[1]["pid"]
     try:
         outcome = under_load(lanes, lambda: os.kill(pid, signal.SIGSTOP))
@@ -97,7 +97,7 @@ def test_a_lane_that_stalls_loses_its_work_and_gets_it_back(lanes: Child) -> Non
     assert told(lanes)[1]["pid"] == pid
 
 
-def test_a_server_without_any_lane_refuses_until_one_is_back(lanes: Child) -> None:
+def test_a_server_without_any_lane_refuses_until_one_is_back(lanes: ServerProcess) -> None:
     for lane in told(lanes):
         os.kill(lane["pid"], signal.SIGKILL)
     seen: set[int] = set()

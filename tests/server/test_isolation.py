@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from polyrec.loadtest.drivers.server_pages import Samples
-from polyrec.server.app.run import Child, start
+from polyrec.server.app.run import ServerProcess, start
 
 ROUNDS = 6
 PREDICT, RANK = "/v1/predict", "/v1/rank"
@@ -43,7 +43,7 @@ HOSTILE: list[Call] = [
 
 
 @pytest.fixture(scope="module", params=EXECUTIONS, ids=lambda p: " ".join(p[:3]))
-def served(request: pytest.FixtureRequest, wide_dir: Path) -> Iterator[tuple[Child, float]]:
+def served(request: pytest.FixtureRequest, wide_dir: Path) -> Iterator[tuple[ServerProcess, float]]:
     """A server of one path in one precision, and how far its answers may differ."""
     runtime, precision, lane, bound = request.param
     settings = {"runtime": runtime, "device": "cpu", "precision": precision, "lane": lane}
@@ -76,7 +76,7 @@ def counted(url: str) -> tuple[float, float]:
     return samples.total("polyrec_batch_rows_count"), samples.total("polyrec_batch_queries_total")
 
 
-def test_attackers_in_the_batch_change_no_answer(served: tuple[Child, float]) -> None:
+def test_attackers_in_the_batch_change_no_answer(served: tuple[ServerProcess, float]) -> None:
     server, bound = served
     alone = [probabilities(asked_at_once(server.url, [call])[0]) for call in HONEST]
     assert np.ptp(np.concatenate(alone)) > 0.01

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from polyrec.planner.routing.query import DEGRADED, Dispatch, Part, Query, Reason
-from polyrec.server.dispatch.answer import Answer, Outbox, Pending, Waiting
+from polyrec.server.dispatch.answer import Answer, Outbox, Pending, QueryPayload
 from polyrec.server.dispatch.parts import scatter
 from polyrec.server.metrics.metrics import REASONS
 
@@ -22,7 +22,7 @@ def answered(reason: Reason, lost: bool) -> Answer:
 
     async def ask() -> Answer:
         query = Query(1, 0.0, 1.0)
-        query.payload = Waiting(None, Pending(Outbox(asyncio.get_running_loop())))  # type: ignore[arg-type]
+        query.payload = QueryPayload(None, Pending(Outbox(asyncio.get_running_loop())))  # type: ignore[arg-type]
         dispatch = Dispatch(0, 0, [Part(query, 0, 1)], 1, reason, 0.0, 1e-3, 1e-3)
         scatter(dispatch, dispatch.parts, np.ones(1, np.float32), 1e-3, lost)
         answer = query.payload.answer.outcome

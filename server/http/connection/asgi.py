@@ -17,11 +17,13 @@ from starlette.types import ASGIApp, Message, Scope
 
 from polyrec.server.errors import Defect, Malformed
 from polyrec.server.http.connection.head import Head
-from polyrec.server.http.connection.reply import HeaderList, error_reply
+from polyrec.server.http.connection.reply import HeaderList, Reply, error_reply
 
 log = logging.getLogger("polyrec.http")
 
 _PLAIN = re.compile(rb"/[A-Za-z0-9_./-]*")
+MAX_WAITING_BYTES = 64 * 2**10
+"""Received bytes that wait for an earlier request or for the application; beyond it reading pauses."""
 Address = tuple[str, int] | None
 Answered = Callable[[int, HeaderList, bytes], None]
 
@@ -55,7 +57,8 @@ class AsgiRequest:
     """One request that the application processes.
 
     answered: called once with status, headers and body. drained: called when the application has read what
-    was fed, so that more may be.
+    was fed, so that more may be. limit: bytes of the body that may wait; beyond it, reading should pause.
+    waiting_bytes: bytes that the application has yet to read.
     """
 
     def __init__(self, app: ASGIApp, scope: Scope, answered: Answered, drained: Callable[[], None]) -> None:
@@ -63,20 +66,25 @@ class AsgiRequest:
         self._scope = scope
         self._answered = answered
         self._drained = drained
+        self.limit = MAX_WAITING_BYTES
+        self.waiting_bytes = 0
         self._pieces: list[bytes] = []
-        self._complete = self._delivered = self._gone = self._told = False
+        self._task: asyncio.Task[None] | None = None
+        self._complete = self._delivered = self._gone = self._answer_sent = False
         self._news = asyncio.Event()
         self._status = 0
         self._headers: HeaderList = ()
         self._body: list[bytes] = []
 
-    @property
-    def waiting_bytes(self) -> int:
-        """Bytes of the body that the application has yet to read."""
-        return sum(map(len, self._pieces))
+    def start(self, tasks: set[asyncio.Task[None]]) -> None:
+        """Calls the application in a task, which is in `tasks` while it runs."""
+        self._task = task = asyncio.get_running_loop().create_task(self.run())
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
 
     def feed(self, piece: bytes) -> None:
         """Adds to the body."""
+        self.waiting_bytes += len(piece)
         self._pieces.append(piece)
         self._news.set()
 
@@ -84,6 +92,15 @@ class AsgiRequest:
         """Marks the body as complete."""
         self._complete = True
         self._news.set()
+
+    def reject(self, error: Exception) -> Reply:
+        """Builds the reply of an error."""
+        return error_reply(error)
+
+    def abandon(self, error: Exception) -> None:
+        """Cancels the application; the connection answers."""
+        if self._task is not None:
+            self._task.cancel()
 
     def disconnect(self) -> None:
         """Tells the application that the client has closed the connection."""
@@ -96,7 +113,7 @@ class AsgiRequest:
             await self._app(self._scope, self._receive, self._send)
         except Exception:
             log.exception("%s %s failed", self._scope["method"], self._scope["path"])
-        if not self._told:
+        if not self._answer_sent:
             defect = error_reply(Defect("internal error; the server's log has the details"))
             self._answer(defect.status, *defect.encoded(()))
 
@@ -105,6 +122,7 @@ class AsgiRequest:
             if self._pieces or (self._complete and not self._delivered):
                 body = b"".join(self._pieces)
                 self._pieces.clear()
+                self.waiting_bytes = 0
                 self._delivered = self._complete
                 self._drained()
                 return {"type": "http.request", "body": body, "more_body": not self._complete}
@@ -117,9 +135,9 @@ class AsgiRequest:
             self._status, self._headers = message["status"], tuple(message.get("headers", ()))
         elif message["type"] == "http.response.body":
             self._body.append(message.get("body", b""))
-            if not message.get("more_body", False) and not self._told:
+            if not message.get("more_body", False) and not self._answer_sent:
                 self._answer(self._status, self._headers, b"".join(self._body))
 
     def _answer(self, status: int, headers: HeaderList, body: bytes) -> None:
-        self._told = True
+        self._answer_sent = True
         self._answered(status, headers, body)

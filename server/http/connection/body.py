@@ -16,14 +16,14 @@ from starlette.types import Receive
 
 from polyrec.server.errors import Malformed, RequestError, TooLarge
 
-STEP_BYTES = 2**14
+MAX_STEP_BYTES = 2**14
 """Maximum compressed bytes of one step. The slowest input, only Huffman tables, takes 1.4 ms."""
-STEP_OUT_BYTES = 2**18
+MAX_STEP_OUTPUT_BYTES = 2**18
 """Maximum decompressed bytes of one step; they take at most a millisecond."""
-MOST_RATIO = 100
+MAX_RATIO = 100
 RATIO_FROM_BYTES = 2**16
-"""Decompressed bytes beyond which MOST_RATIO applies: a small body of equal rows may compress better."""
-MOST_ACCEPTED_BYTES = 1024
+"""Decompressed bytes beyond which MAX_RATIO applies: a small body of equal rows may compress better."""
+MAX_ACCEPT_ENCODING_BYTES = 1024
 """Maximum length of an Accept-Encoding header; a longer one is ignored."""
 
 Headers = Iterable[tuple[bytes, bytes]]
@@ -123,18 +123,18 @@ class Inflater:
         self._pending += piece
 
     def step(self) -> bool:
-        """Decompresses at most STEP_BYTES into at most STEP_OUT_BYTES; returns whether there is more to do.
+        """Decompresses one step; returns whether there is more to do.
 
-        Raises TooLarge beyond the limit or the ratio, and Malformed for data that is not of the encoding or
-        follows its end.
+        A step takes at most MAX_STEP_BYTES and gives at most MAX_STEP_OUTPUT_BYTES. Raises TooLarge beyond
+        the limit or the ratio, and Malformed for data that is not of the encoding or follows its end.
         """
         if self._stream is None:
             if len(self._pending) < 2:
                 return False
             self._stream = zlib.decompressobj(_deflate_window(self._pending))
-        given = bytes(self._pending[:STEP_BYTES])
+        given = bytes(self._pending[:MAX_STEP_BYTES])
         try:
-            out = self._stream.decompress(given, min(STEP_OUT_BYTES, self._most + 1 - len(self._out)))
+            out = self._stream.decompress(given, min(MAX_STEP_OUTPUT_BYTES, self._most + 1 - len(self._out)))
         except zlib.error as e:
             raise Malformed(f"the body is not {self._encoding}: {e}") from None
         # Also a second gzip member: a body of a million empty ones would be a cheap way to keep us busy.
@@ -151,12 +151,12 @@ class Inflater:
                 raise Malformed(f"bytes follow the end of the {self._encoding} body")
             return False
         # A full step may have left output inside the stream, although all of its input is consumed.
-        return bool(self._pending) or len(out) == STEP_OUT_BYTES
+        return bool(self._pending) or len(out) == MAX_STEP_OUTPUT_BYTES
 
     def finish(self) -> bytes:
         """The body, once `step` has returned False after the last piece.
 
-        Raises Malformed if it is truncated, TooLarge if it was compressed beyond MOST_RATIO.
+        Raises Malformed if it is truncated, TooLarge if it was compressed beyond MAX_RATIO.
         """
         if self._stream is None or not self._stream.eof:
             raise Malformed(f"the {self._encoding} body is truncated")
@@ -168,12 +168,12 @@ class Inflater:
     def _refuse(self) -> NoReturn:
         if len(self._out) > self._limit:
             raise TooLarge(f"the body decompresses to more than {self._limit} bytes")
-        raise TooLarge(f"the body decompresses to more than {MOST_RATIO} times its size")
+        raise TooLarge(f"the body decompresses to more than {MAX_RATIO} times its size")
 
 
 def _allowed(length: int) -> int:
-    """Maximum decompressed bytes that MOST_RATIO allows for a compressed body of that length."""
-    return max(RATIO_FROM_BYTES, MOST_RATIO * length)
+    """Maximum decompressed bytes that MAX_RATIO allows for a compressed body of that length."""
+    return max(RATIO_FROM_BYTES, MAX_RATIO * length)
 
 
 def _deflate_window(first: bytes | bytearray) -> int:
@@ -200,7 +200,7 @@ def decompress(body: bytes, encoding: str, limit: int) -> bytes:
 def wanted_compression(headers: Headers) -> str | None:
     """`gzip` or `deflate` if the client accepts one, gzip first."""
     accepted = header(headers, b"accept-encoding")
-    if accepted is None or len(accepted) > MOST_ACCEPTED_BYTES:
+    if accepted is None or len(accepted) > MAX_ACCEPT_ENCODING_BYTES:
         return None
     offers = set()
     for offer in accepted.decode("latin-1").lower().split(","):

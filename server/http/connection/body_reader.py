@@ -14,7 +14,7 @@ MAX_LINE_BYTES = 256
 """Maximum length of a line with a chunk's size and extensions."""
 MAX_TRAILER_BYTES = 8 * 2**10
 MAX_SIZE_DIGITS = 12
-FREE_CHUNKS, LEAST_AVERAGE_BYTES = 1024, 1024
+FREE_CHUNKS, MIN_AVERAGE_BYTES = 1024, 1024
 """Chunks of any size, and the least average size of more: decoding a chunk costs as much as 10 KB of data."""
 LINE_OVERHEAD_BYTES = 32
 """Counted for each line of the trailer, beside its length."""
@@ -80,9 +80,9 @@ class ChunkedDecoder:
         self._left = int(size, 16) + 2
         self._chunks += 1
         self._bytes += self._left - 2
-        if self._chunks > FREE_CHUNKS + self._bytes // LEAST_AVERAGE_BYTES:
+        if self._chunks > FREE_CHUNKS + self._bytes // MIN_AVERAGE_BYTES:
             raise _malformed(
-                f"the body has more than {FREE_CHUNKS} chunks of less than {LEAST_AVERAGE_BYTES} bytes"
+                f"the body has more than {FREE_CHUNKS} chunks of less than {MIN_AVERAGE_BYTES} bytes"
             )
         if self._left == 2:
             self._left = -1

@@ -20,7 +20,7 @@ def descriptor_limit() -> int:
 
 
 @dataclass(frozen=True)
-class FrontLimits:
+class ConnectionLimits:
     """Limits of connections; bytes and rows of single requests are the plan's (`planner.plan.Limits`).
 
     head_s: from a request's first byte until its head is complete. body_s: from its head until its body is

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 from starlette.types import Receive, Scope, Send
 
-from polyrec.server.errors import JSON, refusal
+from polyrec.server.errors import JSON, error_response
 from polyrec.server.http.connection.body import Headers, compress, wanted_compression
 
 COMPRESS_FROM_BYTES = 1024
@@ -60,5 +60,5 @@ def json_reply(content: Any, status: int = 200, headers: HeaderList = ()) -> Rep
 
 def error_reply(error: Exception, headers: Iterable[tuple[bytes, bytes]] = ()) -> Reply:
     """`{"error": ...}` with the status that belongs to the error."""
-    refused = refusal(error)
+    refused = error_response(error)
     return Reply(refused.body, refused.status, headers=(*refused.headers, *headers))

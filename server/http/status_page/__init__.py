@@ -20,7 +20,7 @@ from polyrec.server.dispatch.dispatcher import clock
 from polyrec.server.errors import Malformed, NotReady
 from polyrec.server.http.connection.reply import HeaderList, Reply, error_reply, json_reply
 from polyrec.server.http.plan import describe
-from polyrec.server.metrics.metrics import BROKEN, OUTCOMES, PROMISED_SHARE, REQUEST_EDGES_S
+from polyrec.server.metrics.metrics import OUTCOMES, REQUEST_EDGES_S, SLO_MISSES, SLO_SHARE
 
 FILES = {
     "/": ("page.html", b"text/html; charset=utf-8"),
@@ -80,9 +80,9 @@ def document(engine: Engine, since: float) -> dict[str, Any]:
         "state": engine.state.value,
         "version": VERSION,
         "model": model,
-        "promised_share": PROMISED_SHARE,
+        "promised_share": SLO_SHARE,
         "outcomes": OUTCOMES,
-        "broken": BROKEN,
+        "broken": SLO_MISSES,
         "default_budget_s": engine.default_budget_s,
         "generation": metrics.generations.only.value,
         "edges_s": REQUEST_EDGES_S,

@@ -26,7 +26,7 @@ from polyrec.loadtest.traffic.request_bodies import (
     read_prediction,
     read_ranking,
 )
-from polyrec.server.app.run import Child, start
+from polyrec.server.app.run import ServerProcess, start
 
 SCHEMA = {
     "dense": [{"name": "price"}, {"name": "age", "role": "context"}],
@@ -51,7 +51,7 @@ def http(bundle_dir: Any) -> Iterator[httpx.Client]:
         yield opened
 
 
-def client(child: Child) -> httpx.Client:
+def client(child: ServerProcess) -> httpx.Client:
     return httpx.Client(base_url=child.url, timeout=30)
 
 

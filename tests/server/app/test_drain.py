@@ -22,8 +22,8 @@ import httpx
 import pytest
 
 from polyrec.planner.plan import Plan, PlannedLane, save_plan
-from polyrec.server.app.drain import refuse_new, waiting_to_be_accepted
-from polyrec.server.app.run import Child, listen, start
+from polyrec.server.app.drain import accept_queue_length, drop_new_connections
+from polyrec.server.app.run import ServerProcess, listen, start
 
 ROOT = Path(__file__).parents[3]
 BODY = b'{"instances": [{}]}'
@@ -39,7 +39,7 @@ def wait_until(true: Callable[[], bool]) -> None:
 
 
 @pytest.fixture
-def one_lane(plan: Plan, tmp_path: Path) -> Iterator[Child]:
+def one_lane(plan: Plan, tmp_path: Path) -> Iterator[ServerProcess]:
     """A server whose only lane is a process, with budgets that nobody uses up."""
     path = plan.paths[0].model_copy(update={"bundle": plan.paths[0].bundle.absolute()})
     lanes = (PlannedLane(name="cpu.0", kind="process"),)
@@ -48,12 +48,12 @@ def one_lane(plan: Plan, tmp_path: Path) -> Iterator[Child]:
         yield child
 
 
-def lane_of(server: Child) -> dict[str, Any]:
+def lane_of(server: ServerProcess) -> dict[str, Any]:
     (lane,) = httpx.get(f"{server.url}/v1/paths").json()["lanes"]
     return dict(lane)
 
 
-def test_without_a_lane_a_server_is_not_ready_until_one_is_back(one_lane: Child) -> None:
+def test_without_a_lane_a_server_is_not_ready_until_one_is_back(one_lane: ServerProcess) -> None:
     """From the first moment on: nothing has been asked before."""
     pages = ("/readyz", "/v2/health/ready", "/v2/models/dlrm/ready")
     gauge = "polyrec_ready "
@@ -79,7 +79,7 @@ def test_without_a_lane_a_server_is_not_ready_until_one_is_back(one_lane: Child)
     assert f"{gauge}1.0" in httpx.get(f"{one_lane.url}/metrics").text
 
 
-def test_what_waits_at_the_end_of_the_drain_is_told_so(one_lane: Child) -> None:
+def test_what_waits_at_the_end_of_the_drain_is_told_so(one_lane: ServerProcess) -> None:
     host, port = one_lane.url.removeprefix("http://").split(":")
     os.kill(lane_of(one_lane)["pid"], signal.SIGSTOP)  # nothing is answered any more
     with (
@@ -137,13 +137,13 @@ def test_a_listener_that_refuses_new_connections_keeps_those_that_it_has() -> No
         with listen("127.0.0.1", 0) as listener:
             address = listener.getsockname()
             before = socket.create_connection(address)
-            assert waiting_to_be_accepted(listener) == 1
-            refuse_new(listener)
+            assert accept_queue_length(listener) == 1
+            drop_new_connections(listener)
             with pytest.raises(TimeoutError):
                 socket.create_connection(address, 0.05)
-            assert waiting_to_be_accepted(listener) == 1
+            assert accept_queue_length(listener) == 1
             accepted, _ = listener.accept()
-            assert waiting_to_be_accepted(listener) == 0
+            assert accept_queue_length(listener) == 0
         before.sendall(b"still here")
         assert accepted.recv(100) == b"still here"
         for connection in (before, accepted):

@@ -9,14 +9,14 @@ import pytest
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.errors import BundleError, RuntimeUnavailable
 from polyrec.planner.plan import Plan, PlannedPath, Routing, single_path_plan
-from polyrec.server.app.engine import Engine, State
+from polyrec.server.app.engine import Engine, LifecycleState
 from polyrec.server.dispatch.dispatcher import clock
 from polyrec.server.errors import NotReady
 
 
 def test_an_engine_is_not_ready_before_it_has_loaded() -> None:
     engine = Engine()
-    assert engine.state is State.LOADING
+    assert engine.state is LifecycleState.LOADING
     with pytest.raises(NotReady, match="still loading"):
         _ = engine.serving
     with pytest.raises(NotReady, match="still loading"):
@@ -28,7 +28,7 @@ def test_every_path_of_a_plan_answers_alike(bundle_dir: Path, bundle: Bundle, pl
     engine = Engine()
     both = plan.model_copy(update={"paths": (*plan.paths, second)})
     engine.load(both, {bundle_dir: bundle})
-    assert engine.state is State.READY
+    assert engine.state is LifecycleState.READY
     serving = engine.serving
     assert [p.name for p in serving.paths] == ["table@cpu", "table-onnx@cpu"]
     assert serving.bundle is bundle
@@ -38,7 +38,7 @@ def test_every_path_of_a_plan_answers_alike(bundle_dir: Path, bundle: Bundle, pl
         answers = []
         for name in ("table@cpu", "table-onnx@cpu"):
             engine.route(Routing(policy=f"static:{name}"))
-            answer = await serving.dispatcher.ask(rows, clock(), 60).payload.answer
+            answer = await serving.dispatcher.submit(rows, clock(), 60).payload.answer
             assert serving.paths[answer.path].name == name
             assert answer.reason is None
             answers.append(answer.probabilities)
@@ -57,7 +57,7 @@ def test_another_plan_takes_over_and_the_old_one_ends_when_it_is_idle(
         engine = Engine()
         engine.load(plan, {bundle_dir: bundle})
         old = engine.serving
-        waiting = old.dispatcher.ask(old.decoder.predict(b'{"instances": [{}]}'), clock(), 60)
+        waiting = old.dispatcher.submit(old.decoder.predict(b'{"instances": [{}]}'), clock(), 60)
         engine.load(plan, {bundle_dir: bundle})
         assert engine.serving is not old
         assert engine.previous is not None
@@ -87,7 +87,7 @@ def test_a_plan_that_cannot_be_opened_leaves_what_is_served(
 
 def test_a_server_told_to_stop_while_it_loads_does_not_become_ready(plan: Plan) -> None:
     engine = Engine()
-    engine.enter(State.DRAINING)
+    engine.enter(LifecycleState.DRAINING)
     engine.load(plan)
-    assert engine.state is State.DRAINING
+    assert engine.state is LifecycleState.DRAINING
     engine.close()

@@ -13,12 +13,12 @@ import pytest
 
 from polyrec.server.app import healthcheck
 from polyrec.server.app.healthcheck import listening
-from polyrec.server.app.run import Child, listen
+from polyrec.server.app.run import ServerProcess, listen
 
 ROOT = Path(__file__).parents[3]
 
 
-def test_a_ready_server_is_healthy_whatever_its_port(server: Child) -> None:
+def test_a_ready_server_is_healthy_whatever_its_port(server: ServerProcess) -> None:
     """The port was given by the system; POLYREC_PORT says another."""
     done = subprocess.run(
         [sys.executable, "-m", "polyrec.server.app.healthcheck", str(server.process.pid)],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from polyrec.server.app.kubernetes import is_service_variable
-from polyrec.server.app.settings import SettingsError, gather
+from polyrec.server.app.settings import SettingsError, load_settings
 
 ADDRESS, PORT = "10.96.0.11", "8000"
 SERVICE = {
@@ -27,13 +27,13 @@ OTHERS = {
 
 
 def test_the_variables_of_a_service_named_polyrec_are_no_settings() -> None:
-    settings = gather({"bundle": "b"}, SERVICE | OTHERS | {"POLYREC_HOST": "0.0.0.0"})
+    settings = load_settings({"bundle": "b"}, SERVICE | OTHERS | {"POLYREC_HOST": "0.0.0.0"})
     assert (settings.host, settings.port) == ("0.0.0.0", 8000)
     assert settings.model_fields_set == {"bundle", "host"}
 
 
 def test_a_port_that_is_a_number_stays_a_setting() -> None:
-    assert gather({"bundle": "b"}, SERVICE | {"POLYREC_PORT": "9000"}).port == 9000
+    assert load_settings({"bundle": "b"}, SERVICE | {"POLYREC_PORT": "9000"}).port == 9000
 
 
 @pytest.mark.parametrize(
@@ -57,4 +57,4 @@ def test_what_is_only_similar_to_them_is_a_mistake(name: str, value: str) -> Non
     assert not is_service_variable(name, value)
     if name.startswith("POLYREC_"):
         with pytest.raises(SettingsError):
-            gather({"bundle": "b"}, {name: value})
+            load_settings({"bundle": "b"}, {name: value})

@@ -18,7 +18,14 @@ import pytest
 import uvloop
 
 from polyrec.planner.plan import save_plan, single_path_plan
-from polyrec.server.app.run import ACCEPTED_A_ROUND, PortInUse, StartFailed, listen, several, start
+from polyrec.server.app.run import (
+    ACCEPTS_PER_ITERATION,
+    PortInUse,
+    StartFailed,
+    duplicate_listener,
+    listen,
+    start,
+)
 
 BODY = b'{"instances": [{}]}'
 HEAD = b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Length: 19\r\nExpect: 100-continue\r\n\r\n"
@@ -218,7 +225,7 @@ def test_the_ready_line_is_json_for_programs(bundle_dir: Path) -> None:
 
 def test_a_round_of_the_loop_accepts_several_connections() -> None:
     """Where each round takes milliseconds, the last of a crowd does not wait for as many of them."""
-    crowd = 4 * ACCEPTED_A_ROUND
+    crowd = 4 * ACCEPTS_PER_ITERATION
     accepted: list[asyncio.BaseTransport] = []
 
     class Counting(asyncio.Protocol):
@@ -228,7 +235,7 @@ def test_a_round_of_the_loop_accepts_several_connections() -> None:
     async def run() -> int:
         loop = asyncio.get_running_loop()
         listener = listen("127.0.0.1", 0)
-        servers = [await loop.create_server(Counting, sock=own) for own in several(listener)]
+        servers = [await loop.create_server(Counting, sock=own) for own in duplicate_listener(listener)]
         clients = [socket.create_connection(listener.getsockname()) for _ in range(crowd)]
         rounds = 0
         while len(accepted) < crowd and rounds < 10 * crowd:

@@ -7,21 +7,21 @@ import pytest
 from polyrec.models.tiers.placement import RemoteStore, TierCuts
 from polyrec.planner.placement import PlacedPath, Placement
 from polyrec.planner.plan import load_plan, save_plan, single_path_plan
-from polyrec.server.app.settings import Settings, SettingsError, gather
+from polyrec.server.app.settings import Settings, SettingsError, load_settings
 
 PLAN = single_path_plan(Path("table"), "table", "onnx")
 
 
 def test_a_flag_wins_over_a_variable_and_a_variable_over_the_default() -> None:
     environ = {"POLYREC_PORT": "9000", "POLYREC_HOST": "0.0.0.0", "PATH": "/bin"}
-    settings = gather({"bundle": "b", "port": 7000, "host": None}, environ)
+    settings = load_settings({"bundle": "b", "port": 7000, "host": None}, environ)
     assert (settings.port, settings.host, settings.lane) == (7000, "0.0.0.0", "auto")
 
 
 def test_settings_win_over_the_plan_and_leave_the_rest_of_it() -> None:
-    bent = gather({"bundle": "b"}, {"POLYREC_MAX_BATCH_ROWS": "64", "POLYREC_DEFAULT_BUDGET_MS": "7.5"}).bend(
-        PLAN
-    )
+    bent = load_settings(
+        {"bundle": "b"}, {"POLYREC_MAX_BATCH_ROWS": "64", "POLYREC_DEFAULT_BUDGET_MS": "7.5"}
+    ).apply_to(PLAN)
     assert bent.limits.max_batch_rows == 64
     assert bent.default_budget_ms == 7.5
     assert bent.limits.max_body_bytes == PLAN.limits.max_body_bytes
@@ -29,19 +29,19 @@ def test_settings_win_over_the_plan_and_leave_the_rest_of_it() -> None:
 
 
 def test_open_rights_are_a_list_with_commas() -> None:
-    settings = gather({"bundle": "b"}, {"POLYREC_OPEN_RIGHTS": "priority,quality"})
+    settings = load_settings({"bundle": "b"}, {"POLYREC_OPEN_RIGHTS": "priority,quality"})
     assert settings.open_rights == ("priority", "quality")
-    assert gather({"bundle": "b", "open_rights": ""}, {}).open_rights == ()
+    assert load_settings({"bundle": "b", "open_rights": ""}, {}).open_rights == ()
 
 
 def test_a_cap_on_budgets_is_not_below_the_default_budget() -> None:
-    assert gather({"bundle": "b", "max_budget_ms": 100}, {}).bend(PLAN).limits.max_budget_ms == 100
+    assert load_settings({"bundle": "b", "max_budget_ms": 100}, {}).apply_to(PLAN).limits.max_budget_ms == 100
     with pytest.raises(SettingsError, match="max_budget_ms 99 is below default_budget_ms 100"):
-        gather({"bundle": "b", "max_budget_ms": 99}, {}).bend(PLAN)
+        load_settings({"bundle": "b", "max_budget_ms": 99}, {}).apply_to(PLAN)
 
 
 def test_a_bundle_on_the_command_line_replaces_a_plan_in_the_environment() -> None:
-    settings = gather({"bundle": "b"}, {"POLYREC_PLAN": "plan.json"})
+    settings = load_settings({"bundle": "b"}, {"POLYREC_PLAN": "plan.json"})
     assert settings.bundle == Path("b")
     assert settings.plan is None
 
@@ -76,27 +76,27 @@ def test_a_bad_setting_gives_one_line_that_names_it(
     flags: dict[str, object], environ: dict[str, str], says: str
 ) -> None:
     with pytest.raises(SettingsError) as error:
-        gather(flags, environ)
+        load_settings(flags, environ)
     assert says in str(error.value)
     assert "\n" not in str(error.value)
 
 
 def test_limits_that_contradict_the_plan_are_refused() -> None:
     with pytest.raises(SettingsError, match="could never be queued"):
-        Settings(bundle=Path("b"), max_queued_rows=1).bend(PLAN)
+        Settings(bundle=Path("b"), max_queued_rows=1).apply_to(PLAN)
 
 
 def test_tiers_are_bent_where_a_plan_has_a_placement_and_refused_where_it_has_none() -> None:
-    given = gather({"plan": "p.json", "tier_directory": "/disk"}, {"POLYREC_DRIFT_S": "600"})
+    given = load_settings({"plan": "p.json", "tier_directory": "/disk"}, {"POLYREC_DRIFT_S": "600"})
     with pytest.raises(SettingsError, match="tier_directory and drift_s are for a plan with a placement"):
-        given.bend(PLAN)
+        given.apply_to(PLAN)
     placement = Placement(paths=(PlacedPath(path="table@cpu", tables={"t": TierCuts(host=1, disk=2)}),))
-    bent = given.bend(PLAN.model_copy(update={"placement": placement})).placement
+    bent = given.apply_to(PLAN.model_copy(update={"placement": placement})).placement
     assert bent is not None
     assert (bent.directory, bent.drift_s, bent.prefetch) == (Path("/disk"), 600, True)
     assert bent.paths == placement.paths
     with pytest.raises(SettingsError, match="--drift-s"):
-        gather({"plan": "p.json", "drift_s": 0}, {})
+        load_settings({"plan": "p.json", "drift_s": 0}, {})
 
 
 def test_a_stores_password_comes_from_the_environment_or_a_file_and_is_shown_nowhere(tmp_path: Path) -> None:
@@ -105,8 +105,8 @@ def test_a_stores_password_comes_from_the_environment_or_a_file_and_is_shown_now
     save_plan(PLAN.model_copy(update={"placement": placement}), tmp_path / "plan.json")
     named = load_plan(tmp_path / "plan.json")
     flags = {"plan": tmp_path / "plan.json"}
-    settings = gather(flags, {"POLYREC_STORE_PASSWORD": "s3cret"})
-    bent = settings.bend(named)
+    settings = load_settings(flags, {"POLYREC_STORE_PASSWORD": "s3cret"})
+    bent = settings.apply_to(named)
     store = bent.placement.remote if bent.placement else None
     assert store is not None
     assert store.password is not None
@@ -115,8 +115,8 @@ def test_a_stores_password_comes_from_the_environment_or_a_file_and_is_shown_now
     assert "s3cret" not in f"{settings!r} {bent!r} {bent.model_dump_json()}"
     save_plan(bent, tmp_path / "saved.json")
     assert load_plan(tmp_path / "saved.json").placement is not None
-    by_file = gather(flags | {"store_password_file": "secret"}, {}).bend(named).placement
+    by_file = load_settings(flags | {"store_password_file": "secret"}, {}).apply_to(named).placement
     assert by_file is not None
     assert by_file.remote is not None
     assert by_file.remote.password_file == Path("secret")
-    assert gather({"bundle": "b"}, {"POLYREC_STORE_PASSWORD": "s3cret"}).bend(PLAN) == PLAN
+    assert load_settings({"bundle": "b"}, {"POLYREC_STORE_PASSWORD": "s3cret"}).apply_to(PLAN) == PLAN

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from polyrec.server.app.run import HANDSHAKE_S, StartFailed, start
-from polyrec.server.app.settings import SettingsError, gather
+from polyrec.server.app.settings import SettingsError, load_settings
 from polyrec.server.app.tls import TlsError, check_tls, reload_tls
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl on this machine")
@@ -131,7 +131,7 @@ def test_a_server_that_cannot_present_its_certificate_does_not_start(
 @pytest.mark.parametrize("given", ["tls_cert", "tls_key"])
 def test_half_of_a_pair_is_refused(given: str) -> None:
     with pytest.raises(SettingsError, match="give both --tls-cert FILE and --tls-key FILE"):
-        gather({"bundle": "b", given: "file"}, {})
+        load_settings({"bundle": "b", given: "file"}, {})
 
 
 def test_a_handshake_that_never_begins_is_ended(bundle_dir: Path, pair: Pair) -> None:

@@ -26,7 +26,7 @@ from polyrec.server.codecs.json_rows import Decoder
 from polyrec.server.codecs.rows import Columns, Rows
 from polyrec.server.dispatch.answer import Pending
 from polyrec.server.dispatch.dispatcher import Dispatcher, clock
-from polyrec.server.dispatch.observer import Batched
+from polyrec.server.dispatch.observer import ExecutedBatch
 from polyrec.server.errors import DeadlinePassed, Defect, Invalid, Overloaded
 from polyrec.server.http.connection.body import ClientGone
 from polyrec.server.lanes.inline import InlineLane
@@ -40,7 +40,7 @@ class Tally:
     def __init__(self) -> None:
         self.batches: list[tuple[int, int]] = []
 
-    def batch_executed(self, batched: Batched) -> None:
+    def batch_executed(self, batched: ExecutedBatch) -> None:
         self.batches.append((batched.batch.rows, batched.queries))
 
     def lane_alive(self, lane: int, alive: bool) -> None:
@@ -139,7 +139,7 @@ def ranking(bundle: Bundle) -> Callable[..., Columns]:
 
 def ask(lane: Dispatcher, rows: Rows, budget_s: float = 60, arrived_s: float = 0.0) -> Pending:
     """arrived_s: seconds ago."""
-    answer: Pending = lane.ask(rows, clock() - arrived_s, budget_s).payload.answer
+    answer: Pending = lane.submit(rows, clock() - arrived_s, budget_s).payload.answer
     return answer
 
 
@@ -237,9 +237,9 @@ def test_a_query_whose_time_has_passed_is_not_executed(make: Make, ranking: Rank
 def test_a_query_that_nobody_waits_for_is_not_executed(make: Make, ranking: Ranking) -> None:
     async def run() -> None:
         lane, tally = make()
-        query = lane.ask(ranking("a"), clock(), 60)
+        query = lane.submit(ranking("a"), clock(), 60)
         stays = ask(lane, ranking("b"))
-        lane.gone(query, ClientGone("the client closed the connection"))
+        lane.cancel(query, ClientGone("the client closed the connection"))
         with pytest.raises(ClientGone):
             await query.payload.answer
         await stays

@@ -48,7 +48,7 @@ def test_rows_are_read_ahead_for_queries_that_wait(
             asked = []
             for request in requests[:40]:
                 rows = serving.decoder.predict(orjson.dumps({"columns": request.columns}))
-                asked.append(serving.dispatcher.ask(rows, clock(), 60).payload.answer)
+                asked.append(serving.dispatcher.submit(rows, clock(), 60).payload.answer)
                 for _ in range(4):  # turns of the loop, in which the first goes to the lane
                     await asyncio.sleep(0)
             until_s = clock() + 30
@@ -58,7 +58,7 @@ def test_rows_are_read_ahead_for_queries_that_wait(
             await asyncio.gather(*asked)
 
         asyncio.run(run())
-        assert (serving.placed.ahead is not None) == prefetch
+        assert (serving.tiers.ahead is not None) == prefetch
         return stack.figures().prefetched_pages
 
     assert pages(prefetch=False) == 0
@@ -70,7 +70,7 @@ def test_a_query_that_cannot_be_encoded_keeps_nobody_from_being_read_ahead(
 ) -> None:
     engine = opened(placed_plan(paged, tmp_path, lambda n: {"disk": n}))
     serving, stack = engine.serving, engine.stacks()["table@cpu"]
-    ahead = serving.placed.ahead
+    ahead = serving.tiers.ahead
     assert ahead is not None
     wrong = serving.decoder.predict(b'{"instances": [{"price_rank": 1e39}]}')
     with pytest.raises(FeatureError, match="price_rank"):

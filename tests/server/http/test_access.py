@@ -17,14 +17,14 @@ import pytest
 from polyrec.loadtest.drivers.server_pages import Samples
 from polyrec.planner.plan import Plan
 from polyrec.server.app.engine import Engine
-from polyrec.server.app.run import Child, start
+from polyrec.server.app.run import ServerProcess, start
 from polyrec.server.app.tokens import Client, TokensError
 from polyrec.server.errors import Forbidden, RateLimited, Unauthorized
-from polyrec.server.http.access import KNOWN_ADDRESSES, Access, Holder, Peer
+from polyrec.server.http.access import MAX_KNOWN_ADDRESSES, Access, Peer, TokenHolder
 from polyrec.server.http.admin import Admin
 from polyrec.server.http.app import create_app
 from polyrec.server.http.options import RequestOptions
-from polyrec.server.http.rates import GUESSES
+from polyrec.server.http.rates import GUESS_BURST
 from polyrec.server.metrics.metrics import Metrics
 
 SHOP, RANKING, ONCALL = "shop-token-0123456789", "ranking-token-0123456789", "on-call-token-0123456789"
@@ -144,7 +144,7 @@ def test_wrong_tokens_of_an_address_are_slowed_down_and_the_right_holder_is_not(
             looked_at += 1
         except RateLimited:
             continue
-    assert GUESSES <= looked_at <= GUESSES + 4
+    assert GUESS_BURST <= looked_at <= GUESS_BURST + 4
     access.client(bearer(RANKING), HERE)
     for token in (SHOP, RANKING):
         access.client(bearer(token), THERE)
@@ -156,7 +156,7 @@ def test_wrong_tokens_of_an_address_are_slowed_down_and_the_right_holder_is_not(
 
 
 def test_the_admin_token_is_guarded_by_the_same_count(access: Access, clock: Clock) -> None:
-    for i in range(GUESSES):
+    for i in range(GUESS_BURST):
         with pytest.raises(Unauthorized):
             access.administrator(bearer(f"guess-{i}"), HERE)
     for call in (access.administrator, access.client):
@@ -166,10 +166,10 @@ def test_the_admin_token_is_guarded_by_the_same_count(access: Access, clock: Clo
 
 
 def test_a_holder_remembers_its_latest_addresses_only() -> None:
-    holder = Holder(Client("shop", frozenset()))
-    for i in range(3 * KNOWN_ADDRESSES):
+    holder = TokenHolder(Client("shop", frozenset()))
+    for i in range(3 * MAX_KNOWN_ADDRESSES):
         holder.remember(str(i))
-    assert list(holder.addresses) == [str(i) for i in range(2 * KNOWN_ADDRESSES, 3 * KNOWN_ADDRESSES)]
+    assert list(holder.addresses) == [str(i) for i in range(2 * MAX_KNOWN_ADDRESSES, 3 * MAX_KNOWN_ADDRESSES)]
 
 
 def test_who_may_administer(access: Access) -> None:
@@ -340,7 +340,7 @@ def test_an_act_of_administration_leaves_one_line_without_secrets(
 class Guarded:
     """A real server that asks for tokens, its file, and what it writes to standard error."""
 
-    child: Child
+    child: ServerProcess
     file: Path
     log: Path
 
@@ -366,8 +366,8 @@ def test_a_real_server_answers_401_403_and_429(served: Guarded) -> None:
         assert limited.status_code == 429
         assert int(limited.headers["retry-after"]) > 3000
         assert limited.json()["error"].startswith("client 'hourly' is over its rate; retry in 3")
-        guesses = [served.ask(http, f"guess-{i:016}").status_code for i in range(3 * GUESSES)]
-        assert guesses[:GUESSES] == [401] * GUESSES
+        guesses = [served.ask(http, f"guess-{i:016}").status_code for i in range(3 * GUESS_BURST)]
+        assert guesses[:GUESS_BURST] == [401] * GUESS_BURST
         assert 429 in guesses
         assert served.ask(http, RANKING).status_code == 200
         found = Samples(http.get("/metrics").text)

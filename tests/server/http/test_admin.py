@@ -16,12 +16,12 @@ import torch
 from polyrec.models.bundle.bundle import Bundle, write_bundle
 from polyrec.planner.plan import Plan, PlannedPath, load_plan, save_plan
 from polyrec.server.app.engine import Engine
-from polyrec.server.app.run import plan_of
+from polyrec.server.app.run import resolve_plan
 from polyrec.server.app.settings import Settings
 from polyrec.server.http.access import Access
 from polyrec.server.http.admin import Admin
 from polyrec.server.http.app import create_app
-from polyrec.server.http.rates import GUESSES
+from polyrec.server.http.rates import GUESS_BURST
 
 TOKEN = "a token of sixteen and more"
 ALLOWED = {"authorization": f"Bearer {TOKEN}"}
@@ -72,9 +72,10 @@ def test_without_the_token_nothing_is_allowed(
 
 def test_the_admin_token_cannot_be_guessed_at_speed(admin: Any, caplog: pytest.LogCaptureFixture) -> None:
     answers = [
-        act(admin, "drain", headers={"authorization": f"Bearer guess-{i:016}"}) for i in range(5 * GUESSES)
+        act(admin, "drain", headers={"authorization": f"Bearer guess-{i:016}"})
+        for i in range(5 * GUESS_BURST)
     ]
-    assert [answer.status_code for answer in answers[:GUESSES]] == [401] * GUESSES
+    assert [answer.status_code for answer in answers[:GUESS_BURST]] == [401] * GUESS_BURST
     limited = [answer for answer in answers if answer.status_code == 429]
     assert limited[0].headers["retry-after"] == "1"
     assert admin.metric("polyrec_access_refused_total", reason="guessing") == len(limited)
@@ -251,10 +252,10 @@ def test_a_reload_by_name_keeps_the_operators_settings(
     save_plan(plan.model_copy(update={"paths": (path,)}), tmp_path / "plan.json")
     settings = Settings(plan=tmp_path / "plan.json", max_body_bytes=1000, default_budget_ms=30_000)
     engine = Engine()
-    engine.load(*plan_of(settings))
+    engine.load(*resolve_plan(settings))
     engine.access = Access(engine.metrics, admin_token=TOKEN)
     admin = type(client)(
-        client.runner, create_app(engine, Admin(engine, lambda file: plan_of(settings, file)))
+        client.runner, create_app(engine, Admin(engine, lambda file: resolve_plan(settings, file)))
     )
     for body in (b"{}", json.dumps({"plan": str(tmp_path / "plan.json")}).encode()):
         assert act(admin, "reload", body).status_code == 200

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from polyrec.planner.plan import Plan
-from polyrec.server.app.engine import Engine, State
+from polyrec.server.app.engine import Engine, LifecycleState
 from polyrec.server.http.app import create_app
 
 
@@ -34,7 +34,7 @@ def test_a_draining_server_still_answers_but_is_not_ready(plan: Plan, client: An
     engine.load(plan)
     draining = type(client)(client.runner, create_app(engine))
     assert draining.send("GET", "/readyz").status_code == 200
-    engine.enter(State.DRAINING)
+    engine.enter(LifecycleState.DRAINING)
     assert draining.send("GET", "/readyz").status_code == 503
     assert draining.send("GET", "/v2/models/dlrm/ready").status_code == 503
     assert draining.send("GET", "/livez").status_code == 200

@@ -16,7 +16,7 @@ import pytest
 
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.schema.schema import Schema
-from polyrec.server.app.run import Child
+from polyrec.server.app.run import ServerProcess
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -24,7 +24,7 @@ INFER = "/v2/models/dlrm/infer"
 
 
 @pytest.fixture
-def triton(server: Child) -> Iterator[Any]:
+def triton(server: ServerProcess) -> Iterator[Any]:
     """NVIDIA's client."""
     import tritonclient.http as triton
 
@@ -205,7 +205,7 @@ def test_tritonclient_raises_what_the_server_says(
 @pytest.mark.parametrize("binary_in", [True, False], ids=["binary in", "JSON in"])
 @pytest.mark.parametrize("named", [True, False], ids=["named", "unnamed"])
 def test_kserve_client_gets_the_bundles_probabilities(
-    server: Child,
+    server: ServerProcess,
     request_: Any,
     tensors: Callable[[Any], dict[str, Any]],
     offline: Callable[[Any], Any],

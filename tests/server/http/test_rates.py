@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrec.server.http.rates import GUESSES, MOST_ADDRESSES, Bucket, Guesses, network_of
+from polyrec.server.http.rates import GUESS_BURST, MAX_ADDRESSES, GuessLimiter, TokenBucket, network_of
 
 
 @given(
@@ -12,7 +12,7 @@ from polyrec.server.http.rates import GUESSES, MOST_ADDRESSES, Bucket, Guesses, 
     gaps=st.lists(st.floats(0, 2), min_size=1, max_size=60),
 )
 def test_no_more_pass_in_any_time_than_the_rate_and_one_burst(rate: float, gaps: list[float]) -> None:
-    bucket = Bucket(rate, rate, 0.0)
+    bucket = TokenBucket(rate, rate, 0.0)
     now_s, passed = 0.0, 0
     for gap in gaps:
         now_s += gap
@@ -23,7 +23,7 @@ def test_no_more_pass_in_any_time_than_the_rate_and_one_burst(rate: float, gaps:
 
 @given(rate=st.floats(0.1, 1000), wait=st.floats(0, 1))
 def test_who_waits_as_long_as_told_passes(rate: float, wait: float) -> None:
-    bucket = Bucket(rate, rate, 0.0)
+    bucket = TokenBucket(rate, rate, 0.0)
     while not bucket.take(wait):
         pass
     wait_s = bucket.wait_s(wait)
@@ -32,8 +32,8 @@ def test_who_waits_as_long_as_told_passes(rate: float, wait: float) -> None:
 
 
 def test_an_address_has_some_guesses_and_then_one_a_second() -> None:
-    guesses = Guesses()
-    for _ in range(GUESSES):
+    guesses = GuessLimiter()
+    for _ in range(GUESS_BURST):
         assert guesses.wait_s("10.0.0.1", 5.0) == 0
         guesses.wrong("10.0.0.1", 5.0)
     assert guesses.wait_s("10.0.0.1", 5.0) == pytest.approx(1.0)
@@ -42,11 +42,11 @@ def test_an_address_has_some_guesses_and_then_one_a_second() -> None:
 
 
 def test_memory_of_guesses_is_bounded_and_keeps_who_guesses_now() -> None:
-    guesses = Guesses()
-    for i in range(3 * MOST_ADDRESSES):
+    guesses = GuessLimiter()
+    for i in range(3 * MAX_ADDRESSES):
         guesses.wrong(f"10.{i >> 16}.{i >> 8 & 255}.{i & 255}", 0.0)
         guesses.wrong("192.0.2.1", 0.0)
-    assert len(guesses) == MOST_ADDRESSES
+    assert len(guesses) == MAX_ADDRESSES
     assert guesses.wait_s("192.0.2.1", 0.0) > 0
 
 

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.operations.browser import PROGRAM, Page, browser
 from polyrec.planner.plan import Plan
 from polyrec.server.app.engine import Engine
-from polyrec.server.app.run import Child, start
+from polyrec.server.app.run import ServerProcess, start
 from polyrec.server.http.app import create_app
 from polyrec.server.http.status_page import FILES
 
@@ -19,14 +19,14 @@ TAB = 9
 
 
 @pytest.fixture(scope="module")
-def own(bundle_dir: Path) -> Iterator[Child]:
+def own(bundle_dir: Path) -> Iterator[ServerProcess]:
     """A server that only this file asks."""
     with start({"bundle": bundle_dir, "drain_grace_s": 0, "default_budget_ms": 60_000}) as child:
         yield child
 
 
 @pytest.fixture(scope="module")
-def asked(own: Child) -> Child:
+def asked(own: ServerProcess) -> ServerProcess:
     """It has answered twenty requests, and refused one for its budget."""
     with httpx.Client(base_url=own.url) as client:
         for _ in range(20):
@@ -45,7 +45,7 @@ def tab() -> Iterator[Page]:
 
 
 @pytest.fixture
-def page(tab: Page, asked: Child) -> Page:
+def page(tab: Page, asked: ServerProcess) -> Page:
     """The status page, once it has drawn."""
     tab.complaints.clear()
     tab.size(1200, 900)
@@ -112,7 +112,7 @@ def test_a_page_shows_a_promise_that_is_broken_and_why(page: Page) -> None:
     assert page.complaints == []
 
 
-def test_a_page_follows_the_server(page: Page, asked: Child) -> None:
+def test_a_page_follows_the_server(page: Page, asked: ServerProcess) -> None:
     with httpx.Client(base_url=asked.url) as client:
         for _ in range(200):
             client.post("/v1/predict", content=b'{"instances": [{}]}')

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from polyrec.server.app.run import Child, start
+from polyrec.server.app.run import ServerProcess, start
 from tests.server.http.streams.asks import H2C, WEBSOCKET, Headers
 from tests.server.http.streams.malformed import KINDS
 from tests.server.http.talk import Talk, get, post
@@ -48,7 +48,7 @@ def url(bundle_dir: Path) -> Iterator[str]:
         "max_body_bytes": MAX_BODY_BYTES,
         "log_level": "error",
     }
-    child: Child
+    child: ServerProcess
     with start(settings) as child:
         yield child.url
 

@@ -14,18 +14,18 @@ from typing import Any
 from uvicorn.server import ServerState
 
 from polyrec.server.app.engine import Engine
-from polyrec.server.app.run import Child
+from polyrec.server.app.run import ServerProcess
 from polyrec.server.http.app import create_app
 from polyrec.server.http.connection.connection import Connection
-from polyrec.server.http.connection.limits import FrontLimits
-from polyrec.server.http.connection.shared import Front
+from polyrec.server.http.connection.frontend import HttpFrontend
+from polyrec.server.http.connection.limits import ConnectionLimits
 
 
 @dataclass
 class Wire:
     """A connection to a server, made again once it was closed."""
 
-    server: Child
+    server: ServerProcess
     connection: socket.socket | None = field(default=None)
 
     def ask(self, pieces: list[bytes]) -> tuple[bytes, bytes, bool]:
@@ -62,7 +62,7 @@ class Wire:
         return data
 
 
-def exchange(server: Child, *pieces: bytes) -> bytes:
+def exchange(server: ServerProcess, *pieces: bytes) -> bytes:
     """Sends the pieces and reads until the server closes."""
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=20) as connection:
@@ -114,7 +114,7 @@ class Transport(asyncio.Transport):
 def connected(engine: Engine) -> tuple[Connection, Transport]:
     """A connection without a network. To be made on a loop."""
     app = create_app(engine)
-    connection, transport = Connection(Front(app, app.hot, engine), ServerState()), Transport()
+    connection, transport = Connection(HttpFrontend(app, app.hot, engine), ServerState()), Transport()
     connection.connection_made(transport)
     return connection, transport
 
@@ -123,7 +123,7 @@ def connected(engine: Engine) -> tuple[Connection, Transport]:
 class Local:
     """A server on this loop. front: what its connections share."""
 
-    front: Front
+    frontend: HttpFrontend
     port: int
 
     async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -141,10 +141,10 @@ class Local:
 
 
 @asynccontextmanager
-async def local(engine: Engine, limits: FrontLimits) -> AsyncIterator[Local]:
+async def local(engine: Engine, limits: ConnectionLimits) -> AsyncIterator[Local]:
     """Serves an engine on this loop with these limits."""
     app = create_app(engine)
-    front = Front(app, app.hot, engine, limits)
+    front = HttpFrontend(app, app.hot, engine, limits)
     state = ServerState()
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: Connection(front, state), "127.0.0.1", 0)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from polyrec.models.schema.batch import Batch, Block
 from polyrec.server.lanes.lane import Executed, ExecutionFailed
 from polyrec.server.lanes.layout import HEAD, Layout
-from polyrec.server.lanes.mailbox import FIRST_BYTES, JOINED_ROWS, KEPT, Mailbox, State
+from polyrec.server.lanes.mailbox import FIRST_BYTES, JOINED_ROWS, MAX_LAYOUTS, Mailbox, WorkerState
 from tests.models.random_batches import random_batch, random_schema, random_table_rows
 
 Ends = tuple[Mailbox, Mailbox]
@@ -89,7 +89,7 @@ def test_views_of_sizes_met_before_are_made_once_and_not_kept_for_ever(ends: End
 
     assert views(1) == views(1)
     before = worker.take()[1]
-    for rows in range(2, KEPT + 3):
+    for rows in range(2, MAX_LAYOUTS + 3):
         views(rows)
     exchanged(ends, 0, wide(1), 0)
     assert worker.take()[1] is not before
@@ -169,9 +169,9 @@ def test_an_answer_does_not_change_with_the_next_batch(ends: Ends) -> None:
 @given(st.text(max_size=40))
 def test_a_message_arrives_as_it_was_said(ends: Ends, text: str) -> None:
     server, worker = ends
-    worker.say(State.FAILED, text)
+    worker.say(WorkerState.FAILED, text)
     # a lone surrogate, which UTF-8 has not, comes as its escape
-    assert server.said() == (State.FAILED, text.encode("utf-8", "backslashreplace").decode())
+    assert server.said() == (WorkerState.FAILED, text.encode("utf-8", "backslashreplace").decode())
     failed = server.outcome()
     assert isinstance(failed, ExecutionFailed)
     assert str(failed) == server.said()[1]
@@ -179,6 +179,6 @@ def test_a_message_arrives_as_it_was_said(ends: Ends, text: str) -> None:
 
 def test_a_message_too_long_is_cut() -> None:
     server = Mailbox.create("small")
-    server.say(State.FAILED, "ä" * FIRST_BYTES)
+    server.say(WorkerState.FAILED, "ä" * FIRST_BYTES)
     assert len(server.said()[1].encode()) <= FIRST_BYTES
     server.close()

@@ -11,7 +11,7 @@ import pytest
 from polyrec.models.errors import RuntimeUnavailable
 from polyrec.models.runtimes.runtime import Runtime
 from polyrec.planner.plan import LaneKind, PlanError, PlannedLane
-from polyrec.server.lanes.opening import Opening, Paths, open_lane, open_lanes
+from polyrec.server.lanes.opening import LaneOpening, Paths, open_lane, open_lanes
 from tests.server.lanes.asking import asked, executed
 from tests.server.lanes.conftest import MakeBatch
 
@@ -45,7 +45,7 @@ def test_a_plan_with_a_lane_that_cannot_be_opened_leaves_none_open(paths: Paths)
     path, bundle = paths[0]
     elsewhere = [(path.model_copy(update={"device": "teapot"}), bundle)]
     sound = [
-        Opening(PlannedLane(name=kind, kind=kind), paths[:1], lambda _: None)
+        LaneOpening(PlannedLane(name=kind, kind=kind), paths[:1], lambda _: None)
         for kind in ("inline", "process")
     ]
     lanes = open_lanes(sound)
@@ -55,7 +55,7 @@ def test_a_plan_with_a_lane_that_cannot_be_opened_leaves_none_open(paths: Paths)
     finally:
         for lane in lanes:
             lane.close()
-    broken = Opening(PlannedLane(name="broken", kind="thread"), elsewhere, lambda _: None)
+    broken = LaneOpening(PlannedLane(name="broken", kind="thread"), elsewhere, lambda _: None)
     files = os.listdir("/proc/self/fd")
     with pytest.raises(RuntimeUnavailable, match="torch has no device 'teapot'"):
         open_lanes([*sound, broken])

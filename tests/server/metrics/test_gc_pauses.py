@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import gc
 
-from polyrec.server.metrics.gc_pauses import Collector
+from polyrec.server.metrics.gc_pauses import GcTimer
 from polyrec.server.metrics.metrics import Metrics
 
 
@@ -11,7 +11,7 @@ def test_every_collection_is_told_until_it_ends() -> None:
     before = list(gc.callbacks)
     gc.disable()
     try:
-        with Collector(lambda generation, took_s: told.append((generation, took_s))):
+        with GcTimer(lambda generation, took_s: told.append((generation, took_s))):
             for generation in (0, 2, 1):
                 gc.collect(generation)
         gc.collect()

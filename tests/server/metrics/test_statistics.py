@@ -5,8 +5,8 @@ from polyrec.server.metrics.statistics import Statistics
 
 def test_counts_and_nanoseconds_add_up() -> None:
     statistics = Statistics()
-    statistics.succeeded(3, total_s=1e-3, queue_s=1e-4, parse_s=2e-4, infer_s=3e-4, serialise_s=4e-4)
-    statistics.succeeded(2, total_s=1e-3, queue_s=1e-4, parse_s=2e-4, infer_s=3e-4, serialise_s=4e-4)
+    statistics.succeeded(3, total_s=1e-3, queue_s=1e-4, parse_s=2e-4, infer_s=3e-4, serialize_s=4e-4)
+    statistics.succeeded(2, total_s=1e-3, queue_s=1e-4, parse_s=2e-4, infer_s=3e-4, serialize_s=4e-4)
     statistics.failed(5e-4)
     statistics.executed([5, 5], [3e-4, 3e-4])
     statistics.executed([1], [1e-4])

@@ -11,7 +11,7 @@ from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.schema.batch import Batch
 from polyrec.models.schema.encoder import Encoder
 from polyrec.server.metrics.instruments import Registry
-from polyrec.server.metrics.unknown_ids import Unknown, count_of, lookups_of, rows_of
+from polyrec.server.metrics.unknown_ids import UnknownIdCounter, count_of, lookups_of, rows_of
 
 
 def batch(bundle: Bundle, rows: int, random: np.random.Generator) -> Batch:
@@ -39,8 +39,8 @@ def test_counting_many_batches_at_once_counts_what_counting_each_does(
     bundle: Bundle, rows: list[int], seed: int
 ) -> None:
     random = np.random.default_rng(seed)
-    family = Registry().counter("polyrec_oov_lookups", "Unknown.", "feature")
-    unknown, expected = Unknown(bundle.encoder, family), Counter[str]()
+    family = Registry().counter("polyrec_oov_lookups", "UnknownIdCounter.", "feature")
+    unknown, expected = UnknownIdCounter(bundle.encoder, family), Counter[str]()
     batches = [batch(bundle, n, random) for n in rows]
     for one in batches:
         expected.update(bundle.encoder.unknown(one))

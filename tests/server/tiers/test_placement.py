@@ -135,7 +135,7 @@ def test_a_placement_that_keeps_all_rows_in_memory_opens_no_tiers(
 ) -> None:
     engine = opened(placed_plan(paged, tmp_path, lambda rows: {"host": rows}))
     assert not engine.stacks()
-    assert engine.serving.placed.ahead is None
+    assert engine.serving.tiers.ahead is None
 
 
 def test_paths_of_one_bundle_share_its_tiers_and_a_whole_one_makes_them_needless(
@@ -195,22 +195,22 @@ def test_another_generation_takes_over_and_the_old_tiers_close_after_their_last_
     plan = placed_plan(paged, tmp_path)
     engine = opened(plan)
     old = engine.serving
-    (stack,) = old.placed.distinct
+    (stack,) = old.tiers.distinct
 
     async def run() -> None:
         rows = old.decoder.predict(orjson.dumps({"columns": request_.columns}))
-        waiting = [old.dispatcher.ask(rows, clock(), 60).payload.answer for _ in range(20)]
+        waiting = [old.dispatcher.submit(rows, clock(), 60).payload.answer for _ in range(20)]
         engine.load(plan)
         assert engine.serving is not old
         for answer in waiting:
             np.testing.assert_allclose((await answer).probabilities, whole(request_), atol=1e-6)
-        while old.placed.stacks:
+        while old.tiers.stacks:
             await asyncio.sleep(0.001)
 
     asyncio.run(run())
     with pytest.raises(OSError, match="closed"):
         stack.gather(stack.views.newest, np.zeros(1, np.int64), torch.empty(1, 64))
-    assert not engine.serving.placed.distinct[0].views.newest.readers
+    assert not engine.serving.tiers.distinct[0].views.newest.readers
 
 
 def test_an_update_is_seen_by_all_answers_that_come_after_it(

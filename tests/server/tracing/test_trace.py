@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from polyrec.server.tracing.records import Request
-from polyrec.server.tracing.trace import Trace, executed, trace_id
+from polyrec.server.tracing.records import RequestRecord
+from polyrec.server.tracing.trace import Trace, record_execution, trace_id
 
 SCOPE = {"path": "/v1/rank", "scheme": "http", "http_version": "1.1", "server": ("127.0.0.1", 8000)}
 
 
 def test_requests_of_one_batch_share_it_and_one_of_them_tells_about_all() -> None:
-    sent: list[Request] = []
+    sent: list[RequestRecord] = []
     traces = [Trace(sent.append, SCOPE, "/v1/rank", trace_id()) for _ in range(3)]
-    executed(traces, "cpu", "table@cpu", 60, 5, 1.0, 0.1, 0.2, 0.3, 2.0)
+    record_execution(traces, "cpu", "table@cpu", 60, 5, 1.0, 0.1, 0.2, 0.3, 2.0)
     for trace in traces:
         trace.end((0.5, 0.5, 0.9, 2.0, 2.1, 2.2), "ok", 200, 20, 0.1, "table@cpu")
     assert len({request.executions[0].span_id for request in sent}) == 1
@@ -23,9 +23,9 @@ def test_requests_of_one_batch_share_it_and_one_of_them_tells_about_all() -> Non
 
 
 def test_a_lanes_way_there_and_back_are_taken_as_equal() -> None:
-    sent: list[Request] = []
+    sent: list[RequestRecord] = []
     trace = Trace(sent.append, SCOPE, "/v1/rank", trace_id())
-    executed([trace], "cpu", "table@cpu", 60, 1, 1.0, 0.1, 0.2, 0.3, 2.0)
+    record_execution([trace], "cpu", "table@cpu", 60, 1, 1.0, 0.1, 0.2, 0.3, 2.0)
     (execution,) = trace.executions
     there_s = execution.embed_at_s - (execution.started_s + execution.encode_s)
     back_s = execution.ended_s - (execution.embed_at_s + execution.embed_s + execution.dense_s)

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from polyrec.server.errors import Malformed, TooLarge
 from polyrec.server.http.connection.body import (
-    STEP_BYTES,
-    STEP_OUT_BYTES,
+    MAX_STEP_BYTES,
+    MAX_STEP_OUTPUT_BYTES,
     ClientGone,
     Inflater,
     compress,
@@ -153,12 +153,12 @@ def test_a_bomb_of_known_length_is_refused_before_it_has_unpacked() -> None:
         inflated([bomb], "gzip", 2**24, len(bomb))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert peak < 101 * len(bomb) + 2 * STEP_OUT_BYTES + 2**18
+    assert peak < 101 * len(bomb) + 2 * MAX_STEP_OUTPUT_BYTES + 2**18
 
 
 def test_a_step_takes_a_bounded_part_of_the_body() -> None:
-    noise = Random(0).randbytes(10 * STEP_BYTES)
-    for content in (noise, noise + b" " * 4 * STEP_OUT_BYTES):
+    noise = Random(0).randbytes(10 * MAX_STEP_BYTES)
+    for content in (noise, noise + b" " * 4 * MAX_STEP_OUTPUT_BYTES):
         body = zlib.compress(content)
         inflater = Inflater("deflate", 2**24)
         inflater.feed(body)
@@ -166,11 +166,11 @@ def test_a_step_takes_a_bounded_part_of_the_body() -> None:
         while inflater.step():
             steps += 1
         assert inflater.finish() == content
-        assert steps >= max(len(body) // STEP_BYTES, len(content) // STEP_OUT_BYTES)
+        assert steps >= max(len(body) // MAX_STEP_BYTES, len(content) // MAX_STEP_OUTPUT_BYTES)
 
 
 def test_other_tasks_run_while_a_large_body_is_decompressed() -> None:
-    content = Random(0).randbytes(20 * STEP_BYTES)
+    content = Random(0).randbytes(20 * MAX_STEP_BYTES)
     body = gzip.compress(content)
     rounds = 0
 

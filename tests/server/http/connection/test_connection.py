@@ -14,15 +14,15 @@ import pytest
 
 from polyrec.planner.plan import Plan
 from polyrec.server.app.engine import Engine
-from polyrec.server.app.run import Child, start
+from polyrec.server.app.run import ServerProcess, start
 from polyrec.server.http.connection.head import MAX_HEAD_BYTES, MAX_URL_BYTES
-from polyrec.server.http.connection.limits import FrontLimits
+from polyrec.server.http.connection.limits import ConnectionLimits
 from tests.server.http.wire import connected, exchange, head, local, status_and_body
 
 BODY = b'{"instances": [{}]}'
 
 
-def test_what_is_not_http_gets_400_in_json(server: Child) -> None:
+def test_what_is_not_http_gets_400_in_json(server: ServerProcess) -> None:
     for nonsense in (b"hello\r\n\r\n", b"\x16\x03\x01\x02\x00\x01", b"GET / HTTP/9.9\r\n\r\n"):
         status, body = status_and_body(exchange(server, nonsense))
         assert status == 400
@@ -46,20 +46,20 @@ def test_what_follows_a_request_and_is_not_http_cannot_fill_the_log(bundle_dir: 
     assert len(lines) < 20  # one a second, for 40 offenses
 
 
-def test_headers_without_end_are_refused(server: Child) -> None:
+def test_headers_without_end_are_refused(server: ServerProcess) -> None:
     endless = b"GET /livez HTTP/1.1\r\n" + b"x-junk: y\r\n" * (MAX_HEAD_BYTES // 11 + 100)
     status, body = status_and_body(exchange(server, endless))
     assert status == 431
     assert body["error"] == f"the request's head has more than {MAX_HEAD_BYTES} bytes"
 
 
-def test_one_header_line_without_end_is_refused(server: Child) -> None:
+def test_one_header_line_without_end_is_refused(server: ServerProcess) -> None:
     answer = exchange(server, b"GET /livez HTTP/1.1\r\nx: ", b"y" * (MAX_HEAD_BYTES + 100_000))
     assert status_and_body(answer)[0] == 431
     assert httpx.get(f"{server.url}/livez").status_code == 200
 
 
-def test_a_body_in_pieces_and_in_chunks_is_read(server: Child) -> None:
+def test_a_body_in_pieces_and_in_chunks_is_read(server: ServerProcess) -> None:
     whole = head("/v1/predict", len(BODY), b"Connection: close")
     assert status_and_body(exchange(server, whole, BODY[:5], BODY[5:]))[0] == 200
     chunked = (
@@ -68,7 +68,7 @@ def test_a_body_in_pieces_and_in_chunks_is_read(server: Child) -> None:
     assert status_and_body(exchange(server, chunked, b"13\r\n" + BODY + b"\r\n", b"0\r\n\r\n"))[0] == 200
 
 
-def test_pipelined_requests_are_answered_in_order(server: Child) -> None:
+def test_pipelined_requests_are_answered_in_order(server: ServerProcess) -> None:
     first = head("/v1/predict", len(BODY)) + BODY
     last = head("/v1/rank", 2, b"Connection: close") + b"{}"
     answer = exchange(server, first + first + last)
@@ -76,7 +76,7 @@ def test_pipelined_requests_are_answered_in_order(server: Child) -> None:
     assert answer.index(b"HTTP/1.1 422") > answer.rindex(b"HTTP/1.1 200")
 
 
-def test_a_chunked_body_beyond_the_limit_is_refused_while_it_arrives(server: Child) -> None:
+def test_a_chunked_body_beyond_the_limit_is_refused_while_it_arrives(server: ServerProcess) -> None:
     chunked = (
         b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
     )
@@ -96,7 +96,7 @@ def test_a_chunked_body_beyond_the_limit_is_refused_while_it_arrives(server: Chi
     assert not answer or status_and_body(answer)[0] == 413
 
 
-def test_a_client_that_asks_before_it_sends_is_told_before_it_has_sent(server: Child) -> None:
+def test_a_client_that_asks_before_it_sends_is_told_before_it_has_sent(server: ServerProcess) -> None:
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=20) as connection:
         connection.sendall(head("/v1/predict", 50_000_000, b"Expect: 100-continue"))
@@ -108,7 +108,7 @@ def test_a_client_that_asks_before_it_sends_is_told_before_it_has_sent(server: C
         assert connection.recv(65536).startswith(b"HTTP/1.1 200")
 
 
-def test_a_client_of_50_megabytes_can_send_them_all_and_read_why_not(server: Child) -> None:
+def test_a_client_of_50_megabytes_can_send_them_all_and_read_why_not(server: ServerProcess) -> None:
     with httpx.Client(base_url=server.url, timeout=60) as client:
         answer = client.post("/v1/predict", content=b" " * 50_000_000)
         assert answer.status_code == 413
@@ -116,7 +116,7 @@ def test_a_client_of_50_megabytes_can_send_them_all_and_read_why_not(server: Chi
         assert client.post("/v1/predict", content=BODY).status_code == 200
 
 
-def test_clients_that_leave_in_the_middle_leave_no_trace(server: Child) -> None:
+def test_clients_that_leave_in_the_middle_leave_no_trace(server: ServerProcess) -> None:
     host, port = server.url.removeprefix("http://").split(":")
     request = head("/v1/predict", len(BODY)) + BODY
     for cut in (1, 30, len(request) - 3, len(request)):
@@ -131,27 +131,29 @@ def test_clients_that_leave_in_the_middle_leave_no_trace(server: Child) -> None:
 
 
 @pytest.mark.parametrize("method", ["HEAD", "GET"])
-def test_an_answers_head_and_body_leave_together(server: Child, method: str) -> None:
+def test_an_answers_head_and_body_leave_together(server: ServerProcess, method: str) -> None:
     answer = exchange(server, f"{method} /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
     top, _, body = answer.partition(b"\r\n\r\n")
     assert top.startswith(b"HTTP/1.1 200")
     assert bool(body) == (method == "GET")
 
 
-def test_a_head_beyond_its_limit_is_rejected_also_in_one_write(server: Child) -> None:
+def test_a_head_beyond_its_limit_is_rejected_also_in_one_write(server: ServerProcess) -> None:
     """FINDINGS 1, low: heads of 70 kB passed the limit of 64 KiB in one write."""
     whole = b"GET /livez HTTP/1.1\r\nHost: x\r\nx: " + b"y" * 70_000 + b"\r\n\r\n"
     assert status_and_body(exchange(server, whole))[0] == 431
 
 
-def test_a_url_beyond_its_limit_is_rejected(server: Child) -> None:
+def test_a_url_beyond_its_limit_is_rejected(server: ServerProcess) -> None:
     url = b"/" + b"y" * MAX_URL_BYTES
     for cut in (len(url), MAX_URL_BYTES // 2):
         whole = b"GET " + url + b" HTTP/1.1\r\nHost: x\r\n\r\n"
         assert status_and_body(exchange(server, whole[:cut], whole[cut:]))[0] == 414
 
 
-def test_a_request_without_body_may_announce_one_and_the_next_is_read_behind_it(server: Child) -> None:
+def test_a_request_without_body_may_announce_one_and_the_next_is_read_behind_it(
+    server: ServerProcess,
+) -> None:
     """FINDINGS 1, high 7: GET with an unread body."""
     get = b"GET /livez HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n"
     last = b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
@@ -160,8 +162,8 @@ def test_a_request_without_body_may_announce_one_and_the_next_is_read_behind_it(
     assert b'{"ready":true}' in answer
 
 
-LIMITS = FrontLimits(head_s=0.1, body_s=0.1, write_s=0.1, idle_s=0.1, discard_s=0.1)
-PATIENT = FrontLimits()
+LIMITS = ConnectionLimits(head_s=0.1, body_s=0.1, write_s=0.1, idle_s=0.1, discard_s=0.1)
+PATIENT = ConnectionLimits()
 
 
 def limited(engine: Engine, limit: str) -> float:

@@ -16,7 +16,7 @@ import uvloop
 
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.server.app.engine import Engine
-from polyrec.server.app.run import plan_of, start
+from polyrec.server.app.run import resolve_plan, start
 from polyrec.server.app.settings import Settings
 from polyrec.server.http.access import Access
 from polyrec.server.http.admin import Admin
@@ -81,7 +81,7 @@ def served(bundle: Bundle, clicks: Path) -> Iterator[Fuzzer]:
         "log_level": "error",
     }
     engine = Engine()
-    engine.load(*plan_of(Settings.model_validate(given)))
+    engine.load(*resolve_plan(Settings.model_validate(given)))
     log = Path(tempfile.mkdtemp(prefix="polyrec-streams-")) / "log"
     try:
         with (

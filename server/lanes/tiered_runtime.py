@@ -1,8 +1,8 @@
-"""A reading: one batch of a path whose rows are in tiers, from its encoding to its answers.
+"""A runtime over tiers: gathers each batch in the view of the rows in which it was encoded.
 
-What a batch is encoded in (an order of the rows, and updates laid over it) is what it must be gathered in,
-however long it waits for its lane in between. So it carries the view of that moment, and comes back with the
-number of rows that the remote store did not give. Lanes know nothing of this: the runtime does.
+A view is an order of the rows with the updates over it. A batch may wait for its lane while rows are
+reordered or updated, so it carries its view, where the runtime also counts rows that the remote store failed
+to give.
 """
 
 from __future__ import annotations
@@ -22,48 +22,51 @@ from polyrec.models.tiers.view import View
 
 
 @dataclass(slots=True, eq=False)
-class Reading:
-    """lost: rows answered by the out-of-vocabulary row, as the remote store did not answer."""
+class BatchView:
+    """The view of the tiers that one batch is encoded and gathered in.
+
+    lost: rows answered by the out-of-vocabulary row, since the remote store failed.
+    """
 
     stack: TierStack
     view: View
     lost: int = 0
 
     @classmethod
-    def begin(cls, stack: TierStack) -> Self:
-        """In what is newest now; to be ended."""
+    def enter(cls, stack: TierStack) -> Self:
+        """Enters the newest view, which `leave` must release."""
         return cls(stack, stack.views.enter())
 
     @property
     def encoder(self) -> Encoder:
-        """What the batch is to be encoded with."""
+        """The encoder to use for the batch."""
         encoder = self.view.encoder
         assert encoder is not None  # a server opens its tiers with one
         return encoder
 
-    def of(self, batch: Batch) -> Batch:
-        """The batch, to be gathered in this reading."""
-        return ReadBatch(batch.context, batch.candidate, batch.context_row, batch.plain_rows, self)
+    def attach(self, batch: Batch) -> Batch:
+        """Returns the batch with this view."""
+        return TieredBatch(batch.context, batch.candidate, batch.context_row, batch.plain_rows, self)
 
-    def end(self) -> None:
-        """Nothing is gathered in this view any more."""
+    def leave(self) -> None:
+        """Releases the view; nothing may be gathered in it any more."""
         self.stack.views.leave(self.view)
 
 
 @dataclass(frozen=True, slots=True)
-class ReadBatch(Batch):
-    """A batch that says in which view it was encoded."""
+class TieredBatch(Batch):
+    """A batch with the view in which it was encoded."""
 
-    reading: Reading | None = None
+    batch_view: BatchView | None = None
 
 
 class TieredRuntime:
-    """A runtime over tiers: gathers each batch in its own reading. One that has none, in the first order."""
+    """A runtime over tiers. A batch without a view is gathered in the first order of the rows."""
 
     def __init__(self, runtime: Runtime) -> None:
         rows = tiered_rows(runtime.stage)
         if rows is None:
-            raise ValueError("the runtime's rows are in no tiers")
+            raise ValueError("the runtime's rows are not in tiers")
         self._runtime = runtime
         self._rows: TieredRows = rows
 
@@ -84,14 +87,14 @@ class TieredRuntime:
         return self._runtime.precision
 
     def embed(self, batch: Batch) -> Any:
-        reading = batch.reading if isinstance(batch, ReadBatch) else None
-        if reading is None:
+        batch_view = batch.batch_view if isinstance(batch, TieredBatch) else None
+        if batch_view is None:
             return self._runtime.embed(batch)
-        with self._rows.within(reading.view):
+        with self._rows.within(batch_view.view):
             try:
                 return self._runtime.embed(batch)
             finally:
-                reading.lost += self._rows.take_fallbacks()
+                batch_view.lost += self._rows.take_fallbacks()
 
     def dense(self, embedded: Any) -> F32:
         return self._runtime.dense(embedded)

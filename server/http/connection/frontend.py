@@ -15,20 +15,20 @@ from typing import Any, Protocol
 
 from starlette.types import ASGIApp
 
-from polyrec.server.app.engine import Engine, State
+from polyrec.server.app.engine import Engine, LifecycleState
 from polyrec.server.dispatch.dispatcher import clock
 from polyrec.server.http.call import HotEndpoint
-from polyrec.server.http.connection.limits import FrontLimits
+from polyrec.server.http.connection.limits import ConnectionLimits
 
 log = logging.getLogger("polyrec.http")
 
-ENDED_AT_ONCE = 16
+TIMEOUTS_PER_STEP = 16
 """Connections that the sweep ends before others get their turn."""
-EVICTION_LOOKS = 64
+MAX_EVICTION_CANDIDATES = 64
 """Maximum connections examined to find an idle one to close in favor of a new one."""
 
 
-class Member(Protocol):
+class SweptConnection(Protocol):
     """What the front needs of a connection. deadline_s: when its state times out, in seconds on `clock`."""
 
     deadline_s: float
@@ -51,7 +51,7 @@ class ServerState(Protocol):
     default_headers: list[tuple[bytes, bytes]]
 
 
-class Front:
+class HttpFrontend:
     """The shared side of every connection of one server.
 
     app: answers all requests but POSTs to `hot`. hot: endpoints answered without ASGI, by raw path.
@@ -62,30 +62,30 @@ class Front:
         app: ASGIApp,
         hot: Mapping[bytes, HotEndpoint],
         engine: Engine,
-        limits: FrontLimits | None = None,
+        limits: ConnectionLimits | None = None,
     ) -> None:
         self.app = app
         self.hot = hot
         self.engine = engine
-        self.limits = limits or FrontLimits()
+        self.limits = limits or ConnectionLimits()
         self.buffered = 0
-        self.connections: dict[Member, None] = {}
+        self.connections: dict[SweptConnection, None] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._reading = False
         self._arrived_s = self._looked_s = 0.0
         self._sleeps = -1
         self._logged: dict[str, tuple[float, int]] = {}
-        self._turns: deque[Member] = deque()
+        self._turns: deque[SweptConnection] = deque()
 
     @property
     def full(self) -> bool:
-        """Whether unfinished requests exceed their memory limit (`FrontLimits.buffered_bytes`)."""
+        """Whether unfinished requests exceed their memory limit (`ConnectionLimits.buffered_bytes`)."""
         return self.buffered > self.limits.buffered_bytes
 
     @property
     def draining(self) -> bool:
         """Whether connections should close after their next answer."""
-        return self.engine.state is State.DRAINING
+        return self.engine.state is LifecycleState.DRAINING
 
     def arrived_s(self) -> float:
         """Estimates when the bytes being read arrived, in seconds on `clock`.
@@ -110,13 +110,13 @@ class Front:
     def _read(self) -> None:
         self._reading = False
 
-    def join(self, connection: Member) -> bool:
+    def join(self, connection: SweptConnection) -> bool:
         """Adds a new connection; false if the limit is reached.
 
         At the limit, an idle connection is closed in favor of the new one, if there is one.
         """
         if len(self.connections) >= self.limits.connections:
-            for _, other in zip(range(EVICTION_LOOKS), self.connections, strict=False):
+            for _, other in zip(range(MAX_EVICTION_CANDIDATES), self.connections, strict=False):
                 if other.idle:
                     self.exceeded("connections", "an idle connection was closed in favor of a new one")
                     other.abort()
@@ -126,11 +126,11 @@ class Front:
         self.connections[connection] = None
         return True
 
-    def leave(self, connection: Member) -> None:
+    def leave(self, connection: SweptConnection) -> None:
         """Removes a connection."""
         self.connections.pop(connection, None)
 
-    def later(self, connection: Member) -> None:
+    def later(self, connection: SweptConnection) -> None:
         """Gives a connection with more to do its turn: one connection each iteration of the event loop."""
         self._turns.append(connection)
         if len(self._turns) == 1:
@@ -167,7 +167,7 @@ class Front:
             for connection in tuple(self.connections):
                 if connection.deadline_s <= now_s:
                     ended += 1
-                    if ended % ENDED_AT_ONCE == 0:
+                    if ended % TIMEOUTS_PER_STEP == 0:
                         await asyncio.sleep(0)
                     try:
                         connection.time_out()

@@ -8,19 +8,19 @@ from polyrec.server.app.engine import Engine
 from polyrec.server.dispatch.dispatcher import clock
 from polyrec.server.http.app import create_app
 from polyrec.server.http.call import budget_start_s
-from polyrec.server.http.connection.shared import Front
+from polyrec.server.http.connection.frontend import HttpFrontend
 
 BUSY_S = 0.02
 
 
-def front_of(engine: Engine) -> Front:
+def front_of(engine: Engine) -> HttpFrontend:
     app = create_app(engine)
-    return Front(app, app.hot, engine)
+    return HttpFrontend(app, app.hot, engine)
 
 
-async def read(front: Front) -> float:
+async def read(frontend: HttpFrontend) -> float:
     """A round of reading, to its end."""
-    arrived_s = front.arrived_s()
+    arrived_s = frontend.arrived_s()
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     return arrived_s
@@ -28,12 +28,12 @@ async def read(front: Front) -> float:
 
 def test_what_is_read_after_a_batch_may_have_arrived_before_it(engine: Engine) -> None:
     async def scene() -> tuple[float, float]:
-        front = front_of(engine)
+        frontend = front_of(engine)
         looked_s = clock()
-        await read(front)
+        await read(frontend)
         while clock() < looked_s + BUSY_S:
             pass
-        return looked_s, front.arrived_s()
+        return looked_s, frontend.arrived_s()
 
     looked_s, arrived_s = asyncio.run(scene())
     assert looked_s <= arrived_s < looked_s + BUSY_S
@@ -41,10 +41,10 @@ def test_what_is_read_after_a_batch_may_have_arrived_before_it(engine: Engine) -
 
 def test_what_wakes_a_sleeping_loop_has_just_arrived(engine: Engine) -> None:
     async def scene() -> tuple[float, float]:
-        front = front_of(engine)
-        await read(front)
+        frontend = front_of(engine)
+        await read(frontend)
         await asyncio.sleep(BUSY_S)
-        return clock(), front.arrived_s()
+        return clock(), frontend.arrived_s()
 
     woken_s, arrived_s = asyncio.run(scene())
     assert arrived_s >= woken_s
@@ -52,8 +52,8 @@ def test_what_wakes_a_sleeping_loop_has_just_arrived(engine: Engine) -> None:
 
 def test_all_that_one_round_reads_arrived_at_the_same_time(engine: Engine) -> None:
     async def scene() -> tuple[float, float]:
-        front = front_of(engine)
-        return front.arrived_s(), front.arrived_s()
+        frontend = front_of(engine)
+        return frontend.arrived_s(), frontend.arrived_s()
 
     first_s, second_s = asyncio.run(scene())
     assert first_s == second_s

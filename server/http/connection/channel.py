@@ -1,0 +1,90 @@
+"""The transport side of one connection: addresses, paused reading, buffered bytes, closing.
+
+`connection.py` decides what is read and answered; this module carries it out on the transport and keeps the
+connection's share of the memory that all connections together may hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+from polyrec.server.http.connection.asgi import Address
+from polyrec.server.http.connection.frontend import HttpFrontend
+
+
+class Channel:
+    """The transport of one connection.
+
+    client, server: address and port of both ends, None on a Unix socket. write: sends bytes; the transport's
+    own method, since a wrapper would cost a call for each answer. write_paused: the write buffer is full.
+    closed: nothing more is read.
+    """
+
+    __slots__ = (
+        "_frontend", "_held_bytes", "_transport", "client", "closed", "read_paused", "scheme", "server",
+        "write", "write_paused",
+    )  # fmt: skip
+
+    def __init__(self, transport: asyncio.BaseTransport, frontend: HttpFrontend) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's has its methods, but is no subclass
+        self._frontend = frontend
+        self._held_bytes = 0
+        self.write = self._transport.write
+        self.closed = self.read_paused = self.write_paused = False
+        self.client: Address = None
+        self.server: Address = None
+        peer, own = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
+        if isinstance(peer, tuple) and isinstance(own, tuple):
+            self.client, self.server = (peer[0], peer[1]), (own[0], own[1])
+        self.scheme = "http" if transport.get_extra_info("sslcontext") is None else "https"
+
+    @property
+    def name(self) -> str:
+        """The client's address and port, for logs."""
+        return "a client" if self.client is None else f"{self.client[0]}:{self.client[1]}"
+
+    @property
+    def has_unsent_bytes(self) -> bool:
+        """Whether the client has yet to read some of what was written."""
+        return self._transport.get_write_buffer_size() > 0
+
+    def pause_reading(self) -> None:
+        """Leaves what the client sends in the kernel."""
+        if not self.read_paused and not self.closed:
+            self.read_paused = True
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Reads what the client sends."""
+        if self.read_paused:
+            self.read_paused = False
+            self._transport.resume_reading()
+
+    def hold(self, size: int) -> None:
+        """Sets this connection's bytes of unfinished requests in the sum over all connections."""
+        if size != self._held_bytes:
+            self._frontend.buffered += size - self._held_bytes
+            self._held_bytes = size
+
+    def close_sending(self) -> bool:
+        """Closes the sending side after what was written; false if the transport (TLS) cannot."""
+        if not self._transport.can_write_eof():
+            return False
+        self._transport.write_eof()
+        return True
+
+    def close(self) -> None:
+        """Closes the connection after the client has read what was written."""
+        self.closed = True
+        self._transport.close()
+
+    def abort(self) -> None:
+        """Closes the connection without waiting for the client."""
+        self.closed = True
+        self._transport.abort()
+
+    def lost(self) -> None:
+        """Releases the held bytes, as the connection is gone."""
+        self.closed = True
+        self.hold(0)

@@ -1,0 +1,128 @@
+"""One request that a hot endpoint answers without ASGI: body in, decompressed and queued, reply out.
+
+The counterpart of `asgi.AsgiRequest`: a connection feeds either of them and writes what it answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from polyrec.server.dispatch.answer import Answer, Pending
+from polyrec.server.errors import NotReady, TooLarge
+from polyrec.server.http.call import Call
+from polyrec.server.http.connection.body import Inflater
+from polyrec.server.http.connection.head import Head
+from polyrec.server.http.connection.reply import HeaderList, Reply, error_reply
+
+STOPPING = "the server stops before the query was executed"
+
+
+class WriteReply(Protocol):
+    """Writes an answer to the connection. close: the connection is closed after it."""
+
+    def __call__(self, status: int, headers: HeaderList, body: bytes, close: bool = False) -> None: ...
+
+
+class HotRequest:
+    """One request to a hot endpoint.
+
+    reply: writes the answer. fail: answers with an error. arrived_s: when the bytes being read arrived.
+    limit: maximum bytes of the body, set after admission. waiting_bytes: bytes of the body so far.
+    """
+
+    __slots__ = (
+        "_arrived_s",
+        "_call",
+        "_done",
+        "_fail",
+        "_head",
+        "_pieces",
+        "_reply",
+        "limit",
+        "waiting_bytes",
+    )
+
+    def __init__(
+        self,
+        call: Call,
+        head: Head,
+        reply: WriteReply,
+        fail: Callable[[Exception], None],
+        arrived_s: Callable[[], float],
+    ) -> None:
+        self._call = call
+        self._head = head
+        self._reply = reply
+        self._fail = fail
+        self._arrived_s = arrived_s
+        self._pieces: list[bytes] = []
+        self._done = False
+        self.limit = self.waiting_bytes = 0
+
+    def feed(self, piece: bytes) -> None:
+        """Adds to the body. Raises TooLarge."""
+        self.waiting_bytes += len(piece)
+        if self.waiting_bytes > self.limit:
+            raise TooLarge(f"the body has more than {self.limit} bytes")
+        self._pieces.append(piece)
+
+    def finish(self) -> None:
+        """Queues the query, as the body is complete. Raises RequestError or FeatureError."""
+        body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        self._pieces = []
+        self.waiting_bytes = 0
+        if self._head.encoding in (None, "", "identity"):
+            self._call.submit(body, self._arrived_s()).payload.answer.listen(self._answered)
+        else:
+            inflater = Inflater(self._head.encoding, self.limit, len(body))
+            inflater.feed(body)
+            self._inflate(inflater)
+
+    def reject(self, error: Exception) -> Reply | None:
+        """Counts the error and builds its reply; None if the client has left."""
+        return self._call.reject(error)
+
+    def abandon(self, error: Exception) -> None:
+        """Counts the error; the connection answers it."""
+        self._done = True
+        self._call.reject(error)
+
+    def disconnect(self) -> None:
+        """Cancels the query, as the client closed the connection."""
+        if not self._done:
+            self._done = True
+            self._call.disconnect()
+
+    def _inflate(self, inflater: Inflater) -> None:
+        """Decompresses one step of the body; the event loop serves other clients between two steps."""
+        if self._done:
+            return
+        try:
+            if inflater.step():
+                asyncio.get_running_loop().call_soon(self._inflate, inflater)
+            else:
+                query = self._call.submit(inflater.finish(), self._arrived_s())
+                query.payload.answer.listen(self._answered)
+        except Exception as e:
+            self._fail(e)
+
+    def _answered(self, pending: Pending) -> None:
+        """Writes the answer."""
+        call, outcome = self._call, pending.outcome
+        self._done = True
+        if isinstance(outcome, Answer):
+            try:
+                reply = call.reply(outcome)
+            except Exception as e:
+                self._fail(e)
+            else:
+                self._reply(reply.status, *reply.encoded(self._head.headers))
+                call.finish(reply.status)
+        elif isinstance(outcome, Exception):
+            self._fail(outcome)
+        else:
+            call.cancel()
+            stopping = error_reply(NotReady(STOPPING))
+            self._reply(stopping.status, *stopping.encoded(()), close=True)
