@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from polyrec.planner.plan import Plan
 from polyrec.server.app.engine import Engine
+from polyrec.server.errors import Overloaded
 from polyrec.server.http.app import create_app
 
 
@@ -72,3 +74,37 @@ def test_an_overfull_queue_gives_429_with_a_time_to_retry(plan: Plan, client: An
     assert crowd.post("/v1/predict", body).status_code == 200
     assert 'outcome="overloaded",path="none"}' in crowd.send("GET", "/metrics").text
     engine.close()
+
+
+def test_past_capacity_a_request_is_rejected_by_its_headers_unless_they_ask_for_more(engine: Engine) -> None:
+    hot = create_app(engine).hot[b"/v1/predict"]
+    body = b'{"instances": [{}]}'
+    budget = (b"x-latency-budget-ms", b"3")
+
+    def scope(*headers: tuple[bytes, bytes]) -> dict[str, Any]:
+        return {"type": "http", "path": "/v1/predict", "headers": list(headers), "client": None}
+
+    def status(size: int | None, *headers: tuple[bytes, bytes]) -> int | None:
+        rejected = hot.reject_early(list(headers), size, lambda: scope(*headers))
+        return None if rejected is None else rejected.status
+
+    async def scene() -> None:
+        assert status(len(body), budget) is None
+        with pytest.raises(Overloaded):
+            for _ in range(100_000):  # nothing is executed until this coroutine waits
+                call = hot.call(scope(budget))
+                call.admit()
+                call.ask(body)
+        assert status(len(body), budget) == 429
+        assert status(len(body) * 2, budget) == 429
+        assert status(None, budget) is None
+        assert status(engine.serving.max_body_bytes + 1, budget) is None  # a 413, of which a retry is no use
+        for header in (
+            (b"x-polyrec-priority", b"1"),
+            (b"x-polyrec-quality", b"required"),
+            (b"content-encoding", b"gzip"),
+            (b"x-latency-budget-ms", b"soon"),
+        ):
+            assert status(len(body), budget, header) is None, header
+
+    asyncio.run(scene())
