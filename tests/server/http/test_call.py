@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from polyrec.planner.plan import Plan
 from polyrec.server.app.engine import Engine
-from polyrec.server.errors import Overloaded
+from polyrec.server.errors import DeadlinePassed, Overloaded
 from polyrec.server.http.app import create_app
 
 
@@ -81,7 +82,7 @@ def test_past_capacity_a_request_is_rejected_by_its_headers_unless_they_ask_for_
     engine.load(plan)
     hot = create_app(engine).hot[b"/v1/predict"]
     body = b'{"instances": [{}]}'
-    budget, less = (b"x-latency-budget-ms", b"500"), (b"x-latency-budget-ms", b"200")
+    budget, less = (b"x-latency-budget-ms", b"20"), (b"x-latency-budget-ms", b"8")
 
     def scope(*headers: tuple[bytes, bytes]) -> dict[str, Any]:
         return {"type": "http", "path": "/v1/predict", "headers": list(headers), "client": None}
@@ -95,7 +96,8 @@ def test_past_capacity_a_request_is_rejected_by_its_headers_unless_they_ask_for_
         for _ in range(100_000):
             call = hot.call(scope(budget))
             call.admit()
-            call.ask(body)
+            with suppress(DeadlinePassed):  # a busy machine may stop this process for longer
+                call.ask(body)
 
     async def scene() -> None:
         assert status(len(body), budget) is None
