@@ -14,7 +14,7 @@ PIP_ARGS ?=
 # what an interpreter must have; 3.14 waits for the kserve client that the tests use
 SUITABLE := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
 
-.PHONY: help setup demo test test-long check lint format-check types imports dockerfile documentation format bench \
+.PHONY: help setup demo test test-long check lint format-check types imports spelling dockerfile documentation format bench \
 	observe constraints clean
 
 help:  ## this list
@@ -52,7 +52,7 @@ test: setup  ## every test that needs no GPU and is not long
 test-long: setup  ## a soak of a minute, the whole demo, traces, waits for time limits
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "long and not gpu"
 
-check: lint format-check types imports dockerfile documentation  ## all of: lint, format, types, one-way imports, Dockerfile, documentation
+check: lint format-check types imports spelling dockerfile documentation  ## all of: lint, format, types, one-way imports, spelling, Dockerfile, documentation
 
 lint: setup
 	@$(BIN)/ruff check .
@@ -66,11 +66,14 @@ types: setup
 imports: setup
 	@$(BIN)/lint-imports
 
+spelling: setup
+	@$(BIN)/codespell
+
 dockerfile: setup
 	@if [ -x $(BIN)/hadolint ]; then $(BIN)/hadolint Dockerfile; else echo 'no hadolint here: Dockerfile not checked'; fi
 
 documentation: setup
-	@$(BIN)/python -m pytest -q tests/test_docs.py
+	@$(BIN)/python -m pytest -q tests/test_docs.py tests/test_house.py
 
 format: setup  ## apply the formatter and the safe fixes of the linter
 	@$(BIN)/ruff check --fix .

@@ -1,1 +1,1 @@
-"""What is predicted and how it executes: schema, data, model, bundle, runtimes."""
+"""The prediction model: schema, data, training, embeddings and their tiers, bundle, runtimes, evaluation."""

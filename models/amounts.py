@@ -1,4 +1,4 @@
-"""Amounts in words: bytes, rates, times, shares, the same in every line that Polyrec prints."""
+"""Formats bytes, rates, times and shares, the same way in every line that Polyrec prints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def size(count: float, base: Literal[1000, 1024] = 1000) -> str:
 
 
 def rate(per_s: float) -> str:
-    """A number a second, three digits, in full: `92,300`."""
+    """A number per second to three digits, written in full: `92,300`."""
     if abs(per_s) >= 1000:
         digits = max(len(str(int(abs(per_s)))) - 4, 0)
         return f"{round(per_s, -digits):,.0f}"
@@ -24,7 +24,7 @@ def rate(per_s: float) -> str:
 
 
 def percent(share: float) -> str:
-    """A share that is not rounded up to all or down to nothing: `99.98%`."""
+    """A share as a percentage that is never rounded to 0% or 100%: `99.98%`."""
     if not 1e-6 < share < 1 - 1e-6:
         return f"{share:.0%}"
     decimals = next(n for n in range(1, 6) if 0 < float(f"{100 * share:.{n}f}") < 100)

@@ -1,7 +1,7 @@
-"""Errors that a user of Polyrec can cause, each with one clear line.
+"""Errors that a user of Polyrec can cause, each with a one-line message.
 
 The command line prints the line and exits with 2; the server gives each class its HTTP status in
-one place (`server/errors.py`). Anything else that is raised is a defect of Polyrec.
+one place (`server/errors.py`). Any other exception is a defect of Polyrec.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class DataError(PolyrecError):
 
 
 class FeatureError(PolyrecError):
-    """A request's feature that is malformed: names the feature and the offence."""
+    """A request's feature that is malformed: names the feature and the offense."""
 
-    def __init__(self, feature: str, offence: str) -> None:
-        super().__init__(f"feature '{feature}': {offence}")
+    def __init__(self, feature: str, offense: str) -> None:
+        super().__init__(f"feature '{feature}': {offense}")
         self.feature = feature
 
 

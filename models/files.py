@@ -1,6 +1,4 @@
-"""Files: read as typed models, each mistake one line that names the file, the key and the offence, whatever
-the file turns out to be; and written whole or not at all.
-"""
+"""Reads files as typed models, with one-line errors, and writes files atomically."""
 
 from __future__ import annotations
 
@@ -32,31 +30,34 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 MOST_BYTES = 64 * 2**20
-"""Of a document that a command reads."""
+"""Maximum size of a document that a command reads."""
 MOST_SERVED_BYTES = 4 * 2**20
-"""Of one that a server may be told to read: its parsing keeps requests waiting."""
+"""Maximum size of a document that a server reads: requests wait while it is parsed."""
 
 
 def read_json(
     file: Path, what: str, error: type[PolyrecError], most_bytes: int = MOST_BYTES
 ) -> dict[str, Any]:
-    """A JSON object. what: in messages, like "plan 'plan.json'". Raises `error`, or FileNotFoundError."""
+    """Reads a JSON object.
+
+    what: names the file in messages, like "plan 'plan.json'". Raises `error`, or FileNotFoundError.
+    """
     return _read(file, what, error, "JSON", "an object", json.loads, most_bytes)
 
 
 def read_yaml(file: Path, what: str, error: type[PolyrecError]) -> dict[str, Any]:
-    """As `read_json`, of a YAML file, which may be JSON; bounded as models/bounded_yaml.py says."""
+    """Reads a YAML or JSON mapping like `read_json`, within the limits of models/bounded_yaml.py."""
     return _read(file, what, error, "YAML", "a mapping", parse_yaml, YAML_BYTES)
 
 
 def read_regular(file: Path, most_bytes: int) -> bytes:
-    """All of a file, which must be a regular one: others may have no end, or make whoever reads them wait.
+    """Reads a whole file, which must be a regular one: pipes and devices may have no end or block.
 
-    Raises OSError, also for one that has more bytes.
+    Raises OSError, also if the file has more than `most_bytes`.
     """
-    # asked before it is opened: some devices do something when they are
+    # checked before it is opened: opening some devices has side effects
     require_regular(file)
-    # and again by the way of reading, as another may stand there by now
+    # the flags guard against a file that was replaced since the check
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     content = bytearray()
     try:
@@ -70,7 +71,7 @@ def read_regular(file: Path, most_bytes: int) -> bytes:
 
 
 def require_regular(file: Path) -> os.stat_result:
-    """What the system says of a regular file, or of what a link leads to. Raises OSError if it is none."""
+    """Returns the status of a regular file, links followed. Raises OSError if it is not one."""
     found = file.stat()
     if not stat.S_ISREG(found.st_mode):
         raise OSError("it is not a regular file")
@@ -99,8 +100,8 @@ def _read(
     return raw
 
 
-def validated(kind: type[Model], raw: object, what: str, error: type[PolyrecError]) -> Model:
-    """What was read, as its model. Raises `error`."""
+def validate_as(kind: type[Model], raw: object, what: str, error: type[PolyrecError]) -> Model:
+    """Validates parsed data as a model. Raises `error` with one line."""
     try:
         return kind.model_validate(raw)
     except ValidationError as e:
@@ -108,7 +109,7 @@ def validated(kind: type[Model], raw: object, what: str, error: type[PolyrecErro
 
 
 def one_line(error: ValidationError) -> str:
-    """The first offence of a pydantic error as `key: message`, for people."""
+    """The first offense of a pydantic error as `key: message`, for people."""
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
     message = first["msg"].removeprefix("Value error, ").partition(" or instance of ")[0]
@@ -116,9 +117,12 @@ def one_line(error: ValidationError) -> str:
 
 
 @contextmanager
-def whole(target: Path) -> Iterator[Path]:
-    """A place beside `target` for a file or a folder, which takes its name at the end; readers see all of it
-    or nothing of it. What stood there is replaced. On an error it stays, and what was written goes."""
+def atomic_path(target: Path) -> Iterator[Path]:
+    """Yields a temporary path beside `target` that is renamed to `target` at the end of the block.
+
+    Works for files and folders. Readers see the old content or the new one, never a part. On an exception the
+    old content stays and the temporary one is removed.
+    """
     partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
     _remove(partial)
     try:
@@ -135,11 +139,14 @@ def whole(target: Path) -> Iterator[Path]:
 
 
 def write_text(target: Path, text: str) -> None:
-    """A file of UTF-8, `whole`; a link stays one, and a pipe or a device is just written. Raises OSError."""
+    """Writes a UTF-8 file atomically; links are followed, pipes and devices written directly.
+
+    Raises OSError.
+    """
     if target.exists() and not target.is_file():
         target.write_text(text, encoding="utf-8")
         return
-    with whole(target.resolve()) as partial:
+    with atomic_path(target.resolve()) as partial:
         partial.write_text(text, encoding="utf-8")
 
 

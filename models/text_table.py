@@ -1,4 +1,4 @@
-"""Rows of cells as lines for a terminal."""
+"""Formats rows of cells as aligned lines for a terminal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def aligned(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
-    """Columns of equal width, the first `left` to the left and the others to the right."""
+    """Returns one line per row; the first `left` columns are left-aligned, the others right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(

@@ -1,4 +1,4 @@
-"""Host arrays to where a model executes, without waiting for it."""
+"""Copies host arrays to the device of a model without waiting for it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import Tensor
 
 
 def on_device(array: NDArray[Any], device: torch.device) -> Tensor:
-    """The array on the device; on the cpu, the array itself.
+    """Returns the array as a tensor on the device; on the CPU it shares the array's memory.
 
-    To a GPU it goes by way of pinned memory, which torch keeps until the copy is done: from pageable memory a
-    copy makes the host wait.
+    Copies to a GPU go through pinned memory, which torch keeps until the copy is done: copies from pageable
+    memory block the host.
     """
     here = torch.from_numpy(array)
     if device.type != "cuda":

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from polyrec.models.errors import PolyrecError
-from polyrec.models.files import Strict, read_yaml, validated
+from polyrec.models.files import Strict, read_yaml, validate_as
 from polyrec.models.tiers.placement import RemoteStore
 
 Bytes = Annotated[int, Field(ge=0)]
@@ -123,7 +123,7 @@ def load_machine(name: str | Path) -> Machine:
         sized = _with_sizes({"name": file.stem, **raw})
     except MachineError as e:
         raise MachineError(f"{what}: {e}") from None
-    return validated(Machine, sized, what, MachineError)
+    return validate_as(Machine, sized, what, MachineError)
 
 
 def parse_bytes(text: str) -> int:

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 
 from polyrec.models.dlrm.precision import DensePrecision
 from polyrec.models.errors import PolyrecError
-from polyrec.models.files import MOST_SERVED_BYTES, Strict, read_json, validated, write_text
+from polyrec.models.files import MOST_SERVED_BYTES, Strict, read_json, validate_as, write_text
 from polyrec.planner.expected import Expected
 from polyrec.planner.latency_model import LatencyModel
 from polyrec.planner.placement import Placement
@@ -206,7 +206,7 @@ def single_path_plan(
         "device": device,
         "precision": precision,
     }
-    return validated(Plan, {"paths": (path,)}, f"path '{name}'", PlanError)
+    return validate_as(Plan, {"paths": (path,)}, f"path '{name}'", PlanError)
 
 
 def load_plan(file: str | Path) -> Plan:
@@ -216,7 +216,7 @@ def load_plan(file: str | Path) -> Plan:
         raw = read_json(Path(file), what, PlanError, MOST_SERVED_BYTES)
     except FileNotFoundError:
         raise PlanError(f"no plan file '{file}'") from None
-    plan = validated(Plan, raw, what, PlanError)
+    plan = validate_as(Plan, raw, what, PlanError)
     beside = Path(file).parent
     paths = tuple(p.model_copy(update={"bundle": beside / p.bundle}) for p in plan.paths)
     placement = plan.placement

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from polyrec.models.errors import PolyrecError
-from polyrec.models.files import Strict, read_json, validated, write_text
+from polyrec.models.files import Strict, read_json, validate_as, write_text
 from polyrec.planner.devices import Machine
 from polyrec.planner.latency_model import LatencyModel
 from polyrec.planner.plan import LaneKind, PlannedPath
@@ -115,7 +115,7 @@ def load_profile(file: str | Path) -> Profile:
         raw = read_json(Path(file), what, ProfileError)
     except FileNotFoundError:
         raise ProfileError(f"no profile '{file}'; make one: polyrec profile BUNDLE --out {file}") from None
-    profile = validated(Profile, raw, what, ProfileError)
+    profile = validate_as(Profile, raw, what, ProfileError)
     beside = Path(file).parent
     paths = tuple(
         p.model_copy(update={"path": p.path.model_copy(update={"bundle": beside / p.path.bundle})})

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from polyrec.models.errors import PolyrecError
-from polyrec.models.files import Strict, read_json, read_yaml, validated
+from polyrec.models.files import Strict, read_json, read_yaml, validate_as
 from polyrec.models.schema.batch import I64
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -149,7 +149,7 @@ def parse_traffic(text_or_file: str | Path) -> Traffic:
         raise TrafficError(
             f"traffic '{text}' is neither a .yaml or .json file nor of the form {SHORT.partition(';')[0]}"
         )
-    return validated(Traffic, raw, what, TrafficError)
+    return validate_as(Traffic, raw, what, TrafficError)
 
 
 def parse_sizes(text: str) -> Sizes:

@@ -14,6 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from benchmarks import house
 from polyrec.cli.main import VERBS, build_parser
 
 ROOT = Path(__file__).parent.parent
@@ -53,3 +54,33 @@ def test_container_starts_the_server_with_arguments_that_it_takes() -> None:
     program, defaults = re.findall(r"^(?:ENTRYPOINT|CMD) (\[.*\])$", dockerfile, re.MULTILINE)
     assert json.loads(program) == ["polyrec"]
     assert build_parser().parse_args(json.loads(defaults)).verb == "serve"
+
+
+@pytest.fixture(scope="module")
+def files() -> dict[str, Path]:
+    return house.modules(ROOT)
+
+
+def test_no_folder_has_more_than_15_modules(files: dict[str, Path]) -> None:
+    verbs = "polyrec/cli"
+    assert {f: n for f, n in house.folder_sizes(files).items() if n > 15 and f != verbs} == {}
+
+
+def test_no_public_class_name_stands_twice_in_a_room(files: dict[str, Path]) -> None:
+    assert house.duplicate_classes(files) == {}
+
+
+def test_no_modules_import_each_other(files: dict[str, Path]) -> None:
+    assert house.import_circles(files) == []
+
+
+def test_tests_stand_where_what_they_test_stands(files: dict[str, Path]) -> None:
+    assert house.unmirrored_tests(files) == []
+
+
+def test_readme_and_pages_are_short() -> None:
+    words = house.words(ROOT)
+    assert words.pop("README.md") <= 800
+    # references, read by looking up: metrics are generated, the protocol has every endpoint
+    references = {"docs/metrics.md", "docs/protocol.md", "docs/findings.md"}
+    assert {page: n for page, n in words.items() if n > 1200 and page not in references} == {}

@@ -32,9 +32,9 @@ from torch import Tensor
 
 from benchmarks.gpu.model import WIDTH, Predict, World, predictions, ways
 from polyrec.models.schema.batch import Batch
-from polyrec.models.tiers.device.fused import slots_of
+from polyrec.models.tiers.device.fused import bags_in_slot_order
 from polyrec.models.tiers.device.kernels import PRECISIONS, available, sums
-from polyrec.models.tiers.layout import DEVICE, Places
+from polyrec.models.tiers.layout import DEVICE, RowLocations
 
 HITS = (1.0, 0.99, 0.95, 0.8)
 ROTATED = 8
@@ -140,19 +140,19 @@ def bandwidths(device: torch.device, size: Size) -> dict[str, float]:
 
 def kernel(world: World, size: Size, rates: Mapping[str, float]) -> Iterator[dict[str, Any]]:
     """The kernel alone, its look-ups already on the device."""
-    hot, slab, form = world.stack.tiers.device, world.stack.tiers.slab, world.form
+    hot, slab, row_format = world.stack.tiers.device, world.stack.tiers.slab, world.row_format
     assert hot is not None
     stage = world.tiered(None)
     bag = None
-    if form.precision == "fp32":
+    if row_format.precision == "fp32":
         bag = torch.nn.EmbeddingBag.from_pretrained(world.weight.to(world.device), mode="sum")
     for rows in size.kernel_batches:
         for hit in HITS:
             given: list[tuple[Tensor, Tensor, Tensor]] = []
             misses = 0
             for _ in range(ROTATED):
-                fused = slots_of(stage.rows.lookups(world.batch(rows, hit))).rows
-                where = Places.of(world.stack.tiers.layout, fused)
+                fused = bags_in_slot_order(stage.rows.lookups(world.batch(rows, hit))).rows
+                where = RowLocations.of(world.stack.tiers.layout, fused)
                 cold = where.tier != DEVICE
                 misses += int(cold.sum())
                 codes = np.where(cold, -1 - slab.of_rows(where.local), where.local)
@@ -162,11 +162,16 @@ def kernel(world: World, size: Size, rates: Mapping[str, float]) -> Iterator[dic
 
             def run(all_of: Any = given) -> None:
                 for codes, _, out in all_of:
-                    sums(form, hot, slab.view, codes, None, None, None, out)
+                    sums(row_format, hot, slab.view, codes, None, None, None, out)
 
-            one: dict[str, Any] = {"precision": form.precision, "batch": rows, "hit": hit, "lookups": count}
-            near = (count - misses / ROTATED) * form.bytes + count * (4 * WIDTH + 8)
-            far = misses / ROTATED * form.bytes
+            one: dict[str, Any] = {
+                "precision": row_format.precision,
+                "batch": rows,
+                "hit": hit,
+                "lookups": count,
+            }
+            near = (count - misses / ROTATED) * row_format.bytes + count * (4 * WIDTH + 8)
+            far = misses / ROTATED * row_format.bytes
             one["floor_us"] = 1e6 * max(near / rates["memory"], far / rates["bus"])
             one["kernel_us"] = device_us(run, world.device, size.repeats, ROTATED)
             if bag is not None and hit == 1.0:
@@ -194,7 +199,7 @@ def timed(
             times = in_turns(tried, drawn, world.device, repeats)
             others = [times[n] for n in ("gather_and_copy", "embedding_bag") if n in times]
             yield {
-                "precision": world.form.precision,
+                "precision": world.row_format.precision,
                 "batch": rows,
                 "hit": hit,
                 "us": times,

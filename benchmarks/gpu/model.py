@@ -17,16 +17,16 @@ from polyrec.models.dlrm.context_once import ContextOnce
 from polyrec.models.dlrm.dlrm import Architecture, DenseNet, Inputs, dense_slots, inputs_of
 from polyrec.models.dlrm.precision import Precision
 from polyrec.models.embeddings.stage import PerBlock, Vectors
-from polyrec.models.embeddings.store import as_index, quantise
+from polyrec.models.embeddings.store import as_index, quantize
 from polyrec.models.embeddings.table import TableStage
 from polyrec.models.runtimes.buckets import Buckets
 from polyrec.models.schema.batch import Batch, Block
 from polyrec.models.schema.schema import load_schema
 from polyrec.models.tiers.device.fused import FusedLookups
-from polyrec.models.tiers.device.ways import COPIED, DIRECT
+from polyrec.models.tiers.device.transfer_costs import COPIED, DIRECT
 from polyrec.models.tiers.opening import open_stack, rows_of_weight
 from polyrec.models.tiers.placement import Placement
-from polyrec.models.tiers.row_form import RowForm
+from polyrec.models.tiers.row_format import RowFormat
 from polyrec.models.tiers.rows import TieredRows
 from polyrec.models.transfer import on_device
 
@@ -42,14 +42,14 @@ class World:
         self.schema = load_schema("criteo")
         self.tables = {t: rows for t in self.schema.tables}
         self.near, self.rows, self.device = rows // 2, rows, device
-        self.form = RowForm(WIDTH, precision)
+        self.row_format = RowFormat(WIDTH, precision)
         self.random = np.random.default_rng(seed)
-        self.weight = quantise(torch.randn(sum(self.tables.values()), WIDTH, generator=generator), precision)
+        self.weight = quantize(torch.randn(sum(self.tables.values()), WIDTH, generator=generator), precision)
         cuts = {t: {"device": self.near, "host": rows - self.near} for t in self.tables}
         self.stack = open_stack(
-            self.form,
+            self.row_format,
             self.tables,
-            rows_of_weight(self.weight, self.form),
+            rows_of_weight(self.weight, self.row_format),
             Placement.model_validate({"cuts": cuts}),
             device=device,
         )
@@ -72,7 +72,9 @@ class World:
 
     def flat(self, device: torch.device | str) -> TableStage:
         """All rows on one device."""
-        return TableStage(self.schema, self.tables, self.weight, self.form.precision).to(torch.device(device))
+        return TableStage(self.schema, self.tables, self.weight, self.row_format.precision).to(
+            torch.device(device)
+        )
 
     def tiered(self, way: int | None) -> TableStage:
         rows = TieredRows(self.stack)
@@ -101,7 +103,7 @@ def ways(world: World) -> dict[str, Predict]:
         "all_on_gpu": staged(world.flat(world.device)),
         "gather_and_copy": _gather_and_copy(world),
     }
-    if world.form.precision == "fp32":
+    if world.row_format.precision == "fp32":
         found["embedding_bag"] = _embedding_bag(world)
     return found
 
@@ -132,21 +134,21 @@ def _inputs(world: World, batch: Batch, vectors: Tensor) -> Inputs:
 
 def _gather_and_copy(world: World) -> Predict:
     rows = world.flat("cpu").rows
-    form, cuda = world.form, world.device.type == "cuda"
+    row_format, cuda = world.row_format, world.device.type == "cuda"
     stored = world.weight
-    staged = torch.empty((0, form.units), dtype=form.unit)
+    staged = torch.empty((0, row_format.units), dtype=row_format.unit)
 
     def look_up(batch: Batch) -> Tensor:
         nonlocal staged
         wanted = as_index(rows.lookups(batch).singles(), torch.device("cpu"))
         if staged.shape[0] < wanted.numel():
-            staged = torch.empty((wanted.numel(), form.units), dtype=form.unit, pin_memory=cuda)
+            staged = torch.empty((wanted.numel(), row_format.units), dtype=row_format.unit, pin_memory=cuda)
         out = staged[: wanted.numel()]
         if cuda:
             # the last batch's copy reads the same memory
             torch.cuda.current_stream().synchronize()
         torch.index_select(stored, 0, wanted, out=out)
-        there = form.decode(out.to(world.device, non_blocking=True))
+        there = row_format.decode(out.to(world.device, non_blocking=True))
         return there.view(batch.candidate.rows, len(world.tables), WIDTH)
 
     return look_up

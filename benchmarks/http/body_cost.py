@@ -25,7 +25,7 @@ from statistics import median
 import numpy as np
 import pyarrow as pa
 
-from polyrec.models.allocator import keep_memory
+from polyrec.models.allocator import retain_freed_memory
 from polyrec.models.errors import FeatureError
 from polyrec.models.schema.encoder import Encoder, Standard
 from polyrec.models.schema.schema import Categorical, Dense, Schema, load_schema
@@ -362,7 +362,7 @@ def main(args: list[str] | None = None, tell: Callable[[str], object] = print) -
     parser.add_argument("--schema", default="trivago")
     parser.add_argument("--times", type=int, default=7)
     given = parser.parse_args(args)
-    keep_memory()
+    retain_freed_memory()
     sys.set_int_max_str_digits(MAX_DIGITS)
     schema, limits = load_schema(given.schema), Limits()
     reader = Reader(schema, limits)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import uvloop
 from uvicorn.server import ServerState
 
-from polyrec.models.allocator import keep_memory
+from polyrec.models.allocator import retain_freed_memory
 from polyrec.models.bundle.bundle import load_bundle
 from polyrec.models.runtimes import best_runtime
 from polyrec.planner.plan import single_path_plan
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 def opened(bundle: str | Path) -> tuple[Engine, Application]:
     """A real engine of one bundle, and what answers its requests. The caller closes the engine."""
-    keep_memory()
+    retain_freed_memory()
     found = load_bundle(bundle)
     engine = Engine()
     runtime, device = best_runtime(found)

@@ -37,7 +37,7 @@ from benchmarks.http.serve_throughput import add_model, machine, model
 from benchmarks.lanes.hop_served import COLUMNS, Served, served
 from polyrec.loadtest.traffic.queries import read_rows
 from polyrec.measure.lane_hop import hops
-from polyrec.models.allocator import keep_memory
+from polyrec.models.allocator import retain_freed_memory
 from polyrec.models.bundle.bundle import Bundle, load_bundle
 from polyrec.models.schema.batch import F32, Batch
 from polyrec.planner.plan import LaneKind, PlannedLane, PlannedPath
@@ -197,7 +197,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=0.6, help="of each run against a server")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     args = parser.parse_args()
-    keep_memory()
+    retain_freed_memory()
     with tempfile.TemporaryDirectory() as folder, model(parser, args) as (bundle_path, data):
         bundle = load_bundle(bundle_path)
         os.sched_setaffinity(0, {LOOP_CORE})

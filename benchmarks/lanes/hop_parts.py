@@ -38,7 +38,7 @@ import uvloop
 
 from benchmarks.http.serve_throughput import add_model, machine, model
 from benchmarks.lanes.hop import ROWS, batches_of
-from polyrec.models.allocator import keep_memory
+from polyrec.models.allocator import retain_freed_memory
 from polyrec.models.bundle.bundle import Bundle, load_bundle
 from polyrec.models.runtimes import open_runtime
 from polyrec.server.lanes.mailbox import Mailbox
@@ -245,7 +245,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     args = parser.parse_args()
-    keep_memory()
+    retain_freed_memory()
     with model(parser, args) as (bundle_path, data):
         os.sched_setaffinity(0, {CORES[0]})
         by_signal = signals(args.rounds)

@@ -22,10 +22,10 @@ import torch
 
 from benchmarks.quality.speed import family
 from polyrec.loadtest.machine import processor
-from polyrec.models.allocator import keep_memory
-from polyrec.models.data.encoded import Encoded, encode
+from polyrec.models.allocator import retain_freed_memory
+from polyrec.models.data.encoded import EncodedRows, encode
 from polyrec.models.data.reader import open_data
-from polyrec.models.data.split import TEST, split_of
+from polyrec.models.data.split import TEST, fit_splitter
 from polyrec.models.dlrm.cost import flops, ranking_flops
 from polyrec.models.embeddings.computed import ComputedStage
 from polyrec.models.runtimes import NAMES, open_runtime
@@ -37,7 +37,7 @@ REPRESENTATIONS = ("table", "dhe", "hybrid", "table-int8")
 FORMS = ("once", "distinct", "exploded")
 
 
-def requests(data: Encoded, candidates: int, count: int, seed: int) -> list[Batch]:
+def requests(data: EncodedRows, candidates: int, count: int, seed: int) -> list[Batch]:
     """Ranking batches of one real context each."""
     assert data.group is not None
     random = np.random.default_rng(seed)
@@ -66,12 +66,12 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     args = parser.parse_args()
     os.sched_setaffinity(0, {args.core})
-    keep_memory()
+    retain_freed_memory()
     torch.set_num_threads(1)
     bundles = family(args.data, args.bundles)
     schema = load_schema("trivago")
     reader = open_data(args.data, schema)
-    data = encode(reader, bundles["table"].encoder, split_of(reader, schema), (TEST,))
+    data = encode(reader, bundles["table"].encoder, fit_splitter(reader, schema), (TEST,))
     rows = []
     for name in REPRESENTATIONS:
         full, once = flops(bundles[name]), ranking_flops(bundles[name])

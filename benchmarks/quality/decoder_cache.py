@@ -18,10 +18,10 @@ import numpy as np
 import torch
 
 from polyrec.models.bundle.bundle import load_bundle
-from polyrec.models.bundle.derive import materialised
+from polyrec.models.bundle.derive import materialize
 from polyrec.models.data.encoded import encode
 from polyrec.models.data.reader import open_data
-from polyrec.models.data.split import TEST, split_of
+from polyrec.models.data.split import TEST, fit_splitter
 from polyrec.models.embeddings.computed import ComputedStage
 from polyrec.models.embeddings.store import FloatRows
 from polyrec.models.evaluation.metrics import evaluate
@@ -65,9 +65,9 @@ def main() -> None:
     base, size = stage.rows.base[args.table], stage.rows.sizes[stage.rows.tables.index(args.table)]
     ids = torch.arange(base, base + size)
     reader = open_data(args.data, bundle.manifest.schema_)
-    data = encode(reader, bundle.encoder, split_of(reader, bundle.manifest.schema_), (TEST,))
+    data = encode(reader, bundle.encoder, fit_splitter(reader, bundle.manifest.schema_), (TEST,))
     rows = np.arange(data.rows)
-    model, _ = materialised(bundle)
+    model, _ = materialize(bundle)
     store = model.stage.store  # type: ignore[attr-defined]
     assert isinstance(store, FloatRows)
     exact = store.weight.detach().clone()

@@ -29,15 +29,15 @@ from torch import Tensor
 from polyrec.models.bundle.bundle import load_bundle
 from polyrec.models.data.encoded import encode
 from polyrec.models.data.reader import open_data
-from polyrec.models.data.split import TEST, split_of
+from polyrec.models.data.split import TEST, fit_splitter
 from polyrec.models.dlrm.context_once import ContextOnce
 from polyrec.models.dlrm.dlrm import Architecture, DenseNet, Inputs
 from polyrec.models.embeddings.stage import PerBlock
 from polyrec.models.evaluation.metrics import evaluate
 from polyrec.models.runtimes import graph as graphs
-from polyrec.models.runtimes.buckets import plainly
+from polyrec.models.runtimes.buckets import predict_unbucketed
 from polyrec.models.runtimes.onnx import OnnxRuntime, open_session
-from polyrec.models.runtimes.torch import DTYPES, least_rows
+from polyrec.models.runtimes.torch import DTYPES, min_rows
 from polyrec.models.schema.batch import F32
 
 ROWS = (1, 23, 270)
@@ -119,19 +119,19 @@ def filled(name: str, repeats: int) -> dict[str, dict[str, float]]:
     cpu, found = torch.device("cpu"), {}
     for precision, dtype in DTYPES.items():
         net = ContextOnce(DenseNet(shape, dense, slots)).eval().to(dtype)
-        fewest = {"as they are": 0, "filled up": least_rows(net, dtype)}
+        filled_to = {"as they are": 0, "filled up": min_rows(net, dtype)}
         for rows in ROWS:
             numbers, vectors = (
                 torch.randn(rows, dense.candidate),
                 torch.randn(rows, slots.candidate, shape.width),
             )
             inputs = Inputs(numbers[:, :0], numbers, vectors[:, :0], vectors, None)
-            taken: dict[str, list[float]] = {form: [] for form in fewest}
+            taken: dict[str, list[float]] = {form: [] for form in filled_to}
             with torch.inference_mode():
                 for _ in range(repeats):
-                    for form, least in fewest.items():
+                    for form, least in filled_to.items():
                         start = time.thread_time()
-                        plainly(net, inputs, cpu, dtype, least)
+                        predict_unbucketed(net, inputs, cpu, dtype, least)
                         taken[form].append(time.thread_time() - start)
             found[f"{precision}, {rows}"] = {f: 1e3 * float(np.median(all_s)) for f, all_s in taken.items()}
     return found
@@ -145,7 +145,7 @@ def quality(data: str, bundle: str, root: Path) -> dict[str, dict[str, float]]:
     runtime = OnnxRuntime(loaded)
     opened = sessions(loaded.net())
     parts: dict[str, list[F32]] = {form: [] for form in FORMS}
-    with encode(reader, loaded.encoder, split_of(reader, schema)) as rows:
+    with encode(reader, loaded.encoder, fit_splitter(reader, schema)) as rows:
         chosen = rows.select(TEST)
         for start in range(0, chosen.size, BATCH_ROWS):
             inputs = runtime.embed(rows.batch(chosen[start : start + BATCH_ROWS]).exploded())[0]

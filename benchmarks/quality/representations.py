@@ -31,9 +31,9 @@ from benchmarks.quality.tables import between_markers, markdown
 from benchmarks.quality.variants import BASELINE, VARIANTS, Derived, Served, Trained, Variant
 from polyrec.cli.progress import Bars
 from polyrec.loadtest.machine import processor
-from polyrec.models.allocator import keep_memory
+from polyrec.models.allocator import retain_freed_memory
 from polyrec.models.bundle.bundle import Bundle, load_bundle, write_bundle
-from polyrec.models.data.reader import Reader, open_data
+from polyrec.models.data.reader import DataReader, open_data
 from polyrec.models.data.split import TEST
 from polyrec.models.data.synthetic.generator import generate
 from polyrec.models.dlrm.cost import flops, sizes
@@ -56,7 +56,7 @@ class Plan:
     """What is run: one data set, every variant, these seeds."""
 
     data: str
-    reader: Reader
+    reader: DataReader
     recipe: Training
     seeds: tuple[int, ...]
     variants: Mapping[str, Variant]
@@ -216,7 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "quality", help="where bundles are kept")
     parser.add_argument("--quick", action="store_true", help="generated clicks, one epoch, two seeds")
     args = parser.parse_args(arguments)
-    keep_memory()
+    retain_freed_memory()
     torch.set_num_threads(1)
     asked = {BASELINE, *(args.variants or VARIANTS)}
     asked |= {v.source for n in asked if not isinstance(v := VARIANTS[n], Trained)}

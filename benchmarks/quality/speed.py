@@ -19,12 +19,12 @@ import numpy as np
 import torch
 
 from polyrec.loadtest.machine import processor
-from polyrec.models.allocator import keep_memory
+from polyrec.models.allocator import retain_freed_memory
 from polyrec.models.bundle.bundle import Bundle, load_bundle, write_bundle
-from polyrec.models.bundle.derive import materialised, quantised
-from polyrec.models.data.encoded import Encoded, encode
+from polyrec.models.bundle.derive import materialize, quantize_bundle
+from polyrec.models.data.encoded import EncodedRows, encode
 from polyrec.models.data.reader import open_data
-from polyrec.models.data.split import TEST, split_of
+from polyrec.models.data.split import TEST, fit_splitter
 from polyrec.models.dlrm.representation import KINDS
 from polyrec.models.runtimes import NAMES, open_runtime
 from polyrec.models.runtimes.runtime import Runtime
@@ -45,9 +45,9 @@ def family(data: str, folder: Path) -> dict[str, Bundle]:
             Learner(reader, schema, default_training(schema), kind).learn(folder / kind)
         bundles[kind] = load_bundle(folder / kind)
     for name, source, derive in (
-        ("table-int8", "table", lambda b: quantised(b, "int8")),
-        ("dhe-hot", "dhe", lambda b: materialised(b, HOT_ROWS)),
-        ("hybrid-hot", "hybrid", lambda b: materialised(b, HOT_ROWS)),
+        ("table-int8", "table", lambda b: quantize_bundle(b, "int8")),
+        ("dhe-hot", "dhe", lambda b: materialize(b, HOT_ROWS)),
+        ("hybrid-hot", "hybrid", lambda b: materialize(b, HOT_ROWS)),
     ):
         model, representation = derive(bundles[source])
         bundles[name] = write_bundle(
@@ -56,7 +56,7 @@ def family(data: str, folder: Path) -> dict[str, Bundle]:
     return bundles
 
 
-def seconds(runtime: Runtime, data: Encoded, rows: int, start: int, least_s: float) -> float:
+def seconds(runtime: Runtime, data: EncodedRows, rows: int, start: int, least_s: float) -> float:
     """Seconds of one `predict` of `rows` rows: batches that follow one another, as many as fit `least_s`."""
     spent, calls = 0.0, 0
     while spent < least_s or calls < 3:
@@ -78,13 +78,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     args = parser.parse_args()
     os.sched_setaffinity(0, {args.core})
-    keep_memory()
+    retain_freed_memory()
     torch.set_num_threads(1)
     bundles = family(args.data, args.bundles)
     schema = load_schema("trivago")
     reader = open_data(args.data, schema)
     encoder = bundles["table"].encoder
-    data = encode(reader, encoder, split_of(reader, schema), (TEST,))
+    data = encode(reader, encoder, fit_splitter(reader, schema), (TEST,))
     paths = {f"{b} {r}": open_runtime(r, bundles[b]) for b in bundles for r in NAMES}
     times: dict[str, dict[int, list[float]]] = {p: {n: [] for n in BATCHES} for p in paths}
     for round_ in range(args.rounds + 1):

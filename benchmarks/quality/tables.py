@@ -9,7 +9,7 @@ from typing import Any
 
 from polyrec.models.amounts import size
 from polyrec.models.evaluation.comparison import Interval, Metric
-from polyrec.report.comparison.words import difference, mflop
+from polyrec.report.quality.wording import difference, mflop
 
 MEANS = ("auc", "log_loss", "normalised_entropy", "accuracy")
 AGAINST: tuple[Metric, ...] = ("auc", "log_loss")

@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from polyrec.models.bundle.bundle import Bundle
-from polyrec.models.bundle.derive import materialised, quantised
-from polyrec.models.data.reader import Reader
+from polyrec.models.bundle.derive import materialize, quantize_bundle
+from polyrec.models.data.reader import DataReader
 from polyrec.models.dlrm.dlrm import DLRM
 from polyrec.models.dlrm.precision import DensePrecision, Precision
 from polyrec.models.dlrm.representation import Kind, Representation
-from polyrec.models.training.distill import Regression, distilled
-from polyrec.models.training.pipeline import Training, tune
+from polyrec.models.training.distill import Regression, distill
+from polyrec.models.training.pipeline import Training, fine_tune_bundle
 
-Derive = Callable[[Bundle, Training, Reader], tuple[DLRM, Representation]]
+Derive = Callable[[Bundle, Training, DataReader], tuple[DLRM, Representation]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,22 +58,22 @@ Variant = Trained | Derived | Served
 
 def rows_in(source: str, precision: Precision) -> Derived:
     """The source's stored rows in another precision."""
-    return Derived(source, f"rows in {precision}", lambda bundle, *_: quantised(bundle, precision))
+    return Derived(source, f"rows in {precision}", lambda bundle, *_: quantize_bundle(bundle, precision))
 
 
 def hot(source: str, rows: int) -> Derived:
     """The source's most accessed computed rows, stored."""
-    return Derived(source, f"{rows} rows materialised", lambda bundle, *_: materialised(bundle, rows))
+    return Derived(source, f"{rows} rows materialised", lambda bundle, *_: materialize(bundle, rows))
 
 
 def distil(source: str, kind: Kind, with_data: bool = False, steps: int = 3000) -> Derived:
     """Another kind that learned the source's rows, then fine-tuned where data may be used."""
 
-    def by(bundle: Bundle, training: Training, reader: Reader) -> tuple[DLRM, Representation]:
+    def by(bundle: Bundle, training: Training, reader: DataReader) -> tuple[DLRM, Representation]:
         representation = training.representation(kind, bundle.encoder.vocabularies)
-        model, _ = distilled(bundle, representation, Regression(steps=steps, seed=training.recipe.seed))
+        model, _ = distill(bundle, representation, Regression(steps=steps, seed=training.recipe.seed))
         if with_data:
-            tune(model, bundle, reader, training.recipe, lambda _name, _rows: lambda _done: None)
+            fine_tune_bundle(model, bundle, reader, training.recipe, lambda _name, _rows: lambda _done: None)
         return model, representation
 
     return Derived(source, f"{kind} distilled in {steps} steps{', fine-tuned' if with_data else ''}", by)

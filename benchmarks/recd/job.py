@@ -21,9 +21,9 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from polyrec.models.data.encoded import Encoded, encode
+from polyrec.models.data.encoded import EncodedRows, encode
 from polyrec.models.data.reader import open_data
-from polyrec.models.data.split import TEST, TRAIN, VALIDATION, split_of
+from polyrec.models.data.split import TEST, TRAIN, VALIDATION, fit_splitter
 from polyrec.models.dlrm.dlrm import DLRM, DenseNet, dense_slots
 from polyrec.models.dlrm.representation import Kind, initial_stage
 from polyrec.models.embeddings.computed import ComputedStage
@@ -31,7 +31,7 @@ from polyrec.models.schema.batch import F32, I64, Batch
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.popularity import calibrate, load_calibration
 from polyrec.models.schema.schema import load_schema
-from polyrec.models.training.id_dropout import hider
+from polyrec.models.training.id_dropout import make_id_dropout
 from polyrec.models.training.pipeline import default_training, measure
 from polyrec.models.training.trainer import Recipe, fit, refit, steps
 
@@ -63,7 +63,7 @@ class Job:
 class Counted:
     """Rows of training, and how many rows and contexts were drawn."""
 
-    def __init__(self, data: Encoded) -> None:
+    def __init__(self, data: EncodedRows) -> None:
         self.label: F32 = data.label
         self.group: I64 | None = data.group
         self.rows = self.contexts = 0
@@ -96,7 +96,7 @@ def clock() -> tuple[float, float]:
 def read(job: Job) -> dict[str, Any]:
     schema = load_schema("trivago")
     reader = open_data(job.source, schema)
-    splitter = split_of(reader, schema)
+    splitter = fit_splitter(reader, schema)
     found = load_calibration(job.calibration, schema)
     encoder = Encoder(schema, found.vocabularies, found.standards)
     before = forget()
@@ -136,12 +136,12 @@ def train(job: Job) -> dict[str, Any]:
     schema = load_schema("trivago")
     recipe = recipe_of(job)
     reader = open_data(job.source, schema)
-    splitter = split_of(reader, schema)
+    splitter = fit_splitter(reader, schema)
     found = load_calibration(job.calibration, schema)
     encoder = Encoder(schema, found.vocabularies, found.standards)
     before = forget()
     data = encode(reader, encoder, splitter, (TRAIN,), share=job.share)
-    hide = hider(encoder, recipe.hide, recipe.hide_from_rows)
+    hide = make_id_dropout(encoder, recipe.hide, recipe.hide_from_rows)
     counted = Counted(data)
     run = steps(model_of(job, encoder), counted, data.select(TRAIN), recipe, 1_000_000, hide)
     losses = [next(run)[1] for _ in range(10)]
@@ -165,20 +165,20 @@ def quality(job: Job) -> dict[str, Any]:
     schema = load_schema("trivago")
     recipe = recipe_of(job)
     reader = open_data(job.source, schema)
-    splitter = split_of(reader, schema)
+    splitter = fit_splitter(reader, schema)
     begin = time.process_time()
 
-    def encoded(which: tuple[int, ...]) -> tuple[Encoder, Encoded]:
+    def encoded(which: tuple[int, ...]) -> tuple[Encoder, EncodedRows]:
         found = calibrate(reader, schema, splitter, which=which)
         encoder = Encoder(schema, found.vocabularies, found.standards)
         return encoder, encode(reader, encoder, splitter, (TRAIN, VALIDATION), share=job.share)
 
     encoder, data = encoded((TRAIN,))
-    hide = hider(encoder, recipe.hide, recipe.hide_from_rows)
+    hide = make_id_dropout(encoder, recipe.hide, recipe.hide_from_rows)
     history = fit(model_of(job, encoder), data, data.select(TRAIN), data.select(VALIDATION), recipe, hide)
     data.close()
     encoder, data = encoded((TRAIN, VALIDATION))
-    hide = hider(encoder, recipe.hide, recipe.hide_from_rows)
+    hide = make_id_dropout(encoder, recipe.hide, recipe.hide_from_rows)
     model = model_of(job, encoder)
     refit(model, data, data.select(TRAIN, VALIDATION), recipe, history, hide)
     data.close()

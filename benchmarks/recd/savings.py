@@ -30,8 +30,8 @@ from polyrec.cli.progress import Bars
 from polyrec.loadtest.machine import processor
 from polyrec.models.data.encoded import encode
 from polyrec.models.data.packed.packing import pack
-from polyrec.models.data.reader import Reader, open_data
-from polyrec.models.data.split import TRAIN, split_of
+from polyrec.models.data.reader import DataReader, open_data
+from polyrec.models.data.split import TRAIN, fit_splitter
 from polyrec.models.data.synthetic.generator import generate
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.features import columns_of
@@ -54,7 +54,7 @@ def prepare(source: Path, folder: Path) -> dict[str, Any]:
     """Every form of one data set, and its calibration; the bytes of each form."""
     folder.mkdir(parents=True, exist_ok=True)
     reader = open_data(source, SCHEMA)
-    save_calibration(calibrate(reader, SCHEMA, split_of(reader, SCHEMA)), folder / "calibration")
+    save_calibration(calibrate(reader, SCHEMA, fit_splitter(reader, SCHEMA)), folder / "calibration")
     table = pq.read_table(source).replace_schema_metadata(None)
     order = np.random.default_rng(0).permutation(table.num_rows)
     _write(table.take(pa.array(order)), folder / "shuffled.parquet")
@@ -178,11 +178,11 @@ def qualities(folder: Path, kinds: Sequence[str], seeds: int, core: int, bar: An
     return out
 
 
-def groups(folder: Path, reader: Reader) -> list[Found]:
+def groups(folder: Path, reader: DataReader) -> list[Found]:
     """Groups chosen on real batches of whole requests, with their measured dedup factor."""
     found = load_calibration(folder / "calibration", SCHEMA)
     encoder = Encoder(SCHEMA, found.vocabularies, found.standards)
-    with encode(reader, encoder, split_of(reader, SCHEMA), (TRAIN,)) as data:
+    with encode(reader, encoder, fit_splitter(reader, SCHEMA), (TRAIN,)) as data:
         drawn = epoch(data.select(TRAIN), data.group, 512, np.random.default_rng(0))
         batches = [columns_of(data.batch(next(drawn)), SCHEMA) for _ in range(16)]
     repeats = Repeats(batches)

@@ -179,12 +179,13 @@ def fits(made: Profile) -> list[dict[str, Any]]:
 
 def drawn(made: Profile, queries: float, folder: Path, name: str) -> None:
     """Draws a plan's choice and memory."""
-    from polyrec.report.plan import choice, memory
+    from polyrec.report.chart import png
+    from polyrec.report.plan import memory, routing_map
 
     proposal = proposed(made, SLO_MS[0], queries)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}-choice.png").write_bytes(choice.draw(proposal))
-    (folder / f"{name}-memory.png").write_bytes(memory.draw(proposal.plan))
+    (folder / f"{name}-choice.png").write_bytes(png(routing_map.draw(proposal)))
+    (folder / f"{name}-memory.png").write_bytes(png(memory.draw(proposal.plan)))
 
 
 def shown(

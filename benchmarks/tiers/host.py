@@ -22,10 +22,10 @@ import torch
 
 from benchmarks.tiers.generated_model import zipf
 from polyrec.models.dlrm.precision import Precision
-from polyrec.models.embeddings.store import open_rows, quantise
+from polyrec.models.embeddings.store import open_rows, quantize
 from polyrec.models.tiers.opening import open_stack, rows_of_weight
 from polyrec.models.tiers.placement import Placement
-from polyrec.models.tiers.row_form import RowForm
+from polyrec.models.tiers.row_format import RowFormat
 from polyrec.models.tiers.rows import TieredRows
 
 TABLES, ROWS, BATCH, WIDTH = 26, 80_000, 256, 64
@@ -83,8 +83,8 @@ def main() -> None:
     precisions: tuple[Precision, ...] = ("fp32", "int8")
     with torch.inference_mode():
         for precision in precisions:
-            weight = quantise(torch.randn(TABLES * ROWS, WIDTH), precision)
-            form = RowForm(WIDTH, precision)
+            weight = quantize(torch.randn(TABLES * ROWS, WIDTH), precision)
+            row_format = RowFormat(WIDTH, precision)
             flat = open_rows(weight, precision)
             ways: dict[str, Callable[[torch.Tensor], object]] = {
                 "plain indexing": lambda i, w=weight: w[i],  # type: ignore[misc]
@@ -93,7 +93,7 @@ def main() -> None:
             stacks = []
             for name, huge in (("tiers", True), ("tiers, small pages", False)):
                 placement = Placement(huge_pages=huge)
-                stacks.append(open_stack(form, sizes, rows_of_weight(weight, form), placement))
+                stacks.append(open_stack(row_format, sizes, rows_of_weight(weight, row_format), placement))
                 ways[name] = TieredRows(stacks[-1]).gather
             peer = fbgemm(weight) if precision == "fp32" else None
             if peer is not None:

@@ -34,16 +34,16 @@ from polyrec.models.embeddings.table import TableStage
 from polyrec.models.runtimes.graph import plain_graph
 from polyrec.models.runtimes.onnx import open_session
 from polyrec.models.tiers.disk.disk import DiskTier
-from polyrec.models.tiers.layout import HOST, Layout
+from polyrec.models.tiers.layout import HOST, TierLayout
 from polyrec.models.tiers.opening import fill
-from polyrec.models.tiers.parts import Tiers
-from polyrec.models.tiers.row_form import RowForm
+from polyrec.models.tiers.row_format import RowFormat
 from polyrec.models.tiers.rows import TieredRows
 from polyrec.models.tiers.slab import Slab
 from polyrec.models.tiers.stack import TierStack
+from polyrec.models.tiers.tier_set import TierSet
 
 PAGE = 4096
-FORM = RowForm(WIDTH, "fp32")
+FORM = RowFormat(WIDTH, "fp32")
 AHEAD = 2
 """Batches between a prefetch and its look-up: what waits in the queue."""
 
@@ -62,7 +62,7 @@ def prefix_rows(m: Model, budget: int, cache: int) -> int:
 
 def tiered(case: dict[str, Any], m: Model) -> TieredRows:
     cut = prefix_rows(m, case["budget"], case["cache"])
-    layout = Layout(m.tables, {t: (0, cut, m.large_rows - cut, 0) for t in m.large})
+    layout = TierLayout(m.tables, {t: (0, cut, m.large_rows - cut, 0) for t in m.large})
     slab = Slab(FORM, layout.rows[HOST], case["cache"] // PAGE, PAGE)
     fill(slab.row_bytes(), layout, HOST, rows)
     heat = None
@@ -75,12 +75,12 @@ def tiered(case: dict[str, Any], m: Model) -> TieredRows:
     disk.warm()
     if case["exponent"]:
         _keep_next(disk, m, cut)
-    return TieredRows(TierStack(Tiers(layout, slab, disk=disk)))
+    return TieredRows(TierStack(TierSet(layout, slab, disk=disk)))
 
 
 def _keep_next(disk: DiskTier, m: Model, cut: int) -> None:
     """As opening a bundle does: the cache of single rows begins with those next in popularity."""
-    next_ = np.arange(cut, min(cut + disk.recent.slots // LARGE, m.large_rows))
+    next_ = np.arange(cut, min(cut + disk.row_cache.slots // LARGE, m.large_rows))
     # the file begins with the large tables, as the fused weight does
     local = (next_[:, None] + np.arange(LARGE) * m.large_rows).ravel()
     disk.keep(local, lambda which: rows_at(local[which]))

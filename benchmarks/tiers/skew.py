@@ -38,9 +38,9 @@ import numpy as np
 import torch
 
 from benchmarks.tiers import rivals
-from polyrec.models.data.encoded import Encoded, encode
+from polyrec.models.data.encoded import EncodedRows, encode
 from polyrec.models.data.reader import open_data
-from polyrec.models.data.split import TEST, TRAIN, VALIDATION, split_of
+from polyrec.models.data.split import TEST, TRAIN, VALIDATION, fit_splitter
 from polyrec.models.data.synthetic.generator import generate
 from polyrec.models.embeddings.cuts import stored_within
 from polyrec.models.embeddings.lookups import FusedRows
@@ -48,16 +48,16 @@ from polyrec.models.schema.batch import I64
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.popularity import calibrate
 from polyrec.models.schema.schema import load_schema
-from polyrec.models.tiers.budget import CACHED, shared
+from polyrec.models.tiers.budget import CACHE_SHARE, split_memory
 from polyrec.models.tiers.opening import open_stack
 from polyrec.models.tiers.placement import Placement
-from polyrec.models.tiers.row_form import RowForm
+from polyrec.models.tiers.row_format import RowFormat
 from polyrec.models.tiers.rows import TieredRows
 from polyrec.models.tiers.updates.drift import Drift
 
 BATCH_ROWS = 64
 SHARES = (0.05, 0.125, 0.25)
-FORM = RowForm(64, "fp32")
+FORM = RowFormat(64, "fp32")
 FOLLOWED = 10
 SHIFTED = ("generated-few", "trivago")
 
@@ -76,7 +76,7 @@ class World:
         return np.concatenate(self.batches)
 
 
-def streams(data: Encoded, fused: FusedRows, *splits: int) -> Iterator[I64]:
+def streams(data: EncodedRows, fused: FusedRows, *splits: int) -> Iterator[I64]:
     """Rows looked up, batch by batch."""
     rows = data.select(*splits)
     for start in range(0, rows.size, BATCH_ROWS):
@@ -86,7 +86,7 @@ def streams(data: Encoded, fused: FusedRows, *splits: int) -> Iterator[I64]:
 def world_of(path: Path, schema_name: str, on_validation: bool) -> World:
     schema = load_schema(schema_name)
     reader = open_data(path, schema)
-    splitter = split_of(reader, schema)
+    splitter = fit_splitter(reader, schema)
     past, held_out = ((TRAIN,), VALIDATION) if on_validation else ((TRAIN, VALIDATION), TEST)
     calibration = calibrate(reader, schema, splitter, which=past)
     encoder = Encoder(schema, calibration.vocabularies, calibration.standards)
@@ -108,7 +108,7 @@ def served(world: World, budget: int, cached: float, follow: bool) -> dict[str, 
     """The hit rate of a real stack on the held-out rows, as a whole and in each tenth."""
     fused = world.fused
     vocabularies = {t: world.encoder.vocabularies[t] for t in fused.tables}
-    share = shared(vocabularies, FORM.bytes, budget, cached=cached)
+    share = split_memory(vocabularies, FORM.bytes, budget, cached=cached)
     tenth = max(-(-len(world.batches) // FOLLOWED), 1)
     rates: list[float] = []
     moved = 0
@@ -125,7 +125,7 @@ def served(world: World, budget: int, cached: float, follow: bool) -> dict[str, 
         tiers = stack.tiers
         assert tiers.disk is not None
         used = tiers.layout.rows[1] * FORM.bytes + tiers.slab.pages * tiers.slab.page_bytes
-        used += tiers.disk.books_nbytes
+        used += tiers.disk.index_nbytes
         assert used <= budget, (used, budget)
         stack.sample.every = 1
         drift = Drift(stack)
@@ -142,7 +142,7 @@ def served(world: World, budget: int, cached: float, follow: bool) -> dict[str, 
                 rates.append((now - first) / (total - looked))
                 first, looked = now, total
                 if follow:
-                    moved += drift.follow().rows
+                    moved += drift.reorder().rows
                     newest = stack.views.newest.encoder
                     assert newest is not None
                     for table in fused.tables:
@@ -227,7 +227,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--rows", type=int, default=300_000, help="generated, for each of the three")
     parser.add_argument("--only", nargs="*", help="names of data sets")
-    parser.add_argument("--cached", type=float, default=CACHED, help="share of the budget for the cache")
+    parser.add_argument("--cached", type=float, default=CACHE_SHARE, help="share of the budget for the cache")
     parser.add_argument(
         "--validation",
         action="store_true",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polyrec.measure.machine.cpu import cpu_device
-from polyrec.measure.machine.disk import Disk, look_at_disk
+from polyrec.measure.machine.disk import Disk, measure_disk
 from polyrec.measure.machine.gpu import gpu_devices
 from polyrec.planner.devices import Device, Machine, MachineError
 
@@ -32,7 +32,7 @@ def discover(folder: str | Path = ".", measure: bool = True) -> Inventory:
     """
     unusable: dict[str, str] = {}
     devices: list[Device] = [cpu_device(measure, unusable), *gpu_devices(measure, unusable)]
-    found: Disk = look_at_disk(Path(folder), measure)
+    found: Disk = measure_disk(Path(folder), measure)
     machine = Machine(
         name=socket.gethostname() or "this machine",
         devices=tuple(devices),

@@ -33,7 +33,7 @@ class Disk:
     latency_s: float | None = None
 
 
-def look_at_disk(folder: Path, measure: bool) -> Disk:
+def measure_disk(folder: Path, measure: bool) -> Disk:
     """The disk of a folder, or of its nearest ancestor that is there; unmeasured if it cannot be written."""
     while not folder.is_dir() and folder != folder.parent:
         folder = folder.parent
@@ -63,14 +63,14 @@ def _read(name: str) -> tuple[float, float]:
     page = view[:PAGE]
     random = np.random.default_rng(1)
     try:
-        forget(descriptor, direct)
+        drop_page_cache(descriptor, direct)
         start, done = time.perf_counter(), 0
         for offset in range(0, FILE, LONG):
             done += os.preadv(descriptor, [view], offset)
             if time.perf_counter() - start > PASS_S:
                 break
         bandwidth = done / (time.perf_counter() - start)
-        forget(descriptor, direct)
+        drop_page_cache(descriptor, direct)
         taken: list[float] = []
         began = time.perf_counter()
         for block in random.permutation(FILE // PAGE)[:READS].tolist():
@@ -95,7 +95,7 @@ def _open(name: str) -> tuple[int, bool]:
     return os.open(name, os.O_RDONLY), False
 
 
-def forget(descriptor: int, direct: bool) -> None:
+def drop_page_cache(descriptor: int, direct: bool) -> None:
     """Has the system drop the file's pages, where reads would otherwise be answered from memory."""
     if not direct and hasattr(os, "posix_fadvise"):
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -80,7 +80,7 @@ def relative(bundle: Path, folder: Path) -> Path:
     return bundle if bundle.is_absolute() else Path(os.path.relpath(bundle, folder))
 
 
-def weigh(bundle: Bundle, peak: int) -> Memory:
+def path_memory(bundle: Bundle, peak: int) -> Memory:
     """Bytes of a path by table; what is no row of a table (decoders, net) is fixed."""
     stage = bundle.stage()
     precision = bundle.manifest.representation.precision

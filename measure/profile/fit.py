@@ -22,11 +22,11 @@ from polyrec.models.schema.batch import F64
 from polyrec.planner.latency_model import LatencyModel
 from polyrec.planner.profile import FitError, Point
 
-ENOUGH = 500
+TAIL_SAMPLES = 500
 """Samples that a 99th percentile should have: so many that five of them lie beyond it."""
-ENOUGH_A_ROUND = 100
-OWN_MEDIAN = 8
-NEIGHBOURS = 2
+TAIL_SAMPLES_PER_ROUND = 100
+MEDIAN_SAMPLES = 8
+NEIGHBORS = 2
 """Sizes to each side that are pooled at most: with a ladder of doublings, a factor of four."""
 TOLERANCE = 0.02
 TAIL_TOLERANCE = 0.05
@@ -34,7 +34,7 @@ LEAST_S = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class SizeSamples:
     """Batches of `rows` rows: seconds of each, one array a round, none of them empty."""
 
     rows: int
@@ -55,12 +55,12 @@ class Size:
     def ratios(self) -> list[F64]:
         """Samples over their round's median, since drift between rounds is no tail; over that of all
         rounds where a round is too small to have one of its own."""
-        if self.samples < OWN_MEDIAN * len(self.rounds):
+        if self.samples < MEDIAN_SAMPLES * len(self.rounds):
             return [r / max(self.median_s, LEAST_S) for r in self.rounds]
         return [r / max(float(np.median(r)), LEAST_S) for r in self.rounds]
 
 
-def points(sizes: Sequence[Size], fitted: bool = True) -> tuple[Point, ...]:
+def points(sizes: Sequence[SizeSamples], fitted: bool = True) -> tuple[Point, ...]:
     """Quantiles of each size, ascending in rows. The 90th and 99th percentile are median x ratio."""
     ordered = sorted(sizes, key=lambda s: s.rows)
     made = []
@@ -80,24 +80,24 @@ def points(sizes: Sequence[Size], fitted: bool = True) -> tuple[Point, ...]:
     return tuple(made)
 
 
-def tail_ratio(sizes: Sequence[Size], at: int, share: float = 0.99) -> float:
+def tail_ratio(sizes: Sequence[SizeSamples], at: int, share: float = 0.99) -> float:
     """The quantile `share` of sample / median at one of the sizes, at least 1.
 
     Of the size alone where it has ENOUGH samples, else with as many neighbors as that takes, NEIGHBOURS
     to each side at most. The median over the rounds of each round's quantile where the rounds are large
     enough, which forgives a disturbed round; else the quantile of all of them together.
     """
-    for reach in range(NEIGHBOURS + 1):
+    for reach in range(NEIGHBORS + 1):
         near = sizes[max(0, at - reach) : at + reach + 1]
         rounds = [np.concatenate(r) for r in _by_round(near)]
-        if sum(r.size for r in rounds) >= ENOUGH:
+        if sum(r.size for r in rounds) >= TAIL_SAMPLES:
             break
-    if min(r.size for r in rounds) >= ENOUGH_A_ROUND:
+    if min(r.size for r in rounds) >= TAIL_SAMPLES_PER_ROUND:
         return max(1.0, float(np.median([np.quantile(r, share) for r in rounds])))
     return max(1.0, float(np.quantile(np.concatenate(rounds), share)))
 
 
-def _by_round(sizes: Sequence[Size]) -> list[list[F64]]:
+def _by_round(sizes: Sequence[SizeSamples]) -> list[list[F64]]:
     ratios = [size.ratios() for size in sizes]
     count = max(len(r) for r in ratios)
     return [[r[k] for r in ratios if k < len(r)] for k in range(count)]

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 from polyrec.planner.profile import ProfileError
 
 
-class Log:
+class SampleLog:
     """What is known of each path, in a file. Use it in a `with` block.
 
     resumed: whether an earlier run's lines were taken over.
@@ -30,7 +30,7 @@ class Log:
         self._stream: TextIO | None = None
         self.resumed = False
 
-    def __enter__(self) -> Log:
+    def __enter__(self) -> SampleLog:
         lines = self._read()
         self.resumed = bool(lines) and lines[0].get("asked") == self._asked
         try:

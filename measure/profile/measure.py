@@ -12,23 +12,23 @@ from typing import Any
 
 import numpy as np
 
-from polyrec.measure.profile.candidates import Candidate, weigh
-from polyrec.measure.profile.fit import Size, fit, fit_error, points
-from polyrec.measure.profile.log import Log
+from polyrec.measure.profile.candidates import Candidate, path_memory
+from polyrec.measure.profile.fit import SizeSamples, fit, fit_error, points
+from polyrec.measure.profile.log import SampleLog
 from polyrec.measure.profile.process import MeasureError, Worker
 from polyrec.measure.profile.quality import Accuracy
 from polyrec.measure.profile.schedule import ROUNDS, Block, blocks, evicted_sizes, ladder
 from polyrec.planner.profile import PathProfile
 
-TOGETHER = 16
+OPEN_AT_ONCE = 16
 """Paths that are open at a time: each process takes some hundred megabytes for its libraries alone."""
 OPENING = 0.1
 """Share of the progress bar."""
-SCOUTED = (1, 64)
-SCOUTS = 9
-LEAST_WIPED = 8 * 2**20
-MOST_WIPED = 256 * 2**20
-RESTED = 0.08
+SCOUT_ROWS = (1, 64)
+SCOUT_BATCHES = 9
+MIN_EVICT_BYTES = 8 * 2**20
+MAX_EVICT_BYTES = 256 * 2**20
+REST_SHARE = 0.08
 """Share of a block's time to rest after it in the real-time class: what never rests there is stopped by
 Linux for 50 ms in each second (sched_rt_runtime_us), and that would be measured."""
 
@@ -37,23 +37,23 @@ Advance = Callable[[float, str], object]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ProfileSettings:
     """largest: rows of the largest batch. seconds: measuring time of a path, in the caches' favor;
     evicted batches take a seventh more. wiped: bytes written to empty the caches."""
 
     largest: int
     seconds: float
-    wiped: int
+    evict_bytes: int
     seed: int = 0
 
 
-def wiped_bytes(last_level: int) -> int:
+def eviction_bytes(last_level: int) -> int:
     """Twice the last-level cache: one pass replaces all of it."""
-    return min(max(2 * last_level, LEAST_WIPED), MOST_WIPED)
+    return min(max(2 * last_level, MIN_EVICT_BYTES), MAX_EVICT_BYTES)
 
 
 def measure(
-    found: Sequence[Candidate], asked: Asked, log: Log, advance: Advance, folder: Path
+    found: Sequence[Candidate], asked: ProfileSettings, log: SampleLog, advance: Advance, folder: Path
 ) -> tuple[list[Candidate], list[str]]:
     """Fills the log with everything that is not in it yet.
 
@@ -61,9 +61,9 @@ def measure(
     and a line for each of the others that says why not. Raises MeasureError if one breaks meanwhile.
     """
     opened: list[Candidate] = []
-    refused: list[str] = []
-    for first in range(0, len(found), TOGETHER):
-        group = found[first : first + TOGETHER]
+    unusable: list[str] = []
+    for first in range(0, len(found), OPEN_AT_ONCE):
+        group = found[first : first + OPEN_AT_ONCE]
         before, share = first / len(found), len(group) / len(found)
 
         def within(done: float, what: str, before: float = before, share: float = share) -> None:
@@ -71,19 +71,19 @@ def measure(
 
         own, complaints = _group(group, asked, log, within, folder)
         opened += own
-        refused += complaints
+        unusable += complaints
     advance(1.0, "done")
-    return opened, refused
+    return opened, unusable
 
 
 def _group(
-    found: Sequence[Candidate], asked: Asked, log: Log, advance: Advance, folder: Path
+    found: Sequence[Candidate], asked: ProfileSettings, log: SampleLog, advance: Advance, folder: Path
 ) -> tuple[list[Candidate], list[str]]:
     """`measure` of candidates that are open, and interleaved, together."""
-    refused: list[str] = []
+    unusable: list[str] = []
     scouted: dict[str, dict[int, float]] = {}
     opened: dict[str, Candidate] = {}
-    rest = RESTED if _real_time() else 0.0
+    rest = REST_SHARE if _real_time() else 0.0
     with ExitStack() as stack:
         workers: dict[str, Worker] = {}
 
@@ -103,7 +103,7 @@ def _group(
                 scouted[candidate.name] = _scouted(candidate, asked, log, worker)
                 opened[candidate.name] = candidate
             except MeasureError as e:
-                refused.append(str(e))
+                unusable.append(str(e))
         order = blocks(scouted, asked.largest, asked.seconds, asked.seed)
         for i, block in enumerate(order):
             advance(OPENING + (1 - OPENING) * i / len(order), f"{block.path} {block.rows}")
@@ -113,7 +113,7 @@ def _group(
                 kept = {"seconds": answer["seconds"], "executed": answer["executed"]}
                 log.add(block.path, candidate.identity, block.key, kept)
                 time.sleep(rest * sum(answer["seconds"]))
-    return list(opened.values()), refused
+    return list(opened.values()), unusable
 
 
 def _real_time() -> bool:
@@ -122,31 +122,33 @@ def _real_time() -> bool:
 
 
 def _scouted(
-    candidate: Candidate, asked: Asked, log: Log, worker: Callable[[Candidate], Worker]
+    candidate: Candidate, asked: ProfileSettings, log: SampleLog, worker: Callable[[Candidate], Worker]
 ) -> dict[int, float]:
     """rows -> seconds of one batch with drawing it, at a few sizes."""
     known = log.get(candidate.name, candidate.identity, "scouted")
     if known is None or log.get(candidate.name, candidate.identity, "opened") is None:
         own = worker(candidate)
         known = {}
-        for rows in sorted({*(r for r in SCOUTED if r < asked.largest), asked.largest}):
-            answer = own.measure(rows, SCOUTS, asked.seconds / 20)
+        for rows in sorted({*(r for r in SCOUT_ROWS if r < asked.largest), asked.largest}):
+            answer = own.measure(rows, SCOUT_BATCHES, asked.seconds / 20)
             known[str(rows)] = answer["batch_s"]
         log.add(candidate.name, candidate.identity, "scouted", known)
     return {int(rows): float(s) for rows, s in known.items()}
 
 
-def _timed(worker: Worker, block: Block, asked: Asked, scouted: Mapping[int, float]) -> dict[str, Any]:
+def _timed(
+    worker: Worker, block: Block, asked: ProfileSettings, scouted: Mapping[int, float]
+) -> dict[str, Any]:
     at = sorted(scouted)
     expected = block.batches * float(np.interp(block.rows, at, [scouted[r] for r in at]))
     # twice what was expected: a disturbed block ends with fewer samples rather than late
     most = 2 * expected + asked.seconds / 100
     if block.evicted:
         most += block.batches * asked.seconds / 100
-    return worker.measure(block.rows, block.batches, most, asked.wiped if block.evicted else 0)
+    return worker.measure(block.rows, block.batches, most, asked.evict_bytes if block.evicted else 0)
 
 
-def taken_by_others(found: Sequence[Candidate], asked: Asked, log: Log) -> float | None:
+def cpu_wait_share(found: Sequence[Candidate], asked: ProfileSettings, log: SampleLog) -> float | None:
     """Share of the measuring time in which paths on the CPU waited for a core; None without any."""
     sizes = [rows for part in ladder(asked.largest) for rows in part]
     blocks = [
@@ -161,12 +163,14 @@ def taken_by_others(found: Sequence[Candidate], asked: Asked, log: Log) -> float
     return 1.0 - sum(seconds * own for seconds, own in spent) / total if total else None
 
 
-def path_profile(candidate: Candidate, asked: Asked, log: Log, accuracy: Accuracy) -> PathProfile:
+def path_profile(
+    candidate: Candidate, asked: ProfileSettings, log: SampleLog, accuracy: Accuracy
+) -> PathProfile:
     """What the log knows of a candidate, as a profile has it."""
 
-    def size(rows: int, kind: str, rounds: int) -> Size:
+    def size(rows: int, kind: str, rounds: int) -> SizeSamples:
         found = (log.get(candidate.name, candidate.identity, f"{kind} {rows} {k}") for k in range(rounds))
-        return Size(rows, tuple(np.array(f["seconds"]) for f in found if f is not None))
+        return SizeSamples(rows, tuple(np.array(f["seconds"]) for f in found if f is not None))
 
     opened = log.get(candidate.name, candidate.identity, "opened")
     assert opened is not None
@@ -182,7 +186,7 @@ def path_profile(candidate: Candidate, asked: Asked, log: Log, accuracy: Accurac
         quality=accuracy.quality,
         accuracy_from=accuracy.origin,
         note=accuracy.note,
-        memory=weigh(candidate.bundle, opened["peak_bytes"]),
+        memory=path_memory(candidate.bundle, opened["peak_bytes"]),
         startup_s=opened["startup_s"],
         latency=model,
         points=tuple(sorted(seen + other, key=lambda p: p.rows)),

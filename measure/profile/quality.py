@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from polyrec.measure.profile.candidates import Candidate
-from polyrec.measure.profile.log import Log
+from polyrec.measure.profile.log import SampleLog
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.bundle.manifest import NET
 from polyrec.models.data.split import NAMES
@@ -39,12 +39,12 @@ class Accuracy:
 NONE_GIVEN: Mapping[str, float] = {}
 
 
-def carried(
+def bundle_accuracy(
     candidate: Candidate, bundles: Mapping[str, Bundle], given: Mapping[str, float] = NONE_GIVEN
 ) -> Accuracy:
     """From the figures that bundles carry, or that a user gives: accuracy by what the bundle is called.
 
-    A derived bundle (materialised, quantised) carries none: it has the dense net of the one it was made
+    A derived bundle (materialized, quantized) carries none: it has the dense net of the one it was made
     from, whose figures stand in, as those of fp32 stand in for another dense precision. Both are said.
     Raises ProfileError if neither it nor a bundle with its net has any.
     """
@@ -72,8 +72,8 @@ def carried(
     return Accuracy(accuracy, quality, "assumed" if notes else "bundle", "; ".join(notes))
 
 
-def measured(
-    found: Sequence[Candidate], bundles: Mapping[str, Bundle], data: str, log: Log, phase: Phase
+def measure_accuracy(
+    found: Sequence[Candidate], bundles: Mapping[str, Bundle], data: str, log: SampleLog, phase: Phase
 ) -> dict[str, Accuracy]:
     """Each path's figures on the test rows of a file, by its name; what the log knows is not done again.
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from polyrec.models.schema.batch import I64, Batch
 from polyrec.models.schema.encoder import Encoder, Standard
-from polyrec.models.schema.popularity import lookups_counted
+from polyrec.models.schema.popularity import counted_lookups
 from polyrec.models.schema.schema import ROLES, Categorical, Dense, Role, Schema
 from polyrec.models.schema.vocabulary import Vocabulary, ids_of_ranks
 
@@ -82,7 +82,7 @@ def bag_lengths(schema: Schema, vocabularies: Mapping[str, Vocabulary]) -> dict[
     tell how many were counted; what a table has beyond its single-valued features' share is its bags'.
     """
     accesses = {t: int(vocabularies[t].counts.sum()) for t in schema.tables}
-    blocks = lookups_counted(schema, accesses)
+    blocks = counted_lookups(schema, accesses)
     lengths: dict[str, float] = {}
     for table, features in schema.tables.items():
         bags = [f for f in features if f.multi]

@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from polyrec.measure.machine.runtimes import onnx_works, torch_works
 from polyrec.measure.profile.requests import Columns, Requests
-from polyrec.models.allocator import keep_memory
+from polyrec.models.allocator import retain_freed_memory
 from polyrec.models.bundle.bundle import Bundle, load_bundle
 from polyrec.models.errors import PolyrecError
 from polyrec.models.runtimes import open_runtime
@@ -38,7 +38,7 @@ clock = time.perf_counter
 WARM_BATCHES = 2
 
 
-class Opened:
+class PathUnderTest:
     """A path ready to execute.
 
     startup_s: to load and check the bundle, open the runtime and execute its first batches, without
@@ -151,18 +151,18 @@ def main() -> int:
     # an interrupt is the owner's affair, who then closes stdin
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
-    keep_memory()
+    retain_freed_memory()
     # what libraries print must not look like an answer
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    opened: Opened | None = None
+    opened: PathUnderTest | None = None
     for line in sys.stdin:
         asked = json.loads(line)
         do = asked.pop("do")
         try:
             answer: dict[str, Any]
             if do == "open":
-                opened = Opened(asked)
+                opened = PathUnderTest(asked)
                 answer = {"startup_s": opened.startup_s, "peak_bytes": opened.peak_bytes}
             else:
                 assert opened is not None

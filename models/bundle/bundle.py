@@ -33,7 +33,7 @@ from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import save_file
 from torch import Tensor
 
-from polyrec.models.bundle.held_files import HeldFiles, HoldError, hold
+from polyrec.models.bundle.held_files import HeldFiles, HoldError, hold_files
 from polyrec.models.bundle.manifest import (
     EMBEDDINGS,
     FORMAT_VERSION,
@@ -45,14 +45,14 @@ from polyrec.models.bundle.manifest import (
     Manifest,
     StandardEntry,
     read_manifest,
-    sealed,
+    to_json_with_checksum,
 )
-from polyrec.models.bundle.probe import unanswered
+from polyrec.models.bundle.probe import find_non_finite_row
 from polyrec.models.dlrm.dlrm import DLRM, DenseNet, dense_slots
 from polyrec.models.dlrm.representation import Representation, stage_from_tensors
 from polyrec.models.embeddings.stage import Stage
 from polyrec.models.errors import BundleError, PolyrecError
-from polyrec.models.files import validated, whole
+from polyrec.models.files import atomic_path, validate_as
 from polyrec.models.schema.encoder import Encoder, Standard
 from polyrec.models.schema.popularity import vocabularies_from_tensors, vocabulary_tensors
 from polyrec.models.text import printable
@@ -74,7 +74,7 @@ class Bundle:
 
     @cached_property
     def _rows(self) -> dict[str, Tensor]:
-        return mapped(self.files, EMBEDDINGS)
+        return map_tensors(self.files, EMBEDDINGS)
 
     @property
     def name(self) -> str:
@@ -93,12 +93,12 @@ class Bundle:
 
     def net(self) -> DenseNet:
         """A new dense net, ready to evaluate."""
-        return net_from_tensors(self.manifest, self.stage(), mapped(self.files, NET))
+        return net_from_tensors(self.manifest, self.stage(), map_tensors(self.files, NET))
 
     def model(self) -> DLRM:
         """A new model, ready to evaluate."""
         stage = self.stage()
-        return DLRM(stage, net_from_tensors(self.manifest, stage, mapped(self.files, NET))).eval()
+        return DLRM(stage, net_from_tensors(self.manifest, stage, map_tensors(self.files, NET))).eval()
 
 
 def net_from_tensors(manifest: Manifest, stage: Stage, tensors: Mapping[str, Tensor]) -> DenseNet:
@@ -131,13 +131,13 @@ def write_bundle(
     target = Path(path)
     require_target(target, replace)
     for name, values in model.state_dict().items():
-        if not math.isfinite(_largest(values)):
+        if not math.isfinite(_max_abs(values)):
             raise BundleError(f"bundle '{path}' is not written: '{name}' has a value that is not finite")
-    without = unanswered(model, encoder)
+    without = find_non_finite_row(model, encoder)
     if without is not None:
         raise BundleError(f"bundle '{path}' is not written: its numbers overflow: {without}")
     standards = {
-        name: validated(
+        name: validate_as(
             StandardEntry, asdict(s), f"bundle '{path}' is not written: feature '{name}'", BundleError
         )
         for name, s in encoder.standards.items()
@@ -158,7 +158,7 @@ def _write(
     metrics: Mapping[str, Mapping[str, float | int | None]],
     training: Mapping[str, Any],
 ) -> None:
-    with whole(target) as partial:
+    with atomic_path(target) as partial:
         partial.mkdir()
         save_file(_portable(model.stage.state_dict()), partial / EMBEDDINGS)
         save_file(_portable(model.net.state_dict()), partial / NET)
@@ -186,7 +186,7 @@ def _write(
             training=_printable(training),
             files=files,
         )
-        (partial / MANIFEST).write_text(sealed(manifest))
+        (partial / MANIFEST).write_text(to_json_with_checksum(manifest))
 
 
 def require_target(path: str | Path, replace: bool) -> None:
@@ -215,9 +215,9 @@ def _only_a_bundle(target: Path) -> bool:
 
 def load_bundle(path: str | Path) -> Bundle:
     """Loads and checks a bundle. Raises BundleError with the reason on any mismatch."""
-    files, manifest = _checked(Path(path))
+    files, manifest = _open_checked(Path(path))
     try:
-        arrays = mapped(files, VOCABULARY)
+        arrays = map_tensors(files, VOCABULARY)
         vocabularies = vocabularies_from_tensors(
             {k: v.numpy() for k, v in arrays.items()}, manifest.vocabularies
         )
@@ -228,15 +228,15 @@ def load_bundle(path: str | Path) -> Bundle:
         raise BundleError(f"bundle '{path}' contradicts itself: {' '.join(str(e).split())}") from None
     largest: dict[str, float] = {}
     for name in (NET, EMBEDDINGS):
-        for tensor, values in mapped(files, name).items():
+        for tensor, values in map_tensors(files, name).items():
             where = f"'{tensor}' in {name}"
-            largest[where] = _largest(values)
+            largest[where] = _max_abs(values)
             if not math.isfinite(largest[where]):
                 raise BundleError(
                     f"bundle '{path}': {where} has a value that is not finite; "
                     "every answer that needs it would be refused"
                 )
-    without = unanswered(model, bundle.encoder)
+    without = find_non_finite_row(model, bundle.encoder)
     if without is not None:
         where = max(largest, key=lambda named: largest[named])
         raise BundleError(
@@ -246,10 +246,10 @@ def load_bundle(path: str | Path) -> Bundle:
     return bundle
 
 
-def _checked(folder: Path) -> tuple[HeldFiles, Manifest]:
+def _open_checked(folder: Path) -> tuple[HeldFiles, Manifest]:
     """The files of a bundle, whose sizes and checksums are the manifest's. Raises BundleError."""
     try:
-        files = hold(folder, (MANIFEST, *NUMBERS))
+        files = hold_files(folder, (MANIFEST, *NUMBERS))
     except HoldError as e:
         absent = isinstance(e.why, FileNotFoundError)
         if e.name is None and not absent:
@@ -270,7 +270,7 @@ def _checked(folder: Path) -> tuple[HeldFiles, Manifest]:
     return files, manifest
 
 
-def _largest(values: Tensor) -> float:
+def _max_abs(values: Tensor) -> float:
     """The largest size of a number, NaN or infinity if one is; in one pass that allocates nothing."""
     if not values.is_floating_point() or not values.numel():
         return 0.0
@@ -304,7 +304,7 @@ def _portable(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
 
 
-def mapped(files: HeldFiles, name: str) -> dict[str, Tensor]:
+def map_tensors(files: HeldFiles, name: str) -> dict[str, Tensor]:
     """All tensors of a safetensors file, mapped. Raises BundleError if it cannot be read."""
     try:
         with safe_open(files.path(name), framework="pt") as tensors:

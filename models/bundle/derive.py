@@ -1,8 +1,8 @@
 """Other forms of a trained model, exactly or nearly the same numbers, no data needed.
 
-materialise   computed vectors become stored rows: all of them, or the hottest ones (MP-Rec's
+materialize   computed vectors become stored rows: all of them, or the hottest ones (MP-Rec's
               encoder cache); equal outputs, more bytes, less work
-quantise      stored rows in bf16, int8 or int4; fewer bytes, a measured loss of quality
+quantize      stored rows in bf16, int8 or int4; fewer bytes, a measured loss of quality
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from polyrec.models.dlrm.precision import Precision
 from polyrec.models.dlrm.representation import Representation, stage_from_tensors
 from polyrec.models.embeddings.computed import ComputedStage, HybridStage
 from polyrec.models.embeddings.cuts import stored_within
-from polyrec.models.embeddings.store import FloatRows, quantise
+from polyrec.models.embeddings.store import FloatRows, quantize
 from polyrec.models.embeddings.table import TableStage
 from polyrec.models.errors import BundleError
 
 ROWS_AT_ONCE = 4096
 
 
-def materialised(bundle: Bundle, rows: int | None = None) -> tuple[DLRM, Representation]:
+def materialize(bundle: Bundle, rows: int | None = None) -> tuple[DLRM, Representation]:
     """A model whose computed vectors are stored: all, or the `rows` most accessed ones of all tables.
 
-    Rows that were stored before stay stored. A fully materialised dhe or select is a plain table.
-    Raises BundleError: nothing is computed, or rows are not in fp32 (materialise, then quantise).
+    Rows that were stored before stay stored. A fully materialized dhe or select is a plain table.
+    Raises BundleError: nothing is computed, or rows are not in fp32 (materialize, then quantize).
     """
     representation = bundle.manifest.representation
     stage = bundle.stage()
@@ -55,14 +55,14 @@ def materialised(bundle: Bundle, rows: int | None = None) -> tuple[DLRM, Represe
     return _with_stage(bundle, new, tensors), new
 
 
-def quantised(bundle: Bundle, precision: Precision) -> tuple[DLRM, Representation]:
+def quantize_bundle(bundle: Bundle, precision: Precision) -> tuple[DLRM, Representation]:
     """A model whose stored rows are in another precision. Raises BundleError if they are not fp32 now."""
     representation = bundle.manifest.representation
     if representation.precision != "fp32":
-        raise BundleError(f"'{bundle.path}' has {representation.precision} rows; quantise from fp32")
+        raise BundleError(f"'{bundle.path}' has {representation.precision} rows; quantize from fp32")
     state = bundle.stage().state_dict()
     try:
-        tensors = {n: quantise(t, precision) if n.endswith("store.weight") else t for n, t in state.items()}
+        tensors = {n: quantize(t, precision) if n.endswith("store.weight") else t for n, t in state.items()}
     except ValueError as e:
         raise BundleError(f"'{bundle.path}': {e}") from None
     new = representation.model_copy(update={"precision": precision})
@@ -77,13 +77,13 @@ def _with_stage(bundle: Bundle, new: Representation, tensors: Mapping[str, Tenso
 def _computed_part(bundle: Bundle, stage: object) -> ComputedStage:
     part = stage.computed if isinstance(stage, HybridStage) else stage
     if isinstance(part, TableStage) or not isinstance(part, ComputedStage) or not part.computed_tables:
-        raise BundleError(f"'{bundle.path}' computes no vectors: there is nothing to materialise")
+        raise BundleError(f"'{bundle.path}' computes no vectors: there is nothing to materialize")
     return part
 
 
 def _fp32(bundle: Bundle, stage: ComputedStage) -> ComputedStage:
     if not isinstance(stage.store, FloatRows) or stage.store.weight.dtype is not torch.float32:
-        raise BundleError(f"'{bundle.path}' has quantised rows; materialise first, then quantise")
+        raise BundleError(f"'{bundle.path}' has quantized rows; materialize first, then quantize")
     return stage
 
 

@@ -38,7 +38,7 @@ class HeldFiles:
         return Path(f"/proc/self/fd/{self.descriptors[name]}")
 
 
-def hold(folder: Path, names: Sequence[str]) -> HeldFiles:
+def hold_files(folder: Path, names: Sequence[str]) -> HeldFiles:
     """Opens regular files of one folder, all from the same folder even if it is replaced meanwhile.
 
     Raises HoldError.

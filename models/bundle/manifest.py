@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 from polyrec.models.dlrm.dlrm import Architecture
 from polyrec.models.dlrm.representation import Representation
 from polyrec.models.errors import BundleError
-from polyrec.models.files import MOST_SERVED_BYTES, Strict, read_regular, validated
+from polyrec.models.files import MOST_SERVED_BYTES, Strict, read_regular, validate_as
 from polyrec.models.schema.popularity import VocabularyDescriptor
 from polyrec.models.schema.schema import Schema
 from polyrec.models.text import UNPRINTABLE
@@ -89,7 +89,7 @@ def checksum(raw: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(own, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def sealed(manifest: Manifest) -> str:
+def to_json_with_checksum(manifest: Manifest) -> str:
     """Returns the text of a manifest file, with its checksum."""
     raw = json.loads(manifest.model_dump_json(by_alias=True))
     return json.dumps(raw | {"sha256": checksum(raw)}, indent=2) + "\n"
@@ -103,7 +103,7 @@ def read_manifest(folder: Path, file: Path | None = None) -> Manifest:
     what = f"bundle '{folder}': {MANIFEST}"
     try:
         raw = json.loads(read_regular(file or folder / MANIFEST, MOST_SERVED_BYTES))
-        offence = _unfit_string(raw)
+        offense = _unfit_string(raw)
     except (FileNotFoundError, NotADirectoryError):
         raise BundleError(f"no bundle at '{folder}': there is no {MANIFEST}") from None
     except (OSError, ValueError, RecursionError) as e:
@@ -116,9 +116,9 @@ def read_manifest(folder: Path, file: Path | None = None) -> Manifest:
         )
     if version == FORMAT_VERSION and raw.get("sha256") != checksum(raw):
         raise BundleError(f"{what} is corrupt or was edited (its sha256 is not its own)")
-    if offence is not None:
-        raise BundleError(f"{what}: {offence}")
-    manifest = validated(Manifest, raw, what, BundleError)
+    if offense is not None:
+        raise BundleError(f"{what}: {offense}")
+    manifest = validate_as(Manifest, raw, what, BundleError)
     if manifest.files.keys() != set(NUMBERS):
         raise BundleError(f"{what} lists other files than {', '.join(NUMBERS)}")
     return manifest

@@ -28,22 +28,22 @@ ROWS = (
 )
 """What the rows of a probe are of."""
 NUMBERS = (0.0, 0.0, 0.0, 4.0, -4.0)
-"""Their dense values, in deviations where the schema standardises; a missing one is what the schema says."""
+"""Their dense values, in deviations where the schema standardizes; a missing one is what the schema says."""
 
 
-def unanswered(model: DLRM, encoder: Encoder) -> str | None:
+def find_non_finite_row(model: DLRM, encoder: Encoder) -> str | None:
     """The first row of the probe that a layer has no finite number for, in words; None if there is none."""
     if not all(vocabulary.rows for vocabulary in encoder.vocabularies.values()):
         return None  # a table without rows: nothing can be asked
     batch = probe(encoder)
-    with torch.inference_mode(), _watched(model) as finite:
+    with torch.inference_mode(), _finite_outputs(model) as finite:
         model(batch)
     rows = torch.stack([layer.flatten(1).all(1).cpu() for layer in finite]).all(0)
     return None if rows.all() else f"a row of {ROWS[int(rows.int().argmin())]} has no finite answer"
 
 
 @contextmanager
-def _watched(model: DLRM) -> Iterator[list[Tensor]]:
+def _finite_outputs(model: DLRM) -> Iterator[list[Tensor]]:
     """Which numbers are finite in what each layer gives, bool [rows, ...]."""
     finite: list[Tensor] = []
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from polyrec.models.bundle.bundle import mapped, net_from_tensors
+from polyrec.models.bundle.bundle import map_tensors, net_from_tensors
 from polyrec.models.bundle.held_files import HeldFiles
 from polyrec.models.bundle.manifest import EMBEDDINGS, MANIFEST, NET, VOCABULARY, Manifest, read_manifest
 from polyrec.models.dlrm.dlrm import DenseNet
@@ -24,7 +24,7 @@ from polyrec.models.errors import BundleError
 
 
 @dataclass(frozen=True, slots=True)
-class Ranks:
+class StoredRanks:
     """What a stage asks of a table's vocabulary. stored: [rows], the rank of each id."""
 
     stored: Tensor
@@ -40,16 +40,16 @@ class Ranks:
 
 
 @dataclass(frozen=True)
-class Weights:
+class BundleWeights:
     """The stage and the dense net of a bundle."""
 
     files: HeldFiles
     manifest: Manifest
-    ranks: dict[str, Ranks]
+    ranks: dict[str, StoredRanks]
 
     @cached_property
     def _rows(self) -> dict[str, Tensor]:
-        return mapped(self.files, EMBEDDINGS)
+        return map_tensors(self.files, EMBEDDINGS)
 
     def stage(self) -> Stage:
         """A new embedding stage over the mapped rows."""
@@ -58,10 +58,10 @@ class Weights:
 
     def net(self) -> DenseNet:
         """A new dense net, ready to evaluate."""
-        return net_from_tensors(self.manifest, self.stage(), mapped(self.files, NET))
+        return net_from_tensors(self.manifest, self.stage(), map_tensors(self.files, NET))
 
 
-def open_weights(files: HeldFiles, version: str) -> Weights:
+def open_weights(files: HeldFiles, version: str) -> BundleWeights:
     """The numbers of a bundle that was checked when it was loaded as this version.
 
     Raises BundleError if its files have been overwritten in place since.
@@ -72,5 +72,7 @@ def open_weights(files: HeldFiles, version: str) -> Weights:
             f"bundle '{files.folder}' was overwritten: "
             f"it has version {manifest.version}, {version} is served; reload it"
         )
-    stored = mapped(files, VOCABULARY)
-    return Weights(files, manifest, {t: Ranks(stored[f"{t}.rank_of_id"]) for t in manifest.vocabularies})
+    stored = map_tensors(files, VOCABULARY)
+    return BundleWeights(
+        files, manifest, {t: StoredRanks(stored[f"{t}.rank_of_id"]) for t in manifest.vocabularies}
+    )

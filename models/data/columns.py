@@ -1,8 +1,8 @@
-"""Columns of a data file in the few Arrow types that the schema knows.
+"""Converts columns of a data file to the few Arrow types that the schema knows.
 
-Files come in many types (large strings, 8-bit integers, floats that stand for integers); what leaves
-here is string, int64, float64 or a list of one of the first two, with missing values as nulls. What
-does not fit without loss is refused by name, so that nothing later guesses.
+Files come in many types (large strings, 8-bit integers, floats that stand for integers). The output is
+string, int64, float64, or a list of one of the first two, with missing values as nulls. Values that do not
+convert without loss raise an error that names the column.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ TARGET: dict[str, pa.DataType] = {
 }
 
 
-def kind_of(schema: Schema, column: str) -> Kind:
-    """What the schema makes of a column; one it does not mention is a key, kept nearly as it is."""
+def column_kind(schema: Schema, column: str) -> Kind:
+    """Returns the kind of a column; one that the schema does not mention is a key, kept nearly as is."""
     for feature in schema.categorical:
         if feature.name == column:
             if feature.multi:
@@ -87,8 +87,11 @@ def _is_integer_for_string(kind: Kind, type_: pa.DataType) -> bool:
     return bool(kind == "string" and pt.is_integer(type_))
 
 
-def normalise(where: str, column: str, kind: Kind, values: pa.Array) -> pa.Array:
-    """A column as its kind's type, missing values as nulls. Raises DataError if a value does not fit."""
+def normalize_column(where: str, column: str, kind: Kind, values: pa.Array) -> pa.Array:
+    """Converts a column to the type of its kind, missing values to nulls.
+
+    Raises DataError if a value does not fit.
+    """
     check_type(where, column, kind, values.type)
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
@@ -98,7 +101,7 @@ def normalise(where: str, column: str, kind: Kind, values: pa.Array) -> pa.Array
     if pt.is_null(values.type):
         return pa.nulls(len(values), target)
     if pt.is_list(target) and pt.is_floating(values.type.value_type):
-        # A missing list turns empty on the way: it is the same bag.
+        # A missing list becomes an empty one: both are the same bag.
         lengths = values.cast(pa.list_(pa.float64())).value_lengths().fill_null(0).to_numpy()
         offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32))
         values = pa.ListArray.from_arrays(offsets, _nan_to_null(values.flatten()))

@@ -1,6 +1,6 @@
-"""Accesses of one table, counted by value as batches stream by; a vocabulary in popularity order out.
+"""Counts accesses of one table by value over a stream of batches, and makes a vocabulary in popularity order.
 
-Memory is in proportion to the different values: partial counts are merged whenever they have doubled.
+Memory is proportional to the number of distinct values: partial counts are merged whenever they have doubled.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Mask = NDArray[np.bool_]
 
 
 class AccessCounts:
-    """Accesses of one table: by value, over all rows and over those whose look-ups make the order."""
+    """Accesses of one table by value, over all rows and over the sampled rows that determine the order."""
 
     def __init__(self, features: Sequence[Categorical]) -> None:
         self._head = features[0]
@@ -33,7 +33,10 @@ class AccessCounts:
         self._rows = dict.fromkeys((f.name for f in features), 0)
 
     def add(self, feature: Categorical, column: pa.Array, sampled: Mask) -> None:
-        """Counts a batch of one of the table's features. sampled: bool [rows], those that make the order."""
+        """Counts a batch of one of the table's features.
+
+        sampled: bool [rows], rows that determine the order.
+        """
         row = self._rows[feature.name] + np.arange(sampled.size)
         self._rows[feature.name] += sampled.size
         if feature.multi:
@@ -44,7 +47,7 @@ class AccessCounts:
         every = np.bincount(codes, minlength=len(encoded.dictionary) + 1)
         some = np.bincount(codes[sampled], minlength=len(encoded.dictionary) + 1)
         last = np.full(every.size, -1)
-        last[codes[sampled]] = row[sampled]  # of equal codes the last one stays
+        last[codes[sampled]] = row[sampled]  # of equal codes the last assignment wins
         self._missing += (every[-1], some[-1])
         columns = {"every": every[:-1], "sampled": some[:-1], "last": last[:-1]}
         self._parts.append(pa.table({"value": encoded.dictionary, **columns}))
@@ -61,30 +64,30 @@ class AccessCounts:
         return total
 
     def vocabulary(self, table: str, whole: bool) -> Vocabulary:
-        """The table's values in popularity order.
+        """Returns the table's values in popularity order.
 
-        Which values get a row, and their ids, go by all rows, ties by value; the order by the sampled
-        look-ups; of equally popular rows the one looked up last comes first, then by id.
-        whole: the sample left nothing out, so what it has once tells how often values come that nobody has
-        seen: the out-of-vocabulary row, which will be looked up for them, is counted that much more often
-        (Turing's estimate; Good, Biometrika 1953).
+        All rows determine which values get a row and an id, ties by value; sampled look-ups determine the
+        order. Of equally popular rows the one looked up last comes first, then the smaller id.
+        whole: every row was sampled. Then the number of values seen once estimates the look-ups of unseen
+        values, which the out-of-vocabulary row will serve, and is added to its count (Turing's estimate;
+        Good, Biometrika 1953).
         """
         total = self._merge()
-        of_order = total.column("sampled").to_numpy()
+        accessed = total.column("sampled").to_numpy()
         missing = int(self._missing[1])
         if self._head.cardinality is None:
             kept = self._kept(total)
             values = total.column("value").take(pa.array(kept)).combine_chunks().cast(self._type)
-            known, last = of_order[kept], total.column("last").to_numpy()[kept]
+            known, last = accessed[kept], total.column("last").to_numpy()[kept]
         else:
             ids = total.column("value").to_numpy()
             inside = (ids >= 0) & (ids < self._head.cardinality)
             values = None
             known = np.zeros(self._head.cardinality, np.int64)
-            known[ids[inside]] = of_order[inside]
+            known[ids[inside]] = accessed[inside]
             last = np.full(self._head.cardinality, -1)
             last[ids[inside]] = total.column("last").to_numpy()[inside]
-        unknown = int(of_order.sum() - known.sum())
+        unknown = int(accessed.sum() - known.sum())
         if whole and values is not None:
             unknown += int((known == 1).sum())
         accesses = np.concatenate((known, [missing, unknown]))
@@ -110,7 +113,9 @@ class AccessCounts:
 
 
 def _flat(column: pa.Array, max_length: int) -> tuple[pa.Array, I64]:
-    """All values of a column of lists, as far as the encoder keeps them, and the row of each."""
+    """Returns the values of a column of lists, cut to `max_length` as the encoder does, and the row
+    of each.
+    """
     lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
     values = column.flatten()
     row = np.repeat(np.arange(lengths.size), lengths)

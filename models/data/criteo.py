@@ -1,10 +1,10 @@
-"""The Criteo display advertising format in: a label, 13 integers, 26 hexadecimal categories.
+"""Reads the Criteo display advertising format: a label, 13 integers, 26 hexadecimal categories.
 
 Forty tab-separated columns, no header, an empty field is missing; plain or gzip. Columns are named
-`label`, `I1` ... `I13`, `C1` ... `C26`; the reader adds `row`, the line number counted from 1, since
-the file's order is its only trace of time. Whole chunks of lines go through Arrow's parser; only a
-chunk that it refuses is looked at line by line. The label and the integers are parsed in every pass,
-so each pass leaves out the same malformed lines.
+`label`, `I1` ... `I13`, `C1` ... `C26`; the reader adds `row`, the line number counted from 1, because the
+order of the file is its only record of time. Whole chunks of lines go through Arrow's parser; only a chunk
+that it rejects is parsed line by line. The label and the integers are parsed in every pass, so each pass
+leaves out the same malformed lines.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as csv
 
-from polyrec.models.data.columns import check_columns, check_type, kind_of, normalise
+from polyrec.models.data.columns import check_columns, check_type, column_kind, normalize_column
 from polyrec.models.data.reader import OnMalformed, fingerprint
 from polyrec.models.errors import DataError
 from polyrec.models.schema.batch import I64
@@ -37,7 +37,7 @@ ODD_INTEGER = re.compile("-?[0-9]+|0[xX][0-9a-fA-F]{1,16}")
 
 
 class CriteoReader:
-    """Rows of a Criteo TSV (see polyrec.models.data.reader.Reader)."""
+    """Rows of a Criteo TSV (see polyrec.models.data.reader.DataReader)."""
 
     def __init__(self, path: Path, schema: Schema, on_malformed: OnMalformed = "fatal") -> None:
         self.path = path
@@ -48,7 +48,7 @@ class CriteoReader:
         check_columns(f"'{path}' read as a Criteo TSV", schema.columns, self.columns)
         for name in schema.columns:
             type_ = pa.string() if name in CATEGORIES else pa.int64()
-            check_type(str(path), name, kind_of(schema, name), type_)
+            check_type(str(path), name, column_kind(schema, name), type_)
 
     @property
     def rows_hint(self) -> int | None:
@@ -68,16 +68,16 @@ class CriteoReader:
             arrays = []
             for name in columns:
                 values = pa.array(numbers) if name == "row" else table.column(name)
-                arrays.append(normalise(str(self.path), name, kind_of(self._schema, name), values))
+                arrays.append(normalize_column(str(self.path), name, column_kind(self._schema, name), values))
             out = pa.RecordBatch.from_arrays(arrays, list(columns))
             for start in range(0, out.num_rows, rows):
                 yield out.slice(start, rows)
 
     def _chunks(self) -> Iterator[bytes]:
-        """Whole lines, about CHUNK_BYTES at a time."""
+        """Yields whole lines, about CHUNK_BYTES at a time."""
         rest, lines = b"", 0
         try:
-            with self._opened() as f:
+            with self._open() as f:
                 while block := f.read(CHUNK_BYTES):
                     head, newline, tail = block.rpartition(b"\n")
                     if newline:
@@ -96,13 +96,13 @@ class CriteoReader:
         if rest:
             yield rest + b"\n"
 
-    def _opened(self) -> IO[bytes]:
+    def _open(self) -> IO[bytes]:
         with self.path.open("rb") as f:
             zipped = f.read(2) == b"\x1f\x8b"
         return cast("IO[bytes]", gzip.open(self.path, "rb")) if zipped else self.path.open("rb")
 
     def _parse(self, chunk: bytes, first: int, columns: Sequence[str]) -> tuple[pa.Table, I64, int]:
-        """The good rows of a chunk, their line numbers, and how many lines the chunk has."""
+        """Returns the valid rows of a chunk, their line numbers, and the number of lines of the chunk."""
         if chunk.isascii():
             try:
                 table = _table(chunk, columns)
@@ -116,15 +116,15 @@ class CriteoReader:
 
     def _parse_by_line(self, chunk: bytes, first: int, columns: Sequence[str]) -> tuple[pa.Table, I64, int]:
         lines = chunk.split(b"\n")[:-1]
-        offences = _offences(lines)
-        if offences and self._on_malformed == "fatal":
-            line = min(offences)
+        malformed = _malformed_lines(lines)
+        if malformed and self._on_malformed == "fatal":
+            line = min(malformed)
             raise DataError(
-                f"'{self.path}': line {first + line}: {offences[line]}; "
+                f"'{self.path}': line {first + line}: {malformed[line]}; "
                 "mend the line, or count malformed lines instead of stopping at them"
             )
-        self.malformed += len(offences)
-        kept = [line for line in range(len(lines)) if line not in offences]
+        self.malformed += len(malformed)
+        kept = [line for line in range(len(lines)) if line not in malformed]
         good = b"".join(lines[line] + b"\n" for line in kept)
         table = _table(good, columns) if kept else _table(GOOD_LINE, columns).slice(1)
         return table, first + np.array(kept, np.int64), len(lines)
@@ -151,20 +151,20 @@ def _is_label(values: pa.ChunkedArray) -> np.ndarray[tuple[int], np.dtype[np.boo
     return cast("np.ndarray[tuple[int], np.dtype[np.bool_]]", valid.to_numpy())
 
 
-def _offences(lines: Sequence[bytes]) -> dict[int, str]:
-    """Malformed lines of a chunk that the parser has refused: index -> what is wrong with it."""
-    offences: dict[int, str] = {}
+def _malformed_lines(lines: Sequence[bytes]) -> dict[int, str]:
+    """Describes the malformed lines of a chunk that Arrow's parser rejected: index -> problem."""
+    malformed: dict[int, str] = {}
     numbers: list[list[str]] = []
     rows: list[int] = []
     for i, raw in enumerate(lines):
         line = raw.removesuffix(b"\r")
         fields = line.split(b"\t")
         if len(fields) != len(FIELDS):
-            offences[i] = f"{len(fields)} columns instead of {len(FIELDS)}"
+            malformed[i] = f"{len(fields)} columns instead of {len(FIELDS)}"
         elif b"\r" in line:
-            offences[i] = "a carriage return inside the line"
+            malformed[i] = "a carriage return inside the line"
         elif not line.isascii():
-            offences[i] = "a character outside ASCII"
+            malformed[i] = "a character outside ASCII"
         else:
             rows.append(i)
             numbers.append([field.decode() for field in fields[: len(INTEGERS)]])
@@ -173,15 +173,15 @@ def _offences(lines: Sequence[bytes]) -> dict[int, str]:
         plain = pc.or_(pc.equal(values, ""), pc.match_substring_regex(values, PLAIN_INTEGER))
         for k in np.flatnonzero(~plain.to_numpy(zero_copy_only=False)):
             if _integer(numbers[k][j]) is None:
-                offences[rows[k]] = f"{name} is {numbers[k][j][:40]!r}, not an integer"
+                malformed[rows[k]] = f"{name} is {numbers[k][j][:40]!r}, not an integer"
     for i, (label, *_) in zip(rows, numbers, strict=True):
-        if i not in offences and _integer(label) not in {0, 1}:
-            offences[i] = f"the label is {label[:40]!r}, not 0 or 1"
-    return offences
+        if i not in malformed and _integer(label) not in {0, 1}:
+            malformed[i] = f"the label is {label[:40]!r}, not 0 or 1"
+    return malformed
 
 
 def _integer(text: str) -> int | None:
-    """What Arrow's parser takes for a 64-bit integer: it allows spaces around it, and 0x."""
+    """Parses what Arrow's parser accepts as a 64-bit integer: spaces around it, and 0x, are allowed."""
     text = text.strip(" ")
     if ODD_INTEGER.fullmatch(text) is None:
         return None

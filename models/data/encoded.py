@@ -1,12 +1,12 @@
-"""Data encoded once, then drawn in any order: what shuffled training and evaluation read.
+"""Encodes data once so that training and evaluation can read rows in any order.
 
 A reader's rows go through the encoder into compact arrays (ranks in 32 bits, one jagged array of
 bags a role), in memory or, where they outgrow it, in memory-mapped files of a temporary folder. Any
 set of rows comes back as a `Batch`.
 
-Rows that follow one another with the same context share it: it is stored once, and a batch that holds
-several of them carries it once. Packed data come that way; in plain data it is found by comparing each
-row's encoded context with the one before, so what is shared is equal, whatever the schema claims.
+Consecutive rows with the same context share it: it is stored once, and a batch with several of these rows
+carries it once. Packed data provide it; in plain data each row's encoded context is compared with the one
+before, so that only equal contexts are shared, whatever the schema claims.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from numpy.typing import NDArray
 
 from polyrec.models.data.growing_array import GrowingArrays
 from polyrec.models.data.packed.reader import PackedReader
-from polyrec.models.data.reader import Reader
-from polyrec.models.data.requests import Requests, joined
+from polyrec.models.data.reader import DataReader
+from polyrec.models.data.requests import Requests, concat_batches
 from polyrec.models.data.split import I8, TEST, TRAIN, VALIDATION, Splitter, stable_hash
 from polyrec.models.errors import DataError
 from polyrec.models.schema.batch import F32, I64, Batch, Block, take_bags
-from polyrec.models.schema.distinct import changes
+from polyrec.models.schema.distinct import row_changes
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.features import block_columns
 from polyrec.models.schema.schema import ROLES, Role, Schema
@@ -42,15 +42,15 @@ T = TypeVar("T")
 
 MEMORY_BYTES = 2 << 30
 ROWS = 65536
-# Arrow hashes a vocabulary anew for each batch: large ones are met with larger batches.
+# Arrow hashes a vocabulary again for each batch, so large vocabularies get larger batches.
 ROWS_MOST = 1 << 20
 SHARE_FROM = 2
-"""Rows a context beyond which a batch shares contexts: with fewer, the index costs what sharing saves."""
+"""Rows per context above which a batch shares contexts: below, the index costs as much as sharing saves."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Stored:
-    """A block at rest: as polyrec.models.schema.batch.Block, with ranks in 32 bits."""
+class _StoredBlock:
+    """A stored block: like polyrec.models.schema.batch.Block, with ranks in 32 bits."""
 
     dense: F32
     ranks: I32
@@ -76,7 +76,7 @@ class _Stored:
         )
 
 
-class Encoded:
+class EncodedRows:
     """Encoded rows. Close it (or use `with`) to free its memory and its temporary files.
 
     label: float32 [rows], 1 for a click. split: int8 [rows], as polyrec.models.data.split.
@@ -86,7 +86,7 @@ class Encoded:
 
     def __init__(
         self,
-        blocks: dict[Role, _Stored],
+        blocks: dict[Role, _StoredBlock],
         label: F32,
         split: I8,
         group: I64 | None,
@@ -106,19 +106,19 @@ class Encoded:
 
     @property
     def contexts(self) -> int:
-        """How many contexts are stored: one a row where none is shared."""
+        """Number of stored contexts: one per row where none is shared."""
         return self.rows if self._starts is None else self._starts.size - 1
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays, wherever they are."""
+        """Bytes of all arrays, in memory or in files."""
         arrays = (self.label, self.split, self.group, self._starts, *self._blocks.values())
         return sum(a.nbytes for a in arrays if a is not None)
 
     def batch(self, rows: I64) -> Batch:
-        """rows: int64 [n], any order, repeats allowed -> a batch of n rows.
+        """Returns a batch of the given rows. rows: int64 [n], any order, repeats allowed.
 
-        Contexts are shared where there are more than SHARE_FROM rows to one, else the batch is plain.
+        Contexts are shared if there are more than SHARE_FROM rows per context, else the batch is plain.
         """
         context, candidate = self._blocks["context"], self._blocks["candidate"].take(rows)
         if self._starts is None:
@@ -130,11 +130,11 @@ class Encoded:
         return Batch(context.take(distinct), candidate, row)
 
     def select(self, *splits: int) -> I64:
-        """int64, the rows of the given splits (TRAIN, VALIDATION, TEST), in the order of the data."""
+        """Returns the rows of the given splits (TRAIN, VALIDATION, TEST), int64, in data order."""
         return np.flatnonzero(np.isin(self.split, splits))
 
     def close(self) -> None:
-        """Removes the temporary files; the rows cannot be used any more."""
+        """Removes the temporary files; the rows cannot be used afterwards."""
         self._blocks = {}
         self.label = self.label[:0].copy()
         self.split = self.split[:0].copy()
@@ -142,7 +142,7 @@ class Encoded:
         if self._remove is not None:
             self._remove()
 
-    def __enter__(self) -> Encoded:
+    def __enter__(self) -> EncodedRows:
         return self
 
     def __exit__(
@@ -156,20 +156,20 @@ def _removal(owner: object, folder: Path) -> Callable[[], object]:
 
 
 def encode(
-    reader: Reader,
+    reader: DataReader,
     encoder: Encoder,
     splitter: Splitter,
     which: Sequence[int] = (TRAIN, VALIDATION, TEST),
     memory_bytes: int = MEMORY_BYTES,
     progress: Callable[[int], object] | None = None,
     share: bool = True,
-) -> Encoded:
+) -> EncodedRows:
     """Encodes the rows of the splits `which`, in one pass.
 
     Up to `memory_bytes` they stay in memory, beyond it they go to files in the temporary folder.
-    `progress` is told the rows of each batch read. share: store contexts that repeat once, if the
-    schema has a group; the numbers are the same either way.
-    Raises DataError: nothing in the splits asked for, a group missing, a value that is refused.
+    `progress` is called with the rows of each batch read. share: store repeated contexts once, if the schema
+    has a group; batches have the same values either way.
+    Raises DataError: no rows in these splits, a missing group, a value without a row.
     """
     schema = encoder.schema
     largest = max((v.size for v in encoder.vocabularies.values()), default=0)
@@ -195,42 +195,42 @@ def encode(
         raise
 
 
-def _parts(reader: Reader, schema: Schema, share: bool, rows: int) -> Iterator[Requests]:
-    """The data, at least `rows` rows at a time; plain rows share no column with one another."""
+def _parts(reader: DataReader, schema: Schema, share: bool, rows: int) -> Iterator[Requests]:
+    """Yields the data, at least `rows` rows at a time; plain rows share no columns."""
     if share and isinstance(reader, PackedReader) and reader.shares_context:
-        for requests in _gathered(reader.requests(schema.columns), rows, lambda r: r.rows):
+        for requests in _batched(reader.requests(schema.columns), rows, lambda r: r.rows):
             yield Requests.concat(requests)
         return
     nothing = pa.RecordBatch.from_arrays([], names=[])
-    for batches in _gathered(reader.batches(schema.columns), rows, lambda b: b.num_rows):
-        data = joined(batches)
+    for batches in _batched(reader.batches(schema.columns), rows, lambda b: b.num_rows):
+        data = concat_batches(batches)
         yield Requests(nothing, data, np.array([data.num_rows]))
 
 
-def _gathered(parts: Iterable[T], rows: int, rows_of: Callable[[T], int]) -> Iterator[list[T]]:
-    """Parts put together until they have at least `rows` rows."""
-    held: list[T] = []
+def _batched(parts: Iterable[T], rows: int, rows_of: Callable[[T], int]) -> Iterator[list[T]]:
+    """Collects parts into lists of at least `rows` rows."""
+    buffered: list[T] = []
     count = 0
     for part in parts:
-        held.append(part)
+        buffered.append(part)
         count += rows_of(part)
         if count >= rows:
-            yield held
-            held, count = [], 0
+            yield buffered
+            buffered, count = [], 0
     if count:
-        yield held
+        yield buffered
 
 
 def _append(store: GrowingArrays, encoder: Encoder, part: Requests, share: bool) -> None:
     schema = encoder.schema
     requests = bool(part.shared.num_columns)
-    context = encoder.arrow_block("context", part.shared if requests else part.own)
+    context = encoder.arrow_block("context", part.shared if requests else part.per_row)
     if share:
-        heads = np.flatnonzero(changes(block_columns(context), context.rows))
+        heads = np.flatnonzero(row_changes(block_columns(context), context.rows))
         lengths = part.lengths if requests else np.ones(context.rows, np.int64)
         context = context.take(heads)
         store.append("lengths", np.add.reduceat(lengths, heads).astype(np.int32))
-    for role, block in (("context", context), ("candidate", encoder.arrow_block("candidate", part.own))):
+    for role, block in (("context", context), ("candidate", encoder.arrow_block("candidate", part.per_row))):
         store.append(f"{role}.dense", block.dense)
         store.append(f"{role}.ranks", block.ranks.astype(np.int32))
         store.append(f"{role}.bag_values", block.bag_values.astype(np.int32))
@@ -244,10 +244,10 @@ def _append(store: GrowingArrays, encoder: Encoder, part: Requests, share: bool)
         store.append("group", _groups(schema.group, rows.column(schema.group)))
 
 
-def _encoded(store: GrowingArrays, schema: Schema, share: bool) -> Encoded:
-    blocks: dict[Role, _Stored] = {}
+def _encoded(store: GrowingArrays, schema: Schema, share: bool) -> EncodedRows:
+    blocks: dict[Role, _StoredBlock] = {}
     for role in ROLES:
-        blocks[role] = _Stored(
+        blocks[role] = _StoredBlock(
             store.array(f"{role}.dense"),
             store.array(f"{role}.ranks"),
             store.array(f"{role}.bag_values"),
@@ -259,11 +259,11 @@ def _encoded(store: GrowingArrays, schema: Schema, share: bool) -> Encoded:
     if starts is not None and starts.size - 1 == label.size:
         starts = None
     group = None if schema.group is None else store.array("group")
-    return Encoded(blocks, label, store.array("split"), group, starts, store.folder)
+    return EncodedRows(blocks, label, store.array("split"), group, starts, store.folder)
 
 
 def _ends(store: GrowingArrays, lengths: str, name: str) -> I64:
-    """The running sum of stored lengths, from 0, kept as `name`."""
+    """Returns the running sum of stored lengths, from 0, stored as `name`."""
     sizes = store.array(lengths)
     ends = store.zeros(name, sizes.size + 1)
     np.cumsum(sizes, out=ends[1:])

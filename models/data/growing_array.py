@@ -1,6 +1,6 @@
 """Arrays that grow chunk by chunk along their first axis: in memory, or in files where memory is too small.
 
-Files are memory-mapped when the arrays are asked for, in a temporary folder that is the taker's to remove.
+Files are memory-mapped by `array`, in a temporary folder that the caller removes.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from polyrec.models.schema.batch import I64
 
 
 class GrowingArrays:
-    """Arrays by name, in memory until together they are more than `memory_bytes`.
+    """Named arrays, in memory until their total exceeds `memory_bytes`, then in files.
 
-    names: of each array its type and shape so far. folder: of the files, once there are any.
+    names: type and current shape by name. folder: of the files, None before the first.
     """
 
     def __init__(self, memory_bytes: int) -> None:
@@ -29,7 +29,7 @@ class GrowingArrays:
         self._left = memory_bytes
 
     def append(self, name: str, chunk: NDArray[Any]) -> None:
-        """Adds rows to an array; the first ones say its type."""
+        """Appends rows to an array; the first chunk sets its type."""
         rows = self.names[name][1][0] if name in self.names else 0
         self.names[name] = (chunk.dtype, (rows + chunk.shape[0], *chunk.shape[1:]))
         self._chunks.setdefault(name, []).append(chunk)
@@ -47,14 +47,14 @@ class GrowingArrays:
         self._chunks.clear()
 
     def array(self, name: str) -> NDArray[Any]:
-        """The whole array; the store gives up what it has of it."""
+        """Returns the whole array and releases its chunks."""
         if self.folder is None:
-            # One array at a time: there are never two copies of everything.
+            # Popped one array at a time, so that there are never two copies of everything.
             return np.concatenate(self._chunks.pop(name))
         return self._mapped(name, "r")
 
     def zeros(self, name: str, size: int) -> I64:
-        """int64 [size], kept where the other arrays are."""
+        """Creates an int64 array of zeros [size], in memory or in a file like the others."""
         if self.folder is None:
             return np.zeros(size, np.int64)
         self.names[name] = (np.dtype(np.int64), (size,))

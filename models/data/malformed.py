@@ -1,4 +1,6 @@
-"""Malformed rows of a columnar file: a missing label, an infinite number. Fatal, or left out and counted."""
+"""Finds malformed rows of a columnar file (missing label, infinite number): an error, or left out and
+counted.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,10 @@ from polyrec.models.schema.schema import Schema
 INFINITE = (float("inf"), float("-inf"))
 
 
-class Judge:
-    """Judges every row by the same columns in every pass, whichever columns the pass is about.
+class RowValidator:
+    """Checks every row by the same columns in every pass, so that each pass leaves out the same rows.
 
-    malformed: rows left out since `restart`.
+    malformed: rows left out since `start_pass`.
     """
 
     def __init__(self, schema: Schema, on_malformed: OnMalformed) -> None:
@@ -24,24 +26,24 @@ class Judge:
         self._label = schema.label.column
         self._fatal = on_malformed == "fatal"
 
-    def restart(self) -> None:
-        """Before a new pass."""
+    def start_pass(self) -> None:
+        """Resets the count before a new pass."""
         self.malformed = 0
 
-    def good(self, where: str, first: int, data: pa.RecordBatch) -> pa.BooleanArray | None:
-        """Which rows are good; None if all are.
+    def valid_rows(self, where: str, first: int, data: pa.RecordBatch) -> pa.BooleanArray | None:
+        """Returns a mask of the valid rows; None if all are valid.
 
-        data: at least `columns`, normalised. first: number of its first row, for the message.
+        data: at least `columns`, normalized. first: number of its first row, for the message.
         Raises DataError naming the first malformed row, if that is fatal.
         """
-        good = pc.is_valid(data.column(self._label))
+        valid_rows = pc.is_valid(data.column(self._label))
         for name in self.columns:
-            good = pc.and_(good, pc.fill_null(pc.is_finite(data.column(name)), True))
-        bad = data.num_rows - (pc.sum(good).as_py() or 0)
+            valid_rows = pc.and_(valid_rows, pc.fill_null(pc.is_finite(data.column(name)), True))
+        bad = data.num_rows - (pc.sum(valid_rows).as_py() or 0)
         if not bad:
             return None
         if self._fatal:
-            row = pc.index(good, False).as_py()
+            row = pc.index(valid_rows, False).as_py()
             values = {name: data.column(name)[row].as_py() for name in self.columns}
             missing = values[self._label] is None
             name = self._label if missing else next(n for n, v in values.items() if v in INFINITE)
@@ -50,4 +52,4 @@ class Judge:
                 "mend the row, or count malformed rows instead of stopping at them"
             )
         self.malformed += bad
-        return good
+        return valid_rows

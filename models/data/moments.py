@@ -1,4 +1,4 @@
-"""Mean and deviation of a dense feature, gathered as batches stream by."""
+"""Computes mean and deviation of a dense feature over a stream of batches."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Moments:
         self._count = total
 
     def standard(self) -> Standard:
-        """Mean and deviation so far. One that never varies (but for rounding) keeps deviation 1."""
+        """Returns mean and deviation so far; a constant feature (up to rounding) gets deviation 1."""
         deviation = float(np.sqrt(self._squares / self._count)) if self._count else 0.0
         varies = deviation > 1e-12 * abs(self._mean)
         return Standard(self._mean, deviation if varies else 1.0)

@@ -1,4 +1,4 @@
-"""Parquet in: one file, or all `*.parquet` files of a folder in the order of their names.
+"""Reads Parquet: one file, or all `*.parquet` files of a folder in the order of their names.
 
 Read batch by batch through a small buffer, so that memory does not grow with the file. A row is
 malformed if its label is missing or a dense feature is infinite.
@@ -12,8 +12,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from polyrec.models.data.columns import check_columns, check_type, kind_of, normalise
-from polyrec.models.data.malformed import Judge
+from polyrec.models.data.columns import check_columns, check_type, column_kind, normalize_column
+from polyrec.models.data.malformed import RowValidator
 from polyrec.models.data.reader import OnMalformed, fingerprint
 from polyrec.models.errors import DataError
 from polyrec.models.schema.schema import Schema
@@ -22,27 +22,27 @@ BUFFER_BYTES = 1 << 20
 
 
 class ParquetReader:
-    """Rows of Parquet files (see polyrec.models.data.reader.Reader)."""
+    """Rows of Parquet files (see polyrec.models.data.reader.DataReader)."""
 
     def __init__(self, path: Path, schema: Schema, on_malformed: OnMalformed = "fatal") -> None:
         self.path = path
         self._schema = schema
-        self._judge = Judge(schema, on_malformed)
+        self._validator = RowValidator(schema, on_malformed)
         self._files = parquet_files(path)
         self._rows = 0
         for file in self._files:
-            with opened(file) as parquet:
+            with open_parquet(file) as parquet:
                 there = parquet.schema_arrow
                 check_columns(str(file), schema.columns, there.names)
                 for name in schema.columns:
-                    check_type(str(file), name, kind_of(schema, name), there.field(name).type)
+                    check_type(str(file), name, column_kind(schema, name), there.field(name).type)
                 self._rows += parquet.metadata.num_rows
                 if file == self._files[0]:
                     self.columns = tuple(there.names)
 
     @property
     def malformed(self) -> int:
-        return self._judge.malformed
+        return self._validator.malformed
 
     @property
     def rows_hint(self) -> int | None:
@@ -52,10 +52,10 @@ class ParquetReader:
         return fingerprint(self._files, self.path)
 
     def batches(self, columns: Sequence[str], rows: int = 65536) -> Iterator[pa.RecordBatch]:
-        self._judge.restart()
-        read = list(dict.fromkeys([*columns, *self._judge.columns]))
+        self._validator.start_pass()
+        read = list(dict.fromkeys([*columns, *self._validator.columns]))
         for file in self._files:
-            with opened(file) as parquet:
+            with open_parquet(file) as parquet:
                 check_columns(str(file), columns, parquet.schema_arrow.names)
                 first = 0
                 try:
@@ -70,10 +70,13 @@ class ParquetReader:
     ) -> Iterator[pa.RecordBatch]:
         names = batch.schema.names
         data = pa.RecordBatch.from_arrays(
-            [normalise(str(file), name, kind_of(self._schema, name), batch.column(name)) for name in names],
+            [
+                normalize_column(str(file), name, column_kind(self._schema, name), batch.column(name))
+                for name in names
+            ],
             names,
         )
-        good = self._judge.good(str(file), first, data)
+        good = self._validator.valid_rows(str(file), first, data)
         out = data.select(list(columns))
         if good is not None:
             out = out.filter(good)
@@ -82,15 +85,15 @@ class ParquetReader:
 
 
 def parquet_files(path: Path) -> list[Path]:
-    """A file itself, or all `*.parquet` files of a folder. Raises DataError if there are none."""
+    """Returns a file itself, or all `*.parquet` files of a folder. Raises DataError if there are none."""
     files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
     if not files:
         raise DataError(f"no *.parquet file in '{path}'")
     return files
 
 
-def opened(file: Path) -> pq.ParquetFile:
-    """A file, read through a small buffer. Raises DataError if it is not Parquet."""
+def open_parquet(file: Path) -> pq.ParquetFile:
+    """Opens a file with a small read buffer. Raises DataError if it is not Parquet."""
     try:
         return pq.ParquetFile(file, buffer_size=BUFFER_BYTES, pre_buffer=False)
     except (OSError, pa.ArrowException) as e:

@@ -1,8 +1,8 @@
-"""Data in: a file or a folder becomes a stream of Arrow batches in the schema's own types.
+"""Reads a file or folder as a stream of Arrow batches in the types of the schema.
 
-A pass never holds more than a few batches, however large the file. Every pass over the same data
-gives the same rows in the same order, whichever columns are asked for: a malformed row is judged by
-the same columns each time, and is fatal or counted and left out, as asked.
+A pass holds only a few batches in memory, whatever the file size. Every pass over the same data gives the
+same rows in the same order for any choice of columns: malformed rows are detected by the same columns each
+time, and are an error or left out and counted.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from polyrec.models.schema.schema import Schema
 OnMalformed = Literal["fatal", "count"]
 
 
-class Reader(Protocol):
-    """Rows of one data set, as often as wanted."""
+class DataReader(Protocol):
+    """Rows of one data set, readable in any number of passes."""
 
     @property
     def path(self) -> Path:
@@ -30,21 +30,21 @@ class Reader(Protocol):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Every column there is, in the file's order."""
+        """All columns, in file order."""
         ...
 
     @property
     def rows_hint(self) -> int | None:
-        """How many rows there are, if that is known without reading them; for progress bars."""
+        """Number of rows, if known without reading them; for progress bars."""
         ...
 
     @property
     def malformed(self) -> int:
-        """Malformed rows that the latest pass has left out so far."""
+        """Malformed rows left out so far in the latest pass."""
         ...
 
     def batches(self, columns: Sequence[str], rows: int = 65536) -> Iterator[pa.RecordBatch]:
-        """The columns asked for, at most `rows` rows at a time; no batch is empty.
+        """Yields these columns, at most `rows` rows at a time; no batch is empty.
 
         Strings are string, integers int64, dense features and the label float64, multi-valued
         features lists; missing values are nulls. Raises DataError.
@@ -56,11 +56,11 @@ class Reader(Protocol):
         ...
 
 
-def open_data(path: str | Path, schema: Schema, on_malformed: OnMalformed = "fatal") -> Reader:
+def open_data(path: str | Path, schema: Schema, on_malformed: OnMalformed = "fatal") -> DataReader:
     """Opens a Parquet file or a folder of them, plain or packed, or a Criteo TSV (plain or gzip).
 
-    Raises DataError: nothing there, neither format, a column of the schema missing or of a type that
-    cannot hold what the schema says.
+    Raises DataError: no such file, an unknown format, a column of the schema that is missing or of another
+    type.
     """
     from polyrec.models.data.criteo import CriteoReader
 
@@ -83,7 +83,7 @@ def open_data(path: str | Path, schema: Schema, on_malformed: OnMalformed = "fat
     raise DataError(f"'{path}' is neither Parquet nor a Criteo file (.tsv, .txt or .gz)")
 
 
-def _open_parquet(path: Path, schema: Schema, on_malformed: OnMalformed) -> Reader:
+def _open_parquet(path: Path, schema: Schema, on_malformed: OnMalformed) -> DataReader:
     from polyrec.models.data.packed.reader import PackedReader, is_packed
     from polyrec.models.data.parquet import ParquetReader, parquet_files
 

@@ -1,7 +1,7 @@
-"""Which rows train, validate and test: a schema's split rule made definite on one data set.
+"""Assigns rows to training, validation and test by a schema's split rule.
 
-`split_of` takes what it must from the data (the cuts of a time split), in one pass over one column;
-the `Splitter` it gives then labels any batch of the same data, the same way every time.
+`fit_splitter` computes the cuts of a time split in one pass over one column; the `Splitter` that it returns
+labels any batch of the same data consistently.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 from numpy.typing import NDArray
 
-from polyrec.models.data.reader import Reader
+from polyrec.models.data.reader import DataReader
 from polyrec.models.errors import DataError
 from polyrec.models.mixing import U64, mix
 from polyrec.models.schema.batch import I64
@@ -74,13 +74,15 @@ class Splitter:
         return (share >= train).astype(np.int8) + (share >= self.split.train).astype(np.int8)
 
 
-def split_of(reader: Reader, schema: Schema, progress: Callable[[int], object] | None = None) -> Splitter:
-    """The splitter of a data set. `progress` is told the rows of each batch of the pass.
+def fit_splitter(
+    reader: DataReader, schema: Schema, progress: Callable[[int], object] | None = None
+) -> Splitter:
+    """Returns the splitter of a data set. `progress` is called with the rows of each batch.
 
     A time split cuts between values, never within one: the rows before the test rows are the
     smallest prefix in time that holds at least the `train` share of all rows; of those, the training
     rows are the smallest prefix that leaves at most the `validation` share.
-    Raises DataError: a missing time, or so few different times that nothing is left to train or test.
+    Raises DataError: a missing time, or so few distinct times that no rows are left to train or test.
     """
     split = schema.split
     if split.rule != "time":
@@ -98,8 +100,8 @@ def split_of(reader: Reader, schema: Schema, progress: Callable[[int], object] |
     return Splitter(split, (values[train].item(), values[last].item()))
 
 
-def _distinct(reader: Reader, name: str, progress: Callable[[int], object] | None) -> tuple[Times, I64]:
-    """The different values of a column, ascending, and how many rows have each."""
+def _distinct(reader: DataReader, name: str, progress: Callable[[int], object] | None) -> tuple[Times, I64]:
+    """Returns the distinct values of a column, ascending, and the number of rows of each."""
     values: list[Times] = []
     counts: list[I64] = []
     pending = merged = 0
@@ -108,7 +110,7 @@ def _distinct(reader: Reader, name: str, progress: Callable[[int], object] | Non
         values.append(some)
         counts.append(n)
         pending += some.size
-        # Merged whenever they have doubled: memory stays in proportion to the different values.
+        # Merged whenever they have doubled: memory stays proportional to the distinct values.
         if pending > max(MERGE_FROM, 2 * merged):
             values, counts = _merged(values, counts)
             pending = merged = values[0].size
@@ -136,9 +138,9 @@ def _times(name: str, column: pa.Array) -> Times:
 
 
 def stable_hash(values: pa.Array) -> U64:
-    """uint64 [len(values)], the same for equal values on every machine and in every version.
+    """Hashes values to uint64 [len(values)], the same on every machine and in every version.
 
-    Strings, integers and floats; a null is a value of its own. Each different value is hashed once.
+    Takes strings, integers and floats; null hashes like a value. Each distinct value is hashed once.
     """
     encoded = values.dictionary_encode()
     unique = encoded.dictionary
@@ -153,7 +155,7 @@ def stable_hash(values: pa.Array) -> U64:
 
 
 def _hash_strings(values: pa.Array) -> U64:
-    """Eight bytes of every string at a time."""
+    """Hashes all strings together, eight bytes at a time."""
     _, offset_bytes, data_bytes = values.buffers()
     offsets = np.frombuffer(offset_bytes, np.int32, len(values) + 1, values.offset * 4).astype(np.int64)
     data = np.frombuffer(data_bytes or b"", np.uint8)

@@ -22,15 +22,15 @@ MULTIPLICATIONS = {torch.float32: 400, torch.bfloat16: 16**3}
 """By dtype, the most multiplications of a product for which ATen may use its own kernel."""
 
 
-def fewest_rows(products: Iterable[int], dtype: torch.dtype) -> int:
+def min_batch_rows(products: Iterable[int], dtype: torch.dtype) -> int:
     """Minimum rows of a batch, a multiple of BLOCK.
 
     products: multiplications of one row, for each product that a batch is put through.
     """
-    return whole_blocks(MULTIPLICATIONS[dtype] // min(products) + 1)
+    return round_up_to_block(MULTIPLICATIONS[dtype] // min(products) + 1)
 
 
-def whole_blocks(n: int) -> int:
+def round_up_to_block(n: int) -> int:
     """n rounded up to a multiple of BLOCK."""
     return n + -n % BLOCK
 
@@ -38,9 +38,9 @@ def whole_blocks(n: int) -> int:
 def affine(bias: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     """Computes bias [t, 1, out] + x [t, rows, in] @ weight [t, in, out] in fp32, with padded columns.
 
-    rows: at least `fewest_rows`.
+    rows: at least `min_batch_rows`.
     """
-    missing = whole_blocks(weight.shape[2]) - weight.shape[2]
+    missing = round_up_to_block(weight.shape[2]) - weight.shape[2]
     if not missing:
         return torch.baddbmm(bias, x, weight)
     return torch.baddbmm(F.pad(bias, (0, missing)), x, F.pad(weight, (0, missing)))[:, :, :-missing]

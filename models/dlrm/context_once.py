@@ -31,7 +31,7 @@ from polyrec.models.dlrm.dlrm import DenseNet, Inputs
 from polyrec.models.dlrm.interaction import Cross, Dot
 
 
-class Shared(NamedTuple):
+class ContextPart(NamedTuple):
     """What a context is to all its rows.
 
     hidden: [contexts, H], its share of the first top layer, bias included (for cross: of the first
@@ -48,8 +48,8 @@ class ContextOnce(nn.Module):
     def __init__(self, net: DenseNet) -> None:
         super().__init__()
         self.net = net
-        self.bottom_shared = net.bottom is not None and net.dense.candidate == 0
-        self.bottom_own = net.bottom is not None and not self.bottom_shared
+        self.bottom_per_context = net.bottom is not None and net.dense.candidate == 0
+        self.bottom_per_row = net.bottom is not None and not self.bottom_per_context
         first = first_layer(net)
         weight = net.interaction.down[0].weight if isinstance(net.interaction, Cross) else first.weight
         assert isinstance(weight, Tensor)
@@ -65,7 +65,7 @@ class ContextOnce(nn.Module):
         has_bottom = net.bottom is not None
         vectors = torch.arange(has_bottom + sum(net.slots))
         context = torch.arange(has_bottom, has_bottom + net.slots.context)
-        if self.bottom_shared:
+        if self.bottom_per_context:
             context = torch.cat((torch.zeros(1, dtype=torch.int64), context))
         own = vectors[~torch.isin(vectors, context)]
         if not isinstance(net.interaction, Dot):
@@ -81,8 +81,8 @@ class ContextOnce(nn.Module):
         crossing = both[:, own][:, :, context].flatten(1)
         inside = [square[:, v][:, :, v].flatten(1) for v in (own, context)]
         bottom = weight[:, :ahead]
-        own_parts = [bottom, crossing, inside[0]] if self.bottom_own else [crossing, inside[0]]
-        shared_parts = [bottom, inside[1]] if self.bottom_shared else [inside[1]]
+        own_parts = [bottom, crossing, inside[0]] if self.bottom_per_row else [crossing, inside[0]]
+        shared_parts = [bottom, inside[1]] if self.bottom_per_context else [inside[1]]
         return torch.cat(own_parts, dim=1).contiguous(), torch.cat(shared_parts, dim=1).contiguous()
 
     def products(self) -> list[int]:
@@ -91,32 +91,32 @@ class ContextOnce(nn.Module):
         found = [layer.weight.numel() for layer in net.modules() if isinstance(layer, nn.Linear)]
         found += [self.get_buffer(name).numel() for name in ("own", "shared")]
         if isinstance(net.interaction, Dot):
-            shared = net.slots.context + self.bottom_shared
-            own = net.slots.candidate + self.bottom_own
+            shared = net.slots.context + self.bottom_per_context
+            own = net.slots.candidate + self.bottom_per_row
             pairs = ((shared + own) ** 2, shared**2, own * shared, own**2)
             found += [net.shape.width * n for n in pairs]
         return [n for n in found if n]
 
-    def context(self, dense: Tensor, vectors: Tensor) -> Shared:
+    def context(self, dense: Tensor, vectors: Tensor) -> ContextPart:
         """dense [contexts, dense features of the context], vectors [contexts, context slots, D]."""
         x = vectors
-        if self.bottom_shared:
+        if self.bottom_per_context:
             assert self.net.bottom is not None
             x = torch.cat((self.net.bottom(dense).unsqueeze(1), vectors), dim=1)
         if isinstance(self.net.interaction, Dot):
             inputs = torch.bmm(x, x.transpose(1, 2)).flatten(1)
-            if self.bottom_shared:
+            if self.bottom_per_context:
                 inputs = torch.cat((x[:, 0], inputs), dim=1)
         else:
             inputs = x.flatten(1)
-        return Shared(F.linear(inputs, self.get_buffer("shared"), self.get_buffer("bias")), x)
+        return ContextPart(F.linear(inputs, self.get_buffer("shared"), self.get_buffer("bias")), x)
 
-    def candidate(self, shared: Shared, inputs: Inputs) -> Tensor:
+    def candidate(self, shared: ContextPart, inputs: Inputs) -> Tensor:
         """Logits [rows]. inputs.context_row must be given; inputs.context is not read."""
         net, row = self.net, inputs.context_row
         assert row is not None
         y = inputs.candidate
-        if self.bottom_own:
+        if self.bottom_per_row:
             assert net.bottom is not None
             dense = torch.cat((inputs.dense_context.index_select(0, row), inputs.dense_candidate), dim=1)
             y = torch.cat((net.bottom(dense).unsqueeze(1), y), dim=1)
@@ -124,13 +124,13 @@ class ContextOnce(nn.Module):
         if isinstance(net.interaction, Dot):
             crossing = torch.bmm(y, shared.vectors.index_select(0, row).transpose(1, 2)).flatten(1)
             parts = [crossing, torch.bmm(y, y.transpose(1, 2)).flatten(1)]
-            own = torch.cat(([y[:, 0]] if self.bottom_own else []) + parts, dim=1)
+            own = torch.cat(([y[:, 0]] if self.bottom_per_row else []) + parts, dim=1)
         else:
             own = y.flatten(1)
         hidden = torch.addmm(constant, own, self.get_buffer("own").t())
         if isinstance(net.interaction, Cross):
             x = shared.vectors.index_select(0, row)
-            if self.bottom_own:
+            if self.bottom_per_row:
                 first = torch.cat((y[:, :1], x, y[:, 1:]), dim=1).flatten(1)
             else:
                 first = torch.cat((x, y), dim=1).flatten(1)

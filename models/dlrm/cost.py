@@ -97,12 +97,12 @@ def ranking_net_flops(net: DenseNet) -> RankingFlops:
     shape, interaction = net.shape, net.interaction
     row, context = (2 * once.get_buffer(name).numel() for name in ("own", "shared"))
     bottom = _products((sum(net.dense), *shape.bottom, shape.width)) if net.bottom is not None else 0
-    context, row = context + bottom * once.bottom_shared, row + bottom * once.bottom_own
+    context, row = context + bottom * once.bottom_per_context, row + bottom * once.bottom_per_row
     first = first_layer(net)
     top = _products((first.in_features, *shape.top, 1))
     if isinstance(interaction, Dot):
-        inside = net.slots.context + once.bottom_shared
-        outside = net.slots.candidate + once.bottom_own
+        inside = net.slots.context + once.bottom_per_context
+        outside = net.slots.candidate + once.bottom_per_row
         context += 2 * inside**2 * shape.width
         row += 2 * (outside * inside + outside**2) * shape.width
     if isinstance(interaction, Cross):

@@ -107,7 +107,7 @@ def dense_slots(schema: Schema) -> PerBlock:
 
 
 def mlp(widths: Sequence[int], dropout: float = 0.0) -> nn.Sequential:
-    """Linear and ReLU per width, He-initialised, dropout behind each when asked."""
+    """Linear and ReLU per width, He-initialized, dropout behind each when asked."""
     layers: list[nn.Module] = []
     for fan_in, fan_out in pairwise(widths):
         linear = nn.Linear(fan_in, fan_out)

@@ -1,7 +1,7 @@
 """Which representation a bundle holds, as its manifest says it, and the embedding stage it means.
 
     table    every row is stored
-    dhe      every vector is computed, but for a materialised prefix of each table, if any
+    dhe      every vector is computed, but for a materialized prefix of each table, if any
     select   some tables (or the hottest rows of each) are stored, the rest is computed
     hybrid   each feature gives a stored and a computed vector
 
@@ -33,7 +33,7 @@ Kind = Literal["table", "dhe", "select", "hybrid"]
 KINDS: tuple[Kind, ...] = ("table", "dhe", "select", "hybrid")
 
 
-class Ranked(Protocol):
+class RankedVocabulary(Protocol):
     """What a stage asks of a table's vocabulary."""
 
     @property
@@ -88,14 +88,14 @@ def initial_stage(
     kept = [weight[full.rows.base[t] :][: representation.cuts.get(t, 0)] for t in full.rows.tables]
     stage = _computed(representation, schema, vocabularies, width, torch.cat(kept).clone())
     deviations = [size**-0.5 if spread is None else spread for size in full.rows.sizes]
-    stage.initialise(torch.Generator().manual_seed(seed + 1), deviations)
+    stage.initialize(torch.Generator().manual_seed(seed + 1), deviations)
     return HybridStage(full, stage) if representation.kind == "hybrid" else stage
 
 
 def stage_from_tensors(
     representation: Representation,
     schema: Schema,
-    vocabularies: Mapping[str, Ranked],
+    vocabularies: Mapping[str, RankedVocabulary],
     tensors: Mapping[str, Tensor],
 ) -> Stage:
     """The embedding stage over the tensors that its `state_dict` was saved as, without copying them."""
@@ -119,7 +119,7 @@ def stage_from_tensors(
 def _computed(
     representation: Representation,
     schema: Schema,
-    vocabularies: Mapping[str, Ranked],
+    vocabularies: Mapping[str, RankedVocabulary],
     width: int,
     stored: Tensor,
     precision: Precision = "fp32",

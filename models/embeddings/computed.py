@@ -4,7 +4,7 @@ One cut per table says how many of its hottest rows are stored. So one stage is 
 
     dhe                     every cut is 0: all vectors are computed (KDD'21)
     select                  cuts are 0 or all rows: a table is stored or computed (MP-Rec)
-    dhe, materialised       cuts are prefixes: MP-Rec's encoder cache; hot rows read, tail computed
+    dhe, materialized       cuts are prefixes: MP-Rec's encoder cache; hot rows read, tail computed
 
 A batch needs each distinct row once, however often it is looked up: distinct rows are found first,
 read or computed into a small matrix, and gathered and pooled from there.
@@ -27,7 +27,7 @@ from polyrec.models.embeddings.hashing import CodeTransform, UniversalHashes
 from polyrec.models.embeddings.lookups import FusedRows
 from polyrec.models.embeddings.pooling import assemble
 from polyrec.models.embeddings.stage import PerBlock, Vectors
-from polyrec.models.embeddings.store import ComputedRows, FloatRows, QuantisedRows, as_index, open_rows
+from polyrec.models.embeddings.store import ComputedRows, FloatRows, QuantizedRows, as_index, open_rows
 from polyrec.models.embeddings.table import TableStage
 from polyrec.models.files import Strict
 from polyrec.models.schema.batch import I64, Batch
@@ -80,7 +80,7 @@ class ComputedStage(nn.Module):
         self._bases = np.array([self.rows.base[t] for t in self.rows.tables], np.int64)
         self._stored_bases = np.cumsum(self.cuts) - self.cuts
         self._ids = ids
-        self.store: FloatRows | QuantisedRows | TieredRows = open_rows(stored, precision)
+        self.store: FloatRows | QuantizedRows | TieredRows = open_rows(stored, precision)
         self.hashes = UniversalHashes(
             encoding.k, encoding.m, self.rows.total, encoding.seed, encoding.transform
         )
@@ -100,10 +100,10 @@ class ComputedStage(nn.Module):
         each = self.decoders.flops
         return PerBlock(*(each * sum(t in self.computed_tables for t in names) for names in self._names))
 
-    def initialise(self, generator: torch.Generator, deviations: Sequence[float]) -> None:
+    def initialize(self, generator: torch.Generator, deviations: Sequence[float]) -> None:
         """Random decoders; the vectors of each of the schema's tables start with its deviation."""
         own = dict(zip(self.rows.tables, deviations, strict=True))
-        self.decoders.initialise(generator, [own[t] for t in self.computed_tables])
+        self.decoders.initialize(generator, [own[t] for t in self.computed_tables])
 
     def sparse_parameters(self) -> list[nn.Parameter]:
         return [self.store.weight] if isinstance(self.store, FloatRows) else []

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyrec.models.dlrm.batch_invariance import affine, fewest_rows
+from polyrec.models.dlrm.batch_invariance import affine, min_batch_rows
 from polyrec.models.schema.batch import I64
 
 PADDING = 1.25
@@ -40,14 +40,14 @@ class Decoders(nn.Module):
             torch.empty(tables, fan_in, fan_out) for fan_in, fan_out in pairwise(self.sizes)
         )
         self.biases = nn.ParameterList(torch.zeros(tables, 1, fan_out) for fan_out in self.sizes[1:])
-        self._fewest = fewest_rows((a * b for a, b in pairwise(self.sizes)), torch.float32)
+        self._min_rows = min_batch_rows((a * b for a, b in pairwise(self.sizes)), torch.float32)
 
-    def initialise(self, generator: torch.Generator, spread: Sequence[float]) -> None:
-        """He initialisation; table t's vectors start with a deviation of about `spread[t]`."""
+    def initialize(self, generator: torch.Generator, spread: Sequence[float]) -> None:
+        """He initialization; table t's vectors start with a deviation of about `spread[t]`."""
         with torch.no_grad():
             for weight in self.weights:
                 weight.normal_(0.0, math.sqrt(2.0 / weight.shape[1]), generator=generator)
-            # uniform codes have variance 1/3, which He initialisation carries through the layers
+            # uniform codes have variance 1/3, which He initialization carries through the layers
             gain = torch.tensor(spread).view(-1, 1, 1) / math.sqrt(2.0 / 3.0)
             self.weights[-1].mul_(gain)
 
@@ -69,7 +69,7 @@ class Decoders(nn.Module):
     def _run(self, codes: Tensor, first: int, last: int, counts: I64) -> Tensor:
         tables, longest = last - first, int(counts.max())
         if not torch.is_grad_enabled():
-            longest = max(longest, self._fewest)
+            longest = max(longest, self._min_rows)
         even = bool((counts == longest).all())
         if even:
             x = codes.view(tables, longest, -1)

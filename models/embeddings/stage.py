@@ -61,5 +61,5 @@ class Stage(Protocol):
         ...
 
     def sparse_parameters(self) -> list[torch.nn.Parameter]:
-        """Weights [rows, D] whose gradients are sparse, for the row-wise optimiser."""
+        """Weights [rows, D] whose gradients are sparse, for the row-wise optimizer."""
         ...

@@ -5,7 +5,7 @@
     int8   1, and 3 a row: x = scale * (q - zero), scale in bf16, zero in uint8
     int4   half, and 3 a row, likewise with q in 0 ... 15
 
-The quantised forms keep scale, zero and numbers of a row side by side in bytes, so that a look-up
+The quantized forms keep scale, zero and numbers of a row side by side in bytes, so that a look-up
 touches one place; row-wise scale and bias as in fbgemm, the bias being -scale * zero, which needs one
 byte instead of two. The range of a row always contains zero.
 """
@@ -81,7 +81,7 @@ class FloatRows(nn.Module):
         return pool_gathered(self.gather(index), offsets)
 
 
-class QuantisedRows(nn.Module):
+class QuantizedRows(nn.Module):
     """int8 or int4 rows: uint8 [rows, 3 + width * bits / 8]."""
 
     def __init__(self, packed: Tensor, precision: Precision) -> None:
@@ -97,7 +97,7 @@ class QuantisedRows(nn.Module):
 
     def gather(self, index: Tensor) -> Tensor:
         picked = self.get_buffer("weight").index_select(0, index)
-        return dequantise(picked, "int4" if self.halves else "int8")
+        return dequantize(picked, "int4" if self.halves else "int8")
 
     def pool(self, index: Tensor, offsets: Tensor) -> Tensor:
         return pool_gathered(self.gather(index), offsets)
@@ -116,7 +116,7 @@ class ComputedRows:
         return pool_rows(self._rows, index, offsets)
 
 
-def dequantise(picked: Tensor, precision: Precision) -> Tensor:
+def dequantize(picked: Tensor, precision: Precision) -> Tensor:
     """Packed rows, uint8 [n, 3 + width * bits / 8] of int8 or int4 -> float32 [n, width]."""
     # flat before it is viewed: a single row counts as contiguous whatever its stride
     scale = picked[:, :2].reshape(-1).view(torch.bfloat16).float().unsqueeze(1)
@@ -126,12 +126,12 @@ def dequantise(picked: Tensor, precision: Precision) -> Tensor:
     return (numbers.float() - picked[:, 2:HEAD].float()).mul_(scale)
 
 
-def open_rows(weight: Tensor, precision: Precision) -> FloatRows | QuantisedRows:
+def open_rows(weight: Tensor, precision: Precision) -> FloatRows | QuantizedRows:
     """The store over rows as a bundle keeps them."""
-    return FloatRows(weight) if precision in ("fp32", "bf16") else QuantisedRows(weight, precision)
+    return FloatRows(weight) if precision in ("fp32", "bf16") else QuantizedRows(weight, precision)
 
 
-def quantise(weight: Tensor, precision: Precision, rows_at_once: int = 1 << 18) -> Tensor:
+def quantize(weight: Tensor, precision: Precision, rows_at_once: int = 1 << 18) -> Tensor:
     """float32 [rows, width] -> rows as a store of that precision keeps them.
 
     Raises ValueError for int4 rows of odd width.

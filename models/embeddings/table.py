@@ -11,7 +11,7 @@ from polyrec.models.dlrm.precision import Precision
 from polyrec.models.embeddings.lookups import FusedRows
 from polyrec.models.embeddings.pooling import assemble
 from polyrec.models.embeddings.stage import PerBlock, Vectors
-from polyrec.models.embeddings.store import FloatRows, QuantisedRows, open_rows
+from polyrec.models.embeddings.store import FloatRows, QuantizedRows, open_rows
 from polyrec.models.schema.batch import Batch
 from polyrec.models.schema.schema import Schema
 from polyrec.models.tiers.rows import TieredRows
@@ -35,7 +35,7 @@ class TableStage(nn.Module):
         self.rows = FusedRows(schema, table_rows)
         if weight.shape[0] != self.rows.total:
             raise ValueError(f"weight has {weight.shape[0]} rows, the tables {self.rows.total}")
-        self.store: FloatRows | QuantisedRows | TieredRows = open_rows(weight, precision)
+        self.store: FloatRows | QuantizedRows | TieredRows = open_rows(weight, precision)
         self.slots = PerBlock(len(schema.context.categorical), len(schema.candidate.categorical))
 
     @classmethod

@@ -44,7 +44,7 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ComparedModel:
     """One model among those compared.
 
     own: each metric with its interval. to_baseline: each metric minus the baseline's; for the
@@ -81,7 +81,7 @@ def compare(
     resamples: int = RESAMPLES,
     level: float = LEVEL,
     seed: int = 0,
-) -> dict[str, Standing]:
+) -> dict[str, ComparedModel]:
     """Every model's standing, by name.
 
     labels: float32 [rows], 0 or 1. predictions: name -> float32 [rows], click probabilities.
@@ -93,7 +93,7 @@ def compare(
     drawn = samples(labels, list(predictions.values()), groups, resamples, seed)
     base = names.index(baseline)
     return {
-        name: Standing(
+        name: ComparedModel(
             _intervals(drawn[:, i], level),
             None if i == base else _intervals(drawn[:, i] - drawn[:, base], level),
         )
@@ -124,7 +124,7 @@ def _metrics(
         _, unit, sizes = np.unique(groups, return_inverse=True, return_counts=True)
     losses = np.stack([_sums(row_losses(p, labels), unit) for p in predictions])
     hits = np.stack([_sums((p > 0.5) == (labels > 0.5), unit) for p in predictions])
-    ranked = [Ranked(p, labels) for p in predictions]
+    ranked = [SortedScores(p, labels) for p in predictions]
     for weights in chain((np.ones(sizes.size, np.int64),), draws(sizes.size, resamples, seed)):
         rows = weights if unit is None else weights[unit]
         weight = weights.astype(np.float64)
@@ -147,7 +147,7 @@ def draws(units: int, resamples: int, seed: int) -> Iterator[I64]:
         yield np.bincount(random.integers(0, units, units), minlength=units)
 
 
-class Ranked:
+class SortedScores:
     """The scores of one model, sorted once, for the AUC under any weights of its rows.
 
     Negatives stand in order of score; each positive knows how many of them score below it, and how

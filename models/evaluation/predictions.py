@@ -16,7 +16,7 @@ from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.bundle.manifest import VOCABULARY
 from polyrec.models.data.encoded import encode
 from polyrec.models.data.reader import OnMalformed, open_data
-from polyrec.models.data.split import Splitter, split_of
+from polyrec.models.data.split import Splitter, fit_splitter
 from polyrec.models.dlrm.precision import DensePrecision
 from polyrec.models.errors import DataError
 from polyrec.models.runtimes import open_runtime, predict_rows
@@ -67,7 +67,7 @@ def predict_all(
         encoder = bundles[family[0]].encoder
         reader = open_data(path, encoder.schema, on_malformed)
         hint = reader.rows_hint
-        splitter = splitter or split_of(reader, first, phase("split", hint))
+        splitter = splitter or fit_splitter(reader, first, phase("split", hint))
         with encode(reader, encoder, splitter, splits, progress=phase("encode", hint)) as data:
             if label is None:
                 # copies: what closing takes away must not be needed any more

@@ -61,14 +61,14 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Repeated:
+class RepeatedRuns:
     """One model's runs. to_baseline: None for the baseline itself."""
 
     own: dict[Metric, Spread]
     to_baseline: dict[Metric, Difference] | None
 
 
-def over_seeds(samples: F64, names: Sequence[str], baseline: str) -> dict[str, Repeated]:
+def over_seeds(samples: F64, names: Sequence[str], baseline: str) -> dict[str, RepeatedRuns]:
     """Every model's runs together.
 
     samples: float64 [1 + resamples, models * seeds, METRICS] of
@@ -81,7 +81,7 @@ def over_seeds(samples: F64, names: Sequence[str], baseline: str) -> dict[str, R
         own = {m: _spread(drawn[0, i, :, k]) for k, m in enumerate(METRICS)}
         difference = drawn[:, i] - drawn[:, base]
         to_baseline = {m: _difference(m, difference[:, :, k]) for k, m in enumerate(METRICS)}
-        found[name] = Repeated(own, None if i == base else to_baseline)
+        found[name] = RepeatedRuns(own, None if i == base else to_baseline)
     return found
 
 

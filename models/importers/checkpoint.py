@@ -4,7 +4,7 @@ A checkpoint is a pickle, and a pickle is a program. It is read by torch's weigh
 which knows tensors and plain containers and refuses every other name; nothing is imported or called
 on the file's word. The counters that training scripts save beside the weights are often NumPy
 scalars: their names lead to a stand-in that keeps nothing, so that NumPy's constructors are not
-called with a stranger's arguments either. Weights stay mapped in the file until they are copied.
+called with a stranger's arguments either. CheckpointWeights stay mapped in the file until they are copied.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ ROOTS = {
 """The modules that a model of each format consists of."""
 
 WRAPPERS = frozenset({"module", "_orig_mod", "_dmp_wrapped_module"})
-HOLDERS = ("state_dict", "model_state_dict", "model")
-SAVE = "torch.save(model.state_dict(), FILE)"
+STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model")
+SAVE_COMMAND = "torch.save(model.state_dict(), FILE)"
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 _NUMPY = (
@@ -46,10 +46,10 @@ class CheckpointError(PolyrecError):
     """A checkpoint that is missing, unsafe, or not the model that it was said to be."""
 
 
-class _Unread:
+class _Ignored:
     """Stands for a NumPy value of a checkpoint: takes whatever comes and keeps nothing."""
 
-    def __new__(cls, *_arguments: object) -> _Unread:
+    def __new__(cls, *_arguments: object) -> _Ignored:
         return super().__new__(cls)
 
     def __setstate__(self, _state: object) -> None:
@@ -57,7 +57,7 @@ class _Unread:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class LinearLayer:
     """A linear layer by its name in the checkpoint: weight float [out, in], bias float [out]."""
 
     name: str
@@ -65,7 +65,7 @@ class Layer:
     bias: Tensor
 
 
-class Weights:
+class CheckpointWeights:
     """The weights of one model. Each is taken once, so what nobody understood is known at the end."""
 
     def __init__(self, file: Path, tensors: Mapping[str, object]) -> None:
@@ -89,7 +89,8 @@ class Weights:
         tensor = self._left.pop(name)
         if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.device.type != "cpu":
             raise self.error(
-                f"{name} is no plain tensor (sharded, sparse or without data?); gather the weights: {SAVE}"
+                f"{name} is no plain tensor (sharded, sparse or without data?); gather the weights: "
+                f"{SAVE_COMMAND}"
             )
         if tensor.dtype not in FLOATS:
             raise self.error(f"{name} is {str(tensor.dtype).removeprefix('torch.')}; weights are floats")
@@ -103,14 +104,14 @@ class Weights:
             raise self.error(f"{name} holds a number that is not finite")
         return tensor.detach()
 
-    def layer(self, name: str) -> Layer:
+    def layer(self, name: str) -> LinearLayer:
         """The linear layer of this name. Raises CheckpointError."""
         weight, bias = self.take(f"{name}.weight", 2), self.take(f"{name}.bias", 1)
         if bias.shape[0] != weight.shape[0]:
             raise self.error(f"{name}.bias has {bias.shape[0]} numbers, {name}.weight {weight.shape[0]} rows")
-        return Layer(name, weight, bias)
+        return LinearLayer(name, weight, bias)
 
-    def mlp(self, stem: str, tail: str = "", step: int = 1) -> tuple[Layer, ...]:
+    def mlp(self, stem: str, tail: str = "", step: int = 1) -> tuple[LinearLayer, ...]:
         """The layers `stem` + 0, step, 2 step, ... + `tail`, each reading what the one before gives.
 
         Raises CheckpointError: a layer is missing, or two do not fit.
@@ -122,7 +123,7 @@ class Weights:
             self.check_reads(after, before.weight.shape[0], before.name)
         return layers
 
-    def check_reads(self, layer: Layer, numbers: int, source: str) -> None:
+    def check_reads(self, layer: LinearLayer, numbers: int, source: str) -> None:
         """Raises CheckpointError unless `layer` reads that many numbers a row."""
         if layer.weight.shape[1] != numbers:
             raise self.error(
@@ -135,7 +136,7 @@ class Weights:
             raise self.error(f"{name} is not part of {model}; a model with it cannot be imported")
 
 
-def read_weights(path: str | Path, format: str) -> Weights:
+def read_weights(path: str | Path, format: str) -> CheckpointWeights:
     """The weights of a model of this format (a key of ROOTS), by their names in the bare model.
 
     The state dict may stand alone or under one of HOLDERS. Wrappers (DataParallel, torch.compile,
@@ -146,10 +147,10 @@ def read_weights(path: str | Path, format: str) -> Weights:
     loaded = _load(file)
     if not isinstance(loaded, dict):
         raise CheckpointError(f"checkpoint '{file}' holds a {type(loaded).__name__}, not a state dict")
-    states = [s for s in (loaded, *(loaded.get(key) for key in HOLDERS)) if isinstance(s, dict)]
+    states = [s for s in (loaded, *(loaded.get(key) for key in STATE_DICT_KEYS)) if isinstance(s, dict)]
     for state in states:
         if tensors := _unwrapped(file, state, ROOTS[format]):
-            return Weights(file, tensors)
+            return CheckpointWeights(file, tensors)
     line = f"checkpoint '{file}': no {' or '.join(ROOTS[format])} in it; it "
     for other, roots in ROOTS.items():
         if any(_unwrapped(file, state, roots) for state in states):
@@ -182,9 +183,10 @@ def _load(file: Path) -> object:
         raise CheckpointError(f"no checkpoint '{file}'")
     if not file.is_file():
         raise CheckpointError(
-            f"checkpoint '{file}' is a folder (of a distributed run?); gather the weights in one file: {SAVE}"
+            f"checkpoint '{file}' is a folder (of a distributed run?); gather the weights in one file: "
+            f"{SAVE_COMMAND}"
         )
-    stand_ins: list[Any] = [(_Unread, name) for name in _NUMPY]
+    stand_ins: list[Any] = [(_Ignored, name) for name in _NUMPY]
     try:
         # only what torch.save has written since 1.6 can be mapped
         mapped = zipfile.is_zipfile(file)
@@ -200,5 +202,5 @@ def _load(file: Path) -> object:
             ) from None
         raise CheckpointError(
             f"checkpoint '{file}' needs code to be run ({ascii(blocked[1])[1:-1]:.80}), which is refused; "
-            f"where you trust it, load it and save the weights alone: {SAVE}"
+            f"where you trust it, load it and save the weights alone: {SAVE_COMMAND}"
         ) from None

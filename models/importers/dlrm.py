@@ -13,24 +13,26 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from polyrec.models.importers.checkpoint import Weights, read_weights
-from polyrec.models.importers.parts import Parts, check_logit, check_width
+from polyrec.models.importers.checkpoint import CheckpointWeights, read_weights
+from polyrec.models.importers.foreign_model import ForeignModel, check_logit, check_width
 
-_TRICKS = {
+_UNSUPPORTED = {
     r"(v_W_l)\..*": "weighted pooling (--weighted-pooling)",
     r"(emb_l\.\d+\.weight_[qr])": "quotient-remainder tables (--qr-flag)",
     r"(emb_l\.\d+\.(?:embs|proj)\.weight)": "mixed-dimension tables (--md-flag)",
 }
 
 
-def read_dlrm(path: str | Path, interaction: Literal["dot", "cat"] = "dot", itself: bool = False) -> Parts:
+def read_dlrm(
+    path: str | Path, interaction: Literal["dot", "cat"] = "dot", itself: bool = False
+) -> ForeignModel:
     """Reads a checkpoint of facebookresearch/dlrm.
 
     itself: the dot interaction holds each vector's product with itself (--arch-interaction-itself).
     Raises CheckpointError, in one line: unsafe, incomplete, of another interaction or kind of table.
     """
     weights = read_weights(path, "dlrm")
-    for pattern, trick in _TRICKS.items():
+    for pattern, trick in _UNSUPPORTED.items():
         if found := weights.names(pattern):
             raise weights.error(f"{found[0]}: a model with {trick} cannot be imported")
     if itself and interaction != "dot":
@@ -46,11 +48,11 @@ def read_dlrm(path: str | Path, interaction: Literal["dot", "cat"] = "dot", itse
     width = check_width(weights, tables, bottom)
     check_logit(weights, top[-1])
     _check_interaction(weights, interaction, itself, top[0].weight.shape[1], count + 1, width)
-    return Parts("dlrm", weights, tables, tuple(tables), bottom, top, interaction, itself)
+    return ForeignModel("dlrm", weights, tables, tuple(tables), bottom, top, interaction, itself)
 
 
 def _check_interaction(
-    weights: Weights, interaction: str, itself: bool, reads: int, vectors: int, width: int
+    weights: CheckpointWeights, interaction: str, itself: bool, reads: int, vectors: int, width: int
 ) -> None:
     gives = {
         ("dot", False): width + vectors * (vectors - 1) // 2,

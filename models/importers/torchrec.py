@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from polyrec.models.importers.checkpoint import Layer, Weights, read_weights
-from polyrec.models.importers.parts import Crossing, Parts, check_logit, check_width
+from polyrec.models.importers.checkpoint import CheckpointWeights, LinearLayer, read_weights
+from polyrec.models.importers.foreign_model import Crossing, ForeignModel, check_logit, check_width
 
 MAX_FEATURES = 10_000
 
@@ -30,7 +30,7 @@ _CROSS = "inter_arch.crossnet."
 _OVER = "over_arch.model."
 
 
-def read_torchrec(path: str | Path, tables: Sequence[str] = ()) -> Parts:
+def read_torchrec(path: str | Path, tables: Sequence[str] = ()) -> ForeignModel:
     """Reads a state dict of TorchRec's DLRM or DLRM_DCN.
 
     tables: the table of each feature, in the order of the model's EmbeddingBagConfigs; a table that
@@ -71,7 +71,7 @@ def read_torchrec(path: str | Path, tables: Sequence[str] = ()) -> Parts:
             weights, first.name, first.weight.shape[1], len(features), lambda n: width + n * (n + 1) // 2
         )
         first = replace(first, weight=_lower_triangle(first.weight, len(features) + 1, width))
-    return Parts(
+    return ForeignModel(
         "torchrec",
         weights,
         found,
@@ -83,7 +83,7 @@ def read_torchrec(path: str | Path, tables: Sequence[str] = ()) -> Parts:
     )
 
 
-def _features(weights: Weights, names: Sequence[str], asked: Sequence[str]) -> tuple[str, ...]:
+def _features(weights: CheckpointWeights, names: Sequence[str], asked: Sequence[str]) -> tuple[str, ...]:
     """The table of each feature. Raises CheckpointError where the file cannot tell and nobody does."""
     if asked:
         for name in (*asked, *names):
@@ -104,14 +104,14 @@ def _features(weights: Weights, names: Sequence[str], asked: Sequence[str]) -> t
     return tuple(names)
 
 
-def _crossing(weights: Weights, n: int) -> Crossing:
+def _crossing(weights: CheckpointWeights, n: int) -> Crossing:
     down, up = weights.take(f"{_CROSS}V_kernels.{n}", 2), weights.take(f"{_CROSS}W_kernels.{n}", 2)
     bias = weights.take(f"{_CROSS}bias.{n}", 1)
     if bias.shape[0] != up.shape[0]:
         raise weights.error(
             f"{_CROSS}bias.{n} has {bias.shape[0]} numbers, {_CROSS}W_kernels.{n} {up.shape[0]} rows"
         )
-    return Crossing(down, Layer(f"{_CROSS}W_kernels.{n}", up, bias))
+    return Crossing(down, LinearLayer(f"{_CROSS}W_kernels.{n}", up, bias))
 
 
 def _within_width(crossing: Crossing) -> Crossing:
@@ -124,7 +124,7 @@ def _within_width(crossing: Crossing) -> Crossing:
 
 
 def _check_features(
-    weights: Weights, name: str, reads: int, features: int, gives: Callable[[int], int]
+    weights: CheckpointWeights, name: str, reads: int, features: int, gives: Callable[[int], int]
 ) -> None:
     """Raises CheckpointError unless the interaction of that many features gives what `name` reads."""
     if gives(features) == reads:

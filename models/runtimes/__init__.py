@@ -18,8 +18,8 @@ from polyrec.models.schema.batch import F32
 
 if TYPE_CHECKING:
     from polyrec.models.bundle.bundle import Bundle
-    from polyrec.models.bundle.weights import Weights
-    from polyrec.models.data.encoded import Encoded
+    from polyrec.models.bundle.weights import BundleWeights
+    from polyrec.models.data.encoded import EncodedRows
     from polyrec.models.dlrm.precision import DensePrecision
     from polyrec.models.runtimes.runtime import Runtime
     from polyrec.models.tiers.stack import TierStack
@@ -31,7 +31,7 @@ NAMES = ("torch", "onnx")
 
 def open_runtime(
     name: str,
-    bundle: Bundle | Weights,
+    bundle: Bundle | BundleWeights,
     device: str = "cpu",
     precision: DensePrecision = "fp32",
     tiers: TierStack | None = None,
@@ -66,7 +66,7 @@ def best_runtime(bundle: Bundle) -> tuple[str, str]:
 
 def predict_rows(
     runtime: Runtime,
-    data: Encoded,
+    data: EncodedRows,
     progress: Callable[[int], object] | None = None,
     batch_rows: int = 4096,
 ) -> F32:

@@ -18,7 +18,7 @@ from polyrec.models.schema.batch import F32
 TYPES = {torch.float32: np.float32, torch.int64: np.int64}
 
 
-class Bound:
+class BoundSession:
     """One session's inputs and its one output, `probability`, bound anew for each batch."""
 
     def __init__(self, session: ort.InferenceSession, inputs: list[str]) -> None:

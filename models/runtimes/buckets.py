@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyrec.models.dlrm.batch_invariance import whole_blocks
+from polyrec.models.dlrm.batch_invariance import round_up_to_block
 from polyrec.models.dlrm.context_once import ContextOnce
 from polyrec.models.dlrm.dlrm import Inputs
 from polyrec.models.schema.batch import F32
@@ -29,8 +29,8 @@ def bucket(rows: int) -> int:
     return 1 << (rows - 1).bit_length()
 
 
-def plainly(
-    net: ContextOnce, inputs: Inputs, device: torch.device, dtype: torch.dtype, fewest: int = 0
+def predict_unbucketed(
+    net: ContextOnce, inputs: Inputs, device: torch.device, dtype: torch.dtype, min_rows: int = 0
 ) -> F32:
     """Probabilities, float32 [rows], of a batch computed as it is. dtype: of the net and of its products.
 
@@ -39,16 +39,16 @@ def plainly(
     """
     rows = inputs.candidate.shape[0]
     dense_context, dense_candidate, context, candidate = (
-        _filled(x, fewest).to(device, dtype) for x in inputs[:4]
+        _pad_rows(x, min_rows).to(device, dtype) for x in inputs[:4]
     )
-    row = None if inputs.context_row is None else _filled(inputs.context_row, fewest).to(device)
+    row = None if inputs.context_row is None else _pad_rows(inputs.context_row, min_rows).to(device)
     out = _probabilities(net, Inputs(dense_context, dense_candidate, context, candidate, row))
     host: F32 = out[:rows].cpu().numpy()
     return host
 
 
-def _filled(x: Tensor, fewest: int) -> Tensor:
-    missing = whole_blocks(max(x.shape[0], fewest)) - x.shape[0] if fewest else 0
+def _pad_rows(x: Tensor, min_rows: int) -> Tensor:
+    missing = round_up_to_block(max(x.shape[0], min_rows)) - x.shape[0] if min_rows else 0
     return torch.cat((x, x.new_zeros((missing, *x.shape[1:])))) if missing > 0 else x
 
 
@@ -101,14 +101,14 @@ class Buckets:
     def __call__(self, inputs: Inputs) -> F32:
         """float32 [rows]: the caller's. Waits for the device only to copy these."""
         if self._device.type != "cuda":
-            return self._computed(inputs)
+            return self._predict(inputs)
         with torch.cuda.device(self._device):
-            return self._computed(inputs)
+            return self._predict(inputs)
 
-    def _computed(self, inputs: Inputs) -> F32:
+    def _predict(self, inputs: Inputs) -> F32:
         rows = inputs.candidate.shape[0]
         if not 0 < rows <= LARGEST:
-            return plainly(self._net, inputs, self._device, self._dtype)
+            return predict_unbucketed(self._net, inputs, self._device, self._dtype)
         shape = self._shape(inputs, rows)
         for memory, given in zip(shape.inputs, inputs, strict=True):
             if memory is not None and given is not None:
@@ -121,10 +121,10 @@ class Buckets:
         contexts = None if inputs.context_row is None else bucket(inputs.context.shape[0])
         key = contexts, bucket(rows)
         if key not in self._shapes:
-            self._shapes[key] = self._made(inputs, *key)
+            self._shapes[key] = self._make_shape(inputs, *key)
         return self._shapes[key]
 
-    def _made(self, inputs: Inputs, contexts: int | None, rows: int) -> _Shape:
+    def _make_shape(self, inputs: Inputs, contexts: int | None, rows: int) -> _Shape:
         every = rows if contexts is None else contexts
         counts = (every, rows, every, rows)
         dense_context, dense_candidate, context, candidate = (

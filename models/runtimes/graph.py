@@ -35,7 +35,7 @@ its sums take longer than int8 saves (docs/representations.md)."""
 
 
 class _Writer:
-    """Collects nodes and initialisers; each call returns the name of its output."""
+    """Collects nodes and initializers; each call returns the name of its output."""
 
     def __init__(self, precision: DensePrecision) -> None:
         self.precision = precision
@@ -163,18 +163,18 @@ def ranking_graph(net: DenseNet, precision: DensePrecision = "fp32") -> onnx.Mod
         raise ValueError("a ranking graph needs vectors of both roles")
     x, y = vectors
     shared, own = net.slots
-    if once.bottom_shared:
+    if once.bottom_per_context:
         x = g.concat((g.node("Unsqueeze", _bottom(g, net, dense), g.shape(1)), x))
         shared += 1
-    if once.bottom_own:
+    if once.bottom_per_row:
         rows = [g.node("Gather", d, row, axis=0) if d == "dense_context" else d for d in dense]
         y = g.concat((g.node("Unsqueeze", _bottom(g, net, rows), g.shape(1)), y))
         own += 1
     width = net.shape.width
     if isinstance(net.interaction, Dot):
-        context = [_first_vector(g, x)] if once.bottom_shared else []
+        context = [_first_vector(g, x)] if once.bottom_per_context else []
         context.append(g.products(x, x, shared * shared))
-        candidate = [_first_vector(g, y)] if once.bottom_own else []
+        candidate = [_first_vector(g, y)] if once.bottom_per_row else []
         candidate.append(g.products(y, g.node("Gather", x, row, axis=0), own * shared))
         candidate.append(g.products(y, y, own * own))
         c, r = g.concat(context), g.concat(candidate)
@@ -185,7 +185,7 @@ def ranking_graph(net: DenseNet, precision: DensePrecision = "fp32") -> onnx.Mod
     hidden = g.product(r, once.get_buffer("own"), g.node("Gather", constant, row, axis=0))
     if isinstance(net.interaction, Cross):
         parts = [g.node("Gather", x, row, axis=0), y]
-        if once.bottom_own:
+        if once.bottom_per_row:
             split = f"{y}_bottom", f"{y}_rest"
             sizes = g.constant(np.array([1, own - 1], np.int64))
             g.nodes.append(helper.make_node("Split", [y, sizes], list(split), axis=1))

@@ -17,13 +17,13 @@ import torch
 from onnx import ModelProto
 
 from polyrec.models.bundle.bundle import Bundle
-from polyrec.models.bundle.weights import Weights
+from polyrec.models.bundle.weights import BundleWeights
 from polyrec.models.dlrm.dlrm import Inputs, inputs_of
 from polyrec.models.dlrm.precision import DensePrecision
 from polyrec.models.errors import RuntimeUnavailable
-from polyrec.models.runtimes.binding import Bound
-from polyrec.models.runtimes.forms import by_form, executed
+from polyrec.models.runtimes.binding import BoundSession
 from polyrec.models.runtimes.graph import plain_graph, ranking_graph
+from polyrec.models.runtimes.mixed_batch import run_parts, split_plain_and_ranking
 from polyrec.models.schema.batch import F32, Batch
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.stage import open_stage
@@ -42,7 +42,7 @@ class OnnxRuntime:
 
     def __init__(
         self,
-        bundle: Bundle | Weights,
+        bundle: Bundle | BundleWeights,
         device: str = "cpu",
         precision: DensePrecision = "fp32",
         tiers: TierStack | None = None,
@@ -62,14 +62,14 @@ class OnnxRuntime:
     def _session(self, graph: ModelProto) -> _Session:
         session = open_session(graph.SerializeToString(), self.device, self._stream)
         names = [i.name for i in session.get_inputs()]
-        return _Session(session, names, None if self._stream is None else Bound(session, names))
+        return _Session(session, names, None if self._stream is None else BoundSession(session, names))
 
     def embed(self, batch: Batch) -> tuple[Inputs, ...]:
         with torch.inference_mode(), _on(self._stream):
-            return by_form(inputs_of(batch, self.stage(batch)), batch.plain_rows)
+            return split_plain_and_ranking(inputs_of(batch, self.stage(batch)), batch.plain_rows)
 
     def dense(self, embedded: tuple[Inputs, ...]) -> F32:
-        return executed(embedded, self._run)
+        return run_parts(embedded, self._run)
 
     def _run(self, inputs: Inputs) -> F32:
         if inputs.context_row is not None and self._ranking is None:
@@ -96,7 +96,7 @@ class _Session:
 
     session: ort.InferenceSession
     inputs: list[str]
-    bound: Bound | None
+    bound: BoundSession | None
 
 
 def _memory(device: str) -> torch.device:

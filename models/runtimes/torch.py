@@ -8,14 +8,14 @@ from __future__ import annotations
 import torch
 
 from polyrec.models.bundle.bundle import Bundle
-from polyrec.models.bundle.weights import Weights
-from polyrec.models.dlrm.batch_invariance import BLOCK, fewest_rows
+from polyrec.models.bundle.weights import BundleWeights
+from polyrec.models.dlrm.batch_invariance import BLOCK, min_batch_rows
 from polyrec.models.dlrm.context_once import ContextOnce
 from polyrec.models.dlrm.dlrm import Inputs, inputs_of
 from polyrec.models.dlrm.precision import DensePrecision
 from polyrec.models.errors import RuntimeUnavailable
-from polyrec.models.runtimes.buckets import Buckets, plainly
-from polyrec.models.runtimes.forms import by_form, executed
+from polyrec.models.runtimes.buckets import Buckets, predict_unbucketed
+from polyrec.models.runtimes.mixed_batch import run_parts, split_plain_and_ranking
 from polyrec.models.schema.batch import F32, Batch
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.stage import open_stage
@@ -30,7 +30,7 @@ class TorchRuntime:
 
     def __init__(
         self,
-        bundle: Bundle | Weights,
+        bundle: Bundle | BundleWeights,
         device: str = "cpu",
         precision: DensePrecision = "fp32",
         tiers: TierStack | None = None,
@@ -49,7 +49,7 @@ class TorchRuntime:
         self._type = DTYPES[precision]
         self.stage = open_stage(bundle, tiers, self._device)
         self._net = ContextOnce(bundle.net()).eval().to(self._device, self._type)
-        self._fewest = least_rows(self._net, self._type)
+        self._min_rows = min_rows(self._net, self._type)
         self._buckets: Buckets | None = None
         if self._device.type == "cuda":
             self._buckets = Buckets(self._net, self._device, self._type, capture=True)
@@ -58,22 +58,22 @@ class TorchRuntime:
 
     def embed(self, batch: Batch) -> tuple[Inputs, ...]:
         with torch.inference_mode():
-            return by_form(inputs_of(batch, self.stage(batch)), batch.plain_rows)
+            return split_plain_and_ranking(inputs_of(batch, self.stage(batch)), batch.plain_rows)
 
     def dense(self, embedded: tuple[Inputs, ...]) -> F32:
         with torch.inference_mode():
-            return executed(embedded, self._run)
+            return run_parts(embedded, self._run)
 
     def _run(self, inputs: Inputs) -> F32:
         if self._buckets is not None:
             return self._buckets(inputs)
-        return plainly(self._net, inputs, self._device, self._type, self._fewest)
+        return predict_unbucketed(self._net, inputs, self._device, self._type, self._min_rows)
 
     def predict(self, batch: Batch) -> F32:
         return self.dense(self.embed(batch))
 
 
-def least_rows(net: ContextOnce, dtype: torch.dtype) -> int:
+def min_rows(net: ContextOnce, dtype: torch.dtype) -> int:
     """Rows that smaller batches are filled up to on a CPU, so that no answer depends on their number."""
     # ATen multiplies matrices in fp32 by MKL, however small they are
-    return BLOCK if dtype is torch.float32 else fewest_rows(net.products(), dtype)
+    return BLOCK if dtype is torch.float32 else min_batch_rows(net.products(), dtype)

@@ -1,4 +1,4 @@
-"""The batch: what every model, runtime and lane works on.
+"""The batch that every model, runtime and lane works on.
 
 Ranks in popularity order, not ids; dense values transformed, not raw. A batch has two blocks, one
 per role. Its rows are the candidate block's rows; `context_row` says which context row each belongs
@@ -137,7 +137,7 @@ class Batch:
             if leading:
                 plain += b.rows if b.context_row is None else b.plain_rows
                 leading = b.context_row is None
-            own = np.arange(b.rows) if b.context_row is None else b.context_row
-            rows.append(own + base)
+            row = np.arange(b.rows) if b.context_row is None else b.context_row
+            rows.append(row + base)
             base += b.context.rows
         return Batch(context, candidate, np.concatenate(rows), plain)

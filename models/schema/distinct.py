@@ -1,9 +1,9 @@
-"""Which rows are equal, exactly, as whole arrays: equal neighbors, and equal rows anywhere.
+"""Finds equal rows, exactly, in whole arrays: equal neighbors, and equal rows anywhere.
 
-Columns go in (numbers and ids as arrays, bags as jagged arrays), answers about whole rows come out.
-Numbers are compared by their bits and bags by their content in order, so that a row may stand for
-another wherever it is read. Rows are found by a 64-bit hash, and each is then compared with the row
-that is to stand for it: a hash that errs is replaced by another, so the answer never depends on luck.
+Columns go in (numbers and ids as arrays, bags as jagged arrays); indices of distinct rows come out. Numbers
+are compared by their bits and bags by their ordered content, so equal rows are interchangeable. Rows are
+grouped by a 64-bit hash and then compared with the representative of their group; if the hash collides, the
+grouping is repeated with another seed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Jagged:
-    """One list a row. values: [total]. offsets: int64 [rows + 1], from 0; row r has
+    """One list per row. values: [total]. offsets: int64 [rows + 1], from 0; row r has
     values[offsets[r] : offsets[r + 1]]."""
 
     values: NDArray[Any]
@@ -48,7 +48,7 @@ class Jagged:
 
 
 Column = NDArray[Any] | Jagged
-"""A feature of all rows: [rows] or [rows, k] numbers of one type, or a list a row."""
+"""A feature of all rows: [rows] or [rows, k] numbers of one type, or a list per row."""
 
 
 def take(column: Column, rows: I64) -> Column:
@@ -57,12 +57,12 @@ def take(column: Column, rows: I64) -> Column:
 
 
 def rows_of(column: Column) -> int:
-    """How many rows a column has."""
+    """Number of rows of a column."""
     return column.rows if isinstance(column, Jagged) else int(column.shape[0])
 
 
-def changes(columns: Sequence[Column], rows: int) -> Bools:
-    """bool [rows]: whether a row differs from the one before it; the first does."""
+def row_changes(columns: Sequence[Column], rows: int) -> Bools:
+    """bool [rows]: True where a row differs from the row before it, and for the first row."""
     changed = np.zeros(rows, bool)
     changed[:1] = True
     for column in columns:
@@ -70,7 +70,8 @@ def changes(columns: Sequence[Column], rows: int) -> Bools:
             lengths = column.lengths
             changed[1:] |= lengths[1:] != lengths[:-1]
             values = bits(column.values)
-            # Where the lengths agree, the row before is `length` values back; elsewhere it is settled.
+            # Where the lengths agree, the row before is `length` values back; elsewhere the rows differ
+            # anyway.
             back = np.maximum(np.arange(values.size) - np.repeat(lengths, lengths), 0)
             changed[np.repeat(np.arange(rows), lengths)[values != values[back]]] = True
         elif column.size:
@@ -80,18 +81,20 @@ def changes(columns: Sequence[Column], rows: int) -> Bools:
 
 
 def distinct(columns: Sequence[Column], rows: int) -> tuple[I64, I64]:
-    """(first, inverse): row r equals row first[inverse[r]], the first of its kind.
+    """Returns (first, inverse): row r equals row first[inverse[r]], the first such row.
 
     first: int64 [distinct rows], ascending. inverse: int64 [rows].
     """
     # Equal neighbors are common where data is clustered, and cheaper to find than to sort.
-    changed = changes(columns, rows)
+    changed = row_changes(columns, rows)
     heads = np.flatnonzero(changed)
     of_run = np.cumsum(changed) - 1
-    own = [take(column, heads) for column in columns]
+    run_heads = [take(column, heads) for column in columns]
     for seed in count():
-        _, first, inverse = np.unique(_hash(own, heads.size, seed), return_index=True, return_inverse=True)
-        if all(_stands_for(column, first[inverse]) for column in own):
+        _, first, inverse = np.unique(
+            _hash(run_heads, heads.size, seed), return_index=True, return_inverse=True
+        )
+        if all(_rows_equal(column, first[inverse]) for column in run_heads):
             break
     order = np.argsort(first)
     place = np.empty_like(order)
@@ -100,7 +103,7 @@ def distinct(columns: Sequence[Column], rows: int) -> tuple[I64, I64]:
 
 
 def bits(x: NDArray[Any]) -> NDArray[Any]:
-    """The numbers' bits as unsigned integers of the same size: equal only if nothing tells them apart."""
+    """Reinterprets numbers as unsigned integers of the same size: NaN equals itself, 0.0 not -0.0."""
     return np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}")
 
 
@@ -121,8 +124,8 @@ def _hash(columns: Sequence[Column], rows: int, seed: int) -> U64:
     return h
 
 
-def _stands_for(column: Column, rows: I64) -> bool:
-    """Whether every row of the column equals the row `rows` says."""
+def _rows_equal(column: Column, rows: I64) -> bool:
+    """Returns whether row i of the column equals row `rows[i]`, for all rows."""
     if isinstance(column, Jagged):
         other = column.take(rows)
         return np.array_equal(column.offsets, other.offsets) and np.array_equal(

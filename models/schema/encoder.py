@@ -1,8 +1,8 @@
-"""Raw features -> a batch: the one place where values become ranks and numbers are transformed.
+"""Encodes raw features as a batch: the only place where values become ranks and numbers are transformed.
 
-Columns of a request (lists), of data (Arrow) or ready ids (the inference protocol) go in; a `Block`
-of model-ready numbers comes out. Training, evaluation and serving all pass through here, so what is
-learned is what is served.
+Columns of a request (lists), of data (Arrow) or ids (the inference protocol) go in; a `Block` of model-ready
+numbers comes out. Training, evaluation and serving all use it, so that a model is served on the features that
+it was trained on.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ class DenseTransform:
         if self._any_log:
             np.maximum(x, 0.0, out=x, where=self._log)
             np.log1p(x, out=x, where=self._log)
-        # What overflows becomes infinite, and is then refused by name.
+        # Overflow becomes infinite, and is rejected below with the name of the feature.
         with np.errstate(over="ignore", invalid="ignore"):
             x -= self._mean
             x *= self._scale
             out = x.astype(np.float32)
-            # A finite sum tells in one pass that nothing is missing, infinite or too large.
+            # A finite sum shows in one pass that no value is missing, infinite or too large.
             if isfinite(out.sum()):
                 return out
             np.copyto(x, np.broadcast_to(self._missing, x.shape), where=np.isnan(raw))
@@ -74,8 +74,8 @@ class DenseTransform:
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
-    """Where one role's features stand in the tensors of the inference protocol.
+class _TensorColumns:
+    """Columns of one role's features in the tensors of the inference protocol.
 
     dense, singles: int64, columns of `dense` and `sparse`. rows: uint64, rows of each single's table.
     """
@@ -85,11 +85,11 @@ class _Given:
     rows: NDArray[np.uint64]
 
     @staticmethod
-    def of(schema: Schema, role: Role, vocabularies: Mapping[str, Vocabulary]) -> _Given:
+    def of(schema: Schema, role: Role, vocabularies: Mapping[str, Vocabulary]) -> _TensorColumns:
         layout = schema.layout(role)
         dense = [d.name for d in schema.dense]
         singles = [f.name for f in schema.categorical if not f.multi]
-        return _Given(
+        return _TensorColumns(
             np.array([dense.index(d.name) for d in layout.dense], np.int64),
             np.array([singles.index(f.name) for f in layout.singles], np.int64),
             np.array([vocabularies[f.table_name].rows for f in layout.singles], np.uint64),
@@ -97,7 +97,7 @@ class _Given:
 
 
 class Encoder:
-    """A schema with its vocabularies and statistics: everything needed to read a request."""
+    """A schema with its vocabularies and statistics: everything needed to encode a request."""
 
     def __init__(
         self,
@@ -109,26 +109,26 @@ class Encoder:
         self.vocabularies = dict(vocabularies)
         self.standards = dict(standards)
         self._names = {role: schema.layout(role).names for role in ROLES}
-        self._given = {role: _Given.of(schema, role, self.vocabularies) for role in ROLES}
+        self._tensor_columns = {role: _TensorColumns.of(schema, role, self.vocabularies) for role in ROLES}
         self._transform = {
             "context": DenseTransform(schema.context.dense, standards),
             "candidate": DenseTransform(schema.candidate.dense, standards),
         }
 
     def prepare(self) -> None:
-        """Does now what the first request would otherwise wait for."""
+        """Builds the look-up dictionaries now, which the first request would otherwise wait for."""
         for vocabulary in self.vocabularies.values():
-            vocabulary.known()
+            vocabulary.rank_by_value()
 
     def vocabulary(self, feature: Categorical) -> Vocabulary:
         return self.vocabularies[feature.table_name]
 
     def block(self, role: Role, columns: Mapping[str, Sequence[Any] | None], rows: int) -> Block:
-        """Columns of a request -> the block of one role.
+        """Encodes columns of a request as the block of one role.
 
         columns: feature name -> `rows` raw values (lists of values for a multi-valued feature);
         a feature left out or None is missing in every row. Types are checked by the request parser.
-        Raises FeatureError: a wrong number of values, a refused value, a number that is not finite.
+        Raises FeatureError: a wrong number of values, a value without a row, a number that is not finite.
         """
         layout = self.schema.layout(role)
         for name in self._names[role]:
@@ -164,11 +164,11 @@ class Encoder:
         return self.vocabulary(f).encode(f.name, flat), lengths
 
     def from_arrow(self, data: pa.RecordBatch) -> Batch:
-        """Rows of data -> a plain batch. Multi-valued features beyond max_length keep their head."""
+        """Encodes rows of data as a plain batch. Lists longer than max_length are cut to their head."""
         return Batch(self.arrow_block("context", data), self.arrow_block("candidate", data))
 
     def arrow_block(self, role: Role, data: pa.RecordBatch) -> Block:
-        """The columns of one role, as `from_arrow` encodes them."""
+        """Encodes the columns of one role like `from_arrow`."""
         layout = self.schema.layout(role)
         raw = np.empty((data.num_rows, len(layout.dense)))
         for i, d in enumerate(layout.dense):
@@ -195,38 +195,42 @@ class Encoder:
         return ranks
 
     def from_ids(self, dense: F32, sparse: I64, bags: Mapping[str, tuple[I64, I64]]) -> Batch:
-        """Ready ids (the inference protocol) -> a plain batch.
+        """Encodes ids of the inference protocol as a plain batch.
 
         dense: float32 [rows, dense features], sparse: int64 [rows, single-valued features], both in
         the order of the schema file; bags: feature -> (values int64 [total], lengths int64 [rows]).
         Raises FeatureError: an id out of range, lengths that do not add up, a non-finite number.
         """
-        given = self._given
+        columns_of_role = self._tensor_columns
         context, candidate = (
-            self.ids_block(role, dense[:, given[role].dense], sparse[:, given[role].singles], bags)
+            self.ids_block(
+                role, dense[:, columns_of_role[role].dense], sparse[:, columns_of_role[role].singles], bags
+            )
             for role in ROLES
         )
         return Batch(context, candidate)
 
     def ids_block(self, role: Role, raw: F32, ids: I64, bags: Mapping[str, tuple[I64, I64]]) -> Block:
-        """Ready ids of one role -> its block.
+        """Encodes ids of one role as its block.
 
         raw: float32 [rows, the role's dense features], ids: int64 [rows, its single-valued features],
-        both in the order of the schema file; bags: at least its own, as for `from_ids`, which says
-        what is raised.
+        both in the order of the schema file; bags: at least the role's, as for `from_ids`. Raises as
+        `from_ids`.
         """
         layout = self.schema.layout(role)
-        given = self._given[role]
+        columns_of_role = self._tensor_columns[role]
         if np.isnan(raw).any():
             row, column = np.argwhere(np.isnan(raw))[0]
             raise FeatureError(layout.dense[column].name, f"value nan is not a finite number (row {row})")
         ranks = np.empty_like(ids)
         # One comparison for all features: seen as unsigned, a negative id is a huge one.
-        in_range = not (ids.view(np.uint64) >= given.rows).any()
+        in_range = not (ids.view(np.uint64) >= columns_of_role.rows).any()
         for i, f in enumerate(layout.singles):
             vocabulary = self.vocabularies[f.table_name]
-            own = ids[:, i]
-            ranks[:, i] = vocabulary.rank_of_id[own] if in_range else vocabulary.ranks_of_ids(f.name, own)
+            column = ids[:, i]
+            ranks[:, i] = (
+                vocabulary.rank_of_id[column] if in_range else vocabulary.ranks_of_ids(f.name, column)
+            )
         pairs = []
         for f in layout.bags:
             values, lengths = bags[f.name]
@@ -246,7 +250,7 @@ class Encoder:
             raise FeatureError(f.name, f"lengths add up to {int(lengths.sum())}, values are {values.size}")
 
     def unknown(self, batch: Batch) -> dict[str, int]:
-        """Out-of-vocabulary look-ups in a batch, by feature; features without any are left out."""
+        """Counts out-of-vocabulary look-ups of a batch by feature; features without any are left out."""
         counts: dict[str, int] = {}
         for layout, block in (
             (self.schema.context, batch.context),
@@ -265,7 +269,7 @@ class Encoder:
 
 
 def interleave(bags: Sequence[tuple[I64, I64]]) -> tuple[I64, I64]:
-    """Per-feature (values, lengths [rows]) -> one jagged array, row by row, feature by feature."""
+    """Merges per-feature (values, lengths [rows]) into one jagged array, row by row, feature by feature."""
     if not bags:
         return np.empty(0, np.int64), np.zeros(1, np.int64)
     if len(bags) == 1:

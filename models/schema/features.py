@@ -3,14 +3,14 @@
 Features whose values repeat from row to row are stored, moved and computed once per distinct row of
 their group; the index says which distinct row each row of the batch has. (RecD, MLSys'23, section 4.2:
 the inverse keyed jagged tensor; a group is what RecD calls features deduplicated together.) Features in
-no group stay as they are. The way back is exact: the same bits, in the same order.
+no group stay as they are. The inverse is exact: the same bits in the same order.
 
     columns             user  a a a b b     price  3 5 4 3 9
     groups (user)       user  a b           index  0 0 0 1 1     price alone
 
 Models execute the form with one group, the context (`polyrec.models.schema.batch.Batch`);
-`to_context_batch` finds its distinct rows in any batch. Which groups pay on given data:
-models/schema/grouping.py."""
+`to_context_batch` deduplicates the contexts of any batch. models/schema/grouping.py chooses the groups that
+pay on given data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from polyrec.models.schema.batch import I64, Batch, Block, take_bags
 from polyrec.models.schema.distinct import Column, Jagged, distinct, rows_of, take
 from polyrec.models.schema.encoder import interleave
-from polyrec.models.schema.schema import ROLES, Layout, Schema
+from polyrec.models.schema.schema import ROLES, RoleLayout, Schema
 
 Columns = Mapping[str, Column]
 
@@ -37,7 +37,7 @@ class Group:
     inverse: I64
 
     def plain(self) -> dict[str, Column]:
-        """The features with every row repeated as often as it stood there."""
+        """Returns the features of all rows, repeats included."""
         return {name: take(column, self.inverse) for name, column in self.columns.items()}
 
 
@@ -46,11 +46,11 @@ class InverseKeyed:
     """Rows of features, with repeats stored once. alone: features in no group, all rows."""
 
     groups: tuple[Group, ...]
-    alone: dict[str, Column]
+    ungrouped: dict[str, Column]
 
     def plain(self) -> dict[str, Column]:
-        """All features with all rows: what `deduplicate` was given, bit for bit."""
-        columns = dict(self.alone)
+        """Returns all features of all rows: the input of `deduplicate`, bit for bit."""
+        columns = dict(self.ungrouped)
         for group in self.groups:
             columns |= group.plain()
         return columns
@@ -58,12 +58,12 @@ class InverseKeyed:
     @property
     def nbytes(self) -> int:
         """Bytes of all values, offsets and indices."""
-        columns = [*self.alone.values(), *(c for g in self.groups for c in g.columns.values())]
+        columns = [*self.ungrouped.values(), *(c for g in self.groups for c in g.columns.values())]
         return sum(c.nbytes for c in columns) + sum(g.inverse.nbytes for g in self.groups)
 
 
 def deduplicate(columns: Columns, groups: Sequence[Sequence[str]]) -> InverseKeyed:
-    """Columns of as many rows each -> their inverse keyed jagged form.
+    """Converts columns of equal length to their inverse keyed jagged form.
 
     groups: names of features that are deduplicated together; no name twice.
     """
@@ -75,14 +75,14 @@ def deduplicate(columns: Columns, groups: Sequence[Sequence[str]]) -> InverseKey
         raise ValueError(f"groups {groups} of the features {sorted(columns)}")
     found = []
     for group in groups:
-        own = {name: columns[name] for name in group}
-        first, inverse = distinct(list(own.values()), *sizes)
-        found.append(Group({name: take(c, first) for name, c in own.items()}, inverse))
+        grouped = {name: columns[name] for name in group}
+        first, inverse = distinct(list(grouped.values()), *sizes)
+        found.append(Group({name: take(c, first) for name, c in grouped.items()}, inverse))
     return InverseKeyed(tuple(found), {n: c for n, c in columns.items() if n not in set(names)})
 
 
 def columns_of(batch: Batch, schema: Schema) -> dict[str, Column]:
-    """A batch by feature, contexts repeated: dense float32 [rows], ranks int64 [rows], bags jagged."""
+    """Splits a batch by feature, contexts repeated: dense float32 [rows], ranks int64 [rows], bags jagged."""
     plain = batch.exploded()
     columns: dict[str, Column] = {}
     for role in ROLES:
@@ -102,7 +102,7 @@ def batch_of(columns: Columns, schema: Schema) -> Batch:
     return Batch(_block(columns, schema.context, rows), _block(columns, schema.candidate, rows))
 
 
-def _block(columns: Columns, layout: Layout, rows: int) -> Block:
+def _block(columns: Columns, layout: RoleLayout, rows: int) -> Block:
     bags = [columns[f.name] for f in layout.bags]
     return Block(
         _stacked([columns[d.name] for d in layout.dense], rows, np.dtype(np.float32)),
@@ -118,17 +118,17 @@ def _stacked(columns: Sequence[Column], rows: int, dtype: np.dtype[Any]) -> NDAr
 
 
 def to_context_batch(batch: Batch) -> Batch:
-    """The same rows with equal contexts stored once, in order of first mention.
+    """Returns the same rows with equal contexts stored once, in order of first occurrence.
 
     `Batch.exploded` is the inverse. Contexts count as equal if every bit of them is.
     """
     first, inverse = distinct(block_columns(batch.context), batch.context.rows)
-    own = inverse if batch.context_row is None else inverse[batch.context_row]
-    return Batch(batch.context.take(first), batch.candidate, own)
+    row = inverse if batch.context_row is None else inverse[batch.context_row]
+    return Batch(batch.context.take(first), batch.candidate, row)
 
 
 def block_columns(block: Block) -> list[Column]:
-    """A block as columns that differ in a row exactly where the block does."""
+    """Returns columns that differ between two rows exactly where the block does."""
     columns: list[Column] = [block.dense, block.ranks]
     if block.bags:
         lengths = np.diff(block.bag_offsets).reshape(block.rows, block.bags)

@@ -1,9 +1,9 @@
-"""Which features to deduplicate together, decided by what repeats in a sample of real batches.
+"""Chooses which features to deduplicate together, from the repeats in a sample of real batches.
 
-Deduplicating a group costs an index entry a row and saves the repeats of its rows; two groups that
-change at the same rows save one index by being one. So the choice is measured, not declared: features
-that change together end up in one group, features that repeat on their own in groups of their own, and
-features that hardly repeat in none. (RecD, MLSys'23, section 4.2, groups by hand.)
+Deduplicating a group costs an index entry per row and saves its repeated rows; merging two groups that change
+at the same rows saves one index. The choice is measured: features that change together form one group,
+features that repeat independently a group each, and features that hardly repeat stay plain. (RecD, MLSys'23,
+section 4.2, groups by hand.)
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from polyrec.models.schema.distinct import Column, Jagged, distinct, rows_of
 from polyrec.models.schema.features import Columns
 
 INDEX_BYTES = 4
-"""Of a row's place among the distinct rows, as it is stored and sent."""
+"""Bytes of a row's index into the distinct rows, as stored and sent."""
 
 Names = frozenset[str]
 
 
-def choose(
-    plain: Mapping[str, int], together: Callable[[Names], int], least_saved: int = 1
+def choose_groups(
+    plain_bytes: Mapping[str, int], grouped_bytes: Callable[[Names], int], least_saved: int = 1
 ) -> tuple[tuple[str, ...], ...]:
-    """The groups to deduplicate, in the order of their first feature; features left out stay plain.
+    """Returns the groups to deduplicate, ordered by their first feature; features left out stay plain.
 
     plain: feature -> its bytes as it is. together: bytes of a group when deduplicated, index included.
     Greedy: of all pairs of groups the one whose union saves most is merged, until none saves
     `least_saved` bytes; a group that does not save that much against plain is left out.
     """
-    groups: list[Names] = [frozenset((name,)) for name in plain]
-    bytes_ = {group: together(group) for group in groups}
+    groups: list[Names] = [frozenset((name,)) for name in plain_bytes]
+    bytes_ = {group: grouped_bytes(group) for group in groups}
 
     def cost(group: Names) -> int:
-        return min(bytes_[group], sum(plain[name] for name in group))
+        return min(bytes_[group], sum(plain_bytes[name] for name in group))
 
     pairs: dict[tuple[Names, Names], int] = {}
 
     def consider(a: Names, b: Names) -> None:
-        bytes_[a | b] = together(a | b)
+        bytes_[a | b] = grouped_bytes(a | b)
         pairs[a, b] = cost(a) + cost(b) - cost(a | b)
 
     for a, b in combinations(groups, 2):
@@ -55,17 +55,14 @@ def choose(
         for other in groups:
             consider(other, a | b)
         groups.append(a | b)
-    paying = [g for g in groups if sum(plain[name] for name in g) - bytes_[g] >= least_saved]
-    order = list(plain)
+    paying = [g for g in groups if sum(plain_bytes[name] for name in g) - bytes_[g] >= least_saved]
+    order = list(plain_bytes)
     named = [tuple(sorted(g, key=order.index)) for g in paying]
     return tuple(sorted(named, key=lambda g: order.index(g[0])))
 
 
 class Repeats:
-    """How features of some batches repeat, alone and together.
-
-    Repeats count within a batch: across batches nothing is shared.
-    """
+    """Measures how often features repeat, single and grouped, within each of some batches."""
 
     def __init__(self, batches: Sequence[Columns]) -> None:
         self.features = tuple(batches[0])
@@ -75,12 +72,12 @@ class Repeats:
             {frozenset((n,)): distinct([c], rows_of(c)) for n, c in batch.items()} for batch in batches
         ]
 
-    def plain(self) -> dict[str, int]:
-        """Feature -> bytes of all its values."""
+    def plain_bytes(self) -> dict[str, int]:
+        """Bytes of all values, by feature."""
         return {n: sum(int(batch[n].sum()) for batch in self._bytes) for n in self.features}
 
-    def together(self, group: Names) -> int:
-        """Bytes of a group deduplicated: its distinct rows and an index entry a row."""
+    def grouped_bytes(self, group: Names) -> int:
+        """Bytes of a deduplicated group: its distinct rows and an index entry per row."""
         kept = INDEX_BYTES * self.rows
         for batch, bytes_ in enumerate(self._bytes):
             first, _ = self._distinct(batch, group)
@@ -92,13 +89,13 @@ class Repeats:
         return self.rows / sum(self._distinct(batch, group)[0].size for batch in range(len(self._bytes)))
 
     def groups(self) -> tuple[tuple[str, ...], ...]:
-        """The groups that `choose` takes on these batches."""
-        return choose(self.plain(), self.together)
+        """Returns the groups that `choose_groups` chooses for these batches."""
+        return choose_groups(self.plain_bytes(), self.grouped_bytes)
 
     def _distinct(self, batch: int, group: Names) -> tuple[I64, I64]:
         codes = self._codes[batch]
         if group not in codes:
-            # A union's rows are pairs of the rows of its parts: no value is looked at again.
+            # The rows of a union are pairs of distinct rows of its parts, so no value is compared again.
             head = max((known for known in codes if known < group), key=len)
             parts: list[Column] = [self._distinct(batch, part)[1] for part in (head, group - head)]
             codes[group] = distinct(parts, rows_of(parts[0]))
@@ -106,7 +103,7 @@ class Repeats:
 
 
 def _row_bytes(column: Column) -> I64:
-    """int64 [rows]: bytes of each row's values; a list also has its length to keep."""
+    """int64 [rows]: bytes of each row's values; a list also stores its length."""
     if isinstance(column, Jagged):
         return column.lengths * column.values.itemsize + INDEX_BYTES
     return np.full(column.shape[0], column.nbytes // max(column.shape[0], 1), np.int64)

@@ -1,12 +1,12 @@
-"""The calibrator: counts accesses over training rows, and so puts every table in popularity order.
+"""The calibrator: counts accesses over training rows and puts every table in popularity order.
 
-One streaming pass gives everything an encoder needs besides the schema: a vocabulary a table, with
-the rows of the table ranked by accesses, and mean and deviation of the dense features. Accesses are
-those that serving makes: a context's are counted once a request, not once a candidate. All rows count
-unless a sample is asked for (FAE, VLDB'22, section 3, takes 5% of the inputs): which values get a row at
-all is decided on all training rows anyway, so a sample saves no pass, and cannot tell rare rows apart.
+One streaming pass produces everything that an encoder needs besides the schema: a vocabulary per table, with
+its rows ranked by accesses, and mean and deviation of the dense features. Accesses are counted as serving
+makes them: a context's once per request, not once per candidate. All rows count by default (FAE, VLDB'22,
+section 3, samples 5% of the inputs): the vocabularies need a pass over all training rows anyway, so a sample
+saves nothing, and it cannot rank rare rows.
 
-A calibration is kept in one safetensors file; a bundle keeps its vocabularies in the same arrays.
+A calibration is stored as one safetensors file; bundles store their vocabularies in the same arrays.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from safetensors.numpy import save_file
 
 from polyrec.models.data.counts import AccessCounts
 from polyrec.models.data.moments import Moments
-from polyrec.models.data.reader import Reader
+from polyrec.models.data.reader import DataReader
 from polyrec.models.data.split import TRAIN, Splitter
 from polyrec.models.errors import DataError
-from polyrec.models.files import Strict, whole
+from polyrec.models.files import Strict, atomic_path
 from polyrec.models.schema.batch import I64
 from polyrec.models.schema.encoder import Standard
 from polyrec.models.schema.schema import ROLES, Role, Schema
@@ -44,7 +44,7 @@ Arrays = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What one pass over the training rows has found.
+    """The result of one pass over the training rows.
 
     vocabularies: by table, in popularity order. standards: by dense feature.
     rows: training rows seen. sampled_rows: those whose accesses were counted for the order.
@@ -57,7 +57,7 @@ class Calibration:
 
 
 def calibrate(
-    reader: Reader,
+    reader: DataReader,
     schema: Schema,
     splitter: Splitter,
     *,
@@ -66,13 +66,13 @@ def calibrate(
     seed: int = 0,
     progress: Callable[[int], object] | None = None,
 ) -> Calibration:
-    """Counts over the rows of the splits `which`, in one pass.
+    """Calibrates on the rows of the splits `which`, in one pass.
 
-    sample: share of the rows whose accesses make the order, in (0, 1]; None takes all.
+    sample: share of the rows whose accesses determine the order, in (0, 1]; None takes all.
     A context feature is accessed once for each run of rows with the same value of the schema's group.
-    Of equally popular rows the one looked up last, in the order of the data, comes first; ids go by the
-    count over all training rows, ties by value. `progress` is told the rows of each batch read.
-    Raises DataError: no rows in the splits asked for.
+    Of equally popular rows the one looked up last, in data order, comes first; ids are ordered by the count
+    over all training rows, ties by value. `progress` is called with the rows of each batch read.
+    Raises DataError: no rows in these splits.
     """
     if sample is not None and not 0.0 < sample <= 1.0:
         raise DataError(f"a sample of {sample} is not a share in (0, 1]")
@@ -91,8 +91,8 @@ def calibrate(
         first = sampled & requests.first(data)
         for features, counter in zip(schema.tables.values(), counters.values(), strict=True):
             for feature in features:
-                own = first if feature.role == "context" else sampled
-                counter.add(feature, data.column(feature.name), own)
+                counted = first if feature.role == "context" else sampled
+                counter.add(feature, data.column(feature.name), counted)
         for moment in moments:
             moment.add(data.column(moment.feature.name).to_numpy(zero_copy_only=False))
         if progress is not None:
@@ -108,14 +108,14 @@ def calibrate(
 
 
 class _Requests:
-    """Finds the first row of each request in batches that stream by: rows of one group follow one another."""
+    """Finds the first row of each request in a stream of batches, where rows of a group are consecutive."""
 
     def __init__(self, group: str | None) -> None:
         self._group = group
         self._last: Any = None
 
     def first(self, data: pa.RecordBatch) -> NDArray[np.bool_]:
-        """bool [rows]; every row where the schema knows no requests."""
+        """bool [rows]; True for every row if the schema has no group."""
         if self._group is None or not data.num_rows:
             return np.ones(data.num_rows, bool)
         codes = data.column(self._group).dictionary_encode()
@@ -126,23 +126,23 @@ class _Requests:
         return first
 
 
-def lookups_counted(schema: Schema, accesses: Mapping[str, int]) -> dict[Role, float]:
-    """How many contexts and how many candidates a calibration has counted the look-ups of.
+def counted_lookups(schema: Schema, accesses: Mapping[str, int]) -> dict[Role, float]:
+    """Estimates how many contexts and candidates a calibration has counted.
 
-    accesses: of each table, the sum of its counts. A single-valued feature is looked up once for each, so a
-    table of such features tells; the smallest number that one tells, since unseen values are counted ahead.
-    0 where no table tells.
+    accesses: sum of the counts by table. A single-valued feature is looked up once per context or candidate,
+    so tables of only such features show the number; the smallest is taken, because some counts include
+    estimates for unseen values. 0 where no table shows it.
     """
     found: dict[Role, float] = {}
     for role in ROLES:
-        told = [
+        estimates = [
             accesses[table] / len(features)
             for table, features in schema.tables.items()
             if accesses[table]
             and not any(f.multi for f in features)
             and (schema.group is None or {f.role for f in features} == {role})
         ]
-        found[role] = min(told, default=0.0)
+        found[role] = min(estimates, default=0.0)
     for role, other in (ROLES, ROLES[::-1]):
         found[role] = found[role] or found[other]
     return found
@@ -159,7 +159,7 @@ def skew(counts: I64) -> dict[float, float]:
 
 
 class VocabularyDescriptor(Strict):
-    """What the arrays of one vocabulary do not say themselves.
+    """Metadata of one vocabulary that its arrays do not contain.
 
     values: `range` are the integers 0 ... size-1, which need no array.
     """
@@ -174,7 +174,7 @@ class VocabularyDescriptor(Strict):
 def vocabulary_tensors(
     vocabularies: Mapping[str, Vocabulary],
 ) -> tuple[Arrays, dict[str, VocabularyDescriptor]]:
-    """Vocabularies -> arrays to store, and a descriptor by table.
+    """Converts vocabularies to arrays to store, and a descriptor by table.
 
     For table t: `t.rank_of_id` int32 or int64 [rows], `t.counts` int64 [rows]; integer values as
     `t.values` int64 [size]; strings as `t.values` uint8 (UTF-8, one after the other) and `t.offsets`
@@ -244,7 +244,7 @@ def _values(table: str, d: VocabularyDescriptor, arrays: Mapping[str, NDArray[An
 
 
 def save_calibration(calibration: Calibration, path: str | Path) -> None:
-    """Writes one safetensors file, its description in the header; whole or not at all."""
+    """Writes one safetensors file, its description in the header; atomically."""
     arrays, descriptors = vocabulary_tensors(calibration.vocabularies)
     header = {
         "format": FORMAT,
@@ -255,19 +255,19 @@ def save_calibration(calibration: Calibration, path: str | Path) -> None:
     }
     path = Path(path)
     try:
-        with whole(path) as partial:
+        with atomic_path(path) as partial:
             partial.touch()
             mode = partial.stat().st_mode
             save_file(arrays, partial, {"calibration": json.dumps(header)})
-            partial.chmod(mode)  # safetensors leaves a file that only its owner can read
+            partial.chmod(mode)  # safetensors creates files that only their owner can read
     except (OSError, SafetensorError) as e:
         raise DataError(f"cannot write '{path}': {e}") from None
 
 
 def load_calibration(path: str | Path, schema: Schema | None = None) -> Calibration:
-    """Reads what `save_calibration` wrote.
+    """Reads a file that `save_calibration` wrote.
 
-    Raises DataError: no such file, not one of these, or one of another schema than `schema`.
+    Raises DataError: no such file, not a calibration, or one of another schema than `schema`.
     """
     try:
         with safe_open(path, "np") as f:

@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from polyrec.models.errors import SchemaError
-from polyrec.models.files import Strict, read_yaml, validated
+from polyrec.models.files import Strict, read_yaml, validate_as
 
 Role = Literal["context", "candidate"]
 ROLES: tuple[Role, Role] = ("context", "candidate")
@@ -92,7 +92,7 @@ class Label(Strict):
 
 
 class Split(Strict):
-    """Which rows train, validate and test.
+    """The rule that assigns rows to training, validation and test.
 
     `time`: by the quantiles of one column; rows below the `train` quantile train, the rest test, and
     the last `validation` share of the training rows (by the same column) chooses hyperparameters.
@@ -113,8 +113,8 @@ class Split(Strict):
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """The features of one role, in the order of their slots."""
+class RoleLayout:
+    """The features of one role, in slot order."""
 
     dense: tuple[Dense, ...]
     singles: tuple[Categorical, ...]
@@ -130,7 +130,7 @@ class Layout:
 
 
 class Schema(Strict):
-    """The contract of a request and of the data it was learned from."""
+    """The features of requests and data, the label, and the split."""
 
     name: Name
     dense: tuple[Dense, ...] = ()
@@ -163,19 +163,19 @@ class Schema(Strict):
         return self
 
     @cached_property
-    def context(self) -> Layout:
+    def context(self) -> RoleLayout:
         return self._layout("context")
 
     @cached_property
-    def candidate(self) -> Layout:
+    def candidate(self) -> RoleLayout:
         return self._layout("candidate")
 
-    def layout(self, role: Role) -> Layout:
+    def layout(self, role: Role) -> RoleLayout:
         return self.context if role == "context" else self.candidate
 
-    def _layout(self, role: Role) -> Layout:
+    def _layout(self, role: Role) -> RoleLayout:
         categorical = [f for f in self.categorical if f.role == role]
-        return Layout(
+        return RoleLayout(
             dense=tuple(f for f in self.dense if f.role == role),
             singles=tuple(f for f in categorical if not f.multi),
             bags=tuple(f for f in categorical if f.multi),
@@ -205,7 +205,7 @@ class Schema(Strict):
 def load_schema(path: str | Path) -> Schema:
     """Reads a YAML or JSON schema file; a bare name (`trivago`) means one that ships with Polyrec.
 
-    Raises SchemaError, in one line that names the key and the offence.
+    Raises SchemaError, in one line that names the key and the offense.
     """
     file = Path(path)
     if not file.suffix and not file.exists():
@@ -216,4 +216,4 @@ def load_schema(path: str | Path) -> Schema:
     except FileNotFoundError:
         shipped = ", ".join(sorted(p.stem for p in BUILT_IN.glob("*.yaml")))
         raise SchemaError(f"no schema file '{path}'; shipped schemas: {shipped}") from None
-    return validated(Schema, raw, what, SchemaError)
+    return validate_as(Schema, raw, what, SchemaError)

@@ -24,23 +24,23 @@ from numpy.typing import NDArray
 from polyrec.models.errors import FeatureError
 from polyrec.models.schema.batch import I64
 
-Whole = TypeVar("Whole", bound="np.signedinteger[Any]")
-REFUSED = -1
-QUOTED = 64
-"""Characters of an unknown value that a message repeats."""
-LISTED = 2**16
-"""Integers up to here are looked up one by one in a dictionary, beyond in whole arrays."""
+SignedInt = TypeVar("SignedInt", bound="np.signedinteger[Any]")
+REJECTED = -1
+QUOTED_CHARACTERS = 64
+"""Maximum characters of an unknown value in a message."""
+DICT_LIMIT = 2**16
+"""Integer vocabularies up to this size are looked up in a dictionary, larger ones with whole arrays."""
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
     """Values, ids and ranks of one table.
 
-    values: [size] raw values in id order; None means the integers 0 ... size-1 stand for themselves.
+    values: [size] raw values in id order; None: the values are the integers 0 ... size-1.
     rank_of_id: int64 [rows], a permutation.
     counts: int64 [rows], sampled accesses in rank order, never increasing.
-    specials: whether the table has a missing and an out-of-vocabulary row (an imported one has not).
-    oov: what an unknown value gets: the out-of-vocabulary row, or a refusal.
+    specials: whether the table has a missing and an out-of-vocabulary row (imported ones have not).
+    oov: an unknown value gets the out-of-vocabulary row, or is refused.
     """
 
     table: str
@@ -52,7 +52,7 @@ class Vocabulary:
     specials: bool = True
     oov: Literal["row", "refuse"] = "row"
     _ranks: dict[str | int | None, int] = field(init=False, repr=False, compare=False, default_factory=dict)
-    _oov_rank: int = field(init=False, repr=False, compare=False, default=REFUSED)
+    _oov_rank: int = field(init=False, repr=False, compare=False, default=REJECTED)
 
     def __post_init__(self) -> None:
         if self.rank_of_id.shape != (self.rows,) or self.counts.shape != (self.rows,):
@@ -62,29 +62,31 @@ class Vocabulary:
         if self.specials and self.oov == "row":
             object.__setattr__(self, "_oov_rank", int(self.rank_of_id[self.oov_id]))
 
-    def known(self) -> dict[str | int | None, int]:
-        """Raw value -> rank; made when first needed (a server asks while it loads, training never)."""
+    def rank_by_value(self) -> dict[str | int | None, int]:
+        """Returns the rank by raw value; built on first use (a server builds it while it loads)."""
         if not self._ranks:
-            if self.values is not None or self.size <= LISTED:
+            if self.values is not None or self.size <= DICT_LIMIT:
                 values = range(self.size) if self.values is None else self.values.to_pylist()
                 self._ranks.update(zip(values, self.rank_of_id[: self.size].tolist(), strict=True))
             self._ranks[None] = self.missing_rank
         return self._ranks
 
     def reordered(self, rank_of_id: I64, counts: I64) -> Vocabulary:
-        """The same values and ids in another order. Ready for requests if this one is: a server may change
-        over to it at once, and only what moved is looked up anew."""
+        """Returns the same values and ids in another order.
+
+        If the look-up dictionary is built, the new one is derived from it: only moved values are updated.
+        """
         other = replace(self, rank_of_id=rank_of_id, counts=counts)
         if self._ranks:
-            known = self._ranks.copy()
-            if self.values is not None or self.size <= LISTED:
+            ranks = self._ranks.copy()
+            if self.values is not None or self.size <= DICT_LIMIT:
                 moved = np.flatnonzero(rank_of_id[: self.size] != self.rank_of_id[: self.size])
                 values = (
                     moved.tolist() if self.values is None else self.values.take(pa.array(moved)).to_pylist()
                 )
-                known.update(zip(values, rank_of_id[moved].tolist(), strict=True))
-            known[None] = other.missing_rank
-            other._ranks.update(known)
+                ranks.update(zip(values, rank_of_id[moved].tolist(), strict=True))
+            ranks[None] = other.missing_rank
+            other._ranks.update(ranks)
         return other
 
     @property
@@ -102,7 +104,7 @@ class Vocabulary:
     @property
     def missing_rank(self) -> int:
         """Rank of the missing row, or -1 where a missing value is refused."""
-        return int(self.rank_of_id[self.missing_id]) if self.specials else REFUSED
+        return int(self.rank_of_id[self.missing_id]) if self.specials else REJECTED
 
     @property
     def oov_rank(self) -> int:
@@ -110,18 +112,18 @@ class Vocabulary:
         return self._oov_rank
 
     def encode(self, feature: str, values: Sequence[str | int | None]) -> I64:
-        """Raw values of a request -> ranks, int64 [len(values)]. Raises FeatureError."""
-        if self.values is None and self.size > LISTED:
+        """Encodes raw values of a request as ranks, int64 [len(values)]. Raises FeatureError."""
+        if self.values is None and self.size > DICT_LIMIT:
             ranks = self._encode_range(values)
         else:
-            get = self.known().get
+            get = self.rank_by_value().get
             ranks = np.fromiter(map(get, values, repeat(self._oov_rank)), np.int64, count=len(values))
-        if self._oov_rank == REFUSED and ranks.size and ranks.min() < 0:
+        if self._oov_rank == REJECTED and ranks.size and ranks.min() < 0:
             row = int(np.argmax(ranks < 0))
             what = (
                 "a value is required"
                 if values[row] is None
-                else f"unknown value {str(values[row])[:QUOTED]!r}"
+                else f"unknown value {str(values[row])[:QUOTED_CHARACTERS]!r}"
             )
             raise FeatureError(feature, f"{what} (position {row})")
         return ranks
@@ -141,7 +143,7 @@ class Vocabulary:
         return np.where(known, self.rank_of_id[np.where(known, ids, 0)], self.oov_rank)
 
     def encode_arrow(self, values: pa.Array) -> I64:
-        """A column of data -> ranks, int64 [len(values)]; nulls are missing, unknown values oov."""
+        """Encodes a column of data as ranks, int64 [len(values)]; nulls are missing, unknown values oov."""
         missing = values.is_null().to_numpy(zero_copy_only=False)
         if self.values is None:
             ids = pc.fill_null(values.cast(pa.int64()), -1).to_numpy(zero_copy_only=False)
@@ -154,7 +156,10 @@ class Vocabulary:
         return np.where(missing, self.missing_rank, ranks)
 
     def ranks_of_ids(self, feature: str, ids: I64) -> I64:
-        """Ids of the inference protocol -> ranks, same shape. Raises FeatureError if out of range."""
+        """Converts ids of the inference protocol to ranks, same shape.
+
+        Raises FeatureError if out of range.
+        """
         # Seen as unsigned, a negative id is a huge one.
         if ids.size and ids.view(np.uint64).max() >= self.rows:
             bad = int(np.argmax((ids < 0) | (ids >= self.rows)))
@@ -164,7 +169,7 @@ class Vocabulary:
         return self.rank_of_id[ids]
 
 
-def ids_of_ranks(rank_of_id: NDArray[Whole]) -> NDArray[Whole]:
+def ids_of_ranks(rank_of_id: NDArray[SignedInt]) -> NDArray[SignedInt]:
     """The inverse permutation: rank -> stable id, [rows], of the same type."""
     ids = np.empty_like(rank_of_id)
     ids[rank_of_id] = np.arange(rank_of_id.size)

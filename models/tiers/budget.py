@@ -11,31 +11,31 @@ from dataclasses import dataclass
 
 from polyrec.models.embeddings.cuts import tiers_within
 from polyrec.models.schema.vocabulary import Vocabulary
-from polyrec.models.tiers.disk.page_cache import DEFAULT, PAGE_BOOKS, SLOT_BOOKS
-from polyrec.models.tiers.disk.row_cache import ROW_BOOKS
+from polyrec.models.tiers.disk.page_cache import DEFAULT, PAGE_INDEX_BYTES, SLOT_INDEX_BYTES
+from polyrec.models.tiers.disk.row_cache import ROW_INDEX_BYTES
 from polyrec.models.tiers.placement import PAGE_BYTES, TierCuts
 
-CACHED = 0.1
+CACHE_SHARE = 0.1
 """Share of the host's budget for the cache: between 0.05 and 0.2 hit rates differ little (docs/tiers.md)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class MemorySplit:
     """cuts: rows of each table in each tier. cache_bytes: as polyrec.models.tiers.placement.Placement has
     it. books: bytes of the cache's books; rows, cache and books together are the host's budget at most."""
 
     cuts: dict[str, TierCuts]
     cache_bytes: int
-    books: int
+    index_bytes: int
 
 
-def shared(
+def split_memory(
     vocabularies: Mapping[str, Vocabulary],
     row_bytes: int,
     host_bytes: int,
     device_bytes: int = 0,
-    cached: float = CACHED,
-) -> Share:
+    cached: float = CACHE_SHARE,
+) -> MemorySplit:
     """Shares out `host_bytes` (and `device_bytes`) among rows, cache and books; other rows lie in the file.
 
     row_bytes: of a stored row. cached: share of `host_bytes` that is the cache; one page at least.
@@ -43,15 +43,21 @@ def shared(
     total = sum(v.rows for v in vocabularies.values())
     whole = {"device": device_bytes, "host": host_bytes, "disk": 0}
     if device_bytes // row_bytes + host_bytes // row_bytes >= total:
-        return Share(_cuts(vocabularies, row_bytes, whole), PAGE_BYTES, 0)
+        return MemorySplit(_cuts(vocabularies, row_bytes, whole), PAGE_BYTES, 0)
     page_bytes = -(-row_bytes // PAGE_BYTES) * PAGE_BYTES
     a_page = page_bytes // row_bytes
     slots = max(int(host_bytes * cached) // page_bytes, 1)
-    singly = DEFAULT.singly(slots)
+    row_slots = DEFAULT.row_slots(slots)
     # the file has whole tables
-    books = -(-total // a_page) * PAGE_BOOKS + (slots - singly) * SLOT_BOOKS + singly * a_page * ROW_BOOKS
-    rows = max(host_bytes - slots * page_bytes - books, 0)
-    return Share(_cuts(vocabularies, row_bytes, whole | {"host": rows}), slots * page_bytes, books)
+    index_bytes = (
+        -(-total // a_page) * PAGE_INDEX_BYTES
+        + (slots - row_slots) * SLOT_INDEX_BYTES
+        + row_slots * a_page * ROW_INDEX_BYTES
+    )
+    rows = max(host_bytes - slots * page_bytes - index_bytes, 0)
+    return MemorySplit(
+        _cuts(vocabularies, row_bytes, whole | {"host": rows}), slots * page_bytes, index_bytes
+    )
 
 
 def _cuts(

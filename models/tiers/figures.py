@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from polyrec.models.schema.batch import I64
-from polyrec.models.tiers.layout import DEVICE, DISK, HOST, REMOTE, Layout
+from polyrec.models.tiers.layout import DEVICE, DISK, HOST, REMOTE, TierLayout
 
 LEVELS = ("device", "host", "cache", "disk", "remote")
 """The tiers as figures name them: `cache` are the pages of the disk tier that host memory holds."""
@@ -48,7 +48,7 @@ class Figures:
 class Counters:
     """Adds up what gathers tell. Written by whoever gathers, under the stack's lock; read at any time."""
 
-    def __init__(self, layout: Layout, row_bytes: int, page_bytes: int) -> None:
+    def __init__(self, layout: TierLayout, row_bytes: int, page_bytes: int) -> None:
         self._layout = layout
         self._row_bytes, self._page_bytes = row_bytes, page_bytes
         self.lookups: I64 = np.zeros(layout.tier.size, np.int64)

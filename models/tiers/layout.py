@@ -25,7 +25,7 @@ MOST_STEPS = 8
 """With more boundaries in a block a binary search is quicker: many tables of a few rows."""
 
 
-class Layout:
+class TierLayout:
     """The ranges of every table.
 
     sizes: rows of each table, in the order of the fused weight. cuts: table -> rows in each of TIERS,
@@ -102,7 +102,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class RowLocations:
     """Where rows lie. segment: range of the layout; tier; local: address within the tier; all [n]."""
 
     segment: I64
@@ -110,15 +110,15 @@ class Places:
     local: I64
 
     @staticmethod
-    def of(layout: Layout, rows: I64) -> Places:
+    def of(layout: TierLayout, rows: I64) -> RowLocations:
         segment = layout.segments(rows)
         if layout.rows[HOST] == layout.total:
             # one tier, with the rows in the order of the fused weight
-            return Places(segment, np.broadcast_to(np.int8(HOST), rows.shape), rows)
-        return Places(segment, layout.tier[segment], layout.local(rows, segment))
+            return RowLocations(segment, np.broadcast_to(np.int8(HOST), rows.shape), rows)
+        return RowLocations(segment, layout.tier[segment], layout.local(rows, segment))
 
-    def at(self, part: I64 | slice) -> Places:
-        return Places(self.segment[part], self.tier[part], self.local[part])
+    def at(self, part: I64 | slice) -> RowLocations:
+        return RowLocations(self.segment[part], self.tier[part], self.local[part])
 
     def address(self, tier: int) -> I64:
         """The address within that tier; 0, which is read and thrown away, for rows of others."""

@@ -18,27 +18,27 @@ from polyrec.models.schema.batch import I64
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.vocabulary import Vocabulary, ids_of_ranks
 from polyrec.models.tiers.disk.disk import DiskTier, pages_of, write_pages
-from polyrec.models.tiers.layout import DEVICE, DISK, HOST, REMOTE, Layout
-from polyrec.models.tiers.parts import Tiers
+from polyrec.models.tiers.layout import DEVICE, DISK, HOST, REMOTE, TierLayout
 from polyrec.models.tiers.placement import PAGE_BYTES, Placement, RemoteStore
 from polyrec.models.tiers.remote.login import login_of
 from polyrec.models.tiers.remote.remote import RemoteTier
-from polyrec.models.tiers.row_form import RowForm
+from polyrec.models.tiers.row_format import RowFormat
 from polyrec.models.tiers.slab import Bytes, RowSource, Slab
 from polyrec.models.tiers.stack import TierStack
+from polyrec.models.tiers.tier_set import TierSet
 from polyrec.models.tiers.updates.changes import Changes
 
 ROWS_AT_ONCE = 1 << 16
 
 
-def rows_of_weight(weight: Tensor, form: RowForm) -> RowSource:
+def rows_of_weight(weight: Tensor, row_format: RowFormat) -> RowSource:
     """Rows of a store's weight, as bytes."""
-    flat = weight.detach().contiguous().view(torch.uint8).numpy().reshape(-1, form.bytes)
+    flat = weight.detach().contiguous().view(torch.uint8).numpy().reshape(-1, row_format.bytes)
     return lambda first, count: flat[first : first + count]
 
 
 def open_stack(
-    form: RowForm,
+    row_format: RowFormat,
     sizes: Mapping[str, int],
     source: RowSource,
     placement: Placement,
@@ -54,7 +54,7 @@ def open_stack(
     cannot be written, a reader that the kernel refuses, a store that is to be filled and does not answer.
     """
     try:
-        layout = Layout(sizes, {t: c.counts for t, c in placement.cuts.items()})
+        layout = TierLayout(sizes, {t: c.counts for t, c in placement.cuts.items()})
     except ValueError as e:
         raise RuntimeUnavailable(f"placement: {e}") from None
     if layout.rows[REMOTE] and encoder is None:
@@ -63,36 +63,36 @@ def open_stack(
     if changes is not None and encoder is not None:
         since, source = changes.latest, changes.over(source, sizes, encoder)
     vocabularies = [] if encoder is None else [encoder.vocabularies[t] for t in layout.tables]
-    page_bytes = -(-form.bytes // PAGE_BYTES) * PAGE_BYTES
-    pages = -(-layout.file_rows // (page_bytes // form.bytes))
+    page_bytes = -(-row_format.bytes // PAGE_BYTES) * PAGE_BYTES
+    pages = -(-layout.file_rows // (page_bytes // row_format.bytes))
     slots = min(max(placement.cache_bytes // page_bytes, 1), pages)
-    slab = Slab(form, layout.rows[HOST], slots, page_bytes, placement.huge_pages)
+    slab = Slab(row_format, layout.rows[HOST], slots, page_bytes, placement.huge_pages)
     fill(slab.row_bytes(), layout, HOST, source)
-    hot = _device_rows(form, layout, source, torch.device(device)) if layout.rows[DEVICE] else None
+    hot = _device_rows(row_format, layout, source, torch.device(device)) if layout.rows[DEVICE] else None
     disk = _open_disk(slab, layout, source, placement, vocabularies) if layout.rows[DISK] else None
     ids, remote = None, None
     if layout.rows[REMOTE] and placement.remote is not None:
         ids = _remote_ids(layout, vocabularies)
-        remote = _open_remote(form, layout, source, placement.remote, vocabularies, ids, changes)
-    stack = TierStack(Tiers(layout, slab, hot, disk, remote), encoder, ids, changes)
+        remote = _open_remote(row_format, layout, source, placement.remote, vocabularies, ids, changes)
+    stack = TierStack(TierSet(layout, slab, hot, disk, remote), encoder, ids, changes)
     if changes is not None:
         changes.join(stack, since)
     return stack
 
 
-def fill(out: Bytes, layout: Layout, tier: int, source: RowSource) -> None:
+def fill(out: Bytes, layout: TierLayout, tier: int, source: RowSource) -> None:
     done = 0
     for part in _parts(layout, tier, source):
         out[done : done + len(part)] = part
         done += len(part)
 
 
-def _parts(layout: Layout, tier: int, source: RowSource) -> Iterator[Bytes]:
+def _parts(layout: TierLayout, tier: int, source: RowSource) -> Iterator[Bytes]:
     for first, count in layout.ranges(tier):
         yield from _read(source, first, count)
 
 
-def file_parts(layout: Layout, source: RowSource) -> Iterator[Bytes]:
+def file_parts(layout: TierLayout, source: RowSource) -> Iterator[Bytes]:
     """What the file of the disk tier holds, in order."""
     for table, rows in layout.filed.items():
         yield from _read(source, layout.base[table], rows)
@@ -103,14 +103,20 @@ def _read(source: RowSource, first: int, count: int) -> Iterator[Bytes]:
         yield source(start, min(ROWS_AT_ONCE, first + count - start))
 
 
-def _device_rows(form: RowForm, layout: Layout, source: RowSource, device: torch.device) -> Tensor:
-    rows = np.empty((layout.rows[DEVICE], form.bytes), np.uint8)
+def _device_rows(
+    row_format: RowFormat, layout: TierLayout, source: RowSource, device: torch.device
+) -> Tensor:
+    rows = np.empty((layout.rows[DEVICE], row_format.bytes), np.uint8)
     fill(rows, layout, DEVICE, source)
-    return torch.from_numpy(rows).view(form.unit).to(device)
+    return torch.from_numpy(rows).view(row_format.unit).to(device)
 
 
 def _open_disk(
-    slab: Slab, layout: Layout, source: RowSource, placement: Placement, vocabularies: Sequence[Vocabulary]
+    slab: Slab,
+    layout: TierLayout,
+    source: RowSource,
+    placement: Placement,
+    vocabularies: Sequence[Vocabulary],
 ) -> DiskTier:
     assert placement.directory is not None
     try:
@@ -135,12 +141,12 @@ def _open_disk(
     return disk
 
 
-def _keep_next(disk: DiskTier, layout: Layout, source: RowSource, counts: Sequence[I64]) -> None:
+def _keep_next(disk: DiskTier, layout: TierLayout, source: RowSource, counts: Sequence[I64]) -> None:
     """The rows of the file that deserve memory next, into the part of the cache that keeps single rows."""
     held = list(layout.cuts.values())
     starts = [h[DEVICE] + h[HOST] for h in held]
     below = [own[start : start + h[DISK]] for own, start, h in zip(counts, starts, held, strict=True)]
-    taken = hottest(below, disk.recent.slots)
+    taken = hottest(below, disk.row_cache.slots)
     rows, at = [], []
     for table, start, own, n in zip(layout.tables, starts, below, taken, strict=True):
         rows.append(layout.base[table] + start + np.arange(n))
@@ -192,7 +198,7 @@ def _from(counts: I64, least: int) -> int:
     return int(counts.size - np.searchsorted(counts[::-1], least))
 
 
-def page_heat(layout: Layout, counts: Sequence[I64], slab: Slab) -> NDArray[np.float64] | None:
+def page_heat(layout: TierLayout, counts: Sequence[I64], slab: Slab) -> NDArray[np.float64] | None:
     """Sampled accesses of the rows of each page that are read from there. counts: of each table, in rank
     order; empty: None."""
     if not counts:
@@ -208,7 +214,7 @@ def page_heat(layout: Layout, counts: Sequence[I64], slab: Slab) -> NDArray[np.f
     return by_page
 
 
-def _remote_ids(layout: Layout, vocabularies: Sequence[Vocabulary]) -> I64:
+def _remote_ids(layout: TierLayout, vocabularies: Sequence[Vocabulary]) -> I64:
     ids = []
     for vocabulary, held in zip(vocabularies, layout.cuts.values(), strict=True):
         if held[REMOTE]:
@@ -217,15 +223,15 @@ def _remote_ids(layout: Layout, vocabularies: Sequence[Vocabulary]) -> I64:
 
 
 def _open_remote(
-    form: RowForm,
-    layout: Layout,
+    row_format: RowFormat,
+    layout: TierLayout,
     source: RowSource,
     store: RemoteStore,
     vocabularies: Sequence[Vocabulary],
     ids: I64,
     changes: Changes | None,
 ) -> RemoteTier:
-    fallback = np.zeros((len(layout.tables), form.bytes), np.uint8)
+    fallback = np.zeros((len(layout.tables), row_format.bytes), np.uint8)
     first = 0
     for i, vocabulary in enumerate(vocabularies):
         if vocabulary.specials:

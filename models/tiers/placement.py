@@ -10,7 +10,7 @@ from pydantic import Field, SecretStr, field_serializer, model_validator
 from polyrec.models.files import Strict
 
 PAGE_BYTES = 4096
-"""What disks and memory are organised in; longer rows take several."""
+"""What disks and memory are organized in; longer rows take several."""
 
 Count = Annotated[int, Field(ge=0)]
 

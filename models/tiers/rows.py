@@ -13,14 +13,14 @@ from polyrec.models.embeddings.lookups import Lookups
 from polyrec.models.embeddings.stage import Vectors
 from polyrec.models.embeddings.store import pool_gathered
 from polyrec.models.schema.batch import I64
-from polyrec.models.tiers.device.fused import FusedLookups, fuses
+from polyrec.models.tiers.device.fused import FusedLookups, can_fuse
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.view import View
 
 HOST = torch.device("cpu")
 
 
-class OlderOrder(RuntimeError):
+class OutdatedOrder(RuntimeError):
     """Rows were asked for by ranks of an order that is no longer the newest, outside of `generation`."""
 
 
@@ -32,13 +32,13 @@ class TieredRows:
 
     def __init__(self, stack: TierStack) -> None:
         self.stack = stack
-        self.form = stack.tiers.form
-        self.rows, self.width = stack.tiers.layout.total, self.form.width
+        self.row_format = stack.tiers.row_format
+        self.rows, self.width = stack.tiers.layout.total, self.row_format.width
         self._order = stack.views.newest.order
         self._view: View | None = None
-        self._buffer = torch.empty((0, self.form.units), dtype=self.form.unit)
+        self._buffer = torch.empty((0, self.row_format.units), dtype=self.row_format.unit)
         self._fallbacks = 0
-        self.fused = FusedLookups(stack) if fuses(stack) else None
+        self.fused = FusedLookups(stack) if can_fuse(stack) else None
 
     @property
     def device(self) -> torch.device:
@@ -74,12 +74,12 @@ class TieredRows:
         """
         wanted = index.numel()
         if self._buffer.shape[0] < wanted or self._buffer.device != self.device:
-            shape = (1 << max(wanted - 1, 0).bit_length(), self.form.units)
-            self._buffer = torch.empty(shape, dtype=self.form.unit, device=self.device)
+            shape = (1 << max(wanted - 1, 0).bit_length(), self.row_format.units)
+            self._buffer = torch.empty(shape, dtype=self.row_format.unit, device=self.device)
         out = self._buffer[:wanted]
         with self._seen() as view:
             self._fallbacks += self.stack.gather(view, index.numpy(), out)
-        return self.form.decode(out)
+        return self.row_format.decode(out)
 
     def pool(self, index: Tensor, offsets: Tensor) -> Tensor:
         """index: int64 [n], offsets: int64 [bags + 1], both on the host -> float32 [bags, width], sums."""
@@ -106,7 +106,7 @@ class TieredRows:
         view = self.stack.views.enter()
         try:
             if view.order != self._order:
-                raise OlderOrder("the rows have a new order: encode and gather within `generation()`")
+                raise OutdatedOrder("the rows have a new order: encode and gather within `generation()`")
             yield view
         finally:
             self.stack.views.leave(view)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polyrec.models.schema.batch import I64
-from polyrec.models.tiers.row_form import RowForm
+from polyrec.models.tiers.row_format import RowFormat
 
 Bytes = NDArray[np.uint8]
 RowSource = Callable[[int, int], Bytes]
@@ -35,27 +35,27 @@ class Slab:
     """
 
     def __init__(
-        self, form: RowForm, rows: int, pages: int, page_bytes: int, huge_pages: bool = True
+        self, row_format: RowFormat, rows: int, pages: int, page_bytes: int, huge_pages: bool = True
     ) -> None:
-        self.form = form
+        self.row_format = row_format
         self.rows, self.pages, self.page_bytes = rows, pages, page_bytes
-        self.rows_a_page = page_bytes // form.bytes
+        self.rows_a_page = page_bytes // row_format.bytes
         if not self.rows_a_page:
-            raise ValueError(f"a page of {page_bytes} bytes holds no row of {form.bytes}")
-        self.grain = math.gcd(form.bytes, page_bytes)
+            raise ValueError(f"a page of {page_bytes} bytes holds no row of {row_format.bytes}")
+        self.grain = math.gcd(row_format.bytes, page_bytes)
         # a whole page's multiple: it stands on a grain, and on what direct reads ask of memory
-        self._first_page = -(-rows * form.bytes // page_bytes) * page_bytes
+        self._first_page = -(-rows * row_format.bytes // page_bytes) * page_bytes
         # one row more: address 0 is there even where nothing is stored
-        size = self._first_page + pages * page_bytes + form.bytes
+        size = self._first_page + pages * page_bytes + row_format.bytes
         length = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         # private: kernels rarely give huge pages to shared memory
         self._memory = mmap.mmap(-1, length, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.huge_pages = huge_pages and self._ask_for_huge_pages()
         self.bytes: Bytes = np.frombuffer(self._memory, np.uint8)
-        flat = torch.from_numpy(self.bytes).view(form.unit)
-        step = self.grain // form.unit.itemsize
-        places = (flat.numel() - form.units) // step + 1
-        self.view = flat.as_strided((places, form.units), (step, 1))
+        flat = torch.from_numpy(self.bytes).view(row_format.unit)
+        step = self.grain // row_format.unit.itemsize
+        places = (flat.numel() - row_format.units) // step + 1
+        self.view = flat.as_strided((places, row_format.units), (step, 1))
         self.pinned = False
 
     def _ask_for_huge_pages(self) -> bool:
@@ -86,7 +86,7 @@ class Slab:
 
     def row_bytes(self) -> Bytes:
         """The stored rows, uint8 [rows, bytes of a row], to be written."""
-        return self.bytes[: self.rows * self.form.bytes].reshape(self.rows, self.form.bytes)
+        return self.bytes[: self.rows * self.row_format.bytes].reshape(self.rows, self.row_format.bytes)
 
     def page(self, slots: I64) -> I64:
         """Byte offset of each page."""
@@ -99,17 +99,19 @@ class Slab:
 
     def paged_rows(self) -> Bytes:
         """The rows within pages, uint8 [pages, rows a page, bytes of a row], to be read and written."""
-        shape = (self.pages, self.rows_a_page, self.form.bytes)
-        strides = (self.page_bytes, self.form.bytes, 1)
+        shape = (self.pages, self.rows_a_page, self.row_format.bytes)
+        strides = (self.page_bytes, self.row_format.bytes, 1)
         return np.lib.stride_tricks.as_strided(self.all_pages(), shape, strides)
 
     def of_rows(self, rows: I64) -> I64:
-        return rows * (self.form.bytes // self.grain)
+        return rows * (self.row_format.bytes // self.grain)
 
     def of_pages(self, slots: I64, places: I64) -> I64:
         """The row at `places` within each of the pages."""
         first = self._first_page // self.grain
-        return first + slots * (self.page_bytes // self.grain) + places * (self.form.bytes // self.grain)
+        return (
+            first + slots * (self.page_bytes // self.grain) + places * (self.row_format.bytes // self.grain)
+        )
 
     def gather(self, addresses: I64, out: Tensor) -> Tensor:
         """addresses: int64 [n] -> out [n, units of a row], of the form's unit."""

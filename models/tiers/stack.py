@@ -25,9 +25,9 @@ from polyrec.models.schema.batch import I64
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.tiers.disk.disk import CacheTooSmall, DiskTier
 from polyrec.models.tiers.figures import Counters, Figures
-from polyrec.models.tiers.layout import DEVICE, DISK, HOST, REMOTE, Places
-from polyrec.models.tiers.parts import Tiers
+from polyrec.models.tiers.layout import DEVICE, DISK, HOST, REMOTE, RowLocations
 from polyrec.models.tiers.slab import Bytes
+from polyrec.models.tiers.tier_set import TierSet
 from polyrec.models.tiers.updates.sample import Sample
 from polyrec.models.tiers.updates.writer import Writer
 from polyrec.models.tiers.view import View, Views
@@ -42,7 +42,7 @@ CLOSE_S = 10.0
 clock = time.perf_counter
 
 
-Read = Callable[[Places, I64, Callable[[I64, Tensor], I64]], I64]
+Read = Callable[[RowLocations, I64, Callable[[I64, Tensor], I64]], I64]
 """(places of the look-ups, which of them have new values, below) -> the look-ups that were lost.
 
 below(at, out) gathers the look-ups `at` from under the device tier, new values over them, into out
@@ -59,7 +59,7 @@ class TierStack:
 
     def __init__(
         self,
-        tiers: Tiers,
+        tiers: TierSet,
         encoder: Encoder | None = None,
         remote_ids: I64 | None = None,
         changes: Changes | None = None,
@@ -71,8 +71,8 @@ class TierStack:
             raise ValueError(f"{tiers.layout.rows[REMOTE]} rows are remote, {ids.size} ids are given")
         self.views = Views(View(0, encoder, ids))
         self._writer = Writer(tiers, self.views)
-        self._counters = Counters(tiers.layout, tiers.form.bytes, tiers.slab.page_bytes)
-        self._aside = Counters(tiers.layout, tiers.form.bytes, tiers.slab.page_bytes)
+        self._counters = Counters(tiers.layout, tiers.row_format.bytes, tiers.slab.page_bytes)
+        self._aside = Counters(tiers.layout, tiers.row_format.bytes, tiers.slab.page_bytes)
         self.sample = Sample()
         self._count = threading.Lock()
         self._closed = False
@@ -105,7 +105,7 @@ class TierStack:
         read: called with the places of the rows and which of them have new values that the tiers lack.
         """
         with self._being_gathered():
-            where = Places.of(self.tiers.layout, rows)
+            where = RowLocations.of(self.tiers.layout, rows)
             self.sample.note(view.order, rows)
             changed = [layer.find(rows)[0] for layer in view.layers]
 
@@ -120,7 +120,7 @@ class TierStack:
                 self._counters.lookup(where.segment)
             return lost.size
 
-    def pool_unplaced(self, view: View, rows: I64, read: Callable[[], None]) -> None:
+    def pool_placed_on_device(self, view: View, rows: I64, read: Callable[[], None]) -> None:
         """As `pool`, for who finds out on the device where rows lie, all in device or host memory, and tells
         it later by `count`. The view must have no new values."""
         with self._being_gathered():
@@ -130,7 +130,7 @@ class TierStack:
                 self._counters.batches += 1
 
     def count(self, lookups: I64) -> None:
-        """Look-ups of each range of the layout that `pool_unplaced` had."""
+        """Look-ups of each range of the layout that `pool_placed_on_device` had."""
         with self._count:
             self._counters.lookups += lookups
 
@@ -149,7 +149,7 @@ class TierStack:
                     self._rest.notify_all()
 
     def _gathered(self, counters: Counters, view: View, rows: I64, out: Tensor, counted: bool) -> int:
-        where = Places.of(self.tiers.layout, rows)
+        where = RowLocations.of(self.tiers.layout, rows)
         if self.tiers.device is None:
             lost = self._below(counters, view, where, out)
         else:
@@ -164,7 +164,9 @@ class TierStack:
             counters.lookup(where.segment)
         return lost.size
 
-    def _with_device(self, hot: Tensor, counters: Counters, view: View, where: Places, out: Tensor) -> I64:
+    def _with_device(
+        self, hot: Tensor, counters: Counters, view: View, where: RowLocations, out: Tensor
+    ) -> I64:
         """Hot rows where they are; the rest gathered on the host and copied over (Hotline)."""
         start = clock()
         cold = np.flatnonzero(where.tier != DEVICE)
@@ -185,10 +187,12 @@ class TierStack:
         return cold[lost]
 
     def _staging(self, rows: int) -> Tensor:
-        form = self.tiers.form
-        return torch.empty((rows, form.units), dtype=form.unit, pin_memory=self.device.type == "cuda")
+        row_format = self.tiers.row_format
+        return torch.empty(
+            (rows, row_format.units), dtype=row_format.unit, pin_memory=self.device.type == "cuda"
+        )
 
-    def _below(self, counters: Counters, view: View, where: Places, out: Tensor) -> I64:
+    def _below(self, counters: Counters, view: View, where: RowLocations, out: Tensor) -> I64:
         """Rows of host, disk and remote tiers, all in `out` [n, units] on the host.
 
         Gives the places of those that the remote store did not give.
@@ -200,7 +204,7 @@ class TierStack:
             return where.local[:0]
         start = clock()
         own = where.at(away)
-        fetching = remote.ask(self.tiers.layout.table[own.segment], view.remote_ids[own.local])
+        fetching = remote.send(self.tiers.layout.table[own.segment], view.remote_ids[own.local])
         asked = clock()
         try:
             self._stored(counters, where, out)
@@ -209,13 +213,13 @@ class TierStack:
             raise
         waited = clock()
         values, found = remote.receive(fetching)
-        out.index_copy_(0, torch.from_numpy(away), torch.from_numpy(values).view(self.tiers.form.unit))
+        out.index_copy_(0, torch.from_numpy(away), torch.from_numpy(values).view(self.tiers.row_format.unit))
         with self._count:
             counters.seconds["remote"] += clock() - waited + asked - start
             counters.miss(own.segment[~found])
         return away[~found]
 
-    def _stored(self, counters: Counters, where: Places, out: Tensor) -> None:
+    def _stored(self, counters: Counters, where: RowLocations, out: Tensor) -> None:
         """Rows of host and disk tiers; whatever stands first in the slab for rows of others."""
         disk = self.tiers.disk
         below = np.flatnonzero(where.tier == DISK) if disk is not None else where.local[:0]
@@ -227,7 +231,7 @@ class TierStack:
             self._from_slab(counters, self.tiers.slab.of_rows(where.address(HOST)), out)
 
     def _through_cache(
-        self, disk: DiskTier, counters: Counters, where: Places, below: I64, out: Tensor
+        self, disk: DiskTier, counters: Counters, where: RowLocations, below: I64, out: Tensor
     ) -> None:
         start = clock()
         try:

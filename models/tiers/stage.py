@@ -19,18 +19,18 @@ from polyrec.models.schema.batch import Batch
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.tiers.opening import open_stack, rows_of_weight
 from polyrec.models.tiers.placement import Placement
-from polyrec.models.tiers.row_form import RowForm
+from polyrec.models.tiers.row_format import RowFormat
 from polyrec.models.tiers.rows import TieredRows
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.updates.changes import Changes
 
 if TYPE_CHECKING:
     from polyrec.models.bundle.bundle import Bundle
-    from polyrec.models.bundle.weights import Weights
+    from polyrec.models.bundle.weights import BundleWeights
 
 
 def open_tiers(
-    bundle: Bundle | Weights,
+    bundle: Bundle | BundleWeights,
     placement: Placement,
     device: torch.device | str = "cpu",
     encoder: Encoder | None = None,
@@ -46,7 +46,7 @@ def open_tiers(
 
     stage = _storing(bundle.stage())
     weight = stage.state_dict()["store.weight"]
-    form = RowForm(stage.store.width, bundle.manifest.representation.precision)
+    row_format = RowFormat(stage.store.width, bundle.manifest.representation.precision)
     names = stage.rows.tables
     stored = stage.rows.sizes if isinstance(stage, TableStage) else stage.cuts.tolist()
     sizes = dict(zip(names, stored, strict=True))
@@ -54,11 +54,13 @@ def open_tiers(
         raise RuntimeUnavailable("placement: the representation stores no rows, there is nothing to place")
     if encoder is None and isinstance(bundle, Bundle):
         encoder = bundle.encoder
-    return open_stack(form, sizes, rows_of_weight(weight, form), placement, encoder, device, changes)
+    return open_stack(
+        row_format, sizes, rows_of_weight(weight, row_format), placement, encoder, device, changes
+    )
 
 
 def open_stage(
-    bundle: Bundle | Weights, stack: TierStack | None, device: torch.device | str = "cpu"
+    bundle: Bundle | BundleWeights, stack: TierStack | None, device: torch.device | str = "cpu"
 ) -> Stage:
     """The bundle's stage on a device, over the stack if there is one."""
     if stack is not None:
@@ -66,7 +68,7 @@ def open_stage(
     return bundle.stage().to(torch.device(device))
 
 
-def stage_over(bundle: Bundle | Weights, stack: TierStack, device: torch.device | str = "cpu") -> Stage:
+def stage_over(bundle: Bundle | BundleWeights, stack: TierStack, device: torch.device | str = "cpu") -> Stage:
     """A new stage of the bundle that gathers through the stack; the rest of it on `device`."""
     stage = bundle.stage()
     storing = _storing(stage)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from polyrec.models.schema.batch import I64
 from polyrec.models.schema.encoder import Encoder
-from polyrec.models.tiers.updates.delta import Layer
+from polyrec.models.tiers.updates.delta import UpdateLayer
 
 
 @dataclass(slots=True, eq=False)
@@ -26,7 +26,7 @@ class View:
     order: int
     encoder: Encoder | None
     remote_ids: I64
-    layers: tuple[Layer, ...] = ()
+    layers: tuple[UpdateLayer, ...] = ()
     readers: int = field(default=0, repr=False)
 
     def over(self, rows: I64, out: Tensor, lost: I64) -> tuple[int, I64]:
@@ -76,7 +76,7 @@ class Views:
                 self._older.append(self._newest)
             self._newest = view
 
-    def wait_until_all_see(self, layer: Layer, timeout_s: float | None = None) -> bool:
+    def wait_until_all_see(self, layer: UpdateLayer, timeout_s: float | None = None) -> bool:
         """Until nobody reads by a view without the layer; False if that took longer."""
         with self._changed:
             return self._changed.wait_for(

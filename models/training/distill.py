@@ -31,7 +31,7 @@ from polyrec.models.errors import BundleError
 
 @dataclass(frozen=True, slots=True)
 class Regression:
-    """How the rows are learned: optimiser steps, look-ups a step, Adam's step size, seed."""
+    """How the rows are learned: optimizer steps, look-ups a step, Adam's step size, seed."""
 
     steps: int = 3000
     rows: int = 4096
@@ -54,7 +54,7 @@ Progress = Callable[[int, int, float], object]
 """Told (step, steps, loss) after each step."""
 
 
-def distilled(
+def distill(
     bundle: Bundle,
     representation: Representation,
     regression: Regression,
@@ -83,7 +83,7 @@ def distilled(
     fidelity = regress(computed, rows, counts.astype(np.float64), regression, progress)
     net = bundle.net()
     if isinstance(stage, HybridStage):
-        net = widened(net, table, stage)
+        net = widen_net(net, table, stage)
     return DLRM(stage, net).eval(), fidelity
 
 
@@ -139,7 +139,7 @@ def _explained(stage: ComputedStage, rows: torch.Tensor, wanted: np.ndarray, wei
     return 1.0 - error / max(variance, 1e-30)
 
 
-def widened(net: DenseNet, table: TableStage, stage: HybridStage) -> DenseNet:
+def widen_net(net: DenseNet, table: TableStage, stage: HybridStage) -> DenseNet:
     """A dense net for twice the vectors, whose new inputs have weight zero: it predicts what `net` does."""
     new = DenseNet(net.shape, net.dense, stage.slots)
     old_first, new_first = first_layer(net), first_layer(new)

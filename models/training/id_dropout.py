@@ -1,7 +1,7 @@
 """Hiding ids while training, so that the model does not lean on ids it has barely seen.
 
 With chance `rate`, a look-up of a large learned vocabulary is answered by the out-of-vocabulary row.
-That is dropout for ids: it keeps the rare ones from being memorised (click models overfit them within
+That is dropout for ids: it keeps the rare ones from being memorized (click models overfit them within
 an epoch), and it trains the out-of-vocabulary row on what it will meet in service, the ids of tomorrow.
 """
 
@@ -15,10 +15,10 @@ from polyrec.models.schema.batch import Batch, Block
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.schema import Role
 
-Hide = Callable[[Batch, np.random.Generator], Batch]
+IdDropout = Callable[[Batch, np.random.Generator], Batch]
 
 
-def hider(encoder: Encoder, rate: float, from_rows: int) -> Hide | None:
+def make_id_dropout(encoder: Encoder, rate: float, from_rows: int) -> IdDropout | None:
     """A function that hides ids of single-valued features in tables of at least `from_rows` rows.
 
     Missing values stay missing: whether a value is given is known in service too. None if nothing

@@ -15,21 +15,21 @@ import torch
 from pydantic import Field, ValidationError
 
 from polyrec.models.bundle.bundle import Bundle, require_target, write_bundle
-from polyrec.models.data.encoded import Encoded, encode
-from polyrec.models.data.reader import Reader
-from polyrec.models.data.split import TEST, TRAIN, VALIDATION, Splitter, split_of
+from polyrec.models.data.encoded import EncodedRows, encode
+from polyrec.models.data.reader import DataReader
+from polyrec.models.data.split import TEST, TRAIN, VALIDATION, Splitter, fit_splitter
 from polyrec.models.dlrm.dlrm import DLRM, Architecture, DenseNet, dense_slots
 from polyrec.models.dlrm.representation import Kind, Representation, initial_stage
 from polyrec.models.embeddings.computed import Encoding
 from polyrec.models.embeddings.cuts import stored_but_largest, stored_within
 from polyrec.models.errors import DataError
 from polyrec.models.evaluation.metrics import Quality, evaluate
-from polyrec.models.files import Strict, one_line, read_yaml, validated
+from polyrec.models.files import Strict, one_line, read_yaml, validate_as
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.popularity import Calibration, calibrate
 from polyrec.models.schema.schema import Schema
 from polyrec.models.schema.vocabulary import Vocabulary
-from polyrec.models.training.id_dropout import hider
+from polyrec.models.training.id_dropout import make_id_dropout
 from polyrec.models.training.trainer import Check, History, Progress, Recipe, fine_tune, fit, predict, refit
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -94,7 +94,7 @@ def load_training(name: str | Path) -> Training:
     except FileNotFoundError:
         shipped = ", ".join(sorted(p.stem for p in RECIPES.glob("*.yaml")))
         raise DataError(f"no recipe file '{name}'; shipped recipes: {shipped}") from None
-    return validated(Training, raw, what, DataError)
+    return validate_as(Training, raw, what, DataError)
 
 
 def default_training(schema: Schema) -> Training:
@@ -111,7 +111,7 @@ class Learner:
     calibration: one made before, instead of counting again (then nothing is refitted).
     """
 
-    reader: Reader
+    reader: DataReader
     schema: Schema
     training: Training
     kind: Kind = "table"
@@ -124,7 +124,7 @@ class Learner:
         """Trains, measures on the test rows and writes the bundle."""
         require_target(out, replace)
         recipe = self.training.recipe
-        splitter = split_of(self.reader, self.schema, self.phase("split", self.reader.rows_hint))
+        splitter = fit_splitter(self.reader, self.schema, self.phase("split", self.reader.rows_hint))
         encoder, history, model = self._fit(splitter)
         if recipe.refit:
             encoder, model = self._refit(splitter, history)
@@ -137,7 +137,7 @@ class Learner:
             encoder,
             metrics={
                 "test": quality.as_dict(),
-                "validation": asdict(best(history)),
+                "validation": asdict(best_check(history)),
             },
             training={
                 "recipe": recipe.model_dump(),
@@ -157,7 +157,7 @@ class Learner:
                     raise DataError(f"{self.reader.path}: the split leaves no {name} rows")
             model = self._model(encoder)
             recipe = self.training.recipe
-            hide = hider(encoder, recipe.hide, recipe.hide_from_rows)
+            hide = make_id_dropout(encoder, recipe.hide, recipe.hide_from_rows)
             return encoder, fit(model, data, training, validation, recipe, hide, self.progress), model
 
     def _refit(self, splitter: Splitter, history: History) -> tuple[Encoder, DLRM]:
@@ -165,7 +165,7 @@ class Learner:
         with self._encode(encoder, splitter, (TRAIN, VALIDATION)) as data:
             model = self._model(encoder)
             recipe = self.training.recipe
-            hide = hider(encoder, recipe.hide, recipe.hide_from_rows)
+            hide = make_id_dropout(encoder, recipe.hide, recipe.hide_from_rows)
             refit(model, data, data.select(TRAIN, VALIDATION), recipe, history, hide, self.progress)
         return encoder, model
 
@@ -181,7 +181,7 @@ class Learner:
         )
         return Encoder(self.schema, found.vocabularies, found.standards)
 
-    def _encode(self, encoder: Encoder, splitter: Splitter, which: Sequence[int]) -> Encoded:
+    def _encode(self, encoder: Encoder, splitter: Splitter, which: Sequence[int]) -> EncodedRows:
         progress = self.phase("encode", self.reader.rows_hint)
         return encode(self.reader, encoder, splitter, which, progress=progress)
 
@@ -199,31 +199,31 @@ class Learner:
         return DLRM(stage, DenseNet(shape, dense_slots(self.schema), stage.slots, recipe.dropout))
 
 
-def best(history: History) -> Check:
+def best_check(history: History) -> Check:
     """The check whose weights were kept."""
     return next(c for c in history.checks if c.step == history.best_step)
 
 
-def measure(model: DLRM, data: Encoded) -> Quality:
+def measure(model: DLRM, data: EncodedRows) -> Quality:
     """Quality on all rows of `data`."""
     rows = data.select(TRAIN, VALIDATION, TEST)
     return evaluate(predict(model, data, rows), data.label, data.group)
 
 
 def quality_on_test(
-    model: DLRM, encoder: Encoder, reader: Reader, phase: Phase
+    model: DLRM, encoder: Encoder, reader: DataReader, phase: Phase
 ) -> dict[str, float | int | None]:
     """Quality of a model on the test rows of data, JSON-able."""
-    splitter = split_of(reader, encoder.schema, phase("split", reader.rows_hint))
+    splitter = fit_splitter(reader, encoder.schema, phase("split", reader.rows_hint))
     progress = phase("encode", reader.rows_hint)
     with encode(reader, encoder, splitter, (TEST,), progress=progress) as data:
         return measure(model, data).as_dict()
 
 
-def tune(
+def fine_tune_bundle(
     model: DLRM,
     bundle: Bundle,
-    reader: Reader,
+    reader: DataReader,
     recipe: Recipe,
     phase: Phase,
     progress: Progress | None = None,
@@ -236,7 +236,7 @@ def tune(
     refitted = bundle.manifest.training.get("recipe", {}).get("refit", False)
     which = (TRAIN, VALIDATION) if refitted else (TRAIN,)
     encoder = bundle.encoder
-    splitter = split_of(reader, encoder.schema, phase("split", reader.rows_hint))
+    splitter = fit_splitter(reader, encoder.schema, phase("split", reader.rows_hint))
     with encode(reader, encoder, splitter, which, progress=phase("encode", reader.rows_hint)) as data:
-        hide = hider(encoder, recipe.hide, recipe.hide_from_rows)
+        hide = make_id_dropout(encoder, recipe.hide, recipe.hide_from_rows)
         fine_tune(model, data, data.select(*which), recipe, hide, progress)

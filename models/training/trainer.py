@@ -25,12 +25,12 @@ from polyrec.models.errors import DataError
 from polyrec.models.evaluation.metrics import auc, log_loss
 from polyrec.models.files import Strict
 from polyrec.models.schema.batch import F32, I64, Batch
-from polyrec.models.training.id_dropout import Hide
+from polyrec.models.training.id_dropout import IdDropout
 from polyrec.models.training.optimizer import RowWiseAdagrad
 from polyrec.models.training.row_order import epoch
 
 
-class Rows(Protocol):
+class TrainingRows(Protocol):
     """Encoded data, as models/data/encoded.py gives it."""
 
     label: F32
@@ -94,7 +94,7 @@ def dense_parameters(model: DLRM) -> list[Parameter]:
     return [*model.net.parameters(), *model.stage.dense_parameters()]
 
 
-class Average:
+class WeightAverage:
     """An exponential moving average of the dense weights, which predicts better than the last step's.
 
     rate: share of the past kept at each step; it rises to that from 0.1, so that the first steps are
@@ -108,7 +108,7 @@ class Average:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Takes in the weights after optimiser step `step`."""
+        """Takes in the weights after optimizer step `step`."""
         rate = min(self._rate, (1 + step) / (10 + step))
         for mean, weight in zip(self._mean, self._weights, strict=True):
             mean.lerp_(weight, 1 - rate)
@@ -128,11 +128,11 @@ Progress = Callable[[int, int, float, Check | None], None]
 
 def fit(
     model: DLRM,
-    data: Rows,
+    data: TrainingRows,
     training: I64,
     validation: I64,
     recipe: Recipe,
-    hide: Hide | None = None,
+    hide: IdDropout | None = None,
     progress: Progress | None = None,
 ) -> History:
     """Trains `model` in place and leaves it at its best weights by validation log-loss.
@@ -147,7 +147,7 @@ def fit(
     checks: list[Check] = []
     best: tuple[float, int, dict[str, Tensor]] | None = None
     losses: list[float] = []
-    average = Average(model, recipe.average)
+    average = WeightAverage(model, recipe.average)
     for step, loss in steps(model, data, training, recipe, total, hide):
         losses.append(loss)
         average.update(step)
@@ -172,11 +172,11 @@ def fit(
 
 def refit(
     model: DLRM,
-    data: Rows,
+    data: TrainingRows,
     rows: I64,
     recipe: Recipe,
     history: History,
-    hide: Hide | None = None,
+    hide: IdDropout | None = None,
     progress: Progress | None = None,
 ) -> None:
     """Trains a fresh `model` on all `rows`, as many epochs as were best in `history`.
@@ -191,10 +191,10 @@ def refit(
 
 def fine_tune(
     model: DLRM,
-    data: Rows,
+    data: TrainingRows,
     rows: I64,
     recipe: Recipe,
-    hide: Hide | None = None,
+    hide: IdDropout | None = None,
     progress: Progress | None = None,
 ) -> None:
     """Trains `model` further, from where it is: one epoch of `rows` at a fifth of the recipe's step sizes.
@@ -207,16 +207,16 @@ def fine_tune(
 
 def _train(
     model: DLRM,
-    data: Rows,
+    data: TrainingRows,
     rows: I64,
     recipe: Recipe,
     stop: int,
-    hide: Hide | None,
+    hide: IdDropout | None,
     progress: Progress | None,
 ) -> None:
     """Takes the first `stop` steps of the recipe's schedule and leaves the model at its average."""
     total = -(-rows.size // recipe.batch_rows) * recipe.epochs
-    average = Average(model, recipe.average)
+    average = WeightAverage(model, recipe.average)
     for step, loss in steps(model, data, rows, recipe, total, hide):
         average.update(step)
         if progress:
@@ -234,9 +234,9 @@ def start_at_base_rate(model: DLRM, label: F32) -> None:
 
 
 def steps(
-    model: DLRM, data: Rows, rows: I64, recipe: Recipe, total: int, hide: Hide | None = None
+    model: DLRM, data: TrainingRows, rows: I64, recipe: Recipe, total: int, hide: IdDropout | None = None
 ) -> Iterator[tuple[int, float]]:
-    """Takes up to `total` optimiser steps, yielding (step, loss) after each."""
+    """Takes up to `total` optimizer steps, yielding (step, loss) after each."""
     torch.manual_seed(recipe.seed)
     dense = torch.optim.AdamW(dense_parameters(model), lr=recipe.dense_lr, weight_decay=recipe.dense_decay)
     sparse = RowWiseAdagrad(model.stage.sparse_parameters(), recipe.sparse_lr, decay=recipe.row_decay)
@@ -266,7 +266,7 @@ def steps(
                 return
 
 
-def predict(model: DLRM, data: Rows, rows: I64, batch_rows: int = 8192) -> F32:
+def predict(model: DLRM, data: TrainingRows, rows: I64, batch_rows: int = 8192) -> F32:
     """float32 [rows.size]: click probabilities, in the order of `rows`."""
     model.eval()
     out = np.empty(rows.size, np.float32)

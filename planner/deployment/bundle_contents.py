@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from polyrec.models.bundle.manifest import VOCABULARY, Manifest, read_manifest
 from polyrec.models.errors import BundleError
 from polyrec.models.schema.batch import F64, I64
-from polyrec.models.schema.popularity import lookups_counted
+from polyrec.models.schema.popularity import counted_lookups
 from polyrec.planner.deployment.rank_accesses import Ranked
 from polyrec.planner.deployment.residency import Tables
 from polyrec.planner.profile import Memory, ProfileError
@@ -58,7 +58,7 @@ def stored_tables(manifest: Manifest, accesses: Mapping[str, I64], memory: Memor
     """
     schema, representation = manifest.schema_, manifest.representation
     counts: dict[str, F64] = {}
-    sampled = lookups_counted(schema, {t: int(accesses[t].sum()) for t in schema.tables})["candidate"]
+    sampled = counted_lookups(schema, {t: int(accesses[t].sum()) for t in schema.tables})["candidate"]
     for table in schema.tables:
         all_rows = accesses[table]
         stored = all_rows.size

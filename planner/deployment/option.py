@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from polyrec.models.schema.batch import F64
-from polyrec.models.tiers.budget import CACHED
+from polyrec.models.tiers.budget import CACHE_SHARE
 from polyrec.planner.deployment.requirements import Ask
 from polyrec.planner.deployment.residency import Residency, Tables, residency
 from polyrec.planner.deployment.tier_cost import P99, PAGE, Missing, tiers_below
@@ -126,7 +126,7 @@ class Option:
 
 def cache_beside(resident: float) -> float:
     """Bytes of pages beside so many bytes of resident rows; one page at least."""
-    return max(resident * CACHED / (1 - CACHED), float(PAGE))
+    return max(resident * CACHE_SHARE / (1 - CACHE_SHARE), float(PAGE))
 
 
 def headroom(capacity: float, dispersion: float) -> float:

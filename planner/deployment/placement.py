@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from polyrec.models.tiers.budget import CACHED
+from polyrec.models.tiers.budget import CACHE_SHARE
 from polyrec.models.tiers.placement import TierCuts
 from polyrec.planner.deployment.occupancy import occupied
 from polyrec.planner.deployment.option import Option
@@ -48,7 +48,7 @@ def filled(problem: Problem, choice: Choice) -> Problem:
         if chosen[partial[0]].tier == "disk":
             # of what is left pages take their share
             held = used[device].cache + sum(chosen[k].resident for k in widest.values()) + room
-            kept = held - max(held * CACHED, float(PAGE * len(widest)))
+            kept = held - max(held * CACHE_SHARE, float(PAGE * len(widest)))
             room = max(kept - sum(chosen[k].resident for k in widest.values()), 0.0)
         cuts = _deeper(problem, chosen, {k: _cuts(chosen[k]) for k in widest.values()}, served, room)
         grown = {k: residency(_tables(problem, chosen[k]), own) for k, own in cuts.items()}

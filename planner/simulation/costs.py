@@ -14,7 +14,7 @@ from typing import Annotated
 from pydantic import Field
 
 from polyrec.models.errors import PolyrecError
-from polyrec.models.files import Strict, read_json, validated
+from polyrec.models.files import Strict, read_json, validate_as
 from polyrec.planner.plan import PathName, Plan
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -75,7 +75,7 @@ def load_costs(file: str | Path, plan: Plan) -> Costs:
             f"no costs '{file}'; measure them: "
             f"python -m polyrec.loadtest.comparison.calibration PLAN --out {file}"
         ) from None
-    costs = validated(Costs, raw, what, CostsError)
+    costs = validate_as(Costs, raw, what, CostsError)
     lacking = [p.name for p in plan.paths if p.name not in costs.batches]
     if lacking:
         raise CostsError(

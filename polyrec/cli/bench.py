@@ -112,8 +112,9 @@ def _run(args: argparse.Namespace) -> int:
     from polyrec.models.bundle.bundle import load_bundle
     from polyrec.planner.plan import load_plan
     from polyrec.planner.traffic import parse_sizes
-    from polyrec.report.comparison.folder import make_folder
-    from polyrec.report.load.comparison import document, tables, text, write_contest
+    from polyrec.report.load.policies import as_json, tables
+    from polyrec.report.page import make_folder, require_matplotlib
+    from polyrec.report.text import terminal
 
     plan = load_plan(args.plan)
     policies = policies_of(plan, args.policies)
@@ -145,7 +146,9 @@ def _run(args: argparse.Namespace) -> int:
     title = f"Routing policies of {Path(args.plan).name}"
     source = open_source(args.data, load_bundle(plan.paths[0].bundle), args.seed)
     if args.out:
+        require_matplotlib()
         make_folder(args.out)
+        from polyrec.report.load.policy_page import write_comparison
     os.sched_setaffinity(0, {client_core})
     paced = args.simulate and args.ahead
     with (
@@ -157,7 +160,7 @@ def _run(args: argparse.Namespace) -> int:
         capacity = None if args.no_search else contest.find_capacities(args.first_rate)
         if args.out:
             # a run that is interrupted later has told what it knew
-            write_contest(Path(args.out), contest, made, title)
+            write_comparison(Path(args.out), contest, made, title)
         if args.simulate:
             contest.calibrate(plan)
         contest.climb(rates or tuple(round((capacity or 0.0) * share, 1) for share in LADDER))
@@ -166,14 +169,14 @@ def _run(args: argparse.Namespace) -> int:
         base = args.step_base or (capacity and capacity * STEP_TO / 5)
         if base and not args.no_step:
             if args.out:
-                write_contest(Path(args.out), contest, made, title)
+                write_comparison(Path(args.out), contest, made, title)
             contest.step(base)
     if args.out:
-        page = write_contest(Path(args.out), contest, made, title)
+        page = write_comparison(Path(args.out), contest, made, title)
     if args.json:
-        print(json.dumps(document(contest, made)))
+        print(json.dumps(as_json(contest, made)))
         return 0
-    print(text(tables(contest)))
+    print(terminal(tables(contest)))
     if args.out:
         print(page)
     return 0

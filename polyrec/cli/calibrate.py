@@ -38,13 +38,13 @@ def run(args: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     from polyrec.models.data.reader import open_data
-    from polyrec.models.data.split import split_of
+    from polyrec.models.data.split import fit_splitter
     from polyrec.models.schema.popularity import calibrate, save_calibration, skew
     from polyrec.models.schema.schema import load_schema
 
     schema = load_schema(args.schema)
     reader = open_data(args.data, schema, args.on_malformed)
-    splitter = split_of(reader, schema)
+    splitter = fit_splitter(reader, schema)
     with tqdm(total=reader.rows_hint, unit=" rows", unit_scale=True, desc="calibrate", disable=None) as bar:
         found = calibrate(reader, schema, splitter, sample=args.sample, seed=args.seed, progress=bar.update)
     save_calibration(found, args.out)

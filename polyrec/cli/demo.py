@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
     import torch
 
-    from polyrec.report.comparison.folder import make_folder
+    from polyrec.report.page import make_folder
     from polyrec.server.app.run import listen, start
 
     def say(line: str) -> None:
@@ -99,8 +99,8 @@ def _trained(out: Path, clicks: Path, schema: Schema, say: Say) -> tuple[Quality
 
     from polyrec.cli.progress import Bars
     from polyrec.models.data.reader import open_data
-    from polyrec.models.data.split import split_of
-    from polyrec.models.data.synthetic.ceiling import planted_quality
+    from polyrec.models.data.split import fit_splitter
+    from polyrec.models.data.synthetic.ceiling import best_possible_quality
     from polyrec.models.training.pipeline import Learner, default_training
 
     reader = open_data(clicks, schema)
@@ -111,7 +111,7 @@ def _trained(out: Path, clicks: Path, schema: Schema, say: Say) -> tuple[Quality
             ).learn(out / kind, replace=True)
             for kind in KINDS
         ]
-    ceiling = planted_quality(clicks, split_of(reader, schema)).as_dict()
+    ceiling = best_possible_quality(clicks, fit_splitter(reader, schema)).as_dict()
     tests = [bundle.manifest.metrics["test"] for bundle in bundles]
     say("2. trained, and measured on the test rows, beside the ceiling that the generator planted:")
     say(f"   {'':>9} {''.join(f'{kind:>10}' for kind in KINDS)}   planted")

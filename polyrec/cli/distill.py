@@ -38,11 +38,16 @@ def run(args: argparse.Namespace) -> int:
 
     from polyrec.cli.progress import Bars
     from polyrec.models.bundle.bundle import load_bundle, require_target, write_bundle
-    from polyrec.models.bundle.derive import quantised
+    from polyrec.models.bundle.derive import quantize_bundle
     from polyrec.models.data.reader import open_data
     from polyrec.models.dlrm.representation import Kind
-    from polyrec.models.training.distill import Regression, distilled
-    from polyrec.models.training.pipeline import default_training, load_training, quality_on_test, tune
+    from polyrec.models.training.distill import Regression, distill
+    from polyrec.models.training.pipeline import (
+        default_training,
+        fine_tune_bundle,
+        load_training,
+        quality_on_test,
+    )
 
     torch.set_num_threads(1)
     require_target(args.out, args.replace)
@@ -55,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     result: dict[str, object] = {"bytes_before": bundle.bytes}
     with Bars() as bars:
         if args.representation in PRECISIONS:
-            model, representation = quantised(bundle, args.representation)
+            model, representation = quantize_bundle(bundle, args.representation)
         else:
             kind: Kind = args.representation
             representation = training.representation(kind, bundle.encoder.vocabularies)
@@ -64,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
             def progress(step: int, steps: int, loss: float) -> None:
                 bars.training(step, steps, loss, None)
 
-            model, fidelity = distilled(bundle, representation, regression, progress)
+            model, fidelity = distill(bundle, representation, regression, progress)
             result["explained_variance"] = round(fidelity.explained, 4)
         metrics = {}
         if args.data:
@@ -73,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
             metrics["test"] = quality_on_test(model, bundle.encoder, reader, bars.phase)
             if args.representation not in PRECISIONS:
                 metrics["distilled"] = metrics["test"]
-                tune(model, bundle, reader, training.recipe, bars.phase, bars.training)
+                fine_tune_bundle(model, bundle, reader, training.recipe, bars.phase, bars.training)
                 metrics["test"] = quality_on_test(model, bundle.encoder, reader, bars.phase)
     derived = {"derived_from": bundle.manifest.version, "by": "distil", "steps": args.steps}
     out = write_bundle(args.out, model, representation, bundle.encoder, metrics, derived, args.replace)

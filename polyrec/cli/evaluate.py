@@ -10,7 +10,7 @@ from polyrec.loadtest.arguments import natural
 
 if TYPE_CHECKING:
     from polyrec.models.evaluation.predictions import Predictions
-    from polyrec.report.comparison.document import Document
+    from polyrec.report.quality.comparison import ModelComparison
 
 HELP = "measure the quality of bundles on data, and which differences are real"
 EXAMPLE = "polyrec evaluate runs/table runs/hybrid --data clicks.parquet --report runs/report"
@@ -57,8 +57,8 @@ def run(args: argparse.Namespace) -> int:
     from polyrec.models.errors import PolyrecError
     from polyrec.models.evaluation.metrics import evaluate
     from polyrec.models.evaluation.predictions import predict_all
-    from polyrec.report.comparison.document import document
-    from polyrec.report.comparison.folder import make_folder, require_drawing, write_report
+    from polyrec.report.page import make_folder, require_matplotlib
+    from polyrec.report.quality.comparison import compare_models
 
     baseline = args.baseline or args.bundles[0]
     twice = {b for b in args.bundles if args.bundles.count(b) > 1}
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     if args.resamples < 1:
         raise PolyrecError(f"--resamples must be at least 1, not {args.resamples}")
     if args.report:
-        require_drawing()
+        require_matplotlib()
         folder = make_folder(args.report)
     torch.set_num_threads(1)
     labels = labels_of(args.bundles)
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
         _print_one(args, evaluate(p, predictions.label, predictions.group).as_dict())
         return 0
     runtime = f"{args.runtime} on {args.device}, dense net in {args.precision}"
-    made = document(
+    comparison = compare_models(
         bundles,
         predictions,
         labels[baseline],
@@ -104,13 +104,15 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
     )
     if args.report:
-        write_report(made, folder)
+        from polyrec.report.quality.report import write_report
+
+        write_report(comparison, folder)
     if len(bundles) == 1:
-        _print_one(args, made.entries[0].quality.as_dict())
+        _print_one(args, comparison.entries[0].quality.as_dict())
     elif args.json:
-        print(json.dumps([{"split": args.split, **entry.as_dict()} for entry in made.entries]))
+        print(json.dumps([{"split": args.split, **entry.as_dict()} for entry in comparison.entries]))
     else:
-        _print_table(made)
+        _print_table(comparison)
     if args.report and not args.json:
         print(f"report: {folder / 'report.html'}")
     return 0
@@ -149,13 +151,12 @@ def _print_one(args: argparse.Namespace, quality: dict[str, float | int | None])
             print(f"{key:>20}  {value:,}" if isinstance(value, int) else f"{key:>20}  {value:.6f}")
 
 
-def _print_table(made: Document) -> None:
+def _print_table(comparison: ModelComparison) -> None:
     from polyrec.models.text_table import aligned
-    from polyrec.report.comparison.explanations import what
-    from polyrec.report.comparison.words import columns, findings
+    from polyrec.report.quality.wording import findings, summary, table
 
-    print(what(made) + "\n")
-    table = [(c.head, *c.cells) for c in columns(made)]
-    print("\n".join(aligned(list(zip(*table, strict=True)), left=len(table))) + "\n")
-    for line in findings(made):
+    shown = table(comparison)
+    print(summary(comparison) + "\n")
+    print("\n".join(aligned([shown.head, *shown.rows], left=len(shown.head))) + "\n")
+    for line in findings(comparison):
         print(line)

@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
     from polyrec.cli.progress import Bars
     from polyrec.models.importers.dlrm import read_dlrm
-    from polyrec.models.importers.parts import write_parts
+    from polyrec.models.importers.foreign_model import write_foreign_model
     from polyrec.models.importers.torchrec import read_torchrec
 
     torch.set_num_threads(1)
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         parts = read_torchrec(args.checkpoint, args.tables.split(",") if args.tables else ())
     with Bars() as bars:
-        bundle = write_parts(
+        bundle = write_foreign_model(
             parts,
             args.out,
             args.name,

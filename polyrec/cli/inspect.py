@@ -81,15 +81,15 @@ def _file(args: argparse.Namespace) -> int:
     if args.vocabulary:
         raise BundleError(f"'{args.path}' is a file; --vocabulary is of a bundle's folder")
     if Path(args.path).suffix in (".yaml", ".yml"):
-        from polyrec.report.profile.words import machine_lines
+        from polyrec.report.profile.summary import machine_lines
 
         machine = load_machine(args.path)
         return _show(args, machine, lambda: machine_lines(machine))
     if _is_profile(Path(args.path)):
-        from polyrec.report.profile.words import lines
+        from polyrec.report.profile.summary import profile_lines
 
         profile = load_profile(args.path)
-        return _show(args, profile, lambda: lines(profile))
+        return _show(args, profile, lambda: profile_lines(profile))
     from polyrec.planner.deployment.explain import page
 
     plan = load_plan(args.path)

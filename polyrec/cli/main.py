@@ -64,11 +64,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.verb is None:
         parser.print_help()
         return 0
-    from polyrec.models.allocator import keep_memory
+    from polyrec.models.allocator import retain_freed_memory
     from polyrec.models.errors import PolyrecError
     from polyrec.models.text import printable
 
-    keep_memory()
+    retain_freed_memory()
     try:
         return int(args.run(args))
     except PolyrecError as e:

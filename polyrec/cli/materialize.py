@@ -23,14 +23,14 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from polyrec.models.bundle.bundle import load_bundle, write_bundle
-    from polyrec.models.bundle.derive import materialised
+    from polyrec.models.bundle.derive import materialize
     from polyrec.models.errors import BundleError
 
     if args.rows is not None and args.rows < 0:
         raise BundleError(f"--rows {args.rows}: a number of rows cannot be negative")
     torch.set_num_threads(1)
     bundle = load_bundle(args.bundle)
-    model, representation = materialised(bundle, args.rows)
+    model, representation = materialize(bundle, args.rows)
     derived = {"derived_from": bundle.manifest.version, "by": "materialise", "rows": args.rows}
     out = write_bundle(
         args.out, model, representation, bundle.encoder, bundle.manifest.metrics, derived, args.replace

@@ -25,7 +25,7 @@ from polyrec.loadtest.traffic.replay import read_times, replay
 from polyrec.loadtest.traffic.request_bodies import RANK
 from polyrec.planner.arrivals import arrival_times
 from polyrec.planner.traffic import Traffic, parse_traffic
-from polyrec.report.comparison.folder import make_folder
+from polyrec.report.page import make_folder, require_matplotlib
 
 OWNERS = (
     *("ok", "late", "refused", "expired", "unavailable", "other", "degraded"),
@@ -110,6 +110,7 @@ def run_load(args: argparse.Namespace) -> int:
     target, load = _load(args)
     before = None
     if args.report is not None:
+        require_matplotlib()
         make_folder(args.report)
         before = _told(args.url, served)
     whole = run(target, load, Limits(args.connections, args.max_connections, args.grace))

@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
             "bytes": done.bytes,
             "source_bytes": before,
             "shared": done.shared,
-            "own": done.own,
+            "own": done.per_row,
             "left_out": done.left_out,
             "moved": done.moved,
             "malformed": reader.malformed,

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from matplotlib.figure import Figure
+
     from polyrec.planner.deployment.proposal import Proposal
     from polyrec.planner.deployment.requirements import Ask
     from polyrec.planner.plan import Plan
@@ -68,9 +70,9 @@ def run(args: argparse.Namespace) -> int:
         return _explained(args)
     _refuse(args)
     if args.pictures:
-        from polyrec.report.comparison.folder import require_drawing
+        from polyrec.report.page import require_matplotlib
 
-        require_drawing()
+        require_matplotlib()
     profile, ask = _asked(args)
     if args.sweep:
         return _swept(args, profile, ask)
@@ -206,7 +208,7 @@ def _swept(args: argparse.Namespace, profile: Profile, ask: Ask) -> int:
             for step in tqdm(steps(ask, axes), desc="plan", unit=" plans", file=sys.stderr, disable=None)
         ]
     if args.pictures:
-        from polyrec.report.plan.frontier import draw
+        from polyrec.report.plan.sweep import draw
 
         _written(args.pictures, {"frontier.png": draw(points, axes)})
     if args.json:
@@ -217,19 +219,20 @@ def _swept(args: argparse.Namespace, profile: Profile, ask: Ask) -> int:
 
 
 def _drawn(proposal: Proposal, folder: str) -> None:
-    from polyrec.report.plan import choice, memory
+    from polyrec.report.plan import memory, routing_map
 
-    _written(folder, {"choice.png": choice.draw(proposal), "memory.png": memory.draw(proposal.plan)})
+    _written(folder, {"choice.png": routing_map.draw(proposal), "memory.png": memory.draw(proposal.plan)})
 
 
-def _written(folder: str, pictures: dict[str, bytes]) -> None:
+def _written(folder: str, figures: dict[str, Figure]) -> None:
     from pathlib import Path
 
     from polyrec.planner.plan import PlanError
+    from polyrec.report.chart import png
 
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
-        for name, content in pictures.items():
-            (Path(folder) / name).write_bytes(content)
+        for name, figure in figures.items():
+            (Path(folder) / name).write_bytes(png(figure))
     except OSError as e:
         raise PlanError(f"cannot write pictures to '{folder}': {e.strerror}") from None

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from polyrec.measure.profile.candidates import Candidate
-    from polyrec.measure.profile.log import Log
-    from polyrec.measure.profile.measure import Asked
+    from polyrec.measure.profile.log import SampleLog
+    from polyrec.measure.profile.measure import ProfileSettings
     from polyrec.measure.profile.quality import Accuracy
     from polyrec.models.bundle.bundle import Bundle
     from polyrec.planner.plan import LaneKind
@@ -72,9 +72,9 @@ def run(args: argparse.Namespace) -> int:
     if args.list:
         return _list(args)
     if args.plot:
-        from polyrec.report.comparison.folder import require_drawing
+        from polyrec.report.page import require_matplotlib
 
-        require_drawing()
+        require_matplotlib()
     if not args.bundles and args.plot:
         from polyrec.planner.profile import load_profile
 
@@ -85,16 +85,16 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(profile.model_dump_json(exclude_none=True))
     else:
-        from polyrec.report.profile.words import lines
+        from polyrec.report.profile.summary import profile_lines
 
-        print("\n".join(lines(profile)))
+        print("\n".join(profile_lines(profile)))
         print(f"\nprofile: {args.out}")
     return 0
 
 
 def _list(args: argparse.Namespace) -> int:
     from polyrec.measure.machine import discover
-    from polyrec.report.profile.words import machine_lines
+    from polyrec.report.profile.summary import machine_lines
 
     inventory = discover(Path(args.out).parent)
     if args.json:
@@ -113,9 +113,9 @@ def _measured(args: argparse.Namespace) -> Profile:
     from polyrec.cli.evaluate import labels_of
     from polyrec.measure.machine import chosen, discover
     from polyrec.measure.profile.candidates import candidates
-    from polyrec.measure.profile.log import Log
-    from polyrec.measure.profile.measure import Asked, path_profile, taken_by_others, wiped_bytes
-    from polyrec.measure.profile.quality import carried
+    from polyrec.measure.profile.log import SampleLog
+    from polyrec.measure.profile.measure import ProfileSettings, cpu_wait_share, eviction_bytes, path_profile
+    from polyrec.measure.profile.quality import bundle_accuracy
     from polyrec.models.bundle.bundle import load_bundle
     from polyrec.planner.profile import Profile, ProfileError
 
@@ -141,24 +141,24 @@ def _measured(args: argparse.Namespace) -> Profile:
             "there is no path to measure: the devices asked for have none of the runtimes and precisions"
         )
     caches = [size for device in inventory.machine.devices for size in device.caches.values()]
-    asked = Asked(args.max_rows, args.seconds, wiped_bytes(max(caches, default=0)), args.seed)
+    asked = ProfileSettings(args.max_rows, args.seconds, eviction_bytes(max(caches, default=0)), args.seed)
     partial = out.with_name(f"{out.name}.partial")
     if args.fresh:
         partial.unlink(missing_ok=True)
     place = [d.model_dump(include={"name", "lanes", "description"}) for d in inventory.machine.devices]
     about = {"largest": asked.largest, "seconds": asked.seconds, "seed": asked.seed, "machine": place}
-    with Log(partial, about) as log:
+    with SampleLog(partial, about) as log:
         if log.resumed:
             print(f"going on where an earlier run stopped ({partial}); --fresh starts anew", file=sys.stderr)
         if not args.data:
             for candidate in found:
-                carried(candidate, bundles, given)  # what is not known is told before the work
+                bundle_accuracy(candidate, bundles, given)  # what is not known is told before the work
         found, refused = _with_bar(found, asked, log, out.parent)
         for line in refused:
             print(f"left out: {line}", file=sys.stderr)
         if not found:
             raise ProfileError(f"no path could be measured: {refused[0]}")
-        others = taken_by_others(found, asked, log)
+        others = cpu_wait_share(found, asked, log)
         if others is not None and others > BUSY:
             print(
                 f"warning: this machine is busy: other work held the core for {others:.0%} of the measuring "
@@ -187,7 +187,7 @@ def _save(profile: Profile, out: Path) -> None:
 
 
 def _with_bar(
-    found: list[Candidate], asked: Asked, log: Log, folder: Path
+    found: list[Candidate], asked: ProfileSettings, log: SampleLog, folder: Path
 ) -> tuple[list[Candidate], list[str]]:
     from tqdm import tqdm
 
@@ -213,15 +213,15 @@ def _accuracies(
     found: Sequence[Candidate],
     bundles: Mapping[str, Bundle],
     given: Mapping[str, float],
-    log: Log,
+    log: SampleLog,
 ) -> dict[str, Accuracy]:
     from polyrec.cli.progress import Bars
-    from polyrec.measure.profile.quality import carried, measured
+    from polyrec.measure.profile.quality import bundle_accuracy, measure_accuracy
 
     if data is None:
-        return {c.name: carried(c, bundles, given) for c in found}
+        return {c.name: bundle_accuracy(c, bundles, given) for c in found}
     with Bars() as bars:
-        return measured(found, bundles, data, log, bars.phase)
+        return measure_accuracy(found, bundles, data, log, bars.phase)
 
 
 def _fastest(paths: Sequence[PathProfile], found: Sequence[Candidate]) -> Candidate | None:
@@ -267,10 +267,11 @@ def _hops(paths: Sequence[PathProfile], found: Sequence[Candidate], seed: int) -
 
 def _plot(args: argparse.Namespace, profile: Profile) -> int:
     from polyrec.planner.profile import ProfileError
-    from polyrec.report.profile.picture import draw
+    from polyrec.report.chart import png
+    from polyrec.report.profile.plot import draw
 
     try:
-        Path(args.plot).write_bytes(draw(profile))
+        Path(args.plot).write_bytes(png(draw(profile)))
     except OSError as e:
         raise ProfileError(f"cannot write '{args.plot}': {e.strerror}") from None
     return 0

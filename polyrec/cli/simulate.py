@@ -123,13 +123,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _routing(routing: dict[str, Any], policy: str, paths: list[str]) -> Any:
-    from polyrec.models.files import validated
+    from polyrec.models.files import validate_as
     from polyrec.planner.plan import PlanError, Routing
 
     kind, _, path = policy.partition(":")
     if kind == "static" and path not in paths:
         raise PlanError(f"policy '{policy}': there is no such path; paths: {', '.join(paths)}")
-    return validated(Routing, routing | {"policy": policy}, f"policy '{policy}' is unknown", PlanError)
+    return validate_as(Routing, routing | {"policy": policy}, f"policy '{policy}' is unknown", PlanError)
 
 
 def _print(policy: str, figures: Figures, entry: dict[str, Any]) -> None:

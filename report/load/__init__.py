@@ -1,1 +1,1 @@
-"""The report of a load test: one HTML file that needs nothing else, a PNG and the JSON it was made from."""
+"""Reports of load tests: one HTML file that needs nothing else, a PNG and the JSON they were made from."""

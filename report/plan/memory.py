@@ -1,52 +1,45 @@
-"""What lies in which memory: a stacked bar for each, its parts by bundle, and where look-ups end."""
+"""The placement of a plan: a stacked bar for each memory, its parts by bundle, and look-ups by tier."""
 
 from __future__ import annotations
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from polyrec.models.amounts import percent, size
 from polyrec.planner.placement import MemoryUse, Placement
 from polyrec.planner.plan import Plan, PlanError
-from polyrec.report.comparison.axes import FONT, LIGHT
-from polyrec.report.plan.paper import colour, figure, plain, png
+from polyrec.report.chart import FONT, LIGHT, add_legend, new_figure, style_axes
 
 FIXED, BUFFERS, FREE = "#57606a", "#afb8c1", "#f3f4f6"
 TIERS = {"device": "#0969da", "host": "#54aeff", "disk": "#d4a72c", "remote": "#bc4c00"}
 BAR = 0.55
 
 
-def draw(plan: Plan) -> bytes:
-    """The picture, as the bytes of a PNG. Raises PlanError for a plan without a placement."""
+def draw(plan: Plan) -> Figure:
+    """Memories above, look-ups by tier below. Raises PlanError for a plan without a placement."""
     placement = plan.placement
     if placement is None:
         raise PlanError("this plan has no placement to draw; make it with polyrec plan")
     memories = [m for m in placement.memories if m.used_bytes]
-    made = figure(9.5, 2.6 + 0.55 * (len(memories) + len(placement.paths)))
-    top, bottom = made.subplots(2, 1, height_ratios=[len(memories) + 0.6, len(placement.paths) + 0.6])
+    heights = (len(memories) + 0.6, len(placement.paths) + 0.6)
+    figure = new_figure(9.5, 1.9 + 0.55 * sum(heights), title="Placement of the plan")
+    top, bottom = figure.subplots(2, 1, height_ratios=heights)
     bundles = _memories(top, plan, memories)
     _lookups(bottom, placement)
-    handles = [Patch(color=colour(i), label=f"rows of {name}") for i, name in enumerate(bundles)]
+    handles = [Patch(color=LIGHT.color(i), label=f"rows of {name}") for i, name in enumerate(bundles)]
     handles += [
         Patch(color=FIXED, label="decoders, dense nets"),
         Patch(color=BUFFERS, label="buffers, cached pages"),
     ]
     if any(m.used_bytes < m.budget_bytes for m in memories):
         handles.append(Patch(fc=FREE, ec=LIGHT.grid, label="free"))
-    top.legend(
-        handles=handles,
-        loc="lower left",
-        bbox_to_anchor=(0, 1.0),
-        ncols=4,
-        fontsize=FONT - 1.5,
-        frameon=False,
-    )
-    made.suptitle("What the plan puts where", size=FONT + 1, x=0.01, ha="left", color=LIGHT.text)
-    return png(made)
+    add_legend(top, handles=handles, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=4)
+    return figure
 
 
 def _memories(axes: Axes, plan: Plan, memories: list[MemoryUse]) -> list[str]:
-    """Draws the upper panel; the names of the bundles in order of their colours."""
+    """Draws the upper panel; returns the names of the bundles in the order of their colors."""
     parts = {m.place: rows_by_bundle(plan, m) for m in memories}
     bundles = list(dict.fromkeys(name for by in parts.values() for name in by))
     # a budget is drawn whole where that leaves its parts visible
@@ -54,7 +47,7 @@ def _memories(axes: Axes, plan: Plan, memories: list[MemoryUse]) -> list[str]:
     unit = 1000 ** max(0, min(4, (len(str(int(most))) - 1) // 3))
     for y, m in enumerate(memories):
         left = 0.0
-        segments = [(n, colour(bundles.index(name))) for name, n in parts[m.place].items()]
+        segments = [(n, LIGHT.color(bundles.index(name))) for name, n in parts[m.place].items()]
         for n, fill in (*segments, (m.fixed_bytes, FIXED), (m.cache_bytes + m.working_bytes, BUFFERS)):
             axes.barh(y, n / unit, BAR, left=left / unit, color=fill)
             left += n
@@ -66,16 +59,16 @@ def _memories(axes: Axes, plan: Plan, memories: list[MemoryUse]) -> list[str]:
             f" {size(m.used_bytes)} of {size(m.budget_bytes)}",
             va="center", size=FONT - 1, color=LIGHT.text,
         )  # fmt: skip
-    plain(axes)
+    unit_name = ("bytes", "kB", "MB", "GB", "TB")[len(str(unit)) // 3]
+    style_axes(axes, x=f"{unit_name} in memory")
     axes.set_xlim(0, most / unit * 1.25)
     axes.set_yticks(range(len(memories)), [m.place for m in memories], size=FONT, color=LIGHT.text)
     axes.invert_yaxis()
-    axes.set_xlabel(f"{('bytes', 'kB', 'MB', 'GB', 'TB')[len(str(unit)) // 3]} in memory", size=FONT)
     return bundles
 
 
 def rows_by_bundle(plan: Plan, memory: MemoryUse) -> dict[str, int]:
-    """Bytes of rows in one memory by bundle, each once however many paths share them."""
+    """Bytes of rows in one memory by bundle, each counted once however many paths share them."""
     assert plan.placement is not None
     placed = {p.path: p.bytes for p in plan.placement.paths}
     accelerators = {path.device for path in plan.paths if "device" in placed[path.name]}
@@ -101,18 +94,17 @@ def _lookups(axes: Axes, placement: Placement) -> None:
         for tier, share in p.lookups.items():
             axes.barh(y, 100 * share, BAR, left=left, color=TIERS[tier])
             if share > 0.12:
-                words = f"{tier} {percent(share)} ({size(p.bytes[tier])})"
+                label = f"{tier} {percent(share)} ({size(p.bytes[tier])})"
                 if not sum(p.bytes.values()):
-                    words = "stores no rows: all vectors are computed"
-                axes.text(left + 1, y, words, va="center", size=FONT - 2, color="white")
+                    label = "stores no rows: all vectors are computed"
+                axes.text(left + 1, y, label, va="center", size=FONT - 2, color="white")
             left += 100 * share
             seen.append(tier)
-    plain(axes)
+    style_axes(axes, x="look-ups of stored rows that each tier answers, % (in brackets: its bytes)")
     axes.set_xlim(0, 125)
     axes.set_xticks(range(0, 101, 20))
     names = [p.path for p in placement.paths]
     axes.set_yticks(range(len(names)), names, size=FONT - 1, color=LIGHT.text)
     axes.invert_yaxis()
-    axes.set_xlabel("look-ups of stored rows that each tier answers, % (in brackets: its bytes)", size=FONT)
     handles = [Patch(color=TIERS[tier], label=tier) for tier in TIERS if tier in seen]
-    axes.legend(handles=handles, loc="upper right", fontsize=FONT - 1.5, frameon=False)
+    add_legend(axes, handles=handles, loc="upper right")

@@ -28,7 +28,7 @@ import orjson
 import uvicorn
 import uvloop
 
-from polyrec.models.allocator import keep_memory
+from polyrec.models.allocator import retain_freed_memory
 from polyrec.models.bundle.bundle import Bundle, load_bundle
 from polyrec.models.errors import PolyrecError
 from polyrec.models.runtimes import best_runtime
@@ -181,7 +181,7 @@ def serve(settings: Settings, on_ready: Callable[[Ready], object]) -> int:
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     if settings.tls_cert is not None and settings.tls_key is not None:
         check_tls(settings.tls_cert, settings.tls_key)
-    keep_memory()
+    retain_freed_memory()
     # Reading an integer takes the square of its digits: 4,000 of them 90 us, a body of such ones 23 ms.
     sys.set_int_max_str_digits(MAX_DIGITS)
     listener = listen(settings.host, settings.port)

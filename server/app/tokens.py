@@ -20,7 +20,7 @@ from typing import Annotated, Literal
 from pydantic import Field, SecretStr, model_validator
 
 from polyrec.models.errors import PolyrecError
-from polyrec.models.files import MOST_SERVED_BYTES, Strict, read_json, validated
+from polyrec.models.files import MOST_SERVED_BYTES, Strict, read_json, validate_as
 
 Right = Literal["priority", "quality", "admin"]
 OpenRight = Literal["priority", "quality"]
@@ -114,4 +114,4 @@ def load_tokens(file: Path) -> Tokens:
         raw = read_json(file, what, TokensError, MOST_SERVED_BYTES)
     except FileNotFoundError:
         raise TokensError(f"there is no {what}") from None
-    return validated(Tokens, raw, what, TokensError)
+    return validate_as(Tokens, raw, what, TokensError)

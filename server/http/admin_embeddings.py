@@ -131,7 +131,7 @@ def parsed(body: bytes) -> Update:
 def _most_bytes(stack: TierStack) -> int:
     """Of a file with every row once, and its header: what is beyond is not read into memory."""
     tiers = stack.tiers
-    return tiers.layout.total * (8 + 4 * tiers.form.width) + MOST_SERVED_BYTES
+    return tiers.layout.total * (8 + 4 * tiers.row_format.width) + MOST_SERVED_BYTES
 
 
 def _table(stack: TierStack, table: str, given: GivenRows) -> TableUpdate:
@@ -152,7 +152,7 @@ def _table(stack: TierStack, table: str, given: GivenRows) -> TableUpdate:
 
 
 def _ids(table: str, vocabulary: Vocabulary, values: tuple[str | int | None, ...]) -> I64:
-    known = vocabulary.known()
+    known = vocabulary.rank_by_value()
     ids = np.empty(len(values), np.int64)
     of_rank = np.empty(vocabulary.rows, np.int64)
     of_rank[vocabulary.rank_of_id] = np.arange(vocabulary.rows)

@@ -77,11 +77,11 @@ def _open_paths(task_json: str) -> Sequence[Runtime]:
 
     import torch
 
-    from polyrec.models.allocator import keep_memory
+    from polyrec.models.allocator import retain_freed_memory
 
     torch.set_num_threads(1)
     runtimes = task.open()
-    keep_memory()  # only now, so that memory needed for opening is returned first
+    retain_freed_memory()  # only now, so that memory needed for opening is returned first
     return runtimes
 
 

@@ -18,7 +18,7 @@ from prometheus_client.exposition import generate_latest
 
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.tiers.figures import Figures
-from polyrec.models.tiers.updates.drift import Moves
+from polyrec.models.tiers.updates.drift import DriftReport
 from polyrec.planner.routing.query import DEGRADED
 from polyrec.server.dispatch.dispatcher import Dispatcher, clock
 from polyrec.server.metrics.counting import OK, BatchMetrics, EndpointMetrics, LaneMetrics, Outcomes
@@ -227,7 +227,7 @@ class Metrics:
         """Sets the tiers whose figures are read at every scrape."""
         self._tiers.watch(sources)
 
-    def moved(self, moves: Moves) -> None:
+    def moved(self, moves: DriftReport) -> None:
         """Records an attempt to reorder rows; called from a thread."""
         self._tiers.moved(moves)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from polyrec.models.tiers.figures import Figures
-from polyrec.models.tiers.updates.drift import Moves
+from polyrec.models.tiers.updates.drift import DriftReport
 from polyrec.server.metrics.instruments import Counter, Family, Registry
 
 
@@ -65,7 +65,7 @@ class TierMetrics:
         totals = (self._fallbacks.only, self._prefetched.only)
         self._tiered = [StackMetrics(source, by_tier, by_table, totals) for source in sources]
 
-    def moved(self, moves: Moves) -> None:
+    def moved(self, moves: DriftReport) -> None:
         """Records an attempt to reorder rows; called from a thread."""
         if moves.rows:
             self._orders.only.inc()

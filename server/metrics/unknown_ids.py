@@ -13,7 +13,7 @@ import numpy as np
 
 from polyrec.models.schema.batch import I64, Batch
 from polyrec.models.schema.encoder import Encoder
-from polyrec.models.schema.schema import Layout
+from polyrec.models.schema.schema import RoleLayout
 from polyrec.server.metrics.instruments import Counter, Family
 
 Lookups = tuple[I64, I64, I64, I64, I64, I64]
@@ -69,7 +69,7 @@ class UnknownIdCounter:
 class RoleCounter:
     """Counters of the features of one role."""
 
-    def __init__(self, encoder: Encoder, layout: Layout, counters: Family[Counter]) -> None:
+    def __init__(self, encoder: Encoder, layout: RoleLayout, counters: Family[Counter]) -> None:
         self._single_oov: I64 = np.array([encoder.vocabulary(f).oov_rank for f in layout.singles], np.int64)
         self._bag_oov: I64 = np.array([encoder.vocabulary(f).oov_rank for f in layout.bags], np.int64)
         self._singles = [counters.labels(f.name) for f in layout.singles]

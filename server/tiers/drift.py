@@ -12,11 +12,11 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 
-from polyrec.models.tiers.updates.drift import Drift, Moves
+from polyrec.models.tiers.updates.drift import Drift, DriftReport
 
 log = logging.getLogger("polyrec.serving")
 
-OnMoves = Callable[[Moves], None]
+OnMoves = Callable[[DriftReport], None]
 """Called from the thread after each attempt to reorder rows."""
 
 
@@ -46,7 +46,7 @@ class DriftFollower:
                 if self._closed.is_set():
                     return
                 try:
-                    moves = drift.follow()
+                    moves = drift.reorder()
                 except OSError as e:
                     log.warning("the rows of %s keep their order for now: %s", path, e)
                 except Exception:

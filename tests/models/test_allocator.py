@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from polyrec.models.allocator import keep_memory
+from polyrec.models.allocator import retain_freed_memory
 
 FAULTS = """
 import resource, sys
@@ -34,4 +34,4 @@ def test_memory_that_was_freed_is_used_again_without_page_faults() -> None:
 
 
 def test_setting_it_twice_does_no_harm() -> None:
-    assert keep_memory() == keep_memory()
+    assert retain_freed_memory() == retain_freed_memory()

@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 
 from polyrec.models.errors import DataError, PolyrecError
-from polyrec.models.files import Strict, read_json, read_regular, read_yaml, validated, whole, write_text
+from polyrec.models.files import (
+    Strict,
+    atomic_path,
+    read_json,
+    read_regular,
+    read_yaml,
+    validate_as,
+    write_text,
+)
 
 Read = Callable[[Path, str, type[PolyrecError]], dict[str, Any]]
 
@@ -23,7 +31,7 @@ class Small(Strict):
 def test_what_was_written_is_read(read: Read, tmp_path: Path) -> None:
     file = tmp_path / "small"
     file.write_text('{"rows": 3, "names": ["ä"]}', encoding="utf-8")
-    small = validated(Small, read(file, "small", DataError), "small", DataError)
+    small = validate_as(Small, read(file, "small", DataError), "small", DataError)
     assert small == Small(rows=3, names=("ä",))
 
 
@@ -83,19 +91,19 @@ def test_a_file_is_read_up_to_a_bound(tmp_path: Path) -> None:
         read_json(file, "thing", DataError)
 
 
-def test_the_first_offence_is_named() -> None:
+def test_the_first_offense_is_named() -> None:
     with pytest.raises(DataError, match=r"^thing: rows: Field required$"):
-        validated(Small, {}, "thing", DataError)
+        validate_as(Small, {}, "thing", DataError)
     with pytest.raises(DataError, match=r"^thing: more: Extra inputs are not permitted$"):
-        validated(Small, {"rows": 1, "more": 2}, "thing", DataError)
+        validate_as(Small, {"rows": 1, "more": 2}, "thing", DataError)
 
 
 def test_a_file_or_a_folder_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     file, folder = tmp_path / "file", tmp_path / "folder"
     for text in ("old", "new"):
-        with whole(file) as partial:
+        with atomic_path(file) as partial:
             partial.write_text(text)
-        with whole(folder) as partial:
+        with atomic_path(folder) as partial:
             partial.mkdir()
             (partial / text).touch()
     assert file.read_text() == "new"
@@ -108,7 +116,7 @@ def test_a_file_or_a_folder_is_there_whole_or_not_at_all(tmp_path: Path) -> None
 
 
 def _half(target: Path) -> None:
-    with whole(target) as partial:
+    with atomic_path(target) as partial:
         if target.is_dir():
             partial.mkdir()
         else:

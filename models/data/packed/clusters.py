@@ -1,12 +1,12 @@
-"""Rows of one cluster brought together, whatever the size of the data.
+"""Brings the rows of each cluster together by external sorting, for data of any size.
 
-A survey pass learns where each cluster (a session, a request) is first met and how many rows it has.
-If its rows stand together already, they are streamed as they are. If not, they are dealt out to files
-that each hold whole clusters, in order of first mention, and are sorted one file at a time: clusters
-stand in the order in which they begin, so that time keeps its course as far as clustering allows.
+A survey pass records where each cluster (a session, a request) first occurs and how many rows it has. If all
+clusters are contiguous already, rows are streamed unchanged. Otherwise they are partitioned into files of
+whole clusters, in order of first occurrence, and each file is sorted in memory. The output has the clusters
+in the order in which they begin, so time order is kept as far as clustering allows.
 
-Memory: some batches, the rows of one file (PARTITION_ROWS, or where there are more than PARTITIONS_MOST
-such files that share of all rows; a cluster is never split) and 24 bytes a cluster.
+Memory: a few batches, the rows of one file (PARTITION_ROWS, or 1/PARTITIONS_MOST of all rows if that is more;
+a cluster is never split), and 24 bytes per cluster.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from polyrec.models.data.reader import Reader
+from polyrec.models.data.reader import DataReader
 from polyrec.models.data.split import stable_hash
 from polyrec.models.errors import DataError
 from polyrec.models.mixing import U64, mix
@@ -34,8 +34,10 @@ FIRST = "polyrec.first"
 Progress = Callable[[int], object]
 
 
-class Mentions:
-    """Keys of a stream of rows: where each is first met, how many rows it has, and the runs of equal keys."""
+class KeyOccurrences:
+    """Tracks keys of a stream of rows: first occurrence and rows of each, and the number of runs of equal
+    keys.
+    """
 
     def __init__(self) -> None:
         self.rows = self.runs = 0
@@ -44,19 +46,19 @@ class Mentions:
         self._pending = self._merged = 0
 
     def add(self, keys: U64) -> None:
-        """The keys of the next rows, at least one."""
+        """Adds the keys of the next rows, at least one."""
         starts = np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1])))
         self.runs += starts.size - int(self._last == keys[0])
         self._last = keys[-1]
         self._parts.append((keys[starts], self.rows + starts, np.diff(np.append(starts, keys.size))))
         self.rows += keys.size
         self._pending += starts.size
-        # Merged whenever they have doubled: memory stays in proportion to the different keys.
+        # Merged whenever they have doubled: memory stays proportional to the distinct keys.
         if self._pending > max(MERGE_FROM, 2 * self._merged):
             self.table()
 
     def table(self) -> tuple[U64, I64, I64]:
-        """(keys ascending, row of first mention, rows), each of all different keys."""
+        """Returns (keys ascending, row of first occurrence, number of rows) of all distinct keys."""
         keys, first, rows = (np.concatenate(arrays) for arrays in zip(*self._parts, strict=True))
         order = np.argsort(keys, kind="stable")
         keys = keys[order]
@@ -67,13 +69,13 @@ class Mentions:
 
     @property
     def together(self) -> bool:
-        """Whether all rows of a key stand next to one another."""
+        """Whether the rows of every key are contiguous."""
         return self.runs == self.table()[0].size
 
 
 @dataclass(frozen=True, slots=True)
 class Clustering:
-    """What makes a cluster: rows of one `by`, and inside it rows of one `group`."""
+    """Defines clusters: rows with the same `by`, and within it requests with the same `group`."""
 
     group: str
     by: str | None = None
@@ -83,7 +85,10 @@ class Clustering:
         return (self.group,) if self.by is None else (self.by, self.group)
 
     def keys(self, data: pa.RecordBatch) -> tuple[U64, U64]:
-        """uint64 [rows]: of the cluster; of the request inside it. Raises DataError on a missing value."""
+        """Returns the keys of cluster and request, uint64 [rows] each.
+
+        Raises DataError on a missing value.
+        """
         for name in self.columns:
             if data.column(name).null_count:
                 raise DataError(f"column '{name}': a value is missing, and a row without it has no place")
@@ -96,10 +101,10 @@ class Clustering:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """One pass over the data.
+    """The result of one pass over the keys.
 
-    rows, requests: how many. together: whether every cluster and request stands together already.
-    clusters: see Mentions.table.
+    rows, requests: counts. together: whether every cluster and request is contiguous already. clusters: see
+    Mentions.table.
     """
 
     rows: int
@@ -109,17 +114,17 @@ class Survey:
 
 
 def survey(
-    reader: Reader,
+    reader: DataReader,
     clustering: Clustering,
     columns: Sequence[str] = (),
     look: Callable[[pa.RecordBatch], object] = lambda _: None,
     progress: Progress | None = None,
 ) -> Survey:
-    """Reads all keys once, and shows each batch, with `columns` as well, to `look`.
+    """Reads all keys once, and calls `look` with each batch, which also has `columns`.
 
     Raises DataError: no rows, a key is missing.
     """
-    clusters, requests = Mentions(), Mentions()
+    clusters, requests = KeyOccurrences(), KeyOccurrences()
     for data in reader.batches(list(dict.fromkeys((*clustering.columns, *columns))), ROWS):
         cluster, request = clustering.keys(data)
         clusters.add(cluster)
@@ -135,15 +140,15 @@ def survey(
     )
 
 
-def clustered(
-    reader: Reader,
+def cluster_rows(
+    reader: DataReader,
     columns: Sequence[str],
     clustering: Clustering,
     found: Survey,
     folder: Path,
     progress: Progress | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """All rows, those of a cluster together, in batches of at most ROWS.
+    """Yields all rows with clusters contiguous, in batches of at most ROWS.
 
     columns: must include the clustering's. folder: an existing one, for temporary files.
     """
@@ -153,22 +158,22 @@ def clustered(
                 progress(data.num_rows)
             yield data
         return
-    for file in _dealt(reader, columns, clustering, found, folder, progress):
-        rows = _sorted(file, clustering)
+    for file in _partition(reader, columns, clustering, found, folder, progress):
+        rows = _sort_partition(file, clustering)
         file.unlink()
         for start in range(0, rows.num_rows, ROWS):
             yield rows.slice(start, ROWS)
 
 
-def _dealt(
-    reader: Reader,
+def _partition(
+    reader: DataReader,
     columns: Sequence[str],
     clustering: Clustering,
     found: Survey,
     folder: Path,
     progress: Progress | None,
 ) -> list[Path]:
-    """Files of whole clusters, in order of first mention; together they hold all rows."""
+    """Writes all rows to files of whole clusters, in order of first occurrence, and returns the files."""
     keys, first, sizes = found.clusters
     order = np.argsort(first)
     before = np.empty_like(sizes)
@@ -196,8 +201,8 @@ def _dealt(
     return [files[part] for part in sorted(files)]
 
 
-def _sorted(file: Path, clustering: Clustering) -> pa.RecordBatch:
-    """A file's rows by cluster, by request, and else in the order of the data."""
+def _sort_partition(file: Path, clustering: Clustering) -> pa.RecordBatch:
+    """Reads a file's rows sorted by cluster, then request, then data order."""
     with pa.OSFile(str(file), "rb") as source:
         (rows,) = pa.ipc.open_stream(source).read_all().combine_chunks().to_batches()
     first = rows.column(FIRST).to_numpy()

@@ -1,8 +1,8 @@
-"""How each column of a Parquet file is encoded, decided by measured bytes.
+"""Chooses the encoding of each column of a Parquet file by measured bytes.
 
-A dictionary with run lengths is best where values repeat; strings that seldom do are shorter with their
-lengths apart, numbers that rise with differences, floating point numbers with their bytes apart. Which
-it is depends on the data: each column is written in every way that fits its type, and the smallest wins.
+Dictionaries with run lengths suit repeated values, separate lengths suit rarely repeated strings, differences
+suit ascending numbers, and split bytes suit floating point. The best one depends on the data, so each column
+is written with every encoding that fits its type, and the smallest wins.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow.types as pt
 COMPRESSION = "zstd"
 DICTIONARY_BYTES = 16 << 20
 LEAST_GAIN = 0.05
-"""A dictionary is kept unless another encoding saves this share: it reads fastest."""
+"""Share of bytes that another encoding must save to replace a dictionary, which reads fastest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Encodings:
     others: dict[str, str]
 
     def options(self) -> dict[str, Any]:
-        """What pq.ParquetWriter takes."""
+        """Keyword arguments for pq.ParquetWriter."""
         return {
             "compression": COMPRESSION,
             "use_dictionary": list(self.dictionary),
@@ -37,8 +37,8 @@ class Encodings:
         }
 
 
-def measured(sample: pa.Table) -> Encodings:
-    """The best encodings of the columns of a sample: scalars, or lists of any depth."""
+def choose_encodings(sample: pa.Table) -> Encodings:
+    """Returns the smallest encodings of the columns of a sample: scalars, or lists of any depth."""
     dictionary: list[str] = []
     others: dict[str, str] = {}
     for name in sample.column_names:
@@ -57,7 +57,7 @@ def measured(sample: pa.Table) -> Encodings:
 
 
 def _written(column: pa.Table, options: dict[str, Any]) -> tuple[str, int]:
-    """The path of a column's only leaf, and its bytes, as written with `options`."""
+    """Writes a column with `options`; returns the path of its only leaf and the compressed bytes."""
     sink = pa.BufferOutputStream()
     pq.write_table(column, sink, compression=COMPRESSION, **options)
     metadata = pq.read_metadata(pa.BufferReader(sink.getvalue()))

@@ -1,13 +1,13 @@
-"""Data packed: rows in, a folder of Parquet files out that store what a request's rows share once.
+"""Packs data: rows in, a folder of Parquet files out that store the shared columns of a request once.
 
-    survey     one pass over the keys: do requests stand together already? (models/data/packed/clusters.py)
-    cluster    streamed as they are if so, else brought together through files
-    cut        a new request wherever something shared changes (models/data/requests.py)
-    write      one row a request, the other columns as lists, encodings by measured bytes
+    survey     one pass over the keys: are requests contiguous already? (models/data/packed/clusters.py)
+    cluster    rows are streamed if so, else sorted through files
+    split      a new request begins wherever a shared column changes (models/data/requests.py)
+    write      one row per request, the other columns as lists, encodings by measured bytes
 
-RecD's storage (MLSys'23, section 4.1) clusters rows by session so that compression finds the repeats;
-here a request's repeats are not written at all, and compression is left those between requests. Memory
-is a row group and what clustering needs. Nothing is lost: models/data/packed/reader.py gives back every row.
+RecD's storage (MLSys'23, section 4.1) clusters rows by session so that compression finds repeats; here the
+repeats within a request are not written at all, and compression handles those between requests. Memory is a
+row group plus what clustering needs. Packing is lossless: models/data/packed/reader.py returns every row.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from polyrec.models.data.packed.clusters import Clustering, clustered, survey
+from polyrec.models.data.packed.clusters import Clustering, cluster_rows, survey
 from polyrec.models.data.packed.reader import Packing, is_packed
 from polyrec.models.data.packed.writer import PackedWriter
 from polyrec.models.data.parquet import parquet_files
-from polyrec.models.data.reader import Reader
-from polyrec.models.data.requests import comparable, requests_of, starts_of
+from polyrec.models.data.reader import DataReader
+from polyrec.models.data.requests import comparable_arrays, request_starts, split_requests
 from polyrec.models.errors import DataError
-from polyrec.models.files import whole
+from polyrec.models.files import atomic_path
 from polyrec.models.schema.grouping import Repeats
 from polyrec.models.schema.schema import Schema
 
 SAMPLE_BATCH_ROWS = 4096
 
 Phase = Callable[[str, int | None], Callable[[int], object]]
-"""Announces a phase and its size in rows (None: unknown); gives what is told the rows done."""
+"""Starts a progress phase of some rows (None: unknown); returns a function to call with rows done."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """What was written.
+    """Summary of a written folder.
 
-    requests: different values of the group. stored: rows stored; more than the requests where a context
-    changes within one. shared, own: columns stored once a request, and once a row. left_out: columns
-    that are neither features nor keys. moved: whether rows had to be brought together. repeats: groups
+    requests: distinct values of the group. stored: rows stored; more than the requests if a context changes
+    within one. shared, per_row: columns stored once per request, and once per row. left_out: columns that are
+    neither features nor keys. moved: whether rows had to be sorted. repeats: groups
     of features that repeat together in the first rows, with rows / distinct rows.
     """
 
@@ -53,14 +53,14 @@ class Packed:
     stored: int
     bytes: int
     shared: tuple[str, ...]
-    own: tuple[str, ...]
+    per_row: tuple[str, ...]
     left_out: tuple[str, ...]
     moved: bool
     repeats: tuple[tuple[tuple[str, ...], float], ...]
 
 
 def pack(
-    reader: Reader,
+    reader: DataReader,
     schema: Schema,
     out: str | Path,
     *,
@@ -68,9 +68,9 @@ def pack(
     replace: bool = False,
     phase: Phase = lambda _name, _rows: lambda _done: None,
 ) -> Packed:
-    """Writes the reader's rows to the folder `out`, whole or not at all.
+    """Writes the reader's rows to the folder `out`, atomically.
 
-    cluster_by: a column (a session) whose rows stand together; without it requests do.
+    cluster_by: a column (a session) whose rows are stored together; without it, requests are.
     Raises DataError: nothing to cluster by, `out` exists, a value of the keys is missing.
     """
     target = Path(out)
@@ -81,14 +81,14 @@ def pack(
         raise DataError(
             f"{reader.path}: no column '{cluster_by}' to cluster by; there are {', '.join(columns)}"
         )
-    numbers = _Numbers([*(d.name for d in schema.dense), schema.label.column])
-    found = survey(reader, clustering, numbers.names, numbers.look, phase("survey", reader.rows_hint))
+    numbers = _SinglePrecisionCheck([*(d.name for d in schema.dense), schema.label.column])
+    found = survey(reader, clustering, numbers.names, numbers.check, phase("survey", reader.rows_hint))
     try:
-        with whole(target.resolve()) as partial:
+        with atomic_path(target.resolve()) as partial:
             partial.mkdir(parents=True)
-            rows = clustered(reader, columns, clustering, found, partial, phase("pack", reader.rows_hint))
+            rows = cluster_rows(reader, columns, clustering, found, partial, phase("pack", reader.rows_hint))
             first = next(rows)
-            shared, own = _split(first, schema, clustering, columns)
+            shared, per_row = _split(first, schema, clustering, columns)
             packing = Packing(
                 for_schema=schema.name,
                 group=clustering.group,
@@ -97,7 +97,7 @@ def pack(
                 shared=shared,
             )
             with PackedWriter(partial, packing, numbers.narrow()) as writer:
-                for requests in requests_of(chain((first,), rows), shared):
+                for requests in split_requests(chain((first,), rows), shared):
                     writer.add(requests)
         size = sum(f.stat().st_size for f in parquet_files(target))
     except OSError as e:
@@ -109,7 +109,7 @@ def pack(
         stored=writer.stored,
         bytes=size,
         shared=shared,
-        own=own,
+        per_row=per_row,
         left_out=left_out,
         moved=not found.together,
         repeats=_repeats(first, schema),
@@ -139,8 +139,8 @@ def _check_target(target: Path, replace: bool) -> None:
         raise DataError(f"'{target}' holds other things than packed data and will not be replaced")
 
 
-def _readable(reader: Reader, schema: Schema) -> tuple[list[str], tuple[str, ...]]:
-    """Columns that can be kept, in order; and those that cannot: lists that the schema does not know."""
+def _readable(reader: DataReader, schema: Schema) -> tuple[list[str], tuple[str, ...]]:
+    """Returns the columns to store, in order, and those that cannot be: lists unknown to the schema."""
     kept: list[str] = []
     left: list[str] = []
     for name in reader.columns:
@@ -156,25 +156,25 @@ def _readable(reader: Reader, schema: Schema) -> tuple[list[str], tuple[str, ...
 def _split(
     first: pa.RecordBatch, schema: Schema, clustering: Clustering, columns: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Columns stored once a request, and once a row.
+    """Returns the columns stored once per request, and once per row.
 
-    Columns that are no features are shared if sharing them cuts no request of the first rows in two;
-    where they change later, a request is cut, and nothing is lost.
+    Columns that are no features are shared if that splits no request among the first rows; where they change
+    later, the request is split without loss.
     """
     own = {*schema.candidate.names, schema.label.column}
     shared = {*schema.context.names, *clustering.columns}
-    requests = starts_of(first, [n for n in columns if n in shared]).size
+    requests = request_starts(first, [n for n in columns if n in shared]).size
     for name in columns:
         if name not in shared | own:
             trial = [n for n in columns if n in shared or n == name]
-            (shared if starts_of(first, trial).size == requests else own).add(name)
+            (shared if request_starts(first, trial).size == requests else own).add(name)
     return tuple(n for n in columns if n in shared), tuple(n for n in columns if n in own)
 
 
 def _repeats(first: pa.RecordBatch, schema: Schema) -> tuple[tuple[tuple[str, ...], float], ...]:
     names = (*schema.context.names, *schema.candidate.names)
     batches = [
-        {name: comparable(part.column(name))[0] for name in names}
+        {name: comparable_arrays(part.column(name))[0] for name in names}
         for part in (
             first.slice(start, SAMPLE_BATCH_ROWS) for start in range(0, first.num_rows, SAMPLE_BATCH_ROWS)
         )
@@ -183,14 +183,14 @@ def _repeats(first: pa.RecordBatch, schema: Schema) -> tuple[tuple[tuple[str, ..
     return tuple((group, repeats.factor(frozenset(group))) for group in repeats.groups())
 
 
-class _Numbers:
-    """Number columns, and whether single precision holds all their values exactly."""
+class _SinglePrecisionCheck:
+    """Finds number columns whose values single precision holds exactly."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(dict.fromkeys(names))
         self._exact = dict.fromkeys(self.names, True)
 
-    def look(self, data: pa.RecordBatch) -> None:
+    def check(self, data: pa.RecordBatch) -> None:
         for name in self.names:
             if self._exact[name]:
                 x = data.column(name).to_numpy(zero_copy_only=False)
@@ -198,5 +198,5 @@ class _Numbers:
                     self._exact[name] = np.array_equal(x, x.astype(np.float32), equal_nan=True)
 
     def narrow(self) -> frozenset[str]:
-        """Columns that can be written in single precision."""
+        """Returns the columns that can be written in single precision."""
         return frozenset(name for name, exact in self._exact.items() if exact)

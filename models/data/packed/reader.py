@@ -1,7 +1,7 @@
-"""Packed data in: one stored row a request, shared columns once, the other columns as lists.
+"""Reads packed data: one stored row per request, shared columns once, the other columns as lists.
 
-What `polyrec pack` writes (models/data/packed/packing.py). Read in two ways: as requests, for whoever can use
-a context without repeating it; and as plain rows, so that packed data go wherever plain data go.
+`polyrec pack` writes it (models/data/packed/packing.py). It can be read as requests, which carry a context
+once, and as plain rows, so that packed data work wherever plain data do.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 from pydantic import ValidationError
 
-from polyrec.models.data.columns import check_columns, check_type, kind_of, normalise
-from polyrec.models.data.malformed import Judge
-from polyrec.models.data.parquet import opened, parquet_files
+from polyrec.models.data.columns import check_columns, check_type, column_kind, normalize_column
+from polyrec.models.data.malformed import RowValidator
+from polyrec.models.data.parquet import open_parquet, parquet_files
 from polyrec.models.data.reader import OnMalformed, fingerprint
-from polyrec.models.data.requests import Requests, rebatched
+from polyrec.models.data.requests import Requests, rebatch
 from polyrec.models.errors import DataError
 from polyrec.models.files import Strict
 from polyrec.models.schema.schema import Schema
@@ -31,10 +31,10 @@ PIECE_ROWS = 65536
 
 
 class Packing(Strict):
-    """What a packed file says of itself, as JSON in its Parquet schema under KEY.
+    """Metadata of a packed file, as JSON in its Parquet schema under KEY.
 
-    for_schema: name of the schema it was packed for. group, cluster_by: what its rows stand together by.
-    columns: all of them, in the order of the data. shared: those stored once a request.
+    for_schema: name of the schema it was packed for. group, cluster_by: keys by which rows are contiguous.
+    columns: all, in data order. shared: those stored once per request.
     """
 
     format: Literal["polyrec-packed-1"] = "polyrec-packed-1"
@@ -51,7 +51,7 @@ def is_packed(file: Path) -> bool:
 
 
 def packing_of(file: Path) -> Packing | None:
-    """How a Parquet file is packed; None if it is plain. Raises DataError if it cannot be read."""
+    """Returns the metadata of a packed file; None if it is plain. Raises DataError if it cannot be read."""
     written = _written(file)
     if written is None:
         return None
@@ -64,17 +64,17 @@ def packing_of(file: Path) -> Packing | None:
 
 
 def _written(file: Path) -> bytes | None:
-    with opened(file) as parquet:
+    with open_parquet(file) as parquet:
         return (parquet.schema_arrow.metadata or {}).get(KEY)
 
 
 class PackedReader:
-    """Rows of packed Parquet files (see polyrec.models.data.reader.Reader), and their requests."""
+    """Rows of packed Parquet files (see polyrec.models.data.reader.DataReader), and their requests."""
 
     def __init__(self, path: Path, schema: Schema, on_malformed: OnMalformed = "fatal") -> None:
         self.path = path
         self._schema = schema
-        self._judge = Judge(schema, on_malformed)
+        self._validator = RowValidator(schema, on_malformed)
         self._files = parquet_files(path)
         self._rows = 0
         for file in self._files:
@@ -89,8 +89,8 @@ class PackedReader:
         self.columns = self.packing.columns
 
     def _check(self, file: Path) -> int:
-        """Checks columns and types, and gives the number of rows."""
-        with opened(file) as parquet:
+        """Checks columns and types; returns the number of rows."""
+        with open_parquet(file) as parquet:
             there = parquet.schema_arrow
             check_columns(str(file), self.packing.columns, there.names)
             check_columns(str(file), self._schema.columns, self.packing.columns)
@@ -101,10 +101,10 @@ class PackedReader:
                         raise DataError(f"'{file}' is damaged: column '{name}' is {type_}, not a list")
                     type_ = type_.value_type
                 if name in self._schema.columns:
-                    check_type(str(file), name, kind_of(self._schema, name), type_)
-            own = (name for name in self.packing.columns if name not in self.packing.shared)
-            # of a list of single values, the leaves are the rows
-            flat = next(name for name in own if not pt.is_list(there.field(name).type.value_type))
+                    check_type(str(file), name, column_kind(self._schema, name), type_)
+            per_row = (name for name in self.packing.columns if name not in self.packing.shared)
+            # a list of single values has one leaf per row
+            flat = next(name for name in per_row if not pt.is_list(there.field(name).type.value_type))
             return _leaves(parquet.metadata, flat)
 
     @property
@@ -113,11 +113,13 @@ class PackedReader:
 
     @property
     def malformed(self) -> int:
-        return self._judge.malformed
+        return self._validator.malformed
 
     @property
     def shares_context(self) -> bool:
-        """Whether every context feature is stored once a request: it is, for the schema packed for."""
+        """Whether every context feature is stored once per request: always so for the schema it was packed
+        for.
+        """
         return set(self._schema.context.names) <= set(self.packing.shared)
 
     def fingerprint(self) -> str:
@@ -125,22 +127,22 @@ class PackedReader:
 
     def batches(self, columns: Sequence[str], rows: int = PIECE_ROWS) -> Iterator[pa.RecordBatch]:
         pieces = (piece for part in self.requests(columns) for piece in part.pieces(PIECE_ROWS))
-        return rebatched((piece.exploded(columns) for piece in pieces), rows)
+        return rebatch((piece.exploded(columns) for piece in pieces), rows)
 
     def requests(self, columns: Sequence[str]) -> Iterator[Requests]:
-        """At least the columns asked for, one row group at a time, types and nulls as `batches` gives them.
+        """Yields at least these columns, one row group at a time, types and nulls as in `batches`.
 
         Malformed rows are left out of their request. Raises DataError.
         """
-        self._judge.restart()
+        self._validator.start_pass()
         shared = self.packing.shared
-        read = list(dict.fromkeys([*columns, *self._judge.columns, self.packing.group]))
+        read = list(dict.fromkeys([*columns, *self._validator.columns, self.packing.group]))
         if set(read) <= set(shared):
             read.append(next(name for name in self.packing.columns if name not in shared))
         for file in self._files:
             check_columns(str(file), columns, self.columns)
             first = 0
-            with opened(file) as parquet:
+            with open_parquet(file) as parquet:
                 for group in range(parquet.num_row_groups):
                     try:
                         stored = parquet.read_row_group(group, columns=read, use_threads=False)
@@ -148,33 +150,35 @@ class PackedReader:
                         raise DataError(f"cannot read '{file}': {str(e).splitlines()[0]}") from None
                     for data in stored.combine_chunks().to_batches():
                         found = self._requests(str(file), data)
-                        good = self._judge.good(str(file), first, found.exploded(self._judge.columns))
+                        good = self._validator.valid_rows(
+                            str(file), first, found.exploded(self._validator.columns)
+                        )
                         first += found.rows
                         yield found if good is None else found.filter(good.to_numpy(zero_copy_only=False))
 
     def _requests(self, where: str, stored: pa.RecordBatch) -> Requests:
         shared: dict[str, pa.Array] = {}
-        own: dict[str, pa.Array] = {}
+        per_row: dict[str, pa.Array] = {}
         lengths = np.zeros(0, np.int64)
         for name, column in zip(stored.schema.names, stored.columns, strict=True):
-            kind = kind_of(self._schema, name)
+            kind = column_kind(self._schema, name)
             if name in self.packing.shared:
-                shared[name] = normalise(where, name, kind, column)
+                shared[name] = normalize_column(where, name, kind, column)
                 continue
             found = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-            if (own and not np.array_equal(found, lengths)) or found.min() < 1:
+            if (per_row and not np.array_equal(found, lengths)) or found.min() < 1:
                 raise DataError(f"'{where}' is damaged: the lists of column '{name}' have other lengths")
             lengths = found
-            own[name] = normalise(where, name, kind, column.flatten())
+            per_row[name] = normalize_column(where, name, kind, column.flatten())
         return Requests(
             pa.RecordBatch.from_arrays(list(shared.values()), list(shared)),
-            pa.RecordBatch.from_arrays(list(own.values()), list(own)),
+            pa.RecordBatch.from_arrays(list(per_row.values()), list(per_row)),
             lengths,
         )
 
 
 def _leaves(metadata: pq.FileMetaData, column: str) -> int:
-    """How many values a column of lists has, read from the file's footer."""
+    """Returns the number of values of a column of lists, from the file's footer."""
     total = 0
     for group in range(metadata.num_row_groups):
         row_group = metadata.row_group(group)

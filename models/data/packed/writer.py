@@ -1,6 +1,6 @@
-"""Requests out: files of one row a request, in row groups of bounded size.
+"""Writes requests to files of one row per request, in row groups of bounded size.
 
-The first row group decides how each column is encoded (models/data/packed/encodings.py).
+The first row group determines how each column is encoded (models/data/packed/encodings.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from polyrec.models.data.packed.encodings import measured
+from polyrec.models.data.packed.encodings import choose_encodings
 from polyrec.models.data.packed.reader import KEY, Packing
 from polyrec.models.data.requests import Requests
 
@@ -23,7 +23,8 @@ FILE_ROWS = 1 << 24
 
 
 class PackedWriter:
-    """Writes to a folder; use `with`, whose end writes what is left. stored: rows written so far.
+    """Writes files to a folder; leaving its `with` block writes the last row group. stored: rows written so
+    far.
 
     narrow: columns to write in single precision, which must hold them exactly.
     """
@@ -33,26 +34,26 @@ class PackedWriter:
         self._folder = folder
         self._packing = packing
         self._narrow = narrow
-        self._held: list[pa.RecordBatch] = []
+        self._buffered: list[pa.RecordBatch] = []
         self._rows = self._bytes = self._file_rows = self._files = 0
         self._file: pq.ParquetWriter | None = None
 
     def add(self, requests: Requests) -> None:
-        """Takes in the next requests, with all columns of the packing."""
+        """Adds the next requests, with all columns of the packing."""
         stored = self._stored_form(requests)
-        self._held.append(stored)
+        self._buffered.append(stored)
         self._rows += requests.rows
         self._bytes += stored.nbytes
         if self._rows >= ROW_GROUP_ROWS or self._bytes >= ROW_GROUP_BYTES:
             self._flush()
 
     def _stored_form(self, requests: Requests) -> pa.RecordBatch:
-        """One row a request."""
+        """Converts requests to one row each."""
         offsets = pa.array(np.concatenate(([0], np.cumsum(requests.lengths))).astype(np.int32))
         arrays = []
         for name in self._packing.columns:
             shared = name in self._packing.shared
-            column = (requests.shared if shared else requests.own).column(name)
+            column = (requests.shared if shared else requests.per_row).column(name)
             if name in self._narrow:
                 column = pc.cast(column, pa.float32())
             arrays.append(column if shared else pa.ListArray.from_arrays(offsets, column))
@@ -61,18 +62,18 @@ class PackedWriter:
         return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields, metadata))
 
     def _flush(self) -> None:
-        if not self._held:
+        if not self._buffered:
             return
-        table = pa.Table.from_batches(self._held).combine_chunks()
+        table = pa.Table.from_batches(self._buffered).combine_chunks()
         if self._file is None:
             path = self._folder / f"part-{self._files:05}.parquet"
-            options = measured(table).options()
+            options = choose_encodings(table).options()
             self._file = pq.ParquetWriter(path, table.schema, **options)
             self._files += 1
         self._file.write_table(table, row_group_size=table.num_rows)
         self.stored += table.num_rows
         self._file_rows += self._rows
-        self._held, self._rows, self._bytes = [], 0, 0
+        self._buffered, self._rows, self._bytes = [], 0, 0
         if self._file_rows >= FILE_ROWS:
             self._close()
 

@@ -1,6 +1,6 @@
-"""The ceiling of generated data: the quality of the probabilities that the clicks were drawn from.
+"""Measures the ceiling of generated data: the quality of the probabilities that the clicks were drawn from.
 
-No model can do better than this on the same rows, except by luck.
+A model can exceed it on the same rows only by chance.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from polyrec.models.data.split import TEST, Splitter
 from polyrec.models.evaluation.metrics import Quality, evaluate
 
 
-def planted_quality(path: str | Path, splitter: Splitter) -> Quality:
-    """Quality of the column `planted` on the test rows of a file that `generate` wrote."""
+def best_possible_quality(path: str | Path, splitter: Splitter) -> Quality:
+    """Quality of the true probabilities (column `planted`) on the test rows of a generated file."""
     planted, clicked, requests = [], [], []
     for batch in pq.ParquetFile(path).iter_batches(columns=["planted", "clicked", "request_id"]):
         test = splitter(batch) == TEST

@@ -1,8 +1,9 @@
-"""Click data from nothing: what `polyrec demo` and tests train on, in trivago's shape.
+"""Generates synthetic click data in the format of trivago's, for `polyrec demo` and tests.
 
-A planted world (polyrec.models.data.synthetic.world) gives requests of one context and up to 25 candidates;
-they are written as Parquet, some thousand requests at a time, with their clicks and the true probability of
-each in the column `planted`. Its AUC and log-loss are the ceiling that no training can pass."""
+A click model (polyrec.models.data.synthetic.world) draws requests of one context and up to 25 candidates;
+they are written as Parquet, some thousand requests at a time, with clicks and, in the column `planted`, the
+true probability of each. AUC and log-loss of that column are the ceiling of any training.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +18,15 @@ import pyarrow.parquet as pq
 
 from polyrec.models.data.synthetic.world import CANDIDATES, CITY_ITEMS, World
 from polyrec.models.errors import DataError
-from polyrec.models.files import whole
+from polyrec.models.files import atomic_path
 from polyrec.models.schema.batch import I64
 
 REQUESTS_AT_ONCE = 2048
 
 
 @dataclass(frozen=True, slots=True)
-class Planted:
-    """What was written: the size of the data and of its world."""
+class GeneratedData:
+    """Size of the generated data and of its click model."""
 
     path: Path
     rows: int
@@ -45,13 +46,13 @@ def generate(
     drift: float = 0.0,
     candidates: int = CANDIDATES,
     progress: Callable[[int], object] | None = None,
-) -> Planted:
+) -> GeneratedData:
     """Writes `rows` rows as a Parquet file for the schema `trivago`, in bounded memory.
 
     The same arguments give the same rows. items: hotels, in cities of 50. drift: how many times the
-    popularity within a city goes round all its hotels between the first and the last row; 0 keeps it
-    still. candidates: of a full request, two of three are full; from 25 on, positions are beyond what
-    the schema knows. `progress` is told the rows of each part written.
+    popularity within a city rotates through all its hotels between the first and the last row; 0: constant.
+    candidates: of a full request; two of three requests are full. Above 25, positions are unknown to the
+    schema. `progress` is called with the rows of each part written.
     Raises DataError: no rows, no users, fewer items than a city has, more candidates than a city has
     items, a path that cannot be written.
     """
@@ -67,7 +68,7 @@ def generate(
     parts = _parts(rows, seed, items, users, drift, candidates)
     first = next(parts)
     try:
-        with whole(path) as partial, pq.ParquetWriter(partial, first.schema) as file:
+        with atomic_path(path) as partial, pq.ParquetWriter(partial, first.schema) as file:
             for part in chain((first,), parts):
                 file.write_table(part)
                 requests = part.column("request_id")[-1].as_py() + 1
@@ -76,7 +77,7 @@ def generate(
                     progress(part.num_rows)
     except OSError as e:
         raise DataError(f"cannot write '{path}': {e.strerror or e}") from None
-    return Planted(path, rows, requests, clicks, items // CITY_ITEMS * CITY_ITEMS, users)
+    return GeneratedData(path, rows, requests, clicks, items // CITY_ITEMS * CITY_ITEMS, users)
 
 
 def _parts(rows: int, seed: int, items: int, users: int, drift: float, candidates: int) -> Iterator[pa.Table]:
@@ -92,7 +93,7 @@ def _parts(rows: int, seed: int, items: int, users: int, drift: float, candidate
 
 
 def _lengths(random: np.random.Generator, rows: int, candidates: int) -> I64:
-    """Candidates of each of the next requests, together at most `rows`; two of three are full."""
+    """Draws the candidates of each of the next requests, in total at most `rows`; two of three are full."""
     some = random.integers(min(5, candidates), candidates + 1, REQUESTS_AT_ONCE)
     lengths = np.where(random.random(REQUESTS_AT_ONCE) < 2 / 3, candidates, some)
     ends = np.cumsum(lengths)

@@ -1,12 +1,12 @@
-"""The world behind generated clicks: who asks, what is shown, and how likely each hotel is clicked.
+"""The click model of synthetic data: draws users, shown hotels, and the click probability of each.
 
 Users, cities and hotels are drawn with Zipf skew. The log-odds of a click add up from the quality of
 the hotel, taste (a dot product of latent vectors: user's platform and user, filters; class of hotel
-and hotel), the price beside the other candidates' (dearer for some devices), the position, and
-whether the hotel was touched before.
+and hotel), the price relative to the other candidates (weighted by device), the position, and
+whether the user has interacted with the hotel before.
 
-Most of the signal lies where a small data set teaches it: numbers, positions, frequent hotels and
-platforms. The rest lies in single users and rare hotels and mostly stays unlearned, as in life.
+Most of the signal is learnable from a small data set: numbers, positions, frequent hotels and platforms. The
+rest is specific to single users and rare hotels and mostly stays unlearned, as in real data.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _Context:
 
 
 class World:
-    """Everything that stays the same from request to request, drawn once."""
+    """Parameters that are the same for all requests, drawn once."""
 
     def __init__(
         self, random: np.random.Generator, cities: int, users: int, candidates: int = CANDIDATES
@@ -86,10 +86,10 @@ class World:
         self._bias: float | None = None
 
     def requests(self, random: np.random.Generator, first: int, lengths: I64, drift: float) -> pa.Table:
-        """The next requests, as rows with clicks.
+        """Draws the next requests, as rows with clicks.
 
-        first: id of the first. lengths: int64 [requests], candidates of each, at most the world's.
-        drift: by how much of a round the popularity within cities has turned.
+        first: id of the first. lengths: int64 [requests], candidates of each, at most the model's.
+        drift: fraction of a full rotation of the popularity within cities.
         """
         turned = np.roll(self._item_weight, int(drift * CITY_ITEMS))
         context = self._contexts(random, lengths.size, turned)
@@ -140,7 +140,7 @@ class World:
         return _Context(user, city, filters, filter_count, taste, history, history_count)
 
     def _seen(self, context: _Context, shown: I64) -> I64:
-        """int64, as shown: 0 no, 1 touched before, 2 the last one touched."""
+        """Returns int64 like `shown`: 0 never, 1 interacted with before, 2 the last one interacted with."""
         held = np.arange(HISTORY) < context.history_count[:, None]
         row, place = np.nonzero(held)
         seen = np.zeros((shown.shape[0], CITY_ITEMS), np.int64)
@@ -148,7 +148,7 @@ class World:
         return np.take_along_axis(seen, shown, 1)
 
     def _columns(self, first: int, context: _Context) -> dict[str, pa.Array]:
-        """The context's columns, one value a request."""
+        """Returns the context's columns, one value per request."""
         ids = first + np.arange(context.user.size)
         touched = context.city[:, None] * CITY_ITEMS + context.history
         last = np.where(context.history_count > 0, touched[:, 0], -1)
@@ -171,7 +171,7 @@ def _zipf(size: int, exponent: float) -> F64:
 
 
 def _draw(random: np.random.Generator, log_weights: F64, count: int) -> I64:
-    """Per row, `count` different columns with chances as their weights, in the order drawn.
+    """Draws `count` different columns per row with probabilities by weight, in the order drawn.
 
     Gumbel noise makes sampling without replacement a sort (Efraimidis and Spirakis, 2006).
     """
@@ -192,7 +192,7 @@ def _lists(names: pa.Array, index: I64, count: I64) -> pa.ListArray:
 
 
 def _bias(logits: F64) -> float:
-    """The constant that makes the mean click rate CLICK_RATE, by bisection."""
+    """Finds the constant that makes the mean click rate CLICK_RATE, by bisection."""
     low, high = -30.0, 30.0
     for _ in range(50):
         middle = (low + high) / 2

@@ -11,15 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyrec.models.tiers.layout import DEVICE, DISK, HOST, REMOTE, Layout
+from polyrec.models.tiers.layout import DEVICE, DISK, HOST, REMOTE, TierLayout
 from polyrec.models.tiers.slab import Slab
 
 
 class DevicePlan:
     """The lines of a layout, on a device."""
 
-    def __init__(self, layout: Layout, slab: Slab, device: torch.device) -> None:
-        if not plans(layout):
+    def __init__(self, layout: TierLayout, slab: Slab, device: torch.device) -> None:
+        if not can_plan(layout):
             raise ValueError("rows beyond host memory have no fixed place")
         near = layout.tier == DEVICE
         shift = layout.local(np.zeros_like(layout.starts), np.arange(layout.starts.size))
@@ -37,6 +37,6 @@ class DevicePlan:
         return codes, (part.unsqueeze(0) == self._ranges.unsqueeze(1)).sum(dim=1)
 
 
-def plans(layout: Layout) -> bool:
+def can_plan(layout: TierLayout) -> bool:
     """Whether every row has a fixed place in device or host memory."""
     return layout.rows[DISK] + layout.rows[REMOTE] == 0 and layout.rows[DEVICE] + layout.rows[HOST] > 0

@@ -1,7 +1,7 @@
 """A batch's look-ups to the vectors that the interaction reads, in one pass on the device.
 
 Singles and bags of contexts and candidates become one list of bags in the order of their slots, so that a
-kernel gathers, de-quantises and pools all of them straight into place. Rows of the device tier are read where
+kernel gathers, de-quantizes and pools all of them straight into place. Rows of the device tier are read where
 they are. Misses go one of two ways (ways.py):
 
     direct    the kernel reads them from the slab in pinned host memory
@@ -27,10 +27,10 @@ from torch import Tensor
 from polyrec.models.embeddings.lookups import BlockLookups, Lookups
 from polyrec.models.embeddings.stage import Vectors
 from polyrec.models.schema.batch import F32, I64
-from polyrec.models.tiers.device.device_plan import DevicePlan, plans
+from polyrec.models.tiers.device.device_plan import DevicePlan, can_plan
 from polyrec.models.tiers.device.kernels import PRECISIONS, available, sums
-from polyrec.models.tiers.device.ways import COPIED, DIRECT, Ways
-from polyrec.models.tiers.layout import DEVICE, HOST, Places
+from polyrec.models.tiers.device.transfer_costs import COPIED, DIRECT, TransferCosts
+from polyrec.models.tiers.layout import DEVICE, HOST, RowLocations
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.view import View
 from polyrec.models.transfer import on_device
@@ -42,7 +42,7 @@ clock = time.perf_counter
 
 
 @dataclass(frozen=True, slots=True)
-class Slots:
+class LookupBags:
     """All look-ups of a batch as bags, contexts first, each block row by row.
 
     rows: int64 [look-ups]. offsets: int64 [bags + 1], None where every bag is a single value. scale: float32
@@ -68,13 +68,13 @@ class Slots:
         return np.diff(before[self.offsets]) > 0
 
 
-def slots_of(lookups: Lookups) -> Slots:
+def bags_in_slot_order(lookups: Lookups) -> LookupBags:
     """The look-ups in the order in which the interaction reads their vectors."""
     blocks = (lookups.context, lookups.candidate)
     shapes = [(b.singles.shape[0], b.singles.shape[1] + (b.bags.features if b.bags else 0)) for b in blocks]
     both = (shapes[0], shapes[1])
     if all(b.bags is None for b in blocks):
-        return Slots(lookups.singles(), None, None, both)
+        return LookupBags(lookups.singles(), None, None, both)
     parts = [_in_slots(b) for b in blocks]
     lengths = np.concatenate([p[1] for p in parts])
     offsets = np.concatenate(([0], np.cumsum(lengths)))
@@ -83,7 +83,7 @@ def slots_of(lookups: Lookups) -> Slots:
         scale = np.concatenate(
             [_scale(b, slots).ravel() for b, (_, slots) in zip(blocks, shapes, strict=True)]
         )
-    return Slots(np.concatenate([p[0] for p in parts]), offsets, scale, both)
+    return LookupBags(np.concatenate([p[0] for p in parts]), offsets, scale, both)
 
 
 def _in_slots(block: BlockLookups) -> tuple[I64, I64]:
@@ -109,30 +109,30 @@ def _scale(block: BlockLookups, slots: int) -> F32:
     return out
 
 
-def fuses(stack: TierStack) -> bool:
+def can_fuse(stack: TierStack) -> bool:
     """Whether fused look-ups pay: rows on a GPU, in a precision that the kernel reads."""
-    return stack.device.type == "cuda" and available() and stack.tiers.form.precision in PRECISIONS
+    return stack.device.type == "cuda" and available() and stack.tiers.row_format.precision in PRECISIONS
 
 
 class FusedLookups:
     """One lane's look-ups through a stack with a device tier. Its vectors are valid until the next batch.
 
-    ways: what is known of the two ways; `way` holds every batch to one of them, for measurements. planned:
+    ways: what is known of the two ways; `mode` holds every batch to one of them, for measurements. planned:
     from so many look-ups on, the device finds out where rows lie, if it can. taken: how many batches went
     each way (those without a miss count as direct).
     """
 
-    def __init__(self, stack: TierStack, way: int | None = None, planned: int = PLANNED) -> None:
+    def __init__(self, stack: TierStack, mode: int | None = None, planned: int = PLANNED) -> None:
         if stack.tiers.device is None:
             raise ValueError("these tiers have no rows on a device")
         self.stack = stack
-        self.way = way
-        self.ways = Ways()
-        self.taken = [0, 0]
+        self.mode = mode
+        self.transfer_costs = TransferCosts()
+        self.batches_by_transfer = [0, 0]
         self._hot = stack.tiers.device
         self._cuda = self._hot.is_cuda
         self._reaches_host = stack.tiers.slab.pin() if self._cuda else True
-        self._out = torch.empty((0, stack.tiers.form.width), device=self._hot.device)
+        self._out = torch.empty((0, stack.tiers.row_format.width), device=self._hot.device)
         cuda: Any = torch.cuda
         self._copying = cuda.Stream(self._hot.device) if self._cuda else None
         self._timing: deque[_Timed] = deque()
@@ -140,19 +140,19 @@ class FusedLookups:
         self._planned = planned
         self._near = stack.tiers.layout.tier == DEVICE
         self._miss_rate: float | None = None
-        if self._reaches_host and plans(stack.tiers.layout):
+        if self._reaches_host and can_plan(stack.tiers.layout):
             self._plan = DevicePlan(stack.tiers.layout, stack.tiers.slab, self._hot.device)
-        if fuses(stack):
+        if can_fuse(stack):
             with self._here():
                 self._compile()
 
     def _compile(self) -> None:
         """Every form of the kernel that a batch may need, so that no request waits for a compiler."""
-        form, hot, slab = self.stack.tiers.form, self._hot, self.stack.tiers.slab.view
+        row_format, hot, slab = self.stack.tiers.row_format, self._hot, self.stack.tiers.slab.view
         none, bags = np.zeros(2, np.int64), np.arange(2)
-        out = torch.empty((2, form.width), device=hot.device)
+        out = torch.empty((2, row_format.width), device=hot.device)
         for offsets, scale in ((None, None), (np.arange(3), None), (np.arange(3), np.ones(2, np.float32))):
-            there = self._there(Slots(none, offsets, scale, ((0, 0), (1, 2))), none, bags)
+            there = self._there(LookupBags(none, offsets, scale, ((0, 0), (1, 2))), none, bags)
             self._sum(there, hot, there.which[0], out)
             if self._reaches_host:
                 self._sum(there, slab, None, out)
@@ -162,7 +162,7 @@ class FusedLookups:
 
         Raises OSError if a page of the disk tier cannot be read.
         """
-        slots = slots_of(lookups)
+        slots = bags_in_slot_order(lookups)
         with self._here():
             return self._vectors(view, slots)
 
@@ -172,41 +172,41 @@ class FusedLookups:
         context: AbstractContextManager[Any] = cuda.device_of(self._hot)
         return context
 
-    def _vectors(self, view: View, slots: Slots) -> tuple[Vectors, int]:
-        form = self.stack.tiers.form
+    def _vectors(self, view: View, slots: LookupBags) -> tuple[Vectors, int]:
+        row_format = self.stack.tiers.row_format
         if self._out.shape[0] < slots.bags:
             more = 1 << (slots.bags - 1).bit_length()
-            self._out = torch.empty((more, form.width), device=self._hot.device)
+            self._out = torch.empty((more, row_format.width), device=self._hot.device)
         out = self._out[: slots.bags]
 
         if self._unplaced(view, slots):
-            self.stack.pool_unplaced(view, slots.rows, lambda: self._in_place(slots, out))
+            self.stack.pool_placed_on_device(view, slots.rows, lambda: self._in_place(slots, out))
             return self._split(slots, out), 0
 
-        def read(where: Places, changed: I64, below: Callable[[I64, Tensor], I64]) -> I64:
+        def read(where: RowLocations, changed: I64, below: Callable[[I64, Tensor], I64]) -> I64:
             return self._read(slots, out, where, changed, below)
 
         lost = self.stack.pool(view, slots.rows, read)
         return self._split(slots, out), lost
 
-    def _split(self, slots: Slots, out: Tensor) -> Vectors:
+    def _split(self, slots: LookupBags, out: Tensor) -> Vectors:
         (contexts, own), (rows, other) = slots.shapes
         split, width = contexts * own, out.shape[1]
         return Vectors(out[:split].view(contexts, own, width), out[split:].view(rows, other, width))
 
-    def _unplaced(self, view: View, slots: Slots) -> bool:
+    def _unplaced(self, view: View, slots: LookupBags) -> bool:
         """Whether the device is to find out where rows lie; their misses are then read in place."""
         count = slots.rows.size
         if self._plan is None or view.layers or count < max(self._planned, 1):
             return False
         self.learn()
-        if self.way is not None:
-            return self.way == DIRECT
+        if self.mode is not None:
+            return self.mode == DIRECT
         # how many miss is not known before: as many as lately
         rate = self._miss_rate
-        return rate is not None and self.ways.choose(count, round(rate * count)) == DIRECT
+        return rate is not None and self.transfer_costs.choose(count, round(rate * count)) == DIRECT
 
-    def _in_place(self, slots: Slots, out: Tensor) -> None:
+    def _in_place(self, slots: LookupBags, out: Tensor) -> None:
         assert self._plan is not None
         begun = self._mark()
         there = self._there(slots, slots.rows)
@@ -214,49 +214,59 @@ class FusedLookups:
         self._sum(replace(there, rows=codes), self.stack.tiers.slab.view, None, out)
         told = torch.empty(counts.shape, dtype=torch.int64, pin_memory=self._cuda)
         told.copy_(counts, non_blocking=True)
-        self.taken[DIRECT] += 1
+        self.batches_by_transfer[DIRECT] += 1
         self._timing.append(_Timed(DIRECT, slots.rows.size, told, begun, self._mark()))
 
     def _read(
-        self, slots: Slots, out: Tensor, where: Places, changed: I64, below: Callable[[I64, Tensor], I64]
+        self,
+        slots: LookupBags,
+        out: Tensor,
+        where: RowLocations,
+        changed: I64,
+        below: Callable[[I64, Tensor], I64],
     ) -> I64:
         """Fills `out`; gives the look-ups that were lost. changed: look-ups of rows that have new values."""
         self.learn()
         cold = where.tier != DEVICE
         cold[changed] = True
         misses = np.flatnonzero(cold)
-        way = self._way(where, misses, changed)
-        self.taken[way] += 1
+        mode = self._way(where, misses, changed)
+        self.batches_by_transfer[mode] += 1
         begun = self._mark()
-        if way == DIRECT:
+        if mode == DIRECT:
             slab = self.stack.tiers.slab
             codes = np.where(cold, -1 - slab.of_rows(where.local), where.local)
             self._sum(self._there(slots, codes), slab.view, None, out)
             lost = misses[:0]
         else:
             lost = self._copied(slots, out, where, misses, below)
-        self._timing.append(_Timed(way, slots.rows.size, misses.size, begun, self._mark()))
+        self._timing.append(_Timed(mode, slots.rows.size, misses.size, begun, self._mark()))
         return lost
 
-    def _way(self, where: Places, misses: I64, changed: I64) -> int:
+    def _way(self, where: RowLocations, misses: I64, changed: I64) -> int:
         if not misses.size:
             return DIRECT
         # pages of the file come and go, and new values lie in no tier yet: only stored rows are read in place
         if changed.size or not self._reaches_host or (where.tier[misses] != HOST).any():
             return COPIED
-        return self.ways.choose(where.tier.size, misses.size) if self.way is None else self.way
+        return self.transfer_costs.choose(where.tier.size, misses.size) if self.mode is None else self.mode
 
     def _copied(
-        self, slots: Slots, out: Tensor, where: Places, misses: I64, below: Callable[[I64, Tensor], I64]
+        self,
+        slots: LookupBags,
+        out: Tensor,
+        where: RowLocations,
+        misses: I64,
+        below: Callable[[I64, Tensor], I64],
     ) -> I64:
-        form = self.stack.tiers.form
+        row_format = self.stack.tiers.row_format
         codes = where.local.copy()
         codes[misses] = -1 - np.arange(misses.size)
         touched = slots.having(misses)
         popular, rest = np.flatnonzero(~touched), np.flatnonzero(touched)
         there = self._there(slots, codes, popular, rest)
         self._sum(there, self._hot, there.which[0], out)
-        staged = torch.empty((misses.size, form.units), dtype=form.unit, pin_memory=self._cuda)
+        staged = torch.empty((misses.size, row_format.units), dtype=row_format.unit, pin_memory=self._cuda)
         lost = below(misses, staged)
         if self._copying is not None:
             ours = torch.cuda.current_stream(self._hot.device)
@@ -271,10 +281,10 @@ class FusedLookups:
 
     def _sum(self, there: _There, cold: Tensor, which: Tensor | None, out: Tensor) -> None:
         if which is None or which.numel():
-            form = self.stack.tiers.form
-            sums(form, self._hot, cold, there.rows, there.offsets, there.scale, which, out)
+            row_format = self.stack.tiers.row_format
+            sums(row_format, self._hot, cold, there.rows, there.offsets, there.scale, which, out)
 
-    def _there(self, slots: Slots, codes: I64, *which: I64) -> _There:
+    def _there(self, slots: LookupBags, codes: I64, *which: I64) -> _There:
         """What the kernel reads besides rows, on the device: one copy from pinned memory."""
         parts = [codes, *([] if slots.offsets is None else [slots.offsets]), *which]
         device = self._hot.device
@@ -320,14 +330,14 @@ class FusedLookups:
             if batch.lookups:
                 self._miss_rate = misses / batch.lookups
             if misses:
-                self.ways.took(batch.way, batch.lookups, misses, seconds)
+                self.transfer_costs.record(batch.mode, batch.lookups, misses, seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class _Timed:
     """A batch under way. misses: how many, or where the device tells the look-ups of each range."""
 
-    way: int
+    mode: int
     lookups: int
     misses: int | Tensor
     begun: Any

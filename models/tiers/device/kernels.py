@@ -1,4 +1,4 @@
-"""One kernel for a batch's look-ups on a GPU: gather, de-quantise and pool, from device or host memory.
+"""One kernel for a batch's look-ups on a GPU: gather, de-quantize and pool, from device or host memory.
 
 Each look-up names a row of the device tier or one of pinned host memory, which the GPU reads through unified
 addressing; a program sums the rows of a few bags (a single value is a bag of one) straight into the place
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from polyrec.models.embeddings.store import pool_gathered
-from polyrec.models.tiers.row_form import RowForm
+from polyrec.models.tiers.row_format import RowFormat
 
 try:
     import triton
@@ -28,7 +28,7 @@ TILE = 1024
 
 
 def pooled(
-    form: RowForm,
+    row_format: RowFormat,
     hot: Tensor,
     cold: Tensor,
     rows: Tensor,
@@ -46,7 +46,7 @@ def pooled(
     """
     bags = rows.numel() if offsets is None else offsets.numel() - 1
     if out is None:
-        out = torch.empty((bags, form.width), device=rows.device)
+        out = torch.empty((bags, row_format.width), device=rows.device)
     if which is not None:
         if offsets is None:
             rows = rows[which]
@@ -58,10 +58,10 @@ def pooled(
             offsets = torch.cat((offsets.new_zeros(1), lengths[which].cumsum(0)))
         scale = None if scale is None else scale[which]
     on_host = rows < 0
-    picked = torch.empty((rows.numel(), form.units), dtype=form.unit, device=rows.device)
+    picked = torch.empty((rows.numel(), row_format.units), dtype=row_format.unit, device=rows.device)
     picked[~on_host] = hot.index_select(0, rows[~on_host])
     picked[on_host] = cold.index_select(0, (-1 - rows[on_host]).to(cold.device)).to(rows.device)
-    numbers = form.decode(picked)
+    numbers = row_format.decode(picked)
     sums = numbers if offsets is None else pool_gathered(numbers, offsets)
     if scale is not None:
         sums = sums * scale.unsqueeze(1)
@@ -129,7 +129,7 @@ if triton is not None:
 
 
 def pool(
-    form: RowForm,
+    row_format: RowFormat,
     hot: Tensor,
     cold: Tensor,
     rows: Tensor,
@@ -144,15 +144,15 @@ def pool(
     """
     if triton is None:
         raise RuntimeError("there is no triton on this machine")
-    if form.precision not in PRECISIONS:
-        raise ValueError(f"the kernel reads {', '.join(PRECISIONS)} rows, not {form.precision}")
+    if row_format.precision not in PRECISIONS:
+        raise ValueError(f"the kernel reads {', '.join(PRECISIONS)} rows, not {row_format.precision}")
     every = rows.numel() if offsets is None else offsets.numel() - 1
     if out is None:
-        out = torch.empty((every, form.width), device=rows.device)
+        out = torch.empty((every, row_format.width), device=rows.device)
     bags = every if which is None else which.numel()
     if not bags:
         return out
-    block = triton.next_power_of_2(form.width)
+    block = triton.next_power_of_2(row_format.width)
     at_once = max(1, TILE // block)
     kernel: Any = _pool
     kernel[(triton.cdiv(bags, at_once),)](
@@ -165,12 +165,12 @@ def pool(
         out if scale is None else scale,
         rows if which is None else which,
         bags,
-        WIDTH=form.width,
+        WIDTH=row_format.width,
         HOT=hot.stride(0),
         COLD=cold.stride(0),
         BLOCK=block,
         BAGS=at_once,
-        INT8=form.precision == "int8",
+        INT8=row_format.precision == "int8",
         SINGLE=offsets is None,
         SCALED=scale is not None,
         CHOSEN=which is not None,
@@ -179,7 +179,7 @@ def pool(
 
 
 def sums(
-    form: RowForm,
+    row_format: RowFormat,
     hot: Tensor,
     cold: Tensor,
     rows: Tensor,
@@ -189,5 +189,5 @@ def sums(
     out: Tensor,
 ) -> Tensor:
     """`pool` where it can run, else `pooled`."""
-    way = pool if rows.is_cuda and triton is not None and form.precision in PRECISIONS else pooled
-    return way(form, hot, cold, rows, offsets, scale, which, out)
+    mode = pool if rows.is_cuda and triton is not None and row_format.precision in PRECISIONS else pooled
+    return mode(row_format, hot, cold, rows, offsets, scale, which, out)

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.disk.page_cache import DEFAULT, NOWHERE, Admission, PageCache
 from polyrec.models.tiers.disk.reads import Kind, open_reader
-from polyrec.models.tiers.disk.row_cache import RecentRows
+from polyrec.models.tiers.disk.row_cache import RowCache
 from polyrec.models.tiers.slab import Bytes, Slab
 
 log = logging.getLogger("polyrec.tiers")
@@ -41,7 +41,7 @@ ROWS_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class PinnedRows:
     """Rows that are in the cache until `release`: their addresses in the slab, and what was read for them.
 
     kept: slots of the rows that are kept singly; slots: of the others' pages. Each once.
@@ -84,9 +84,9 @@ class DiskTier:
         self._slab = slab
         self.pages = pages_of(slab, rows)
         # where every page has a slot, no row needs another
-        singly = admission.singly(slab.pages) if slab.pages < self.pages else 0
-        self.cache = PageCache(self.pages, slab.pages - singly, heat, admission.of_pages(slab.pages))
-        self.recent = RecentRows(rows, singly * slab.rows_a_page)
+        row_slots = admission.row_slots(slab.pages) if slab.pages < self.pages else 0
+        self.cache = PageCache(self.pages, slab.pages - row_slots, heat, admission.for_pages(slab.pages))
+        self.row_cache = RowCache(rows, row_slots * slab.rows_a_page)
         self._paged = slab.paged_rows()
         self._lock = threading.Lock()
         self._released = threading.Condition(self._lock)
@@ -109,11 +109,11 @@ class DiskTier:
         return self.pages * self._slab.page_bytes
 
     @property
-    def books_nbytes(self) -> int:
+    def index_nbytes(self) -> int:
         """Bytes of memory that say what the cache holds."""
-        return self.cache.nbytes + self.recent.nbytes + int(self._ticket_of_slot.nbytes)
+        return self.cache.nbytes + self.row_cache.nbytes + int(self._ticket_of_slot.nbytes)
 
-    def acquire(self, rows: I64) -> Held:
+    def acquire(self, rows: I64) -> PinnedRows:
         """rows: int64 [n], addresses in this tier. Starts the reads of what is missing, and pins all of it.
 
         Raises CacheTooSmall, and then holds nothing. Every other call must be followed by `ready`, which
@@ -125,7 +125,7 @@ class DiskTier:
             self._reap()
             if rows.size == 1:
                 self._wait_for_room()
-            single = self.recent.find(own)
+            single = self.row_cache.find(own)
             paged = single == NOWHERE
             kept, fresh = single[~paged], own[paged]
             # a row's page ascends as the row does, so equal pages are neighbors
@@ -152,20 +152,20 @@ class DiskTier:
                     raise CacheTooSmall(f"{wanted.size} pages are wanted, {room} have room")
                 slots[away] = read
                 cache.pins[read] += 1
-            self.recent.use(kept)
-            self.recent.pins[kept] += 1
-            claims = self.recent.claims
+            self.row_cache.use(kept)
+            self.row_cache.pins[kept] += 1
+            claims = self.row_cache.claims
             tickets = set(self._ticket_of_slot[slots].tolist()) - {0} if self._flying else set()
         of_page = np.cumsum(begins) - 1
         slot = slots[of_page]
         address[paged] = self._slab.of_pages(slot, place)
         address[~paged] = self._slab.of_pages(*self._single(kept))
         missed = first[paged][away[of_page]]
-        return Held(
+        return PinnedRows(
             address[back], slots, kept, tuple(tickets), missed, wanted.size, fresh, (slot, place), claims
         )
 
-    def ready(self, held: Held) -> None:
+    def ready(self, held: PinnedRows) -> None:
         """Waits for the reads of what is held. Raises OSError if one failed: release all the same."""
         for ticket in held.tickets:
             try:
@@ -173,21 +173,21 @@ class DiskTier:
             except OSError:
                 self._lost(ticket)
                 raise
-        if held.fresh.size and self.recent.slots:
+        if held.fresh.size and self.row_cache.slots:
             with self._lock:
                 fresh, (page, place) = held.fresh, held.places
-                if self.recent.claims != held.claims:
+                if self.row_cache.claims != held.claims:
                     # another batch may have brought the same rows meanwhile
-                    new = self.recent.find(fresh) == NOWHERE
+                    new = self.row_cache.find(fresh) == NOWHERE
                     fresh, page, place = fresh[new], page[new], place[new]
-                slots, which = self.recent.claim(fresh)
+                slots, which = self.row_cache.claim(fresh)
                 self._paged[self._single(slots)] = self._paged[page[which], place[which]]
 
-    def release(self, held: Held) -> None:
+    def release(self, held: PinnedRows) -> None:
         """What was held may be evicted again."""
         with self._lock:
             self.cache.pins[held.slots] -= 1
-            self.recent.pins[held.kept] -= 1
+            self.row_cache.pins[held.kept] -= 1
             self._released.notify_all()
 
     def prefetch(self, rows: I64) -> int:
@@ -201,7 +201,7 @@ class DiskTier:
             room = int(AHEAD * self.cache.slots) - self._ahead_pages
             if room <= 0:
                 return 0
-            page = np.sort(rows[self.recent.find(rows) == NOWHERE] // self._slab.rows_a_page)
+            page = np.sort(rows[self.row_cache.find(rows) == NOWHERE] // self._slab.rows_a_page)
             page = page[_begins(page)]
             slots = self.cache.slot_of_page[page].astype(np.int64)
             away = slots == NOWHERE
@@ -238,13 +238,13 @@ class DiskTier:
         kept = [np.empty(0, np.int64)]
         with self._lock:
             for start in range(0, rows.size, ROWS_AT_ONCE):
-                slots, which = self.recent.claim(rows[start : start + ROWS_AT_ONCE])
+                slots, which = self.row_cache.claim(rows[start : start + ROWS_AT_ONCE])
                 if slots.size:
                     self._paged[self._single(slots)] = values(start + which)
                 # colder rows are not to take the place of these
-                self.recent.pins[slots] += 1
+                self.row_cache.pins[slots] += 1
                 kept.append(slots)
-            self.recent.pins[np.concatenate(kept)] -= 1
+            self.row_cache.pins[np.concatenate(kept)] -= 1
 
     def write(self, rows: I64, values: Bytes) -> None:
         """New values of rows: into the file, then into what is cached or being read of it.
@@ -254,7 +254,7 @@ class DiskTier:
         size = self._slab.page_bytes
         order = np.argsort(rows, kind="stable")
         page, place = np.divmod(rows[order], self._slab.rows_a_page)
-        row_bytes = self._slab.form.bytes
+        row_bytes = self._slab.row_format.bytes
         offsets = (page * size + place * row_bytes).tolist()
         for offset, value in zip(offsets, values[order], strict=True):
             os.pwrite(self._file, value, offset)
@@ -274,7 +274,7 @@ class DiskTier:
         self._slab.bytes[start[:, None] + np.arange(row_bytes)] = paged
         with self._lock:
             # after the pages: a row that is copied from one meanwhile has the new value, or gets it here
-            single = self.recent.find(rows)
+            single = self.row_cache.find(rows)
             kept = single != NOWHERE
             self._paged[self._single(single[kept])] = values[kept]
             self.cache.pins[slots] -= 1
@@ -366,8 +366,8 @@ def pages_of(slab: Slab, rows: int) -> int:
 
 def write_pages(path: Path, slab: Slab, parts: Iterable[Bytes]) -> None:
     """Writes the file of a disk tier. parts: uint8 [n, bytes of a row] each, in the order of addresses."""
-    size = slab.rows_a_page * slab.form.bytes
-    left = np.empty((0, slab.form.bytes), np.uint8)
+    size = slab.rows_a_page * slab.row_format.bytes
+    left = np.empty((0, slab.row_format.bytes), np.uint8)
     with path.open("wb") as file:
 
         def put(rows: Bytes) -> None:
@@ -376,7 +376,7 @@ def write_pages(path: Path, slab: Slab, parts: Iterable[Bytes]) -> None:
             whole = len(rows) // slab.rows_a_page * slab.rows_a_page
             flat[: whole // slab.rows_a_page] = rows[:whole].reshape(-1, size)
             if whole < len(rows):
-                flat[-1, : (len(rows) - whole) * slab.form.bytes] = rows[whole:].ravel()
+                flat[-1, : (len(rows) - whole) * slab.row_format.bytes] = rows[whole:].ravel()
             file.write(pages.data)
 
         for part in parts:

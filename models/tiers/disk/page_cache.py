@@ -21,9 +21,9 @@ NOWHERE = -1
 DRAWN = 5
 """Pages of the main part that a page leaving the window is compared with."""
 MOST_HEAT = 255
-PAGE_BOOKS = 4 + 1
+PAGE_INDEX_BYTES = 4 + 1
 """Bytes that the books have for each page of the file, cached or not: its slot and its heat."""
-SLOT_BOOKS = 4 + 4 + 8 + 8
+SLOT_INDEX_BYTES = 4 + 4 + 8 + 8
 """Bytes for each slot: its page, its pins, its place in window or main part, and the ticket of its read."""
 
 
@@ -42,12 +42,12 @@ class Admission:
     roomy: int = 2048
     ahead: int = 4096
 
-    def singly(self, slots: int) -> int:
+    def row_slots(self, slots: int) -> int:
         """How many of a cache's slots are given to single rows."""
         most = int(slots * self.rows)
         return most if slots < self.roomy else min(most, max(slots - self.ahead, slots // 2))
 
-    def of_pages(self, slots: int) -> Admission:
+    def for_pages(self, slots: int) -> Admission:
         """How the pages of a cache of so many slots are chosen."""
         return self if slots < self.roomy else replace(self, window=1.0)
 
@@ -56,7 +56,7 @@ DEFAULT = Admission()
 
 
 class PageCache:
-    """Places of `pages` pages in `slots` slots. Not thread-safe.
+    """RowLocations of `pages` pages in `slots` slots. Not thread-safe.
 
     heat: float [pages], expected accesses in any unit, or None.
     Arrays that others read: slot_of_page int32 [pages], NOWHERE if not cached; page_of_slot int32 [slots].

@@ -24,7 +24,7 @@ THREADS = 16
 Kind = Literal["io_uring", "threads"]
 
 
-class Reader(Protocol):
+class PageReader(Protocol):
     """Reads of one file into one piece of memory."""
 
     @property
@@ -104,7 +104,7 @@ class Threads:
         self._pool.shutdown()
 
 
-def open_reader(file: int, memory: Bytes, kind: Kind | None = None) -> Reader:
+def open_reader(file: int, memory: Bytes, kind: Kind | None = None) -> PageReader:
     """The reader of that kind; by default the ring, or threads where the kernel or a container forbids it.
 
     Raises OSError if a ring is asked for by name and cannot be had.

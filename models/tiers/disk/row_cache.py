@@ -17,12 +17,12 @@ from polyrec.models.tiers.disk.page_cache import NOWHERE
 WAYS = 16
 LATEST = 1 << 31
 PINNED = (1 << 32) - 1
-ROW_BOOKS = 4 + 4 + 2
+ROW_INDEX_BYTES = 4 + 4 + 2
 """Bytes that the books have for each slot: its row, when that was used, its pins."""
 
 
-class RecentRows:
-    """Places of rows `0 ... rows - 1` in at most `slots` slots. Not thread-safe.
+class RowCache:
+    """RowLocations of rows `0 ... rows - 1` in at most `slots` slots. Not thread-safe.
 
     pins: int16 [slots]; a pinned slot keeps its row. claims: how often rows were put here.
     """

@@ -18,7 +18,7 @@ log = logging.getLogger("polyrec.tiers")
 
 
 @dataclass(frozen=True, slots=True)
-class Dialled:
+class PooledLink:
     """A connection and the generation that it belongs to."""
 
     link: Link
@@ -34,7 +34,7 @@ class Node:
         self.failures = 0
         self._lost = lost
         self._lock = threading.Lock()
-        self._idle: list[Dialled] = []
+        self._idle: list[PooledLink] = []
         self._generation = 0
         self._up = True
         self._closed = False
@@ -49,7 +49,7 @@ class Node:
         """The server, for people."""
         return place(self.url)
 
-    def take(self, timeout_s: float) -> Dialled | None:
+    def take(self, timeout_s: float) -> PooledLink | None:
         """A connection, a kept one if there is any; None if the server does not answer."""
         with self._lock:
             if not self._up:
@@ -65,28 +65,28 @@ class Node:
         """A new connection, which is the caller's alone. Raises OSError."""
         return Link(self.url, timeout_s, self._login)
 
-    def dial(self, timeout_s: float) -> Dialled:
+    def dial(self, timeout_s: float) -> PooledLink:
         """A new connection. Raises OSError, noted as a failure."""
         with self._lock:
             generation = self._generation
         try:
-            return Dialled(self.connect(timeout_s), generation)
+            return PooledLink(self.connect(timeout_s), generation)
         except OSError as e:
             self._note(e, generation)
             raise
 
-    def give_back(self, over: Dialled) -> None:
+    def give_back(self, pooled: PooledLink) -> None:
         """Keeps a connection that has been answered."""
         with self._lock:
-            if over.generation == self._generation and not self._closed:
-                self._idle.append(over)
+            if pooled.generation == self._generation and not self._closed:
+                self._idle.append(pooled)
                 return
-        over.link.close()
+        pooled.link.close()
 
-    def failed(self, error: Exception, over: Dialled) -> None:
+    def failed(self, error: Exception, pooled: PooledLink) -> None:
         """A connection is of no more use."""
-        over.link.close()
-        self._note(error, over.generation)
+        pooled.link.close()
+        self._note(error, pooled.generation)
 
     def revive(self, timeout_s: float) -> None:
         """Uses the server again if it answers. Raises OSError if it does not."""
@@ -94,17 +94,17 @@ class Node:
             return
         link = self.connect(timeout_s)
         with self._lock:
-            over = Dialled(link, self._generation)
+            pooled = PooledLink(link, self._generation)
             self._up = True
-        self.give_back(over)
+        self.give_back(pooled)
         log.info("the remote store at %s answers again", self.place)
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
-        for over in idle:
-            over.link.close()
+        for pooled in idle:
+            pooled.link.close()
 
     def _note(self, error: Exception, generation: int) -> None:
         with self._lock:
@@ -114,7 +114,7 @@ class Node:
             self._generation += 1
             self._up = False
             idle, self._idle = self._idle, []
-        for over in idle:
-            over.link.close()
+        for pooled in idle:
+            pooled.link.close()
         log.warning("the remote store at %s failed: %s", self.place, error)
         self._lost()

@@ -25,18 +25,18 @@ from numpy.typing import NDArray
 from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.remote.exchange import Exchange, finish
 from polyrec.models.tiers.remote.login import Login, bare
-from polyrec.models.tiers.remote.node import Dialled, Node
-from polyrec.models.tiers.remote.resp import RespError, Taken, clock, command, commands, keys
+from polyrec.models.tiers.remote.node import Node, PooledLink
+from polyrec.models.tiers.remote.resp import RespError, RowReplies, clock, command, commands, keys
 from polyrec.models.tiers.remote.routes import NOBODY, Routes, discover, host_of, url_of
-from polyrec.models.tiers.remote.slots import Slots
+from polyrec.models.tiers.remote.slots import KeySlots
 from polyrec.models.tiers.slab import Bytes
 
-MEND_S = (0.05, 1.0)
+REPAIR_WAIT_S = (0.05, 1.0)
 """What is amiss is looked into after the first, then after twice as long each time, up to the second."""
-MEND_TIMEOUT_S = 1.0
+REPAIR_TIMEOUT_S = 1.0
 WRITE_TIMEOUT_S = 10.0
-WRITTEN_AT_ONCE = 4096
-SENT_ON = 4
+WRITE_ROWS = 4096
+MAX_REDIRECTS = 4
 """How often rows to be written are sent on to where the last server said."""
 LEAST_S = 0.001
 """What a new connection is given when the time is nearly over."""
@@ -44,7 +44,7 @@ ELSEWHERE = re.compile(rb"(MOVED|ASK) \d+ (.*):(\d+)")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
+class NodeRows:
     """What one server has of a batch, or is said to have. rows: places in the batch, int64 [n], by table.
     asking: it is only about to get these rows' slot."""
 
@@ -54,22 +54,22 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Request:
+class NodeRequest:
     """A part on its way."""
 
-    part: Part
-    over: Dialled
+    part: NodeRows
+    pooled: PooledLink
     exchange: Exchange
-    taken: Taken
+    taken: RowReplies
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Asked:
+class PendingBatch:
     """A batch on its way. until_s: by `clock`, when it goes on without what has not come."""
 
     tables: I64
     ids: I64
-    requests: list[Request]
+    requests: list[NodeRequest]
     until_s: float
 
 
@@ -94,12 +94,12 @@ class RemoteTier:
         self.url, self.timeout_s = url, timeout_s
         self.fallback = fallback
         self._prefixes = [f"{prefix}{table}:" for table in tables]
-        self._slots = Slots(self._prefixes)
+        self._slots = KeySlots(self._prefixes)
         self._lock = threading.Lock()
         self._nodes: dict[str, Node] = {}
         self._forgotten = 0
         self._closed = threading.Event()
-        self._mender: threading.Thread | None = None
+        self._repairer: threading.Thread | None = None
         self._again = False
         seed = self._node(url)
         self._routes = Routes({url: seed})
@@ -119,102 +119,104 @@ class RemoteTier:
         with self._lock:
             return self._forgotten + sum(node.failures for node in self._nodes.values())
 
-    def ask(self, tables: I64, ids: I64) -> Asked:
+    def send(self, tables: I64, ids: I64) -> PendingBatch:
         """Sends off a request for rows; `receive` must follow. tables, ids: int64 [n], ids >= 0.
 
         Waits for new connections, where some are needed, at most as long as for answers.
         """
         routes = self._routes
-        dialled = self._dialled(self._parts(routes, tables, ids), clock() + self.timeout_s)
+        dialled = self._with_links(self._parts(routes, tables, ids), clock() + self.timeout_s)
         until_s = clock() + self.timeout_s
         arrays = routes.of_slot is None
-        requests = [self._get(part, over, tables, ids, arrays) for part, over in dialled]
-        return Asked(tables, ids, requests, until_s)
+        requests = [self._get(part, pooled, tables, ids, arrays) for part, pooled in dialled]
+        return PendingBatch(tables, ids, requests, until_s)
 
-    def receive(self, asked: Asked) -> tuple[Bytes, NDArray[np.bool_]]:
+    def receive(self, asked: PendingBatch) -> tuple[Bytes, NDArray[np.bool_]]:
         """(rows uint8 [n, bytes], which of them the store gave [n]), in the order of the asking."""
         rows = self.fallback[asked.tables]
         found = np.zeros(len(rows), bool)
-        elsewhere = self._taken(asked.requests, asked.until_s, rows, found)
+        elsewhere = self._collect(asked.requests, asked.until_s, rows, found)
         # sent on once: what is nowhere to be found by then falls back
-        dialled = self._dialled(elsewhere, asked.until_s)
-        followed = [self._get(part, over, asked.tables, asked.ids) for part, over in dialled]
-        self._taken(followed, asked.until_s, rows, found)
+        dialled = self._with_links(elsewhere, asked.until_s)
+        followed = [self._get(part, pooled, asked.tables, asked.ids) for part, pooled in dialled]
+        self._collect(followed, asked.until_s, rows, found)
         return rows, found
 
-    def abandon(self, asked: Asked) -> None:
+    def abandon(self, asked: PendingBatch) -> None:
         """Instead of `receive`, if nobody wants the rows any more."""
         for request in asked.requests:
-            request.over.link.close()
+            request.pooled.link.close()
 
     def write(self, tables: I64, ids: I64, values: Bytes) -> None:
         """Stores rows. values: uint8 [n, bytes of a row]. Raises OSError; some may be written then."""
         # connections of its own: one that is kept may be of a server that has restarted since
-        links: dict[tuple[Node, bool], Dialled] = {}
+        links: dict[tuple[Node, bool], PooledLink] = {}
         try:
-            for start in range(0, ids.size, WRITTEN_AT_ONCE):
-                own = slice(start, start + WRITTEN_AT_ONCE)
+            for start in range(0, ids.size, WRITE_ROWS):
+                own = slice(start, start + WRITE_ROWS)
                 self._write(links, tables[own], ids[own], values[own])
         except OSError:
-            for over in links.values():
-                over.link.close()
+            for pooled in links.values():
+                pooled.link.close()
             raise
-        for (node, _), over in links.items():
-            node.give_back(over)
+        for (node, _), pooled in links.items():
+            node.give_back(pooled)
 
     def close(self) -> None:
         self._closed.set()
-        mender = self._mender
+        mender = self._repairer
         if mender is not None:
             mender.join()
         for node in self._nodes.values():
             node.close()
 
-    def _parts(self, routes: Routes, tables: I64, ids: I64) -> list[Part]:
+    def _parts(self, routes: Routes, tables: I64, ids: I64) -> list[NodeRows]:
         """Who has which rows; those that nobody serves are in none."""
         nodes = list(routes.nodes.values())
         if routes.of_slot is None:
-            return [Part(nodes[0], np.argsort(tables, kind="stable"))]
+            return [NodeRows(nodes[0], np.argsort(tables, kind="stable"))]
         owner = routes.of_slot[self._slots.of(tables, ids)].astype(np.int64)
         order = np.argsort(owner * len(self._prefixes) + tables, kind="stable")
         ends = np.searchsorted(owner[order], np.arange(NOBODY, len(nodes)), side="right").tolist()
         return [
-            Part(node, order[first:end])
+            NodeRows(node, order[first:end])
             for node, first, end in zip(nodes, ends, ends[1:], strict=False)
             if end > first
         ]
 
-    def _dialled(self, parts: Sequence[Part], until_s: float) -> list[tuple[Part, Dialled]]:
+    def _with_links(self, parts: Sequence[NodeRows], until_s: float) -> list[tuple[NodeRows, PooledLink]]:
         """A connection for each part; without those whose server does not answer."""
         found = []
         for part in parts:
-            over = part.node.take(max(until_s - clock(), LEAST_S))
-            if over is not None:
-                found.append((part, over))
+            pooled = part.node.take(max(until_s - clock(), LEAST_S))
+            if pooled is not None:
+                found.append((part, pooled))
         return found
 
-    def _get(self, part: Part, over: Dialled, tables: I64, ids: I64, arrays: bool = False) -> Request:
+    def _get(
+        self, part: NodeRows, pooled: PooledLink, tables: I64, ids: I64, arrays: bool = False
+    ) -> NodeRequest:
         """Sends off the request of a part's rows. arrays: as MGETs."""
-        taken = Taken.nothing(part.rows.size, self.fallback.shape[1])
+        taken = RowReplies.nothing(part.rows.size, self.fallback.shape[1])
         counts, keyed = self._keyed(tables[part.rows], ids[part.rows])
         if arrays:
             data = b"".join(command(b"MGET", key) for key in keyed)
-            reading = over.link.rows_of_arrays(taken, counts)
+            reading = pooled.link.rows_of_arrays(taken, counts)
         else:
             data = b"".join(commands(b"GET", key, asking=part.asking) for key in keyed)
-            reading = over.link.rows(taken, part.asking)
-        return Request(part, over, Exchange(over.link, data, reading), taken)
+            reading = pooled.link.rows(taken, part.asking)
+        return NodeRequest(part, pooled, Exchange(pooled.link, data, reading), taken)
 
-    def _set(self, part: Part, over: Dialled, tables: I64, ids: I64, values: Bytes) -> Request:
+    def _set(self, part: NodeRows, pooled: PooledLink, tables: I64, ids: I64, values: Bytes) -> NodeRequest:
         """Sends off what a part's rows are to be."""
-        taken = Taken.nothing(part.rows.size, 0)
+        taken = RowReplies.nothing(part.rows.size, 0)
         counts, keyed = self._keyed(tables[part.rows], ids[part.rows])
         split = np.split(values[part.rows], np.cumsum(counts)[:-1])
         data = b"".join(
             commands(b"SET", key, own, asking=part.asking) for key, own in zip(keyed, split, strict=True)
         )
-        reading = over.link.acknowledged(taken, part.asking)
-        return Request(part, over, Exchange(over.link, data, reading), taken)
+        reading = pooled.link.acknowledged(taken, part.asking)
+        return NodeRequest(part, pooled, Exchange(pooled.link, data, reading), taken)
 
     def _keyed(self, tables: I64, ids: I64) -> tuple[list[int], list[Bytes]]:
         """How many rows of each table that there is, and their keys. tables: in order."""
@@ -224,59 +226,61 @@ class RemoteTier:
             keys(self._prefixes[table], own) for table, own in zip(present.tolist(), split, strict=True)
         ]
 
-    def _taken(
-        self, requests: Sequence[Request], until_s: float, rows: Bytes, found: NDArray[np.bool_]
-    ) -> list[Part]:
+    def _collect(
+        self, requests: Sequence[NodeRequest], until_s: float, rows: Bytes, found: NDArray[np.bool_]
+    ) -> list[NodeRows]:
         """Puts what comes in time into `rows` and `found`; gives what is said to be elsewhere."""
         finish([request.exchange for request in requests], until_s)
-        elsewhere: list[Part] = []
+        elsewhere: list[NodeRows] = []
         for request in requests:
             taken, node, error = request.taken, request.part.node, request.exchange.error
             there = request.part.rows[taken.found]
             rows[there] = taken.values[taken.found]
             found[there] = True
-            elsewhere += self._sent_on(request)
+            elsewhere += self._redirected(request)
             if error is None:
-                node.give_back(request.over)
+                node.give_back(request.pooled)
             else:
-                node.failed(error, request.over)
+                node.failed(error, request.pooled)
         return elsewhere
 
-    def _sent_on(self, request: Request) -> list[Part]:
+    def _redirected(self, request: NodeRequest) -> list[NodeRows]:
         """The rows of a request that its server said are elsewhere, by where."""
         where: dict[tuple[str, bool], list[int]] = {}
-        for place, said in request.taken.refused:
+        for place, said in request.taken.errors:
             told = ELSEWHERE.fullmatch(said)
             if told is not None:
                 word, host, port = told.groups()
                 address = host.decode() or host_of(request.part.node.url), int(port)
                 where.setdefault((url_of(self.url, address), word == b"ASK"), []).append(place)
             if told is None or told[1] == b"MOVED":
-                self._amiss()
+                self._start_repair()
         rows = request.part.rows
-        return [Part(self._node(url), rows[places], asking) for (url, asking), places in where.items()]
+        return [NodeRows(self._node(url), rows[places], asking) for (url, asking), places in where.items()]
 
-    def _write(self, links: dict[tuple[Node, bool], Dialled], tables: I64, ids: I64, values: Bytes) -> None:
+    def _write(
+        self, links: dict[tuple[Node, bool], PooledLink], tables: I64, ids: I64, values: Bytes
+    ) -> None:
         parts, stored = self._parts(self._routes, tables, ids), 0
-        for _ in range(SENT_ON):
+        for _ in range(MAX_REDIRECTS):
             requests = []
             for part in parts:
                 if not part.node.up:
                     raise RespError(f"the store at {part.node.place} does not answer")
                 whose = part.node, part.asking
                 if whose not in links:
-                    links[whose] = part.node.dial(MEND_TIMEOUT_S)
+                    links[whose] = part.node.dial(REPAIR_TIMEOUT_S)
                 requests.append(self._set(part, links[whose], tables, ids, values))
             finish([request.exchange for request in requests], clock() + WRITE_TIMEOUT_S)
             parts, said = [], b"no server of the cluster has their slots"
             for request in requests:
                 node, error = request.part.node, request.exchange.error
                 if error is not None:
-                    node.failed(error, request.over)
+                    node.failed(error, request.pooled)
                     raise RespError(f"the store at {node.place} failed: {error}")
                 stored += int(request.taken.found.sum())
-                parts += self._sent_on(request)
-                said = next((said for _, said in request.taken.refused), said)
+                parts += self._redirected(request)
+                said = next((said for _, said in request.taken.errors), said)
             if stored == ids.size:
                 return
             if stored + sum(part.rows.size for part in parts) < ids.size:
@@ -285,7 +289,7 @@ class RemoteTier:
 
     def _node(self, url: str) -> Node:
         with self._lock:
-            return self._nodes.setdefault(url, Node(url, self._amiss, self._login))
+            return self._nodes.setdefault(url, Node(url, self._start_repair, self._login))
 
     def _discover(self, timeout_s: float) -> None:
         """Asks for the map, and forgets servers that are not in it. Raises OSError if nobody can tell."""
@@ -297,28 +301,28 @@ class RemoteTier:
         for node in gone:
             node.close()
         if not routes.whole:
-            self._amiss()
+            self._start_repair()
 
-    def _amiss(self) -> None:
+    def _start_repair(self) -> None:
         """A server is lost, or rows are not where they are looked for: sees to it in a thread."""
         with self._lock:
             self._again = True
-            if self._mender is None and not self._closed.is_set():
-                self._mender = threading.Thread(target=self._mend, name="polyrec-remote", daemon=True)
-                self._mender.start()
+            if self._repairer is None and not self._closed.is_set():
+                self._repairer = threading.Thread(target=self._repair, name="polyrec-remote", daemon=True)
+                self._repairer.start()
 
-    def _mend(self) -> None:
-        wait_s, longest_s = MEND_S
+    def _repair(self) -> None:
+        wait_s, longest_s = REPAIR_WAIT_S
         while not self._closed.wait(wait_s):
             wait_s = min(2 * wait_s, longest_s)
             with self._lock:
                 self._again = False
             with contextlib.suppress(OSError):
-                self._discover(max(self.timeout_s, MEND_TIMEOUT_S))
+                self._discover(max(self.timeout_s, REPAIR_TIMEOUT_S))
             for node in self._routes.nodes.values():
                 with contextlib.suppress(OSError):
-                    node.revive(max(self.timeout_s, MEND_TIMEOUT_S))
+                    node.revive(max(self.timeout_s, REPAIR_TIMEOUT_S))
             with self._lock:
                 if self._routes.whole and not self._again:
-                    self._mender = None
+                    self._repairer = None
                     return

@@ -81,17 +81,17 @@ def commands(name: bytes, *arguments: Bytes, asking: bool = False) -> bytes:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Taken:
+class RowReplies:
     """What a request of rows has brought. values: uint8 [n, size]; found: which there are, bool [n].
     refused: the place and what the server said, of rows that it answered with an error."""
 
     values: Bytes
     found: NDArray[np.bool_]
-    refused: list[tuple[int, bytes]]
+    errors: list[tuple[int, bytes]]
 
     @staticmethod
-    def nothing(rows: int, size: int) -> Taken:
-        return Taken(np.empty((rows, size), np.uint8), np.zeros(rows, bool), [])
+    def nothing(rows: int, size: int) -> RowReplies:
+        return RowReplies(np.empty((rows, size), np.uint8), np.zeros(rows, bool), [])
 
 
 class Link:
@@ -191,7 +191,7 @@ class Link:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def rows_of_arrays(self, taken: Taken, counts: Sequence[int]) -> Reading[None]:
+    def rows_of_arrays(self, taken: RowReplies, counts: Sequence[int]) -> Reading[None]:
         """Answers of MGETs, each of so many rows."""
         start = place = 0
         for count in counts:
@@ -201,23 +201,23 @@ class Link:
             place = yield from self._rows(taken, start, start + count, place, 0)
             start += count
 
-    def rows(self, taken: Taken, asking: bool = False) -> Reading[None]:
+    def rows(self, taken: RowReplies, asking: bool = False) -> Reading[None]:
         """Answers of GETs, one a row. asking: each after that of an ASKING."""
         yield from self._rows(taken, 0, len(taken.values), 0, int(asking))
 
-    def acknowledged(self, taken: Taken, asking: bool = False) -> Reading[None]:
+    def acknowledged(self, taken: RowReplies, asking: bool = False) -> Reading[None]:
         """Answers of SETs, one a row; those found are stored."""
         yield from self._records(taken, 0, len(taken.found), 0, int(asking), b"+OK\r\n", 0)
 
     def close(self) -> None:
         self._socket.close()
 
-    def _rows(self, taken: Taken, start: int, stop: int, place: int, before: int) -> Reading[int]:
+    def _rows(self, taken: RowReplies, start: int, stop: int, place: int, before: int) -> Reading[int]:
         size = taken.values.shape[1]
         return (yield from self._records(taken, start, stop, place, before, b"$%d\r\n" % size, size))
 
     def _records(
-        self, taken: Taken, start: int, stop: int, place: int, before: int, good: bytes, size: int
+        self, taken: RowReplies, start: int, stop: int, place: int, before: int, good: bytes, size: int
     ) -> Reading[int]:
         """Answers that begin with `good` and go on with `size` bytes, those of rows `start` to `stop`;
         gives the place behind them in the buffer. A value of another length counts as not there.
@@ -250,7 +250,7 @@ class Link:
                 _, place = yield from self._line(place)
             line, place = yield from self._line(place)
             if line[:1] == b"-":
-                taken.refused.append((done, line[1:]))
+                taken.errors.append((done, line[1:]))
             elif line[:1] != b"$":
                 raise RespError(f"the store answered {_said(line)}")
             elif (length := int(line[1:])) >= 0:

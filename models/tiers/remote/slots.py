@@ -52,8 +52,8 @@ def _digits() -> NDArray[np.uint16]:
     return together.reshape(DIGITS // GROUP, 10**GROUP)
 
 
-class Slots:
-    """Slots of rows. prefixes: what stands before the id in the keys of each table."""
+class KeySlots:
+    """KeySlots of rows. prefixes: what stands before the id in the keys of each table."""
 
     def __init__(self, prefixes: Sequence[str]) -> None:
         heads = [prefix.encode() for prefix in prefixes]

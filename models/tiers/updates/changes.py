@@ -23,14 +23,14 @@ from polyrec.models.schema.batch import I64
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.tiers.slab import Bytes, RowSource
 from polyrec.models.tiers.stack import TierStack
-from polyrec.models.tiers.updates.update import Stored, UpdateError, lay
+from polyrec.models.tiers.updates.update import Stored, UpdateError, overlay
 
 LEAST_ROWS = 1024
 NONE = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptValues:
     """Of one table: ids int64 [n], in order; slots: where in the file; at: by which update they came."""
 
     ids: I64
@@ -38,7 +38,7 @@ class Kept:
     at: I64
 
 
-UNCHANGED = Kept(NONE, NONE, NONE)
+UNCHANGED = KeptValues(NONE, NONE, NONE)
 
 
 class Changes:
@@ -47,7 +47,7 @@ class Changes:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._lock = threading.RLock()
-        self._tables: dict[str, Kept] = {}
+        self._tables: dict[str, KeptValues] = {}
         self._file: int | None = None
         self._values: Bytes = np.empty((0, 0), np.uint8)
         self._rows = 0
@@ -83,7 +83,7 @@ class Changes:
                     f"update: the values cannot be kept in '{self._directory}': {e.strerror or e}"
                 ) from None
             for stack in self._stacks:
-                lay(stack, update)
+                overlay(stack, update)
 
     def over(self, source: RowSource, sizes: Mapping[str, int], encoder: Encoder) -> RowSource:
         """The source with the new values in place of its own. encoder: of the bundle's order."""
@@ -109,7 +109,7 @@ class Changes:
                 if (late := kept.at > since).any()
             }
             if missed:
-                lay(stack, missed)
+                overlay(stack, missed)
             self._stacks.append(stack)
 
     def leave(self, stack: TierStack) -> None:
@@ -147,7 +147,7 @@ class Changes:
             self._values[slots] = values
             at = kept.at.copy()
             at[place[known]] = self._latest
-            self._tables[table] = Kept(
+            self._tables[table] = KeptValues(
                 np.insert(kept.ids, place[new], last[new]),
                 np.insert(kept.slots, place[new], slots[new]),
                 np.insert(at, place[new], self._latest),

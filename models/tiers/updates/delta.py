@@ -12,18 +12,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polyrec.models.schema.batch import I64
-from polyrec.models.tiers.row_form import RowForm
+from polyrec.models.tiers.row_format import RowFormat
 from polyrec.models.tiers.slab import Bytes
 
 
-class Layer:
+class UpdateLayer:
     """rows: int64 [n], of the fused weight; values: uint8 [n, bytes of a row]. Of equal ones the last."""
 
-    def __init__(self, form: RowForm, rows: I64, values: Bytes) -> None:
+    def __init__(self, row_format: RowFormat, rows: I64, values: Bytes) -> None:
         last, back = np.unique(rows[::-1], return_index=True)
         self.rows: I64 = last
         self.values: Bytes = np.ascontiguousarray(values[::-1][back])
-        self._units: Tensor = torch.from_numpy(self.values).view(form.unit)
+        self._units: Tensor = torch.from_numpy(self.values).view(row_format.unit)
         # most look-ups are of rows that a layer does not have: one byte tells most of them
         self._mask = (1 << max(int(4 * last.size).bit_length(), 10)) - 1
         self._maybe: NDArray[np.bool_] = np.zeros(self._mask + 1, bool)

@@ -28,7 +28,7 @@ ROWS_AT_ONCE = 8192
 
 
 @dataclass(frozen=True, slots=True)
-class Moves:
+class DriftReport:
     """What a new order changes. rows: how many moved. looked_up: of the sample.
 
     before, after: share of the sample's look-ups that device and host memory hold, in the order before and
@@ -61,7 +61,7 @@ class Drift:
         self._heat = {t: _by_id(v, folder) for t, v in vocabularies.items()}
         self._memory = self._known() if memory is None else memory
 
-    def follow(self) -> Moves:
+    def reorder(self) -> DriftReport:
         """Builds a new order from the sample, and installs it, if any row is to move; blocks meanwhile."""
         stack, layout = self._stack, self._stack.tiers.layout
         with stack.writing:
@@ -90,13 +90,15 @@ class Drift:
                 place = _exchanged(heat[ids[:size]], ranks, np.cumsum(held)[:-1].tolist(), self._most)
                 moved.append(base + place.to)
                 came_from.append(base + place.source)
-                now = _follow(ranks, place)
+                now = _new_ranks(ranks, place)
                 before += int(fresh[ranks < fast].sum())
                 after += int(fresh[now < fast].sum())
                 if place.to.size:
                     vocabularies[table] = _moved(vocabulary, ids, place, heat)
             to, source = np.concatenate(moved), np.concatenate(came_from)
-            result = Moves(to.size, looked_up.size, *(x / max(looked_up.size, 1) for x in (before, after)))
+            result = DriftReport(
+                to.size, looked_up.size, *(x / max(looked_up.size, 1) for x in (before, after))
+            )
             if to.size:
                 new = Encoder(encoder.schema, vocabularies, encoder.standards)
                 stack.reorder(new, to, self._values(view, source), self._remote_ids(view, new, to))
@@ -111,15 +113,17 @@ class Drift:
         return view.encoder
 
     def _values(self, view: View, rows: I64) -> NDArray[np.uint8]:
-        form = self._stack.tiers.form
-        out = np.empty((rows.size, form.bytes), np.uint8)
-        buffer = torch.empty((ROWS_AT_ONCE, form.units), dtype=form.unit, device=self._stack.device)
+        row_format = self._stack.tiers.row_format
+        out = np.empty((rows.size, row_format.bytes), np.uint8)
+        buffer = torch.empty(
+            (ROWS_AT_ONCE, row_format.units), dtype=row_format.unit, device=self._stack.device
+        )
         for start in range(0, rows.size, ROWS_AT_ONCE):
             part = rows[start : start + ROWS_AT_ONCE]
             got = buffer[: part.size]
             if self._stack.gather(view, part, got, counted=False):
                 raise OSError("the remote store does not answer: no new order can be built now")
-            out[start : start + part.size] = got.cpu().view(torch.uint8).numpy().reshape(-1, form.bytes)
+            out[start : start + part.size] = got.cpu().view(torch.uint8).numpy().reshape(-1, row_format.bytes)
         return out
 
     def _remote_ids(self, view: View, encoder: Encoder, rows: I64) -> I64:
@@ -139,14 +143,14 @@ class Drift:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class RankMoves:
     """to, source: int64 [moved], ascending in `to`: the row at rank `source` goes to rank `to`."""
 
     to: I64
     source: I64
 
 
-def _exchanged(heat: F32, seen: I64, cuts: list[int], most: int) -> Places:
+def _exchanged(heat: F32, seen: I64, cuts: list[int], most: int) -> RankMoves:
     """Rows hotter than the coldest of the tier above change places with them, boundary by boundary.
 
     heat: float32 [rows], by rank. seen: int64, ascending, ranks that may rise. cuts: ranks at which tiers
@@ -170,10 +174,10 @@ def _exchanged(heat: F32, seen: I64, cuts: list[int], most: int) -> Places:
         # what has risen stands where others went down
         rising = np.union1d(rising, down)
     to = np.flatnonzero(at != np.arange(heat.size))
-    return Places(to, at[to])
+    return RankMoves(to, at[to])
 
 
-def _follow(ranks: I64, places: Places) -> I64:
+def _new_ranks(ranks: I64, places: RankMoves) -> I64:
     """Where rows of the old `ranks` are in the new order."""
     if not places.to.size:
         return ranks
@@ -183,7 +187,7 @@ def _follow(ranks: I64, places: Places) -> I64:
     return np.where(source[found] == ranks, to[found], ranks)
 
 
-def _moved(vocabulary: Vocabulary, ids: I64, places: Places, heat: F32) -> Vocabulary:
+def _moved(vocabulary: Vocabulary, ids: I64, places: RankMoves, heat: F32) -> Vocabulary:
     rank_of_id = vocabulary.rank_of_id.copy()
     rank_of_id[ids[places.source]] = places.to
     # whoever reads the counts expects that they never increase: the order within a tier is not exact

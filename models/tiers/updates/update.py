@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from polyrec.models.embeddings.store import quantise
+from polyrec.models.embeddings.store import quantize
 from polyrec.models.errors import PolyrecError
 from polyrec.models.files import require_regular
 from polyrec.models.schema.batch import F32, I64
@@ -61,13 +61,13 @@ def apply_update(stack: TierStack, update: Update) -> int:
     if not rows:
         return 0
     if stack.changes is None:
-        lay(stack, packed)
+        overlay(stack, packed)
     else:
         stack.changes.apply(packed)
     return rows
 
 
-def lay(stack: TierStack, update: Mapping[str, Stored]) -> None:
+def overlay(stack: TierStack, update: Mapping[str, Stored]) -> None:
     """Lays values that are known to be right over the tiers, all at once. update: at least one row."""
     layout, remote = stack.tiers.layout, stack.tiers.remote
     with stack.writing:
@@ -90,16 +90,16 @@ def _encoder(stack: TierStack) -> Encoder:
 
 
 def _packed(stack: TierStack, table: str, given: TableUpdate) -> Stored:
-    form, layout = stack.tiers.form, stack.tiers.layout
+    row_format, layout = stack.tiers.row_format, stack.tiers.layout
     encoder = _encoder(stack)
     if table not in layout.base:
         raise UpdateError(f"update: there is no table '{table}'; known: {', '.join(layout.tables)}")
     _check_ids(table, given, encoder.vocabularies[table].rank_of_id, layout.sizes[layout.tables.index(table)])
-    values = _values(table, given, form.width)
+    values = _values(table, given, row_format.width)
     if not given.ids.size:
-        return Stored(given.ids, np.empty((0, form.bytes), np.uint8))
-    packed = quantise(torch.from_numpy(values), form.precision)
-    stored = packed.contiguous().view(torch.uint8).numpy().reshape(given.ids.size, form.bytes)
+        return Stored(given.ids, np.empty((0, row_format.bytes), np.uint8))
+    packed = quantize(torch.from_numpy(values), row_format.precision)
+    stored = packed.contiguous().view(torch.uint8).numpy().reshape(given.ids.size, row_format.bytes)
     return Stored(given.ids, stored)
 
 

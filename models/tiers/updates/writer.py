@@ -15,9 +15,9 @@ import torch
 from polyrec.models.schema.batch import I64
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.tiers.layout import DEVICE, DISK, HOST, REMOTE
-from polyrec.models.tiers.parts import Tiers
 from polyrec.models.tiers.slab import Bytes
-from polyrec.models.tiers.updates.delta import Layer
+from polyrec.models.tiers.tier_set import TierSet
+from polyrec.models.tiers.updates.delta import UpdateLayer
 from polyrec.models.tiers.view import View, Views
 
 log = logging.getLogger("polyrec.tiers")
@@ -31,7 +31,7 @@ class Writer:
     writing: held by who reads the newest view in order to write what follows from it.
     """
 
-    def __init__(self, tiers: Tiers, views: Views) -> None:
+    def __init__(self, tiers: TierSet, views: Views) -> None:
         self._tiers, self._views = tiers, views
         self.writing = threading.RLock()
         self._settling = threading.Lock()
@@ -46,7 +46,7 @@ class Writer:
         """
         with self.writing:
             newest = self._views.newest
-            layer = Layer(self._tiers.form, rows, values)
+            layer = UpdateLayer(self._tiers.row_format, rows, values)
             self._views.install(replace(newest, layers=(*newest.layers, layer), readers=0))
         self._settle_soon()
 
@@ -54,7 +54,7 @@ class Writer:
         """A new order of the rows: the encoder that goes with it, and every row whose values change by it."""
         with self.writing:
             newest = self._views.newest
-            layer = Layer(self._tiers.form, rows, values)
+            layer = UpdateLayer(self._tiers.row_format, rows, values)
             # older layers lie under rows of the older order; all that moved is in the new one
             self._views.install(View(newest.order + 1, encoder, remote_ids, (*newest.layers, layer)))
         self._settle_soon()
@@ -75,7 +75,7 @@ class Writer:
                     self._views.install(replace(newest, layers=newest.layers[1:], readers=0))
         return True
 
-    def _write(self, layer: Layer) -> None:
+    def _write(self, layer: UpdateLayer) -> None:
         tiers, device = self._tiers, self._tiers.device
         if device is not None and device.is_cuda:
             # who has left an older view may have left look-ups behind that the device still works on
@@ -88,7 +88,7 @@ class Writer:
             ids = self._views.newest.remote_ids[local[away]]
             tiers.remote.write(tiers.layout.table[segment[away]], ids, layer.values[away])
         if device is not None and (tier == DEVICE).any():
-            hot = torch.from_numpy(layer.values[tier == DEVICE]).view(tiers.form.unit)
+            hot = torch.from_numpy(layer.values[tier == DEVICE]).view(tiers.row_format.unit)
             where = torch.from_numpy(local[tier == DEVICE]).to(device.device)
             device.index_copy_(0, where, hot.to(device.device))
             if device.is_cuda:

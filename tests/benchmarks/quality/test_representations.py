@@ -31,14 +31,14 @@ def test_a_run_measures_every_variant_and_is_resumed(
     assert first.err.count("deriving table-int8") == 2
     found = json.loads((tmp_path / "quality.json").read_text())["data"]["trivago"]
     assert list(found["variants"]) == ["table", "table-int8", "table, net bf16"]
-    table, quantised, served = found["variants"].values()
+    table, quantize_bundle, served = found["variants"].values()
     assert [run["seed"] for run in table["runs"]] == found["seeds"] == [0, 1]
     assert table["to_baseline"] is None
-    assert quantised["bytes"]["rows"] < table["bytes"]["rows"]
-    assert quantised["flops_per_row"] == table["flops_per_row"]
+    assert quantize_bundle["bytes"]["rows"] < table["bytes"]["rows"]
+    assert quantize_bundle["flops_per_row"] == table["flops_per_row"]
     assert served["bytes"] == table["bytes"]
-    mean = sum(run["auc"] for run in quantised["runs"]) / 2
-    assert quantised["spread"]["auc"]["mean"] == pytest.approx(mean)
+    mean = sum(run["auc"] for run in quantize_bundle["runs"]) / 2
+    assert quantize_bundle["spread"]["auc"]["mean"] == pytest.approx(mean)
     assert markdown(found, "table") in first.out
 
     main(arguments)

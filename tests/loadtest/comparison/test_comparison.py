@@ -13,7 +13,7 @@ from polyrec.loadtest.results.figures import figures
 from polyrec.models.errors import PolyrecError
 from polyrec.planner.latency_model import LatencyModel
 from polyrec.planner.plan import Plan
-from polyrec.report.load.comparison import best_kept, rate_kept
+from polyrec.report.load.policies import best_run, highest_rate
 from tests.loadtest.runs import made_up
 
 ACCURACY = {"good@cpu": 0.9, "fast@cpu": 0.8}
@@ -47,17 +47,17 @@ def test_the_best_run_is_among_those_that_kept_the_promise() -> None:
         return figures(made_up(np.arange(100) / 100, latency_s, rows=rows, seconds=1.0), ACCURACY)
 
     trial = Trial(tried=[run(10, 0.005), run(20, 0.005)], ladder={100.0: [run(50, 0.009), run(90, 0.02)]})
-    best = best_kept(trial, 0.01, 0.99)
+    best = best_run(trial, 0.01, 0.99)
     assert best is not None
     assert best.goodput == pytest.approx(50 * 100)
-    assert best_kept(Trial(), 0.01, 0.99) is None
+    assert best_run(Trial(), 0.01, 0.99) is None
     # one lucky run of three keeps nothing
     lucky = Trial(ladder={100.0: [run(50, 0.009)], 200.0: [run(60, 0.009), run(20, 0.02), run(20, 0.02)]})
-    assert best_kept(lucky, 0.01, 0.99) == lucky.ladder[100.0][0]
-    assert rate_kept(lucky, 0.01, 0.99) == 100.0
-    assert rate_kept(Trial(), 0.01, 0.99) is None
+    assert best_run(lucky, 0.01, 0.99) == lucky.ladder[100.0][0]
+    assert highest_rate(lucky, 0.01, 0.99) == 100.0
+    assert highest_rate(Trial(), 0.01, 0.99) is None
     trial.capacity = 20.0
-    assert rate_kept(trial, 0.01, 0.99) == 20.0
+    assert highest_rate(trial, 0.01, 0.99) == 20.0
     assert trial.at(100.0) in trial.ladder[100.0]
     assert trial.at(7.0) is None
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from polyrec.measure.machine import chosen, discover
-from polyrec.measure.machine.disk import look_at_disk
+from polyrec.measure.machine.disk import measure_disk
 from polyrec.measure.machine.runtimes import onnx_works, torch_works
 from polyrec.measure.machine.speed import best_rate, copy_bandwidth, gathers, products
 from polyrec.planner.devices import MachineError
@@ -62,7 +62,7 @@ def test_devices_are_chosen_by_name(tmp_path: Path) -> None:
 
 
 def test_a_disk_is_read_and_nothing_is_left_on_it(tmp_path: Path) -> None:
-    found = look_at_disk(tmp_path / "not" / "there", measure=True)
+    found = measure_disk(tmp_path / "not" / "there", measure=True)
     assert found.free_bytes
     assert found.bandwidth
     assert found.latency_s

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from polyrec.measure.profile.candidates import Candidate, best_runtimes, candidates, weigh
-from polyrec.measure.profile.quality import carried
+from polyrec.measure.profile.candidates import Candidate, best_runtimes, candidates, path_memory
+from polyrec.measure.profile.quality import bundle_accuracy
 from polyrec.models.bundle.bundle import Bundle, load_bundle, write_bundle
-from polyrec.models.bundle.derive import quantised
+from polyrec.models.bundle.derive import quantize_bundle
 from polyrec.models.bundle.manifest import NET
 from polyrec.planner.devices import Device
 from polyrec.planner.profile import ProfileError
@@ -20,7 +20,7 @@ GPU = Device(name="cuda:0", kind="gpu", lanes=1, memory_bytes=10**9, runtimes=("
 @pytest.fixture(scope="module")
 def small(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """`bundle` with int8 rows: derived, so without figures of its own."""
-    model, representation = quantised(bundle, "int8")
+    model, representation = quantize_bundle(bundle, "int8")
     folder = tmp_path_factory.mktemp("derived") / "table-int8"
     return write_bundle(folder, model, representation, bundle.encoder, {}, {})
 
@@ -73,16 +73,16 @@ def test_bundles_are_named_relative_to_the_profile(bundle: Bundle, tmp_path: Pat
 
 def test_bytes_add_up_to_the_files(bundle: Bundle, small: Bundle) -> None:
     for one in (bundle, small):
-        memory = weigh(one, peak=7)
+        memory = path_memory(one, peak=7)
         # what the files have beyond the numbers is the header of each
         assert 0 <= one.bytes - (memory.total - 7) < 2048
         assert memory.tables.keys() == one.manifest.schema_.tables.keys()
-    assert weigh(small, 0).tables["item"] < weigh(bundle, 0).tables["item"]
+    assert path_memory(small, 0).tables["item"] < path_memory(bundle, 0).tables["item"]
 
 
 def test_accuracy_is_the_bundles_own_or_said_to_be_assumed(bundle: Bundle, small: Bundle) -> None:
     bundles = {"table": bundle, "small": small}
-    own, int8, derived, both = (carried(c, bundles) for c in every(bundles, devices=(CPU,)))
+    own, int8, derived, both = (bundle_accuracy(c, bundles) for c in every(bundles, devices=(CPU,)))
     test = bundle.manifest.metrics["test"]
     assert own.accuracy == test["accuracy"]
     assert (own.origin, own.note) == ("bundle", "")
@@ -95,12 +95,12 @@ def test_accuracy_is_the_bundles_own_or_said_to_be_assumed(bundle: Bundle, small
 def test_a_bundle_whose_accuracy_nobody_knows_is_refused(small: Bundle) -> None:
     (alone,) = every({"small": small}, precisions=["fp32"], devices=(CPU,))
     with pytest.raises(ProfileError, match=r"has no test accuracy.*measure it with --data FILE"):
-        carried(alone, {"small": small})
+        bundle_accuracy(alone, {"small": small})
 
 
 def test_an_accuracy_that_was_given_stands_and_is_said_to(small: Bundle) -> None:
     (alone,) = every({"small": small}, precisions=["fp32"], devices=(CPU,))
-    found = carried(alone, {"small": small}, {"small": 0.75})
+    found = bundle_accuracy(alone, {"small": small}, {"small": 0.75})
     assert (found.accuracy, found.origin) == (0.75, "assumed")
     assert found.note == "accuracy of 'small' as it was given"
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrec.measure.profile.fit import Size, fit, fit_error, isotonic, knots, points, tail_ratio
+from polyrec.measure.profile.fit import SizeSamples, fit, fit_error, isotonic, knots, points, tail_ratio
 from polyrec.models.schema.batch import F64
 from polyrec.planner.latency_model import LatencyModel
 from polyrec.planner.profile import Point
@@ -19,8 +19,8 @@ def point(rows: int, p50: float, p99: float, samples: int = 100) -> Point:
     return Point(rows=rows, samples=samples, p50_s=p50, p90_s=p50, p99_s=p99, max_s=p99)
 
 
-def constant(rows: int, median: float, count: int, rounds: int = 5) -> Size:
-    return Size(rows, tuple(np.full(count, median) for _ in range(rounds)))
+def constant(rows: int, median: float, count: int, rounds: int = 5) -> SizeSamples:
+    return SizeSamples(rows, tuple(np.full(count, median) for _ in range(rounds)))
 
 
 @st.composite
@@ -109,9 +109,9 @@ def test_one_disturbed_size_does_not_move_the_others() -> None:
 def test_a_disturbed_round_does_not_move_median_or_tail(disturbed: int, factor: float) -> None:
     random = np.random.default_rng(0)
     rounds = [1e-3 * random.lognormal(0, 0.1, 400) for _ in range(5)]
-    (before,) = points([Size(64, tuple(rounds))])
+    (before,) = points([SizeSamples(64, tuple(rounds))])
     rounds[disturbed] = rounds[disturbed] * random.uniform(1, factor, 400)
-    (after,) = points([Size(64, tuple(rounds))])
+    (after,) = points([SizeSamples(64, tuple(rounds))])
     assert after.p50_s == pytest.approx(before.p50_s, rel=0.05)
     assert after.p99_s == pytest.approx(before.p99_s, rel=0.1)
 
@@ -119,7 +119,7 @@ def test_a_disturbed_round_does_not_move_median_or_tail(disturbed: int, factor: 
 def test_percentiles_are_those_of_the_samples() -> None:
     random = np.random.default_rng(1)
     samples = 1e-3 * random.lognormal(0, 0.3, (5, 2000))
-    (got,) = points([Size(64, tuple(samples))])
+    (got,) = points([SizeSamples(64, tuple(samples))])
     assert got.samples == 10_000
     assert got.p50_s == pytest.approx(np.quantile(samples, 0.5), rel=0.02)
     assert got.p90_s == pytest.approx(np.quantile(samples, 0.9), rel=0.03)
@@ -127,24 +127,25 @@ def test_percentiles_are_those_of_the_samples() -> None:
     assert got.max_s == samples.max()
 
 
-def test_the_tail_of_few_samples_is_lent_by_neighbours_of_another_speed() -> None:
+def test_the_tail_of_few_samples_is_lent_by_neighbors_of_another_speed() -> None:
     random = np.random.default_rng(2)
     sizes = [
-        Size(r, tuple(r * 1e-3 * random.lognormal(0, 0.3, (5, n)))) for r, n in ((1, 300), (2, 9), (4, 300))
+        SizeSamples(r, tuple(r * 1e-3 * random.lognormal(0, 0.3, (5, n))))
+        for r, n in ((1, 300), (2, 9), (4, 300))
     ]
-    whole = tail_ratio([Size(2, tuple(2e-3 * random.lognormal(0, 0.3, (5, 3000))))], 0)
+    whole = tail_ratio([SizeSamples(2, tuple(2e-3 * random.lognormal(0, 0.3, (5, 3000))))], 0)
     assert tail_ratio(sizes, 1) == pytest.approx(whole, rel=0.15)
 
 
-def test_enough_samples_of_its_own_are_not_mixed_with_neighbours() -> None:
+def test_enough_samples_of_its_own_are_not_mixed_with_neighbors() -> None:
     random = np.random.default_rng(3)
-    wild = Size(2, tuple(random.lognormal(0, 2, (5, 300))))
+    wild = SizeSamples(2, tuple(random.lognormal(0, 2, (5, 300))))
     assert tail_ratio([constant(1, 1e-3, 300), wild], 0) == 1.0
 
 
 def test_a_round_of_one_sample_still_tells_a_tail() -> None:
     rounds = tuple(np.array([s]) for s in (1.0, 1.0, 1.0, 1.0, 3.0))
-    assert tail_ratio([Size(4096, rounds)], 0) > 2.5
+    assert tail_ratio([SizeSamples(4096, rounds)], 0) > 2.5
 
 
 def test_points_come_in_order_of_rows() -> None:

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from polyrec.models.bundle.bundle import Bundle, write_bundle
-from polyrec.models.bundle.derive import materialised, quantised
-from polyrec.models.data.encoded import Encoded, encode
+from polyrec.models.bundle.derive import materialize, quantize_bundle
+from polyrec.models.data.encoded import EncodedRows, encode
 from polyrec.models.data.reader import open_data
-from polyrec.models.data.split import split_of
+from polyrec.models.data.split import fit_splitter
 from polyrec.models.dlrm.dlrm import Architecture
 from polyrec.models.dlrm.precision import Precision
 from polyrec.models.dlrm.representation import KINDS
@@ -38,15 +38,15 @@ def family(clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 
 @pytest.fixture(scope="module")
-def data(family: dict[str, Bundle], clicks: Path) -> Encoded:
+def data(family: dict[str, Bundle], clicks: Path) -> EncodedRows:
     bundle = family["table"]
     reader = open_data(clicks, bundle.manifest.schema_)
-    return encode(reader, bundle.encoder, split_of(reader, bundle.manifest.schema_))
+    return encode(reader, bundle.encoder, fit_splitter(reader, bundle.manifest.schema_))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_representation_runs_alike_in_both_runtimes(
-    kind: str, family: dict[str, Bundle], data: Encoded
+    kind: str, family: dict[str, Bundle], data: EncodedRows
 ) -> None:
     batch = data.batch(np.arange(300))
     first, second = (open_runtime(name, family[kind]).predict(batch) for name in NAMES)
@@ -56,11 +56,11 @@ def test_every_representation_runs_alike_in_both_runtimes(
 
 @pytest.mark.parametrize("rows", [None, 0, 7, 10**9])
 @pytest.mark.parametrize("kind", ["dhe", "select", "hybrid"])
-def test_materialised_vectors_give_the_same_predictions(
-    kind: str, rows: int | None, family: dict[str, Bundle], data: Encoded, tmp_path: Path
+def test_materialized_vectors_give_the_same_predictions(
+    kind: str, rows: int | None, family: dict[str, Bundle], data: EncodedRows, tmp_path: Path
 ) -> None:
     source = family[kind]
-    model, representation = materialised(source, rows)
+    model, representation = materialize(source, rows)
     out = write_bundle(tmp_path / "out", model, representation, source.encoder, {}, {})
     batch = data.batch(np.arange(300))
     expected = open_runtime("torch", source).predict(batch)
@@ -69,8 +69,8 @@ def test_materialised_vectors_give_the_same_predictions(
         assert out.name == "table"
 
 
-def test_the_hottest_rows_are_the_ones_materialised(family: dict[str, Bundle]) -> None:
-    _, representation = materialised(family["dhe"], 50)
+def test_the_hottest_rows_are_the_ones_materialized(family: dict[str, Bundle]) -> None:
+    _, representation = materialize(family["dhe"], 50)
     vocabularies = family["dhe"].encoder.vocabularies
     stored = np.concatenate([vocabularies[t].counts[:n] for t, n in representation.cuts.items()])
     left = np.concatenate([v.counts[representation.cuts.get(t, 0) :] for t, v in vocabularies.items()])
@@ -81,10 +81,10 @@ def test_the_hottest_rows_are_the_ones_materialised(family: dict[str, Bundle]) -
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("precision", ["bf16", "int8", "int4"])
 def test_quantised_rows_stay_near_the_originals_predictions(
-    kind: str, precision: Precision, family: dict[str, Bundle], data: Encoded, tmp_path: Path
+    kind: str, precision: Precision, family: dict[str, Bundle], data: EncodedRows, tmp_path: Path
 ) -> None:
     source = family[kind]
-    model, representation = quantised(source, precision)
+    model, representation = quantize_bundle(source, precision)
     out = write_bundle(tmp_path / "out", model, representation, source.encoder, {}, {})
     assert out.name == f"{kind}-{precision}"
     batch = data.batch(np.arange(300))
@@ -99,12 +99,12 @@ def test_quantised_rows_stay_near_the_originals_predictions(
 
 
 def test_what_cannot_be_derived_is_said(family: dict[str, Bundle], tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match="nothing to materialise"):
-        materialised(family["table"])
+    with pytest.raises(BundleError, match="nothing to materialize"):
+        materialize(family["table"])
     for kind in ("dhe", "hybrid"):
-        model, representation = quantised(family[kind], "int8")
+        model, representation = quantize_bundle(family[kind], "int8")
         small = write_bundle(tmp_path / kind, model, representation, family[kind].encoder, {}, {})
-        with pytest.raises(BundleError, match="materialise first"):
-            materialised(small)
-        with pytest.raises(BundleError, match="quantise from fp32"):
-            quantised(small, "int4")
+        with pytest.raises(BundleError, match="materialize first"):
+            materialize(small)
+        with pytest.raises(BundleError, match="quantize from fp32"):
+            quantize_bundle(small, "int4")

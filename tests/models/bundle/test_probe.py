@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from polyrec.models.bundle.bundle import Bundle
-from polyrec.models.bundle.probe import ROWS, probe, unanswered
+from polyrec.models.bundle.probe import ROWS, find_non_finite_row, probe
 from polyrec.models.schema.batch import Batch
 from polyrec.models.schema.encoder import Encoder
 
@@ -28,7 +28,7 @@ def test_its_rows_are_what_requests_of_such_values_are_read_as(bundle: Bundle) -
     hottest = row(batch, 2)
     assert not hottest.candidate.ranks.any()
     assert not hottest.context.bag_values.any()
-    assert unanswered(bundle.model(), encoder) is None
+    assert find_non_finite_row(bundle.model(), encoder) is None
 
 
 def test_where_a_table_refuses_unknown_values_the_most_frequent_one_is_asked(bundle: Bundle) -> None:
@@ -36,7 +36,7 @@ def test_where_a_table_refuses_unknown_values_the_most_frequent_one_is_asked(bun
     refusing = {t: replace(v, oov="refuse") for t, v in encoder.vocabularies.items()}
     strict = Encoder(encoder.schema, refusing, encoder.standards)
     assert not row(probe(strict), 1).candidate.ranks.any()
-    assert unanswered(bundle.model(), strict) is None
+    assert find_non_finite_row(bundle.model(), strict) is None
 
 
 def test_the_row_without_an_answer_is_named(bundle: Bundle) -> None:
@@ -44,7 +44,7 @@ def test_the_row_without_an_answer_is_named(bundle: Bundle) -> None:
     with torch.no_grad():
         model.net.output.weight.fill_(3e38)
         model.net.output.bias.fill_(3e38)
-    assert unanswered(model, bundle.encoder) == "a row of missing values has no finite answer"
+    assert find_non_finite_row(model, bundle.encoder) == "a row of missing values has no finite answer"
 
 
 def test_an_infinity_that_a_relu_makes_nothing_of_is_seen(bundle: Bundle) -> None:
@@ -55,4 +55,4 @@ def test_an_infinity_that_a_relu_makes_nothing_of_is_seen(bundle: Bundle) -> Non
         net["top.0.weight"].zero_()[:, : model.net.shape.width] = -3e38
     with torch.inference_mode():
         assert torch.isfinite(model(probe(bundle.encoder))).all()
-    assert unanswered(model, bundle.encoder) == "a row of missing values has no finite answer"
+    assert find_non_finite_row(model, bundle.encoder) == "a row of missing values has no finite answer"

@@ -1,4 +1,4 @@
-"""Weights opened alone execute as their bundle does."""
+"""BundleWeights opened alone execute as their bundle does."""
 
 from __future__ import annotations
 

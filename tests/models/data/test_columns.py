@@ -7,7 +7,7 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from polyrec.models.data.columns import Kind, check_columns, kind_of, normalise
+from polyrec.models.data.columns import Kind, check_columns, column_kind, normalize_column
 from polyrec.models.errors import DataError
 from polyrec.models.schema.schema import Schema
 
@@ -34,7 +34,7 @@ from polyrec.models.schema.schema import Schema
     ],
 )
 def test_columns_come_out_in_the_type_of_their_kind(kind: Kind, values: pa.Array, expected: pa.Array) -> None:
-    got = normalise("f", "c", kind, values)
+    got = normalize_column("f", "c", kind, values)
     assert got.type == expected.type
     assert got.equals(expected)
 
@@ -43,7 +43,7 @@ def test_a_list_column_keeps_its_rows_when_its_floats_become_integers() -> None:
     rows = [[9.0, 8.0], [1.0, math.nan], None, [3.0, 4.0]]
     for type_ in (pa.list_(pa.float32()), pa.large_list(pa.float64()), pa.list_(pa.float64(), 2)):
         values = pa.array(rows, type_).slice(1)
-        assert normalise("f", "c", "integers", values).to_pylist() == [[1, None], [], [3, 4]]
+        assert normalize_column("f", "c", "integers", values).to_pylist() == [[1, None], [], [3, 4]]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_list_column_keeps_its_rows_when_its_floats_become_integers() -> None:
 )
 def test_a_column_that_does_not_fit_is_refused_by_name(kind: Kind, values: pa.Array, message: str) -> None:
     with pytest.raises(DataError) as error:
-        normalise("f", "c", kind, values)
+        normalize_column("f", "c", kind, values)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -77,7 +77,7 @@ def test_a_missing_column_is_named_and_the_others_listed() -> None:
 
 
 def test_kinds_follow_the_schema(small: Schema) -> None:
-    kinds = {name: kind_of(small, name) for name in (*small.columns, "other")}
+    kinds = {name: column_kind(small, name) for name in (*small.columns, "other")}
     assert kinds == {
         "age": "number",
         "price": "number",

@@ -88,15 +88,15 @@ def test_malformed_lines_are_left_out_whatever_columns_are_read(
         assert reader.malformed == sum(places)
 
 
-@pytest.mark.parametrize(("offence", "line"), BAD.items())
+@pytest.mark.parametrize(("offense", "line"), BAD.items())
 def test_the_first_malformed_line_is_fatal_with_its_number(
-    offence: str, line: str, schema: Schema, file: Path
+    offense: str, line: str, schema: Schema, file: Path
 ) -> None:
     text = ["\t".join(GOOD)] * 16 + [line, "\t".join(GOOD), "later too"]
     file.write_bytes("".join(part + "\n" for part in text).encode())
     with pytest.raises(DataError) as error:
         read(file, schema)
-    assert f"line 17: {offence}" in str(error.value)
+    assert f"line 17: {offense}" in str(error.value)
     assert "\n" not in str(error.value)
 
 

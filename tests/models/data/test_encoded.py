@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrec.models.data.encoded import Encoded, encode
-from polyrec.models.data.reader import Reader, open_data
+from polyrec.models.data.encoded import EncodedRows, encode
+from polyrec.models.data.reader import DataReader, open_data
 from polyrec.models.data.split import TEST, TRAIN, VALIDATION
 from polyrec.models.errors import DataError
 from polyrec.models.schema.batch import Batch, Block
@@ -36,7 +36,7 @@ def everything_trains(data: pa.RecordBatch) -> np.ndarray[Any, np.dtype[np.int8]
     return np.zeros(data.num_rows, np.int8)
 
 
-def encoder_of(reader: Reader, schema: Schema) -> Encoder:
+def encoder_of(reader: DataReader, schema: Schema) -> Encoder:
     found = calibrate(reader, schema, everything_trains)
     return Encoder(schema, found.vocabularies, found.standards)
 
@@ -125,7 +125,7 @@ def test_files_are_removed_when_closed(small: Schema, write: Write, temporary: P
 
 def test_files_are_removed_when_forgotten(small: Schema, write: Write, temporary: Path) -> None:
     reader = open_data(write(rows_of(20)), small)
-    encoded: Encoded | None = encode(reader, encoder_of(reader, small), by_request, memory_bytes=IN_FILES)
+    encoded: EncodedRows | None = encode(reader, encoder_of(reader, small), by_request, memory_bytes=IN_FILES)
     assert encoded is not None
     encoded = None
     gc.collect()
@@ -195,7 +195,7 @@ def test_progress_tells_every_row_read(small: Schema, write: Write) -> None:
     assert sum(told) == 50
 
 
-def requests_of(count: int, size: int) -> list[Row]:
+def split_requests(count: int, size: int) -> list[Row]:
     """`count` requests of `size` rows, in order; every other user is the one before."""
     return [
         {
@@ -210,7 +210,7 @@ def requests_of(count: int, size: int) -> list[Row]:
 
 
 def test_rows_of_one_context_share_it(small: Schema, write: Write) -> None:
-    reader = open_data(write(requests_of(6, 4)), small)
+    reader = open_data(write(split_requests(6, 4)), small)
     encoder = encoder_of(reader, small)
     with encode(reader, encoder, everything_trains) as shared:
         assert shared.contexts == 3
@@ -227,7 +227,7 @@ def test_rows_of_one_context_share_it(small: Schema, write: Write) -> None:
 
 
 def test_a_batch_of_few_rows_a_context_is_plain(small: Schema, write: Write) -> None:
-    reader = open_data(write(requests_of(6, 4)), small)
+    reader = open_data(write(split_requests(6, 4)), small)
     with encode(reader, encoder_of(reader, small), everything_trains) as encoded:
         assert encoded.batch(np.array([0, 8, 16])).context_row is None
         assert encoded.batch(np.array([0, 1, 8, 9])).context_row is None
@@ -236,13 +236,13 @@ def test_a_batch_of_few_rows_a_context_is_plain(small: Schema, write: Write) -> 
 
 def test_a_schema_without_groups_shares_nothing(small: Schema, write: Write) -> None:
     schema = small.model_copy(update={"group": None})
-    reader = open_data(write(requests_of(6, 4)), schema)
+    reader = open_data(write(split_requests(6, 4)), schema)
     with encode(reader, encoder_of(reader, schema), everything_trains) as encoded:
         assert encoded.contexts == encoded.rows
 
 
 def test_a_context_that_changes_within_a_request_is_not_shared(small: Schema, write: Write) -> None:
-    rows = requests_of(2, 4)
+    rows = split_requests(2, 4)
     rows[2]["tags"] = ["b", "a"]
     rows[5]["age"], rows[6]["age"] = 3.0, 9.0
     reader = open_data(write(rows), small)

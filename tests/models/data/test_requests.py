@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyrec.models.data import requests as module
-from polyrec.models.data.requests import Requests, rebatched, requests_of
+from polyrec.models.data.requests import Requests, rebatch, split_requests
 
 Row = dict[str, Any]
 ToArrow = Callable[[Sequence[Row]], pa.Table]
@@ -52,7 +52,7 @@ def test_a_request_begins_where_something_shared_changes(
     whole = batch_of(arrow(rows))
     size = data.draw(st.integers(1, 9))
     batches = [whole.slice(start, size) for start in range(0, len(rows), size)]
-    parts = list(requests_of(batches, SHARED))
+    parts = list(split_requests(batches, SHARED))
     names = whole.schema.names
     assert [r for p in parts for r in p.exploded(names).to_pylist()] == whole.to_pylist()
     keys = [key(r) for r in rows]
@@ -60,9 +60,9 @@ def test_a_request_begins_where_something_shared_changes(
     lengths = [n for p in parts for n in p.lengths.tolist()]
     assert lengths == np.diff([*starts, len(rows)]).tolist()
     assert all(p.shared.num_rows == p.lengths.size for p in parts)
-    joined = Requests.concat(parts)
-    assert joined.exploded(names).to_pylist() == whole.to_pylist()
-    assert joined.rows == len(rows)
+    concat_batches = Requests.concat(parts)
+    assert concat_batches.exploded(names).to_pylist() == whole.to_pylist()
+    assert concat_batches.rows == len(rows)
 
 
 @given(data=st.data())
@@ -71,7 +71,7 @@ def test_filtered_requests_keep_the_rows_wanted(
 ) -> None:
     rows = data.draw(rows_strategy(small_rows))
     wanted = np.array(data.draw(st.lists(st.booleans(), min_size=len(rows), max_size=len(rows))))
-    found = Requests.concat(list(requests_of([batch_of(arrow(rows))], SHARED))).filter(wanted)
+    found = Requests.concat(list(split_requests([batch_of(arrow(rows))], SHARED))).filter(wanted)
     names = arrow(rows).schema.names
     assert found.exploded(names).to_pylist() == [
         r for r, w in zip(arrow(rows).to_pylist(), wanted, strict=True) if w
@@ -84,7 +84,7 @@ def test_pieces_are_whole_requests_in_order(
     data: st.DataObject, small_rows: Callable[..., Any], arrow: ToArrow
 ) -> None:
     rows = data.draw(rows_strategy(small_rows))
-    requests = Requests.concat(list(requests_of([batch_of(arrow(rows))], SHARED)))
+    requests = Requests.concat(list(split_requests([batch_of(arrow(rows))], SHARED)))
     size = data.draw(st.integers(1, 12))
     pieces = list(requests.pieces(size))
     assert np.concatenate([p.lengths for p in pieces]).tolist() == requests.lengths.tolist()
@@ -97,7 +97,7 @@ def test_a_request_longer_than_the_limit_is_cut(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(module, "ROWS_MOST", 8)
     column = pa.array([7] * 20)
     whole = pa.RecordBatch.from_arrays([column, pa.array(range(20))], ["request", "item"])
-    parts = list(requests_of([whole.slice(start, 5) for start in range(0, 20, 5)], ["request"]))
+    parts = list(split_requests([whole.slice(start, 5) for start in range(0, 20, 5)], ["request"]))
     assert [p.lengths.tolist() for p in parts] == [[10], [10]]
 
 
@@ -106,7 +106,7 @@ def test_rebatched_rows_come_in_batches_of_one_size(sizes: list[int], rows: int)
     whole = pa.RecordBatch.from_arrays([pa.array(range(sum(sizes)))], ["i"])
     ends = np.cumsum(sizes)
     batches = [whole.slice(end - size, size) for size, end in zip(sizes, ends, strict=True)]
-    found = list(rebatched(batches, rows))
+    found = list(rebatch(batches, rows))
     assert [i for b in found for i in b.column("i").to_pylist()] == list(range(sum(sizes)))
     assert [b.num_rows for b in found[:-1]] == [rows] * (len(found) - 1)
     assert 0 < found[-1].num_rows <= rows

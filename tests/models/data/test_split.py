@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyrec.models.data import split as module
-from polyrec.models.data.reader import Reader, open_data
-from polyrec.models.data.split import Splitter, split_of, stable_hash
+from polyrec.models.data.reader import DataReader, open_data
+from polyrec.models.data.split import Splitter, fit_splitter, stable_hash
 from polyrec.models.errors import DataError
 from polyrec.models.schema.schema import Schema, Split, load_schema
 
@@ -25,7 +25,7 @@ def with_split(schema: Schema, **split: Any) -> Schema:
     return schema.model_copy(update={"split": Split.model_validate(split)})
 
 
-def labels_of(reader: Reader, splitter: Splitter, rows: int = 65536) -> list[int]:
+def labels_of(reader: DataReader, splitter: Splitter, rows: int = 65536) -> list[int]:
     return [int(s) for b in reader.batches(splitter.split.columns, rows) for s in splitter(b)]
 
 
@@ -48,11 +48,11 @@ def test_a_time_split_is_the_obvious_one(times: list[int], size: int, small: Sch
     before_test = prefix(times, small.split.train)
     if before_test == set(times):
         with pytest.raises(DataError, match="leaves no test rows"):
-            split_of(reader, small)
+            fit_splitter(reader, small)
         return
     train = prefix([t for t in times if t in before_test], 1 - small.split.validation)
     expected = [0 if t in train else 1 if t in before_test else 2 for t in times]
-    assert labels_of(reader, split_of(reader, small), size) == expected
+    assert labels_of(reader, fit_splitter(reader, small), size) == expected
 
 
 @given(times=st.lists(st.integers(0, 60), max_size=200), limit=st.integers(1, 30))
@@ -62,10 +62,10 @@ def test_a_time_split_does_not_depend_on_when_counts_are_merged(
     times = [*times, *range(40)]
     reader = open_data(write([{"request": t, "clicked": 0} for t in times]), small)
     with pytest.MonkeyPatch.context() as patch:
-        whole = split_of(reader, small)
+        whole = fit_splitter(reader, small)
         patch.setattr(module, "MERGE_FROM", limit)
         patch.setattr(module, "ROWS", 7)
-        assert split_of(reader, small) == whole
+        assert fit_splitter(reader, small) == whole
 
 
 def test_times_of_any_type_are_compared(small: Schema, tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_times_of_any_type_are_compared(small: Schema, tmp_path: Path) -> None:
         when = pa.array(range(10), pa.int64()).cast(type_)
         pq.write_table(pa.table(columns | {"when": when}), tmp_path / "f.parquet")
         reader = open_data(tmp_path / "f.parquet", schema)
-        assert labels_of(reader, split_of(reader, schema)) == [0] * 8 + [2] * 2
+        assert labels_of(reader, fit_splitter(reader, schema)) == [0] * 8 + [2] * 2
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_a_column_that_is_no_time_is_refused(
     schema = with_split(small, rule="time", columns=[column])
     rows = [{"clicked": 0, column: value} for value in values]
     with pytest.raises(DataError) as error:
-        split_of(open_data(write(rows), schema), schema)
+        fit_splitter(open_data(write(rows), schema), schema)
     assert message in str(error.value)
 
 
@@ -105,7 +105,7 @@ def test_a_hash_split_is_the_same_wherever_a_row_stands(
     rows = data.draw(st.lists(small_rows(), min_size=1, max_size=20))
     order = data.draw(st.permutations(range(len(rows))))
     reader = open_data(write(rows), schema)
-    splitter = split_of(reader, schema)
+    splitter = fit_splitter(reader, schema)
     there = labels_of(reader, splitter)
     reader = open_data(write([rows[i] for i in order]), schema)
     assert labels_of(reader, splitter, 3) == [there[i] for i in order]
@@ -158,7 +158,7 @@ def test_a_column_says_which_rows_train(small: Schema, write: Write) -> None:
     schema = with_split(small, rule="column", columns=["item"])
     names = ["test", "train", "validation", "train"]
     reader = open_data(write([{"clicked": 0, "item": name} for name in names]), schema)
-    assert labels_of(reader, split_of(reader, schema)) == [2, 0, 1, 0]
+    assert labels_of(reader, fit_splitter(reader, schema)) == [2, 0, 1, 0]
 
 
 @pytest.mark.parametrize("value", ["Train", "", None])
@@ -166,13 +166,13 @@ def test_a_column_that_says_something_else_is_refused(value: str | None, small: 
     schema = with_split(small, rule="column", columns=["item"])
     reader = open_data(write([{"clicked": 0, "item": name} for name in ["train", value]]), schema)
     with pytest.raises(DataError, match=f"'item' says {value!r}; it must be one of train, validation, test"):
-        labels_of(reader, split_of(reader, schema))
+        labels_of(reader, fit_splitter(reader, schema))
 
 
 def test_trivago_is_split_as_its_notes_say(shared_data: Path) -> None:
     schema = load_schema("trivago")
     reader = open_data(shared_data / "trivago" / "impressions.parquet", schema)
-    counts = np.bincount(labels_of(reader, split_of(reader, schema)))
+    counts = np.bincount(labels_of(reader, fit_splitter(reader, schema)))
     assert counts[:2].sum() == 250_051
     assert counts[2] == 62_488
     assert counts[1] == pytest.approx(25_005, abs=30)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from polyrec.models.dlrm.batch_invariance import affine, fewest_rows, whole_blocks
+from polyrec.models.dlrm.batch_invariance import affine, min_batch_rows, round_up_to_block
 
 
 @pytest.mark.parametrize("sizes", [(3, 5), (10, 6), (64, 32), (16, 64), (64, 1), (367, 512)])
@@ -13,8 +13,8 @@ def test_a_product_of_enough_rows_gives_each_the_same_bits_in_any_batch(
 ) -> None:
     g = torch.Generator().manual_seed(0)
     weight, bias = (torch.randn(size, generator=g).to(dtype) for size in (sizes, sizes[1:]))
-    fewest = fewest_rows([weight.numel()], dtype)
-    assert fewest == whole_blocks(fewest)
+    fewest = min_batch_rows([weight.numel()], dtype)
+    assert fewest == round_up_to_block(fewest)
     x = torch.randn(8 * fewest, sizes[0], generator=g).to(dtype)
 
     def product(first: int, rows: int) -> torch.Tensor:

@@ -20,7 +20,7 @@ def stage_with(schema: Schema, table_rows: dict[str, int], cuts: dict[str, int],
     ids = np.concatenate([random.permutation(table_rows[t]) for t in schema.tables])
     stored = torch.from_numpy(random.standard_normal((sum(cuts.values()), 3)).astype(np.float32))
     stage = ComputedStage(schema, table_rows, ENCODING, 3, cuts, ids, stored)
-    stage.initialise(torch.Generator().manual_seed(seed), [0.5] * len(schema.tables))
+    stage.initialize(torch.Generator().manual_seed(seed), [0.5] * len(schema.tables))
     return stage
 
 

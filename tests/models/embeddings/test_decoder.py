@@ -13,7 +13,7 @@ from polyrec.models.embeddings.decoder import PADDING, Decoders, runs
 def test_batched_products_equal_one_mlp_a_table(counts: list[int], seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     decoders = Decoders(len(counts), 6, (5, 4), 3)
-    decoders.initialise(generator, [0.1] * len(counts))
+    decoders.initialize(generator, [0.1] * len(counts))
     codes = torch.rand((sum(counts), 6), generator=generator)
     with torch.inference_mode():
         got = decoders(codes, np.array(counts))
@@ -45,7 +45,7 @@ def test_a_balanced_batch_is_one_product_and_a_ranking_batch_a_few() -> None:
 
 def test_gradients_reach_every_table_that_was_used() -> None:
     decoders = Decoders(3, 4, (8,), 2)
-    decoders.initialise(torch.Generator().manual_seed(0), [1.0] * 3)
+    decoders.initialize(torch.Generator().manual_seed(0), [1.0] * 3)
     decoders(torch.rand(7, 4), np.array([5, 0, 2])).sum().backward()
     for weight in decoders.weights:
         assert weight.grad is not None
@@ -57,7 +57,7 @@ def test_gradients_reach_every_table_that_was_used() -> None:
 @pytest.mark.parametrize("spread", [0.01, 0.3])
 def test_initial_vectors_have_the_asked_deviation(spread: float) -> None:
     decoders = Decoders(1, 256, (128,), 16)
-    decoders.initialise(torch.Generator().manual_seed(0), [spread])
+    decoders.initialize(torch.Generator().manual_seed(0), [spread])
     codes = torch.rand((2000, 256), generator=torch.Generator().manual_seed(1)) * 2 - 1
     with torch.inference_mode():
         assert abs(float(decoders(codes, np.array([2000])).std()) / spread - 1) < 0.25

@@ -16,13 +16,13 @@ from polyrec.models.embeddings.store import (
     FloatRows,
     bytes_per_row,
     open_rows,
-    quantise,
+    quantize,
 )
 
 PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "int8", "int4")
 
 
-def dequantised(packed: np.ndarray, precision: Precision) -> np.ndarray:
+def dequantized(packed: np.ndarray, precision: Precision) -> np.ndarray:
     """Row by row, number by number."""
     out = []
     for row in packed:
@@ -39,7 +39,7 @@ def test_gathered_rows_are_near_the_originals(seed: int, precision: Precision, m
     random = np.random.default_rng(seed)
     rows = (random.standard_normal((20, 8)) * 10**magnitude).astype(np.float32)
     rows[0] = 0
-    store = open_rows(quantise(torch.from_numpy(rows.copy()), precision), precision)
+    store = open_rows(quantize(torch.from_numpy(rows.copy()), precision), precision)
     index = torch.from_numpy(random.integers(0, 20, 15))
     with torch.inference_mode():
         got = store.gather(index).numpy()
@@ -60,10 +60,10 @@ def test_gathered_rows_are_near_the_originals(seed: int, precision: Precision, m
 @given(st.integers(0, 10_000), st.sampled_from(["int8", "int4"]), st.integers(0, 9))
 def test_the_fused_gather_equals_number_by_number(seed: int, precision: Precision, count: int) -> None:
     rows = np.random.default_rng(seed).standard_normal((count, 6)).astype(np.float32)
-    packed = quantise(torch.from_numpy(rows), precision)
+    packed = quantize(torch.from_numpy(rows), precision)
     with torch.inference_mode():
         got = open_rows(packed, precision).gather(torch.arange(count)).numpy()
-    expected = dequantised(packed.numpy(), precision).reshape(count, 6)
+    expected = dequantized(packed.numpy(), precision).reshape(count, 6)
     np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-7)
 
 
@@ -71,7 +71,7 @@ def test_the_fused_gather_equals_number_by_number(seed: int, precision: Precisio
 def test_pooling_sums_what_gathering_gives(precision: Precision) -> None:
     random = np.random.default_rng(0)
     weight = torch.from_numpy(random.standard_normal((30, 4)).astype(np.float32))
-    store = open_rows(quantise(weight, precision), precision)
+    store = open_rows(quantize(weight, precision), precision)
     index = torch.from_numpy(random.integers(0, 30, 12))
     offsets = torch.tensor([0, 0, 5, 7, 12])
     with torch.inference_mode():
@@ -85,7 +85,7 @@ def test_pooling_sums_what_gathering_gives(precision: Precision) -> None:
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_bytes_per_row_are_what_a_store_keeps(precision: Precision) -> None:
-    stored = quantise(torch.zeros(5, 16), precision)
+    stored = quantize(torch.zeros(5, 16), precision)
     assert stored.element_size() * stored.shape[1] == bytes_per_row(16, precision)
 
 
@@ -96,12 +96,12 @@ def test_int8_takes_at_most_030_and_int4_018_of_fp32_at_width_16() -> None:
 
 def test_odd_widths_cannot_be_int4() -> None:
     with pytest.raises(ValueError, match="is odd"):
-        quantise(torch.zeros(2, 3), "int4")
+        quantize(torch.zeros(2, 3), "int4")
 
 
 def test_quantising_in_parts_changes_nothing() -> None:
     rows = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(quantise(rows, "int8", rows_at_once=7), quantise(rows, "int8"))
+    assert torch.equal(quantize(rows, "int8", rows_at_once=7), quantize(rows, "int8"))
 
 
 def test_the_gather_buffer_grows_with_the_largest_batch() -> None:

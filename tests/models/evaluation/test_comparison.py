@@ -6,7 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics
 
-from polyrec.models.evaluation.comparison import METRICS, Interval, Ranked, compare, draws, pareto, verdict
+from polyrec.models.evaluation.comparison import (
+    METRICS,
+    Interval,
+    SortedScores,
+    compare,
+    draws,
+    pareto,
+    verdict,
+)
 from polyrec.models.evaluation.metrics import auc
 from polyrec.models.schema.batch import F32, I64
 
@@ -28,7 +36,7 @@ def test_auc_under_weights_is_that_of_repeated_rows(seed: int, rows: int, levels
     y = random.integers(0, 2, rows).astype(np.float32)
     weights = random.integers(0, 4, rows)
     expected = auc(np.repeat(p, weights), np.repeat(y, weights)) if weights.any() else float("nan")
-    assert Ranked(p, y).auc(weights) == pytest.approx(expected, abs=1e-12, nan_ok=True)
+    assert SortedScores(p, y).auc(weights) == pytest.approx(expected, abs=1e-12, nan_ok=True)
 
 
 @pytest.mark.parametrize("grouped", [False, True])

@@ -9,7 +9,7 @@ import pytest
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.data.encoded import encode
 from polyrec.models.data.reader import open_data
-from polyrec.models.data.split import TEST, split_of
+from polyrec.models.data.split import TEST, fit_splitter
 from polyrec.models.dlrm.dlrm import Architecture
 from polyrec.models.errors import DataError
 from polyrec.models.evaluation.predictions import predict_all
@@ -49,7 +49,7 @@ def alone(bundle: Bundle, clicks: Path) -> np.ndarray:
     """The obvious way: one bundle, its own pass over the data."""
     schema = bundle.manifest.schema_
     reader = open_data(clicks, schema)
-    with encode(reader, bundle.encoder, split_of(reader, schema), (TEST,)) as data:
+    with encode(reader, bundle.encoder, fit_splitter(reader, schema), (TEST,)) as data:
         return predict_rows(open_runtime("torch", bundle), data)
 
 

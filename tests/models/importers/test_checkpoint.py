@@ -153,7 +153,7 @@ def test_weights_stay_in_the_file_until_they_are_used(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("saved", "offence"),
+    ("saved", "offense"),
     [
         ({"weight": torch.ones(2)}, "no emb_l or bot_l or top_l in it; it holds 'weight'"),
         ({}, "it holds nothing"),
@@ -165,13 +165,13 @@ def test_weights_stay_in_the_file_until_they_are_used(file: Path) -> None:
         ({"a\x1b[2J\n": 1}, r"the key 'a\x1b[2J\n', which is no name"),
     ],
 )
-def test_a_checkpoint_of_something_else_says_what_it_holds(saved: Any, offence: str, file: Path) -> None:
+def test_a_checkpoint_of_something_else_says_what_it_holds(saved: Any, offense: str, file: Path) -> None:
     torch.save(saved, file)
-    assert offence in line_of(file)
+    assert offense in line_of(file)
 
 
 @pytest.mark.parametrize(
-    ("tensor", "offence"),
+    ("tensor", "offense"),
     [
         (torch.eye(2).to_sparse(), "is no plain tensor"),
         (torch.empty(2, 2, device="meta"), "is no plain tensor"),
@@ -184,11 +184,11 @@ def test_a_checkpoint_of_something_else_says_what_it_holds(saved: Any, offence: 
     ],
     ids=str,
 )
-def test_only_plain_finite_floats_are_weights(tensor: Tensor, offence: str, file: Path) -> None:
+def test_only_plain_finite_floats_are_weights(tensor: Tensor, offense: str, file: Path) -> None:
     torch.save({"emb_l.0.weight": tensor}, file)
     with pytest.raises(CheckpointError) as error:
         read_weights(file, "dlrm").take("emb_l.0.weight", 2)
-    assert f"emb_l.0.weight {offence}" in str(error.value)
+    assert f"emb_l.0.weight {offense}" in str(error.value)
 
 
 def test_a_weight_may_be_a_view_or_a_parameter(file: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from polyrec.models.bundle.bundle import load_bundle
 from polyrec.models.importers.checkpoint import CheckpointError
 from polyrec.models.importers.dlrm import read_dlrm
-from polyrec.models.importers.parts import write_parts
+from polyrec.models.importers.foreign_model import write_foreign_model
 from polyrec.models.runtimes import NAMES, open_runtime
 from tests.models.importers.foreign import (
     Shape,
@@ -57,7 +57,7 @@ def test_the_bundle_gives_the_originals_probabilities(
     state = dlrm_state(random, shape, *kind)
     folder = tmp_path_factory.mktemp("dlrm")
     parts = read_dlrm(save(folder, {"state_dict": state, "epoch": 1}), *kind)
-    write_parts(parts, folder / "bundle", "ads", single_valued=single)
+    write_foreign_model(parts, folder / "bundle", "ads", single_valued=single)
     bundle = load_bundle(folder / "bundle")
     request = random_request(random, shape.rows, shape.dense, rows, single)
     dense = request.dense.astype(np.float32)
@@ -76,7 +76,7 @@ def test_weights_of_another_precision_are_served_as_float32(
     state: State, tmp_path: Path, dtype: torch.dtype
 ) -> None:
     rounded = {name: t.to(dtype) for name, t in state.items()}
-    bundle = write_parts(read_dlrm(save(tmp_path, rounded)), tmp_path / "bundle", "ads")
+    bundle = write_foreign_model(read_dlrm(save(tmp_path, rounded)), tmp_path / "bundle", "ads")
     request = random_request(np.random.default_rng(2), SHAPE.rows, SHAPE.dense, 5, single=False)
     batch = bundle.encoder.from_ids(
         request.dense.astype(np.float32), np.empty((5, 0), np.int64), request.bags()
@@ -135,7 +135,7 @@ def test_a_missing_last_table_shows_in_the_interaction(state: State, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("name", "tensor", "offence"),
+    ("name", "tensor", "offense"),
     [
         ("v_W_l.0", torch.ones(7), "v_W_l: a model with weighted pooling"),
         ("emb_l.3.weight_q", torch.ones(2, 4), "emb_l.3.weight_q: a model with quotient-remainder tables"),
@@ -154,9 +154,9 @@ def test_a_missing_last_table_shows_in_the_interaction(state: State, tmp_path: P
     ],
 )
 def test_what_is_not_this_model_is_refused_by_name(
-    state: State, tmp_path: Path, name: str, tensor: torch.Tensor, offence: str
+    state: State, tmp_path: Path, name: str, tensor: torch.Tensor, offense: str
 ) -> None:
-    assert offence in refusal(tmp_path, state | {name: tensor})
+    assert offense in refusal(tmp_path, state | {name: tensor})
 
 
 def test_vectors_and_bottom_of_different_widths_are_refused(state: State, tmp_path: Path) -> None:

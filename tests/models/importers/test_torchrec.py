@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from polyrec.models.bundle.bundle import Bundle, load_bundle
 from polyrec.models.importers.checkpoint import CheckpointError
-from polyrec.models.importers.parts import write_parts
+from polyrec.models.importers.foreign_model import write_foreign_model
 from polyrec.models.importers.torchrec import read_torchrec
 from polyrec.models.runtimes import NAMES, open_runtime
 from tests.models.importers.foreign import (
@@ -87,7 +87,7 @@ def test_the_bundle_gives_the_originals_probabilities(
     tables = [f"t_{t}" for t in features] if shared else []
     parts = read_torchrec(save(folder, state), tables)
     pooling = "mean" if mean else "sum"
-    write_parts(parts, folder / "bundle", "ads", single_valued=single, pooling=pooling)
+    write_foreign_model(parts, folder / "bundle", "ads", single_valued=single, pooling=pooling)
     bundle = load_bundle(folder / "bundle")
     request = random_request(random, [shape.rows[t] for t in features], shape.dense, 6, single)
     expected = torchrec_forward(state, request, features, mean)
@@ -106,7 +106,7 @@ def test_what_wraps_the_model_does_not_matter(dcn: State, tmp_path: Path, prefix
 
 def test_the_tables_names_stand_in_the_schema(dot: State, tmp_path: Path) -> None:
     parts = read_torchrec(save(tmp_path, dot), ["t_0", "t_1", "t_2"])
-    schema = write_parts(parts, tmp_path / "bundle", "ads").manifest.schema_
+    schema = write_foreign_model(parts, tmp_path / "bundle", "ads").manifest.schema_
     assert [(f.name, f.table, f.cardinality) for f in schema.categorical] == [
         ("c0", "t_0", 7),
         ("c1", "t_1", 4),
@@ -123,7 +123,7 @@ def test_tables_out_of_the_order_of_their_numbers_need_a_word(tmp_path: Path) ->
     assert "order t_0,t_1,t_10,t_11,t_2" in line
     assert line.endswith("say the model's order with --tables")
     parts = read_torchrec(save(tmp_path, alphabetical), [f"t_{t}" for t in each])
-    bundle = write_parts(parts, tmp_path / "bundle", "ads")
+    bundle = write_foreign_model(parts, tmp_path / "bundle", "ads")
     request = random_request(np.random.default_rng(2), shape.rows, 1, 5, single=False)
     np.testing.assert_allclose(
         predictions(bundle, request), torchrec_forward(state, request, each), atol=1e-5
@@ -138,7 +138,7 @@ def test_names_without_numbers_keep_the_files_order(dot: State, tmp_path: Path) 
     }
     parts = read_torchrec(save(tmp_path, renamed))
     assert parts.features == ("user", "ad", "page 2")
-    bundle = write_parts(parts, tmp_path / "bundle", "ads")
+    bundle = write_foreign_model(parts, tmp_path / "bundle", "ads")
     # "page 2" cannot name a table of a schema, so none of them does
     assert [f.table for f in bundle.manifest.schema_.categorical] == [None, None, None]
     assert bundle.manifest.training["imported"]["tables"] == {"c0": "user", "c1": "ad", "c2": "page 2"}
@@ -150,7 +150,7 @@ def test_a_shared_table_without_a_name_of_its_own_has_its_first_features(tmp_pat
     state = torchrec_state(np.random.default_rng(1), shape, features)
     dotted = {name.replace("t_", "a.t_"): tensor for name, tensor in state.items()}
     parts = read_torchrec(save(tmp_path, dotted), ["a.t_0", "a.t_0", "a.t_1"])
-    bundle = write_parts(parts, tmp_path / "bundle", "ads")
+    bundle = write_foreign_model(parts, tmp_path / "bundle", "ads")
     assert [f.table_name for f in bundle.manifest.schema_.categorical] == ["c0", "c0", "c2"]
     request = random_request(np.random.default_rng(2), (5, 5, 3), 1, 5, single=False)
     np.testing.assert_allclose(
@@ -166,16 +166,16 @@ def test_features_that_share_a_table_are_found_by_the_shapes(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("tables", "offence"),
+    ("tables", "offense"),
     [
         (["t_0", "t_1"], "--tables leaves out table t_2"),
         (["t_0", "t_1", "t_2", "t_9"], "--tables: there is no table t_9; the tables are t_0,t_1,t_2"),
     ],
 )
 def test_named_tables_are_those_of_the_file(
-    dot: State, tmp_path: Path, tables: list[str], offence: str
+    dot: State, tmp_path: Path, tables: list[str], offense: str
 ) -> None:
-    assert offence in refusal(tmp_path, dot, *tables)
+    assert offense in refusal(tmp_path, dot, *tables)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_no_tables_are_said(dot: State, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "tensor", "offence"),
+    ("name", "tensor", "offense"),
     [
         (f"{SPARSE}.t_1.weight", torch.ones(4, 8), "table t_1 has vectors of 8 numbers, t_0 of 4"),
         (f"{SPARSE}.t_1.weight", torch.ones(4, 4, dtype=torch.uint8), "t_1.weight is uint8"),
@@ -220,9 +220,9 @@ def test_no_tables_are_said(dot: State, tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_this_model_is_refused_by_name(
-    dcn: State, tmp_path: Path, name: str, tensor: torch.Tensor, offence: str
+    dcn: State, tmp_path: Path, name: str, tensor: torch.Tensor, offense: str
 ) -> None:
-    assert offence in refusal(tmp_path, dcn | {name: tensor})
+    assert offense in refusal(tmp_path, dcn | {name: tensor})
 
 
 @pytest.mark.parametrize("kind", ["DLRM", "DLRM_DCN"])
@@ -242,7 +242,9 @@ def test_torchrec_itself_agrees(kind: str, tmp_path: Path) -> None:
     cross = (2, 3) if kind == "DLRM_DCN" else ()
     bags = torchrec.EmbeddingBagCollection(tables=configs)
     model = getattr(dlrm, kind)(bags, SHAPE.dense, [6, SHAPE.width], [5, 1], *cross)
-    bundle = write_parts(read_torchrec(save(tmp_path, model.state_dict())), tmp_path / "bundle", "ads")
+    bundle = write_foreign_model(
+        read_torchrec(save(tmp_path, model.state_dict())), tmp_path / "bundle", "ads"
+    )
     request = random_request(np.random.default_rng(2), SHAPE.rows, SHAPE.dense, 30, single=False)
     values, lengths = zip(*request.bags().values(), strict=True)
     sparse = torchrec.KeyedJaggedTensor(

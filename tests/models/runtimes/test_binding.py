@@ -12,7 +12,7 @@ from polyrec.models.dlrm.precision import DensePrecision
 from polyrec.models.embeddings.stage import PerBlock
 from polyrec.models.errors import RuntimeUnavailable
 from polyrec.models.runtimes import open_runtime
-from polyrec.models.runtimes.binding import Bound
+from polyrec.models.runtimes.binding import BoundSession
 from polyrec.models.runtimes.graph import plain_graph, ranking_graph
 from polyrec.models.runtimes.onnx import open_session
 from polyrec.models.schema.batch import F32
@@ -30,7 +30,7 @@ def both(inputs: Inputs, precision: DensePrecision) -> tuple[F32, F32]:
     names = [i.name for i in session.get_inputs()]
     given = {name: getattr(inputs, name) for name in names}
     run = session.run(None, {name: x.numpy() for name, x in given.items()})[0]
-    bound = Bound(session, names)
+    bound = BoundSession(session, names)
     bound({name: torch.zeros_like(x) for name, x in given.items()}, inputs.candidate.shape[0])
     return run, bound(given, inputs.candidate.shape[0])
 

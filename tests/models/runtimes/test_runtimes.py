@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyrec.models.bundle.bundle import Bundle, load_bundle, write_bundle
-from polyrec.models.data.encoded import Encoded, encode
+from polyrec.models.data.encoded import EncodedRows, encode
 from polyrec.models.data.reader import open_data
-from polyrec.models.data.split import split_of
+from polyrec.models.data.split import fit_splitter
 from polyrec.models.dlrm.dlrm import DLRM, Architecture, DenseNet, dense_slots
 from polyrec.models.dlrm.precision import DensePrecision
 from polyrec.models.errors import RuntimeUnavailable
@@ -25,9 +25,9 @@ from tests.models.random_batches import random_batch
 
 
 @pytest.fixture(scope="module")
-def data(bundle: Bundle, clicks: Path) -> Encoded:
+def data(bundle: Bundle, clicks: Path) -> EncodedRows:
     reader = open_data(clicks, bundle.manifest.schema_)
-    return encode(reader, bundle.encoder, split_of(reader, bundle.manifest.schema_))
+    return encode(reader, bundle.encoder, fit_splitter(reader, bundle.manifest.schema_))
 
 
 @pytest.fixture(scope="module", params=["dot", "cat", "cross"])
@@ -44,14 +44,14 @@ def shaped(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_runtime_predicts_what_training_measured(name: str, bundle: Bundle, data: Encoded) -> None:
+def test_a_runtime_predicts_what_training_measured(name: str, bundle: Bundle, data: EncodedRows) -> None:
     expected = predict(bundle.model(), data, np.arange(data.rows))
     got = predict_rows(open_runtime(name, bundle), data, batch_rows=1000)
     np.testing.assert_allclose(got, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_interaction_gives_the_models_numbers(name: str, shaped: Bundle, data: Encoded) -> None:
+def test_every_interaction_gives_the_models_numbers(name: str, shaped: Bundle, data: EncodedRows) -> None:
     expected = predict(shaped.model(), data, np.arange(200))
     runtime = open_runtime(name, shaped)
     np.testing.assert_allclose(runtime.predict(data.batch(np.arange(200))), expected, atol=1e-6)
@@ -70,7 +70,7 @@ def test_runtimes_agree_on_ranking_batches(bundle_dir: Path, seed: int, rows: in
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_answer_outlives_the_next_batch(name: str, bundle: Bundle, data: Encoded) -> None:
+def test_an_answer_outlives_the_next_batch(name: str, bundle: Bundle, data: EncodedRows) -> None:
     runtime = open_runtime(name, bundle)
     first = runtime.predict(data.batch(np.arange(8)))
     kept = first.copy()
@@ -79,7 +79,7 @@ def test_an_answer_outlives_the_next_batch(name: str, bundle: Bundle, data: Enco
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_empty_batch_gives_no_predictions(name: str, bundle: Bundle, data: Encoded) -> None:
+def test_an_empty_batch_gives_no_predictions(name: str, bundle: Bundle, data: EncodedRows) -> None:
     empty: Batch = data.batch(np.empty(0, np.int64))
     assert open_runtime(name, bundle).predict(empty).shape == (0,)
 
@@ -107,7 +107,7 @@ def test_the_best_runtime_opens(bundle: Bundle) -> None:
 
 
 @pytest.mark.gpu
-def test_cuda_gives_the_cpus_numbers(bundle: Bundle, data: Encoded) -> None:
+def test_cuda_gives_the_cpus_numbers(bundle: Bundle, data: EncodedRows) -> None:
     batch = data.batch(np.arange(500))
     expected = open_runtime("torch", bundle).predict(batch)
     np.testing.assert_allclose(open_runtime("torch", bundle, "cuda:0").predict(batch), expected, atol=1e-5)
@@ -116,7 +116,7 @@ def test_cuda_gives_the_cpus_numbers(bundle: Bundle, data: Encoded) -> None:
 @pytest.mark.parametrize("near", [0.0, 0.3])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
 def test_rows_in_tiers_give_the_answers_of_rows_in_memory(
-    bundle: Bundle, data: Encoded, device: str, near: float
+    bundle: Bundle, data: EncodedRows, device: str, near: float
 ) -> None:
     cuts = {}
     for table, v in bundle.encoder.vocabularies.items():
@@ -133,7 +133,7 @@ def test_rows_in_tiers_give_the_answers_of_rows_in_memory(
 
 @pytest.mark.parametrize(("name", "precision"), [("torch", "bf16"), ("onnx", "int8")])
 def test_a_dense_net_in_fewer_bits_stays_near_fp32(
-    name: str, precision: DensePrecision, wide_dir: Path, data: Encoded
+    name: str, precision: DensePrecision, wide_dir: Path, data: EncodedRows
 ) -> None:
     bundle = load_bundle(wide_dir)
     plain = data.batch(np.arange(300))
@@ -146,7 +146,7 @@ def test_a_dense_net_in_fewer_bits_stays_near_fp32(
         np.testing.assert_allclose(got, expected, atol=0.03)
 
 
-def test_in_int8_products_too_small_to_gain_stay_as_they_are(bundle: Bundle, data: Encoded) -> None:
+def test_in_int8_products_too_small_to_gain_stay_as_they_are(bundle: Bundle, data: EncodedRows) -> None:
     assert max(p.numel() for p in bundle.net().parameters()) < QUANTIZED_FROM
     batch = data.batch(np.arange(300))
     exact, rough = (open_runtime("onnx", bundle, precision=p) for p in ("fp32", "int8"))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyrec.models.mixing import mix
-from polyrec.models.schema.distinct import Column, Jagged, changes, distinct, take
+from polyrec.models.schema.distinct import Column, Jagged, distinct, row_changes, take
 
 Row = tuple[float, int, list[int]]
 
@@ -48,7 +48,7 @@ def test_distinct_rows_stand_for_all_rows_equal_to_them(rows: list[Row]) -> None
 def test_a_row_changes_where_it_differs_from_the_one_before(rows: list[Row]) -> None:
     keys = [key(row) for row in rows]
     expected = [r == 0 or keys[r] != keys[r - 1] for r in range(len(rows))]
-    assert changes(columns_of(rows), len(rows)).tolist() == expected
+    assert row_changes(columns_of(rows), len(rows)).tolist() == expected
 
 
 @given(ROWS, st.data())

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from polyrec.models.schema.distinct import Column, Jagged
 from polyrec.models.schema.features import deduplicate
-from polyrec.models.schema.grouping import INDEX_BYTES, Names, Repeats, choose
+from polyrec.models.schema.grouping import INDEX_BYTES, Names, Repeats, choose_groups
 
 ROWS = 400
 
@@ -51,7 +51,7 @@ def test_bytes_are_those_of_the_deduplicated_form() -> None:
         for column in found.columns.values():
             lists = isinstance(column, Jagged)
             expected += column.values.nbytes + rows * INDEX_BYTES if lists else column.nbytes
-        assert repeats.together(frozenset(group)) == expected
+        assert repeats.grouped_bytes(frozenset(group)) == expected
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 5))
@@ -64,18 +64,18 @@ def test_the_choice_never_costs_more_than_plain_or_than_single_groups(seed: int,
         for i in range(features)
     }
     repeats = Repeats([columns])
-    plain = repeats.plain()
+    plain_bytes = repeats.plain_bytes()
 
     def cost(groups: tuple[tuple[str, ...], ...]) -> int:
         grouped = {name for group in groups for name in group}
-        alone = sum(b for name, b in plain.items() if name not in grouped)
-        return alone + sum(repeats.together(frozenset(g)) for g in groups)
+        ungrouped = sum(b for name, b in plain_bytes.items() if name not in grouped)
+        return ungrouped + sum(repeats.grouped_bytes(frozenset(g)) for g in groups)
 
     chosen = repeats.groups()
     names = [name for group in chosen for name in group]
     assert len(set(names)) == len(names)
-    assert cost(chosen) <= sum(plain.values())
-    singles = tuple((n,) for n in plain if repeats.together(frozenset((n,))) < plain[n])
+    assert cost(chosen) <= sum(plain_bytes.values())
+    singles = tuple((n,) for n in plain_bytes if repeats.grouped_bytes(frozenset((n,))) < plain_bytes[n])
     assert cost(chosen) <= cost(singles)
     # no two groups are left whose union would be cheaper
     for a, b in combinations(chosen, 2):
@@ -87,14 +87,14 @@ def test_the_choice_is_a_function_of_bytes_alone() -> None:
     """Two features that pay only together, and one that pays alone."""
     bytes_ = {"a": 90, "b": 90, "c": 40, "ab": 95, "ac": 130, "bc": 130, "abc": 190}
 
-    def together(group: Names) -> int:
+    def grouped_bytes(group: Names) -> int:
         return bytes_["".join(sorted(group))] + 20
 
-    plain = {"a": 100, "b": 100, "c": 100}
-    assert choose(plain, together) == (("a", "b"), ("c",))
-    assert choose(plain, together, least_saved=50) == (("a", "b"),)
-    assert choose(plain, together, least_saved=500) == ()
-    assert choose({}, together) == ()
+    plain_bytes = {"a": 100, "b": 100, "c": 100}
+    assert choose_groups(plain_bytes, grouped_bytes) == (("a", "b"), ("c",))
+    assert choose_groups(plain_bytes, grouped_bytes, least_saved=50) == (("a", "b"),)
+    assert choose_groups(plain_bytes, grouped_bytes, least_saved=500) == ()
+    assert choose_groups({}, grouped_bytes) == ()
 
 
 def dedup_factor(rows_per_session: float, unchanged: float) -> float:
@@ -112,7 +112,7 @@ def dedup_factor(rows_per_session: float, unchanged: float) -> float:
 def test_the_estimate_of_the_factor_meets_what_is_measured(session: int, unchanged: float) -> None:
     random = np.random.default_rng(1)
     rows = 20_000 // session * session
-    changes = random.random(rows) >= unchanged
-    changes[::session] = True
-    factor = Repeats([{"f": np.cumsum(changes)}]).factor(frozenset(("f",)))
+    row_changes = random.random(rows) >= unchanged
+    row_changes[::session] = True
+    factor = Repeats([{"f": np.cumsum(row_changes)}]).factor(frozenset(("f",)))
     assert factor == pytest.approx(dedup_factor(session, unchanged), rel=0.05)

@@ -66,7 +66,7 @@ def test_every_group_is_a_keyed_jagged_tensor_and_the_index_its_way_back(torchre
     for name in group.columns:
         lists = [t.tolist() for t in unique[name].to_dense()]
         assert [lists[i] for i in group.inverse] == [t.tolist() for t in plain[name].to_dense()]
-    assert [t.tolist() for t in plain["item"].to_dense()] == [[i] for i in form.alone["item"].tolist()]
+    assert [t.tolist() for t in plain["item"].to_dense()] == [[i] for i in form.ungrouped["item"].tolist()]
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from polyrec.models.data.reader import open_data
-from polyrec.models.data.split import Splitter, split_of
+from polyrec.models.data.split import Splitter, fit_splitter
 from polyrec.models.errors import DataError
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.popularity import (
     Calibration,
     calibrate,
+    counted_lookups,
     load_calibration,
-    lookups_counted,
     save_calibration,
     skew,
     vocabularies_from_tensors,
@@ -139,7 +139,7 @@ def skewed(rows: int, seed: int = 0) -> list[Row]:
 def test_only_training_rows_count(small: Schema, write: Write) -> None:
     rows = skewed(400)
     reader = open_data(write(rows), small)
-    splitter = split_of(reader, small)
+    splitter = fit_splitter(reader, small)
     found = calibrate(reader, small, splitter)
     assert found.rows == 288  # 400 * 0.8 * 0.9
     assert found.vocabularies["user"].counts.sum() == 72  # a context is looked up once for four rows
@@ -217,7 +217,7 @@ def test_requests_are_told_apart_across_batches(small: Schema, write: Write) -> 
     users = by_value(found.vocabularies["user"])
     assert set(users.values()) == {2}  # two requests each
     sums = {t: int(v.counts.sum()) for t, v in found.vocabularies.items()}
-    assert lookups_counted(small, sums) == {"context": 100, "candidate": 400}
+    assert counted_lookups(small, sums) == {"context": 100, "candidate": 400}
 
 
 def test_only_a_whole_count_is_ahead_of_values_that_nobody_has_seen(small: Schema, write: Write) -> None:
@@ -285,7 +285,7 @@ def test_a_calibration_that_cannot_be_written_or_read_says_so(
 def test_a_calibration_of_another_schema_is_refused(small: Schema, write: Write, tmp_path: Path) -> None:
     save_calibration(calibrate(open_data(write(skewed(4)), small), small, everything_trains), tmp_path / "c")
     assert load_calibration(tmp_path / "c", small).rows == 4
-    item = small.categorical[0].model_copy(update={"name": "colour"})
+    item = small.categorical[0].model_copy(update={"name": "color"})
     wider = small.model_copy(update={"categorical": (*small.categorical, item)})
     longer = small.model_copy(
         update={
@@ -296,7 +296,7 @@ def test_a_calibration_of_another_schema_is_refused(small: Schema, write: Write,
     )
     denser = small.model_copy(update={"dense": (*small.dense, Dense(name="weight"))})
     for edited, message in [
-        (wider, "no table 'colour'"),
+        (wider, "no table 'color'"),
         (longer, "table 'place' has another type, cardinality or oov rule"),
         (denser, "no dense feature 'weight'"),
     ]:

@@ -25,8 +25,8 @@ class RedisCluster:
         self.nodes = [self._started(i) for i in range(MASTERS)]
         bounds = [i * SLOTS // MASTERS for i in range(MASTERS + 1)]
         for i, node in enumerate(self.nodes):
-            self.ask(i, "CLUSTER", "SET-CONFIG-EPOCH", str(i + 1))
-            self.ask(i, "CLUSTER", "ADDSLOTSRANGE", str(bounds[i]), str(bounds[i + 1] - 1))
+            self.send(i, "CLUSTER", "SET-CONFIG-EPOCH", str(i + 1))
+            self.send(i, "CLUSTER", "ADDSLOTSRANGE", str(bounds[i]), str(bounds[i + 1] - 1))
             if i:
                 self._meet(node)
         for i in range(MASTERS):
@@ -42,7 +42,7 @@ class RedisCluster:
 
     def _meet(self, node: RedisServer) -> None:
         bus = node.options[node.options.index("--cluster-port") + 1]
-        self.ask(0, "CLUSTER", "MEET", "127.0.0.1", str(node.port), bus)
+        self.send(0, "CLUSTER", "MEET", "127.0.0.1", str(node.port), bus)
 
     def replicate(self, master: int) -> int:
         """One more server, a replica of a master, that has all of it; gives its place in `nodes`."""
@@ -51,7 +51,7 @@ class RedisCluster:
         self._meet(self.nodes[replica])
 
         def follows() -> bool:
-            return self.ask(replica, "CLUSTER", "REPLICATE", self.name(master)) == b"OK"
+            return self.send(replica, "CLUSTER", "REPLICATE", self.name(master)) == b"OK"
 
         wait_until(follows, "the replica does not know its master")
         # one that takes over before it has heard of its master's slots takes none
@@ -64,7 +64,7 @@ class RedisCluster:
         """Of one of them."""
         return self.nodes[0].url
 
-    def ask(self, node: int, *words: str) -> Answer:
+    def send(self, node: int, *words: str) -> Answer:
         link = Link(self.nodes[node].url, 10.0)
         try:
             return link.call(*(word.encode() for word in words), timeout_s=10.0)
@@ -75,17 +75,17 @@ class RedisCluster:
         """The place in `nodes` of each slot's master, as the first one says."""
         of_slot = np.full(SLOTS, -1)
         ports = [node.port for node in self.nodes]
-        for first, last, (_, port) in served(self.ask(0, "CLUSTER", "SLOTS"), "127.0.0.1"):
+        for first, last, (_, port) in served(self.send(0, "CLUSTER", "SLOTS"), "127.0.0.1"):
             of_slot[first : last + 1] = ports.index(port)
         return of_slot[slots]
 
     def name(self, node: int) -> str:
-        told = self.ask(node, "CLUSTER", "MYID")
+        told = self.send(node, "CLUSTER", "MYID")
         assert isinstance(told, bytes)
         return told.decode()
 
     def keys_of(self, node: int, slot: int) -> list[str]:
-        keys = self.ask(node, "CLUSTER", "GETKEYSINSLOT", str(slot), "1000000")
+        keys = self.send(node, "CLUSTER", "GETKEYSINSLOT", str(slot), "1000000")
         assert isinstance(keys, list)
         return [key.decode() for key in keys if isinstance(key, bytes)]
 
@@ -104,7 +104,7 @@ class RedisCluster:
 
     def knows_all(self, node: int) -> bool:
         """Whether one of them has joined the others."""
-        told = self.ask(node, "CLUSTER", "INFO")
+        told = self.send(node, "CLUSTER", "INFO")
         assert isinstance(told, bytes)
         return b"cluster_state:ok" in told and b"cluster_slots_assigned:%d" % SLOTS in told
 
@@ -117,7 +117,7 @@ class RedisCluster:
         return told[0] == told[1]
 
     def _told(self, node: int, section: str) -> bytes:
-        told = self.ask(node, "INFO", section)
+        told = self.send(node, "INFO", section)
         assert isinstance(told, bytes)
         return told
 

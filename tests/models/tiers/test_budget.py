@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyrec.models.embeddings.cuts import stored_within
-from polyrec.models.tiers.budget import shared
+from polyrec.models.tiers.budget import split_memory
 from polyrec.models.tiers.layout import HOST
 from polyrec.models.tiers.opening import hottest, open_stack, rows_of_weight
 from polyrec.models.tiers.placement import Placement
@@ -22,7 +22,7 @@ SIZES = {"a": 30_000, "b": 9000, "c": 40}
 
 def opened(tmp_path: Path, budget: int) -> TierStack:
     encoder = encoder_of(SIZES)
-    share = shared(encoder.vocabularies, FORM.bytes, budget)
+    share = split_memory(encoder.vocabularies, FORM.bytes, budget)
     placement = Placement(cuts=share.cuts, cache_bytes=share.cache_bytes, directory=tmp_path)
     return open_stack(FORM, SIZES, rows_of_weight(flat_weight(encoder), FORM), placement, encoder)
 
@@ -34,22 +34,22 @@ def test_rows_cache_and_books_are_within_the_budget_and_use_it(tmp_path: Path, p
     tiers = stack.tiers
     assert tiers.disk is not None
     used = tiers.layout.rows[HOST] * FORM.bytes + tiers.slab.pages * tiers.slab.page_bytes
-    used += tiers.disk.books_nbytes
+    used += tiers.disk.index_nbytes
     assert used <= budget
     assert used > budget - 4096
-    assert tiers.disk.recent.slots > 0
+    assert tiers.disk.row_cache.slots > 0
     stack.close()
 
 
 def test_a_budget_for_every_row_needs_no_file() -> None:
     encoder = encoder_of(SIZES)
-    share = shared(encoder.vocabularies, 32, 32 * 10**6)
+    share = split_memory(encoder.vocabularies, 32, 32 * 10**6)
     assert all(c.disk == 0 and c.host == SIZES[t] for t, c in share.cuts.items())
 
 
 def test_what_the_device_holds_the_host_does_not_hold_again() -> None:
     encoder = encoder_of(SIZES)
-    share = shared(encoder.vocabularies, 32, 32 * 2000, 32 * 1000)
+    share = split_memory(encoder.vocabularies, 32, 32 * 2000, 32 * 1000)
     assert {t: c.device for t, c in share.cuts.items()} == {
         t: stored_within(encoder.vocabularies, 1000).get(t, 0) for t in SIZES
     }
@@ -61,7 +61,7 @@ def test_the_rows_next_in_popularity_are_in_memory_from_the_start(tmp_path: Path
     stack = opened(tmp_path, budget)
     assert stack.tiers.disk is not None
     held = stack.tiers.layout.rows[HOST]
-    upto = stored_within(encoder_of(SIZES).vocabularies, held + stack.tiers.disk.recent.slots)
+    upto = stored_within(encoder_of(SIZES).vocabularies, held + stack.tiers.disk.row_cache.slots)
     rows = TieredRows(stack)
     wanted = torch.from_numpy(
         np.concatenate([stack.tiers.layout.base[t] + np.arange(n) for t, n in upto.items()])

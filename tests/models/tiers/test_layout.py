@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrec.models.tiers.layout import DISK, MOST_STEPS, REMOTE, TIERS, Layout
+from polyrec.models.tiers.layout import DISK, MOST_STEPS, REMOTE, TIERS, TierLayout
 
 CUTS = st.lists(st.tuples(*[st.integers(0, 9)] * 4), min_size=1, max_size=5).filter(
     lambda cuts: sum(map(sum, cuts)) > 0
@@ -15,7 +15,7 @@ CUTS = st.lists(st.tuples(*[st.integers(0, 9)] * 4), min_size=1, max_size=5).fil
 @given(CUTS)
 def test_every_row_has_one_place_and_a_tier_has_the_next_hottest_ranks(cuts: list[tuple[int, ...]]) -> None:
     sizes = {f"t{i}": sum(c) for i, c in enumerate(cuts)}
-    layout = Layout(sizes, {f"t{i}": c for i, c in enumerate(cuts)})
+    layout = TierLayout(sizes, {f"t{i}": c for i, c in enumerate(cuts)})
     tier, local = layout.locate(np.arange(layout.total))
     expected = [t for held in cuts for t, n in enumerate(held) for _ in range(n)]
     assert tier.tolist() == expected
@@ -33,15 +33,15 @@ def test_every_row_has_one_place_and_a_tier_has_the_next_hottest_ranks(cuts: lis
 
 
 def test_a_table_without_cuts_lies_in_host_memory() -> None:
-    layout = Layout({"a": 3, "b": 2}, {"b": (1, 0, 1, 0)})
+    layout = TierLayout({"a": 3, "b": 2}, {"b": (1, 0, 1, 0)})
     assert layout.cuts["a"] == (0, 3, 0, 0)
     with pytest.raises(ValueError, match="table 'a' has 3 rows, its tier cuts are"):
-        Layout({"a": 3}, {"a": (1, 1, 0, 0)})
+        TierLayout({"a": 3}, {"a": (1, 1, 0, 0)})
 
 
 @pytest.mark.parametrize(("largest", "steps"), [(1, 15), (3, MOST_STEPS)])
 def test_many_tables_in_one_block_are_told_apart(largest: int, steps: int) -> None:
-    layout = Layout({f"t{i}": 1 + i % largest for i in range(60)}, {})
+    layout = TierLayout({f"t{i}": 1 + i % largest for i in range(60)}, {})
     rows = np.random.default_rng(0).integers(0, layout.total, 1000)
     assert layout._steps == steps
     assert (layout.segments(rows) == np.searchsorted(layout.starts, rows, side="right") - 1).all()

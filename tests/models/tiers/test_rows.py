@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyrec.models.dlrm.precision import Precision
-from polyrec.models.embeddings.store import open_rows, quantise
+from polyrec.models.embeddings.store import open_rows, quantize
 from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.opening import open_stack, rows_of_weight
 from polyrec.models.tiers.placement import Placement
-from polyrec.models.tiers.row_form import RowForm
+from polyrec.models.tiers.row_format import RowFormat
 from polyrec.models.tiers.rows import TieredRows
 
 PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "int8", "int4")
@@ -34,7 +34,7 @@ def random_cuts(random: np.random.Generator, sizes: dict[str, int]) -> dict[str,
 
 
 def packed(random: np.random.Generator, rows: int, width: int, precision: Precision) -> torch.Tensor:
-    return quantise(torch.from_numpy(random.standard_normal((rows, width)).astype(np.float32)), precision)
+    return quantize(torch.from_numpy(random.standard_normal((rows, width)).astype(np.float32)), precision)
 
 
 @given(st.integers(0, 2**32), st.sampled_from(PRECISIONS), st.sampled_from(["io_uring", "threads"]))
@@ -46,7 +46,7 @@ def test_any_tiers_give_bit_identical_rows_to_the_flat_table_with_updates_betwee
     width = int(random.choice([2, 4, 16, 64, 1100]))
     sizes = {f"t{i}": int(random.integers(1, 4000 // width + 30)) for i in range(int(random.integers(1, 5)))}
     total = sum(sizes.values())
-    form = RowForm(width, precision)
+    row_format = RowFormat(width, precision)
     weight = packed(random, total, width, precision)
     flat = open_rows(weight.clone(), precision)
     placement = Placement.model_validate(
@@ -57,7 +57,7 @@ def test_any_tiers_give_bit_identical_rows_to_the_flat_table_with_updates_betwee
             "reader": reader,
         }
     )
-    stack = open_stack(form, sizes, rows_of_weight(weight, form), placement)
+    stack = open_stack(row_format, sizes, rows_of_weight(weight, row_format), placement)
     try:
         rows = TieredRows(stack)
         with torch.inference_mode():
@@ -72,7 +72,7 @@ def test_any_tiers_give_bit_identical_rows_to_the_flat_table_with_updates_betwee
                 changed = random.integers(0, total, int(random.integers(1, 20)))
                 new = packed(random, changed.size, width, precision)
                 last_wins(flat.weight.data, changed, new)
-                stack.update(changed, new.view(torch.uint8).numpy().reshape(-1, form.bytes))
+                stack.update(changed, new.view(torch.uint8).numpy().reshape(-1, row_format.bytes))
         assert stack.settle(10.0)
         assert not stack.views.newest.layers
         everything = torch.arange(total)
@@ -94,11 +94,11 @@ def last_wins(weight: torch.Tensor, rows: I64, values: torch.Tensor) -> None:
 
 def test_a_cache_of_one_page_gathers_a_batch_of_many_pages(tmp_path: Path) -> None:
     weight = packed(np.random.default_rng(0), 5000, 16, "fp32")
-    form = RowForm(16, "fp32")
+    row_format = RowFormat(16, "fp32")
     placement = Placement.model_validate(
         {"cuts": {"t": {"disk": 5000}}, "cache_bytes": 4096, "directory": tmp_path}
     )
-    stack = open_stack(form, {"t": 5000}, rows_of_weight(weight, form), placement)
+    stack = open_stack(row_format, {"t": 5000}, rows_of_weight(weight, row_format), placement)
     index = torch.from_numpy(np.random.default_rng(1).integers(0, 5000, 300))
     assert torch.equal(TieredRows(stack).gather(index), weight[index])
     levels = stack.figures().levels

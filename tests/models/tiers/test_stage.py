@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from polyrec.models.bundle.bundle import Bundle, load_bundle, write_bundle
-from polyrec.models.bundle.derive import quantised
+from polyrec.models.bundle.derive import quantize_bundle
 from polyrec.models.dlrm.precision import Precision
 from polyrec.models.errors import RuntimeUnavailable
 from polyrec.models.runtimes import open_runtime
@@ -30,7 +30,7 @@ def test_a_runtime_over_tiers_predicts_the_same_numbers(
     name: str, precision: Precision, bundle: Bundle, tmp_path: Path
 ) -> None:
     if precision != "fp32":
-        model, representation = quantised(bundle, precision)
+        model, representation = quantize_bundle(bundle, precision)
         bundle = write_bundle(tmp_path / "bundle", model, representation, bundle.encoder, {}, {})
     stack = open_tiers(bundle, spread(bundle, tmp_path / "tiers"))
     over, flat = open_runtime(name, bundle, tiers=stack), open_runtime(name, bundle)

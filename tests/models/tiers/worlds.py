@@ -15,12 +15,12 @@ from polyrec.models.schema.schema import Categorical, Label, Schema, Split
 from polyrec.models.schema.vocabulary import Vocabulary
 from polyrec.models.tiers.opening import open_stack, rows_of_weight
 from polyrec.models.tiers.placement import Placement
-from polyrec.models.tiers.row_form import RowForm
+from polyrec.models.tiers.row_format import RowFormat
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.updates.changes import Changes
 
 WIDTH = 8
-FORM = RowForm(WIDTH, "fp32")
+FORM = RowFormat(WIDTH, "fp32")
 
 
 def encoder_of(sizes: dict[str, int], seed: int = 0) -> Encoder:

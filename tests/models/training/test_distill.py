@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from polyrec.models.bundle.bundle import Bundle, write_bundle
-from polyrec.models.bundle.derive import quantised
-from polyrec.models.data.encoded import Encoded, encode
+from polyrec.models.bundle.derive import quantize_bundle
+from polyrec.models.data.encoded import EncodedRows, encode
 from polyrec.models.data.reader import open_data
-from polyrec.models.data.split import split_of
+from polyrec.models.data.split import fit_splitter
 from polyrec.models.dlrm.dlrm import DLRM, Architecture, DenseNet, dense_slots
 from polyrec.models.embeddings.computed import Encoding
 from polyrec.models.errors import BundleError
-from polyrec.models.training.distill import Regression, distilled
+from polyrec.models.training.distill import Regression, distill
 from polyrec.models.training.pipeline import Select, Training
 from polyrec.models.training.trainer import predict
 
@@ -22,19 +22,19 @@ TRAINING = Training(encoding=Encoding(k=64, hidden=(32,)), select=Select(share=0
 
 
 @pytest.fixture(scope="module")
-def data(bundle: Bundle, clicks: Path) -> Encoded:
+def data(bundle: Bundle, clicks: Path) -> EncodedRows:
     reader = open_data(clicks, bundle.manifest.schema_)
-    return encode(reader, bundle.encoder, split_of(reader, bundle.manifest.schema_))
+    return encode(reader, bundle.encoder, fit_splitter(reader, bundle.manifest.schema_))
 
 
 @pytest.mark.parametrize("kind", ["dhe", "select"])
-def test_computed_vectors_learn_the_rows(kind: str, bundle: Bundle, data: Encoded) -> None:
+def test_computed_vectors_learn_the_rows(kind: str, bundle: Bundle, data: EncodedRows) -> None:
     representation = TRAINING.representation(kind, bundle.encoder.vocabularies)
     rows = np.arange(500)
     expected = predict(bundle.model(), data, rows)
     errors = []
     for steps in (1, 400):
-        model, fidelity = distilled(bundle, representation, Regression(steps=steps, rows=512))
+        model, fidelity = distill(bundle, representation, Regression(steps=steps, rows=512))
         errors.append(float(np.abs(predict(model, data, rows) - expected).mean()))
     assert fidelity.explained > 0.5
     assert errors[1] < 0.5 * errors[0]
@@ -43,7 +43,7 @@ def test_computed_vectors_learn_the_rows(kind: str, bundle: Bundle, data: Encode
 @pytest.mark.parametrize("interaction", ["dot", "cat", "cross"])
 @pytest.mark.parametrize("itself", [False, True])
 def test_a_distilled_hybrid_predicts_what_its_table_does(
-    interaction: str, itself: bool, bundle: Bundle, data: Encoded, tmp_path: Path
+    interaction: str, itself: bool, bundle: Bundle, data: EncodedRows, tmp_path: Path
 ) -> None:
     torch.manual_seed(0)
     stage = bundle.stage()
@@ -52,7 +52,7 @@ def test_a_distilled_hybrid_predicts_what_its_table_does(
     parts = (DLRM(stage, net), bundle.manifest.representation, bundle.encoder, {}, {})
     source = write_bundle(tmp_path / "source", *parts)
     representation = TRAINING.representation("hybrid", source.encoder.vocabularies)
-    model, _ = distilled(source, representation, Regression(steps=3, rows=64))
+    model, _ = distill(source, representation, Regression(steps=3, rows=64))
     rows = np.arange(200)
     expected = predict(source.model(), data, rows)
     np.testing.assert_allclose(predict(model, data, rows), expected, atol=1e-5)
@@ -62,7 +62,7 @@ def test_a_distilled_hybrid_predicts_what_its_table_does(
 
 def test_what_is_stored_is_the_tables_own_hot_rows(bundle: Bundle) -> None:
     representation = TRAINING.representation("select", bundle.encoder.vocabularies)
-    model, _ = distilled(bundle, representation, Regression(steps=1, rows=8))
+    model, _ = distill(bundle, representation, Regression(steps=1, rows=8))
     table = bundle.stage()
     for name, cut in representation.cuts.items():
         base = table.rows.base[name]
@@ -72,8 +72,8 @@ def test_what_is_stored_is_the_tables_own_hot_rows(bundle: Bundle) -> None:
 
 
 def test_only_a_fp32_table_can_be_distilled(bundle: Bundle, tmp_path: Path) -> None:
-    model, representation = quantised(bundle, "int8")
+    model, representation = quantize_bundle(bundle, "int8")
     small = write_bundle(tmp_path / "int8", model, representation, bundle.encoder, {}, {})
     wanted = TRAINING.representation("dhe", bundle.encoder.vocabularies)
     with pytest.raises(BundleError, match="only a fp32 table"):
-        distilled(small, wanted, Regression(steps=1))
+        distill(small, wanted, Regression(steps=1))

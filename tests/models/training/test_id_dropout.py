@@ -7,16 +7,16 @@ import numpy as np
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.data.encoded import encode
 from polyrec.models.data.reader import open_data
-from polyrec.models.data.split import split_of
-from polyrec.models.training.id_dropout import hider
+from polyrec.models.data.split import fit_splitter
+from polyrec.models.training.id_dropout import make_id_dropout
 
 
 def test_hides_the_asked_share_of_large_tables_and_nothing_else(bundle: Bundle, clicks: Path) -> None:
     schema, encoder = bundle.manifest.schema_, bundle.encoder
     reader = open_data(clicks, schema)
-    with encode(reader, encoder, split_of(reader, schema)) as data:
+    with encode(reader, encoder, fit_splitter(reader, schema)) as data:
         batch = data.batch(np.arange(data.rows))
-    hide = hider(encoder, rate=0.3, from_rows=100)
+    hide = make_id_dropout(encoder, rate=0.3, from_rows=100)
     assert hide is not None
     hidden = hide(batch, np.random.default_rng(0))
     for role in ("context", "candidate"):
@@ -35,5 +35,5 @@ def test_hides_the_asked_share_of_large_tables_and_nothing_else(bundle: Bundle, 
 
 
 def test_nothing_to_hide_gives_no_function(bundle: Bundle) -> None:
-    assert hider(bundle.encoder, rate=0.0, from_rows=1) is None
-    assert hider(bundle.encoder, rate=0.5, from_rows=10**9) is None
+    assert make_id_dropout(bundle.encoder, rate=0.0, from_rows=1) is None
+    assert make_id_dropout(bundle.encoder, rate=0.5, from_rows=10**9) is None

@@ -12,14 +12,14 @@ def test_updates_equal_row_wise_adagrad_written_out() -> None:
     random = np.random.default_rng(0)
     weight = random.standard_normal((6, 3)).astype(np.float32)
     parameter = nn.Parameter(torch.from_numpy(weight.copy()))
-    optimiser = RowWiseAdagrad([parameter], lr=0.1, eps=1e-8, decay=0.01)
+    optimizer = RowWiseAdagrad([parameter], lr=0.1, eps=1e-8, decay=0.01)
     squares = np.zeros(6)
     for _ in range(3):
         index = random.integers(0, 6, 5)
         upstream = random.standard_normal((5, 3)).astype(np.float32)
         out = F.embedding(torch.from_numpy(index), parameter, sparse=True)
         (out * torch.from_numpy(upstream)).sum().backward()
-        optimiser.step(scale=0.5)
+        optimizer.step(scale=0.5)
         for row in np.unique(index):
             gradient = upstream[index == row].sum(axis=0)
             squares[row] += np.mean(gradient**2)

@@ -8,7 +8,7 @@ import pytest
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.data.encoded import encode
 from polyrec.models.data.reader import open_data
-from polyrec.models.data.split import TEST, split_of
+from polyrec.models.data.split import TEST, fit_splitter
 from polyrec.models.errors import DataError
 from polyrec.models.evaluation.metrics import evaluate
 from polyrec.models.runtimes import open_runtime, predict_rows
@@ -20,7 +20,7 @@ from polyrec.models.training.trainer import Recipe
 def test_a_bundles_test_metrics_are_those_of_its_own_predictions(bundle: Bundle, clicks: Path) -> None:
     schema = bundle.manifest.schema_
     reader = open_data(clicks, schema)
-    with encode(reader, bundle.encoder, split_of(reader, schema), (TEST,)) as data:
+    with encode(reader, bundle.encoder, fit_splitter(reader, schema), (TEST,)) as data:
         quality = evaluate(predict_rows(open_runtime("torch", bundle), data), data.label, data.group)
     # one pair of rows whose scores differ in the last bit alone, and AUC moves by 1 / (clicks * others)
     assert quality.as_dict() == pytest.approx(bundle.manifest.metrics["test"], rel=1e-4)

@@ -9,29 +9,29 @@ import pytest
 import torch
 
 from polyrec.models.bundle.bundle import Bundle
-from polyrec.models.data.encoded import Encoded, encode
+from polyrec.models.data.encoded import EncodedRows, encode
 from polyrec.models.data.packed.packing import pack
 from polyrec.models.data.reader import open_data
-from polyrec.models.data.split import TRAIN, VALIDATION, split_of
+from polyrec.models.data.split import TRAIN, VALIDATION, fit_splitter
 from polyrec.models.dlrm.dlrm import DLRM, Architecture, DenseNet, dense_slots
 from polyrec.models.dlrm.representation import Kind, Representation, initial_stage
 from polyrec.models.embeddings.computed import Encoding
 from polyrec.models.errors import DataError
 from polyrec.models.schema.batch import F32, I64, Batch
-from polyrec.models.training.id_dropout import hider
+from polyrec.models.training.id_dropout import make_id_dropout
 from polyrec.models.training.trainer import Recipe, fit, predict, steps
 
 RECIPE = Recipe(batch_rows=256, by_request=True, dense_lr=3e-3, sparse_lr=0.05)
 
 
 @pytest.fixture(scope="module")
-def data(bundle: Bundle, clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Encoded]:
+def data(bundle: Bundle, clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, EncodedRows]:
     """The same rows, plain and with contexts shared."""
     schema = bundle.manifest.schema_
     plain = open_data(clicks, schema)
     folder = tmp_path_factory.mktemp("packed") / "p"
     pack(plain, schema, folder)
-    splitter = split_of(plain, schema)
+    splitter = fit_splitter(plain, schema)
     which = (TRAIN, VALIDATION)
     return {
         "plain": encode(plain, bundle.encoder, splitter, which, share=False),
@@ -54,7 +54,7 @@ def fresh(bundle: Bundle, kind: Kind) -> DLRM:
 class Expanded:
     """Shared rows drawn as plain ones: whatever was decided a context holds for each of its rows."""
 
-    def __init__(self, data: Encoded) -> None:
+    def __init__(self, data: EncodedRows) -> None:
         self.label: F32 = data.label
         self.group: I64 | None = data.group
         self._data = data
@@ -65,7 +65,7 @@ class Expanded:
 
 @pytest.mark.parametrize("kind", ["table", "dhe", "hybrid"])
 def test_the_loss_curve_and_the_model_are_those_of_plain_training(
-    kind: Kind, bundle: Bundle, data: dict[str, Encoded]
+    kind: Kind, bundle: Bundle, data: dict[str, EncodedRows]
 ) -> None:
     losses, predictions = {}, {}
     for name, encoded in data.items():
@@ -79,7 +79,7 @@ def test_the_loss_curve_and_the_model_are_those_of_plain_training(
         np.testing.assert_allclose(predictions[name], predictions["plain"], atol=1e-4)
 
 
-def test_batches_of_whole_requests_share_their_contexts(data: dict[str, Encoded], bundle: Bundle) -> None:
+def test_batches_of_whole_requests_share_their_contexts(data: dict[str, EncodedRows], bundle: Bundle) -> None:
     seen: list[Batch] = []
 
     def look(batch: Batch, random: np.random.Generator) -> Batch:
@@ -93,10 +93,10 @@ def test_batches_of_whole_requests_share_their_contexts(data: dict[str, Encoded]
 
 
 def test_ids_hidden_in_a_context_are_hidden_from_all_its_rows(
-    data: dict[str, Encoded], bundle: Bundle
+    data: dict[str, EncodedRows], bundle: Bundle
 ) -> None:
     """What is drawn is drawn a context, so hiding keeps contexts shared; exploded, training is the same."""
-    hide = hider(bundle.encoder, 0.5, 10)
+    hide = make_id_dropout(bundle.encoder, 0.5, 10)
     assert hide is not None
     shared = data["packed"]
     rows = shared.select(TRAIN)
@@ -109,7 +109,7 @@ def test_ids_hidden_in_a_context_are_hidden_from_all_its_rows(
     np.testing.assert_allclose(one, two, atol=1e-5)
 
 
-def test_fit_takes_whole_requests_and_ends_at_its_best(bundle: Bundle, data: dict[str, Encoded]) -> None:
+def test_fit_takes_whole_requests_and_ends_at_its_best(bundle: Bundle, data: dict[str, EncodedRows]) -> None:
     encoded = data["packed"]
     recipe = RECIPE.model_copy(update={"epochs": 2, "checks_per_epoch": 2, "average": 0.5})
     model = fresh(bundle, "table")
@@ -118,7 +118,7 @@ def test_fit_takes_whole_requests_and_ends_at_its_best(bundle: Bundle, data: dic
     assert history.checks[-1].log_loss < history.checks[0].log_loss + 0.05
 
 
-def test_without_groups_requests_cannot_be_drawn(bundle: Bundle, data: dict[str, Encoded]) -> None:
+def test_without_groups_requests_cannot_be_drawn(bundle: Bundle, data: dict[str, EncodedRows]) -> None:
     rows = Expanded(data["plain"])
     rows.group = None
     with pytest.raises(DataError, match="by_request: the schema has no group"):

@@ -7,20 +7,20 @@ import pytest
 import torch
 
 from polyrec.models.bundle.bundle import Bundle
-from polyrec.models.data.encoded import Encoded, encode
+from polyrec.models.data.encoded import EncodedRows, encode
 from polyrec.models.data.reader import open_data
-from polyrec.models.data.split import TRAIN, VALIDATION, split_of
+from polyrec.models.data.split import TRAIN, VALIDATION, fit_splitter
 from polyrec.models.dlrm.dlrm import DLRM, Architecture, DenseNet, dense_slots
 from polyrec.models.embeddings.table import TableStage
 from polyrec.models.evaluation.metrics import log_loss
 from polyrec.models.schema.batch import I64, Batch
-from polyrec.models.training.trainer import Average, Recipe, fit, predict, refit
+from polyrec.models.training.trainer import Recipe, WeightAverage, fit, predict, refit
 
 
 @pytest.fixture(scope="module")
-def data(bundle: Bundle, clicks: Path) -> Encoded:
+def data(bundle: Bundle, clicks: Path) -> EncodedRows:
     reader = open_data(clicks, bundle.manifest.schema_)
-    return encode(reader, bundle.encoder, split_of(reader, bundle.manifest.schema_), (TRAIN, VALIDATION))
+    return encode(reader, bundle.encoder, fit_splitter(reader, bundle.manifest.schema_), (TRAIN, VALIDATION))
 
 
 def fresh(bundle: Bundle, seed: int = 0) -> DLRM:
@@ -35,7 +35,7 @@ def fresh(bundle: Bundle, seed: int = 0) -> DLRM:
 RECIPE = Recipe(epochs=3, dense_lr=5e-3, batch_rows=128, checks_per_epoch=2, patience=1)
 
 
-def test_training_beats_the_base_rate_on_validation_rows(bundle: Bundle, data: Encoded) -> None:
+def test_training_beats_the_base_rate_on_validation_rows(bundle: Bundle, data: EncodedRows) -> None:
     model = fresh(bundle)
     validation = data.select(VALIDATION)
     history = fit(model, data, data.select(TRAIN), validation, RECIPE)
@@ -44,7 +44,7 @@ def test_training_beats_the_base_rate_on_validation_rows(bundle: Bundle, data: E
     assert min(c.log_loss for c in history.checks) < 0.9 * constant
 
 
-def test_the_model_is_left_at_its_best_check(bundle: Bundle, data: Encoded) -> None:
+def test_the_model_is_left_at_its_best_check(bundle: Bundle, data: EncodedRows) -> None:
     model = fresh(bundle)
     validation = data.select(VALIDATION)
     history = fit(model, data, data.select(TRAIN), validation, RECIPE)
@@ -54,7 +54,7 @@ def test_the_model_is_left_at_its_best_check(bundle: Bundle, data: Encoded) -> N
     assert again == pytest.approx(best.log_loss, abs=1e-9)
 
 
-def test_the_same_seed_gives_the_same_model(bundle: Bundle, data: Encoded) -> None:
+def test_the_same_seed_gives_the_same_model(bundle: Bundle, data: EncodedRows) -> None:
     def weights(seed: int) -> I64:
         model = fresh(bundle, seed)
         fit(
@@ -66,7 +66,7 @@ def test_the_same_seed_gives_the_same_model(bundle: Bundle, data: Encoded) -> No
     assert not np.array_equal(weights(1), weights(2))
 
 
-def test_patience_ends_training_that_has_stopped_improving(bundle: Bundle, data: Encoded) -> None:
+def test_patience_ends_training_that_has_stopped_improving(bundle: Bundle, data: EncodedRows) -> None:
     eager = Recipe(epochs=40, batch_rows=128, checks_per_epoch=2, patience=2, dense_lr=0.02, sparse_lr=0.3)
     history = fit(fresh(bundle), data, data.select(TRAIN), data.select(VALIDATION), eager)
     assert history.checks[-1].step < 40 * history.steps_per_epoch
@@ -74,7 +74,7 @@ def test_patience_ends_training_that_has_stopped_improving(bundle: Bundle, data:
     assert len(after) == 2
 
 
-def test_refitting_takes_as_many_epochs_as_were_best(bundle: Bundle, data: Encoded) -> None:
+def test_refitting_takes_as_many_epochs_as_were_best(bundle: Bundle, data: EncodedRows) -> None:
     history = fit(fresh(bundle), data, data.select(TRAIN), data.select(VALIDATION), RECIPE)
     taken: list[int] = []
     everything = data.select(TRAIN, VALIDATION)
@@ -86,7 +86,7 @@ def test_refitting_takes_as_many_epochs_as_were_best(bundle: Bundle, data: Encod
 def test_the_average_is_exponential_and_swaps_in_and_out(bundle: Bundle) -> None:
     model = fresh(bundle)
     weight = model.net.output.bias
-    average = Average(model, rate=0.5)
+    average = WeightAverage(model, rate=0.5)
     expected = weight.item()
     for step in range(1, 30):
         with torch.no_grad():
@@ -100,7 +100,7 @@ def test_the_average_is_exponential_and_swaps_in_and_out(bundle: Bundle) -> None
     assert weight.item() == 29
 
 
-def test_hidden_batches_are_what_the_model_sees(bundle: Bundle, data: Encoded) -> None:
+def test_hidden_batches_are_what_the_model_sees(bundle: Bundle, data: EncodedRows) -> None:
     seen: list[Batch] = []
 
     def hide(batch: Batch, random: np.random.Generator) -> Batch:

@@ -11,8 +11,9 @@ import pytest
 
 from polyrec.cli.main import main
 from polyrec.planner.profile import Profile, load_profile
-from polyrec.report.profile.picture import draw
-from polyrec.report.profile.words import lines, machine_lines
+from polyrec.report.chart import png
+from polyrec.report.profile.plot import draw
+from polyrec.report.profile.summary import machine_lines, profile_lines
 
 QUICK = ("--seconds", "0.15", "--max-rows", "32", "--precisions", "fp32", "--no-front")
 
@@ -151,16 +152,16 @@ def test_the_way_to_lanes_of_both_kinds_is_measured(full: Profile) -> None:
 
 
 def test_the_picture_is_drawn_of_a_written_profile(written: Path, profile: Profile) -> None:
-    png = written.with_suffix(".png")
-    assert main(["profile", "--out", str(written), "--plot", str(png)]) == 0
-    assert png.read_bytes() == draw(profile)
-    assert png.read_bytes().startswith(b"\x89PNG")
+    plot = written.with_suffix(".png")
+    assert main(["profile", "--out", str(written), "--plot", str(plot)]) == 0
+    assert plot.read_bytes() == png(draw(profile))
+    assert plot.read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_profile_in_words_has_every_path_and_what_was_assumed(profile: Profile) -> None:
     (path,) = profile.paths
     assumed = path.model_copy(update={"accuracy_from": "assumed", "note": "as its neighbour's"})
-    text = "\n".join(lines(profile.model_copy(update={"paths": (assumed,)})))
+    text = "\n".join(profile_lines(profile.model_copy(update={"paths": (assumed,)})))
     assert "table@cpu" in text
     assert "* as its neighbour's" in text
     assert "23 rows" in text

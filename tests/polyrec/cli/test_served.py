@@ -16,7 +16,7 @@ import tritonclient.http as triton
 from polyrec.cli.main import main
 from polyrec.models.bundle.bundle import Bundle, load_bundle
 from polyrec.models.data.reader import open_data
-from polyrec.models.data.split import TEST, split_of
+from polyrec.models.data.split import TEST, fit_splitter
 from polyrec.models.schema.schema import load_schema
 from polyrec.models.schema.vocabulary import ids_of_ranks
 from polyrec.server.app.run import start
@@ -43,7 +43,7 @@ def rows(data: Path) -> pa.Table:
     """The first 1,000 test rows, as the file has them."""
     schema = load_schema("trivago")
     reader = open_data(data, schema)
-    splitter = split_of(reader, schema)
+    splitter = fit_splitter(reader, schema)
     parts, found = [], 0
     for batch in reader.batches(schema.columns):
         test = batch.filter(pa.array(splitter(batch) == TEST))

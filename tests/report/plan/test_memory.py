@@ -7,13 +7,14 @@ import pytest
 from polyrec.planner.deployment.proposal import propose
 from polyrec.planner.deployment.requirements import Ask
 from polyrec.planner.plan import Plan, PlanError, single_path_plan
+from polyrec.report.chart import png
 from polyrec.report.plan import memory
 from polyrec.report.plan.memory import rows_by_bundle
 from tests.planner.planning import machine, path, profile, skewed, traffic
 
 
 def plan() -> Plan:
-    """A GPU's rest lies with the host, whose own path holds all of another bundle."""
+    """A GPU path with rows in host memory, beside a CPU path of another bundle."""
     on = machine(cores=4, gpu=500_000, disk=True)
     gpu = path("table@cuda:0", fixed=0, row_s=1e-7)
     cpu = path("dhe@cpu", accuracy=0.9, tables={"t": 5000}, fixed=100, row_s=1e-4)
@@ -22,7 +23,7 @@ def plan() -> Plan:
 
 
 def test_a_picture_is_a_png() -> None:
-    assert memory.draw(plan()).startswith(b"\x89PNG")
+    assert png(memory.draw(plan())).startswith(b"\x89PNG")
 
 
 def test_segments_add_up_to_what_the_placement_says() -> None:
@@ -35,6 +36,6 @@ def test_segments_add_up_to_what_the_placement_says() -> None:
         assert sum(found[m.place].values()) == m.rows_bytes
 
 
-def test_a_plan_without_a_placement_is_told() -> None:
+def test_a_plan_without_a_placement_is_an_error() -> None:
     with pytest.raises(PlanError, match="no placement to draw"):
         memory.draw(single_path_plan(Path("b"), "table", "onnx"))

@@ -53,7 +53,7 @@ def test_unknown_values_are_counted_in_every_order(
     for _ in range(40):
         assert served.post("/v1/predict", unknown).status_code == 200
     before = paged.encoder.vocabularies["item"].oov_rank
-    assert Drift(stack).follow().rows
+    assert Drift(stack).reorder().rows
     encoder = stack.views.newest.encoder
     assert encoder is not None
     assert encoder.vocabularies["item"].oov_rank != before

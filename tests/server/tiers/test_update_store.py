@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from polyrec.models.bundle.bundle import Bundle, write_bundle
-from polyrec.models.bundle.derive import quantised
+from polyrec.models.bundle.derive import quantize_bundle
 from polyrec.models.tiers.disk.disk import write_pages
 from polyrec.planner.plan import Plan, save_plan
 from tests.server.conftest import Client, Request
@@ -31,7 +31,7 @@ def test_a_reload_of_the_same_bundle_keeps_its_updates_and_another_has_its_own_r
     asked: Callable[[Plan], Client], paged: Bundle, request_: Request, tmp_path: Path
 ) -> None:
     int8 = write_bundle(
-        tmp_path / "int8", *quantised(paged, "int8"), paged.encoder, paged.manifest.metrics, {}
+        tmp_path / "int8", *quantize_bundle(paged, "int8"), paged.encoder, paged.manifest.metrics, {}
     )
     plans = {}
     for name, own in {"old": paged, "new": int8}.items():

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyrec.models.data.packed import clusters as module
-from polyrec.models.data.packed.clusters import Clustering, Mentions, clustered, survey
+from polyrec.models.data.packed.clusters import Clustering, KeyOccurrences, cluster_rows, survey
 from polyrec.models.data.reader import open_data
 from polyrec.models.errors import DataError
 from polyrec.models.schema.schema import Schema
@@ -62,7 +62,7 @@ def test_rows_of_a_cluster_stand_together_in_order_of_first_mention(
         reader = open_data(write(rows), small)
         clustering = Clustering("request", by)
         found = survey(reader, clustering)
-        batches = list(clustered(reader, COLUMNS, clustering, found, tmp_path))
+        batches = list(cluster_rows(reader, COLUMNS, clustering, found, tmp_path))
         got = [row for b in batches for row in b.to_pylist()]
         names = ("request",) if by is None else (by, "request")
         expected = [{c: row[c] for c in COLUMNS} for row in by_first_mention(rows, *names)]
@@ -78,7 +78,7 @@ def test_rows_of_a_cluster_stand_together_in_order_of_first_mention(
 
 @given(st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=6), min_size=1, max_size=6))
 def test_mentions_tell_where_each_key_is_first_met(batches: list[list[int]]) -> None:
-    mentions = Mentions()
+    mentions = KeyOccurrences()
     for batch in batches:
         mentions.add(np.array(batch, np.uint64))
     flat = [key for batch in batches for key in batch]
@@ -117,7 +117,7 @@ def test_memory_does_not_grow_with_the_data(
     found = survey(reader, clustering)
     assert not found.together
     before, most, total = pa.total_allocated_bytes(), 0, 0
-    for batch in clustered(reader, COLUMNS, clustering, found, tmp_path):
+    for batch in cluster_rows(reader, COLUMNS, clustering, found, tmp_path):
         most = max(most, pa.total_allocated_bytes() - before)
         total += batch.num_rows
     assert total == 80_000

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from polyrec.models.data.packed.encodings import measured
+from polyrec.models.data.packed.encodings import choose_encodings
 
 RANDOM = np.random.default_rng(0)
 
@@ -24,7 +24,7 @@ def test_each_column_gets_the_encoding_that_is_smallest() -> None:
             ),
         }
     )
-    found = measured(table)
+    found = choose_encodings(table)
     assert "city" in found.dictionary
     assert found.others["time"] == "DELTA_BINARY_PACKED"
     assert found.others["item"].startswith("DELTA_")
@@ -36,6 +36,6 @@ def test_what_is_written_with_them_is_read_back() -> None:
     nested = pa.array([[[1, 2], []], [], None, [[3], None]] * 50, pa.list_(pa.list_(pa.int64())))
     table = pa.table({"nested": nested, "empty": pa.array([None] * 200, pa.string())})
     sink = pa.BufferOutputStream()
-    with pq.ParquetWriter(sink, table.schema, **measured(table).options()) as file:
+    with pq.ParquetWriter(sink, table.schema, **choose_encodings(table).options()) as file:
         file.write_table(table)
     assert pq.read_table(pa.BufferReader(sink.getvalue())).equals(table)

@@ -18,7 +18,7 @@ from polyrec.models.data.packed import writer as packed_writer
 from polyrec.models.data.packed.packing import Packed, pack
 from polyrec.models.data.packed.reader import KEY, PackedReader
 from polyrec.models.data.reader import open_data
-from polyrec.models.data.split import split_of
+from polyrec.models.data.split import fit_splitter
 from polyrec.models.data.synthetic.generator import generate
 from polyrec.models.errors import DataError
 from polyrec.models.schema.schema import Schema, Split, load_schema
@@ -108,8 +108,8 @@ def test_every_row_lands_in_the_split_it_was_in(
     plain = open_data(path, schema)
     pack(plain, schema, tmp_path / "packed", cluster_by="user")
     packed = open_data(tmp_path / "packed", schema)
-    splitter = split_of(plain, schema)
-    assert split_of(packed, schema) == splitter
+    splitter = fit_splitter(plain, schema)
+    assert fit_splitter(packed, schema) == splitter
     columns = list(dict.fromkeys(["item", *split.columns]))
     of_item = [
         {
@@ -173,7 +173,7 @@ def test_other_columns_are_kept_and_shared_where_they_are_constant(
     pq.write_table(table, tmp_path / "f.parquet")
     done = pack(open_data(tmp_path / "f.parquet", small), small, tmp_path / "p")
     assert "session" in done.shared
-    assert "row" in done.own
+    assert "row" in done.per_row
     assert done.left_out == ("junk",)
     packed = open_data(tmp_path / "p", small)
     (batch,) = packed.batches(["row", "session"])

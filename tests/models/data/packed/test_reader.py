@@ -64,7 +64,7 @@ def test_requests_carry_their_context_once(small: Schema, write: Write, tmp_path
     reader = packed(rows_of(5, 3), small, write, tmp_path / "p")
     (part,) = reader.requests(["user", "item"])
     assert part.shared.column("user").to_pylist() == [f"u{r}" for r in range(5)]
-    assert part.own.column("item").to_pylist() == ["i0", "i1", "i2"] * 5
+    assert part.per_row.column("item").to_pylist() == ["i0", "i1", "i2"] * 5
     assert part.lengths.tolist() == [3] * 5
     assert reader.shares_context
     assert reader.rows_hint == 15
@@ -143,7 +143,7 @@ def test_malformed_rows_are_left_out_of_their_request(small: Schema, write: Writ
     reader = PackedReader(tmp_path / "p", small, "count")
     (part,) = reader.requests(["item"])
     assert part.lengths.tolist() == [2, 1, 2]
-    assert part.own.column("item").to_pylist() == ["i0", "i1", "i1", "i0", "i1"]
+    assert part.per_row.column("item").to_pylist() == ["i0", "i1", "i1", "i0", "i1"]
     assert reader.malformed == 3
     assert sum(b.num_rows for b in reader.batches(["item"])) == 5
     with pytest.raises(DataError, match="row 2: 'age' is inf; mend the row"):
@@ -157,7 +157,7 @@ def change(file: Path, edit: Callable[[pa.Table], pa.Table]) -> None:
 def test_damage_is_told_in_one_line(small: Schema, write: Write, tmp_path: Path) -> None:
     out = tmp_path / "p"
 
-    def offence(edit: Callable[[pa.Table], pa.Table]) -> str:
+    def offense(edit: Callable[[pa.Table], pa.Table]) -> str:
         packed(rows_of(4, 2), small, write, out)
         change(out / "part-00000.parquet", edit)
         with pytest.raises(DataError) as error:
@@ -168,20 +168,20 @@ def test_damage_is_told_in_one_line(small: Schema, write: Write, tmp_path: Path)
     def set_column(name: str, values: list[Any]) -> Callable[[pa.Table], pa.Table]:
         return lambda t: t.set_column(t.schema.get_field_index(name), name, pa.array(values))
 
-    def about(**changes: Any) -> Callable[[pa.Table], pa.Table]:
+    def about(**row_changes: Any) -> Callable[[pa.Table], pa.Table]:
         return lambda t: t.replace_schema_metadata(
-            {KEY: json.dumps(json.loads(t.schema.metadata[KEY]) | changes)}
+            {KEY: json.dumps(json.loads(t.schema.metadata[KEY]) | row_changes)}
         )
 
-    assert "the lists of column" in offence(set_column("price", [[1.0], [1.0, 2.0], [1.0], [2.0]]))
-    assert "the lists of column" in offence(set_column("price", [None, [1.0, 2.0], [1.0, 2.0], [2.0, 1.0]]))
-    assert "column 'price' is double, not a list" in offence(set_column("price", [1.0, 2.0, 3.0, 4.0]))
-    assert "column 'price' is string, the schema needs a number" in offence(
+    assert "the lists of column" in offense(set_column("price", [[1.0], [1.0, 2.0], [1.0], [2.0]]))
+    assert "the lists of column" in offense(set_column("price", [None, [1.0, 2.0], [1.0, 2.0], [2.0, 1.0]]))
+    assert "column 'price' is double, not a list" in offense(set_column("price", [1.0, 2.0, 3.0, 4.0]))
+    assert "column 'price' is string, the schema needs a number" in offense(
         set_column("price", [["a", "b"]] * 4)
     )
-    assert "no column 'price'" in offence(lambda t: t.drop_columns(["price"]))
-    assert "packed by another version of Polyrec" in offence(about(format="polyrec-packed-9"))
-    assert "packed by another version of Polyrec" in offence(about(extra=1))
+    assert "no column 'price'" in offense(lambda t: t.drop_columns(["price"]))
+    assert "packed by another version of Polyrec" in offense(about(format="polyrec-packed-9"))
+    assert "packed by another version of Polyrec" in offense(about(extra=1))
 
 
 def test_packed_and_plain_files_do_not_mix(small: Schema, write: Write, tmp_path: Path) -> None:

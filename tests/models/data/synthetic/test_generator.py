@@ -10,7 +10,7 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from polyrec.models.data.reader import open_data
-from polyrec.models.data.split import split_of
+from polyrec.models.data.split import fit_splitter
 from polyrec.models.data.synthetic.generator import REQUESTS_AT_ONCE, generate
 from polyrec.models.errors import DataError
 from polyrec.models.schema.popularity import calibrate, skew
@@ -91,7 +91,7 @@ def test_price_rank_is_the_place_of_the_price_in_its_request(clicks: pa.Table) -
 def test_the_shipped_trivago_schema_reads_it(file: Path) -> None:
     schema = load_schema("trivago")
     reader = open_data(file, schema)
-    splitter = split_of(reader, schema)
+    splitter = fit_splitter(reader, schema)
     found = calibrate(reader, schema, splitter)
     assert found.rows == pytest.approx(0.72 * ROWS, rel=0.01)
     for table in ("position", "seen"):
@@ -102,7 +102,7 @@ def test_the_shipped_trivago_schema_reads_it(file: Path) -> None:
 def test_accesses_are_skewed_as_in_real_traces(file: Path) -> None:
     schema = load_schema("trivago")
     reader = open_data(file, schema)
-    found = calibrate(reader, schema, split_of(reader, schema))
+    found = calibrate(reader, schema, fit_splitter(reader, schema))
     item, city = (skew(found.vocabularies[t].counts) for t in ("item", "city"))
     assert 0.2 < item[0.05] < 0.7
     assert 0.2 < city[0.05] < 0.7

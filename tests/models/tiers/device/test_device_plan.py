@@ -6,9 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrec.models.tiers.device.device_plan import DevicePlan, plans
-from polyrec.models.tiers.layout import DEVICE, Layout
-from polyrec.models.tiers.row_form import RowForm
+from polyrec.models.tiers.device.device_plan import DevicePlan, can_plan
+from polyrec.models.tiers.layout import DEVICE, TierLayout
+from polyrec.models.tiers.row_format import RowFormat
 from polyrec.models.tiers.slab import Slab
 
 CUTS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=5)
@@ -20,8 +20,8 @@ def test_the_devices_codes_are_the_layouts_places(
 ) -> None:
     cuts = [*cuts, (1, 1)]
     sizes = {f"t{i}": near + far for i, (near, far) in enumerate(cuts)}
-    layout = Layout(sizes, {f"t{i}": (*cut, 0, 0) for i, cut in enumerate(cuts)})
-    slab = Slab(RowForm(12, precision), layout.rows[1], 0, 4096)  # type: ignore[arg-type]
+    layout = TierLayout(sizes, {f"t{i}": (*cut, 0, 0) for i, cut in enumerate(cuts)})
+    slab = Slab(RowFormat(12, precision), layout.rows[1], 0, 4096)  # type: ignore[arg-type]
     rows = np.random.default_rng(seed).integers(0, layout.total, 40)
     codes, counts = DevicePlan(layout, slab, torch.device("cpu")).codes(torch.from_numpy(rows))
     tier, local = layout.locate(rows)
@@ -31,7 +31,7 @@ def test_the_devices_codes_are_the_layouts_places(
 
 
 def test_rows_beyond_host_memory_are_not_the_devices_to_place() -> None:
-    layout = Layout({"t": 10}, {"t": (3, 3, 4, 0)})
-    assert not plans(layout)
+    layout = TierLayout({"t": 10}, {"t": (3, 3, 4, 0)})
+    assert not can_plan(layout)
     with pytest.raises(ValueError, match="no fixed place"):
-        DevicePlan(layout, Slab(RowForm(4, "fp32"), 3, 1, 4096), torch.device("cpu"))
+        DevicePlan(layout, Slab(RowFormat(4, "fp32"), 3, 1, 4096), torch.device("cpu"))

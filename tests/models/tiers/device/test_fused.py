@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyrec.models.dlrm.precision import Precision
-from polyrec.models.embeddings.store import quantise
+from polyrec.models.embeddings.store import quantize
 from polyrec.models.embeddings.table import TableStage
 from polyrec.models.schema.batch import Batch
 from polyrec.models.schema.schema import Categorical, Label, Schema, Split
-from polyrec.models.tiers.device.fused import PLANNED, FusedLookups, fuses
-from polyrec.models.tiers.device.ways import COPIED, DIRECT
+from polyrec.models.tiers.device.fused import PLANNED, FusedLookups, can_fuse
+from polyrec.models.tiers.device.transfer_costs import COPIED, DIRECT
 from polyrec.models.tiers.layout import DEVICE
 from polyrec.models.tiers.opening import open_stack, rows_of_weight
 from polyrec.models.tiers.placement import Placement
-from polyrec.models.tiers.row_form import RowForm
+from polyrec.models.tiers.row_format import RowFormat
 from polyrec.models.tiers.rows import TieredRows
 from polyrec.models.tiers.stack import TierStack
 from tests.models.random_batches import random_batch
@@ -65,28 +65,28 @@ class World:
         random = np.random.default_rng(seed)
         self.random, self.schema = random, schema_of(bags)
         generator = torch.Generator().manual_seed(seed)
-        self.weight = quantise(torch.randn(sum(ROWS.values()), WIDTH, generator=generator), precision)
-        self.form = RowForm(WIDTH, precision)
+        self.weight = quantize(torch.randn(sum(ROWS.values()), WIDTH, generator=generator), precision)
+        self.row_format = RowFormat(WIDTH, precision)
         cuts = {}
         for table, rows in ROWS.items():
             near = int(random.integers(1, rows))
             host = int(random.integers(0, rows - near)) if disk else rows - near
             cuts[table] = {"device": near, "host": host, "disk": rows - near - host}
         placement = Placement.model_validate({"cuts": cuts, "cache_bytes": 1 << 16, "directory": directory})
-        source = rows_of_weight(self.weight, self.form)
-        self.stack: TierStack = open_stack(self.form, ROWS, source, placement, device=device)
+        source = rows_of_weight(self.weight, self.row_format)
+        self.stack: TierStack = open_stack(self.row_format, ROWS, source, placement, device=device)
         self.flat = TableStage(self.schema, ROWS, self.weight, precision)
 
-    def over(self, way: int | None, planned: int = PLANNED) -> tuple[TableStage, FusedLookups]:
+    def over(self, mode: int | None, planned: int = PLANNED) -> tuple[TableStage, FusedLookups]:
         rows = TieredRows(self.stack)
-        rows.fused = FusedLookups(self.stack, way, planned)
+        rows.fused = FusedLookups(self.stack, mode, planned)
         return TableStage.over(self.schema, ROWS, rows), rows.fused
 
     def batch(self, rows: int, contexts: int | None) -> Batch:
         return random_batch(self.random, self.schema, ROWS, rows, contexts)
 
     def renew(self) -> None:
-        """Every third row gets the value of its neighbour, here and there."""
+        """Every third row gets the value of its neighbor, here and there."""
         stored = self.flat.state_dict()["store.weight"]
         rows = np.arange(0, stored.shape[0], 3)
         values = stored[torch.from_numpy((rows + 1) % stored.shape[0])].clone()
@@ -110,7 +110,7 @@ class World:
     precision=st.sampled_from(["fp32", "bf16", "int8", "int4"]),
     rows=st.integers(1, 40),
     contexts=st.sampled_from([None, 1, 4]),
-    way=st.sampled_from([DIRECT, COPIED, None]),
+    mode=st.sampled_from([DIRECT, COPIED, None]),
     planned=st.sampled_from([0, 20, PLANNED]),
 )
 @settings(max_examples=60, deadline=None)
@@ -122,16 +122,18 @@ def test_fused_look_ups_are_the_flat_tables(
     precision: Precision,
     rows: int,
     contexts: int | None,
-    way: int | None,
+    mode: int | None,
     planned: int,
 ) -> None:
     world = World(tmp_path_factory.mktemp("tiers"), bags, precision, seed, disk)
-    stage, fused = world.over(way, planned)
+    stage, fused = world.over(mode, planned)
     for _ in range(3):
         world.same(stage, world.batch(rows, contexts))
-    assert sum(fused.taken) == 3
-    if way is not None and not disk:
-        assert fused.taken[way] >= 1 or way == COPIED  # a batch without a miss has nothing to copy
+    assert sum(fused.batches_by_transfer) == 3
+    if mode is not None and not disk:
+        assert (
+            fused.batches_by_transfer[mode] >= 1 or mode == COPIED
+        )  # a batch without a miss has nothing to copy
     assert world.stack.figures().batches == 3
     world.stack.close()
 
@@ -154,9 +156,9 @@ def test_look_ups_placed_by_the_device_are_counted_as_those_placed_by_the_host(
 
 
 @pytest.mark.parametrize("way", [DIRECT, COPIED])
-def test_new_values_are_seen_before_and_after_they_are_written(tmp_path: Path, way: int) -> None:
+def test_new_values_are_seen_before_and_after_they_are_written(tmp_path: Path, mode: int) -> None:
     world = World(tmp_path)
-    stage, _ = world.over(way)
+    stage, _ = world.over(mode)
     held = world.stack.views.enter()  # somebody still reads by the older view: nothing can be written
     world.renew()
     assert world.stack.views.newest.layers
@@ -175,10 +177,10 @@ def test_the_faster_way_is_learnt_while_serving(tmp_path: Path) -> None:
     batch = world.batch(40, None)
     for _ in range(20):
         world.same(stage, batch)
-    assert min(fused.taken) >= 1
+    assert min(fused.batches_by_transfer) >= 1
     tier, _ = world.stack.tiers.layout.locate(world.flat.rows.lookups(batch).rows())
     lookups, misses = tier.size, int((tier != DEVICE).sum())
-    costs = [fused.ways.cost(way, lookups, misses) for way in (DIRECT, COPIED)]
+    costs = [fused.transfer_costs.cost(mode, lookups, misses) for mode in (DIRECT, COPIED)]
     assert all(c > 0 for c in costs)
 
 
@@ -194,7 +196,7 @@ def test_a_batch_of_no_rows_gives_no_vectors(tmp_path: Path) -> None:
 
 def test_on_the_cpu_look_ups_are_not_fused_unless_asked(tmp_path: Path) -> None:
     world = World(tmp_path)
-    assert not fuses(world.stack)
+    assert not can_fuse(world.stack)
     assert TieredRows(world.stack).fused is None
     world.stack.close()
 
@@ -204,17 +206,17 @@ def test_on_the_cpu_look_ups_are_not_fused_unless_asked(tmp_path: Path) -> None:
 @pytest.mark.parametrize("way", [DIRECT, COPIED, None])
 @pytest.mark.parametrize("bags", [False, True])
 def test_on_a_gpu_look_ups_are_the_flat_tables(
-    tmp_path: Path, precision: Precision, way: int | None, bags: bool
+    tmp_path: Path, precision: Precision, mode: int | None, bags: bool
 ) -> None:
     for disk, planned in ((False, 0), (False, PLANNED), (True, 0)):
         world = World(tmp_path, bags, precision, disk=disk, device="cuda")
-        assert fuses(world.stack) == (precision != "int4")
-        stage, fused = world.over(way, planned)
+        assert can_fuse(world.stack) == (precision != "int4")
+        stage, fused = world.over(mode, planned)
         assert world.stack.tiers.slab.pinned
         for contexts in (None, 1, 4):
             for rows in (1, 40, 700):
                 world.same(stage, world.batch(rows, contexts), exact=False)
-        assert sum(fused.taken) == 9
+        assert sum(fused.batches_by_transfer) == 9
         world.renew()
         for _ in range(5):
             world.same(stage, world.batch(60, 3), exact=False)

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from polyrec.models.dlrm.precision import Precision
-from polyrec.models.embeddings.store import open_rows, quantise
+from polyrec.models.embeddings.store import open_rows, quantize
 from polyrec.models.tiers.device.kernels import PRECISIONS, available, pool, pooled
-from polyrec.models.tiers.row_form import RowForm
+from polyrec.models.tiers.row_format import RowFormat
 from polyrec.models.tiers.slab import Slab
 
 
 class Case(NamedTuple):
-    form: RowForm
+    row_format: RowFormat
     hot: torch.Tensor
     cold: torch.Tensor
     rows: torch.Tensor
@@ -30,19 +30,19 @@ class Case(NamedTuple):
 
 def random_case(precision: Precision, width: int, seed: int) -> Case:
     generator = torch.Generator().manual_seed(seed)
-    hot = quantise(torch.randn(40, width, generator=generator), precision)
-    cold = quantise(torch.randn(30, width, generator=generator), precision)
+    hot = quantize(torch.randn(40, width, generator=generator), precision)
+    cold = quantize(torch.randn(30, width, generator=generator), precision)
     rows = torch.randint(-30, 40, (64,), generator=generator)
     ends = torch.randint(0, 65, (20,), generator=generator).sort().values
     offsets = torch.cat((torch.zeros(1, dtype=torch.int64), ends, torch.tensor([64])))
     scale = torch.rand(21, generator=generator)
     which = torch.nonzero(torch.rand(21, generator=generator) < 0.5).squeeze(1)
-    return Case(RowForm(width, precision), hot, cold, rows, offsets, scale, which)
+    return Case(RowFormat(width, precision), hot, cold, rows, offsets, scale, which)
 
 
 def grained(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
     """The cold rows in a slab, as its view of overlapping rows, and the look-ups in its addresses."""
-    slab = Slab(case.form, case.cold.shape[0], 1, 8192)
+    slab = Slab(case.row_format, case.cold.shape[0], 1, 8192)
     slab.row_bytes()[:] = case.cold.contiguous().view(torch.uint8).reshape(30, -1).numpy()
     there = torch.from_numpy(slab.of_rows((-1 - case.rows).numpy()))
     return slab.view, torch.where(case.rows < 0, -1 - there, case.rows)
@@ -53,7 +53,7 @@ def compare(device: str) -> None:
     widths = (64, 100) if device == "cuda" else (1, 64, 100)
     for seed, (precision, width) in enumerate((p, w) for p in PRECISIONS for w in widths):
         case = random_case(precision, width, seed)
-        form, hot = case.form, case.hot.to(device)
+        row_format, hot = case.row_format, case.hot.to(device)
         overlapping, addresses = grained(case)
         for cold, rows in ((case.cold, case.rows), (overlapping, addresses)):
             near = cold.pin_memory() if device == "cuda" else cold
@@ -65,22 +65,22 @@ def compare(device: str) -> None:
                 for scale in scales:
                     for which in whiches:
                         out = torch.full((count, width), torch.nan)
-                        given = (form, hot, near, rows_there, bags)
+                        given = (row_format, hot, near, rows_there, bags)
                         choice = tuple(None if x is None else x.to(device) for x in (scale, which))
                         got = pool(*given, *choice, out.to(device)).cpu()
                         here = case.offsets if bags is not None else None
-                        wanted = pooled(form, case.hot, cold, rows, here, scale, which, out)
+                        wanted = pooled(row_format, case.hot, cold, rows, here, scale, which, out)
                         torch.testing.assert_close(got, wanted, equal_nan=True)
 
 
 @pytest.mark.parametrize("precision", [*PRECISIONS, "int4"])
 def test_bags_of_both_memories_are_those_of_one_flat_store(precision: Precision) -> None:
-    form, hot, cold, rows, offsets, scale, which = random_case(precision, 16, 3)
+    row_format, hot, cold, rows, offsets, scale, which = random_case(precision, 16, 3)
     flat = open_rows(torch.cat((hot, cold)), precision)
     with torch.inference_mode():
         wanted = flat.pool(torch.where(rows < 0, 40 - 1 - rows, rows), offsets)
-        torch.testing.assert_close(pooled(form, hot, cold, rows, offsets), wanted)
-        scaled = pooled(form, hot, cold, rows, offsets, scale, which, torch.full((21, 16), -7.0))
+        torch.testing.assert_close(pooled(row_format, hot, cold, rows, offsets), wanted)
+        scaled = pooled(row_format, hot, cold, rows, offsets, scale, which, torch.full((21, 16), -7.0))
         torch.testing.assert_close(scaled[which], (wanted * scale[:, None])[which])
     others = torch.ones(21, dtype=torch.bool)
     others[which] = False

@@ -8,9 +8,9 @@ import pytest
 
 from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.disk import disk as module
-from polyrec.models.tiers.disk.disk import AHEAD_BATCHES, DiskTier, Held, write_pages
+from polyrec.models.tiers.disk.disk import AHEAD_BATCHES, DiskTier, PinnedRows, write_pages
 from polyrec.models.tiers.disk.page_cache import Admission
-from polyrec.models.tiers.row_form import RowForm
+from polyrec.models.tiers.row_format import RowFormat
 from polyrec.models.tiers.slab import Bytes, Slab
 
 PAGES, SLOTS = 64, 8
@@ -19,7 +19,7 @@ PAGES, SLOTS = 64, 8
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[DiskTier]:
     """64 pages of 16 rows, 8 of them in memory, no room for single rows."""
-    slab = Slab(RowForm(64, "fp32"), 0, SLOTS, 4096)
+    slab = Slab(RowFormat(64, "fp32"), 0, SLOTS, 4096)
     rows = PAGES * slab.rows_a_page
     write_pages(tmp_path / "rows", slab, [np.zeros((rows, 256), np.uint8)])
     tier = DiskTier(tmp_path / "rows", slab, rows, admission=Admission(rows=0.0))
@@ -75,7 +75,7 @@ def rows_of(numbers: I64) -> Bytes:
 @pytest.fixture
 def roomy(tmp_path: Path) -> Iterator[DiskTier]:
     """Rows that tell their number; of 64 slots most are for single rows."""
-    slab = Slab(RowForm(64, "fp32"), 0, 64, 4096)
+    slab = Slab(RowFormat(64, "fp32"), 0, 64, 4096)
     rows = 256 * slab.rows_a_page
     write_pages(tmp_path / "rows", slab, [rows_of(np.arange(rows))])
     tier = DiskTier(tmp_path / "rows", slab, rows)
@@ -83,7 +83,7 @@ def roomy(tmp_path: Path) -> Iterator[DiskTier]:
     tier.close()
 
 
-def numbers(disk: DiskTier, held: Held) -> I64:
+def numbers(disk: DiskTier, held: PinnedRows) -> I64:
     """Which rows stand where a batch was told to look."""
     return disk._slab.view[held.addresses].contiguous().numpy().view(np.int64)[:, 0]
 
@@ -96,7 +96,7 @@ def test_two_batches_that_wait_for_the_same_rows_keep_them_once(roomy: DiskTier)
         assert (numbers(roomy, held) == wanted).all()
     for held in (first, second):
         roomy.release(held)
-    kept = np.sort(roomy.recent._row[roomy.recent._row >= 0])
+    kept = np.sort(roomy.row_cache._row[roomy.row_cache._row >= 0])
     assert (kept == np.unique(rows)).all()
     again = roomy.acquire(rows)
     assert again.pages_read == 0
@@ -106,10 +106,10 @@ def test_two_batches_that_wait_for_the_same_rows_keep_them_once(roomy: DiskTier)
 
 def test_of_rows_to_keep_the_hottest_find_a_place(roomy: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ROWS_AT_ONCE", 50)
-    slots = roomy.recent.slots
+    slots = roomy.row_cache.slots
     roomy.keep(np.arange(2 * slots), rows_of)
     held = roomy.acquire(np.arange(slots))
     assert held.pages_read == 0
     assert (numbers(roomy, held) == np.arange(slots)).all()
     roomy.release(held)
-    assert not roomy.recent.pins.any()
+    assert not roomy.row_cache.pins.any()

@@ -100,8 +100,8 @@ def test_it_finds_more_than_lru_where_accesses_are_skewed(slots: int) -> None:
 
 def test_in_a_roomy_cache_pages_go_in_the_order_in_which_they_came() -> None:
     few = Admission(roomy=5)
-    assert few.of_pages(4) == few
-    cache = PageCache(100, 4, np.arange(100.0), few.of_pages(8))
+    assert few.for_pages(4) == few
+    cache = PageCache(100, 4, np.arange(100.0), few.for_pages(8))
     for page in (5, 6, 7, 8):
         cache.claim(np.array([page]))
         cache.touch(np.full(1, 5))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from polyrec.models.tiers.disk.reads import Kind, Reader, open_reader
+from polyrec.models.tiers.disk.reads import Kind, PageReader, open_reader
 from polyrec.models.tiers.slab import Bytes
 
 PAGE = 4096
@@ -24,7 +24,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     os.close(descriptor)
 
 
-def opened(file: int, kind: Kind, pages: int) -> tuple[Reader, Bytes]:
+def opened(file: int, kind: Kind, pages: int) -> tuple[PageReader, Bytes]:
     memory = np.zeros(pages * PAGE, np.uint8)
     try:
         return open_reader(file, memory, kind), memory

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.disk import row_cache as module
 from polyrec.models.tiers.disk.page_cache import NOWHERE
-from polyrec.models.tiers.disk.row_cache import ROW_BOOKS, WAYS, RecentRows
+from polyrec.models.tiers.disk.row_cache import ROW_INDEX_BYTES, WAYS, RowCache
 
 
 @given(st.integers(0, 2**32))
 def test_rows_are_found_where_they_were_put_and_pinned_ones_stay(seed: int) -> None:
     random = np.random.default_rng(seed)
     rows, slots = int(random.integers(1, 400)), int(random.integers(0, 70))
-    cache = RecentRows(rows, slots)
+    cache = RowCache(rows, slots)
     assert slots - WAYS < cache.slots <= slots
     stands: dict[int, int] = {}  # slot -> row, as a reader of the slots has it
     pinned: dict[int, int] = {}
@@ -44,7 +44,7 @@ def test_rows_are_found_where_they_were_put_and_pinned_ones_stay(seed: int) -> N
 @given(st.integers(0, 2**32))
 def test_within_one_set_it_is_a_cache_of_the_least_recently_used(seed: int) -> None:
     random = np.random.default_rng(seed)
-    cache = RecentRows(60, WAYS)
+    cache = RowCache(60, WAYS)
     lru: OrderedDict[int, None] = OrderedDict()
     for row in np.minimum(random.zipf(1.2, 300) - 1, 59).tolist():
         found = cache.find(np.array([row]))
@@ -58,7 +58,7 @@ def test_within_one_set_it_is_a_cache_of_the_least_recently_used(seed: int) -> N
         lru.move_to_end(row)
 
 
-def claimed_one_by_one(cache: RecentRows, rows: I64) -> list[tuple[int, int]]:
+def claimed_one_by_one(cache: RowCache, rows: I64) -> list[tuple[int, int]]:
     """What `claim` is to give: each row in turn takes the slot of its set that was used longest ago."""
     ways = cache._row.shape[1]
     given: list[tuple[int, int]] = []
@@ -73,7 +73,7 @@ def claimed_one_by_one(cache: RecentRows, rows: I64) -> list[tuple[int, int]]:
 @given(st.integers(0, 2**32))
 def test_rows_claimed_together_stand_where_they_would_one_by_one(seed: int) -> None:
     random = np.random.default_rng(seed)
-    cache = RecentRows(500, int(random.integers(1, 5)) * WAYS)
+    cache = RowCache(500, int(random.integers(1, 5)) * WAYS)
     for _ in range(10):
         wanted = random.permutation(500)[: int(random.integers(0, 120))]
         found = cache.find(wanted)
@@ -89,14 +89,14 @@ def test_rows_claimed_together_stand_where_they_would_one_by_one(seed: int) -> N
 
 
 def test_of_more_rows_than_find_a_place_the_most_wanted_are_kept() -> None:
-    cache = RecentRows(1000, WAYS)
+    cache = RowCache(1000, WAYS)
     slots, which = cache.claim(np.arange(40, 100))
     assert which.tolist() == list(range(WAYS))
     assert (cache.find(np.arange(40, 40 + WAYS)) == slots).all()
 
 
 def test_the_clock_goes_on_when_it_is_full() -> None:
-    cache = RecentRows(100, WAYS)
+    cache = RowCache(100, WAYS)
     cache.claim(np.arange(WAYS))
     cache._now = module.LATEST - 3
     for row in range(WAYS):
@@ -108,5 +108,5 @@ def test_the_clock_goes_on_when_it_is_full() -> None:
 
 
 def test_its_books_are_as_small_as_said() -> None:
-    cache = RecentRows(10_000, 1600)
-    assert cache.nbytes == 1600 * ROW_BOOKS
+    cache = RowCache(10_000, 1600)
+    assert cache.nbytes == 1600 * ROW_INDEX_BYTES

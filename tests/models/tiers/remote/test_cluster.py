@@ -18,7 +18,7 @@ from polyrec.models.schema.batch import I64
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.tiers.remote.remote import RemoteTier
 from polyrec.models.tiers.remote.resp import keys
-from polyrec.models.tiers.remote.slots import Slots
+from polyrec.models.tiers.remote.slots import KeySlots
 from polyrec.models.tiers.rows import TieredRows
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.updates.update import TableUpdate, apply_update
@@ -59,7 +59,7 @@ def opened(cluster: RedisCluster, tmp_path: Path, prefix: str) -> Iterator[Calla
 
 
 def slots_of(prefix: str, ids: I64, table: str = "a") -> I64:
-    return Slots([f"{prefix}{table}:"]).of(np.zeros_like(ids), ids).astype(np.int64)
+    return KeySlots([f"{prefix}{table}:"]).of(np.zeros_like(ids), ids).astype(np.int64)
 
 
 def up(stack: TierStack) -> bool:
@@ -92,8 +92,8 @@ def under_load(
             version = np.where((got == unknown).all(axis=1), -1, got[:, 2].astype(np.int64))
             if not ((got == row_of(0, ids, version)).all(axis=1) | (version == -1)).all():
                 wrong.append("a wrong row")
-            if (offence := seen(ids, version, rows.take_fallbacks())) is not None:
-                wrong.append(offence)
+            if (offense := seen(ids, version, rows.take_fallbacks())) is not None:
+                wrong.append(offense)
 
     threads = [threading.Thread(target=read, args=(seed,)) for seed in range(2)]
     for thread in threads:
@@ -110,8 +110,8 @@ def under_load(
 def test_slots_are_those_that_the_cluster_computes(cluster: RedisCluster) -> None:
     ids = np.random.default_rng(0).integers(0, 10**12, 50)
     for prefix in ("polyrec:item:", "{polyrec}:item:", "a{}b:", "x{y:"):
-        asked = [cluster.ask(0, "CLUSTER", "KEYSLOT", bytes(key).decode()) for key in keys(prefix, ids)]
-        assert Slots([prefix]).of(np.zeros_like(ids), ids).tolist() == asked
+        asked = [cluster.send(0, "CLUSTER", "KEYSLOT", bytes(key).decode()) for key in keys(prefix, ids)]
+        assert KeySlots([prefix]).of(np.zeros_like(ids), ids).tolist() == asked
 
 
 def test_rows_of_a_cluster_are_those_of_the_flat_table(
@@ -139,7 +139,7 @@ def test_a_tagged_prefix_puts_all_rows_on_one_server(cluster: RedisCluster) -> N
     ids = np.arange(500)
     values = np.random.default_rng(0).integers(0, 256, (ids.size, 4), np.uint8)
     tier.write(ids % 2, ids, values)
-    rows, found = tier.receive(tier.ask(ids % 2, ids))
+    rows, found = tier.receive(tier.send(ids % 2, ids))
     np.testing.assert_array_equal(rows, values)
     assert found.all()
     slot = slots_of("{one}:", ids[:1])
@@ -156,7 +156,7 @@ def test_a_row_that_a_cluster_lacks_is_the_out_of_vocabulary_row(
     remote = np.flatnonzero(v.rank_of_id >= FIRST_REMOTE)
     owners = cluster.owners(slots_of(prefix, remote[:9]))
     for id, owner in zip(remote[:9].tolist(), owners.tolist(), strict=True):
-        assert cluster.ask(owner, "DEL", f"{prefix}a:{id:012d}") == 1
+        assert cluster.send(owner, "DEL", f"{prefix}a:{id:012d}") == 1
     rows = TieredRows(stack)
     got = rows.gather(torch.from_numpy(v.rank_of_id[remote]))
     expected = row_of(0, remote)
@@ -229,11 +229,11 @@ def test_rows_are_right_while_their_slot_moves_to_another_server(
 
     def migrate(keys: list[str]) -> None:
         where = ("127.0.0.1", str(cluster.nodes[target].port), "", "0", "9000")
-        assert cluster.ask(source, "MIGRATE", *where, "KEYS", *keys) == b"OK"
+        assert cluster.send(source, "MIGRATE", *where, "KEYS", *keys) == b"OK"
 
     with under_load(stack, encoder, seen):
-        cluster.ask(target, "CLUSTER", "SETSLOT", str(slot), "IMPORTING", cluster.name(source))
-        cluster.ask(source, "CLUSTER", "SETSLOT", str(slot), "MIGRATING", cluster.name(target))
+        cluster.send(target, "CLUSTER", "SETSLOT", str(slot), "IMPORTING", cluster.name(source))
+        cluster.send(source, "CLUSTER", "SETSLOT", str(slot), "MIGRATING", cluster.name(target))
         here = cluster.keys_of(source, slot)
         assert len(here) > moving.size
         migrate(here[::2])
@@ -247,7 +247,7 @@ def test_rows_are_right_while_their_slot_moves_to_another_server(
         assert len(cluster.keys_of(source, slot)) == len(here[1::2])
         migrate(here[1::2])
         for node in (target, source, *(i for i in range(MASTERS) if i not in (source, target))):
-            cluster.ask(node, "CLUSTER", "SETSLOT", str(slot), "NODE", cluster.name(target))
+            cluster.send(node, "CLUSTER", "SETSLOT", str(slot), "NODE", cluster.name(target))
         wait_for_readers()
     assert cluster.owners(np.array([slot]))[0] == target
     rows = TieredRows(stack)
@@ -272,14 +272,14 @@ def test_a_server_that_hangs_costs_nobody_elses_rows(cluster: RedisCluster, pref
     owner = cluster.owners(slots_of(prefix, ids))
     cluster.nodes[0].signal(signal.SIGSTOP)
     try:
-        rows, found = tier.receive(tier.ask(zeros, ids))
+        rows, found = tier.receive(tier.send(zeros, ids))
     finally:
         cluster.nodes[0].signal(signal.SIGCONT)
     np.testing.assert_array_equal(found, owner != 0)
     np.testing.assert_array_equal(rows, np.where(found[:, None], values, fallback))
     assert (owner == 0).any()
     wait_until(lambda: tier.up, "the server was not found again")
-    rows, found = tier.receive(tier.ask(zeros, ids))
+    rows, found = tier.receive(tier.send(zeros, ids))
     assert found.all()
     np.testing.assert_array_equal(rows, values)
     tier.close()
@@ -291,13 +291,13 @@ def test_a_cluster_that_is_away_at_the_start_is_found(cluster: RedisCluster, pre
     cluster.nodes[0].kill()
     tier = RemoteTier(cluster.url, ["a"], np.full((1, 4), 9, np.uint8), timeout_s=5.0, prefix=prefix)
     assert not tier.up
-    assert not tier.receive(tier.ask(zeros, ids))[1].any()
+    assert not tier.receive(tier.send(zeros, ids))[1].any()
     with pytest.raises(OSError, match="does not answer"):
         tier.write(zeros, ids, np.ones((100, 4), np.uint8))
     cluster.nodes[0].start()
     wait_until(lambda: tier.up and cluster.knows_all(0), "the cluster was not found")
     tier.write(zeros, ids, np.ones((100, 4), np.uint8))
-    rows, found = tier.receive(tier.ask(zeros, ids))
+    rows, found = tier.receive(tier.send(zeros, ids))
     assert found.all()
     assert (rows == 1).all()
     tier.close()
@@ -315,11 +315,11 @@ def test_a_replica_that_takes_over_is_found(tmp_path: Path) -> None:
         tier.write(zeros, ids, values)
         wait_until(lambda: cluster.caught_up(2, replica), "the replica lags behind")
         cluster.nodes[2].kill()
-        _, found = tier.receive(tier.ask(zeros, ids))
+        _, found = tier.receive(tier.send(zeros, ids))
         np.testing.assert_array_equal(found, ~its)
-        assert cluster.ask(replica, "CLUSTER", "FAILOVER", "TAKEOVER") == b"OK"
+        assert cluster.send(replica, "CLUSTER", "FAILOVER", "TAKEOVER") == b"OK"
         wait_until(lambda: tier.up, "who took over was not found")
-        rows, found = tier.receive(tier.ask(zeros, ids))
+        rows, found = tier.receive(tier.send(zeros, ids))
         assert found.all()
         np.testing.assert_array_equal(rows, values)
         tier.write(zeros, ids, values[::-1].copy())

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from polyrec.models.tiers.remote.exchange import Exchange, finish
-from polyrec.models.tiers.remote.resp import Link, RespError, Taken, clock, commands, keys
+from polyrec.models.tiers.remote.resp import Link, RespError, RowReplies, clock, commands, keys
 from tests.models.tiers.redis_server import RedisServer
 
 SIZE = 16
@@ -39,7 +39,7 @@ def filled() -> Iterator[Fill]:
         values = np.random.default_rng(server.port).integers(0, 256, (rows, SIZE), np.uint8)
         link = Link(server.url, 20.0)
         links.append(link)
-        taken = Taken.nothing(rows, 0)
+        taken = RowReplies.nothing(rows, 0)
         data = commands(b"SET", keys("k:", np.arange(rows)), values)
         stored = Exchange(link, data, link.acknowledged(taken))
         finish([stored], clock() + 20)
@@ -52,8 +52,8 @@ def filled() -> Iterator[Fill]:
         link.close()
 
 
-def get(link: Link, rows: int) -> tuple[Exchange, Taken]:
-    taken = Taken.nothing(rows, SIZE)
+def get(link: Link, rows: int) -> tuple[Exchange, RowReplies]:
+    taken = RowReplies.nothing(rows, SIZE)
     return Exchange(link, commands(b"GET", keys("k:", np.arange(rows))), link.rows(taken)), taken
 
 
@@ -97,7 +97,7 @@ def test_a_row_that_is_refused_costs_the_others_nothing(servers: list[RedisServe
     finish([exchange], clock() + 20)
     assert exchange.error is None
     assert taken.found.tolist() == [True, False, False, True, False]
-    ((place, said),) = taken.refused
+    ((place, said),) = taken.errors
     assert place == 1
     assert said.startswith(b"WRONGTYPE")
     np.testing.assert_array_equal(taken.values[[0, 3]], values[[0, 3]])

@@ -75,7 +75,7 @@ def test_answers_of_any_length_are_read_to_their_end_over_tls(guarded: RedisServ
         ids, zeros = np.arange(9), np.zeros(9, np.int64)
         values = np.random.default_rng(size).integers(0, 255, (9, size), np.uint8)
         tier.write(zeros, ids, values)
-        got, found = tier.receive(tier.ask(zeros, ids))
+        got, found = tier.receive(tier.send(zeros, ids))
         assert found.all()
         np.testing.assert_array_equal(got, values)
         tier.close()
@@ -104,11 +104,11 @@ def test_a_store_that_answers_again_is_entered_again(guarded: RedisServer) -> No
     )
     ids, zeros = np.arange(3), np.zeros(3, np.int64)
     guarded.kill()
-    assert not tier.receive(tier.ask(zeros, ids))[1].any()
+    assert not tier.receive(tier.send(zeros, ids))[1].any()
     guarded.start()
     wait_until(lambda: tier.up, "the store was not found again")
     tier.write(zeros, ids, np.ones((3, 4), np.uint8))
-    assert tier.receive(tier.ask(zeros, ids))[1].all()
+    assert tier.receive(tier.send(zeros, ids))[1].all()
     tier.close()
 
 

@@ -103,7 +103,7 @@ def test_updates_and_new_orders_reach_the_store(server: RedisServer, tmp_path: P
         with rows.generation() as view:
             assert view.encoder is not None
             rows.gather(torch.from_numpy(view.encoder.vocabularies["a"].rank_of_id[cold]))
-    moves = Drift(stack, memory=0.1).follow()
+    moves = Drift(stack, memory=0.1).reorder()
     assert (moves.before, moves.after) == (0.0, 1.0)
     for _ in range(2):
         with rows.generation() as view:
@@ -208,7 +208,7 @@ def test_a_store_that_does_not_answer_in_time_is_not_waited_for(server: RedisSer
     link = Link(server.url, 5.0)
     link.call(b"CLIENT", b"PAUSE", b"600", b"ALL", timeout_s=5.0)
     zeros = np.zeros(3, np.int64)
-    rows, found = tier.receive(tier.ask(zeros, np.arange(3)))
+    rows, found = tier.receive(tier.send(zeros, np.arange(3)))
     assert not found.any()
     np.testing.assert_array_equal(rows, np.repeat(fallback, 3, axis=0))
     assert tier.failures == 1

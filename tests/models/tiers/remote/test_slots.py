@@ -1,4 +1,4 @@
-"""Slots of whole batches against the specification, key by key."""
+"""KeySlots of whole batches against the specification, key by key."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyrec.models.tiers.remote.resp import RespError, keys
-from polyrec.models.tiers.remote.slots import SLOTS, Slots, crc16, hashed, served
+from polyrec.models.tiers.remote.slots import SLOTS, KeySlots, crc16, hashed, served
 
 IDS = st.lists(st.integers(0, 10**12 - 1), min_size=1, max_size=20)
 PREFIXES = st.lists(st.text("ab:{}", max_size=8), min_size=1, max_size=4)
@@ -36,7 +36,7 @@ def test_the_tag_of_a_key_is_that_of_the_specification(key: bytes, part: bytes) 
 def test_slots_of_a_batch_are_those_of_its_keys(prefixes: list[str], given_ids: list[int]) -> None:
     ids = np.array(given_ids)
     tables = np.arange(ids.size) % len(prefixes)
-    found = Slots(prefixes).of(tables, ids)
+    found = KeySlots(prefixes).of(tables, ids)
     for table, id, slot in zip(tables.tolist(), ids, found.tolist(), strict=True):
         key = keys(prefixes[table], np.array([id]))[0].tobytes()
         assert slot == crc16(hashed(key)) % SLOTS

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from polyrec.models.schema.batch import I64
-from polyrec.models.tiers.rows import OlderOrder, TieredRows
+from polyrec.models.tiers.rows import OutdatedOrder, TieredRows
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.updates.drift import Drift
 from polyrec.models.tiers.updates.sample import Sample
@@ -46,7 +46,7 @@ def test_rows_that_became_hot_move_to_fast_tiers_and_none_is_wrong(tmp_path: Pat
     drift = Drift(stack, memory=0.1)
     rows = asked(stack, coldest, 50)
     assert fast_hits(stack) == 0
-    moves = drift.follow()
+    moves = drift.reorder()
     assert (moves.before, moves.after) == (0.0, 1.0)
     assert moves.looked_up == 50 * coldest.size
     with rows.generation() as view:
@@ -70,7 +70,7 @@ def test_values_encode_to_the_new_ranks(tmp_path: Path) -> None:
     stack = world(encoder, tmp_path)
     coldest = np.flatnonzero(encoder.vocabularies["a"].rank_of_id[:-2] >= 5900)
     asked(stack, coldest, 20)
-    Drift(stack, memory=0.1).follow()
+    Drift(stack, memory=0.1).reorder()
     after = stack.views.newest.encoder
     assert after is not None
     vocabulary = after.vocabularies["a"]
@@ -87,9 +87,9 @@ def test_nothing_moves_while_the_popular_stay_popular(tmp_path: Path) -> None:
     hottest = np.flatnonzero(encoder.vocabularies["a"].rank_of_id < 150)
     asked(stack, hottest, 3)
     drift = Drift(stack, memory=0.1)
-    drift.follow()
+    drift.reorder()
     order = stack.views.newest.order
-    assert drift.follow().rows == 0
+    assert drift.reorder().rows == 0
     assert stack.views.newest.order == order
     stack.close()
 
@@ -100,8 +100,8 @@ def test_ranks_of_an_older_order_are_refused_rather_than_answered_wrongly(tmp_pa
     bound = TieredRows(stack)
     bound.gather(torch.arange(5))
     asked(stack, np.flatnonzero(encoder.vocabularies["a"].rank_of_id >= 5900), 5)
-    Drift(stack, memory=0.1).follow()
-    with pytest.raises(OlderOrder):
+    Drift(stack, memory=0.1).reorder()
+    with pytest.raises(OutdatedOrder):
         bound.gather(torch.arange(5))
     stack.close()
 
@@ -145,7 +145,7 @@ def test_no_batch_sees_a_wrong_row_or_half_an_update_under_load(tmp_path: Path) 
             apply_update(stack, {"a": TableUpdate(updated, row_of(0, updated, version))})
             hot = random.permutation(SIZES["a"])[:100]
             asked(stack, hot, 1)
-            orders += drift.follow().rows > 0
+            orders += drift.reorder().rows > 0
             if version % 3 == 0:
                 assert stack.settle(10.0)
     finally:

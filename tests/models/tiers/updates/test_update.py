@@ -47,7 +47,7 @@ def test_new_values_reach_every_tier_by_id(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("update", "offence"),
+    ("update", "offense"),
     [
         ({"c": TableUpdate(np.array([0]), np.zeros((1, WIDTH), np.float32))}, "no table 'c'; known: a, b"),
         ({"b": TableUpdate(np.array([40]), np.zeros((1, WIDTH), np.float32))}, "has ids 0 to 39, not 40"),
@@ -57,12 +57,12 @@ def test_new_values_reach_every_tier_by_id(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_update_changes_nothing_and_is_told_in_one_line(
-    update: dict[str, TableUpdate], offence: str, tmp_path: Path
+    update: dict[str, TableUpdate], offense: str, tmp_path: Path
 ) -> None:
     encoder = encoder_of(SIZES)
     stack = world(encoder, tmp_path)
     sound = {"a": TableUpdate(np.array([1]), row_of(0, np.array([1]), 9))}
-    with pytest.raises(UpdateError, match=offence):
+    with pytest.raises(UpdateError, match=offense):
         apply_update(stack, sound | update)
     everything = torch.arange(sum(SIZES.values()))
     assert torch.equal(TieredRows(stack).gather(everything), flat_weight(encoder))

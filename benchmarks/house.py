@@ -1,0 +1,160 @@
+"""Counts what makes the repository easy or hard to read: sizes, folders, double names, import circles, words.
+
+    python -m benchmarks.house                # the working tree
+    python -m benchmarks.house bd14473        # a revision
+
+tests/test_house.py holds the limits; this prints the figures, before and after.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import subprocess
+import tarfile
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("models", "planner", "server", "loadtest", "measure", "report", "polyrec", "benchmarks", "tests")
+MAX_SUBJECT = 72
+
+
+def modules(root: Path) -> dict[str, Path]:
+    """Every Python file of the rooms by its path below root; symbolic links are not followed."""
+    found = {}
+    for room in ROOMS:
+        for file in sorted((root / room).rglob("*.py")):
+            path = file.relative_to(root)
+            if not any((root / parent).is_symlink() for parent in path.parents):
+                found[str(path)] = file
+    return found
+
+
+def folder_sizes(files: Mapping[str, Path]) -> Counter[str]:
+    """Modules in each folder, `__init__` and `__main__` not counted."""
+    return Counter(str(Path(path).parent) for path in files if not Path(path).name.startswith("__"))
+
+
+def duplicate_classes(files: Mapping[str, Path]) -> dict[str, list[str]]:
+    """Public top-level classes of one name in one room, tests aside: `room:Name` -> paths."""
+    places: dict[str, list[str]] = {}
+    for path, file in files.items():
+        room = path.split("/")[0]
+        if room != "tests":
+            for node in ast.parse(file.read_text()).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    places.setdefault(f"{room}:{node.name}", []).append(path)
+    return {name: paths for name, paths in places.items() if len(paths) > 1}
+
+
+def import_circles(files: Mapping[str, Path]) -> list[list[str]]:
+    """Groups of modules that import one another when they are loaded."""
+    names = {path.removesuffix(".py").replace("/", ".").removesuffix(".__init__"): path for path in files}
+    graph: dict[str, set[str]] = {}
+    for name, path in names.items():
+        graph[name] = set()
+        for node in ast.parse(files[path].read_text()).body:
+            if isinstance(node, ast.ImportFrom) and node.module:
+                module = node.module.removeprefix("polyrec.") if node.module not in names else node.module
+                targets = [module, *(f"{module}.{alias.name}" for alias in node.names)]
+                graph[name] |= {t for t in targets if t in names and t != name}
+    return [sorted(group) for group in _components(graph) if len(group) > 1]
+
+
+def _components(graph: Mapping[str, set[str]]) -> Iterator[set[str]]:
+    """Strongly connected components (Tarjan)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    groups: list[set[str]] = []
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for other in sorted(graph[node]):
+            if other not in index:
+                visit(other)
+                low[node] = min(low[node], low[other])
+            elif other in stack:
+                low[node] = min(low[node], index[other])
+        if low[node] == index[node]:
+            group = set()
+            while node not in group:
+                group.add(stack.pop())
+            groups.append(group)
+
+    for node in graph:
+        if node not in index:
+            visit(node)
+    yield from groups
+
+
+def unmirrored_tests(files: Mapping[str, Path]) -> list[str]:
+    """Test files below tests/ROOM/ whose folder has no counterpart among the rooms."""
+    folders = {str(Path(path).parent) for path in files if not path.startswith("tests/")}
+    lost = []
+    for path in files:
+        if path.startswith("tests/") and Path(path).name.startswith("test_"):
+            mirrored = str(Path(path).parent)[len("tests/") :]
+            if mirrored and mirrored != "deploy" and mirrored not in folders:
+                lost.append(path)
+    return lost
+
+
+def words(root: Path) -> dict[str, int]:
+    """Words of README and of every page of docs/, results aside."""
+    pages = [root / "README.md", *sorted((root / "docs").glob("*.md"))]
+    return {str(page.relative_to(root)): len(page.read_text().split()) for page in pages}
+
+
+def long_subjects(revision: str) -> tuple[int, int]:
+    """Commits up to the revision: those with a subject over MAX_SUBJECT characters, and all."""
+    log = subprocess.run(
+        ["git", "log", "--format=%s", revision], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    subjects = log.stdout.splitlines()
+    return sum(len(subject) > MAX_SUBJECT for subject in subjects), len(subjects)
+
+
+@contextmanager
+def tree_of(revision: str | None) -> Iterator[Path]:
+    """The working tree, or a temporary copy of a revision."""
+    if revision is None:
+        yield ROOT
+        return
+    archive = subprocess.run(["git", "archive", revision], cwd=ROOT, capture_output=True, check=True).stdout
+    with tempfile.TemporaryDirectory() as folder, tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        tar.extractall(folder, filter="data")
+        yield Path(folder)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.house", description=__doc__.split("\n")[0])
+    parser.add_argument("revision", nargs="?", help="default: the working tree")
+    revision = parser.parse_args().revision
+    with tree_of(revision) as root:
+        files = modules(root)
+        print("| room | files | lines |\n|---|---|---|")
+        for room in ROOMS:
+            own = [file for path, file in files.items() if path.startswith(f"{room}/")]
+            print(f"| {room} | {len(own)} | {sum(len(f.read_text().splitlines()) for f in own):,} |")
+        large = {folder: n for folder, n in folder_sizes(files).most_common() if n > 15}
+        print(f"\nfolders with more than 15 modules: {large or 'none'}")
+        double = duplicate_classes(files)
+        print(f"public class names twice in a room: {len(double)} {sorted(double)}")
+        print(f"import circles: {import_circles(files) or 'none'}")
+        print(f"test files without a mirrored folder: {len(unmirrored_tests(files))}")
+        counted = words(root)
+        over = {page: n for page, n in counted.items() if n > 1200}
+        print(f"words: README {counted['README.md']:,}, docs {sum(counted.values()):,}; over 1,200: {over}")
+    over_long, commits = long_subjects(revision or "HEAD")
+    print(f"commits with a subject over {MAX_SUBJECT} characters: {over_long} of {commits}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""The form of a stored row: its bytes, the numbers they are read as, and what they decode to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from polyrec.models.dlrm.precision import Precision
+from polyrec.models.embeddings.store import bytes_per_row, dequantize
+
+_UNITS = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.uint8, "int4": torch.uint8}
+
+
+@dataclass(frozen=True, slots=True)
+class RowFormat:
+    """Rows of `width` numbers in one precision, as polyrec.models.embeddings.store keeps them."""
+
+    width: int
+    precision: Precision
+
+    @property
+    def bytes(self) -> int:
+        return bytes_per_row(self.width, self.precision)
+
+    @property
+    def unit(self) -> torch.dtype:
+        """The type that a row's bytes are moved as."""
+        return _UNITS[self.precision]
+
+    @property
+    def units(self) -> int:
+        """Numbers of that type in a row."""
+        return self.bytes // self.unit.itemsize
+
+    def decode(self, rows: Tensor) -> Tensor:
+        """[n, units] -> float32 [n, width], the very numbers that the flat store gives."""
+        if self.precision == "fp32":
+            return rows
+        return rows.float() if self.precision == "bf16" else dequantize(rows, self.precision)

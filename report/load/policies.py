@@ -1,0 +1,176 @@
+"""A comparison of routing policies as tables, one sentence, and the JSON of everything that was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from polyrec.loadtest.comparison.comparison import Contest, Trial
+from polyrec.loadtest.results.figures import Figures
+from polyrec.report.load.run import jsonable
+from polyrec.report.page import Section, Table
+
+STATIC = "static:"
+
+
+def best_run(trial: Trial, slo_s: float, share: float) -> Figures | None:
+    """The run of most correct predictions a second among those that met the SLO; of the ladder's, the
+    median run of a rate.
+    """
+    runs = [*trial.tried, *(f for rate in trial.ladder if (f := trial.at(rate)) is not None)]
+    kept = [f for f in runs if f.keeps(slo_s, share) and f.correct is not None]
+    return max(kept, key=lambda f: f.correct or 0.0, default=None)
+
+
+def highest_rate(trial: Trial, slo_s: float, share: float) -> float | None:
+    """The capacity by the search; without one, the highest ladder rate whose median run met the SLO."""
+    if trial.tried:
+        return trial.capacity
+    kept = (rate for rate in trial.ladder if (f := trial.at(rate)) is not None and f.keeps(slo_s, share))
+    return max(kept, default=None)
+
+
+def best_runs(contest: Contest) -> dict[str, Figures | None]:
+    """`best_run` of each policy."""
+    c = contest.conditions
+    return {policy: best_run(trial, c.slo_s, c.share) for policy, trial in contest.trials.items()}
+
+
+def as_json(contest: Contest, setup: Mapping[str, str]) -> dict[str, Any]:
+    """Everything that was measured."""
+    c = contest.conditions
+    best = best_runs(contest)
+    trials = {
+        policy: {
+            "capacity": trial.capacity,
+            "best_kept": None if (f := best[policy]) is None else asdict(f),
+            "tried": [asdict(f) for f in trial.tried],
+            "ladder": {f"{rate:g}": [asdict(f) for f in runs] for rate, runs in trial.ladder.items()},
+            "step": None if trial.step is None else asdict(trial.step),
+            "served": {f"{rate:g}": runs for rate, runs in trial.served.items()},
+            "simulated": {f"{rate:g}": asdict(f) for rate, f in trial.simulated.items()},
+        }
+        for policy, trial in contest.trials.items()
+    }
+    found: dict[str, Any] = jsonable(
+        {
+            "made": dict(setup),
+            "conditions": asdict(c) | {"sizes": None if c.sizes is None else c.sizes.model_dump()},
+            "accuracy": contest.accuracy,
+            "refused_runs": contest.refused_runs,
+            "costs": None if contest.costs is None else contest.costs.model_dump(mode="json"),
+            "trials": trials,
+        }
+    )
+    return found
+
+
+def verdict(contest: Contest) -> str:
+    """The comparison in one sentence."""
+    slo = f"{1e3 * contest.conditions.slo_s:g} ms"
+    ranked = sorted(
+        ((f.correct, p) for p, f in best_runs(contest).items() if f is not None and f.correct is not None),
+        reverse=True,
+    )
+    if not ranked:
+        return f"No policy met the SLO of {slo}."
+    top, first = ranked[0]
+    static = next(((v, p) for v, p in ranked if p.startswith(STATIC)), None)
+    ratio = "" if static is None or static[1] == first else f", {top / static[0]:.2f} times {static[1]}"
+    return f"{first} gave most correct predictions within {slo}: {top:,.0f} a second{ratio}."
+
+
+def tables(contest: Contest) -> tuple[Section, ...]:
+    """The comparison, the ladder by rate, and simulated beside live."""
+    c = contest.conditions
+    best = best_runs(contest)
+    static = [f.correct for p, f in best.items() if p.startswith(STATIC) and f is not None and f.correct]
+    reference = max(static, default=None)
+    rows = []
+    for policy, trial in contest.trials.items():
+        top, step = best[policy], trial.step
+        low = trial.at(min(trial.ladder)) if trial.ladder else None
+        rows.append(
+            (
+                policy,
+                number(highest_rate(trial, c.slo_s, c.share)),
+                number(None if top is None else top.correct),
+                "" if top is None or not top.correct or not reference else f"{top.correct / reference:.2f}",
+                _accuracy(top),
+                _accuracy(low),
+                "" if step is None else f"{100 * min(step.up.ok, step.down.ok):.2f}%",
+                "" if step is None else f"{100 * max(step.up.refused, step.down.refused):.2f}%",
+                "" if step is None else _seconds(step.bent_s),
+                "" if step is None else _seconds(step.returned_s),
+            )
+        )
+    head = (
+        "policy",
+        "capacity, requests/s",
+        "correct predictions/s at best",
+        "x best static",
+        "accuracy there",
+        "accuracy at low load",
+        "in budget, 10 s around step",
+        "rejected around step",
+        "quality adapts in",
+        "quality back in",
+    )
+    note = f"SLO: p99 within {1e3 * c.slo_s:g} ms, and {100 * c.share:g}% of all requests answered in time."
+    comparison = Section("Policies compared", note, table=Table(head, tuple(rows)))
+    rates = sorted({rate for t in contest.trials.values() for rate in t.ladder})
+    if not rates:
+        return (comparison,)
+
+    def ladder(title: str, show: Callable[[Figures], str]) -> Section:
+        cells = tuple(
+            (p, *("" if (f := t.at(rate)) is None else show(f) for rate in rates))
+            for p, t in contest.trials.items()
+        )
+        return Section(title, table=Table(("policy", *(f"{rate:,.0f}/s" for rate in rates)), cells))
+
+    return (
+        comparison,
+        ladder("Correct predictions a second, by offered load", lambda f: number(f.correct)),
+        ladder("Share of requests in budget", lambda f: f"{100 * f.ok:.2f}%"),
+        ladder("Mean accuracy of the rows answered in budget", _accuracy),
+        ladder("99th percentile of the answers, ms", lambda f: number(f.p99_ms)),
+        ladder("Rejected (429)", lambda f: f"{100 * f.refused:.2f}%"),
+        *_simulated(contest),
+    )
+
+
+def _simulated(contest: Contest) -> tuple[Section, ...]:
+    """Live beside simulated, at every rate that has both."""
+    rows = []
+    for policy, trial in contest.trials.items():
+        for rate, model in sorted(trial.simulated.items()):
+            live = trial.at(rate)
+            if live is None:
+                continue
+            cells = [policy, f"{rate:,.0f}/s"]
+            for figure in ("p50_ms", "p99_ms", "goodput"):
+                a, b = getattr(live, figure), getattr(model, figure)
+                cells += [number(a), number(b), f"{100 * (b / a - 1):+.0f}%" if a and b else ""]
+            rows.append((*cells, _accuracy(live), _accuracy(model)))
+    if not rows:
+        return ()
+    compared = (f"{name}, live|simulated|difference" for name in ("p50 ms", "p99 ms", "goodput rows/s"))
+    head = ("policy", "rate", *"|".join(compared).split("|"), "accuracy, live", "simulated")
+    return (Section("Simulated against live", table=Table(head, tuple(rows))),)
+
+
+def number(value: float | None) -> str:
+    """Three digits, or in full from 100 on; empty for None."""
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _accuracy(found: Figures | None) -> str:
+    return "" if found is None or found.accuracy is None else f"{100 * found.accuracy:.3f}%"
+
+
+def _seconds(value: float | None) -> str:
+    return "not by the end" if value is None else f"{value:.1f} s"

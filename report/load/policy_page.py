@@ -1,0 +1,177 @@
+"""The page of a comparison of routing policies: charts by offered load and through a step of load."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from polyrec.loadtest.comparison.comparison import Contest
+from polyrec.loadtest.comparison.load_step import AROUND_S, accuracy_by_time
+from polyrec.loadtest.results.figures import Figures, timeline
+from polyrec.loadtest.results.outcome import Fate
+from polyrec.report.chart import Chart, Limit, Series, draw, pictures, png
+from polyrec.report.load.policies import STATIC, as_json, number, tables, verdict
+from polyrec.report.page import Page, Section, Tile, html
+
+SMOOTHED_BINS = 5
+
+
+def write_comparison(
+    folder: Path, contest: Contest, setup: Mapping[str, str], title: str = "Policies"
+) -> Path:
+    """Writes bench.html, bench.png and bench.json; returns the page's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    whole = json.dumps(as_json(contest, setup), indent=1)
+    (folder / "bench.json").write_text(whole + "\n", encoding="utf-8")
+    by_load, steps = load_charts(contest), step_charts(contest)
+    compared, *details = tables(contest)
+    charts = (("By offered load", by_load), ("A step of load and back", steps))
+    page = Page(
+        title=title,
+        summary=verdict(contest),
+        tiles=tuple(
+            Tile(number(trial.capacity) + "/s" if trial.capacity else "none", f"capacity: {policy}")
+            for policy, trial in contest.trials.items()
+            if any(t.tried for t in contest.trials.values())
+        ),
+        sections=(
+            compared,
+            *(Section(heading, pictures=pictures(drawn)) for heading, drawn in charts if drawn),
+            *details,
+            Section("Setup", terms=tuple(setup.items())),
+        ),
+        notes=(
+            "Requests leave at Poisson times, whatever the server does; latency runs from the intended "
+            "departure. Policies took turns in one run, with the same requests. Correct predictions: rows "
+            "answered in budget, each weighted by the accuracy of its path.",
+            f"Runs repeated or left out because the load driver itself was late: {contest.refused_runs}.",
+        ),
+    )
+    (folder / "bench.html").write_text(html(page), encoding="utf-8")
+    if by_load:
+        (folder / "bench.png").write_bytes(png(draw(by_load, title=page.summary)))
+    return folder / "bench.html"
+
+
+def load_charts(contest: Contest) -> tuple[Chart, ...]:
+    """Figures of each policy against the offered load."""
+    c = contest.conditions
+    rates = sorted({rate for t in contest.trials.values() for rate in t.ladder})
+    if not rates:
+        return ()
+
+    def series(value: Callable[[Figures], float | None]) -> tuple[Series, ...]:
+        return tuple(
+            Series(
+                policy,
+                np.array(rates),
+                np.array([np.nan if (f := trial.at(r)) is None else value(f) for r in rates], np.float64),
+                i,
+            )
+            for i, (policy, trial) in enumerate(contest.trials.items())
+        )
+
+    name = "requests/s offered"
+    return (
+        Chart(
+            "Correct predictions",
+            "Rows answered in budget, weighted by their path's accuracy. Higher is better.",
+            name,
+            "a second",
+            series(lambda f: f.correct),
+        ),
+        Chart(
+            "In budget",
+            f"Share of all requests answered within {1e3 * c.slo_s:g} ms.",
+            name,
+            "share of requests",
+            series(lambda f: f.ok),
+            limit=_slo(contest),
+            percent=True,
+        ),
+        Chart(
+            "Accuracy",
+            "Mean accuracy of the rows answered in budget. The axis does not begin at zero.",
+            name,
+            "share of rows right",
+            series(lambda f: f.accuracy),
+            from_zero=False,
+            percent=True,
+        ),
+        Chart(
+            "99th percentile",
+            "Of the answers, from the intended departure.",
+            name,
+            "ms (log scale)",
+            series(lambda f: f.p99_ms),
+            log=True,
+            limit=Limit(1e3 * c.slo_s, f"budget {1e3 * c.slo_s:g} ms"),
+        ),
+    )
+
+
+def step_charts(contest: Contest) -> tuple[Chart, ...]:
+    """Figures of each policy through the step; and for those that choose, which path answered."""
+    stepped = {p: t for p, t in contest.trials.items() if t.stepped is not None and t.step is not None}
+    if not stepped:
+        return ()
+    colors = {policy: i for i, policy in enumerate(contest.trials)}
+    up = contest.conditions.warmup_s + AROUND_S
+    factor = next(t.step.factor for t in stepped.values() if t.step is not None)
+    marks = ((up, f"x{factor:g}"), (up + 2 * AROUND_S, "back"))
+    shares, accuracy, mixes = [], [], []
+    for policy, trial in stepped.items():
+        outcome = trial.stepped
+        assert outcome is not None
+        line = timeline(outcome, contest.accuracy, 80)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            shares.append(Series(policy, line.at_s, line.fates[Fate.OK] / line.rate, colors[policy]))
+        if outcome.paths:
+            at, mean = accuracy_by_time(outcome, contest.accuracy)
+            smooth = np.convolve(mean, np.ones(SMOOTHED_BINS) / SMOOTHED_BINS, "valid")
+            cut = SMOOTHED_BINS // 2
+            accuracy.append(Series(policy, at[cut:-cut], smooth, colors[policy]))
+        if not policy.startswith(STATIC):
+            mixes.append(
+                Chart(
+                    f"Which path answered: {policy}",
+                    "Share of the rows answered, by path.",
+                    "seconds",
+                    "share of rows",
+                    tuple(Series(name, line.at_s, line.mix[i], i) for i, name in enumerate(line.paths)),
+                    kind="layers",
+                    y_high=1.0,
+                    percent=True,
+                    marks=marks,
+                )
+            )
+    return (
+        Chart(
+            "In budget",
+            "Share of the requests due at each moment that were answered in time.",
+            "seconds",
+            "share of requests",
+            tuple(shares),
+            limit=_slo(contest),
+            percent=True,
+            marks=marks,
+        ),
+        Chart(
+            "Accuracy",
+            "Mean accuracy of the answers through the step. The axis does not begin at zero.",
+            "seconds",
+            "share of rows right",
+            tuple(accuracy),
+            from_zero=False,
+            percent=True,
+            marks=marks,
+        ),
+        *mixes,
+    )
+
+
+def _slo(contest: Contest) -> Limit:
+    return Limit(contest.conditions.share, f"SLO {100 * contest.conditions.share:g}%")

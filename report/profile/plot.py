@@ -1,0 +1,95 @@
+"""The picture of a profile: measured latencies and the latency model over them, a panel a representation.
+
+Axes are shared, so that panels compare. A color is a path of the panel: its line is the model's median,
+the band above it reaches to the 99th percentile; dots are measured medians, hollow where the model was
+not fitted, small dashes the measured 99th percentiles, crosses medians with the caches emptied.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from polyrec.planner.profile import PathProfile, Profile
+from polyrec.report.chart import LIGHT, Theme, add_legend, log_axis, new_figure, style_axes
+
+PANEL_WIDTH, PANEL_HEIGHT = 3.5, 2.9
+COLUMNS = 4
+SHOWN_ROWS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144)
+
+
+def draw(profile: Profile, theme: Theme = LIGHT) -> Figure:
+    """A panel for each representation and device."""
+    panels: dict[str, list[PathProfile]] = {}
+    for path in profile.paths:
+        panels.setdefault(f"{path.representation} on {path.path.device}", []).append(path)
+    columns = min(COLUMNS, len(panels))
+    lines = -(-len(panels) // columns)
+    figure = new_figure(
+        max(PANEL_WIDTH * columns, 7.5), PANEL_HEIGHT * lines + 1.1, theme,
+        f"Latency of one batch on one lane, measured on {profile.machine.devices[0].description} "
+        "(both scales logarithmic)",
+    )  # fmt: skip
+    grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
+    low, high = _span(profile)
+    for axes in grid.flat[len(panels) :]:
+        axes.set_visible(False)
+    for i, (axes, (name, paths)) in enumerate(zip(grid.flat, panels.items(), strict=False)):
+        # with axes shared, only outer panels would have numbers: also those above an empty place
+        below = i + columns >= len(panels)
+        style_axes(axes, theme, name, "rows of a batch" if below else "", "" if i % columns else "ms a batch")
+        log_axis(axes, "y", low, high)
+        for k, path in enumerate(paths):
+            _path(axes, path, theme.color(k), theme)
+        axes.set_xscale("log")
+        first, last = axes.get_xlim()
+        log_axis(axes, "x", first, last, ticks=SHOWN_ROWS)
+        axes.tick_params(labelbottom=below)
+        add_legend(axes, theme, loc="upper left", handlelength=1.2)
+    handles = _marks(profile, theme)
+    add_legend(figure, theme, handles=handles, loc="outside lower left", ncols=3 if columns < 3 else 6)
+    return figure
+
+
+def _path(axes: Axes, path: PathProfile, color: str, theme: Theme) -> None:
+    rows = np.unique(np.geomspace(path.latency.rows[0], path.latency.rows[-1], 200).round().astype(int))
+    median = np.array([path.latency.median(int(r)) for r in rows]) * 1e3
+    tail = np.array([path.latency.tail(int(r)) for r in rows]) * 1e3
+    axes.plot(rows, median, color=color, linewidth=1.4, label=path.path.name, zorder=3)
+    axes.fill_between(rows, median, tail, color=color, alpha=0.14, linewidth=0, zorder=2)
+    for point in path.points:
+        face = color if point.fitted else theme.page
+        axes.plot(point.rows, point.p50_s * 1e3, "o", ms=4, mfc=face, mec=color, mew=1, zorder=4)
+        axes.plot(point.rows, point.p99_s * 1e3, "_", ms=5, color=color, mew=1, zorder=4)
+    for point in path.evicted:
+        axes.plot(point.rows, point.p50_s * 1e3, "x", ms=4.5, color=color, mew=1, zorder=3)
+
+
+def _span(profile: Profile) -> tuple[float, float]:
+    """The range of all curves and points, in milliseconds, with room for the legend above them."""
+    seconds = [s for p in profile.paths for s in (*p.latency.median_s, *p.latency.tail_s)]
+    seconds += [s for p in profile.paths for point in p.points for s in (point.p50_s, point.p99_s)]
+    seconds += [point.p50_s for p in profile.paths for point in p.evicted]
+    found = [s for s in seconds if s > 0]
+    return min(found) * 1e3 / 1.3, max(found) * 1e3 * 4
+
+
+def _marks(profile: Profile, theme: Theme) -> list[Line2D | Patch]:
+    grey = theme.faint
+
+    def mark(marker: str, label: str, face: str = grey) -> Line2D:
+        return Line2D([], [], linestyle="", marker=marker, color=grey, mfc=face, ms=5, label=label)
+
+    marks: list[Line2D | Patch] = [
+        Line2D([], [], color=grey, linewidth=1.4, label="model, median"),
+        Patch(color=grey, alpha=0.25, linewidth=0, label="model, up to the 99th percentile"),
+        mark("o", "measured median"),
+        mark("o", "the same, kept from the model", theme.page),
+        mark("_", "measured 99th percentile"),
+    ]
+    if any(p.evicted for p in profile.paths):
+        marks.append(mark("x", "median, caches emptied"))
+    return marks

@@ -1,0 +1,95 @@
+"""The wheel and the sdist, each installed in an environment of its own, beside files that could shadow it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import httpx
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ROOMS = {"cli", "loadtest", "measure", "models", "planner", "report", "server"}
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a wheel and an sdist of this checkout."""
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "hatchling", "build", "-d", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    return folder
+
+
+def only(folder: Path, pattern: str) -> Path:
+    (found,) = folder.glob(pattern)
+    return found
+
+
+def test_wheel_has_one_package_with_types_and_data(built: Path) -> None:
+    names = zipfile.ZipFile(only(built, "*.whl")).namelist()
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"polyrec"}
+    assert {name.split("/")[1] for name in names if name.count("/") > 1 and "dist-info" not in name} == ROOMS
+    assert "polyrec/py.typed" in names
+    data = [name for name in names if name.endswith((".yaml", ".html", ".js"))]
+    assert len(data) >= 9, data
+
+
+def test_sdist_builds_the_same_files_as_the_checkout(built: Path) -> None:
+    with tarfile.open(only(built, "*.tar.gz")) as sdist:
+        inside = {name.split("/", 1)[1] for name in sdist.getnames() if "/" in name}
+    wheel = zipfile.ZipFile(only(built, "*.whl")).namelist()
+    assert {name for name in wheel if "dist-info" not in name} <= inside
+
+
+def environment(folder: Path, archive: Path) -> Path:
+    """A virtual environment with the archive installed; the other packages are this interpreter's."""
+    venv.create(folder, with_pip=True)
+    pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    here = sysconfig.get_paths()["purelib"]
+    there = only(folder / "lib", "python*") / "site-packages"
+    # a path in a .pth file is searched, but its own .pth files (an editable polyrec) are not read
+    (there / "dependencies.pth").write_text(here + "\n")
+    subprocess.run([*pip, "--no-build-isolation", str(archive)], check=True)
+    return folder / "bin"
+
+
+@pytest.mark.parametrize("pattern", ["*.whl", "*.tar.gz"])
+def test_installed_polyrec_trains_and_serves_beside_a_hostile_folder(
+    pattern: str, built: Path, clicks: Path, tmp_path: Path
+) -> None:
+    programs = environment(tmp_path / "venv", only(built, pattern))
+    work = tmp_path / "work"
+    for hostile in ("models/__init__.py", "planner/__init__.py", "server.py", "report.py"):
+        (work / hostile).parent.mkdir(parents=True, exist_ok=True)
+        (work / hostile).write_text("raise RuntimeError('the wrong module was imported')\n")
+
+    def polyrec(*arguments: str) -> str:
+        command = [str(programs / "polyrec"), *arguments]
+        return subprocess.run(command, cwd=work, check=True, capture_output=True, text=True).stdout
+
+    assert polyrec("--version").strip()
+    where = "import polyrec.models.errors as e; print(e.__file__)"
+    found = subprocess.run(
+        [str(programs / "python"), "-c", where], cwd=work, check=True, capture_output=True, text=True
+    )
+    assert str(tmp_path / "venv") in found.stdout
+    shutil.copy(clicks, work / "clicks.parquet")
+    polyrec("train", "--data", "clicks.parquet", "--schema", "trivago", "--out", "table", "--seed", "0")
+    serve = [str(programs / "polyrec"), "serve", "--bundle", "table", "--port", "0", "--json"]
+    with subprocess.Popen(serve, cwd=work, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            url = json.loads(server.stdout.readline())["url"]
+            answer = httpx.post(f"{url}/v1/predict", json={"instances": [{}, {}]}, timeout=30)
+            assert len(answer.json()["predictions"]) == 2
+        finally:
+            server.terminate()
