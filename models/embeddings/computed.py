@@ -1,13 +1,14 @@
-"""Computed representations: of each table a prefix of ranks is stored, the rest is computed by DHE.
+"""Computed representations: a prefix of each table is stored, the vectors of the other rows are computed by
+DHE.
 
-One cut per table says how many of its hottest rows are stored. So one stage is three things:
+One cut per table says how many of its hottest rows are stored. This covers three representations:
 
     dhe                     every cut is 0: all vectors are computed (KDD'21)
     select                  cuts are 0 or all rows: a table is stored or computed (MP-Rec)
     dhe, materialized       cuts are prefixes: MP-Rec's encoder cache; hot rows read, tail computed
 
-A batch needs each distinct row once, however often it is looked up: distinct rows are found first,
-read or computed into a small matrix, and gathered and pooled from there.
+Each distinct row of a batch is read or computed once: distinct rows are found first, read or computed into a
+small matrix, and gathered and pooled from there.
 """
 
 from __future__ import annotations
@@ -48,12 +49,11 @@ class Encoding(Strict):
 class ComputedStage(nn.Module):
     """Stored prefixes and decoders for the tails.
 
-    ids: whole numbers [total rows], the stable id behind each row of the fused order; what is hashed is that
-    id's place among all tables' ids, so that no two tables share codes, and so that another
-    popularity order gives the same vectors.
+    ids: integers [total rows], the stable id of each row of the fused order. The id plus its table's base is
+    hashed, so that no two tables share codes and that vectors do not depend on the popularity order.
     stored: rows [sum of cuts, width], table by table.
-    distinct: whether a row that a batch looks up many times is computed once (it always pays, see
-        docs/context-once.md; False is there to measure that).
+    distinct: whether a row that occurs repeatedly in a batch is computed once (docs/context-once.md);
+        False only for measurements.
     """
 
     distinct = True
@@ -96,14 +96,14 @@ class ComputedStage(nn.Module):
 
     @property
     def flops(self) -> PerBlock:
-        """If nothing is stored or shared: a vector each feature whose table is computed."""
+        """Operations if nothing is stored or shared: one vector per feature whose table is computed."""
         each = self.decoders.flops
         return PerBlock(*(each * sum(t in self.computed_tables for t in names) for names in self._names))
 
     def initialize(self, generator: torch.Generator, deviations: Sequence[float]) -> None:
-        """Random decoders; the vectors of each of the schema's tables start with its deviation."""
-        own = dict(zip(self.rows.tables, deviations, strict=True))
-        self.decoders.initialize(generator, [own[t] for t in self.computed_tables])
+        """Initializes the decoders randomly, so that each table's vectors have its deviation."""
+        by_table = dict(zip(self.rows.tables, deviations, strict=True))
+        self.decoders.initialize(generator, [by_table[t] for t in self.computed_tables])
 
     def sparse_parameters(self) -> list[nn.Parameter]:
         return [self.store.weight] if isinstance(self.store, FloatRows) else []
@@ -124,12 +124,12 @@ class ComputedStage(nn.Module):
         return assemble(lookups.at(place[where]), ComputedRows(rows), self.width, rows.device)
 
     def vectors(self, rows: I64) -> Tensor:
-        """rows: int64 [n], sorted rows of the fused order -> float32 [n, width]."""
+        """Returns the vectors of rows, float32 [n, width]. rows: int64 [n], sorted, of the fused order."""
         found, order = self._vectors(rows)
         return found.index_select(0, as_index(order, found.device))
 
     def _vectors(self, rows: I64) -> tuple[Tensor, I64]:
-        """(vectors, where): vector of rows[i] is vectors[where[i]]; stored ones come first."""
+        """Returns (vectors, where): the vector of rows[i] is vectors[where[i]]; stored ones come first."""
         table = np.searchsorted(self._bases, rows, side="right") - 1
         rank = rows - self._bases[table]
         hot = rank < self.cuts[table]
@@ -150,7 +150,7 @@ class ComputedStage(nn.Module):
 
 
 class HybridStage(nn.Module):
-    """Each feature gives a stored and a computed vector; both enter the interaction (MP-Rec)."""
+    """Gives a stored and a computed vector of each feature; both enter the interaction (MP-Rec)."""
 
     def __init__(self, table: TableStage, computed: ComputedStage) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Which rows to store: cuts, one a table, in the popularity order."""
+"""Chooses cuts: how many of the hottest rows of each table to store."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from polyrec.models.schema.vocabulary import Vocabulary
 
 
 def stored_but_largest(vocabularies: Mapping[str, Vocabulary], computed: int) -> dict[str, int]:
-    """MP-Rec's select: everything stored but the `computed` largest tables."""
+    """Stores all tables but the `computed` largest ones, as MP-Rec's select."""
     by_size = sorted(vocabularies, key=lambda t: (-vocabularies[t].rows, t))
     return {t: v.rows for t, v in vocabularies.items() if t not in by_size[:computed]}
 
 
 def stored_within(vocabularies: Mapping[str, Vocabulary], rows: int) -> dict[str, int]:
-    """The `rows` most accessed rows of all tables: one threshold on accesses fills the budget.
+    """Stores the `rows` most accessed rows of all tables: one threshold on accesses fills the budget.
 
-    All rows are equally long, so accesses per row is accesses per byte, and taking the densest first
-    solves the knapsack exactly. Equally accessed rows are taken table by table.
+    All rows have equal length, so accesses per row are proportional to accesses per byte, and taking the
+    hottest first solves the knapsack exactly. Equally accessed rows are taken table by table.
     """
     counts = np.concatenate([v.counts for v in vocabularies.values()])
     sizes = [v.rows for v in vocabularies.values()]
@@ -32,11 +32,11 @@ def stored_within(vocabularies: Mapping[str, Vocabulary], rows: int) -> dict[str
 def tiers_within(
     vocabularies: Mapping[str, Vocabulary], row_bytes: int, budgets: Mapping[str, int]
 ) -> dict[str, dict[str, int]]:
-    """Rows of each table in each tier: table -> tier -> rows, hottest first.
+    """Returns the rows of each table in each tier: table -> tier -> rows, hottest first.
 
-    budgets: bytes by tier, fastest first; the last tier takes what is left, whatever its budget says. Each
-    tier is filled by one threshold on accesses per byte over all tables, so that no other cuts find more
-    accesses in the first tier, nor, that filled, in the first two, and so on.
+    budgets: bytes by tier, fastest first; the last tier takes all remaining rows. Each tier is filled by one
+    threshold on accesses per byte over all tables, which maximizes the accesses in the first tier, then in
+    the first two together, and so on.
     """
     cuts: dict[str, dict[str, int]] = {t: {} for t in vocabularies}
     held = dict.fromkeys(vocabularies, 0)

@@ -1,11 +1,10 @@
-"""DHE's decoders: the hash codes of an id -> its vector, one MLP a table, all tables at once.
+"""DHE's decoders: map the hash codes of ids to vectors, one MLP per table, all tables together.
 
-The decoders' weights of all tables are stacked, so a batch is a few batched matrix products. Tables
-rarely need equally many vectors (a ranking request has one user and many items): a product over all
-of them would be padded to the longest. So consecutive tables are put in one product only as long as
-the padding stays small, which for a balanced batch means one product and for a ranking request a few.
-A vector must not depend on how many others are computed with it, so without gradients the smallest products
-are padded, too (models/dlrm/batch_invariance.py).
+The weights of all tables are stacked, so that a batch takes a few batched matrix products. Tables rarely need
+equally many vectors (a ranking request has one user and many items), and a product over all of them would be
+padded to the longest. So consecutive tables share a product only while the padding stays small: one product
+for a balanced batch, a few for a ranking request. A vector must not depend on how many others are computed
+with it, so in inference the smallest products are padded as well (models/dlrm/batch_invariance.py).
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ PADDING = 1.25
 class Decoders(nn.Module):
     """MLPs of `tables` tables: k -> hidden widths (ReLU) -> width (linear).
 
-    The papers' artifact ends in a sigmoid; a linear end trains better here and lets a decoder give any
-    row (docs/representations.md).
+    The papers' artifact ends in a sigmoid; a linear output trains better here and can represent any row
+    (docs/representations.md).
     """
 
     def __init__(self, tables: int, k: int, hidden: Sequence[int], width: int) -> None:
@@ -53,11 +52,14 @@ class Decoders(nn.Module):
 
     @property
     def flops(self) -> int:
-        """Floating point operations of one vector, hashing not counted."""
+        """Floating point operations per vector, without hashing."""
         return 2 * sum(fan_in * fan_out for fan_in, fan_out in pairwise(self.sizes))
 
     def forward(self, codes: Tensor, counts: I64) -> Tensor:
-        """codes: float32 [n, k], table by table; counts: int64 [tables], rows of each -> [n, width]."""
+        """Returns vectors [n, width].
+
+        codes: float32 [n, k], table by table; counts: int64 [tables], rows of each.
+        """
         ends = np.cumsum(counts)
         parts = []
         for first, last in runs(counts):
@@ -87,9 +89,9 @@ class Decoders(nn.Module):
 
 
 def runs(counts: I64) -> list[tuple[int, int]]:
-    """Cuts tables into runs [first, last) whose products, padded to the longest, waste little.
+    """Splits tables into runs [first, last) to be padded to their longest table.
 
-    A run is closed when the padded rows would exceed `PADDING` times the rows it really has.
+    A run ends before the padded rows would exceed `PADDING` times its actual rows.
     """
     out: list[tuple[int, int]] = []
     first, longest, total = 0, 0, 0

@@ -1,11 +1,11 @@
-"""Universal hashes and their transforms: an id -> k numbers, the input of a DHE decoder.
+"""Universal hashes and their transforms: map an id to k numbers, the input of a DHE decoder.
 
     h_i(x) = ((a_i x + b_i) mod p) mod m,   a_i in [1, p-1], b_i in [0, p-1], p prime
 
 (Kang et al., Learning to embed categorical features without embedding tables, KDD'21, section 4.1).
 The uniform transform maps a hash to [-1, 1]; the Gaussian one maps pairs of uniform numbers to pairs
 of normal ones (Box-Muller). All k hashes of all ids are computed as whole arrays in float64, where
-every product below 2^53 is exact; the tests compare them with Python's integers.
+every product below 2^53 is exact.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ class UniversalHashes(nn.Module):
         self.register_buffer("b", torch.from_numpy(b.astype(np.float64)), persistent=False)
 
     def hashes(self, ids: Tensor) -> Tensor:
-        """ids: int64 [n] -> float64 [n, k], whole numbers in [0, m)."""
+        """Returns the hashes, float64 [n, k], integers in [0, m). ids: int64 [n]."""
         z = ids.double().unsqueeze(1) * self.get_buffer("a")
         z += self.get_buffer("b")
         z = _mod(z, self.p)
         return _mod(z, self.m)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """ids: int64 [n] -> float32 [n, k], the transformed hashes.
+        """Returns the transformed hashes, float32 [n, k]. ids: int64 [n].
 
-        A part at a time that fits the processor's second-level cache: each step passes over all numbers.
+        Works on parts that fit the second-level cache, since each step passes over all numbers.
         """
         parts = [self._codes(part) for part in torch.split(ids, max(1, CACHED // self.k))]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -70,7 +70,7 @@ class UniversalHashes(nn.Module):
 
 
 def _mod(z: Tensor, n: int) -> Tensor:
-    """z mod n, in place, for whole numbers 0 <= z < 2^53 (the quotient is then exact)."""
+    """Computes z mod n in place, for integers 0 <= z < 2^53, where the quotient is exact."""
     return z.sub_(torch.div(z, n).floor_().mul_(n))
 
 

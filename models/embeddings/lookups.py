@@ -1,9 +1,9 @@
-"""Where each look-up lands: ranks of a batch -> rows of the one fused weight.
+"""Maps ranks of a batch to rows of the fused weight.
 
-All tables stand one after another in a single weight, each in popularity order; a look-up is its
-table's base plus its rank. So a batch needs one gather for all single-valued features of both roles
-and one bag a role for the multi-valued ones, whatever the number of tables. A context is looked up
-once, however many candidates share it.
+All tables are concatenated in a single weight, each in popularity order; the row of a look-up is its table's
+base plus its rank. So a batch needs one gather for all single-valued features of both roles and one bag
+operation per role for the multi-valued ones, whatever the number of tables. A context is looked up once for
+all its candidates.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ class Lookups:
     candidate: BlockLookups
 
     def singles(self) -> I64:
-        """Rows of the single-valued features: contexts, then candidates; int64 [look-ups]."""
+        """Returns the rows of the single-valued features: contexts, then candidates; int64 [look-ups]."""
         return np.concatenate((self.context.singles.ravel(), self.candidate.singles.ravel()))
 
     def rows(self) -> I64:
-        """Every row looked up: `singles()`, then the bags of contexts, then of candidates."""
+        """Returns every row looked up: `singles()`, then the bags of contexts, then of candidates."""
         bags = [b.bags.rows for b in (self.context, self.candidate) if b.bags is not None]
         return np.concatenate((self.singles(), *bags)) if bags else self.singles()
 
     def at(self, rows: I64) -> Lookups:
-        """The same look-ups at other rows, given in the order of `rows()`."""
+        """Returns the same look-ups with other rows, given in the order of `rows()`."""
         blocks = (self.context, self.candidate)
         sizes = [b.singles.size for b in blocks]
         sizes += [0 if b.bags is None else b.bags.rows.size for b in blocks]
@@ -74,7 +74,7 @@ class Lookups:
 
 
 class FusedRows:
-    """The address of every table inside the fused weight."""
+    """The position of every table in the fused weight."""
 
     def __init__(self, schema: Schema, table_rows: Mapping[str, int]) -> None:
         self.tables = tuple(schema.tables)
@@ -90,12 +90,12 @@ class FusedRows:
         return np.array([self.base[f.table_name] for f in features], np.int64)
 
     def slice_of(self, table: str) -> slice:
-        """The rows of one table."""
+        """Rows of one table."""
         base = self.base[table]
         return slice(base, base + self.sizes[self.tables.index(table)])
 
     def lookups(self, batch: Batch) -> Lookups:
-        """The rows of the fused weight that a batch needs."""
+        """Returns the rows of the fused weight that a batch looks up."""
         return Lookups(self._block("context", batch.context), self._block("candidate", batch.candidate))
 
     def _block(self, role: Role, block: Block) -> BlockLookups:
@@ -115,6 +115,6 @@ class FusedRows:
 
 
 def means(features: tuple[Categorical, ...]) -> NDArray[np.bool_] | None:
-    """Which features are pooled by mean; None if none is."""
+    """Mask of the features pooled by mean, bool [features]; None if there is none."""
     flags = np.array([f.pooling == "mean" for f in features], bool)
     return flags if flags.any() else None

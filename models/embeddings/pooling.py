@@ -1,4 +1,4 @@
-"""From a source of rows to the vectors of a batch: gather the singles, pool the bags."""
+"""Assembles the vectors of a batch from a source of rows: gathers single values and pools bags."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from polyrec.models.transfer import on_device
 
 
 def assemble(lookups: Lookups, source: Source, width: int, device: torch.device) -> Vectors:
-    """The vectors of a batch: one gather for the single-valued features of both blocks, one bag a block.
+    """Returns the vectors of a batch, by one gather for the single values of both blocks and one bag per
+    block.
 
-    Bags come first: a source may keep one buffer for all its gathers, and the singles stay in it.
+    Bags are pooled first: a source may reuse one buffer for all its gathers, and the singles stay in it.
     """
     if isinstance(source, TieredRows) and source.fused is not None:
         return source.vectors(lookups)
     blocks = (lookups.context, lookups.candidate)
-    # tiers look on the host for where rows lie, whatever device they give them on
-    asked = HOST if isinstance(source, TieredRows) else device
-    pooled = [None if b.bags is None else _pool(b.bags, source, asked, device) for b in blocks]
-    gathered = source.gather(as_index(lookups.singles(), asked))
+    # tiers locate rows on the host, whatever device they return them on
+    index_device = HOST if isinstance(source, TieredRows) else device
+    pooled = [None if b.bags is None else _pool(b.bags, source, index_device, device) for b in blocks]
+    gathered = source.gather(as_index(lookups.singles(), index_device))
     out = []
     start = 0
     for block, sums in zip(blocks, pooled, strict=True):
@@ -38,9 +39,9 @@ def assemble(lookups: Lookups, source: Source, width: int, device: torch.device)
     return Vectors(out[0], out[1])
 
 
-def _pool(bags: Bags, source: Source, asked: torch.device, device: torch.device) -> Tensor:
+def _pool(bags: Bags, source: Source, index_device: torch.device, device: torch.device) -> Tensor:
     """[block rows * features, width]: sums, scaled where the pooling is a mean."""
-    pooled = source.pool(as_index(bags.rows, asked), as_index(bags.offsets, asked))
+    pooled = source.pool(as_index(bags.rows, index_device), as_index(bags.offsets, index_device))
     if bags.scale is None:
         return pooled
     return pooled * on_device(bags.scale, device).view(-1, 1)

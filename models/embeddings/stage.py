@@ -1,7 +1,7 @@
-"""The embedding stage: a batch's look-ups -> vectors, whatever the representation.
+"""The embedding stage: turns the look-ups of a batch into vectors, for any representation.
 
-A stage gives the vectors of each block apart, so that a context shared by many candidates is looked up
-and computed once. Representations differ only here; the dense part never knows which it was.
+A stage returns the vectors of each block separately, so that a context shared by many candidates is looked up
+and computed once. Representations differ only here; the dense net is the same for all.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Vectors(NamedTuple):
 
 
 class PerBlock(NamedTuple):
-    """A number for each block: vectors a row, dense features, operations."""
+    """A number for each block: vectors per row, dense features, or operations."""
 
     context: int
     candidate: int
@@ -38,13 +38,13 @@ class Stage(Protocol):
 
     @property
     def slots(self) -> PerBlock:
-        """Vectors a row: the schema's features, single-valued first (twice as many for hybrid)."""
+        """Vectors per row: the schema's features, single-valued first (twice as many for hybrid)."""
         ...
 
     def __call__(self, batch: Batch) -> Vectors: ...
 
     def to(self, device: torch.device) -> Stage:
-        """Moves the stage's tensors, and gives the stage."""
+        """Moves the stage's tensors; returns the stage."""
         ...
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -53,7 +53,7 @@ class Stage(Protocol):
 
     @property
     def flops(self) -> PerBlock:
-        """Floating point operations a row of each block, look-ups not counted."""
+        """Floating point operations per row of each block, without look-ups."""
         ...
 
     def dense_parameters(self) -> list[torch.nn.Parameter]:

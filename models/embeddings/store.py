@@ -6,8 +6,8 @@
     int4   half, and 3 a row, likewise with q in 0 ... 15
 
 The quantized forms keep scale, zero and numbers of a row side by side in bytes, so that a look-up
-touches one place; row-wise scale and bias as in fbgemm, the bias being -scale * zero, which needs one
-byte instead of two. The range of a row always contains zero.
+touches one place; row-wise scale and bias as in fbgemm, with the bias stored as a zero point (-scale * zero),
+which needs one byte instead of two. The range of a row always contains zero.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ LEVELS = {"int8": 255, "int4": 15}
 
 
 class Source(Protocol):
-    """Anything that gives rows by their index."""
+    """A source of rows by index."""
 
     def gather(self, index: Tensor) -> Tensor:
-        """index: int64 [n] -> float32 [n, width], valid until the next call."""
+        """Returns rows, float32 [n, width], valid until the next call. index: int64 [n]."""
         ...
 
     def pool(self, index: Tensor, offsets: Tensor) -> Tensor:
-        """index: int64 [n], offsets: int64 [bags + 1] -> float32 [bags, width], the sum of each bag."""
+        """Returns the sum of each bag, float32 [bags, width]. index: int64 [n], offsets: int64 [bags + 1]."""
         ...
 
 
 def pool_rows(rows: Tensor, index: Tensor, offsets: Tensor) -> Tensor:
-    """Sums of bags of `rows` [m, width]."""
+    """Sums bags of `rows` [m, width]."""
     sparse = isinstance(rows, nn.Parameter) and torch.is_grad_enabled()
-    # what torch.nn.functional.embedding_bag calls, without its checks: they take as long as a small bag
+    # torch.nn.functional.embedding_bag without its checks, which take as long as a small bag
     return torch.embedding_bag(rows, index, offsets, False, 0, sparse, None, True)[0]
 
 
 def pool_gathered(rows: Tensor, offsets: Tensor) -> Tensor:
-    """Sums of consecutive `rows` [n, width]."""
+    """Sums consecutive `rows` [n, width]."""
     return pool_rows(rows, torch.arange(rows.shape[0], device=rows.device), offsets)
 
 
 class FloatRows(nn.Module):
     """fp32 (trainable, gradients sparse) or bf16 rows.
 
-    Without gradients the gather writes into a buffer kept between calls.
+    Without gradients `gather` writes into a buffer that is reused between calls.
     """
 
     def __init__(self, weight: Tensor) -> None:
@@ -104,7 +104,7 @@ class QuantizedRows(nn.Module):
 
 
 class ComputedRows:
-    """Rows that a batch has just computed, float32 [n, width], as a source."""
+    """Computed vectors of a batch, float32 [n, width], as a source."""
 
     def __init__(self, rows: Tensor) -> None:
         self._rows = rows
@@ -117,7 +117,7 @@ class ComputedRows:
 
 
 def dequantize(picked: Tensor, precision: Precision) -> Tensor:
-    """Packed rows, uint8 [n, 3 + width * bits / 8] of int8 or int4 -> float32 [n, width]."""
+    """Decodes packed int8 or int4 rows, uint8 [n, 3 + width * bits / 8], to float32 [n, width]."""
     # flat before it is viewed: a single row counts as contiguous whatever its stride
     scale = picked[:, :2].reshape(-1).view(torch.bfloat16).float().unsqueeze(1)
     numbers = picked[:, HEAD:]
@@ -127,12 +127,12 @@ def dequantize(picked: Tensor, precision: Precision) -> Tensor:
 
 
 def open_rows(weight: Tensor, precision: Precision) -> FloatRows | QuantizedRows:
-    """The store over rows as a bundle keeps them."""
+    """Opens a store over rows in the stored format of a bundle."""
     return FloatRows(weight) if precision in ("fp32", "bf16") else QuantizedRows(weight, precision)
 
 
 def quantize(weight: Tensor, precision: Precision, rows_at_once: int = 1 << 18) -> Tensor:
-    """float32 [rows, width] -> rows as a store of that precision keeps them.
+    """Converts float32 rows [rows, width] to the stored format of a precision.
 
     Raises ValueError for int4 rows of odd width.
     """
@@ -149,8 +149,7 @@ def quantize(weight: Tensor, precision: Precision, rows_at_once: int = 1 << 18) 
 def _pack(x: Tensor, levels: int) -> Tensor:
     low = x.amin(dim=1, keepdim=True).clamp_max(0.0)
     high = x.amax(dim=1, keepdim=True).clamp_min(0.0)
-    # Numbers are rounded against the scale that they are read with: the stored one, rounded up so that
-    # it covers the row's range.
+    # Numbers are rounded with the stored bf16 scale, which is rounded up so that it covers the row's range.
     exact = ((high - low) / levels).clamp_min(torch.finfo(torch.float32).tiny)
     scale = exact.to(torch.bfloat16)
     short = scale.float() < exact
@@ -170,5 +169,5 @@ def bytes_per_row(width: int, precision: Precision) -> int:
 
 
 def as_index(rows: I64, device: torch.device) -> Tensor:
-    """int64 [n] on the device of the rows."""
+    """Copies row indices, int64 [n], to a device."""
     return on_device(rows, device)

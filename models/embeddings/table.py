@@ -1,4 +1,4 @@
-"""The table representation: every row stored, one fused weight, one gather, one bag a role."""
+"""The table representation: every row is stored in one fused weight."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from polyrec.models.tiers.rows import TieredRows
 class TableStage(nn.Module):
     """All tables in one weight [total rows, width], each table in popularity order.
 
-    fp32 rows can be trained, their gradient is sparse. Without gradients the gather writes into a
-    buffer that is kept between calls, so what a call returns is valid until the next one.
+    fp32 rows are trainable with sparse gradients. Without gradients the result of a call is valid until the
+    next one, because the gather reuses its buffer.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class TableStage(nn.Module):
 
     @classmethod
     def over(cls, schema: Schema, table_rows: Mapping[str, int], store: TieredRows) -> TableStage:
-        """A stage whose rows are elsewhere: it has no weight of its own."""
+        """Creates a stage over rows in tiers, without a weight."""
         stage = cls(schema, table_rows, torch.empty(sum(table_rows.values()), 0))
         del stage.store
         stage.store = store
@@ -54,7 +54,7 @@ class TableStage(nn.Module):
         seed: int,
         spread: float | None = None,
     ) -> TableStage:
-        """Rows uniform in +-spread, by default +-1/sqrt(rows) of each table, as in DLRM."""
+        """Draws rows uniformly in +-spread, by default +-1/sqrt(rows) of each table, as in DLRM."""
         rows = FusedRows(schema, table_rows)
         generator = torch.Generator().manual_seed(seed)
         weight = torch.rand((rows.total, width), generator=generator).mul_(2).sub_(1)

@@ -1,12 +1,12 @@
-"""Another representation of a trained table model, without starting over.
+"""Distills a trained table model into another representation.
 
-The computed vectors are first regressed onto the trained rows, each row as often as it is accessed
-(so that what the model uses most is learned best); no data are needed, only the popularity that the
-bundle keeps. Where data are given, the whole model is then fine-tuned on them.
+The computed vectors are first regressed onto the trained rows, each row weighted by its accesses, so that the
+most used vectors are learned best; this needs no data, only the access counts of the bundle. If data are
+given, the whole model is then fine-tuned on them.
 
     dhe, select   computed vectors learn the rows; the dense net stays as it is
-    hybrid        the table stays, computed vectors are added, and the dense net's new inputs start at
-                  zero: before fine-tuning it predicts exactly what the table did
+    hybrid        the table stays, computed vectors are added, and the dense net's weights of the new inputs
+                  start at zero: before fine-tuning it predicts exactly like the table
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from polyrec.models.errors import BundleError
 
 @dataclass(frozen=True, slots=True)
 class Regression:
-    """How the rows are learned: optimizer steps, look-ups a step, Adam's step size, seed."""
+    """Parameters of the regression: optimizer steps, look-ups per step, Adam's step size, seed."""
 
     steps: int = 3000
     rows: int = 4096
@@ -41,9 +41,9 @@ class Regression:
 
 @dataclass(frozen=True, slots=True)
 class Fidelity:
-    """How well computed vectors follow the rows.
+    """How well computed vectors approximate the rows.
 
-    explained: share of the rows' variance that is explained, each row weighted by its accesses.
+    explained: share of explained variance, each row weighted by its accesses.
     """
 
     explained: float
@@ -51,7 +51,7 @@ class Fidelity:
 
 
 Progress = Callable[[int, int, float], object]
-"""Told (step, steps, loss) after each step."""
+"""Called with (step, steps, loss) after each step."""
 
 
 def distill(
@@ -60,7 +60,7 @@ def distill(
     regression: Regression,
     progress: Progress | None = None,
 ) -> tuple[DLRM, Fidelity]:
-    """A model of another representation that learned the rows of a table bundle.
+    """Returns a model of another representation that approximates the rows of a table bundle.
 
     Raises BundleError if the bundle is not an fp32 table.
     """
@@ -94,9 +94,9 @@ def regress(
     regression: Regression,
     progress: Progress | None = None,
 ) -> Fidelity:
-    """Trains the decoders of `stage` towards `rows` [total, width], drawn by their accesses `counts`.
+    """Trains the decoders of `stage` to reproduce `rows` [total, width], drawn in proportion to `counts`.
 
-    Every row that is computed is drawn at least as often as one accessed once.
+    Rows with a count of zero are drawn as often as those with one.
     """
     wanted = np.concatenate(
         [
@@ -126,7 +126,7 @@ def regress(
 
 
 def _explained(stage: ComputedStage, rows: torch.Tensor, wanted: np.ndarray, weight: np.ndarray) -> float:
-    """1 - weighted squared error / weighted variance, over all computed rows."""
+    """Returns 1 - weighted squared error / weighted variance, over all computed rows."""
     target = rows[torch.from_numpy(wanted)].numpy()
     mean = weight @ target
     error = 0.0
@@ -140,7 +140,9 @@ def _explained(stage: ComputedStage, rows: torch.Tensor, wanted: np.ndarray, wei
 
 
 def widen_net(net: DenseNet, table: TableStage, stage: HybridStage) -> DenseNet:
-    """A dense net for twice the vectors, whose new inputs have weight zero: it predicts what `net` does."""
+    """Returns a dense net for twice the vectors, with zero weights for the new inputs: it predicts
+    like `net`.
+    """
     new = DenseNet(net.shape, net.dense, stage.slots)
     old_first, new_first = first_layer(net), first_layer(new)
     bottom = 0 if net.bottom is None else 1
@@ -161,7 +163,7 @@ def widen_net(net: DenseNet, table: TableStage, stage: HybridStage) -> DenseNet:
 
 
 def _widen_cross(old: Cross, new: Cross, columns: torch.Tensor) -> None:
-    """Inputs that are new do not reach a layer's product, and pass through the layer unchanged."""
+    """Copies the layers so that new inputs do not enter any product and pass through unchanged."""
     for before, after in zip((*old.down, *old.up), (*new.down, *new.up), strict=True):
         assert isinstance(before, nn.Linear)
         assert isinstance(after, nn.Linear)
@@ -175,7 +177,7 @@ def _widen_cross(old: Cross, new: Cross, columns: torch.Tensor) -> None:
 
 
 def _columns(old: DenseNet, new: DenseNet, kept: np.ndarray) -> torch.Tensor:
-    """Where each input of the old top MLP stands among the new one's."""
+    """Returns the position of each input of the old top MLP among those of the new one."""
     width = old.shape.width
     if isinstance(old.interaction, Dot):
         assert isinstance(new.interaction, Dot)

@@ -1,8 +1,8 @@
-"""Hiding ids while training, so that the model does not lean on ids it has barely seen.
+"""Dropout for ids: replaces ids by the out-of-vocabulary row at random during training.
 
-With chance `rate`, a look-up of a large learned vocabulary is answered by the out-of-vocabulary row.
-That is dropout for ids: it keeps the rare ones from being memorized (click models overfit them within
-an epoch), and it trains the out-of-vocabulary row on what it will meet in service, the ids of tomorrow.
+With probability `rate`, a look-up in a large learned vocabulary takes the out-of-vocabulary row. This
+prevents the model from memorizing rare ids, which click models overfit within an epoch, and trains the
+out-of-vocabulary row for new ids in serving.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ IdDropout = Callable[[Batch, np.random.Generator], Batch]
 
 
 def make_id_dropout(encoder: Encoder, rate: float, from_rows: int) -> IdDropout | None:
-    """A function that hides ids of single-valued features in tables of at least `from_rows` rows.
+    """Returns a function that drops ids of single-valued features in tables of at least `from_rows` rows.
 
-    Missing values stay missing: whether a value is given is known in service too. None if nothing
-    can be hidden.
+    Missing values stay missing, since serving knows whether a value is given. Returns None if no feature is
+    affected.
     """
     chosen: dict[Role, list[tuple[int, int, int]]] = {"context": [], "candidate": []}
     for role, columns in chosen.items():

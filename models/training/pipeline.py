@@ -1,7 +1,7 @@
-"""From data to a bundle: split, calibrate, encode, train, measure, write.
+"""Trains a bundle from data: split, calibrate, encode, train, measure, write.
 
-Every choice is made on the validation rows, which are training rows; the test rows are only looked
-at once, through the bundle as it was written.
+Every choice is made on the validation rows, a part of the training rows; the test rows are used once, to
+measure the final model.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ from polyrec.models.training.trainer import Check, History, Progress, Recipe, fi
 RECIPES = Path(__file__).parent / "recipes"
 
 Phase = Callable[[str, int | None], Callable[[int], object]]
-"""Announces a phase and its size in rows (None: unknown); gives what is told the rows done."""
+"""Starts a progress phase of some rows (None: unknown); returns a function to call with rows done."""
 
 
 class Select(Strict):
-    """What `select` stores: all tables but the `largest` ones (MP-Rec), or, with `share`, that share of
-    all rows, the most accessed ones, whatever their table."""
+    """The rows that `select` stores: all tables but the `largest` ones (MP-Rec), or with `share` that share
+    of all rows, the most accessed ones of all tables."""
 
     largest: Annotated[int, Field(ge=1)] = 5
     share: Annotated[float, Field(gt=0, lt=1)] | None = None
 
     def cuts(self, vocabularies: Mapping[str, Vocabulary]) -> dict[str, int]:
-        """How many rows each table stores."""
+        """Returns how many rows each table stores."""
         if self.share is None:
             return stored_but_largest(vocabularies, self.largest)
         return stored_within(vocabularies, round(self.share * sum(v.rows for v in vocabularies.values())))
 
 
 class Training(Strict):
-    """A recipe file: the model's shape, how it is trained, and what computed representations are."""
+    """A recipe file: architecture, hyperparameters, and parameters of computed representations."""
 
     architecture: Architecture = Architecture()
     recipe: Recipe = Recipe()
@@ -61,21 +61,24 @@ class Training(Strict):
     select: Select = Select()
 
     def representation(self, kind: Kind, vocabularies: Mapping[str, Vocabulary]) -> Representation:
-        """The representation of a kind, for tables of these sizes and popularity."""
+        """Returns the representation of a kind, for tables of these sizes and popularity."""
         if kind == "table":
             return Representation()
         cuts = self.select.cuts(vocabularies) if kind == "select" else {}
         return Representation(kind=kind, encoding=self.encoding, cuts=cuts)
 
     def with_share(self, share: float) -> Training:
-        """This with another share of rows that `select` stores. Raises DataError if it is not in (0, 1)."""
+        """Returns a copy with another share of rows that `select` stores.
+
+        Raises DataError if it is not in (0, 1).
+        """
         try:
             return self.model_copy(update={"select": Select(share=share)})
         except ValidationError as e:
             raise DataError(one_line(e)) from None
 
     def with_recipe(self, changes: Mapping[str, Any]) -> Training:
-        """This with some of the recipe's keys changed. Raises DataError on a value out of range."""
+        """Returns a copy with some keys of the recipe changed. Raises DataError on a value out of range."""
         try:
             recipe = Recipe.model_validate(self.recipe.model_dump() | dict(changes))
         except ValidationError as e:
@@ -98,17 +101,17 @@ def load_training(name: str | Path) -> Training:
 
 
 def default_training(schema: Schema) -> Training:
-    """The shipped recipe of the schema's name, else the general one."""
+    """Returns the shipped recipe of the schema's name, else the general one."""
     file = RECIPES / f"{schema.name}.yaml"
     return load_training(file) if file.exists() else Training()
 
 
 @dataclass(frozen=True, slots=True)
 class Learner:
-    """Learns bundles from one data set.
+    """Trains bundles on one data set.
 
-    sample: share of the rows that makes the popularity order, see models/schema/popularity.py.
-    calibration: one made before, instead of counting again (then nothing is refitted).
+    sample: share of the rows that determine the popularity order, see models/schema/popularity.py.
+    calibration: an existing one to use instead of counting.
     """
 
     reader: DataReader
@@ -200,12 +203,12 @@ class Learner:
 
 
 def best_check(history: History) -> Check:
-    """The check whose weights were kept."""
+    """Returns the check whose weights were kept."""
     return next(c for c in history.checks if c.step == history.best_step)
 
 
 def measure(model: DLRM, data: EncodedRows) -> Quality:
-    """Quality on all rows of `data`."""
+    """Measures quality on all rows of `data`."""
     rows = data.select(TRAIN, VALIDATION, TEST)
     return evaluate(predict(model, data, rows), data.label, data.group)
 
@@ -213,7 +216,7 @@ def measure(model: DLRM, data: EncodedRows) -> Quality:
 def quality_on_test(
     model: DLRM, encoder: Encoder, reader: DataReader, phase: Phase
 ) -> dict[str, float | int | None]:
-    """Quality of a model on the test rows of data, JSON-able."""
+    """Measures a model on the test rows of data; JSON-able."""
     splitter = fit_splitter(reader, encoder.schema, phase("split", reader.rows_hint))
     progress = phase("encode", reader.rows_hint)
     with encode(reader, encoder, splitter, (TEST,), progress=progress) as data:
@@ -228,10 +231,10 @@ def fine_tune_bundle(
     phase: Phase,
     progress: Progress | None = None,
 ) -> None:
-    """Fine-tunes a model derived from `bundle`, on the rows that the bundle itself was trained on.
+    """Fine-tunes a model derived from `bundle`, on the rows that the bundle was trained on.
 
-    Those are the training rows, and the validation rows too if it was refitted. A fixed schedule, no
-    selection: a refitted model has seen the validation rows, which can choose nothing any more.
+    These are the training rows, and the validation rows too if it was refitted. The schedule is fixed,
+    without model selection, because a refitted model has seen the validation rows.
     """
     refitted = bundle.manifest.training.get("recipe", {}).get("refit", False)
     which = (TRAIN, VALIDATION) if refitted else (TRAIN,)

@@ -1,8 +1,8 @@
-"""The order in which training draws rows: one by one, or request by request.
+"""The order in which training draws rows: row by row, or request by request.
 
-Shuffled rows are the least correlated, but a batch of them holds almost as many contexts as rows. Whole
-requests drawn in random order keep a request's rows in one batch, where its context is looked up,
-computed and differentiated once (RecD, MLSys'23, section 4.3 clusters batches by session for that).
+Shuffled rows are the least correlated, but a batch of them has almost as many contexts as rows. Drawing whole
+requests in random order keeps a request's rows in one batch, where its context is looked up, computed and
+differentiated once (RecD, MLSys'23, section 4.3, clusters batches by session for this).
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from polyrec.models.schema.batch import I64
 
 
 def epoch(rows: I64, group: I64 | None, batch_rows: int, random: np.random.Generator) -> Iterator[I64]:
-    """Every row once, in batches; each batch in ascending order.
+    """Yields every row once, in batches; each batch in ascending order.
 
-    rows: int64, indices of the rows to draw. group: None to draw rows by themselves, `batch_rows` at a
-    time; else int64, by index of the row its request, and requests are drawn whole: batch b takes the
-    requests that begin within rows b * batch_rows ... (b + 1) * batch_rows - 1 of the epoch. So it has
-    about `batch_rows` rows, and an epoch has no more batches than otherwise.
+    rows: int64, indices of the rows to draw. group: None to draw rows independently, `batch_rows` at a time;
+    else int64, the request of each row of the data, to draw whole requests: batch b takes the requests that
+    begin within rows b * batch_rows ... (b + 1) * batch_rows - 1 of the epoch, about `batch_rows` rows.
     """
     if group is None:
         order = random.permutation(rows)

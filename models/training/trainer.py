@@ -1,7 +1,7 @@
-"""Training: encoded data in, the model of the best validation log-loss out.
+"""Trains a model on encoded data and keeps the weights of the best validation log-loss.
 
 Rows are shuffled each epoch from a seed. Click models overfit within an epoch or two, so validation
-is measured several times an epoch and the best weights are kept. The validation rows are the end of
+is measured several times per epoch and the best weights are kept. The validation rows are the end of
 the training time (or a hashed share), never the test rows; `refit` then trains again on training and
 validation rows together for the number of steps that was best.
 """
@@ -31,7 +31,7 @@ from polyrec.models.training.row_order import epoch
 
 
 class TrainingRows(Protocol):
-    """Encoded data, as models/data/encoded.py gives it."""
+    """Encoded data, like models/data/encoded.py's EncodedRows."""
 
     label: F32
     group: I64 | None
@@ -40,14 +40,15 @@ class TrainingRows(Protocol):
 
 
 class Recipe(Strict):
-    """How a model is trained. Steps, not epochs, are what refitting repeats.
+    """Hyperparameters of training.
 
     dense_lr: Adam's step size; sparse_lr: row-wise Adagrad's. warm_up: share of all steps in which
-    both rise from zero; then they fall linearly to `final_lr` of their height. row_decay, dense_decay:
+    both rise from zero; then they fall linearly to `final_lr` of their maximum. row_decay, dense_decay:
     decoupled weight decay (of touched rows; of the MLPs). row_spread: see TableStage.initial.
-    hide, hide_from_rows: see models/training/id_dropout.py. average: see Average. by_request: batches are
-    whole requests, see models/training/row_order.py; what is hidden in a shared context is hidden from all
-    its rows."""
+    hide, hide_from_rows: id dropout, see models/training/id_dropout.py; an id dropped in a shared context is
+    dropped for all its rows. average: see WeightAverage. by_request: batches are whole requests, see
+    models/training/row_order.py.
+    """
 
     epochs: Annotated[int, Field(ge=1)] = 3
     batch_rows: Annotated[int, Field(ge=1)] = 1024
@@ -71,7 +72,7 @@ class Recipe(Strict):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One look at the validation rows."""
+    """One measurement on the validation rows."""
 
     step: int
     epoch: float
@@ -82,7 +83,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Every check, and which step's weights were kept."""
+    """All checks, and the step whose weights were kept."""
 
     checks: tuple[Check, ...]
     best_step: int
@@ -90,15 +91,15 @@ class History:
 
 
 def dense_parameters(model: DLRM) -> list[Parameter]:
-    """All weights but the rows: those that every step moves."""
+    """Returns all weights but the rows: those that every step updates."""
     return [*model.net.parameters(), *model.stage.dense_parameters()]
 
 
 class WeightAverage:
     """An exponential moving average of the dense weights, which predicts better than the last step's.
 
-    rate: share of the past kept at each step; it rises to that from 0.1, so that the first steps are
-    forgotten. Rows are left as they are: averaging them too gained nothing and would touch every row.
+    rate: weight of the old average at each step; it rises from 0.1 to this value, so that the first steps are
+    forgotten. Embedding rows are not averaged: that gained nothing and would touch every row.
     """
 
     def __init__(self, model: DLRM, rate: float) -> None:
@@ -108,7 +109,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Takes in the weights after optimizer step `step`."""
+        """Adds the weights after optimizer step `step`."""
         rate = min(self._rate, (1 + step) / (10 + step))
         for mean, weight in zip(self._mean, self._weights, strict=True):
             mean.lerp_(weight, 1 - rate)
@@ -179,9 +180,9 @@ def refit(
     hide: IdDropout | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Trains a fresh `model` on all `rows`, as many epochs as were best in `history`.
+    """Trains a fresh `model` on all `rows` for as many epochs as were best in `history`.
 
-    The schedule is the one that was validated: it is cut at the same share of its length.
+    Uses the validated schedule, stopped at the same share of its length.
     """
     start_at_base_rate(model, data.label[rows])
     steps_per_epoch = -(-rows.size // recipe.batch_rows)
@@ -197,9 +198,9 @@ def fine_tune(
     hide: IdDropout | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Trains `model` further, from where it is: one epoch of `rows` at a fifth of the recipe's step sizes.
+    """Trains `model` further: one epoch of `rows` at a fifth of the recipe's step sizes.
 
-    Rows stay as they are: they have had their epochs, and overfit in another (docs/quality.md).
+    Embedding rows stay fixed: another epoch would overfit them (docs/quality.md).
     """
     gentle = recipe.model_copy(update={"epochs": 1, "dense_lr": recipe.dense_lr / 5, "sparse_lr": 0.0})
     _train(model, data, rows, gentle, -(-rows.size // recipe.batch_rows), hide, progress)
@@ -214,7 +215,7 @@ def _train(
     hide: IdDropout | None,
     progress: Progress | None,
 ) -> None:
-    """Takes the first `stop` steps of the recipe's schedule and leaves the model at its average."""
+    """Takes the first `stop` steps of the recipe's schedule and sets the model to the weight average."""
     total = -(-rows.size // recipe.batch_rows) * recipe.epochs
     average = WeightAverage(model, recipe.average)
     for step, loss in steps(model, data, rows, recipe, total, hide):
@@ -227,7 +228,7 @@ def _train(
 
 
 def start_at_base_rate(model: DLRM, label: F32) -> None:
-    """Sets the output's bias to the log-odds of the labels, so that no step is spent on finding it."""
+    """Sets the output's bias to the log-odds of the labels, so that no step is spent on learning it."""
     base = float(np.clip(label.mean(), 1e-6, 1 - 1e-6))
     with torch.no_grad():
         model.net.output.bias.fill_(np.log(base / (1 - base)))
@@ -267,7 +268,7 @@ def steps(
 
 
 def predict(model: DLRM, data: TrainingRows, rows: I64, batch_rows: int = 8192) -> F32:
-    """float32 [rows.size]: click probabilities, in the order of `rows`."""
+    """Returns click probabilities, float32 [rows.size], in the order of `rows`."""
     model.eval()
     out = np.empty(rows.size, np.float32)
     with torch.inference_mode():
