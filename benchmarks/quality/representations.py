@@ -42,7 +42,7 @@ from polyrec.models.errors import BundleError
 from polyrec.models.evaluation.comparison import METRICS, RESAMPLES, samples
 from polyrec.models.evaluation.metrics import evaluate
 from polyrec.models.evaluation.predictions import Predictions, predict_all
-from polyrec.models.evaluation.repeats import over_seeds
+from polyrec.models.evaluation.repeats import summarize_runs
 from polyrec.models.schema.schema import load_schema
 from polyrec.models.training.pipeline import Learner, Training, default_training
 from polyrec.models.training.trainer import Check
@@ -151,7 +151,7 @@ def measured(plan: Plan) -> dict[str, Any]:
         runs = {(n, s): bundle_of(plan, n, s, bars) for n in plan.variants for s in plan.seeds}
         p = predictions_of(plan, runs, bars)
     drawn = samples(p.label, list(p.probabilities.values()), p.group)
-    repeated = over_seeds(drawn, list(plan.variants), BASELINE)
+    repeated = summarize_runs(drawn, list(plan.variants), BASELINE)
     variants = {}
     for name, variant in plan.variants.items():
         own = [evaluate(p.probabilities[f"{name}-{s}"], p.label, p.group) for s in plan.seeds]
@@ -162,7 +162,7 @@ def measured(plan: Plan) -> dict[str, Any]:
             "how": _how(variant),
             "bytes": sizes(bundle).as_dict(),
             "flops_per_row": flops(bundle).as_dict(),
-            "spread": {m: asdict(repeated[name].own[m]) for m in METRICS}
+            "spread": {m: asdict(repeated[name].metrics[m]) for m in METRICS}
             | {"normalised_entropy": {"mean": entropy.mean(), "deviation": _deviation(entropy)}},
             "to_baseline": None
             if to_baseline is None

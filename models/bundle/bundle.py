@@ -1,14 +1,14 @@
 """The bundle: a trained model on disk, self-contained and immutable.
 
-    manifest.json            what it is: schema, representation, architecture, metrics, checksums
+    manifest.json            schema, representation, architecture, metrics, checksums
     embeddings.safetensors   rows of all tables, in popularity order
     net.safetensors          the dense net
     vocabulary.safetensors   values, ids and ranks of every table
 
-A bundle is written under a temporary name and renamed, so a reader sees all of it or nothing.
-Loading checks every file against the manifest and refuses on any mismatch, saying why. Tensors are
-mapped, not read: processes that load the same bundle share its rows in memory. A loaded bundle holds its
-files open (models/bundle/held_files.py): it stays the same model when another is written to its place.
+A bundle is written under a temporary name and renamed, so that it appears atomically. Loading verifies every
+file against the manifest and raises an error with the reason on any mismatch. Tensors are memory-mapped:
+processes that load the same bundle share its rows. A loaded bundle holds its files open
+(models/bundle/held_files.py), so that replacing the folder does not change it.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ FILES = frozenset((MANIFEST, *NUMBERS))
 
 @dataclass(frozen=True)
 class Bundle:
-    """A checked bundle. Models built from it share its mapped tensors.
+    """A verified bundle. Models built from it share its mapped tensors.
 
-    path: where it was loaded from; another bundle may stand there by now. files: what it is read from.
+    path: where it was loaded from; the folder may have been replaced since. files: its open files.
     """
 
     path: Path
@@ -83,7 +83,7 @@ class Bundle:
 
     @property
     def bytes(self) -> int:
-        """Size of the model's numbers: rows and net, without the vocabulary."""
+        """Bytes of rows and net, without the vocabulary."""
         return sum(self.manifest.files[f].bytes for f in (EMBEDDINGS, NET))
 
     def stage(self) -> Stage:
@@ -102,17 +102,17 @@ class Bundle:
 
 
 def net_from_tensors(manifest: Manifest, stage: Stage, tensors: Mapping[str, Tensor]) -> DenseNet:
-    """The dense net of these tensors, ready to evaluate. Raises RuntimeError if they are another's."""
+    """Builds the dense net from tensors, ready to evaluate. Raises RuntimeError if their shapes differ."""
 
     def net() -> DenseNet:
         return DenseNet(manifest.architecture, dense_slots(manifest.schema_), stage.slots)
 
     with torch.device("meta"):
-        # whatever the manifest says takes no memory before it is known to be what the file has
+        # no memory is allocated before the manifest's shapes are known to match the file
         net().load_state_dict(tensors, assign=True)
-    own = net()
-    own.load_state_dict(tensors)
-    return own.eval()
+    built = net()
+    built.load_state_dict(tensors)
+    return built.eval()
 
 
 def write_bundle(
@@ -124,9 +124,10 @@ def write_bundle(
     training: Mapping[str, Any],
     replace: bool = False,
 ) -> Bundle:
-    """Writes a bundle and loads it back. Raises BundleError as `require_target`, for a full disk, and for a
-    model with a value or an answer that is not finite, as of a training that diverged. A metric that is not
-    is None.
+    """Writes a bundle and loads it back. Metrics that are not finite are stored as None.
+
+    Raises BundleError as `require_target`, for a full disk, and for a model with non-finite weights or
+    outputs, such as after diverged training.
     """
     target = Path(path)
     require_target(target, replace)
@@ -165,7 +166,7 @@ def _write(
         arrays, vocabularies = vocabulary_tensors(encoder.vocabularies)
         save_arrays(arrays, partial / VOCABULARY)
         for name in NUMBERS:
-            (partial / name).chmod(0o644)  # safetensors leaves files that only their owner can read
+            (partial / name).chmod(0o644)  # safetensors creates files that only their owner can read
         files = {name: _digest(partial / name) for name in NUMBERS}
         identity = json.dumps({n: f.sha256 for n, f in files.items()}, sort_keys=True)
         manifest = Manifest(
@@ -190,7 +191,7 @@ def _write(
 
 
 def require_target(path: str | Path, replace: bool) -> None:
-    """Makes the folder that a bundle is to be written into: asked before long work, too.
+    """Creates the parent folder of a bundle to be written; called before long work, too.
 
     Raises BundleError if nothing can be written there, if `path` exists and `replace` is not set, or if it
     holds anything but a bundle, which replacing would delete.
@@ -214,7 +215,7 @@ def _only_a_bundle(target: Path) -> bool:
 
 
 def load_bundle(path: str | Path) -> Bundle:
-    """Loads and checks a bundle. Raises BundleError with the reason on any mismatch."""
+    """Loads and verifies a bundle. Raises BundleError with the reason on any mismatch."""
     files, manifest = _open_checked(Path(path))
     try:
         arrays = map_tensors(files, VOCABULARY)
@@ -247,7 +248,7 @@ def load_bundle(path: str | Path) -> Bundle:
 
 
 def _open_checked(folder: Path) -> tuple[HeldFiles, Manifest]:
-    """The files of a bundle, whose sizes and checksums are the manifest's. Raises BundleError."""
+    """Opens the files of a bundle and verifies sizes and checksums. Raises BundleError."""
     try:
         files = hold_files(folder, (MANIFEST, *NUMBERS))
     except HoldError as e:
@@ -271,7 +272,7 @@ def _open_checked(folder: Path) -> tuple[HeldFiles, Manifest]:
 
 
 def _max_abs(values: Tensor) -> float:
-    """The largest size of a number, NaN or infinity if one is; in one pass that allocates nothing."""
+    """Returns the largest absolute value, NaN or infinity if there is one, in one pass without allocation."""
     if not values.is_floating_point() or not values.numel():
         return 0.0
     least, most = torch.aminmax(values)
@@ -292,7 +293,7 @@ def _digest(file: Path) -> FileDigest:
 
 
 def _printable(found: Any) -> Any:
-    """The same JSON value, its strings (names of files) made lines."""
+    """Returns the same JSON value with all strings, such as file names, made printable."""
     if isinstance(found, str):
         return printable(found)
     if isinstance(found, Mapping):
@@ -305,7 +306,7 @@ def _portable(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def map_tensors(files: HeldFiles, name: str) -> dict[str, Tensor]:
-    """All tensors of a safetensors file, mapped. Raises BundleError if it cannot be read."""
+    """Maps all tensors of a safetensors file. Raises BundleError if it cannot be read."""
     try:
         with safe_open(files.path(name), framework="pt") as tensors:
             return {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118

@@ -1,4 +1,4 @@
-"""Other forms of a trained model, exactly or nearly the same numbers, no data needed.
+"""Derives other representations of a trained model without data.
 
 materialize   computed vectors become stored rows: all of them, or the hottest ones (MP-Rec's
               encoder cache); equal outputs, more bytes, less work
@@ -27,7 +27,7 @@ ROWS_AT_ONCE = 4096
 
 
 def materialize(bundle: Bundle, rows: int | None = None) -> tuple[DLRM, Representation]:
-    """A model whose computed vectors are stored: all, or the `rows` most accessed ones of all tables.
+    """Stores computed vectors: all, or the `rows` most accessed ones of all tables.
 
     Rows that were stored before stay stored. A fully materialized dhe or select is a plain table.
     Raises BundleError: nothing is computed, or rows are not in fp32 (materialize, then quantize).
@@ -56,7 +56,7 @@ def materialize(bundle: Bundle, rows: int | None = None) -> tuple[DLRM, Represen
 
 
 def quantize_bundle(bundle: Bundle, precision: Precision) -> tuple[DLRM, Representation]:
-    """A model whose stored rows are in another precision. Raises BundleError if they are not fp32 now."""
+    """Converts stored fp32 rows to another precision. Raises BundleError if they are not fp32."""
     representation = bundle.manifest.representation
     if representation.precision != "fp32":
         raise BundleError(f"'{bundle.path}' has {representation.precision} rows; quantize from fp32")
@@ -88,7 +88,7 @@ def _fp32(bundle: Bundle, stage: ComputedStage) -> ComputedStage:
 
 
 def _rows_of(stage: ComputedStage, cuts: Mapping[str, int]) -> Tensor:
-    """The first `cuts[table]` rows of each table, float32, table by table."""
+    """Returns the first `cuts[table]` rows of each table, float32, table by table."""
     parts = []
     with torch.inference_mode():
         for table in stage.rows.tables:

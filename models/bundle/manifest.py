@@ -85,8 +85,8 @@ class Manifest(Strict):
 
 def checksum(raw: dict[str, Any]) -> str:
     """Computes the `sha256` of a manifest's JSON object; a value already at that key is ignored."""
-    own = {key: value for key, value in raw.items() if key != "sha256"}
-    return hashlib.sha256(json.dumps(own, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    content = {key: value for key, value in raw.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def to_json_with_checksum(manifest: Manifest) -> str:

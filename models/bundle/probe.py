@@ -1,8 +1,8 @@
-"""A few rows that every model must be able to answer, asked before anybody else asks.
+"""Probes a model with a few rows before it is served.
 
-Numbers that are finite each may still overflow in a product: such a model loads, and then has no answer for
-anybody. Rows of missing, of unknown and of the most frequent values tell. Every layer is looked at, not only
-the answer, in which a ReLU or a sigmoid may have made something finite of an infinity.
+Finite weights may still overflow in a product; such a model would load and then fail on every request. The
+probe has rows of missing, unknown and most frequent values. The output of every layer is checked, because a
+ReLU or a sigmoid can hide an infinity.
 """
 
 from __future__ import annotations
@@ -26,15 +26,17 @@ ROWS = (
     "the most frequent values and high numbers",
     "the most frequent values and low numbers",
 )
-"""What the rows of a probe are of."""
+"""Descriptions of the probe's rows, for messages."""
 NUMBERS = (0.0, 0.0, 0.0, 4.0, -4.0)
-"""Their dense values, in deviations where the schema standardizes; a missing one is what the schema says."""
+"""Dense values of the rows, in deviations where the schema standardizes; row 0 takes the schema's
+`missing`.
+"""
 
 
 def find_non_finite_row(model: DLRM, encoder: Encoder) -> str | None:
-    """The first row of the probe that a layer has no finite number for, in words; None if there is none."""
+    """Describes the first row of the probe with a non-finite output of any layer; None if there is none."""
     if not all(vocabulary.rows for vocabulary in encoder.vocabularies.values()):
-        return None  # a table without rows: nothing can be asked
+        return None  # a table without rows cannot be looked up
     batch = probe(encoder)
     with torch.inference_mode(), _finite_outputs(model) as finite:
         model(batch)
@@ -44,7 +46,7 @@ def find_non_finite_row(model: DLRM, encoder: Encoder) -> str | None:
 
 @contextmanager
 def _finite_outputs(model: DLRM) -> Iterator[list[Tensor]]:
-    """Which numbers are finite in what each layer gives, bool [rows, ...]."""
+    """Collects which outputs of each layer are finite, bool [rows, ...]."""
     finite: list[Tensor] = []
 
     def look(_module: nn.Module, _inputs: object, output: Tensor) -> None:
@@ -60,7 +62,7 @@ def _finite_outputs(model: DLRM) -> Iterator[list[Tensor]]:
 
 
 def probe(encoder: Encoder) -> Batch:
-    """A plain batch of `ROWS`."""
+    """Builds the plain batch of `ROWS`."""
     context, candidate = (_block(encoder, role) for role in ROLES)
     return Batch(context, candidate)
 
@@ -79,7 +81,9 @@ def _block(encoder: Encoder, role: Role) -> Block:
 
 
 def _ranks(encoder: Encoder, feature: Categorical) -> I64:
-    """A rank for each of `ROWS`; the most frequent one where the table refuses what is missing or unknown."""
+    """Returns a rank for each of `ROWS`; the most frequent where the table refuses missing or
+    unknown values.
+    """
     vocabulary = encoder.vocabulary(feature)
     ranks = np.zeros(len(ROWS), np.int64)
     ranks[:2] = np.maximum([vocabulary.missing_rank, vocabulary.oov_rank], 0)

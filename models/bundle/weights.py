@@ -1,7 +1,7 @@
-"""A bundle's numbers without what reads requests: all that a runtime needs, for processes that only execute.
+"""Opens the weights of a bundle without its encoder, for processes that only execute batches.
 
-No checksums, which is for whoever opened the bundle, and no vocabulary values: a process that opens the
-same bundle after another has little to read, and shares its rows, which are mapped.
+Checksums are not verified, which the process that loaded the bundle has done, and vocabulary values are not
+read. Opening a bundle that another process has open is fast, because its mapped rows are shared.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from polyrec.models.errors import BundleError
 
 @dataclass(frozen=True, slots=True)
 class StoredRanks:
-    """What a stage asks of a table's vocabulary. stored: [rows], the rank of each id."""
+    """The part of a vocabulary that a stage needs. stored: [rows], the rank of each id."""
 
     stored: Tensor
 
@@ -62,9 +62,9 @@ class BundleWeights:
 
 
 def open_weights(files: HeldFiles, version: str) -> BundleWeights:
-    """The numbers of a bundle that was checked when it was loaded as this version.
+    """Opens the weights of a bundle that was verified when it was loaded as this version.
 
-    Raises BundleError if its files have been overwritten in place since.
+    Raises BundleError if its files have been overwritten since.
     """
     manifest = read_manifest(files.folder, files.path(MANIFEST))
     if manifest.version != version:

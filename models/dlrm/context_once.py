@@ -1,20 +1,20 @@
-"""The dense net with the context's share computed once a context, not once a row.
+"""The dense net with the context's part computed once per context instead of once per row.
 
-The rows of a ranking request share their context, so everything that depends on the context alone is a
-constant of the request: the bottom MLP where all dense features are context, products of context
-vectors with one another, and the context's share of the first top layer. With J the inputs of that
-layer, C those of the context, R = J - C the others, and W = [W_C W_R] its weight,
+The rows of a ranking request share their context, so everything that depends on the context alone is constant
+within a request: the bottom MLP if all dense features are context features, products of context vectors with
+one another, and the context's part of the first top layer. With J the inputs of that layer, C those of the
+context, R = J - C the others, and W = [W_C W_R] its weight,
 
-    W j + b  =  (W_C c + b)  +  W_R r        once a context, and once a row
+    W j + b  =  (W_C c + b)  +  W_R r        once per context, and once per row
 
 which is exact algebra; only the order of additions differs from models/dlrm/dlrm.py.
 
     cat     c is the context's vectors, r the candidate's (and the bottom output, if any candidate
             feature is dense)
     dot     c is the pairs inside the context; r is the pairs with a candidate vector. Both are taken
-            as whole blocks of products, not picked pair by pair: what is not a pair has weight zero
+            as whole blocks of products: products that are not pairs get weight zero
     cross   elementwise products mix all inputs after the first layer's `down` product, so only that
-            product's context share is constant; the rest is computed per row
+            product's context part is constant; the rest is computed per row
 
 FLOP counts are in models/dlrm/cost.py, measurements in docs/context-once.md.
 """
@@ -32,9 +32,9 @@ from polyrec.models.dlrm.interaction import Cross, Dot
 
 
 class ContextPart(NamedTuple):
-    """What a context is to all its rows.
+    """Precomputed values of a context for all its rows.
 
-    hidden: [contexts, H], its share of the first top layer, bias included (for cross: of the first
+    hidden: [contexts, H], its part of the first top layer, bias included (for cross: of the first
     `down` product). vectors: [contexts, X, D], its vectors, for products with the candidates'.
     """
 
@@ -43,7 +43,7 @@ class ContextPart(NamedTuple):
 
 
 class ContextOnce(nn.Module):
-    """The numbers of a `DenseNet`, split in what contexts share and what each row adds. For inference."""
+    """The weights of a `DenseNet`, split into parts for contexts and for rows. For inference."""
 
     def __init__(self, net: DenseNet) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class ContextOnce(nn.Module):
         self.register_buffer("bias", bias.to(weight), persistent=False)
 
     def _columns(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """(columns of a row's own inputs, columns of the context's), in the order they are computed."""
+        """Returns (columns of the row inputs, columns of the context inputs), in the order of computation."""
         net, width = self.net, self.net.shape.width
         has_bottom = net.bottom is not None
         vectors = torch.arange(has_bottom + sum(net.slots))
@@ -76,7 +76,7 @@ class ContextOnce(nn.Module):
         square = weight.new_zeros((weight.shape[0], vectors.numel() ** 2))
         square[:, net.interaction.get_buffer("pairs")] = weight[:, ahead:]
         square = square.view(-1, vectors.numel(), vectors.numel())
-        # a pair has its weight below the diagonal; products of (own, context) may need the mirrored one
+        # weights of pairs are below the diagonal; products of (row, context) may need the mirrored one
         both = square + square.transpose(1, 2)
         crossing = both[:, own][:, :, context].flatten(1)
         inside = [square[:, v][:, :, v].flatten(1) for v in (own, context)]
@@ -86,7 +86,7 @@ class ContextOnce(nn.Module):
         return torch.cat(own_parts, dim=1).contiguous(), torch.cat(shared_parts, dim=1).contiguous()
 
     def products(self) -> list[int]:
-        """Multiplications of one row (or context) in each matrix product, of plain and of ranking batches."""
+        """Multiplications per row (or context) of each matrix product, in plain and in ranking batches."""
         net = self.net
         found = [layer.weight.numel() for layer in net.modules() if isinstance(layer, nn.Linear)]
         found += [self.get_buffer(name).numel() for name in ("own", "shared")]
@@ -98,7 +98,10 @@ class ContextOnce(nn.Module):
         return [n for n in found if n]
 
     def context(self, dense: Tensor, vectors: Tensor) -> ContextPart:
-        """dense [contexts, dense features of the context], vectors [contexts, context slots, D]."""
+        """Computes the context part.
+
+        dense: [contexts, dense features of the context]; vectors: [contexts, context slots, D].
+        """
         x = vectors
         if self.bottom_per_context:
             assert self.net.bottom is not None
@@ -112,7 +115,10 @@ class ContextOnce(nn.Module):
         return ContextPart(F.linear(inputs, self.get_buffer("shared"), self.get_buffer("bias")), x)
 
     def candidate(self, shared: ContextPart, inputs: Inputs) -> Tensor:
-        """Logits [rows]. inputs.context_row must be given; inputs.context is not read."""
+        """Computes logits [rows] given the context part.
+
+        inputs.context_row is required, inputs.context unused.
+        """
         net, row = self.net, inputs.context_row
         assert row is not None
         y = inputs.candidate
@@ -146,7 +152,7 @@ class ContextOnce(nn.Module):
 
 
 def first_layer(net: DenseNet) -> nn.Linear:
-    """The layer that reads the interaction's output."""
+    """Returns the layer that reads the interaction's output."""
     layer = net.top[0] if len(net.top) else net.output
     assert isinstance(layer, nn.Linear)
     return layer

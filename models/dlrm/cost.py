@@ -1,8 +1,8 @@
-"""What a model costs: the bytes of its numbers, and the arithmetic of one row.
+"""Computes the cost of a bundle: bytes of its weights, and floating point operations per row.
 
-A bundle goes in. Operations are counted from the model's shape, a multiply-add as two, for a row of a
-plain batch: a context shared by a request's candidates is counted for each of them. What only moves
-data (look-ups, concatenation) or is one operation an element (biases, ReLU, sigmoid) is not counted.
+Operations are counted from the model's shape, a multiply-add as two, for a row of a plain batch: a context
+shared by a request's candidates counts for each of them. Data movement (look-ups, concatenation) and
+elementwise operations (biases, ReLU, sigmoid) are not counted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from polyrec.models.dlrm.interaction import Cross, Dot
 
 @dataclass(frozen=True, slots=True)
 class Flops:
-    """Floating point operations of one row, by part of the model."""
+    """Floating point operations per row, by part of the model."""
 
     embedding: int
     bottom: int
@@ -38,7 +38,7 @@ class Flops:
 
 @dataclass(frozen=True, slots=True)
 class Bytes:
-    """Size on disk of a model's numbers: what embeds ids (rows, decoders), and the dense net."""
+    """Size on disk of a model's weights: embedding stage (rows, decoders) and dense net."""
 
     rows: int
     net: int
@@ -53,7 +53,7 @@ class Bytes:
 
 
 def flops(bundle: Bundle) -> Flops:
-    """Operations of one row."""
+    """Counts operations per row."""
     stage = bundle.stage()
     shape = bundle.manifest.architecture
     dense = len(bundle.manifest.schema_.dense)
@@ -61,16 +61,16 @@ def flops(bundle: Bundle) -> Flops:
 
 
 def net_flops(shape: Architecture, dense: int, slots: int, embedding: int = 0) -> Flops:
-    """Operations of a dense net that reads `dense` numbers and `slots` vectors a row."""
+    """Counts operations of a dense net that reads `dense` numbers and `slots` vectors per row."""
     vectors = slots + (1 if dense else 0)
     joined, interaction = vectors * shape.width, 0
     if shape.interaction == "dot":
-        # each pair once, although a runtime may well multiply the whole square
+        # each pair once, although a runtime may compute the whole square
         pairs = vectors * (vectors + (1 if shape.itself else -1)) // 2
         joined = pairs + (shape.width if dense else 0)
         interaction = 2 * pairs * shape.width
     elif shape.interaction == "cross":
-        # x0 * (U V x + b) + x: two thin products, and one multiply-add an element
+        # x0 * (U V x + b) + x: two thin products, and one multiply-add per element
         rank = min(shape.cross_rank, joined)
         interaction = shape.cross_layers * (2 * 2 * joined * rank + 2 * joined)
     bottom = _products((dense, *shape.bottom, shape.width)) if dense else 0
@@ -79,20 +79,20 @@ def net_flops(shape: Architecture, dense: int, slots: int, embedding: int = 0) -
 
 @dataclass(frozen=True, slots=True)
 class RankingFlops:
-    """Operations of a ranking request: `context` once, `row` for each candidate."""
+    """Operations of a ranking request: `context` once, `row` per candidate."""
 
     context: int
     row: int
 
 
 def ranking_flops(bundle: Bundle) -> RankingFlops:
-    """What models/dlrm/context_once.py computes, vectors of the context once and of a candidate each time."""
+    """Counts operations of a ranking request with the context computed once (models/dlrm/context_once.py)."""
     embedding, net = bundle.stage().flops, ranking_net_flops(bundle.net())
     return RankingFlops(embedding.context + net.context, embedding.candidate + net.row)
 
 
 def ranking_net_flops(net: DenseNet) -> RankingFlops:
-    """The dense net's part of a ranking request."""
+    """Counts the dense net's operations of a ranking request."""
     once = ContextOnce(net)
     shape, interaction = net.shape, net.interaction
     row, context = (2 * once.get_buffer(name).numel() for name in ("own", "shared"))
@@ -106,7 +106,7 @@ def ranking_net_flops(net: DenseNet) -> RankingFlops:
         context += 2 * inside**2 * shape.width
         row += 2 * (outside * inside + outside**2) * shape.width
     if isinstance(interaction, Cross):
-        # the first `down` product is shared; the other thin ones and the elementwise ones are a row's
+        # the first `down` product is shared; the other products are per row
         layers, rank = shape.cross_layers, min(shape.cross_rank, first.in_features)
         row += (2 * layers - 1) * 2 * first.in_features * rank + 2 * layers * first.in_features
         return RankingFlops(context, row + top)
@@ -114,7 +114,7 @@ def ranking_net_flops(net: DenseNet) -> RankingFlops:
 
 
 def sizes(bundle: Bundle) -> Bytes:
-    """Bytes by file: their total is `bundle.bytes`."""
+    """Returns bytes by file; their total is `bundle.bytes`."""
     files = bundle.manifest.files
     return Bytes(files[EMBEDDINGS].bytes, files[NET].bytes)
 

@@ -4,9 +4,9 @@
                                   interaction --> top MLP --> logit
     ranks --> embedding stage ----'
 
-The embedding stage (models/embeddings) is the representation; the rest, `DenseNet`, is the same for
-all of them, knows no ids, and is what goes to ONNX or any other executor. Here every row is computed
-in full; models/dlrm/context_once.py has the same numbers for less work where rows share a context.
+The embedding stage (models/embeddings) is the representation; the rest, `DenseNet`, is the same for all
+representations, sees no ids, and is what is exported to ONNX. Here every row is computed in full;
+models/dlrm/context_once.py computes the same function with less work where rows share a context.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from polyrec.models.schema.schema import Schema
 from polyrec.models.transfer import on_device
 
 Width = Annotated[int, Field(ge=1, le=2**16)]
-"""Of a layer: far beyond any that was trained, and no number that cannot be computed with."""
+"""Width of a layer; the limit is far beyond any trained model and bounds memory."""
 Widths = tuple[Width, ...]
 
 
@@ -45,7 +45,7 @@ class Architecture(Strict):
 
 
 class Inputs(NamedTuple):
-    """What the dense net reads of a batch of `rows` rows and `contexts` contexts.
+    """Inputs of the dense net for a batch of `rows` rows and `contexts` contexts.
 
     dense_context: [contexts, dense features of the context], dense_candidate: [rows, ...].
     context, candidate: the stage's vectors. context_row: int64 [rows], or None where row r has context r.
@@ -102,12 +102,12 @@ class DenseNet(nn.Module):
 
 
 def dense_slots(schema: Schema) -> PerBlock:
-    """Dense features of context and candidate."""
+    """Counts the dense features of context and candidate."""
     return PerBlock(len(schema.context.dense), len(schema.candidate.dense))
 
 
 def mlp(widths: Sequence[int], dropout: float = 0.0) -> nn.Sequential:
-    """Linear and ReLU per width, He-initialized, dropout behind each when asked."""
+    """Builds an MLP: Linear (He-initialized), ReLU and optional dropout per width."""
     layers: list[nn.Module] = []
     for fan_in, fan_out in pairwise(widths):
         linear = nn.Linear(fan_in, fan_out)
@@ -132,7 +132,7 @@ class DLRM(nn.Module):
 
 
 def inputs_of(batch: Batch, vectors: Vectors) -> Inputs:
-    """What the dense net reads of a batch, on the device of its vectors."""
+    """Collects the inputs of the dense net for a batch, on the device of its vectors."""
     device = vectors.candidate.device
     row = None if batch.context_row is None else on_device(batch.context_row, device)
     return Inputs(

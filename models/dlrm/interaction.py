@@ -1,7 +1,7 @@
-"""Feature interactions: how the bottom MLP's output and the vectors meet.
+"""Feature interactions: combine the bottom MLP's output and the embedding vectors.
 
-Each takes `x` [rows, F, D], all vectors of a row (the bottom MLP's output first, where the model has
-dense features), and gives what the top MLP reads.
+Each takes `x` [rows, F, D], all vectors of a row (the bottom MLP's output first, if the model has dense
+features), and returns the input of the top MLP.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class Dot(nn.Module):
-    """Dot products of all pairs of vectors, in DLRM's order, behind the bottom output.
+    """Dot products of all pairs of vectors, in DLRM's order, after the bottom output.
 
     Pairs are (i, j) with j < i (j <= i with `itself`), row by row (facebookresearch/dlrm,
     `interact_features`). Output [rows, pairs], or [rows, D + pairs] with a bottom output.
@@ -30,7 +30,7 @@ class Dot(nn.Module):
 
 
 class Cat(nn.Module):
-    """Everything side by side. Output [rows, F * D]."""
+    """Concatenates all vectors. Output [rows, F * D]."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.flatten(1)
@@ -57,7 +57,7 @@ class Cross(nn.Module):
         return self.layers(first, self.down[0](first))
 
     def layers(self, first: Tensor, low: Tensor) -> Tensor:
-        """All layers, given the first one's product with its `down` matrix."""
+        """Computes all layers, given the first one's product with its `down` matrix."""
         x = first
         for i, up in enumerate(self.up):
             if i:

@@ -1,4 +1,4 @@
-"""Precisions: of the rows a bundle stores, and of the products of a dense net that a runtime executes."""
+"""Precisions of stored rows, and of the matrix products of a dense net."""
 
 from __future__ import annotations
 

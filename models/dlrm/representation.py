@@ -1,12 +1,12 @@
-"""Which representation a bundle holds, as its manifest says it, and the embedding stage it means.
+"""The representation of a bundle, as in its manifest, and how to build its embedding stage.
 
     table    every row is stored
     dhe      every vector is computed, but for a materialized prefix of each table, if any
     select   some tables (or the hottest rows of each) are stored, the rest is computed
     hybrid   each feature gives a stored and a computed vector
 
-`cuts` says how many of its hottest rows a table stores (of the computed half, for a hybrid);
-`precision` is that of the stored rows.
+`cuts`: how many of its hottest rows each table stores (of the computed half, for a hybrid). `precision`: of
+the stored rows.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ KINDS: tuple[Kind, ...] = ("table", "dhe", "select", "hybrid")
 
 
 class RankedVocabulary(Protocol):
-    """What a stage asks of a table's vocabulary."""
+    """The part of a vocabulary that a stage needs."""
 
     @property
     def rows(self) -> int: ...
 
     @property
     def rank_of_id(self) -> NDArray[np.signedinteger[Any]]:
-        """[rows], a permutation; of 32 bits where nobody computes with it."""
+        """[rows], a permutation; int32 or int64."""
         ...
 
 
 class Representation(Strict):
-    """How ids become vectors."""
+    """Describes how ids become vectors."""
 
     kind: Kind = "table"
     precision: Precision = "fp32"
@@ -64,7 +64,7 @@ class Representation(Strict):
 
     @property
     def name(self) -> str:
-        """As paths name it: the kind, `-hot` where a DHE has a stored prefix, the rows' precision."""
+        """Name as in paths: the kind, `-hot` if a DHE has a stored prefix, and the precision unless fp32."""
         hot = "-hot" if self.cuts and self.kind in ("dhe", "hybrid") else ""
         return self.kind + hot + ("" if self.precision == "fp32" else f"-{self.precision}")
 
@@ -77,8 +77,11 @@ def initial_stage(
     seed: int,
     spread: float | None = None,
 ) -> Stage:
-    """An untrained stage: rows uniform in +-spread (default +-1/sqrt(rows) of each table, as in DLRM),
-    decoders that start with vectors of the same size."""
+    """Creates an untrained stage.
+
+    Rows are uniform in +-spread (default +-1/sqrt(rows) of each table, as in DLRM); decoders start with
+    vectors of the same magnitude.
+    """
     rows = {t: v.rows for t, v in vocabularies.items()}
     full = TableStage.initial(schema, rows, width, seed, spread)
     if representation.encoding is None:
@@ -98,7 +101,7 @@ def stage_from_tensors(
     vocabularies: Mapping[str, RankedVocabulary],
     tensors: Mapping[str, Tensor],
 ) -> Stage:
-    """The embedding stage over the tensors that its `state_dict` was saved as, without copying them."""
+    """Builds the embedding stage over the tensors of its saved `state_dict`, without copying them."""
     rows = {t: v.rows for t, v in vocabularies.items()}
     precision = representation.precision
     if representation.encoding is None:

@@ -1,13 +1,13 @@
-"""Which of several models is better on the same rows, and whether the difference is real.
+"""Compares models on the same rows with confidence intervals.
 
-Labels and each model's probabilities go in; each metric comes out with a confidence interval, and so
-does its difference to a baseline. Both come from one paired bootstrap (Efron and Tibshirani, 1993,
-chapter 16): every resample draws the same rows for all models, so that what makes rows hard cancels in
-the difference. Rows of one request are drawn together: they share a user and at most one click, so that
-they are not independent observations.
+Labels and each model's probabilities go in; each metric and its difference to a baseline come out with a
+confidence interval. Both use one paired bootstrap (Efron and Tibshirani, 1993, chapter 16): every resample
+draws the same rows for all models, so that the difficulty of rows cancels in the difference. Rows of one
+request are drawn
+together: they share a user and at most one click, so they are not independent observations.
 
-A resample is a weight for each row, how often it was drawn; no row is ever copied. A model's scores are
-sorted once, and each resample's AUC is then a cumulative sum over weights.
+A resample is a weight per row, the number of times it was drawn; rows are not copied. A model's scores are
+sorted once, and the AUC of each resample is then a cumulative sum over weights.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Verdict = Literal["better", "worse", "unclear", "identical", "undefined"]
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A value and its bootstrap percentile interval; all nan where the metric is not defined."""
+    """A value and its bootstrap percentile interval; all nan if the metric is undefined."""
 
     value: float
     low: float
@@ -47,15 +47,15 @@ class Interval:
 class ComparedModel:
     """One model among those compared.
 
-    own: each metric with its interval. to_baseline: each metric minus the baseline's; for the
+    metrics: each metric with its interval. to_baseline: each metric minus the baseline's; for the
     baseline itself, None.
     """
 
-    own: Mapping[Metric, Interval]
+    metrics: Mapping[Metric, Interval]
     to_baseline: Mapping[Metric, Interval] | None
 
     def verdict(self, metric: Metric) -> Verdict | None:
-        """What the interval of the difference says; None for the baseline.
+        """Classifies the difference to the baseline; None for the baseline itself.
 
         better, worse: the interval excludes 0. unclear: it does not. identical: no resample differs.
         """
@@ -82,7 +82,7 @@ def compare(
     level: float = LEVEL,
     seed: int = 0,
 ) -> dict[str, ComparedModel]:
-    """Every model's standing, by name.
+    """Returns the metrics and differences of every model, by name.
 
     labels: float32 [rows], 0 or 1. predictions: name -> float32 [rows], click probabilities.
     groups: int64 [rows], the request of each row; requests are drawn instead of rows.
@@ -108,7 +108,7 @@ def samples(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> F64:
-    """float64 [1 + resamples, models, METRICS]: on the rows as they are, then on each resample.
+    """Returns metrics, float64 [1 + resamples, models, METRICS], of all rows, then of each resample.
 
     See `compare` for the arguments.
     """
@@ -134,14 +134,16 @@ def _metrics(
 
 
 def _sums(values: NDArray[Any], unit: I64 | None) -> F64:
-    """The sum of the rows of each unit."""
+    """Sums the rows of each unit."""
     if unit is None:
         return values.astype(np.float64)
     return np.bincount(unit, weights=values.astype(np.float64)).astype(np.float64)
 
 
 def draws(units: int, resamples: int, seed: int) -> Iterator[I64]:
-    """Bootstrap weights, int64 [units] each: how often a unit is drawn, in `units` draws with replacement."""
+    """Yields bootstrap weights, int64 [units]: how often each unit is drawn in `units` draws with
+    replacement.
+    """
     random = np.random.default_rng(seed)
     for _ in range(resamples):
         yield np.bincount(random.integers(0, units, units), minlength=units)
@@ -150,8 +152,7 @@ def draws(units: int, resamples: int, seed: int) -> Iterator[I64]:
 class SortedScores:
     """The scores of one model, sorted once, for the AUC under any weights of its rows.
 
-    Negatives stand in order of score; each positive knows how many of them score below it, and how
-    many at most equal.
+    Stores, for each positive, how many negatives score below it, and how many at most equal.
     """
 
     def __init__(self, scores: F32, labels: F32) -> None:
@@ -159,7 +160,7 @@ class SortedScores:
         negatives = np.flatnonzero(~positive)
         self._negatives = negatives[np.argsort(scores[negatives], kind="stable")]
         positives = np.flatnonzero(positive)
-        # sorted as well, so that the look-ups below walk through memory in order
+        # sorted as well, so that the look-ups below access memory in order
         self._positives = positives[np.argsort(scores[positives], kind="stable")]
         ordered = scores[self._negatives]
         self._below = np.searchsorted(ordered, scores[self._positives], "left")
@@ -190,16 +191,16 @@ def _intervals(samples: F64, level: float) -> dict[Metric, Interval]:
 
 
 def percentiles(drawn: F64, level: float) -> tuple[float, float]:
-    """The ends of the middle `level` share of resampled values."""
+    """Returns the ends of the central `level` share of resampled values."""
     low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
 
 def pareto(cost: F64, quality: F64) -> Bools:
-    """bool [n]: whether no other point costs as little or less and is as good or better, one strictly.
+    """Returns the points of the Pareto front, bool [n].
 
-    cost: lower is better. quality: higher is better. Points that are equal in both stand together;
-    one whose quality is nan is never on the front.
+    cost: lower is better. quality: higher is better. Equal points are on the front together; a point with
+    quality nan never is.
     """
     known = np.isfinite(quality)
     no_worse = (cost <= cost[:, None]) & (quality >= quality[:, None])

@@ -1,4 +1,4 @@
-"""Quality of predictions: probabilities and labels in, the field's metrics out."""
+"""Computes quality metrics of predictions from probabilities and labels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Quality:
 
     auc: area under the ROC curve, ties counted half; nan where only one class is present.
     log_loss: mean negative log-likelihood, nats. normalised_entropy: log_loss over that of the
-    constant base rate (He et al., ADKDD'14). accuracy: share right at threshold 0.5.
+    constant base rate (He et al., ADKDD'14). accuracy: share of correct predictions at threshold 0.5.
     calibration: mean prediction over mean label. mrr and top1: for grouped data, the mean reciprocal
     rank of the best-ranked positive and the share of groups that rank a positive first, over groups
     with a positive; ties take their mean rank. None without groups.
@@ -37,7 +37,7 @@ class Quality:
     top1: float | None = None
 
     def as_dict(self) -> dict[str, float | int | None]:
-        """JSON-able; a metric that is not defined is None."""
+        """Returns a JSON-able dict; undefined metrics are None."""
         return {
             k: None if isinstance(v, float) and not np.isfinite(v) else v for k, v in asdict(self).items()
         }
@@ -75,14 +75,16 @@ def log_loss(p: Floats, y: Floats) -> float:
 
 
 def row_losses(p: Floats, y: Floats) -> NDArray[np.float64]:
-    """float64 [rows]: what each row adds to the sum of `log_loss`."""
+    """Returns the negative log-likelihood of each row in nats, float64 [rows]."""
     p = np.clip(p.astype(np.float64), 1e-7, 1 - 1e-7)
     losses: NDArray[np.float64] = -(y * np.log(p) + (1 - y) * np.log1p(-p))
     return losses
 
 
 def auc(p: Floats, y: Floats) -> float:
-    """Mann-Whitney: the chance that a positive is scored above a negative, ties counted half."""
+    """Area under the ROC curve: the probability that a positive scores above a negative, ties
+    counted half.
+    """
     positives = float(y.sum())
     negatives = y.size - positives
     if not positives or not negatives:

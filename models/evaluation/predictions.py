@@ -1,7 +1,7 @@
-"""Predictions of many bundles on the same rows.
+"""Predicts the same rows with several bundles.
 
-Bundles and data go in, each bundle's probabilities of every row come out. Bundles that encode alike
-(one vocabulary, one set of statistics: those learned or derived together) share one pass over the data.
+Bundles and data go in, each bundle's probability of every row comes out. Bundles with the same encoder (one
+vocabulary, one set of statistics) share one pass over the data.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ def predict_all(
     on_malformed: OnMalformed = "fatal",
     phase: Phase = lambda _name, _rows: lambda _done: None,
 ) -> Predictions:
-    """Each bundle's probabilities of the rows of the splits, by the bundle's name in `bundles`.
+    """Returns each bundle's probabilities of the rows of the splits, by its name in `bundles`.
 
     path: the data, as polyrec.models.data.reader.open_data takes it. runtime, device, precision: as
-    polyrec.models.runtimes.open_runtime takes them. Raises DataError where the bundles
-    disagree on which rows those are, or on what a click is.
+    polyrec.models.runtimes.open_runtime takes them. Raises DataError if the bundles differ in split, label or
+    group.
     """
     names = list(bundles)
     first = bundles[names[0]].manifest.schema_
@@ -70,7 +70,7 @@ def predict_all(
         splitter = splitter or fit_splitter(reader, first, phase("split", hint))
         with encode(reader, encoder, splitter, splits, progress=phase("encode", hint)) as data:
             if label is None:
-                # copies: what closing takes away must not be needed any more
+                # copies, because closing frees the data
                 label = data.label.copy()
                 group = None if data.group is None else data.group.copy()
             elif not np.array_equal(label, data.label):
@@ -86,7 +86,7 @@ def predict_all(
 
 
 def _families(bundles: Mapping[str, Bundle]) -> list[list[str]]:
-    """Names of bundles that encode alike, in order of first mention."""
+    """Groups names of bundles by equal encoders, in order of first occurrence."""
     families: dict[tuple[str, ...], list[str]] = {}
     for name, bundle in bundles.items():
         m = bundle.manifest

@@ -1,9 +1,9 @@
-"""Several training runs of several models: what the seed of a run adds to every figure.
+"""Compares models over several training runs, one per seed.
 
-A difference between two models has two sources of chance. One is the test rows: other rows would have
-given another figure (models/evaluation/comparison.py resamples them). The other is training: another seed
-would have given another model. Runs are paired by seed, and a difference is called real only where both say
-so: the bootstrap interval of the mean difference excludes 0, and so does Student's interval over seeds."""
+A difference between two models has two sources of randomness: the test rows (models/evaluation/comparison.py
+resamples them) and the seed of training. Runs are paired by seed, and a difference counts as real only if the
+bootstrap interval of the mean difference and Student's interval over seeds both exclude 0.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import stdtrit
 
 from polyrec.models.evaluation.comparison import (
     LEVEL,
@@ -22,9 +23,6 @@ from polyrec.models.evaluation.comparison import (
     verdict,
 )
 from polyrec.models.schema.batch import F64
-
-# Quantiles of Student's t for 95%, by degrees of freedom (seeds - 1); beyond them the normal's is close.
-STUDENT = (12.7062, 4.30265, 3.18245, 2.77645, 2.57058, 2.44691, 2.36462, 2.30600, 2.26216)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +46,10 @@ class Difference:
 
     @property
     def interval(self) -> Interval:
-        """What holds for other rows and for other seeds: the hull of both (the rows' alone, for one run)."""
+        """The hull of both intervals: holds for other rows and other seeds.
+
+        For one run, the rows' interval.
+        """
         rows, seeds = self.over_rows, self.over_seeds
         return Interval(
             rows.value, float(np.fmin(rows.low, seeds.low)), float(np.fmax(rows.high, seeds.high))
@@ -64,24 +65,25 @@ class Difference:
 class RepeatedRuns:
     """One model's runs. to_baseline: None for the baseline itself."""
 
-    own: dict[Metric, Spread]
+    metrics: dict[Metric, Spread]
     to_baseline: dict[Metric, Difference] | None
 
 
-def over_seeds(samples: F64, names: Sequence[str], baseline: str) -> dict[str, RepeatedRuns]:
-    """Every model's runs together.
+def summarize_runs(samples: F64, names: Sequence[str], baseline: str) -> dict[str, RepeatedRuns]:
+    """Summarizes every model's runs.
 
     samples: float64 [1 + resamples, models * seeds, METRICS] of
-    polyrec.models.evaluation.comparison.samples, the runs of one model next to one another, seeds in the
-    same order for all. names: of the models."""
+    polyrec.models.evaluation.comparison.samples, the runs of one model adjacent, seeds in the same
+    order for all. names: of the models.
+    """
     drawn = samples.reshape(samples.shape[0], len(names), -1, len(METRICS))
     base = list(names).index(baseline)
     found = {}
     for i, name in enumerate(names):
-        own = {m: _spread(drawn[0, i, :, k]) for k, m in enumerate(METRICS)}
+        metrics = {m: _spread(drawn[0, i, :, k]) for k, m in enumerate(METRICS)}
         difference = drawn[:, i] - drawn[:, base]
         to_baseline = {m: _difference(m, difference[:, :, k]) for k, m in enumerate(METRICS)}
-        found[name] = RepeatedRuns(own, None if i == base else to_baseline)
+        found[name] = RepeatedRuns(metrics, None if i == base else to_baseline)
     return found
 
 
@@ -100,6 +102,5 @@ def _difference(metric: Metric, drawn: F64) -> Difference:
     over_rows = Interval(mean, *percentiles(resampled, LEVEL))
     half = nan
     if runs.size > 1:
-        quantile = STUDENT[runs.size - 2] if runs.size - 2 < len(STUDENT) else 2.0
-        half = quantile * float(runs.std(ddof=1)) / runs.size**0.5
+        half = float(stdtrit(runs.size - 1, (1 + LEVEL) / 2) * runs.std(ddof=1) / runs.size**0.5)
     return Difference(metric, over_rows, Interval(mean, mean - half, mean + half))

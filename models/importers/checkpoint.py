@@ -1,10 +1,9 @@
-"""A PyTorch checkpoint -> its named weights, without running anything that stands in the file.
+"""Reads the named weights of a PyTorch checkpoint without executing code from the file.
 
-A checkpoint is a pickle, and a pickle is a program. It is read by torch's weights-only unpickler,
-which knows tensors and plain containers and refuses every other name; nothing is imported or called
-on the file's word. The counters that training scripts save beside the weights are often NumPy
-scalars: their names lead to a stand-in that keeps nothing, so that NumPy's constructors are not
-called with a stranger's arguments either. CheckpointWeights stay mapped in the file until they are copied.
+A checkpoint is a pickle, which can execute code. It is read by torch's weights-only unpickler, which allows
+tensors and plain containers and refuses every other name. Counters that training scripts save beside the
+weights are often NumPy scalars; their names map to a placeholder, so that NumPy's constructors are not called
+with untrusted arguments either. Weights stay memory-mapped until they are copied.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ ROOTS = {
     "dlrm": ("emb_l", "bot_l", "top_l"),
     "torchrec": ("sparse_arch", "dense_arch", "inter_arch", "over_arch"),
 }
-"""The modules that a model of each format consists of."""
+"""Top-level modules of a model, by format."""
 
 WRAPPERS = frozenset({"module", "_orig_mod", "_dmp_wrapped_module"})
 STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model")
@@ -43,11 +42,11 @@ _BLOCKED = re.compile(r"GLOBAL (\S+) (?:was not an allowed|whose module)")
 
 
 class CheckpointError(PolyrecError):
-    """A checkpoint that is missing, unsafe, or not the model that it was said to be."""
+    """A checkpoint that is missing, unsafe, or of another model."""
 
 
 class _Ignored:
-    """Stands for a NumPy value of a checkpoint: takes whatever comes and keeps nothing."""
+    """Placeholder for a NumPy value of a checkpoint: ignores its arguments and state."""
 
     def __new__(cls, *_arguments: object) -> _Ignored:
         return super().__new__(cls)
@@ -58,7 +57,7 @@ class _Ignored:
 
 @dataclass(frozen=True, slots=True)
 class LinearLayer:
-    """A linear layer by its name in the checkpoint: weight float [out, in], bias float [out]."""
+    """A linear layer and its name in the checkpoint: weight float [out, in], bias float [out]."""
 
     name: str
     weight: Tensor
@@ -66,24 +65,27 @@ class LinearLayer:
 
 
 class CheckpointWeights:
-    """The weights of one model. Each is taken once, so what nobody understood is known at the end."""
+    """The weights of one model. Each is taken once, so that unexpected ones remain at the end."""
 
     def __init__(self, file: Path, tensors: Mapping[str, object]) -> None:
         self.file = file
         self._left = dict(tensors)
 
     def error(self, what: str) -> CheckpointError:
-        """An error of this file."""
+        """Creates an error that names this file."""
         return CheckpointError(f"checkpoint '{self.file}': {what}")
 
     def names(self, pattern: str) -> list[str]:
-        """What group 1 of `pattern` is in the names that match it and are not taken, in file order."""
+        """Returns group 1 of `pattern` in the matching names that are not taken, in file order."""
         found = (re.fullmatch(pattern, name) for name in self._left)
         return [match[1] for match in found if match]
 
     def take(self, name: str, dimensions: int, check_finite: bool = True) -> Tensor:
-        """The tensor of this name. Raises CheckpointError unless it is a plain one, of that rank, of
-        finite numbers (a pass over it: of a large table, its reader looks while it copies)."""
+        """Takes the tensor of this name.
+
+        Raises CheckpointError unless it is dense, of that rank, and finite. The check for finite values is a
+        pass over the tensor; large tables are checked while they are copied instead.
+        """
         if name not in self._left:
             raise self.error(f"{name} is missing")
         tensor = self._left.pop(name)
@@ -105,14 +107,14 @@ class CheckpointWeights:
         return tensor.detach()
 
     def layer(self, name: str) -> LinearLayer:
-        """The linear layer of this name. Raises CheckpointError."""
+        """Takes the linear layer of this name. Raises CheckpointError."""
         weight, bias = self.take(f"{name}.weight", 2), self.take(f"{name}.bias", 1)
         if bias.shape[0] != weight.shape[0]:
             raise self.error(f"{name}.bias has {bias.shape[0]} numbers, {name}.weight {weight.shape[0]} rows")
         return LinearLayer(name, weight, bias)
 
     def mlp(self, stem: str, tail: str = "", step: int = 1) -> tuple[LinearLayer, ...]:
-        """The layers `stem` + 0, step, 2 step, ... + `tail`, each reading what the one before gives.
+        """Takes the layers `stem` + 0, step, 2 step, ... + `tail` and checks that their shapes chain.
 
         Raises CheckpointError: a layer is missing, or two do not fit.
         """
@@ -131,16 +133,16 @@ class CheckpointWeights:
             )
 
     def finish(self, model: str) -> None:
-        """Raises CheckpointError if something was not taken: then it is not that model."""
+        """Raises CheckpointError if any weight was not taken: it is another model."""
         for name in self._left:
             raise self.error(f"{name} is not part of {model}; a model with it cannot be imported")
 
 
 def read_weights(path: str | Path, format: str) -> CheckpointWeights:
-    """The weights of a model of this format (a key of ROOTS), by their names in the bare model.
+    """Reads the weights of a model of this format (a key of ROOTS), by their names in the unwrapped model.
 
-    The state dict may stand alone or under one of HOLDERS. Wrappers (DataParallel, torch.compile,
-    DistributedModelParallel) vanish from the names, and so does what stands before the first root.
+    The state dict may be at the top level or under one of STATE_DICT_KEYS. Wrappers (DataParallel,
+    torch.compile, DistributedModelParallel) and everything before the first root are removed from the names.
     Raises CheckpointError: no such file, not a checkpoint, one that needs code to run, or no roots.
     """
     file = Path(path)
@@ -160,7 +162,7 @@ def read_weights(path: str | Path, format: str) -> CheckpointWeights:
 
 
 def _unwrapped(file: Path, state: Mapping[Any, object], roots: Collection[str]) -> dict[str, object]:
-    """The tensors of a state dict by their bare names; empty if none of them is below a root."""
+    """Returns the tensors of a state dict by unwrapped name; empty if none is below a root."""
     bare: dict[str, object] = {}
     found = False
     for key, value in state.items():
@@ -188,7 +190,7 @@ def _load(file: Path) -> object:
         )
     stand_ins: list[Any] = [(_Ignored, name) for name in _NUMPY]
     try:
-        # only what torch.save has written since 1.6 can be mapped
+        # only files of torch.save since version 1.6 can be mapped
         mapped = zipfile.is_zipfile(file)
         with torch.serialization.safe_globals(stand_ins), warnings.catch_warnings(action="ignore"):
             return torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)

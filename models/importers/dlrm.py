@@ -1,11 +1,11 @@
-"""A checkpoint of facebookresearch/dlrm (dlrm_s_pytorch.py --save-model) -> parts.
+"""Reads a checkpoint of facebookresearch/dlrm (dlrm_s_pytorch.py --save-model).
 
-    emb_l.N.weight                a table, one a feature, sum-pooled
-    bot_l.0, bot_l.2, ...         Linear, each with ReLU behind it
+    emb_l.N.weight                a table, one per feature, sum-pooled
+    bot_l.0, bot_l.2, ...         Linear, each followed by ReLU
     top_l.0, top_l.2, ...         Linear with ReLU between, a sigmoid at the end
 
-The interaction is not in the file. It is `dot` without self-interaction unless the caller says
-otherwise; the number of columns of the first top layer tells whether that is right.
+The interaction is not in the file: it is `dot` without self-interaction by default, and verified by the
+number of columns of the first top layer.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""A foreign model taken apart -> a bundle like any other.
+"""Converts a foreign model to a bundle.
 
-Every importer ends in the same `ForeignModel`: tables, layers and how they meet. Here they get a schema
-(d0..., c0..., all of the candidate role, since a checkpoint knows no names and no contexts), tables
-without special rows (the original had none, so a missing or unknown id is refused instead of
-served by a row that was never trained), and identity ranks: no accesses are known, so the row
-numbers of the checkpoint are the ids that clients send.
+Every importer produces the same `ForeignModel`: tables, layers and the interaction. Here they get a schema
+(d0..., c0..., all in the candidate role, because a checkpoint has no names and no contexts), tables without
+special rows (missing or unknown ids are refused, because the original model has no trained row for them), and
+identity
+ranks: access counts are unknown, so the row numbers of the checkpoint are the ids that clients send.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Crossing:
 
 @dataclass(frozen=True, slots=True)
 class ForeignModel:
-    """A DLRM in pieces, each checked to fit its neighbors.
+    """Weights and structure of a DLRM, with checked shapes.
 
     tables: name in the checkpoint -> float [rows, width]. features: the table of each categorical
     feature, in the order in which the interaction sees their vectors. bottom, top: the layers of the
@@ -83,7 +83,7 @@ class ForeignModel:
 def check_width(
     weights: CheckpointWeights, tables: Mapping[str, Tensor], bottom: tuple[LinearLayer, ...]
 ) -> int:
-    """D, on which all tables and the bottom MLP agree. Raises CheckpointError."""
+    """Returns the common width D of all tables and the bottom MLP. Raises CheckpointError."""
     (first, table), *others = tables.items()
     width = table.shape[1]
     for name, other in others:
@@ -118,9 +118,9 @@ def write_foreign_model(
     replace: bool = False,
     progress: Callable[[int], object] | None = None,
 ) -> Bundle:
-    """Writes the bundle of a model in pieces; `progress` is told the rows copied.
+    """Writes the bundle of a foreign model; `progress` is called with the rows copied.
 
-    name: of the schema. single_valued: one id a feature and row, instead of a list pooled by `pooling`
+    name: of the schema. single_valued: one id per feature and row, instead of a list pooled by `pooling`
     with at most `max_length` ids. Raises CheckpointError or BundleError.
     """
     try:
@@ -178,7 +178,7 @@ def _schema(model: ForeignModel, name: str, pooling: Pooling | None, max_length:
 
 
 def _fused(model: ForeignModel, sources: list[str], progress: Callable[[int], object] | None) -> Tensor:
-    """All tables in one float32 weight, copied in pieces that stay small beside it."""
+    """Copies all tables into one float32 weight, in small pieces."""
     width = model.tables[sources[0]].shape[1]
     weight = torch.empty(sum(model.tables[s].shape[0] for s in sources), width)
     step = max(1, _CHUNK // width)
@@ -197,7 +197,7 @@ def _fused(model: ForeignModel, sources: list[str], progress: Callable[[int], ob
 
 
 def _fill(net: DenseNet, model: ForeignModel) -> None:
-    """Copies the layers into the net of their shape."""
+    """Copies the layers into the net."""
     linears = [
         *(m for m in net.bottom or () if isinstance(m, nn.Linear)),
         *(m for m in net.top if isinstance(m, nn.Linear)),

@@ -1,4 +1,4 @@
-"""A state dict of TorchRec's DLRM or DLRM_DCN (MLPerf's DLRM-DCNv2) -> parts.
+"""Reads a state dict of TorchRec's DLRM or DLRM_DCN (MLPerf's DLRM-DCNv2).
 
     sparse_arch.embedding_bag_collection.embedding_bags.TABLE.weight   a table
     dense_arch.model._mlp.N._linear                                    bottom MLP, ReLU behind each
@@ -6,7 +6,7 @@
     over_arch.model.0._mlp.N._linear, over_arch.model.1                top MLP; the last gives a logit
 
 TorchRec's dot interaction lists the pairs of vectors by the upper triangle, row by row; Polyrec and
-facebookresearch/dlrm by the lower one. So the columns of the first top layer are put in our order.
+facebookresearch/dlrm by the lower one, so the columns of the first top layer are reordered.
 Source: torchrec/models/dlrm.py (InteractionArch, InteractionDCNArch), torchrec/modules/crossnet.py.
 """
 
@@ -33,9 +33,8 @@ _OVER = "over_arch.model."
 def read_torchrec(path: str | Path, tables: Sequence[str] = ()) -> ForeignModel:
     """Reads a state dict of TorchRec's DLRM or DLRM_DCN.
 
-    tables: the table of each feature, in the order of the model's EmbeddingBagConfigs; a table that
-    several features share stands several times. Without it: every table once, as they stand in the
-    file. Raises CheckpointError, in one line.
+    tables: the table of each feature, in the order of the model's EmbeddingBagConfigs; a shared table is
+    listed once per feature. Default: every table once, in file order. Raises CheckpointError, in one line.
     """
     weights = read_weights(path, "torchrec")
     for name in weights.names(r"(inter_arch\.interaction_branch\d\..*)"):
@@ -83,15 +82,15 @@ def read_torchrec(path: str | Path, tables: Sequence[str] = ()) -> ForeignModel:
     )
 
 
-def _features(weights: CheckpointWeights, names: Sequence[str], asked: Sequence[str]) -> tuple[str, ...]:
-    """The table of each feature. Raises CheckpointError where the file cannot tell and nobody does."""
-    if asked:
-        for name in (*asked, *names):
+def _features(weights: CheckpointWeights, names: Sequence[str], tables: Sequence[str]) -> tuple[str, ...]:
+    """Returns the table of each feature. Raises CheckpointError if the order is ambiguous."""
+    if tables:
+        for name in (*tables, *names):
             if name not in names:
                 raise weights.error(f"--tables: there is no table {name}; the tables are {','.join(names)}")
-            if name not in asked:
+            if name not in tables:
                 raise weights.error(f"--tables leaves out table {name}")
-        return tuple(asked)
+        return tuple(tables)
     numbered = [re.fullmatch(r"(.*?)([0-9]+)", name) for name in names]
     matches = [match for match in numbered if match]
     if len(matches) == len(names) and len({match[1] for match in matches}) == 1:
@@ -115,7 +114,7 @@ def _crossing(weights: CheckpointWeights, n: int) -> Crossing:
 
 
 def _within_width(crossing: Crossing) -> Crossing:
-    """The same crossing with a rank of at most the joined width, beyond which a rank adds nothing."""
+    """Reduces a rank above the joined width, which has no effect, to the joined width."""
     rank, joined = crossing.down.shape
     if rank <= joined:
         return crossing
@@ -137,7 +136,7 @@ def _check_features(
 
 
 def _lower_triangle(weight: Tensor, vectors: int, width: int) -> Tensor:
-    """Columns of the first top layer from TorchRec's order of pairs to ours; `width` others go first."""
+    """Reorders columns of the first top layer from TorchRec's order of pairs; the first `width` stay."""
     i, j = torch.triu_indices(vectors, vectors, 1)
     position = torch.zeros(vectors, vectors, dtype=torch.long)
     position[j, i] = torch.arange(i.numel())

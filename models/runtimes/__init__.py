@@ -1,8 +1,8 @@
 """One runtime per kind of executor; `open_runtime` picks by name.
 
-ONNX Runtime writes telemetry files into the home folder as soon as it is imported, unless the environment
-forbids it before. Every import of it passes through this package, so telemetry is switched off here, once for
-commands, server, lanes and tests; a value that the operator has set stays.
+ONNX Runtime writes telemetry files into the home folder on import, unless the environment disables it. Every
+import of it goes through this package, so telemetry is disabled here for commands, server, lanes and tests; a
+value set by the operator is kept.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def open_runtime(
     precision: DensePrecision = "fp32",
     tiers: TierStack | None = None,
 ) -> Runtime:
-    """Loads a bundle, or its weights alone, on a device, its dense net in a precision.
+    """Opens a bundle, or only its weights, on a device with a dense precision.
 
-    tiers: where its rows are (polyrec.models.tiers.stage.open_tiers), which the caller closes; None:
-    all on the device.
+    tiers: opened tiers of its rows (polyrec.models.tiers.stage.open_tiers), which the caller closes; None:
+    all rows on the device.
 
     Raises RuntimeUnavailable if this machine cannot.
     """
@@ -55,9 +55,9 @@ def open_runtime(
 
 
 def best_runtime(bundle: Bundle) -> tuple[str, str]:
-    """(runtime, device) to serve a bundle with when nobody says: a GPU where there is one, else onnx.
+    """Returns the default (runtime, device) for serving: torch on a GPU if there is one, else onnx.
 
-    On a CPU ONNX Runtime's fp32 products run at about twice torch's speed (docs/dependencies.md).
+    On a CPU ONNX Runtime's fp32 products are about twice as fast as torch's (docs/dependencies.md).
     """
     import torch
 
@@ -70,7 +70,7 @@ def predict_rows(
     progress: Callable[[int], object] | None = None,
     batch_rows: int = 4096,
 ) -> F32:
-    """float32 [data.rows]: the runtime's probability of every row, in order."""
+    """Predicts every row in order; float32 [data.rows]."""
     out = np.empty(data.rows, np.float32)
     for start in range(0, data.rows, batch_rows):
         rows = np.arange(start, min(start + batch_rows, data.rows))

@@ -1,9 +1,8 @@
-"""A session that reads torch's memory where it is, on whichever device, and writes answers to the host.
+"""Binds a session to torch's device memory, so that inputs are not copied; answers are written to the host.
 
-By `run` ONNX Runtime takes arrays of the host and copies them to its device; bound to a pointer it takes what
-the embedding stage left there. Both work on one stream of the device, so that neither waits for the other;
-the only wait is for the answers. On the cpu nothing is copied either way, and `run` costs less
-(docs/tiers.md).
+`run` takes host arrays and copies them to the device; with bound pointers ONNX Runtime reads the output of
+the embedding stage in place. Both use one stream of the device, so that neither waits for the other; only the
+copy of the answers waits. On the CPU nothing is copied either way, and `run` is cheaper (docs/tiers.md).
 """
 
 from __future__ import annotations
@@ -19,19 +18,22 @@ TYPES = {torch.float32: np.float32, torch.int64: np.int64}
 
 
 class BoundSession:
-    """One session's inputs and its one output, `probability`, bound anew for each batch."""
+    """Binds a session's inputs and its output, `probability`, for each batch."""
 
     def __init__(self, session: ort.InferenceSession, inputs: list[str]) -> None:
         self._session, self._inputs = session, inputs
         self._binding = session.io_binding()
 
     def __call__(self, given: dict[str, Tensor], rows: int) -> F32:
-        """float32 [rows]: the caller's. given: each input, float32 or int64, on the host or the device."""
+        """Executes a batch; returns a new float32 [rows].
+
+        given: each input, float32 or int64, on the host or the device.
+        """
         out = np.empty(rows, np.float32)
         if not rows:
             return out
         binding = self._binding
-        # what is bound must outlive the run
+        # bound tensors must outlive the run
         kept = [given[name].contiguous() for name in self._inputs]
         for name, tensor in zip(self._inputs, kept, strict=True):
             place = tensor.device

@@ -1,9 +1,9 @@
-"""Batches of any size on a few shapes: padded to the next of them, and on a GPU replayed as a CUDA graph.
+"""Executes batches of any size in a few padded shapes, on a GPU as replayed CUDA graphs.
 
-A dense net is a dozen small kernels, and below some hundred rows a GPU spends its time on launching them. A
-graph launches all of them at once, but only with the shapes that it was captured with: rows, and contexts
-where they are shared, are padded to powers of two. What padding rows hold is never read: every row of a
-dense net is computed by itself.
+A dense net is a dozen small kernels; below some hundred rows a GPU spends most time launching them. A graph
+launches all at once, but only for the shapes it was captured with, so rows, and contexts if shared, are
+padded to powers of two. The values of padding rows do not matter, because a dense net computes each row
+independently.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from polyrec.models.dlrm.dlrm import Inputs
 from polyrec.models.schema.batch import F32
 
 LARGEST = 4096
-"""Rows beyond which a batch is computed as it is: launching is then no cost to speak of."""
+"""Maximum padded rows; larger batches are computed unpadded, since launch costs are then negligible."""
 
 
 def bucket(rows: int) -> int:
-    """The least power of two from `rows` on."""
+    """Returns the smallest power of two that is at least `rows`."""
     return 1 << (rows - 1).bit_length()
 
 
 def predict_unbucketed(
     net: ContextOnce, inputs: Inputs, device: torch.device, dtype: torch.dtype, min_rows: int = 0
 ) -> F32:
-    """Probabilities, float32 [rows], of a batch computed as it is. dtype: of the net and of its products.
+    """Computes probabilities, float32 [rows], of a batch without buckets. dtype: of the net's products.
 
     fewest: least number of rows, and of contexts, in whole blocks, that the batch is filled up to with zeros
         (models/dlrm/batch_invariance.py); 0: it is not.
@@ -59,7 +59,7 @@ def _probabilities(net: ContextOnce, inputs: Inputs) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """Memory of one shape, and what computes `out` from it. rows beyond a batch's hold earlier ones."""
+    """Buffers of one shape, and `replay`, which computes `out` from them. Padding rows hold older values."""
 
     inputs: Inputs
     out: Tensor
@@ -67,25 +67,27 @@ class _Shape:
 
 
 class Buckets:
-    """Probabilities of a dense net, one memory for each shape. Belongs to one lane: not thread-safe.
+    """Computes a dense net with buffers per shape. Belongs to one lane: not thread-safe.
 
-    dtype: of the net's products. capture: as CUDA graphs; without, the same memory is computed on plainly.
+    dtype: of the net's products. capture: use CUDA graphs; False executes the net on the same buffers.
     """
 
     def __init__(self, net: ContextOnce, device: torch.device, dtype: torch.dtype, capture: bool) -> None:
         self._net, self._device, self._dtype, self._capture = net, device, dtype, capture
         self._shapes: dict[tuple[int | None, int], _Shape] = {}
         cuda: Any = torch.cuda
-        # graphs of one lane never run at once: what they need in between can be the same memory
+        # graphs of one lane never run concurrently, so they share memory for intermediate values
         self._pool = cuda.graph_pool_handle() if capture else None
 
     @property
     def shapes(self) -> list[tuple[int | None, int]]:
-        """(contexts, rows) that there is memory for; contexts None where every row has its own."""
+        """Prepared shapes (contexts, rows); contexts None where every row has its own."""
         return list(self._shapes)
 
     def prepare(self, largest: int = LARGEST) -> None:
-        """All shapes of plain batches and of single requests that rank, so that no request waits for one."""
+        """Prepares all shapes of plain batches and of single ranking requests, so that no request
+        waits for it.
+        """
         slots, dense = self._net.net.slots, self._net.net.dense
         width = self._net.net.shape.width
         rows = 1
@@ -99,7 +101,7 @@ class Buckets:
             rows *= 2
 
     def __call__(self, inputs: Inputs) -> F32:
-        """float32 [rows]: the caller's. Waits for the device only to copy these."""
+        """Computes a batch; returns a new float32 [rows]. Waits for the device only to copy the result."""
         if self._device.type != "cuda":
             return self._predict(inputs)
         with torch.cuda.device(self._device):
@@ -140,7 +142,7 @@ class Buckets:
         ours, aside = cuda.current_stream(self._device), cuda.Stream(self._device)
         aside.wait_stream(ours)
         with cuda.stream(aside):
-            # libraries choose and allocate on first use, which cannot be captured
+            # libraries select kernels and allocate on first use, which cannot be captured
             for _ in range(2):
                 _probabilities(self._net, memory)
         ours.wait_stream(aside)

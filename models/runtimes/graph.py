@@ -1,13 +1,13 @@
 """The dense net as ONNX graphs, written node by node.
 
 Two graphs, with the names of `models.dlrm.dlrm.Inputs` (those that the model has) and one output,
-`probability` [rows]. In `plain` every row has a context of its own; in `ranking` contexts are fewer than
-rows, `context_row` [rows] says whose each is, and what depends on the context alone is computed once a
-context (models/dlrm/context_once.py). Written by hand rather than traced: it takes milliseconds instead of
-seconds, needs no exporter at run time, and a graph holds exactly the products that the model needs.
+`probability` [rows]. In the plain graph row r has context r; in the ranking graph rows share contexts,
+`context_row` [rows] is the context of each row, and values of the context alone are computed once per context
+(models/dlrm/context_once.py). Graphs are built directly rather than traced: this takes milliseconds instead
+of seconds, needs no exporter at run time, and contains exactly the products that the model needs.
 
-Nothing in a graph is computed across rows, so a row's probability does not depend on the rows that it is
-executed with (docs/representations.md, "Isolation").
+No operation mixes rows, so a row's probability does not depend on the rows that it is batched with
+(docs/representations.md, "Isolation").
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ OPSET = 17
 MICROSOFT = "com.microsoft"
 """Domain of ONNX Runtime's own operators."""
 QUANTIZED_FROM = 2**15
-"""Least number of weights of a product that is executed in int8. On smaller ones quantizing a row and scaling
-its sums take longer than int8 saves (docs/representations.md)."""
+"""Minimum weights of a product executed in int8; on smaller ones quantizing a row and scaling its sums take
+longer than int8 saves (docs/representations.md)."""
 
 
 class _Writer:
@@ -60,12 +60,12 @@ class _Writer:
         return self.node("Concat", *parts, axis=axis) if len(parts) > 1 else parts[0]
 
     def products(self, left: str, right: str, count: int) -> str:
-        """Dot products of all vectors of `left` with all of `right`, flat: [rows, count]."""
+        """Adds dot products of all vectors of `left` with all of `right`, flat: [rows, count]."""
         turned = self.node("Transpose", right, perm=[0, 2, 1])
         return self.node("Reshape", self.node("MatMul", left, turned), self.shape(-1, count))
 
     def shape(self, *sizes: int) -> str:
-        """A shape to reshape to; -1 is the rows, all else is given, so that zero rows work too."""
+        """Adds a target shape for Reshape; only the rows are -1, so that zero rows work."""
         return self.constant(np.array(sizes, np.int64))
 
     def node(self, kind: str, *inputs: str, output: str | None = None, **attributes: Any) -> str:
@@ -77,31 +77,31 @@ class _Writer:
         return self.product(x, layer.weight, None if layer.bias is None else self.constant(layer.bias))
 
     def product(self, x: str, weight: Tensor, added: str | None = None) -> str:
-        """x [rows, in] times weight [out, in] transposed, plus what is added (a bias, or rows)."""
+        """Adds x [rows, in] times weight [out, in] transposed, plus `added` (a bias, or rows)."""
         if self.precision == "int8" and weight.numel() >= QUANTIZED_FROM:
             return self._product_int8(x, weight, added)
         return self.node("Gemm", *([x, self.constant(weight)] + ([added] if added else [])), transB=1)
 
     def _product_int8(self, x: str, layer: Tensor, added: str | None) -> str:
-        """The product in int8: weights with one scale per column, x with one scale per row.
+        """Adds the product in int8: weights with one scale per column, x with one scale per row.
 
-        A scale per batch would make every row's result depend on the largest value in the batch. Sums of
-        integers are exact, so a row's result is also the same bits for any number of rows.
+        A scale per batch would make every row's result depend on the largest value in the batch. Integer sums
+        are exact, so a row's result is bit-identical for any number of rows.
         """
         weight = layer.detach().float().cpu().numpy().T
         scale = np.maximum(np.abs(weight).max(axis=0), np.finfo(np.float32).tiny) / 127.0
         q = np.clip(np.rint(weight / scale), -127, 127).astype(np.int8)
         numbers, step, zero = self._quantized(x)
-        # the operator takes one scale for all of x: 1 here, each row's own behind it
+        # the operator takes one scale for all of x: 1 here; rows are scaled afterwards
         unit = self.constant(np.array(1.0, np.float32))
         given = [numbers, self.constant(q), unit, self.constant(scale.astype(np.float32)), zero]
         out = self.node("Mul", self.node("MatMulIntegerToFloat", *given, domain=MICROSOFT), step)
         return out if added is None else self.node("Add", out, added)
 
     def _quantized(self, x: str) -> tuple[str, str, str]:
-        """x float32 [rows, n] -> (uint8 [rows, n], float32 [rows, 1], uint8 scalar): x = step * (q - zero).
+        """Quantizes x float32 [rows, n] to (uint8 [rows, n], float32 [rows, 1], uint8 scalar).
 
-        zero is 0 behind a ReLU, which leaves all 255 levels to positive numbers, else 128.
+        x = step * (q - zero). zero is 0 after a ReLU, so that all 255 levels are positive, else 128.
         """
         positive = x in self.rectified
         largest = self.node("ReduceMax", x if positive else self.node("Abs", x), axes=[1], keepdims=0)
@@ -129,7 +129,7 @@ class _Writer:
 
 
 def plain_graph(net: DenseNet, precision: DensePrecision = "fp32") -> onnx.ModelProto:
-    """The graph in which row r has context r.
+    """Builds the graph in which row r has context r.
 
     precision: fp32, or int8 for the products with at least QUANTIZED_FROM weights; smaller ones, and the
     interaction, which multiplies vectors with one another, stay in fp32.
@@ -153,7 +153,7 @@ def plain_graph(net: DenseNet, precision: DensePrecision = "fp32") -> onnx.Model
 
 
 def ranking_graph(net: DenseNet, precision: DensePrecision = "fp32") -> onnx.ModelProto:
-    """The graph in which contexts are shared: polyrec.models.dlrm.context_once.ContextOnce, node by node."""
+    """Builds the graph with shared contexts: polyrec.models.dlrm.context_once.ContextOnce, node by node."""
     once = ContextOnce(net)
     g = _Writer(precision)
     row = g.input("context_row", "rows")
@@ -211,7 +211,7 @@ def _bottom(g: _Writer, net: DenseNet, dense: list[str]) -> str:
 
 
 def _first_vector(g: _Writer, x: str) -> str:
-    """x [rows, F, D] -> [rows, D], the bottom MLP's output."""
+    """Selects the bottom MLP's output [rows, D] of x [rows, F, D]."""
     return g.node("Gather", x, g.constant(np.array(0, np.int64)), axis=1)
 
 
@@ -230,7 +230,7 @@ def _linear(module: nn.Module) -> nn.Linear:
 
 
 def _finish(g: _Writer, x: str, net: DenseNet) -> onnx.ModelProto:
-    """The output layer behind the top MLP's `x` (which is the logit, where there is no top MLP)."""
+    """Adds the output layer after the top MLP's `x` (the logit if there is no top MLP)."""
     logit = g.linear(x, net.output) if len(net.top) else x
     g.node("Reshape", g.node("Sigmoid", logit), g.shape(-1), output="probability")
     out = helper.make_tensor_value_info("probability", TensorProto.FLOAT, ["rows"])

@@ -1,8 +1,8 @@
-"""The rows of a merged batch by form: plain rows and ranking rows, each executed as they would be alone.
+"""Executes the plain and the ranking rows of a merged batch separately, as each would be executed alone.
 
 A plain row and a ranking row with the same values have the same logit up to the order of additions, which in
-bf16 and int8 means other roundings and another probability. Were a batch executed in one form, a plain
-request would be answered differently whenever a ranking request shares its batch.
+bf16 and int8 changes roundings and thus the probability. If a batch were executed in one form, a plain
+request would be answered differently when a ranking request shares its batch.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from polyrec.models.schema.batch import F32
 
 
 def split_plain_and_ranking(inputs: Inputs, plain_rows: int) -> tuple[Inputs, ...]:
-    """Plain rows, then ranking rows, of what a batch was embedded to; one of them, if there are no others.
+    """Splits an embedded batch into plain and ranking rows; empty parts are left out.
 
-    plain_rows: as polyrec.models.schema.batch.Batch has it; their contexts come first.
+    plain_rows: see polyrec.models.schema.batch.Batch; their contexts come first.
     """
     row = inputs.context_row
     if row is None or not plain_rows:
@@ -33,6 +33,6 @@ def split_plain_and_ranking(inputs: Inputs, plain_rows: int) -> tuple[Inputs, ..
 
 
 def run_parts(parts: Sequence[Inputs], run: Callable[[Inputs], F32]) -> F32:
-    """float32 [rows of all parts], in order, the caller's. run: the dense net, for rows of one form."""
+    """Runs the dense net on each part; returns float32 [rows of all parts], in order."""
     found = [run(part) for part in parts]
     return found[0] if len(found) == 1 else np.concatenate(found)

@@ -1,9 +1,9 @@
 """The ONNX Runtime runtime: embedding stage in torch, dense net in a session.
 
-On a GPU that torch reaches too the stage is there, and the session reads its vectors in place (binding.py).
+If torch can use the same GPU, the stage is there and the session reads its vectors in place (binding.py).
 
-The execution provider is asked for by name and checked: ONNX Runtime itself falls back to the CPU
-in silence, this runtime never does.
+The execution provider is requested by name and verified: ONNX Runtime silently falls back to the CPU, this
+runtime raises an error.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class OnnxRuntime:
             with _on(self._stream):
                 given = {name: getattr(inputs, name) for name in chosen.inputs}
                 return chosen.bound(given, inputs.candidate.shape[0])
-        # rows of tiers may be on a device that the session does not read
+        # rows of tiers may be on a device that the session cannot read
         arrays = {name: getattr(inputs, name).cpu().numpy() for name in chosen.inputs}
         out: F32 = chosen.session.run(None, arrays)[0]
         return out
@@ -92,7 +92,7 @@ class OnnxRuntime:
 
 @dataclass(frozen=True, slots=True)
 class _Session:
-    """A session, the names of its inputs, which are slow to ask for, and its binding where that pays."""
+    """A session, the names of its inputs (slow to query), and its binding on a GPU."""
 
     session: ort.InferenceSession
     inputs: list[str]
@@ -100,7 +100,7 @@ class _Session:
 
 
 def _memory(device: str) -> torch.device:
-    """Where vectors are best for a session on that device: there, if torch can reach it, else on the host."""
+    """Returns the device for vectors of a session on `device`: the same if torch can use it, else the CPU."""
     kind, _, index = device.partition(":")
     if kind in ("cuda", "tensorrt") and (not index or index.isdigit()):
         number = int(index or 0)
@@ -110,7 +110,7 @@ def _memory(device: str) -> torch.device:
 
 
 def _on(stream: Any) -> AbstractContextManager[Any]:
-    """Torch's work goes to that stream of its device."""
+    """Makes `stream` torch's current stream, if given."""
     if stream is None:
         return nullcontext()
     cuda: Any = torch.cuda
@@ -119,9 +119,9 @@ def _on(stream: Any) -> AbstractContextManager[Any]:
 
 
 def open_session(model: bytes, device: str, stream: Any = None) -> ort.InferenceSession:
-    """A session on exactly the provider asked for. Raises RuntimeUnavailable otherwise.
+    """Opens a session on exactly the requested provider. Raises RuntimeUnavailable otherwise.
 
-    stream: torch's, that it works on; None: one of its own.
+    stream: torch's CUDA stream to use; None: the session creates one.
     """
     kind, _, index = device.partition(":")
     provider = PROVIDERS.get(kind)
@@ -134,7 +134,7 @@ def open_session(model: bytes, device: str, stream: Any = None) -> ort.Inference
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 3
-    # what a failing provider logs beside its exception is said in one line below
+    # a failing provider also logs; the exception below reports it in one line
     ort.set_default_logger_severity(4)
     settings = {} if kind == "cpu" else {"device_id": index or "0"}
     if stream is not None:

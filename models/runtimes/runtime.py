@@ -1,9 +1,9 @@
 """The runtime protocol: executes one bundle on one device.
 
-A prediction has two stages: `embed` turns ranks into vectors, `dense` turns vectors into
-probabilities. They are apart so that a lane can time them, and overlap one batch's gather with
-another's dense part. A runtime belongs to one lane: it reuses its buffers and is not thread-safe.
-What `embed` returns is only valid until its next call.
+A prediction has two stages: `embed` turns ranks into vectors, `dense` turns vectors into probabilities. They
+are separate so that a lane can time them, and overlap one batch's gather with another's dense part. A runtime
+belongs to one lane: it reuses its buffers and is not thread-safe. The result of `embed` is valid until its
+next call.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from polyrec.models.schema.batch import F32, Batch
 
 
 class Runtime(Protocol):
-    """One bundle on one device, ready to answer."""
+    """One bundle on one device, ready to execute batches."""
 
     @property
     def name(self) -> str:
@@ -25,27 +25,27 @@ class Runtime(Protocol):
 
     @property
     def device(self) -> str:
-        """Where it executes: `cpu`, `cuda:0`."""
+        """The device: `cpu`, `cuda:0`."""
         ...
 
     @property
     def stage(self) -> Stage:
-        """The embedding stage, for whoever asks what it costs or measures it."""
+        """The embedding stage, for cost estimates and measurements."""
         ...
 
     @property
     def precision(self) -> DensePrecision:
-        """Of the dense net's products; the rows' own precision is the bundle's."""
+        """Precision of the dense net's products; that of stored rows is the bundle's."""
         ...
 
     def embed(self, batch: Batch) -> Any:
-        """Looks up the batch's vectors; the result goes to `dense` before the next `embed`."""
+        """Looks up the batch's vectors, to be passed to `dense` before the next `embed`."""
         ...
 
     def dense(self, embedded: Any) -> F32:
-        """float32 [rows], the click probability of each row; the array is the caller's."""
+        """Returns the click probability of each row, float32 [rows], in a new array."""
         ...
 
     def predict(self, batch: Batch) -> F32:
-        """float32 [rows]: `dense(embed(batch))`."""
+        """Returns `dense(embed(batch))`, float32 [rows]."""
         ...

@@ -1,4 +1,4 @@
-"""The torch runtime: the whole model on one torch device (cpu, cuda), the dense net in fp32 or bf16.
+"""The torch runtime: executes the whole model on one torch device (cpu, cuda), dense net in fp32 or bf16.
 
 On a GPU the dense net is replayed as CUDA graphs (buckets.py), and look-ups over tiers are one kernel.
 """
@@ -24,7 +24,7 @@ DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class TorchRuntime:
-    """Executes a bundle with torch. Set torch's thread count before: it is one per process."""
+    """Executes a bundle with torch. torch's thread count is per process and must be set before."""
 
     name = "torch"
 
@@ -74,6 +74,8 @@ class TorchRuntime:
 
 
 def min_rows(net: ContextOnce, dtype: torch.dtype) -> int:
-    """Rows that smaller batches are filled up to on a CPU, so that no answer depends on their number."""
-    # ATen multiplies matrices in fp32 by MKL, however small they are
+    """Minimum batch rows on a CPU; smaller batches are padded, so that results do not depend on the
+    batch size.
+    """
+    # ATen multiplies fp32 matrices of any size by MKL
     return BLOCK if dtype is torch.float32 else min_batch_rows(net.products(), dtype)

@@ -38,7 +38,7 @@ class ModelEntry:
             **self.quality.as_dict(),
             "bytes": self.bytes.as_dict(),
             "flops_per_row": self.flops.as_dict(),
-            "intervals": {metric: _interval(self.standing.own[metric]) for metric in METRICS},
+            "intervals": {metric: _interval(self.standing.metrics[metric]) for metric in METRICS},
             "to_baseline": None
             if self.standing.to_baseline is None
             else {

@@ -91,13 +91,13 @@ class Points:
 
 def points(comparison: ModelComparison, plot: Plot) -> Points:
     """The models of a picture."""
-    shown = [e for e in comparison.entries if np.isfinite(e.standing.own[plot.metric].value)]
+    shown = [e for e in comparison.entries if np.isfinite(e.standing.metrics[plot.metric].value)]
     several = len(comparison.entries) > 1
-    origins = [e.standing.own[plot.metric].value for e in shown if e.label == comparison.baseline]
+    origins = [e.standing.metrics[plot.metric].value for e in shown if e.label == comparison.baseline]
     baseline = origins[0] if several and origins else None
     bars = []
     for e in shown:
-        own, difference = e.standing.own[plot.metric], (e.standing.to_baseline or {}).get(plot.metric)
+        own, difference = e.standing.metrics[plot.metric], (e.standing.to_baseline or {}).get(plot.metric)
         if baseline is None:
             bars.append((own.low, own.high))
         elif difference is None:
@@ -105,7 +105,7 @@ def points(comparison: ModelComparison, plot: Plot) -> Points:
         else:
             bars.append((baseline + difference.low, baseline + difference.high))
     cost = np.array([COSTS[plot.cost].of(e) for e in shown], np.float64)
-    quality = np.array([e.standing.own[plot.metric].value for e in shown], np.float64)
+    quality = np.array([e.standing.metrics[plot.metric].value for e in shown], np.float64)
     on_front = pareto(cost, -quality if plot.metric in LOWER_IS_BETTER else quality)
     ends = np.array(bars, np.float64).reshape(-1, 2)
     return Points([e.label for e in shown], cost, quality, ends, on_front, baseline)

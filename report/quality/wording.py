@@ -152,7 +152,7 @@ def table(comparison: ModelComparison) -> Table:
     columns: dict[str, list[str]] = {"model": [e.label for e in entries]}
     wordy = ["size"]
     for metric in ("log_loss", "auc"):
-        columns[NAMES[metric]] = [number(e.standing.own[metric].value) for e in entries]
+        columns[NAMES[metric]] = [number(e.standing.metrics[metric].value) for e in entries]
         if len(entries) > 1:
             against = f"{NAMES[metric]} against {comparison.baseline}"
             wordy.append(against)

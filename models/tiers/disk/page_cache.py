@@ -56,7 +56,7 @@ DEFAULT = Admission()
 
 
 class PageCache:
-    """RowLocations of `pages` pages in `slots` slots. Not thread-safe.
+    """Slots of `pages` pages in `slots` slots. Not thread-safe.
 
     heat: float [pages], expected accesses in any unit, or None.
     Arrays that others read: slot_of_page int32 [pages], NOWHERE if not cached; page_of_slot int32 [slots].

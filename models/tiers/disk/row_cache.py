@@ -22,7 +22,7 @@ ROW_INDEX_BYTES = 4 + 4 + 2
 
 
 class RowCache:
-    """RowLocations of rows `0 ... rows - 1` in at most `slots` slots. Not thread-safe.
+    """Slots of rows `0 ... rows - 1` in at most `slots` slots. Not thread-safe.
 
     pins: int16 [slots]; a pinned slot keeps its row. claims: how often rows were put here.
     """

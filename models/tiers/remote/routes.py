@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from polyrec.models.tiers.remote.login import TLS_SCHEME
 from polyrec.models.tiers.remote.node import Node
 from polyrec.models.tiers.remote.resp import Link, RespError
-from polyrec.models.tiers.remote.slots import SLOTS, Address, served
+from polyrec.models.tiers.remote.slots import SLOTS, Address, parse_cluster_slots
 
 NOBODY = -1
 
@@ -50,7 +50,7 @@ def discover(seed: str, known: Routes, node: Callable[[str], Node], timeout_s: f
         try:
             if not _in_cluster(link, timeout_s):
                 return Routes({seed: node(seed)})
-            ranges = served(link.call(b"CLUSTER", b"SLOTS", timeout_s=timeout_s), host_of(url))
+            ranges = parse_cluster_slots(link.call(b"CLUSTER", b"SLOTS", timeout_s=timeout_s), host_of(url))
         except OSError as e:
             error = e
             continue

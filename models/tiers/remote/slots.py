@@ -8,6 +8,7 @@ tables, of three digits each, and one number for each table of rows give the slo
 
 from __future__ import annotations
 
+from binascii import crc_hqx
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,7 +18,6 @@ from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.remote.resp import DIGITS, Answer, RespError
 
 SLOTS = 16384
-POLYNOMIAL = 0x1021
 GROUP = 3
 """Digits that are looked up at once."""
 
@@ -25,17 +25,7 @@ Address = tuple[str, int]
 """Host and port."""
 
 
-def crc16(data: bytes) -> int:
-    """CRC16-CCITT (XMODEM), as the specification has it."""
-    crc = 0
-    for byte in data:
-        crc ^= byte << 8
-        for _ in range(8):
-            crc = ((crc << 1) ^ POLYNOMIAL if crc & 0x8000 else crc << 1) & 0xFFFF
-    return crc
-
-
-def hashed(key: bytes) -> bytes:
+def hash_tag(key: bytes) -> bytes:
     """The part of a key that decides its slot."""
     start = key.find(b"{")
     end = key.find(b"}", start + 1) if start >= 0 else -1
@@ -45,7 +35,8 @@ def hashed(key: bytes) -> bytes:
 def _digits() -> NDArray[np.uint16]:
     """uint16 [DIGITS / GROUP, 10 ** GROUP]: what three digits give, by where in the id they stand."""
     one = np.array(
-        [[crc16(b"%d" % d + bytes(DIGITS - 1 - at)) for d in range(10)] for at in range(DIGITS)], np.uint16
+        [[crc_hqx(b"%d" % d + bytes(DIGITS - 1 - at), 0) for d in range(10)] for at in range(DIGITS)],
+        np.uint16,
     )
     hundreds, tens, units = one[0::GROUP], one[1::GROUP], one[2::GROUP]
     together = hundreds[:, :, None, None] ^ tens[:, None, :, None] ^ units[:, None, None, :]
@@ -57,10 +48,10 @@ class KeySlots:
 
     def __init__(self, prefixes: Sequence[str]) -> None:
         heads = [prefix.encode() for prefix in prefixes]
-        tagged = [hashed(head + b"0" * DIGITS) != head + b"0" * DIGITS for head in heads]
+        tagged = [hash_tag(head + b"0" * DIGITS) != head + b"0" * DIGITS for head in heads]
         self._head = np.array(
             [
-                crc16(hashed(head)) if tag else crc16(head + bytes(DIGITS))
+                crc_hqx(hash_tag(head), 0) if tag else crc_hqx(head + bytes(DIGITS), 0)
                 for head, tag in zip(heads, tagged, strict=True)
             ],
             np.uint16,
@@ -81,7 +72,7 @@ class KeySlots:
         return given & np.uint16(SLOTS - 1)
 
 
-def served(answer: Answer, asked: str) -> list[tuple[int, int, Address]]:
+def parse_cluster_slots(answer: Answer, asked: str) -> list[tuple[int, int, Address]]:
     """(first slot, last slot, the master that serves them) of an answer to CLUSTER SLOTS.
 
     asked: the host that answered, which stands for one that a server does not know. Raises RespError.

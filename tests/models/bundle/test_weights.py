@@ -1,4 +1,4 @@
-"""BundleWeights opened alone execute as their bundle does."""
+"""Weights opened alone execute as their bundle does."""
 
 from __future__ import annotations
 

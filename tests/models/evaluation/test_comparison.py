@@ -65,7 +65,7 @@ def test_intervals_are_those_of_a_plain_loop_over_resamples(grouped: bool) -> No
         drawn_metrics = np.array(samples[name])
         for i, metric in enumerate(METRICS):
             low, high = np.quantile(drawn_metrics[:, i], [0.05, 0.95])
-            assert [standing.own[metric].low, standing.own[metric].high] == pytest.approx([low, high])
+            assert [standing.metrics[metric].low, standing.metrics[metric].high] == pytest.approx([low, high])
             if standing.to_baseline is not None:
                 low, high = np.quantile(drawn_metrics[:, i] - base[:, i], [0.05, 0.95])
                 interval = standing.to_baseline[metric]
@@ -77,13 +77,15 @@ def test_values_are_those_of_the_rows_as_they_are() -> None:
     y, predictions = noisy(200, 2, seed=4)
     found = compare(y, predictions, "m0", resamples=2)
     for name, p in predictions.items():
-        assert found[name].own["auc"].value == pytest.approx(metrics.roc_auc_score(y, p))
-        assert found[name].own["log_loss"].value == pytest.approx(metrics.log_loss(y, p.astype(np.float64)))
+        assert found[name].metrics["auc"].value == pytest.approx(metrics.roc_auc_score(y, p))
+        assert found[name].metrics["log_loss"].value == pytest.approx(
+            metrics.log_loss(y, p.astype(np.float64))
+        )
     to_baseline = found["m1"].to_baseline
     assert to_baseline is not None
     for metric in METRICS:
         assert to_baseline[metric].value == pytest.approx(
-            found["m1"].own[metric].value - found["m0"].own[metric].value
+            found["m1"].metrics[metric].value - found["m0"].metrics[metric].value
         )
 
 
@@ -103,7 +105,7 @@ def test_pairing_finds_a_difference_that_the_separate_intervals_hide() -> None:
     worse = np.clip(predictions["m0"] + random.normal(0, 0.08, 2000), 0.02, 0.98).astype(np.float32)
     found = compare(y, predictions | {"worse": worse}, "m0", resamples=300)
     assert found["worse"].verdict("log_loss") == "worse"
-    assert found["worse"].own["log_loss"].low < found["m0"].own["log_loss"].high
+    assert found["worse"].metrics["log_loss"].low < found["m0"].metrics["log_loss"].high
 
 
 def test_repeating_the_rows_of_each_request_narrows_nothing() -> None:
@@ -114,7 +116,7 @@ def test_repeating_the_rows_of_each_request_narrows_nothing() -> None:
     repeated = compare(np.repeat(y, 5), copied, "m0", np.repeat(groups, 5), resamples=100)
     for name in predictions:
         for metric in METRICS:
-            a, b = once[name].own[metric], repeated[name].own[metric]
+            a, b = once[name].metrics[metric], repeated[name].metrics[metric]
             assert [a.value, a.low, a.high] == pytest.approx([b.value, b.low, b.high])
 
 
@@ -194,4 +196,4 @@ def test_labels_need_not_be_grouped_in_runs() -> None:
         y[order], {n: p[order] for n, p in predictions.items()}, "m0", groups[order], resamples=20
     )
     for metric in METRICS:
-        assert mixed["m1"].own[metric].low == pytest.approx(sorted_["m1"].own[metric].low)
+        assert mixed["m1"].metrics[metric].low == pytest.approx(sorted_["m1"].metrics[metric].low)

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from polyrec.models.evaluation.comparison import METRICS, Interval, compare, samples
-from polyrec.models.evaluation.repeats import STUDENT, Difference, over_seeds
+from polyrec.models.evaluation.repeats import Difference, summarize_runs
 
 ROWS = 400
 
@@ -29,9 +29,9 @@ def runs(models: dict[str, float], seeds: int, spread: float = 0.0) -> tuple[np.
 def test_mean_spread_and_differences_are_those_of_plain_arithmetic() -> None:
     label, p = runs({"a": 0.1, "b": 0.2}, seeds=3, spread=0.05)
     drawn = samples(label, list(p), resamples=40)
-    found = over_seeds(drawn, ["a", "b"], "a")
+    found = summarize_runs(drawn, ["a", "b"], "a")
     losses = drawn[0, :, METRICS.index("log_loss")]
-    own = found["b"].own["log_loss"]
+    own = found["b"].metrics["log_loss"]
     assert (own.mean, own.deviation) == pytest.approx((losses[3:].mean(), losses[3:].std(ddof=1)))
     pairs = losses[3:] - losses[:3]
     difference = (found["b"].to_baseline or {})["log_loss"]
@@ -43,13 +43,13 @@ def test_mean_spread_and_differences_are_those_of_plain_arithmetic() -> None:
 
 def test_one_run_has_the_intervals_of_a_plain_comparison_and_no_spread() -> None:
     label, p = runs({"a": 0.1, "b": 0.3}, seeds=1)
-    found = over_seeds(samples(label, list(p), resamples=60), ["a", "b"], "a")["b"]
+    found = summarize_runs(samples(label, list(p), resamples=60), ["a", "b"], "a")["b"]
     plain = compare(label, {"a": p[0], "b": p[1]}, "a", resamples=60)["b"]
     assert found.to_baseline is not None
     assert plain.to_baseline is not None
     for metric in METRICS:
         assert found.to_baseline[metric].over_rows == plain.to_baseline[metric]
-        assert math.isnan(found.own[metric].deviation)
+        assert math.isnan(found.metrics[metric].deviation)
     assert found.to_baseline["log_loss"].verdict == "worse"
 
 
@@ -77,10 +77,5 @@ def test_a_difference_is_real_where_rows_and_seeds_both_say_so(
 
 def test_a_metric_that_is_not_defined_has_no_verdict() -> None:
     _, p = runs({"a": 0.1, "b": 0.2}, seeds=2)
-    found = over_seeds(samples(np.zeros(ROWS, np.float32), list(p), resamples=5), ["a", "b"], "a")["b"]
+    found = summarize_runs(samples(np.zeros(ROWS, np.float32), list(p), resamples=5), ["a", "b"], "a")["b"]
     assert (found.to_baseline or {})["auc"].verdict == "undefined"
-
-
-def test_the_quantiles_are_students() -> None:
-    expected = [stats.t.ppf(0.975, freedom) for freedom in range(1, len(STUDENT) + 1)]
-    assert pytest.approx(expected, abs=1e-4) == STUDENT

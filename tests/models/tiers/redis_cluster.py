@@ -10,7 +10,7 @@ import numpy as np
 
 from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.remote.resp import Answer, Link
-from polyrec.models.tiers.remote.slots import SLOTS, served
+from polyrec.models.tiers.remote.slots import SLOTS, parse_cluster_slots
 from tests.models.tiers.redis_server import RedisServer
 from tests.models.tiers.waiting import wait_until
 
@@ -75,7 +75,7 @@ class RedisCluster:
         """The place in `nodes` of each slot's master, as the first one says."""
         of_slot = np.full(SLOTS, -1)
         ports = [node.port for node in self.nodes]
-        for first, last, (_, port) in served(self.send(0, "CLUSTER", "SLOTS"), "127.0.0.1"):
+        for first, last, (_, port) in parse_cluster_slots(self.send(0, "CLUSTER", "SLOTS"), "127.0.0.1"):
             of_slot[first : last + 1] = ports.index(port)
         return of_slot[slots]
 
