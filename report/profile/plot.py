@@ -35,6 +35,7 @@ def draw(profile: Profile, theme: Theme = LIGHT) -> Figure:
     )  # fmt: skip
     grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
     low, high = _span(profile)
+    rows = [n for p in profile.paths for n in (*p.latency.rows, *(point.rows for point in p.points))]
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
     for i, (axes, (name, paths)) in enumerate(zip(grid.flat, panels.items(), strict=False)):
@@ -44,9 +45,7 @@ def draw(profile: Profile, theme: Theme = LIGHT) -> Figure:
         log_axis(axes, "y", low, high)
         for k, path in enumerate(paths):
             _path(axes, path, theme.color(k), theme)
-        axes.set_xscale("log")
-        first, last = axes.get_xlim()
-        log_axis(axes, "x", first, last, ticks=SHOWN_ROWS)
+        log_axis(axes, "x", min(rows) / 1.2, max(rows) * 1.2, ticks=SHOWN_ROWS)
         axes.tick_params(labelbottom=below)
         add_legend(axes, theme, loc="upper left", handlelength=1.2)
     handles = _marks(profile, theme)
