@@ -1,4 +1,4 @@
-"""Locust users of a Polyrec server: `Predict`, `Rank` and `Infer`, with real rows, each request another.
+"""Locust users of a Polyrec server: `Predict`, `Rank` and `Infer`, with real rows in different requests.
 
     locust -f loadtest/locustfile.py --host http://127.0.0.1:8000            # and open localhost:8089
     locust -f loadtest/locustfile.py --headless -u 8 -t 60s --host URL Rank  # one kind of user
@@ -7,17 +7,17 @@
 Flags (or environment, in brackets), all of them optional; --help has Locust's own:
 
     --shape      [LOADTEST_SHAPE]    steady, step, spike, diurnal or knee, over -t, with -u users at the peak
-    --rate       [LOADTEST_RATE]     requests a second of each user, at Poisson times (as many as it can)
-    --budget-ms  [LOADTEST_BUDGET_MS]  latency budget of each request, sent with it
-    --slo-share  [LOADTEST_SLO_SHARE]  exit status 1 if fewer were answered in budget (0.99)
+    --rate       [LOADTEST_RATE]     requests/s of each user, at Poisson times (default: back to back)
+    --budget-ms  [LOADTEST_BUDGET_MS]  latency budget of each request, sent as a header
+    --slo-share  [LOADTEST_SLO_SHARE]  exit status 1 if a smaller share was in budget (0.99)
     LOADTEST_BUNDLE      the bundle that is served; `Infer` needs its vocabularies, and is absent without
     LOADTEST_SCHEMA      schema file or shipped name (the bundle's, else trivago)
-    LOADTEST_DATA        Parquet file, or packed folder, to ask about (without: generated, trivago's shape)
+    LOADTEST_DATA        Parquet file or packed folder of requests (default: generated, like trivago's)
     LOADTEST_ROWS        how many of its rows are used (20000)
-    LOADTEST_CANDIDATES  candidates of each request (as many as the data's own have)
+    LOADTEST_CANDIDATES  candidates of each request (default: as in the data)
 
-`Infer` sends rankings as binary tensors, the context once. With a rate, latency runs from the time at which a
-request was meant to leave, and a user that is behind sends at once. Each user still has one request in
+`Infer` sends rankings as binary tensors, the context once. With a rate, latency runs from the intended
+departure, and a user that is behind sends at once. Each user still has one request in
 flight, so a load is as open as there are users; for exact rates use loadtest/drivers/open_loop.py.
 """
 
@@ -45,7 +45,7 @@ from locust.web import WebUI
 
 from polyrec.loadtest.drivers.connection import DEGRADED, LoadError
 from polyrec.loadtest.drivers.load import BUDGET
-from polyrec.loadtest.results.slo import HEAD, Promise
+from polyrec.loadtest.results.slo import HEAD, SloTable
 from polyrec.loadtest.traffic.queries import Queries, Query, read_rows
 from polyrec.loadtest.traffic.request_bodies import INFER, PREDICT, RANK
 from polyrec.loadtest.traffic.shapes import KINDS, Knee, share_at
@@ -59,11 +59,11 @@ KNOWN = ("BUDGET_MS", "BUNDLE", "CANDIDATES", "DATA", "RATE", "ROWS", "SCHEMA", 
 DIFFERENT_REQUESTS = 1000
 DWELL_S = 10.0
 SPAWN_RATE = 100.0
-FEWEST = 10
+MIN_USERS = 10
 EARLY_S = 0.001
-"""A user that slept to the very moment would be late: gevent's timers are not that exact."""
+"""Users wake this long before a departure: gevent's timers are not exact."""
 
-PROMISE = Promise()
+SLO_TABLE = SloTable()
 KNEE = Knee(DWELL_S)
 
 
@@ -100,14 +100,14 @@ def _flags(parser: ArgumentParser) -> None:
         default=_setting("SHAPE"),
         help="the load over -t, with -u users at the peak",
     )
-    add("--rate", type=float, default=_DEFAULTS["rate"], help="requests/s of each user, 0: all it can")
-    add("--budget-ms", type=float, default=_DEFAULTS["budget_ms"], help="latency budget, 0: none")
-    add("--slo-share", type=float, default=_SHARE, help="share in budget below which the exit status is 1")
+    add("--rate", type=float, default=_DEFAULTS["rate"], help="requests/s of each user, 0 for back to back")
+    add("--budget-ms", type=float, default=_DEFAULTS["budget_ms"], help="latency budget, 0 for none")
+    add("--slo-share", type=float, default=_SHARE, help="smallest share in budget for exit status 0")
 
 
 @cache
 def _queries() -> Queries:
-    """What the environment says to ask about."""
+    """Loads the queries that the environment names."""
     where, data = _setting("BUNDLE"), _setting("DATA")
     bundle = None if where is None else load_bundle(where)
     named = _setting("SCHEMA")
@@ -125,13 +125,13 @@ def _queries() -> Queries:
 
 @cache
 def _requests(kind: str) -> Iterator[tuple[bytes, dict[str, str], int]]:
-    """Body, headers and rows, forever; shared by all users of a kind, so that no request follows itself."""
+    """Cycles through (body, headers, rows); shared by all users of a kind, so that requests differ."""
     queries = _queries()
     build = getattr(queries, kind)
     drawing = np.random.default_rng(1)
 
     def made(i: int) -> tuple[bytes, dict[str, str], int]:
-        query: Query = queries.drawn(_CANDIDATES, drawing) if _CANDIDATES else queries[i]
+        query: Query = queries.sample(_CANDIDATES, drawing) if _CANDIDATES else queries[i]
         body, headers = build(query)
         return body, headers, query.candidates.size
 
@@ -144,33 +144,33 @@ def _requests(kind: str) -> Iterator[tuple[bytes, dict[str, str], int]]:
 
 @events.init.add_listener  # type: ignore[untyped-decorator]
 def _prepare(environment: Environment, **_: object) -> None:
-    """Before the clock runs: requests that are made while it does would be missing from the figures."""
+    """Builds all requests before the clock starts: building them later would delay users."""
     if not isinstance(environment.runner, MasterRunner):
         for user in environment.user_classes:
             if issubclass(user, _User):
                 _requests(user.kind)
     if environment.web_ui is not None:
         _extend(environment, environment.web_ui)
-    # gevent's clock stood still meanwhile; --run-time would count from before.
+    # gevent's clock stood still meanwhile; --run-time would count from before
     gevent.get_hub().loop.update_now()
 
 
 def _extend(environment: Environment, page: WebUI) -> None:
-    """A tab of Locust's page with the columns of the promise."""
+    """Adds a tab with the SLO columns to Locust's page."""
     app = page.app
     assert app is not None
     columns = [{"key": str(i), "title": title} for i, title in enumerate(HEAD)]
     page.template_args |= {
-        "extended_tabs": [{"title": "Promise", "key": "promise"}],
-        "extended_tables": [{"key": "promise", "structure": columns}],
+        "extended_tabs": [{"title": "SLO", "key": "slo"}],
+        "extended_tables": [{"key": "slo", "structure": columns}],
     }
 
     @app.after_request
-    def with_the_promise(response: Any) -> Any:
+    def add_slo_rows(response: Any) -> Any:
         if flask_request.path == "/stats/requests" and response.is_json:
-            rows = PROMISE.table(_seconds(environment))[1:]
+            rows = SLO_TABLE.table(_seconds(environment))[1:]
             data = [{str(i): cell for i, cell in enumerate(row)} for row in rows]
-            more = {"extended_stats": [{"key": "promise", "data": data}]}
+            more = {"extended_stats": [{"key": "slo", "data": data}]}
             response.set_data(app.json.dumps(response.json | more))
         return response
 
@@ -183,39 +183,39 @@ def _seconds(environment: Environment) -> float:
 
 @events.test_start.add_listener  # type: ignore[untyped-decorator]
 def _begin(**_: object) -> None:
-    PROMISE.kinds = {}
+    SLO_TABLE.kinds = {}
 
 
 @events.report_to_master.add_listener  # type: ignore[untyped-decorator]
-def _tell(client_id: str, data: dict[str, Any]) -> None:
-    data["promise"] = PROMISE.taken()
+def _report_to_master(client_id: str, data: dict[str, Any]) -> None:
+    data["slo"] = SLO_TABLE.pop()
 
 
 @events.worker_report.add_listener  # type: ignore[untyped-decorator]
-def _hear(client_id: str, data: dict[str, Any]) -> None:
-    PROMISE.merge(data.get("promise", {}))
+def _merge_report(client_id: str, data: dict[str, Any]) -> None:
+    SLO_TABLE.merge(data.get("slo", {}))
 
 
 @events.quitting.add_listener  # type: ignore[untyped-decorator]
 def _verdict(environment: Environment, **_: object) -> None:
-    """The columns that Locust's table lacks; with a budget, the exit status says whether it was kept."""
+    """Prints the SLO table; with a budget, the exit status is 1 if the SLO was missed."""
     options = environment.parsed_options
-    if isinstance(environment.runner, WorkerRunner) or options is None or not PROMISE.kinds:
+    if isinstance(environment.runner, WorkerRunner) or options is None or not SLO_TABLE.kinds:
         return
-    print("", *aligned(PROMISE.table(_seconds(environment))), sep="\n", file=sys.stderr)
-    if KNEE.kept is not None or KNEE.broken is not None:
-        peak = (options.num_users or FEWEST) * options.rate
-        kept, broken = (f"{s * peak:.0f} requests/s" if s else "none" for s in (KNEE.kept, KNEE.broken))
+    print("", *aligned(SLO_TABLE.table(_seconds(environment))), sep="\n", file=sys.stderr)
+    if KNEE.met is not None or KNEE.missed is not None:
+        peak = (options.num_users or MIN_USERS) * options.rate
+        met, missed = (f"{s * peak:.0f} requests/s" if s else "none" for s in (KNEE.met, KNEE.missed))
         print(
-            f"knee: highest load that kept the promise: {kept}; lowest that broke it: {broken}",
+            f"knee: highest load that met the SLO: {met}; lowest that missed it: {missed}",
             file=sys.stderr,
         )
     elif options.budget_ms:
-        environment.process_exit_code = int(PROMISE.total().share < options.slo_share)
+        environment.process_exit_code = int(SLO_TABLE.total().share < options.slo_share)
 
 
 class _User(FastHttpUser):
-    """Sends requests of one kind, one after another, each at its time if there is a rate."""
+    """Sends requests of one kind, one after another, at Poisson times if there is a rate."""
 
     abstract = True
     kind: str
@@ -227,10 +227,10 @@ class _User(FastHttpUser):
         self.rate: float = getattr(options, "rate", _DEFAULTS["rate"])
         budget_ms: float = getattr(options, "budget_ms", _DEFAULTS["budget_ms"])
         self.budget_s = budget_ms / 1e3 if budget_ms else float("inf")
-        # who ranks sits beside its model; packing answers would be what is measured
+        # a ranking client is near its model: compressing answers would dominate the measurement
         self.more = {"Accept-Encoding": "identity"} | ({BUDGET: f"{budget_ms:g}"} if budget_ms else {})
         self.random = random.Random()
-        # users that start together would ask together
+        # users that start together would send together
         self.due = perf_counter() + (self.random.expovariate(self.rate) if self.rate else 0.0)
 
     def wait_time(self) -> float:
@@ -238,16 +238,16 @@ class _User(FastHttpUser):
         return max(0.0, self.due - perf_counter() - EARLY_S)
 
     @task
-    def ask(self) -> None:
+    def send(self) -> None:
         if self.rate:
-            # the first request is not waited for by Locust
+            # Locust does not wait before the first request
             gevent.sleep(self.wait_time())
             while perf_counter() < self.due:
                 gevent.sleep(0)
         sent = perf_counter()
         due = self.due if self.rate else sent
         body, headers, rows = next(self.requests)
-        # Typed for text, but made for bytes too: they go out as they are.
+        # typed as text, but bytes are sent unchanged
         with self.client.post(
             self.path,
             data=body,  # type: ignore[arg-type]
@@ -259,7 +259,7 @@ class _User(FastHttpUser):
             answer.request_meta["response_time"] = 1e3 * took
             status = answer.status_code or 0
             degraded = DEGRADED in (answer.content or b"")
-            PROMISE.answered(self.kind, rows, took, self.budget_s, status, degraded, sent - due)
+            SLO_TABLE.count(self.kind, rows, took, self.budget_s, status, degraded, sent - due)
         if self.rate:
             self.due += self.random.expovariate(self.rate)
 
@@ -284,10 +284,10 @@ class Infer(_User):
 
 
 if _setting("SHAPE") or any(a.split("=")[0] == "--shape" for a in sys.argv):
-    # Locust takes a shape for asked for wherever a file has one, and then leaves -u and -t to it.
+    # Locust uses a shape wherever a file defines one, and then leaves -u and -t to it
 
     class Shape(LoadTestShape):
-        """The load that --shape says, over the time that -t says, with -u users at the peak."""
+        """The load of --shape over the time of -t, with -u users at the peak."""
 
         use_common_options = True
 
@@ -296,10 +296,12 @@ if _setting("SHAPE") or any(a.split("=")[0] == "--shape" for a in sys.argv):
             options: Any = self.runner.environment.parsed_options
             at_s = perf_counter() - self.start_time
             if options.shape == "knee":
-                total = PROMISE.total()
-                share = KNEE.at(at_s, total.asked, total.in_budget, options.slo_share)
+                total = SLO_TABLE.total()
+                share = KNEE.at(at_s, total.requests, total.in_budget, options.slo_share)
             else:
                 share = share_at(options.shape, at_s, float(options.run_time or 60))
             return (
-                None if share is None else (max(1, round((options.num_users or FEWEST) * share)), SPAWN_RATE)
+                None
+                if share is None
+                else (max(1, round((options.num_users or MIN_USERS) * share)), SPAWN_RATE)
             )

@@ -1,4 +1,4 @@
-"""The machine that a load test ran on, in words for its reader: figures without it mean nothing."""
+"""The machine of a load test: its description for reports, process priority and scheduler counters."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ HIGHEST = -20
 
 
 @contextmanager
-def ahead_of_others() -> Iterator[None]:
-    """Inside, this process and those it starts have the highest priority of the normal class.
+def raised_priority() -> Iterator[None]:
+    """Gives this process and those it starts the highest priority of the normal class.
 
     Not the real-time class: Linux takes 50 ms of every second from processes of that class that never sleep,
     and a saturated server does not. Where sessions are scheduled as groups (autogroup), the session's
-    priority is raised as well. Raises LoadError without the right to.
+    priority is raised as well. Raises LoadError without permission.
     """
     before = os.getpriority(os.PRIO_PROCESS, 0)
     group = _autogroup()
@@ -43,7 +43,7 @@ def ahead_of_others() -> Iterator[None]:
         if group is not None:
             AUTOGROUP.write_text(str(HIGHEST))
     except OSError as e:
-        raise LoadError(f"cannot go ahead of other processes: {e.strerror}; that takes root") from None
+        raise LoadError(f"cannot raise the priority: {e.strerror}; that takes root") from None
     try:
         yield
     finally:
@@ -53,20 +53,20 @@ def ahead_of_others() -> Iterator[None]:
 
 
 def core_seconds(pid: int) -> tuple[float, float]:
-    """(time on a core, time of waiting for one) of all threads of a process so far."""
+    """Seconds on a core and seconds of waiting for one, of all threads of a process so far."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     spent = [(task / "schedstat").read_text().split() for task in tasks]
     return sum(int(s[0]) for s in spent) / 1e9, sum(int(s[1]) for s in spent) / 1e9
 
 
-def times_held_off(pid: int) -> int:
-    """How often so far others took the core from a thread of a process that had not done."""
+def involuntary_switches(pid: int) -> int:
+    """Involuntary context switches of all threads of a process so far."""
     statuses = ((task / "status").read_text() for task in Path(f"/proc/{pid}/task").iterdir())
     return sum(int(status.rpartition("nonvoluntary_ctxt_switches:")[2]) for status in statuses)
 
 
 def _autogroup() -> int | None:
-    """The session's priority, where there is such a thing."""
+    """The session's priority; None without autogroups."""
     try:
         return int(AUTOGROUP.read_text().split()[-1])
     except (OSError, ValueError, IndexError):
@@ -80,7 +80,7 @@ def _scheduling() -> str:
 
 
 def processor() -> str:
-    """The maker's name of it."""
+    """The processor's model name."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

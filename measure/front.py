@@ -11,7 +11,7 @@ import numpy as np
 from polyrec.loadtest.comparison.calibration import ENDLESS, relative_line
 from polyrec.loadtest.drivers.closed_loop import closed_loop
 from polyrec.loadtest.drivers.connection import Target
-from polyrec.loadtest.drivers.server_pages import samples
+from polyrec.loadtest.drivers.server_pages import read_metrics
 from polyrec.loadtest.machine import core_seconds
 from polyrec.loadtest.traffic.request_bodies import PREDICT, RANK, predict_body, rank_body
 from polyrec.measure.profile.requests import Requests
@@ -61,7 +61,7 @@ def measure_front(path: PlannedPath, bundle: Bundle, seconds: float, seed: int =
 
 def lane_seconds(url: str) -> float:
     """Time that the server's lanes have executed so far, as its metrics say."""
-    counted = samples(url)
+    counted = read_metrics(url)
     return sum(counted.total("polyrec_phase_seconds_sum", phase=phase) for phase in LANE_PHASES)
 
 

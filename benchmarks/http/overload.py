@@ -25,7 +25,7 @@ from benchmarks.http.serve_throughput import CLIENT_CORE, SERVER_CORE
 from polyrec.loadtest.drivers.connection import Target
 from polyrec.loadtest.drivers.load import load_of
 from polyrec.loadtest.drivers.open_loop import Limits, run
-from polyrec.loadtest.machine import ahead_of_others, machine
+from polyrec.loadtest.machine import machine, raised_priority
 from polyrec.loadtest.results.outcome import Fate, Outcome
 from polyrec.loadtest.traffic.request_bodies import RANK
 from polyrec.loadtest.traffic.source import Source, open_source
@@ -40,7 +40,7 @@ HERE = Path(__file__).parents[2]
 
 def asked(url: str, source: Source, rate: float, seconds: float, budget_s: float, seed: int) -> Outcome:
     due_s = arrival_times(Arrivals(), rate, seconds, np.random.default_rng(seed))
-    rows, body = source.own(due_s.size, seed)
+    rows, body = source.shuffled(due_s.size, seed)
     target = Target(url + RANK, {"Content-Type": "application/json"})
     load = load_of(target, due_s, seconds, body, rows=rows, budget_s=budget_s, prepare=True)
     return run(target, load, Limits())
@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     found: dict[str, list[list[dict[str, float]]]] = {name: [] for name in trees}
     budget_s = args.budget_ms / 1e3
     os.sched_setaffinity(0, {CLIENT_CORE})
-    with ahead_of_others() if args.ahead else nullcontext():
+    with raised_priority() if args.ahead else nullcontext():
         for i in range(args.repeats):
 
             def ask(url: str, seed: int = i) -> list[dict[str, float]]:
@@ -105,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     ]
     print("| revision | requests/s | in time | late | 429 | 504 | slowest answer, ms |\n" + "|---" * 7 + "|")
     for row in rows:
-        shares = " | ".join(f"{row[what]:.1%}" for what in ("ok", "late", "refused", "expired"))
+        shares = " | ".join(f"{row[what]:.1%}" for what in ("ok", "late", "rejected", "expired"))
         print(f"| {row['revision']} | {row['rate']:,.0f} | {shares} | {row['slowest_ms']:,.0f} |")
     if args.json:
         whole = {"machine": machine(), "policy": args.policy, "budget_ms": args.budget_ms, "rows": rows}

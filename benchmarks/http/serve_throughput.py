@@ -36,7 +36,7 @@ import numpy as np
 import uvloop
 
 from polyrec.loadtest.drivers.connection import Target
-from polyrec.loadtest.drivers.server_pages import ask, samples
+from polyrec.loadtest.drivers.server_pages import get_json, read_metrics
 from polyrec.loadtest.machine import processor
 from polyrec.loadtest.traffic.queries import Queries, Query, Request, read_rows
 from polyrec.loadtest.traffic.request_bodies import INFER, PREDICT, RANK
@@ -145,7 +145,7 @@ def prepared(path: str, build: Callable[[Query], Request], rows: int, data_rows:
 
 def scrape(url: str, path: str) -> dict[str, float]:
     """The sums this benchmark takes differences of."""
-    total = samples(url).total
+    total = read_metrics(url).total
     found = {phase: total("polyrec_phase_seconds_sum", path=path, phase=phase) for phase in PHASES}
     found["cpu"] = total("process_cpu_seconds_total")
     found["queries"] = total("polyrec_batch_queries_total", path=path)
@@ -270,7 +270,7 @@ def main() -> int:
         }
         results = []
         with start(settings, core=SERVER_CORE) as server:
-            path = ask(server.url, "/v1/paths")["paths"][0]
+            path = get_json(server.url, "/v1/paths")["paths"][0]
             if not args.json:
                 print(f"{path['name']}, {path['runtime']}, {path['bundle']['bytes']:,} bytes; {machine()}")
                 print(HEAD)

@@ -86,9 +86,9 @@ class Told:
 
     def hear(self, subject: Subject, which: int, answer: Answer, late: bool) -> None:
         """Counts one answer."""
-        if answer.offence:
+        if answer.error:
             self.find_non_finite_row += 1
-            self.first_wrong += [answer.offence][: 5 - len(self.first_wrong)]
+            self.first_wrong += [answer.error][: 5 - len(self.first_wrong)]
         elif answer.status == 200:
             self.answered += 1
             self.late += late

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from polyrec.loadtest.drivers.connection import Target
-from polyrec.loadtest.drivers.server_pages import ask
+from polyrec.loadtest.drivers.server_pages import get_json
 from polyrec.loadtest.traffic.queries import Queries, read_rows
 from polyrec.loadtest.traffic.request_bodies import INFER, PREDICT, RANK
 from polyrec.models.bundle.bundle import Bundle
@@ -70,7 +70,7 @@ class Subject:
 
     def kill_lane(self, number: int) -> None:
         """SIGKILL to the process of one lane, if it is alive."""
-        pids = [lane["pid"] for lane in ask(self.url, "/v1/paths")["lanes"] if lane.get("pid")]
+        pids = [lane["pid"] for lane in get_json(self.url, "/v1/paths")["lanes"] if lane.get("pid")]
         own = self.child.process.pid
         if pids and (pid := pids[number % len(pids)]) != own:
             os.kill(pid, signal.SIGKILL)

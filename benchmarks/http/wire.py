@@ -211,7 +211,7 @@ def main() -> int:
     results = []
     for candidates in args.candidates:
         random = np.random.default_rng(candidates)
-        drawn = [queries.drawn(candidates, random) for _ in range(DIFFERENT_REQUESTS)]
+        drawn = [queries.sample(candidates, random) for _ in range(DIFFERENT_REQUESTS)]
         for name, forms in formats(bundle, queries).items():
             results.append(measure(name, forms, drawn, bundle, args.rounds))
     if args.json:

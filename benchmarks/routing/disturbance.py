@@ -38,12 +38,12 @@ import numpy as np
 
 from benchmarks.http.serve_throughput import CLIENT_CORE, SERVER_CORE
 from benchmarks.routing.faults import slow
-from polyrec.loadtest.comparison.servers import Subjects
+from polyrec.loadtest.comparison.policy_server import PolicyServer
 from polyrec.loadtest.drivers.connection import Target
 from polyrec.loadtest.drivers.load import load_of
 from polyrec.loadtest.drivers.open_loop import Limits, run
-from polyrec.loadtest.drivers.server_pages import ask, samples
-from polyrec.loadtest.machine import ahead_of_others, machine
+from polyrec.loadtest.drivers.server_pages import get_json, read_metrics
+from polyrec.loadtest.machine import machine, raised_priority
 from polyrec.loadtest.results.outcome import Fate, Outcome
 from polyrec.loadtest.traffic.request_bodies import RANK
 from polyrec.loadtest.traffic.source import Source, open_source
@@ -130,7 +130,7 @@ def asked(
         if steady
         else arrival_times(Arrivals(), rate, seconds, np.random.default_rng(seed))
     )
-    rows, body = source.own(due_s.size, seed)
+    rows, body = source.shuffled(due_s.size, seed)
     target = Target(url + RANK, {"Content-Type": "application/json"})
     load = load_of(target, due_s, seconds, body, rows=rows, budget_s=budget_s, prepare=True)
     return run(target, load, Limits())
@@ -138,14 +138,14 @@ def asked(
 
 def best_path(url: str) -> str:
     """The first of the plan's paths by quality."""
-    paths: list[dict[str, float | str]] = ask(url, "/v1/paths")["paths"]
+    paths: list[dict[str, float | str]] = get_json(url, "/v1/paths")["paths"]
     return str(max(paths, key=lambda p: p["accuracy"])["name"])
 
 
 def reasons(url: str) -> dict[str, float]:
     """Degraded answers so far, by reason."""
     found: dict[str, float] = {}
-    for labels, value in samples(url).series("polyrec_degraded_total"):
+    for labels, value in read_metrics(url).series("polyrec_degraded_total"):
         found[labels["reason"]] = found.get(labels["reason"], 0.0) + value
     return found
 
@@ -164,7 +164,7 @@ def at_rest(
     plan: Plan, tree: Path, name: str, budget_s: float, seconds: float, source: Source, seed: int
 ) -> Rest:
     """A fresh server, disturbed, then watched."""
-    with chdir(tree), Subjects(plan, ("priced",), {SERVER_CORE}, {}) as server:
+    with chdir(tree), PolicyServer(plan, ("priced",), {SERVER_CORE}, {}) as server:
         disturb = DISTURBANCES[name]
         if disturb is None:
             asked(server.url, source, RATE, SETTLED_S, budget_s, seed, steady=True)
@@ -208,11 +208,11 @@ def beside(
     """The capacity, requests/s, and every policy beside the neighbor in turns."""
     static = [f"static:{path.name}" for path in plan.paths]
     found = []
-    with chdir(tree), Subjects(plan, (*static, "priced"), {SERVER_CORE}, {}) as server:
+    with chdir(tree), PolicyServer(plan, (*static, "priced"), {SERVER_CORE}, {}) as server:
         best = best_path(server.url)
         capacity = 0.0
         for policy in static:
-            server.follow(policy)
+            server.set_policy(policy)
             for rate in RATES:
                 outcome = asked(server.url, source, rate, 1.0, NEIGHBOR_BUDGET_S, 0)
                 capacity = max(capacity, float((outcome.fate == Fate.OK).sum()) / outcome.seconds)
@@ -220,7 +220,7 @@ def beside(
         with neighbor():
             for turn in range(repeats):
                 for policy in server.policies:
-                    server.follow(policy)
+                    server.set_policy(policy)
                     rate = SHARE * capacity
                     asked(server.url, source, rate, 1.0, NEIGHBOR_BUDGET_S, 1000 + turn)
                     outcome = asked(server.url, source, rate, seconds, NEIGHBOR_BUDGET_S, turn)
@@ -326,7 +326,7 @@ def main() -> int:
     source = open_source(args.data, load_bundle(plan.paths[0].bundle), 0)
     budget_s = (args.budget_ms or plan.default_budget_ms) / 1e3
     os.sched_setaffinity(0, {CLIENT_CORE})
-    with ahead_of_others() if args.ahead else nullcontext():
+    with raised_priority() if args.ahead else nullcontext():
         document = measured(plan, source, budget_s, args)
     if args.json:
         args.json.write_text(json.dumps(document, indent=1) + "\n")

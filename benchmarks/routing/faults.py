@@ -30,11 +30,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 
 from benchmarks.routing.plans import plan_of
-from polyrec.loadtest.comparison.servers import Subjects
+from polyrec.loadtest.comparison.policy_server import PolicyServer
 from polyrec.loadtest.drivers.connection import Target
 from polyrec.loadtest.drivers.load import load_of
 from polyrec.loadtest.drivers.open_loop import Limits, run
-from polyrec.loadtest.drivers.server_pages import ask
+from polyrec.loadtest.drivers.server_pages import get_json
 from polyrec.loadtest.machine import machine
 from polyrec.loadtest.results.outcome import Fate, Outcome
 from polyrec.loadtest.traffic.request_bodies import RANK
@@ -95,7 +95,7 @@ FAULTS: dict[str, Callable[[int], None]] = {
 
 def lanes(url: str) -> list[dict[str, object]]:
     """Each lane as /v1/paths tells it, with its breaker."""
-    page = ask(url, "/v1/paths")
+    page = get_json(url, "/v1/paths")
     views = {view["name"]: view for view in page["routing"]["lanes"]}
     return [lane | views[lane["name"]] for lane in page["lanes"]]
 
@@ -122,7 +122,7 @@ def measure(
     """One fault under load."""
     total = WARM_UP_S + seconds
     due = arrival_times(Arrivals(), rate, total, np.random.default_rng(seed))
-    rows, body = source.own(due.size, seed)
+    rows, body = source.shuffled(due.size, seed)
     target = Target(url + RANK, {"Content-Type": "application/json"})
     load = load_of(target, due, total, body, rows=rows, budget_s=slo_s, prepare=True)
     back: list[float] = []
@@ -172,8 +172,8 @@ def main() -> int:
     source = open_source(args.data, load_bundle(plan.paths[0].bundle), 0)
     results = []
     cores = os.sched_getaffinity(0) if args.core is None else {args.core}
-    with Subjects(plan, ("priced",), cores, {}) as subjects:
-        subjects.follow("priced")
+    with PolicyServer(plan, ("priced",), cores, {}) as subjects:
+        subjects.set_policy("priced")
         for repeat in range(args.repeats):
             for name in FAULTS:
                 result = measure(

@@ -35,7 +35,7 @@ from polyrec.loadtest.drivers.connection import Target
 from polyrec.loadtest.drivers.load import load_of
 from polyrec.loadtest.drivers.open_loop import Limits, run
 from polyrec.loadtest.results.figures import Figures, figures
-from polyrec.loadtest.results.outcome import CouldNotKeepUp
+from polyrec.loadtest.results.outcome import DriverTooSlow
 from polyrec.loadtest.traffic.request_bodies import RANK
 from polyrec.loadtest.traffic.source import Source, open_source
 from polyrec.models.amounts import percent, rate
@@ -95,15 +95,15 @@ def drive(
     random = np.random.default_rng((seed, round(traffic.rate)))
     whole = warmup + seconds
     due = arrival_times(traffic.arrivals, traffic.rate, whole, random)
-    rows, body = source.drawn(traffic.sizes.sample(due.size, random), seed)
+    rows, body = source.sampled(traffic.sizes.sample(due.size, random), seed)
     target = Target(url + RANK, {"Content-Type": "application/json"})
     told = ask.slo_s - min(0.0005, 0.05 * ask.slo_s)
-    load = load_of(target, due, whole, body, rows=rows, budget_s=ask.slo_s, told_s=told, prepare=True)
+    load = load_of(target, due, whole, body, rows=rows, budget_s=ask.slo_s, sent_budget_s=told, prepare=True)
     for _ in range(ATTEMPTS):
         outcome = run(target, load, Limits())
         try:
             outcome.since(warmup).require_punctual(MAX_LAG_S)
-        except CouldNotKeepUp as late:
+        except DriverTooSlow as late:
             tqdm.write(f"left out: {late}", file=sys.stderr)
             continue
         return figures(outcome.since(warmup), accuracy)

@@ -24,11 +24,11 @@ from typing import Any
 
 import numpy as np
 
-from polyrec.loadtest.comparison.capacity_search import Search
-from polyrec.loadtest.comparison.comparison import Conditions, Contest
+from polyrec.loadtest.comparison.capacity_search import CapacitySearch
+from polyrec.loadtest.comparison.comparison import Conditions, PolicyComparison
 from polyrec.loadtest.comparison.pacer import Pacer
-from polyrec.loadtest.comparison.servers import Subjects
-from polyrec.loadtest.machine import ahead_of_others, machine
+from polyrec.loadtest.comparison.policy_server import PolicyServer
+from polyrec.loadtest.machine import machine, raised_priority
 from polyrec.loadtest.traffic.source import open_source
 from polyrec.models.bundle.bundle import load_bundle
 from polyrec.planner.plan import Plan, load_plan
@@ -45,27 +45,31 @@ WARMUP_S = 3.0
 """What a router has learned at the load before is forgotten by then; a simulated one has learned nothing."""
 
 
-def capacity(contest: Contest, whole: Plan, policy: str, pace: Pace) -> float:
+def capacity(comparison: PolicyComparison, whole: Plan, policy: str, pace: Pace) -> float:
     """The highest rate at which the simulated policy keeps the promise if nobody else takes the core."""
-    c = contest.conditions
-    assert contest.costs is not None
-    alone = contest.costs.model_copy(update={"held_rate": 0.0})
-    search = Search(FIRST, tries=1)
+    c = comparison.conditions
+    assert comparison.costs is not None
+    alone = comparison.costs.model_copy(update={"held_rate": 0.0})
+    search = CapacitySearch(FIRST, tries=1)
     while (rate := search.rate) is not None:
-        search.tell(rate, contest.foresee(whole, policy, rate, 0, alone, pace).keeps(c.slo_s, c.share))
-    return search.kept or FIRST
+        search.record(
+            rate, comparison.simulate_run(whole, policy, rate, 0, alone, pace).meets_slo(c.slo_s, c.share)
+        )
+    return search.met or FIRST
 
 
-def rows_of(contest: Contest, whole: Plan, rates: dict[str, list[float]]) -> list[dict[str, Any]]:
+def rows_of(comparison: PolicyComparison, whole: Plan, rates: dict[str, list[float]]) -> list[dict[str, Any]]:
     """One entry a policy and load; `apart`: simulated over live, less one."""
     found = []
     for policy, own in rates.items():
-        trial = contest.trials[policy]
+        trial = comparison.trials[policy]
         for load, rate in zip(LOADS, own, strict=True):
             runs = trial.ladder.get(rate)
             if not runs:
                 continue
-            there = [contest.foresee(whole, policy, rate, i) for i in range(contest.conditions.repeats)]
+            there = [
+                comparison.simulate_run(whole, policy, rate, i) for i in range(comparison.conditions.repeats)
+            ]
             live, simulated = (
                 {
                     what: median(getattr(f, what) or 0.0 for f in each)
@@ -138,24 +142,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.sched_setaffinity(0, {cores[-1]})
     policies = args.policies.split(",")
     with (
-        ahead_of_others() if args.ahead else nullcontext(),
-        Subjects(plan, policies, servers, {}) as subjects,
+        raised_priority() if args.ahead else nullcontext(),
+        PolicyServer(plan, policies, servers, {}) as subjects,
         nullcontext() if args.even else Pacer(servers) as pacer,
     ):
         made = machine()
         tell = partial(print, file=sys.stderr)
-        contest = Contest(subjects, source, conditions, tell, pacer)
+        comparison = PolicyComparison(subjects, source, conditions, tell, pacer)
         begun_s = perf_counter()
-        contest.calibrate(plan)
-        whole = contest.completed(plan)
+        comparison.calibrate(plan)
+        whole = comparison.completed(plan)
         pace = EVEN
-        if pacer is not None and contest.costs is not None and contest.costs.unit_s is not None:
+        if pacer is not None and comparison.costs is not None and comparison.costs.unit_s is not None:
             quick_s = pacer.unit_s(begun_s, perf_counter(), QUICK)
-            pace = Pace(np.zeros(1), np.array([quick_s / contest.costs.unit_s]))
-        most = {policy: capacity(contest, whole, policy, pace) for policy in policies}
+            pace = Pace(np.zeros(1), np.array([quick_s / comparison.costs.unit_s]))
+        most = {policy: capacity(comparison, whole, policy, pace) for policy in policies}
         rates = {policy: [round(most[policy] * load, 1) for load in LOADS] for policy in policies}
-        contest.climb(rates)
-        found = rows_of(contest, whole, rates)
+        comparison.run_ladder(rates)
+        found = rows_of(comparison, whole, rates)
     print(table(found))
     within = {
         what: sum(abs(row["apart"].get(what, 1)) <= AIM for row in found)
@@ -167,9 +171,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             "made": made,
             "capacity": most,
             "capacity_pace": float(pace.factor[0]),
-            "costs": contest.costs and contest.costs.model_dump(mode="json"),
+            "costs": comparison.costs and comparison.costs.model_dump(mode="json"),
             "within": within,
-            "left_out": contest.refused_runs,
+            "left_out": comparison.discarded_runs,
             "rows": found,
         }
         args.json.write_text(json.dumps(whole_result, indent=1) + "\n")

@@ -34,7 +34,7 @@ from benchmarks.http.serve_throughput import CLIENT_CORE, SERVER_CORE, closed_lo
 from benchmarks.tiers.generated_model import model as criteo
 from benchmarks.tiers.generated_model import zipf
 from polyrec.loadtest.drivers.connection import Target
-from polyrec.loadtest.drivers.server_pages import samples
+from polyrec.loadtest.drivers.server_pages import read_metrics
 from polyrec.loadtest.traffic.request_bodies import INFER
 from polyrec.models.bundle.bundle import Bundle, write_bundle
 from polyrec.models.dlrm.dlrm import DLRM, Architecture, DenseNet, dense_slots
@@ -110,7 +110,7 @@ def requests_of(bundle: Bundle, rows: int, exponent: float) -> list[bytes]:
 
 def counted(url: str) -> dict[str, float]:
     """The sums that this benchmark takes differences of."""
-    total = samples(url).total
+    total = read_metrics(url).total
     found = {
         "cache_lookups": total("polyrec_embedding_lookups_total", tier="cache"),
         "cache_hits": total("polyrec_embedding_hits_total", tier="cache"),

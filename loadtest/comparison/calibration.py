@@ -1,14 +1,13 @@
-"""What a live server takes beside its profile, measured in some seconds: the costs that a simulation adds.
+"""Measures the costs of serving beside the profile, which a simulation adds.
 
 A plan's server and requests of one size go in, `polyrec.planner.simulation.costs.Costs` come out. Each path
-is asked in several ways, in turn: alone (one request, its answer, the next at once: every batch has one
-query), full (several connections that never rest: batches of several queries), and alone with rests of some
-milliseconds.
+serves three loads in turn: alone (one request at a time: every batch has one query), full (several
+connections without pause: batches of several queries), and alone with pauses of some milliseconds.
 
     lane's own clock - profile, alone                  = batch_s of the path
     lane's own clock - profile - batch_s, full         = query_s of the path, for each query beyond the first
     (server's processor time - lane's clock) / queries = turn_s * batches / queries + query_s + row_s * rows
-    processor time of a request with a hopeless budget = refuse_s
+    processor time of a request with a expiring budget = refuse_s
     round trip alone - all of these                    = wake_s, or, where the server was still busy after
                                                          its answer had come, -after_s
     round trip after a rest - round trip alone         = cooled
@@ -32,14 +31,14 @@ import numpy as np
 from scipy.optimize import nnls
 
 from polyrec.loadtest.comparison.pacer import Pacer
-from polyrec.loadtest.comparison.servers import Subjects
+from polyrec.loadtest.comparison.policy_server import PolicyServer
 from polyrec.loadtest.comparison.simulated import completed
 from polyrec.loadtest.drivers.closed_loop import closed_loop
 from polyrec.loadtest.drivers.connection import Target
 from polyrec.loadtest.drivers.load import BUDGET, Load
 from polyrec.loadtest.drivers.open_loop import Limits, run
-from polyrec.loadtest.drivers.server_pages import ask, samples
-from polyrec.loadtest.machine import core_seconds, times_held_off
+from polyrec.loadtest.drivers.server_pages import get_json, read_metrics
+from polyrec.loadtest.machine import core_seconds, involuntary_switches
 from polyrec.loadtest.traffic.request_bodies import RANK
 from polyrec.loadtest.traffic.source import Bodies, Source, open_source
 from polyrec.models.bundle.bundle import load_bundle
@@ -50,8 +49,8 @@ from polyrec.planner.routing.latency.latency_table import TAIL_DEVIATIONS
 from polyrec.planner.simulation.costs import BatchCost, Costs
 
 CONNECTIONS = 16
-CROWD = 256
-"""Connections of those who are refused: past capacity everybody opens another."""
+MANY_CONNECTIONS = 256
+"""Connections while requests are rejected: beyond capacity clients open more of them."""
 ROUNDS = 6
 ROUND_S = 0.2
 AT_ONCE_S = 0.0001
@@ -60,12 +59,12 @@ LEAST_TRIP_S = 0.0003
 REQUESTS = 256
 LONG, SHORT = (f"{BUDGET}: {ms}".encode() for ms in ("600000", "0.001"))
 ENDLESS = {"Content-Type": "application/json", BUDGET: "600000"}
-"""Headers of a request that no deadline ends: refusing is cheaper than answering."""
+"""Headers of a request that does not expire: rejecting is cheaper than answering."""
 NOT_IN_TIME = frozenset({429, 504})
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class Counters:
     """A server's counters at one moment. busy_s: of its lanes; tick_s: of the control loop."""
 
     busy_s: float
@@ -77,10 +76,10 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Of one path asked in one way for a moment. batch_s: mean time of a batch; queries: in a batch, mean.
+    """One path under one load for a moment. batch_s: mean time of a batch; queries: mean number in a batch.
 
-    front_s: the server's processor time beside, a query. trip_s: median round trip, rest_s: between two of
-    them; NaN where full. unit_s: what the piece of work took (pacer.py); 1 where none was measured.
+    front_s: the server's processor time outside lanes, a query. trip_s: median round trip, rest_s: pause
+    between two of them; NaN if full. unit_s: duration of the pacer's work (pacer.py); 1 if not measured.
     """
 
     batch_s: float
@@ -91,7 +90,7 @@ class Round:
     unit_s: float
 
     def at_pace(self, unit_s: float) -> Round:
-        """As it would have been if the piece of work had taken so long."""
+        """The round scaled to another duration of the pacer's work."""
         by = unit_s / self.unit_s
         return replace(
             self, batch_s=self.batch_s * by, front_s=self.front_s * by, trip_s=self.trip_s * by, unit_s=unit_s
@@ -99,8 +98,8 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """The rounds of one path with requests of `rows` rows, by how it was asked."""
+class PathRounds:
+    """The rounds of one path with requests of `rows` rows, by load."""
 
     path: PlannedPath
     rows: int
@@ -108,8 +107,8 @@ class Asked:
     full: list[Round]
     rested: list[list[Round]]
 
-    def at_pace(self, unit_s: float) -> Asked:
-        """As they would have been if the piece of work had always taken so long."""
+    def at_pace(self, unit_s: float) -> PathRounds:
+        """All rounds scaled to another duration of the pacer's work."""
         alone, full, *rested = (
             [r.at_pace(unit_s) for r in rounds] for rounds in (self.alone, self.full, *self.rested)
         )
@@ -117,64 +116,70 @@ class Asked:
 
     @property
     def latency(self) -> LatencyModel:
-        """By the profile."""
+        """The latency model of the profile."""
         assert self.path.latency is not None
         return self.path.latency
 
     def batch(self) -> BatchCost:
-        """What batches take beyond it."""
+        """The cost of batches beyond the profile."""
         one, many = _middle(self.alone), _middle(self.full)
         batch_s = one.batch_s - _mean_s(self.latency, round(one.queries * self.rows))
         further_s = many.batch_s - batch_s - _mean_s(self.latency, round(many.queries * self.rows))
         return BatchCost(batch_s=batch_s, query_s=further_s / max(many.queries - 1, 1))
 
     def left_s(self) -> float:
-        """Of a round trip, beside everything that the server says of itself."""
+        """The part of a round trip that no counter of the server explains, seconds."""
         one = _middle(self.alone)
         usual_s = one.batch_s * self.latency.median(self.rows) / _mean_s(self.latency, self.rows)
         return one.trip_s - usual_s - one.front_s
 
     def cooled(self) -> list[tuple[float, float]]:
-        """(rest, seconds that a round trip takes longer after it)."""
+        """Pairs of pause and extra seconds of a round trip after it."""
         one = _middle(self.alone)
         return [(m.rest_s, m.trip_s - one.trip_s) for m in map(_middle, self.rested)]
 
 
 def calibrate(
     plan: Plan,
-    subjects: Subjects,
+    server: PolicyServer,
     source: Source,
     rows: int,
-    tell: Callable[[str], object] = lambda _: None,
+    progress: Callable[[str], object] = lambda _: None,
     pacer: Pacer | None = None,
 ) -> Costs:
-    """rows: candidates of every request, the mean of the traffic. pacer: of the server's core; with it, all
-    is of the core's median pace. Takes 6 s a path. Raises LoadError.
+    """Measures all costs, 6 s a path. Raises LoadError.
+
+    rows: candidates of every request, the mean of the traffic. pacer: scales all costs to the median pace of
+    the server's core.
     """
-    whole = completed(plan, ask(subjects.url, "/v1/paths")["paths"])
-    _, body = source.drawn(np.full(REQUESTS, rows, np.int64), 0)
-    asking = _Asking(subjects, whole, body, pacer)
-    found: list[Asked] = []
-    core_s, waited_s = core_seconds(subjects.pid)
-    before, held, begun_s = counted(subjects.url), times_held_off(subjects.pid), perf_counter()
+    whole = completed(plan, get_json(server.url, "/v1/paths")["paths"])
+    _, body = source.sampled(np.full(REQUESTS, rows, np.int64), 0)
+    prober = _Prober(server, whole, body, pacer)
+    found: list[PathRounds] = []
+    core_s, waited_s = core_seconds(server.pid)
+    before, held, begun_s = read_counters(server.url), involuntary_switches(server.pid), perf_counter()
     for path in whole.paths:
-        tell(f"calibrating {path.name}")
-        found.append(asking.path(path, rows))
-    core_s, waited_s = (b - a for a, b in zip((core_s, waited_s), core_seconds(subjects.pid), strict=True))
-    after, held = counted(subjects.url), times_held_off(subjects.pid) - held
-    tell("calibrating refusals")
-    refuse_s, refusing_unit_s = asking.refusals()
+        progress(f"calibrating {path.name}")
+        found.append(prober.path(path, rows))
+    core_s, waited_s = (b - a for a, b in zip((core_s, waited_s), core_seconds(server.pid), strict=True))
+    after, held = read_counters(server.url), involuntary_switches(server.pid) - held
+    progress("calibrating rejections")
+    refuse_s, rejecting_unit_s = prober.rejections()
     unit_s = None
     if pacer is not None:
         unit_s = pacer.unit_s(begun_s, perf_counter())
-        found = [asked.at_pace(unit_s) for asked in found]
-        refuse_s *= unit_s / refusing_unit_s
+        found = [measured.at_pace(unit_s) for measured in found]
+        refuse_s *= unit_s / rejecting_unit_s
     row_s = plan.routing.row_s
     turn_s, query_s = front(
-        [(r.queries, r.front_s - row_s * rows) for asked in found for r in (*asked.alone, *asked.full)]
+        [
+            (r.queries, r.front_s - row_s * rows)
+            for measured in found
+            for r in (*measured.alone, *measured.full)
+        ]
     )
-    left_s = float(np.median([asked.left_s() for asked in found]))
-    cooled = np.median([asked.cooled() for asked in found], axis=0)
+    left_s = float(np.median([measured.left_s() for measured in found]))
+    cooled = np.median([measured.cooled() for measured in found], axis=0)
     knots = np.maximum.accumulate(np.maximum(cooled, 0.0), axis=0)
     return Costs(
         wake_s=max(0.0, left_s),
@@ -188,19 +193,19 @@ def calibrate(
         held_rate=held / core_s,
         held_s=waited_s / max(held, 1),
         unit_s=unit_s,
-        batches={asked.path.name: asked.batch() for asked in found},
+        batches={measured.path.name: measured.batch() for measured in found},
     )
 
 
 def front(found: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """(queries in a batch, seconds a query) of each round -> turn_s, query_s."""
+    """Fits turn_s and query_s to (queries in a batch, seconds a query) of each round."""
     queries, seconds = zip(*found, strict=True)
     query_s, turn_s = relative_line([1 / n for n in queries], seconds)
     return turn_s, query_s
 
 
 def relative_line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
-    """(a, b), neither negative: of all lines a + b * x the one with the least relative error at y."""
+    """Fits y = a + b * x with the least relative error, a and b not negative; returns (a, b)."""
     # a cost of nothing has no relative error
     scale = np.maximum(np.array(y, np.float64), 1e-9)
     scaled = np.stack((1 / scale, np.array(x, np.float64) / scale), axis=1)
@@ -208,65 +213,65 @@ def relative_line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]
     return float(a), float(b)
 
 
-class _Asking:
-    """A server that is asked, the requests, and the pacer of its core if there is one."""
+class _Prober:
+    """Sends the loads to a server, with the pacer of its core if there is one."""
 
-    def __init__(self, subjects: Subjects, plan: Plan, body: Bodies, pacer: Pacer | None) -> None:
-        self._subjects = subjects
+    def __init__(self, server: PolicyServer, plan: Plan, body: Bodies, pacer: Pacer | None) -> None:
+        self._server = server
         self._plan = plan
         self._pacer = pacer
-        self._target = Target(subjects.url + RANK, ENDLESS)
+        self._target = Target(server.url + RANK, ENDLESS)
         self._requests = [self._target.request(body(i)) for i in range(REQUESTS)]
 
-    def path(self, path: PlannedPath, rows: int) -> Asked:
-        """Every way in turn. Raises LoadError."""
-        self._subjects.follow(f"static:{path.name}")
+    def path(self, path: PlannedPath, rows: int) -> PathRounds:
+        """Measures a path under every load in turn. Raises LoadError."""
+        self._server.set_policy(f"static:{path.name}")
         inside = all(lane.kind != "process" for lane in self._plan.all_lanes() if lane.device == path.device)
-        asked = Asked(path, rows, [], [], [[] for _ in RESTS_S])
-        spacing_s = asked.latency.median(rows) + LEAST_TRIP_S
+        measured = PathRounds(path, rows, [], [], [[] for _ in RESTS_S])
+        spacing_s = measured.latency.median(rows) + LEAST_TRIP_S
         for _ in range(ROUNDS):
-            asked.alone.append(self._round(spacing_s + AT_ONCE_S, inside))
-            asked.full.append(self._round(None, inside))
-            for rest_s, rounds in zip(RESTS_S, asked.rested, strict=True):
+            measured.alone.append(self._round(spacing_s + AT_ONCE_S, inside))
+            measured.full.append(self._round(None, inside))
+            for rest_s, rounds in zip(RESTS_S, measured.rested, strict=True):
                 rounds.append(self._round(spacing_s + rest_s, inside))
-        return asked
+        return measured
 
-    def refusals(self) -> tuple[float, float]:
-        """Processor seconds of a request that nothing can answer in time, one of a crowd; and of the piece
-        of work meanwhile.
+    def rejections(self) -> tuple[float, float]:
+        """Processor seconds of a rejected request, one of many connections; and the duration of the pacer's
+        work meanwhile.
         """
-        subjects = self._subjects
-        hopeless = [request.replace(LONG, SHORT, 1) for request in self._requests]
+        server = self._server
+        expiring = [request.replace(LONG, SHORT, 1) for request in self._requests]
         found = []
         begun_s = perf_counter()
         for _ in range(ROUNDS):
-            core_s, _ = core_seconds(subjects.pid)
-            n = closed_loop(subjects.url, hopeless, CROWD, ROUND_S, NOT_IN_TIME)
-            found.append((core_seconds(subjects.pid)[0] - core_s) / n)
+            core_s, _ = core_seconds(server.pid)
+            n = closed_loop(server.url, expiring, MANY_CONNECTIONS, ROUND_S, NOT_IN_TIME)
+            found.append((core_seconds(server.pid)[0] - core_s) / n)
         return float(np.median(found)), self._unit_s(begun_s)
 
     def _unit_s(self, begun_s: float) -> float:
         return 1.0 if self._pacer is None else self._pacer.unit_s(begun_s, perf_counter())
 
     def _round(self, spacing_s: float | None, inside: bool) -> Round:
-        """One request every spacing_s; or full, where that is None."""
-        subjects, requests = self._subjects, self._requests
+        """Measures one request every spacing_s; or full load, if that is None."""
+        server, requests = self._server, self._requests
         begun_s = perf_counter()
-        before = counted(subjects.url)
-        # the processor time within the scrapes: they are dearer than a request
-        core_s, waited_s = core_seconds(subjects.pid)
+        before = read_counters(server.url)
+        # the processor time within the scrapes: they cost more than a request
+        core_s, waited_s = core_seconds(server.pid)
         trip_s = float("nan")
         if spacing_s is None:
-            closed_loop(subjects.url, requests, CONNECTIONS, ROUND_S)
+            closed_loop(server.url, requests, CONNECTIONS, ROUND_S)
         else:
             due_s = np.arange(0.0, ROUND_S, spacing_s)
             n = due_s.size
             ones, endless = np.ones(n, np.int64), np.full(n, np.inf)
             load = Load(due_s, ROUND_S, ones, endless, lambda i: requests[i % len(requests)])
             trip_s = float(np.nanmedian(run(self._target, load, Limits(connections=1)).latency_s))
-        now = core_seconds(subjects.pid)
+        now = core_seconds(server.pid)
         core_s, waited_s = (b - a for a, b in zip((core_s, waited_s), now, strict=True))
-        after = counted(subjects.url)
+        after = read_counters(server.url)
         busy_s, batches, queries = (
             after.busy_s - before.busy_s,
             after.batches - before.batches,
@@ -280,7 +285,7 @@ class _Asking:
 
 
 def _middle(rounds: Sequence[Round]) -> Round:
-    """The medians: a neighbor that takes the machine for a round is forgotten."""
+    """The medians, which ignore a disturbed round."""
     return Round(*(float(np.median([getattr(r, f) for r in rounds])) for f in Round.__slots__))
 
 
@@ -291,10 +296,10 @@ def _mean_s(latency: LatencyModel, rows: int) -> float:
     return median_s * exp(spread * spread / 2)
 
 
-def counted(url: str) -> Counted:
-    """Of the server as it is now."""
-    total = samples(url).total
-    return Counted(
+def read_counters(url: str) -> Counters:
+    """Reads the server's counters."""
+    total = read_metrics(url).total
+    return Counters(
         busy_s=total("polyrec_lane_busy_seconds_total"),
         batches=total("polyrec_batch_rows_count"),
         queries=total("polyrec_batch_queries_total"),
@@ -306,10 +311,10 @@ def counted(url: str) -> Counted:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m polyrec.loadtest.comparison.calibration",
-        description="Measure what serving a plan takes beside its profile.",
+        description="Measure the costs of serving a plan beside its profile.",
     )
     parser.add_argument("plan")
-    parser.add_argument("--data", help="Parquet file whose requests are sent (default: invented rows)")
+    parser.add_argument("--data", help="Parquet file whose requests are sent (default: synthetic rows)")
     parser.add_argument("--rows", type=int, help="candidates of a request (default: the mean of the data's)")
     parser.add_argument("--out", type=Path, metavar="FILE")
     args = parser.parse_args(argv)
@@ -318,9 +323,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         plan = load_plan(args.plan)
         source = open_source(args.data, load_bundle(plan.paths[0].bundle), 0)
         os.sched_setaffinity(0, {cores[-1]})
-        with Subjects(plan, (), set(cores[:-1]) or {cores[-1]}, {}) as subjects:
+        with PolicyServer(plan, (), set(cores[:-1]) or {cores[-1]}, {}) as server:
             rows = args.rows or max(1, round(float(source.sizes.mean())))
-            costs = calibrate(plan, subjects, source, rows, lambda text: print(text, file=sys.stderr))
+            costs = calibrate(plan, server, source, rows, lambda text: print(text, file=sys.stderr))
     except PolyrecError as e:
         print(f"calibration: {e}", file=sys.stderr)
         return 2

@@ -1,9 +1,9 @@
-"""Policies against one another on a live server: capacity, a ladder of loads, a step, in one run.
+"""Compares routing policies on a live server: capacity, a ladder of loads, a step of load, in one run.
 
-Subjects, a source of requests and the conditions go in; what each policy did comes out, with every figure of
-every run. Policies take turns (A B C A B C), with the same requests at the same times, so that a noisy
-neighbor hits all of them and none by chance. A run in which the driver itself was late is repeated, and left
-out if it is late again.
+A server, a source of requests and the conditions go in; a `Trial` of each policy comes out, with the figures
+of every run. Policies take turns (A B C A B C), with the same requests at the same times, so that a noisy
+neighbor hits all of them alike. A run in which the driver itself was late is repeated, and discarded if it is
+late again.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from time import sleep
 import numpy as np
 
 from polyrec.loadtest.comparison.calibration import calibrate
-from polyrec.loadtest.comparison.capacity_search import Search
+from polyrec.loadtest.comparison.capacity_search import CapacitySearch
 from polyrec.loadtest.comparison.load_step import AROUND_S, Step, step_of
 from polyrec.loadtest.comparison.pacer import Pacer
-from polyrec.loadtest.comparison.servers import Subjects
+from polyrec.loadtest.comparison.policy_server import PolicyServer
 from polyrec.loadtest.comparison.simulated import completed, simulated
 from polyrec.loadtest.drivers.connection import LoadError, Target
 from polyrec.loadtest.drivers.load import load_of
 from polyrec.loadtest.drivers.open_loop import Limits, run
-from polyrec.loadtest.drivers.server_pages import accuracies, ask, request_buckets
+from polyrec.loadtest.drivers.server_pages import get_json, path_accuracies, request_buckets
 from polyrec.loadtest.results.figures import Figures, figures
-from polyrec.loadtest.results.outcome import CouldNotKeepUp, Outcome
+from polyrec.loadtest.results.outcome import DriverTooSlow, Outcome
 from polyrec.loadtest.traffic.request_bodies import RANK
 from polyrec.loadtest.traffic.source import Bodies, Source
 from polyrec.models.schema.batch import F64, I64
@@ -36,23 +36,22 @@ from polyrec.planner.simulation.pace import EVEN, Pace
 from polyrec.planner.traffic import Arrivals, Sizes
 
 ATTEMPTS = 3
-MOST_LEFT_OUT = 4
+MAX_DISCARDED = 4
 RECOVERY_S = 10.0
-FORGETTING_S = 4.0
-"""Between the highest load and the lowest: by then a router that has lost queries dares as much as before."""
+SETTLING_S = 4.0
+"""Pause between the highest load and the lowest: the router's backoff after losses ends within it."""
 LADDER_SEED = 1000
-MEAN_OF = 4000
+MEAN_SAMPLE = 4000
 
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What holds for every run of a contest.
+    """The conditions of every run of a comparison.
 
-    slo_s: the promise, from the intended departure to the end of the answer. margin_s: what the client keeps
-    of it for the way there and back; the server is told the rest. share: of requests that must be answered in
-    time.
-    seconds: of a run; warmup_s: sent before it, and left out. sizes: None takes requests as the data
-    have them. max_lag_s: 99th percentile of the driver's own lag that is accepted.
+    slo_s: latency limit, from the intended departure to the end of the answer. margin_s: the part of it that
+    the client keeps for the network; the rest is sent as the budget. share: of requests that must be answered
+    in time. seconds: of a run; warmup_s: sent before it, not measured. sizes: None for the sizes of the data.
+    max_lag_s: accepted 99th percentile of the driver's own lag.
     """
 
     slo_s: float
@@ -74,13 +73,12 @@ class Conditions:
 
 @dataclass(slots=True)
 class Trial:
-    """One policy's figures. tried: every run of its search; capacity: the highest rate that it kept.
+    """One policy's figures. tried: every run of its search; capacity: the highest rate that met the SLO.
 
     ladder: rate -> its runs. served: rate -> of each of them, median and 99th percentile in seconds of all
-    requests by the server's own histogram, which begins when it has read a request. simulated: rate -> the
-    same on virtual lanes.
-    paces: rate, number of the run -> of the server's core in it.
-    step, stepped: through a step of load, and what that was made of.
+    requests by the server's own histogram, which starts after a request is read. simulated: rate -> the
+    same on virtual lanes. paces: (rate, number of the run) -> pace of the server's core in it.
+    step, stepped: figures and outcome of the step of load.
     """
 
     tried: list[Figures] = field(default_factory=list)
@@ -101,85 +99,85 @@ class Trial:
 Progress = Callable[[str], object]
 
 
-class Contest:
-    """Subjects under the same conditions. accuracy: path -> share of rows right, as the servers say.
+class PolicyComparison:
+    """Policies of one server under the same conditions. accuracy: path -> share of rows right, by the server.
 
-    costs: what serving takes beside the profile, once `calibrate` has measured it.
+    costs: cost of serving beside the profile, once `calibrate` has measured it.
     """
 
     def __init__(
         self,
-        subjects: Subjects,
+        server: PolicyServer,
         source: Source,
         conditions: Conditions,
         progress: Progress = lambda _: None,
         pacer: Pacer | None = None,
     ) -> None:
-        """pacer: of the server's core; with it, simulated runs have the pace of the live ones."""
-        self.subjects = subjects
+        """pacer: measures the server's core, so that simulated runs have the pace of the live ones."""
+        self.server = server
         self.conditions = conditions
-        self.accuracy = accuracies(subjects.url)
-        self.trials = {policy: Trial() for policy in subjects.policies}
-        self.refused_runs = 0
+        self.accuracy = path_accuracies(server.url)
+        self.trials = {policy: Trial() for policy in server.policies}
+        self.discarded_runs = 0
         self.costs: Costs | None = None
         self._source = source
         self._progress = progress
         self._pacer = pacer
 
     def find_capacities(self, first: float, highest: float = 20_000.0) -> float:
-        """Each policy's highest rate that keeps the promise; gives the highest of all.
+        """Finds each policy's highest rate that meets the SLO; returns the highest of all.
 
-        Raises LoadError if no policy keeps it at any rate.
+        Raises LoadError if no policy meets it at any rate.
         """
-        searches = {policy: Search(first, highest=highest) for policy in self.trials}
-        left_out = dict.fromkeys(self.trials, 0)
+        searches = {policy: CapacitySearch(first, highest=highest) for policy in self.trials}
+        discarded = dict.fromkeys(self.trials, 0)
         while turn := {p: rate for p, s in searches.items() if (rate := s.rate) is not None}:
             for policy, rate in turn.items():
                 search = searches[policy]
-                seconds = self.conditions.seconds / (2 if search.growing else 1)
+                seconds = self.conditions.seconds / (2 if search.is_growing else 1)
                 outcome = self._at(policy, rate, seconds, seed=len(search.verdicts))
                 if outcome is None:
-                    left_out[policy] += 1
-                    if left_out[policy] >= MOST_LEFT_OUT:
-                        search.most = len(search.verdicts)
+                    discarded[policy] += 1
+                    if discarded[policy] >= MAX_DISCARDED:
+                        search.max_verdicts = len(search.verdicts)
                     continue
                 seen = figures(outcome, self.accuracy)
-                search.tell(rate, seen.keeps(self.conditions.slo_s, self.conditions.share))
+                search.record(rate, seen.meets_slo(self.conditions.slo_s, self.conditions.share))
                 self.trials[policy].tried.append(seen)
         for policy, search in searches.items():
-            self.trials[policy].capacity = search.kept
-        kept = [t.capacity for t in self.trials.values() if t.capacity is not None]
+            self.trials[policy].capacity = search.met
+        found = [t.capacity for t in self.trials.values() if t.capacity is not None]
         if not any(trial.tried for trial in self.trials.values()):
             raise LoadError("the load driver was late in every run; the machine is busy (see --ahead)")
-        if not kept:
+        if not found:
             raise LoadError(
-                f"no policy keeps {1e3 * self.conditions.slo_s:g} ms at any rate that was tried; "
+                f"no policy meets {1e3 * self.conditions.slo_s:g} ms at any rate that was tried; "
                 "raise --slo-ms, or plan faster paths"
             )
-        return max(kept)
+        return max(found)
 
     def calibrate(self, plan: Plan) -> None:
-        """Measures, on the server, what `simulate` adds to the profile. Some seconds a path."""
-        rows, _ = self._requests(MEAN_OF, LADDER_SEED)
+        """Measures the costs of serving that `simulate` adds to the profile. Takes some seconds a path."""
+        rows, _ = self._requests(MEAN_SAMPLE, LADDER_SEED)
         mean = round(float(rows.mean()))
-        self.costs = calibrate(plan, self.subjects, self._source, mean, self._progress, self._pacer)
+        self.costs = calibrate(plan, self.server, self._source, mean, self._progress, self._pacer)
 
-    def climb(self, rates: Sequence[float] | Mapping[str, Sequence[float]]) -> None:
-        """Every policy at every rate, or at those of its own, the conditions' number of times."""
-        own = rates if isinstance(rates, Mapping) else dict.fromkeys(self.trials, rates)
+    def run_ladder(self, rates: Sequence[float] | Mapping[str, Sequence[float]]) -> None:
+        """Runs every policy at every rate (or its own rates), as often as the conditions say."""
+        by_policy = rates if isinstance(rates, Mapping) else dict.fromkeys(self.trials, rates)
         for repeat in range(self.conditions.repeats):
             if repeat:
-                sleep(FORGETTING_S)
-            for i in range(max(map(len, own.values()))):
+                sleep(SETTLING_S)
+            for i in range(max(map(len, by_policy.values()))):
                 for policy, trial in self.trials.items():
-                    if i < len(own[policy]):
-                        self._climb(policy, trial, own[policy][i], repeat)
+                    if i < len(by_policy[policy]):
+                        self._run_rung(policy, trial, by_policy[policy][i], repeat)
 
-    def _climb(self, policy: str, trial: Trial, rate: float, repeat: int) -> None:
-        before = request_buckets(self.subjects.url)
+    def _run_rung(self, policy: str, trial: Trial, rate: float, repeat: int) -> None:
+        before = request_buckets(self.server.url)
         outcome = self._at(policy, rate, self.conditions.seconds, LADDER_SEED + repeat)
         if outcome is not None:
-            since = request_buckets(self.subjects.url) - before
+            since = request_buckets(self.server.url) - before
             trial.ladder.setdefault(rate, []).append(figures(outcome, self.accuracy))
             if self._pacer is not None and self.costs is not None and self.costs.unit_s is not None:
                 begun_s = outcome.started_s
@@ -189,18 +187,18 @@ class Contest:
             trial.served.setdefault(rate, []).append((since.quantile(0.5), since.quantile(0.99)))
 
     def simulate(self, plan: Plan) -> None:
-        """The ladder again, with the same arrivals and sizes, on virtual lanes. Raises PlanError."""
+        """Simulates the ladder with the same arrivals and sizes. Raises PlanError."""
         whole = self.completed(plan)
         for policy, trial in self.trials.items():
             for rate in trial.ladder:
                 self._progress(f"simulated: {policy} at {rate:.0f}/s")
-                trial.simulated[rate] = self.foresee(whole, policy, rate)
+                trial.simulated[rate] = self.simulate_run(whole, policy, rate)
 
     def completed(self, plan: Plan) -> Plan:
-        """With the latencies and accuracies that the server goes by, where the plan does not say."""
-        return completed(plan, ask(self.subjects.url, "/v1/paths")["paths"])
+        """The plan with the server's latencies and accuracies where it has none."""
+        return completed(plan, get_json(self.server.url, "/v1/paths")["paths"])
 
-    def foresee(
+    def simulate_run(
         self,
         whole: Plan,
         policy: str,
@@ -209,24 +207,23 @@ class Contest:
         costs: Costs | None = None,
         pace: Pace | None = None,
     ) -> Figures:
-        """One run of the ladder on virtual lanes.
+        """Simulates one run of the ladder. Raises PlanError.
 
-        whole: the plan, completed. costs: None: as calibrated. pace: None: that of the live run, if there has
-        been one. Raises PlanError.
+        whole: the completed plan. costs: None: as calibrated. pace: None: that of the live run, if any.
         """
         c = self.conditions
         seconds = c.warmup_s + c.seconds
         due = self._due(rate, seconds, LADDER_SEED + repeat)
         rows, _ = self._requests(due.size, LADDER_SEED + repeat)
-        told_s = c.slo_s - c.margin_s
+        sent_budget_s = c.slo_s - c.margin_s
         pace = pace or self.trials[policy].paces.get((rate, repeat), EVEN)
         outcome = simulated(
-            whole, policy, due, rows, seconds, c.slo_s, told_s, c.seed, costs or self.costs, pace
+            whole, policy, due, rows, seconds, c.slo_s, sent_budget_s, c.seed, costs or self.costs, pace
         )
         return figures(outcome.since(c.warmup_s), self.accuracy)
 
     def step(self, base: float, factor: float = 5.0) -> None:
-        """Every policy through a step of `factor` times `base` and back."""
+        """Runs every policy through a step from `base` requests/s to `factor` times that, and back."""
         up = self.conditions.warmup_s + AROUND_S
         down = up + 2 * AROUND_S
         end = down + RECOVERY_S
@@ -240,7 +237,7 @@ class Contest:
                 trial.step = step_of(outcome, self.accuracy, up, down, base, factor)
 
     def _at(self, policy: str, rate: float, seconds: float, seed: int) -> Outcome | None:
-        """Without its warm-up; None: left out."""
+        """Runs at a rate, returns the outcome without its warm-up; None if it was discarded."""
         self._progress(f"{policy} at {rate:.0f}/s")
         c = self.conditions
         due = self._due(rate, c.warmup_s + seconds, seed)
@@ -254,16 +251,16 @@ class Contest:
     def _requests(self, n: int, seed: int) -> tuple[I64, Bodies]:
         sizes = self.conditions.sizes
         if sizes is None:
-            return self._source.own(n, seed)
+            return self._source.shuffled(n, seed)
         random = np.random.default_rng((self.conditions.seed, seed))
-        return self._source.drawn(sizes.sample(n, random), seed)
+        return self._source.sampled(sizes.sample(n, random), seed)
 
     def _run(self, policy: str, due_s: F64, seconds: float, seed: int) -> Outcome | None:
-        """None if the driver was late however often it was tried."""
+        """Runs a schedule; None if the driver was late in every attempt."""
         c = self.conditions
         rows, body = self._requests(due_s.size, seed)
-        self.subjects.follow(policy)
-        target = Target(self.subjects.url + RANK, {"Content-Type": "application/json"})
+        self.server.set_policy(policy)
+        target = Target(self.server.url + RANK, {"Content-Type": "application/json"})
         load = load_of(
             target,
             due_s,
@@ -271,7 +268,7 @@ class Contest:
             body,
             rows=rows,
             budget_s=c.slo_s,
-            told_s=c.slo_s - c.margin_s,
+            sent_budget_s=c.slo_s - c.margin_s,
             prepare=True,
         )
         for _ in range(ATTEMPTS):
@@ -279,7 +276,7 @@ class Contest:
             try:
                 outcome.since(c.warmup_s).require_punctual(c.max_lag_s)
                 return outcome
-            except CouldNotKeepUp as e:
-                self.refused_runs += 1
-                self._progress(f"left out: {e}")
+            except DriverTooSlow as e:
+                self.discarded_runs += 1
+                self._progress(f"discarded: {e}")
         return None

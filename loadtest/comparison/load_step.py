@@ -1,8 +1,8 @@
-"""A step of load and back: how many requests are in time around it, how fast quality bends and returns.
+"""Figures of a step of load and back: requests in time around each edge, time until quality adapts.
 
-Base rate, then `factor` times it, then base again; an `Outcome` of such a run goes in. The share in time is
-taken over the 10 s around each edge, with the requests refused early (429) apart: a refusal that comes at
-once lets the client ask elsewhere, a late answer does not.
+The `Outcome` of a run at a base rate, `factor` times it, and the base again goes in. The share in time is
+taken over the 10 s around each edge, with rejections (429) apart: after an early rejection a client can go
+elsewhere, after a late answer it cannot.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ BIN_S = 0.1
 SMOOTHED_BINS = 3
 NO_CHANGE = 1e-6
 ARRIVED = 0.1
-"""A change counts as made when all but this share of it is."""
+"""A change counts as complete up to this share of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """Around one edge, in shares of requests. late: or expired; ok_of_taken: of those not refused."""
+    """Shares of the requests around one edge. refused: rejected; late: or expired; ok_of_taken: in time of
+    those not rejected. Names are the keys of the JSON results.
+    """
 
     ok: float
     ok_of_taken: float
@@ -38,8 +40,8 @@ class Edge:
 class Step:
     """up, down: around the two edges. before, high, after: figures of the three parts.
 
-    bent_s: after the step up until accuracy had bent; returned_s: after the step back until it was what it
-    was before. 0 where accuracy did not change, None where it had not come back by the end.
+    bent_s: from the step up until accuracy had adapted; returned_s: from the step back until it was as
+    before. 0 if accuracy did not change, None if it had not returned by the end.
     """
 
     base: float
@@ -56,15 +58,17 @@ class Step:
 def step_of(
     outcome: Outcome, accuracy: Mapping[str, float], up_s: float, down_s: float, base: float, factor: float
 ) -> Step:
-    """outcome: of a run with `base` requests/s before up_s and from down_s on, `factor` times it between."""
+    """Computes the figures of a run with `base` requests/s before up_s and after down_s, `factor` times that
+    between.
+    """
     before = figures(outcome.between(up_s - AROUND_S, up_s), accuracy)
     high = figures(outcome.between((up_s + down_s) / 2, down_s), accuracy)
     after = figures(outcome.between(down_s + AROUND_S, outcome.end_s), accuracy)
     bent = returned = None
     if before.accuracy is not None and high.accuracy is not None:
-        way = before.accuracy - high.accuracy
-        bent = _reached(outcome, accuracy, up_s, down_s, high.accuracy, way)
-        returned = _reached(outcome, accuracy, down_s, outcome.end_s, before.accuracy, way)
+        change = before.accuracy - high.accuracy
+        bent = _reached(outcome, accuracy, up_s, down_s, high.accuracy, change)
+        returned = _reached(outcome, accuracy, down_s, outcome.end_s, before.accuracy, change)
     return Step(
         base,
         factor,
@@ -82,32 +86,32 @@ def _edge(outcome: Outcome, at_s: float) -> Edge:
     fate = outcome.between(at_s - AROUND_S, at_s + AROUND_S).fate
     n = max(fate.size, 1)
     shares = np.bincount(fate, minlength=len(Fate)) / n
-    taken = 1 - shares[Fate.REFUSED]
+    accepted = 1 - shares[Fate.REJECTED]
     return Edge(
         float(shares[Fate.OK]),
-        float(shares[Fate.OK] / taken) if taken else 0.0,
-        float(shares[Fate.REFUSED]),
+        float(shares[Fate.OK] / accepted) if accepted else 0.0,
+        float(shares[Fate.REJECTED]),
         float(shares[Fate.LATE] + shares[Fate.EXPIRED]),
     )
 
 
 def _reached(
-    outcome: Outcome, accuracy: Mapping[str, float], from_s: float, to_s: float, goal: float, way: float
+    outcome: Outcome, accuracy: Mapping[str, float], from_s: float, to_s: float, goal: float, change: float
 ) -> float | None:
-    """Seconds from from_s until mean accuracy, smoothed, is within a tenth of the way of its goal."""
-    if abs(way) < NO_CHANGE:
+    """Seconds from from_s until smoothed mean accuracy is within a tenth of the change from its goal."""
+    if abs(change) < NO_CHANGE:
         return 0.0
     edges, mean = accuracy_by_time(outcome.between(from_s, to_s), accuracy)
     kernel = np.ones(SMOOTHED_BINS) / SMOOTHED_BINS
     smooth = np.convolve(mean, kernel, "valid") if mean.size >= SMOOTHED_BINS else mean
-    there = np.flatnonzero(np.abs(smooth - goal) <= ARRIVED * abs(way))
+    there = np.flatnonzero(np.abs(smooth - goal) <= ARRIVED * abs(change))
     return float(edges[there[0]] - from_s) if there.size else None
 
 
 def accuracy_by_time(outcome: Outcome, accuracy: Mapping[str, float]) -> tuple[F64, F64]:
-    """Starts of bins of 0.1 s, and mean accuracy of the rows answered that were due in each.
+    """Mean accuracy over time: starts of bins of 0.1 s, and the mean over the rows answered of each.
 
-    A bin without any has its predecessor's.
+    A bin without answers has its predecessor's value.
     """
     bins = max(1, round(outcome.seconds / BIN_S))
     edges = np.linspace(outcome.begin_s, outcome.end_s, bins + 1)

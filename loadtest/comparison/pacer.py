@@ -1,8 +1,7 @@
-"""The pace of a core while a server works on it: how long a fixed piece of work takes there, again and again.
+"""Measures the speed of a core while a server works on it, by timing a fixed piece of work repeatedly.
 
-Every 10 ms a process of the real-time class, on that core, does a piece of Python twice (40 us) and writes
-down how long the second took: the first finds the caches cold. The server loses half a hundredth of its core
-to it, and `Costs.held_rate` counts it among the others.
+Every 10 ms a real-time process on that core runs a piece of Python twice (40 us) and records the duration of
+the second run, whose caches are warm. It takes half a percent of the core, and `Costs.held_rate` includes it.
 
     with Pacer({0}) as pacer:
         ...
@@ -31,11 +30,11 @@ EVERY_S = 0.01
 WORK = 500
 READY_S = 10.0
 SMOOTHED = 3
-"""Samples of which the median counts: an interrupt in one of them is no pace."""
+"""Samples of a moving median, which ignores an interrupt in one of them."""
 
 
 class Pacer:
-    """Of one core; the lowest, if there are several. Use as a context: it measures from beginning to end."""
+    """Measures one core (the lowest of several) while used as a context manager."""
 
     def __init__(self, cores: Set[int]) -> None:
         self._core = min(cores)
@@ -44,7 +43,7 @@ class Pacer:
         self._file = Path()
 
     def __enter__(self) -> Pacer:
-        """Returns once there is a sample. Raises LoadError without the right to the real-time class."""
+        """Returns once there is a sample. Raises LoadError without permission for the real-time class."""
         self._folder = tempfile.TemporaryDirectory(prefix="polyrec-pace-")
         self._file = Path(self._folder.name) / "samples"
         self._file.touch()
@@ -60,7 +59,7 @@ class Pacer:
         while self._samples().size == 0:
             if self._process.poll() is not None or perf_counter() > end_s:
                 self.__exit__(None, None, None)
-                raise LoadError("the core's pace cannot be measured: that takes root")
+                raise LoadError("the core's pace cannot be measured without root")
             time.sleep(EVERY_S)
         return self
 
@@ -76,11 +75,11 @@ class Pacer:
             self._folder = None
 
     def unit_s(self, begin_s: float, end_s: float, quantile: float = 0.5) -> float:
-        """Seconds that the piece of work took, the median between two moments of perf_counter."""
+        """A quantile of the duration of the work, seconds, between two moments of perf_counter."""
         return float(np.quantile(between(self._samples(), begin_s, end_s)[:, 1], quantile))
 
     def pace(self, begin_s: float, end_s: float, unit_s: float) -> Pace:
-        """From begin_s, a moment of perf_counter, on; unit_s: what the piece of work took usually."""
+        """The pace from begin_s (perf_counter) on, relative to unit_s, the usual duration of the work."""
         found = between(self._samples(), begin_s, end_s)
         return Pace(found[:, 0] - begin_s, smoothed(found[:, 1]) / unit_s)
 
@@ -90,8 +89,8 @@ class Pacer:
 
 
 def between(samples: F64, begin_s: float, end_s: float) -> F64:
-    """Of samples, float64 [n, 2] of moment and duration, those of a period; the nearest before it, or else
-    behind it, where none is in it.
+    """Samples of a period, float64 [n, 2] of moment and duration; if there are none, the nearest before or
+    after it.
     """
     first, end = np.searchsorted(samples[:, 0], (begin_s, end_s)).tolist()
     if first == end:
@@ -100,7 +99,7 @@ def between(samples: F64, begin_s: float, end_s: float) -> F64:
 
 
 def smoothed(took_s: F64) -> F64:
-    """Each with its neighbors: the median of SMOOTHED."""
+    """Moving median over SMOOTHED samples."""
     padded = np.pad(took_s, SMOOTHED // 2, mode="edge")
     return np.median(np.lib.stride_tricks.sliding_window_view(padded, SMOOTHED), axis=1)
 
@@ -112,7 +111,7 @@ def _work() -> None:
 
 
 def _sample(core: int, file: str) -> None:
-    """Forever, or until whoever started it ends."""
+    """Samples until the parent process ends."""
     os.sched_setaffinity(0, {core})
     os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     parent = os.getppid()

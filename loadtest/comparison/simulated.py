@@ -1,7 +1,7 @@
-"""The same load on virtual lanes: what the simulator says of a run that a live server was measured with.
+"""Simulated runs in the form of measured ones.
 
-A plan, a policy and a schedule go in, an `Outcome` like a measured one comes out, so that one code makes the
-figures of both. Latency models and accuracies that the plan lacks are taken from the live server, which has
+A plan, a policy and a schedule go in, an `Outcome` like a measured one comes out, so that the same code makes
+the figures of both. Latency models and accuracies that the plan lacks are taken from the live server, which
 measured them when it loaded.
 """
 
@@ -24,17 +24,17 @@ HTTP = {Status.ANSWERED: 200, Status.REJECTED: 429, Status.EXPIRED: 504, Status.
 
 
 def completed(plan: Plan, opened: list[dict[str, Any]]) -> Plan:
-    """The plan with every path's latency and accuracy; opened: the paths as /v1/paths has them."""
-    said = {path["name"]: path for path in opened}
+    """Returns the plan with latency and accuracy of every path. opened: the paths of /v1/paths."""
+    served = {path["name"]: path for path in opened}
     paths = []
     for path in plan.paths:
-        own = said.get(path.name, {})
+        found = served.get(path.name, {})
         more: dict[str, Any] = {}
-        if path.latency is None and own.get("latency"):
-            curve = {key: tuple(values) for key, values in own["latency"].items()}
+        if path.latency is None and found.get("latency"):
+            curve = {key: tuple(values) for key, values in found["latency"].items()}
             more["latency"] = LatencyModel.model_validate(curve)
-        if path.accuracy is None and own.get("accuracy") is not None:
-            more["accuracy"] = float(own["accuracy"])
+        if path.accuracy is None and found.get("accuracy") is not None:
+            more["accuracy"] = float(found["accuracy"])
         paths.append(path.model_copy(update=more))
     return plan.model_copy(update={"paths": tuple(paths)})
 
@@ -46,21 +46,21 @@ def simulated(
     rows: I64,
     seconds: float,
     slo_s: float,
-    told_s: float,
+    sent_budget_s: float,
     seed: int,
     costs: Costs | None = None,
     pace: Pace = EVEN,
 ) -> Outcome:
-    """slo_s: what a client expects; told_s: what the server is told; costs: None takes what the plan says.
-    pace: of the core, from the first moment of the schedule on.
+    """Simulates one run. Raises PlanError for a path without figures.
 
-    Raises PlanError without figures.
+    slo_s: the client's limit; sent_budget_s: the budget in the request; costs: None takes the plan's.
+    pace: of the core, from the start of the schedule.
     """
     paths, lanes = specs(plan)
     routing = plan.routing.model_copy(update={"policy": policy})
     random = np.random.default_rng(seed)
-    world = (paths, lanes, routing, plan.limits, due_s, rows, told_s, random)
-    made = Simulator(*world, costs=costs, pace=pace).run()
+    inputs = (paths, lanes, routing, plan.limits, due_s, rows, sent_budget_s, random)
+    made = Simulator(*inputs, costs=costs, pace=pace).run()
     status = np.array([HTTP.get(Status(s), 503) for s in range(len(Status))], np.int64)[made.status]
     n = due_s.size
     return Outcome(
@@ -73,7 +73,7 @@ def simulated(
         path=made.path.astype(np.int16),
         paths=made.names,
         degraded=np.zeros(n, bool),
-        offences={},
+        errors={},
         begin_s=0.0,
         end_s=seconds,
         connections=0,

@@ -1,7 +1,7 @@
 """A closed loop: a number of connections, each sending its next request when it has its answer.
 
-Whole requests go in, how many were answered comes out. It says what a server spends while it is never idle;
-what a load does to latency is for the open loop (loadtest/drivers/open_loop.py).
+Whole requests go in, the number of answers comes out. It measures what a server spends while it is never
+idle; latency under load is for the open loop (loadtest/drivers/open_loop.py).
 """
 
 from __future__ import annotations
@@ -17,40 +17,42 @@ ANSWERED = frozenset({200})
 
 
 def closed_loop(
-    url: str, requests: Sequence[bytes], connections: int, seconds: float, wanted: Set[int] = ANSWERED
+    url: str, requests: Sequence[bytes], connections: int, seconds: float, statuses: Set[int] = ANSWERED
 ) -> int:
-    """Sends for so long; the number answered. Raises LoadError at the first answer of another status."""
-    return asyncio.run(_closed_loop(url, requests, connections, seconds, wanted))
+    """Sends for `seconds`, returns the number of answers. Raises LoadError at the first answer of a status
+    that is not in `statuses`.
+    """
+    return asyncio.run(_closed_loop(url, requests, connections, seconds, statuses))
 
 
 async def _closed_loop(
-    url: str, requests: Sequence[bytes], connections: int, seconds: float, wanted: Set[int]
+    url: str, requests: Sequence[bytes], connections: int, seconds: float, statuses: Set[int]
 ) -> int:
-    turn = cycle(requests)
+    rotation = cycle(requests)
     ends = time.perf_counter() + seconds
     sent = answered = 0
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def next_one(index: int, answer: Answer) -> None:
+    def send_next(index: int, answer: Answer) -> None:
         nonlocal sent, answered
-        if answer.status not in wanted:
+        if answer.status not in statuses:
             if not done.done():
-                why = answer.offence or f"status {answer.status}"
-                done.set_exception(LoadError(f"the server did not answer while it was measured: {why}"))
+                reason = answer.error or f"status {answer.status}"
+                done.set_exception(LoadError(f"the server did not answer while it was measured: {reason}"))
             return
         answered += 1
         if time.perf_counter() < ends:
             sent += 1
-            pool.send(sent, next(turn))
+            pool.send(sent, next(rotation))
         elif answered == sent and not done.done():
             done.set_result(None)
 
-    pool = Pool(Target(url), connections, next_one)
+    pool = Pool(Target(url), connections, send_next)
     await pool.open(connections)
     try:
         for _ in range(connections):
             sent += 1
-            pool.send(sent, next(turn))
+            pool.send(sent, next(rotation))
         await done
     finally:
         await pool.close()

@@ -1,8 +1,8 @@
 """HTTP/1.1 connections of a load driver: requests go in by number, answers come out by number.
 
-One request is in flight on a connection, so what a request waits for is the server and nothing of
-ours. A request takes the connection that has been idle longest; when all are busy another is opened,
-up to a limit, past which requests wait in order. Nothing is sent twice.
+One request is in flight on a connection, so no request waits for another of the driver. A request takes
+the connection that has been idle longest; when all are busy another is opened, up to a limit, past which
+requests wait in order. Nothing is sent twice.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ DEGRADED = b'"degraded":true'
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How one request ended. status: HTTP, or NO_ANSWER with `offence` saying why.
+    """The end of one request. status: HTTP, or NO_ANSWER with the reason in `error`.
 
     path: header X-Polyrec-Path, empty without one. degraded: the body says that quality was degraded;
-    found by its bytes, since parsing every answer would make the driver late. body: kept only if the pool
-    was told to.
+    found by its bytes, since parsing every answer would make the driver late. body: only if the pool keeps
+    bodies.
     """
 
     status: int
-    offence: str = ""
+    error: str = ""
     path: bytes = b""
     degraded: bool = False
     body: bytes = b""
@@ -44,12 +44,12 @@ Answered = Callable[[int, Answer], None]
 
 
 class LoadError(PolyrecError):
-    """A load test that cannot start, or whose figures would not be true."""
+    """A load test that cannot start, or whose figures would be wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where requests go, and the head that they share.
+    """The address of requests, and the headers that they share.
 
     url: `http://host[:port]/path[?query]`; headers are added to each request as they are.
     """
@@ -120,7 +120,7 @@ class Connection(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         if self.pool.bodies:
             self._body.append(body)
-        # an answer may come in pieces that part the words
+        # an answer may be split inside the pattern
         whole = self._tail + body if self._tail else body
         if DEGRADED in whole:
             self._degraded = True
@@ -149,7 +149,7 @@ class Pool:
     """Sends requests to one target and reports how each ended.
 
     limit: the most connections open at once. held_back: requests that found all of them busy. bodies:
-    answers keep their bodies.
+    keep the bodies of answers.
     """
 
     def __init__(self, target: Target, limit: int, answered: Answered, bodies: bool = False) -> None:
@@ -188,21 +188,21 @@ class Pool:
             self.held_back += 1
 
     def release(self, connection: Connection) -> None:
-        """The connection has no request in flight any more, or yet."""
+        """Gives the idle connection the next waiting request, or keeps it for one."""
         if self._waiting:
             connection.send(*self._waiting.popleft())
         else:
             self._idle.append(connection)
 
     def forget(self, connection: Connection) -> None:
-        """The connection is closed."""
+        """Removes a closed connection."""
         self._open.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
         self._grow()
 
     async def close(self) -> None:
-        """Ends all connections; requests still in flight are reported as lost."""
+        """Closes all connections; requests still in flight are reported as lost."""
         self.limit = 0
         self._waiting.clear()
         for task in self._opening:

@@ -1,8 +1,8 @@
-"""A load: what a run of the open-loop driver sends, and when.
+"""A load: the requests of a run of the open-loop driver, and their departure times.
 
-Arrival times, sizes and queries go in, drawn from seeds beforehand; one `Load` comes out that only has to be
-sent. Bodies are made before the clock runs wherever they are few enough: a driver that builds requests
-while it also reads answers would be late, and say that the server was.
+Arrival times, sizes and queries go in, drawn from seeds beforehand; one `Load` comes out, ready to be sent.
+Requests are built before the clock starts if they fit in memory: a driver that builds requests while it
+reads answers would be late, and blame the server.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from polyrec.loadtest.drivers.connection import LoadError, Target
 from polyrec.models.schema.batch import F64, I64
 
 BUDGET = "X-Latency-Budget-Ms"
-MOST_PREPARED_BYTES = 2**30
+MAX_PREPARED_BYTES = 2**30
 
 Body = Callable[[int], bytes | None]
 """Request number -> the body of its POST, or None for a GET."""
@@ -26,7 +26,7 @@ Body = Callable[[int], bytes | None]
 class Load:
     """due_s: float64 [requests], seconds from the start, ascending, all below `seconds`.
 
-    rows: int64 [requests], 1 where it is not known: then rows/s are requests/s.
+    rows: int64 [requests], 1 if unknown: then rows/s are requests/s.
     budget_s: float64 [requests], infinite without one.
     payload: request number -> the bytes that go out, called just ahead of the departure.
     """
@@ -53,27 +53,26 @@ def load_of(
     *,
     rows: I64 | None = None,
     budget_s: float | F64 | None = None,
-    told_s: float | F64 | None = None,
+    sent_budget_s: float | F64 | None = None,
     prepare: bool = False,
 ) -> Load:
-    """One body a request. budget_s: of all, or of each; the server is told by header.
+    """Builds a load with one body a request. budget_s: of all, or of each; sent as a header.
 
-    told_s: what it is told, where that is not the whole budget: a client that wants its answer in 10 ms
-    keeps something for the way. prepare: make all requests now, unless they take over a gigabyte.
-    Raises LoadError: a budget that is not above 0.
+    sent_budget_s: the budget in the header, if a client keeps a part of its budget for the network. prepare:
+    build all requests now, unless they take over a gigabyte. Raises LoadError: a budget that is not above 0.
     """
     n = due_s.size
     limit = np.full(n, np.inf) if budget_s is None else np.broadcast_to(np.asarray(budget_s, float), n).copy()
-    told = limit if told_s is None else np.broadcast_to(np.asarray(told_s, float), n)
-    if n and min(limit.min(), told.min()) <= 0:
-        raise LoadError(f"a budget of {1e3 * min(limit.min(), told.min()):g} ms: give one above 0")
-    headers = [{} if np.isinf(s) else {BUDGET: f"{1e3 * s:g}"} for s in told.tolist()]
+    sent = limit if sent_budget_s is None else np.broadcast_to(np.asarray(sent_budget_s, float), n)
+    if n and min(limit.min(), sent.min()) <= 0:
+        raise LoadError(f"a budget of {1e3 * min(limit.min(), sent.min()):g} ms: give one above 0")
+    headers = [{} if np.isinf(s) else {BUDGET: f"{1e3 * s:g}"} for s in sent.tolist()]
 
     def payload(index: int) -> bytes:
         return target.request(body(index), headers[index])
 
     sizes = np.ones(n, np.int64) if rows is None else rows
-    if prepare and n and len(payload(0)) * n <= MOST_PREPARED_BYTES:
+    if prepare and n and len(payload(0)) * n <= MAX_PREPARED_BYTES:
         made = [payload(i) for i in range(n)]
         return Load(due_s, seconds, sizes, limit, made.__getitem__)
     return Load(due_s, seconds, sizes, limit, payload)

@@ -4,7 +4,7 @@
         --slo-ms 60
 
 LoadGen decides when each query is issued (Poisson, by its own clock) and whether the run is valid. A sample
-is one query; its ranking of 100 to 700 candidates (polyrec.planner.traffic) is made beforehand. LoadGen
+is one query; its ranking of 100 to 700 candidates (polyrec.planner.traffic) is built beforehand. LoadGen
 issues from a thread of its own; an asyncio loop beside it sends and reports completions. Needs
 mlcommons-loadgen, of the extra `loadtest`.
 """
@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from polyrec.loadtest.arguments import Parser, counting, natural, positive
+from polyrec.loadtest.arguments import Parser, non_negative_int, positive_float, positive_int
 from polyrec.loadtest.drivers.connection import Answer, LoadError, Pool, Target
 from polyrec.loadtest.drivers.load import BUDGET
 from polyrec.loadtest.drivers.server_pages import Buckets, request_buckets
@@ -38,15 +38,15 @@ from polyrec.planner.traffic import parse_sizes
 
 INVALID = 4
 """Exit status of a run that LoadGen found invalid, or that had errors."""
-MOST_CONNECTIONS = 1024
+MAX_CONNECTIONS = 1024
 SWITCH_S = 5e-5
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What LoadGen said. valid: of the run; reasons: why not. Latencies of all queries, in milliseconds.
+    """LoadGen's verdict on a run. reasons: of an invalid one. Latencies of all queries, in milliseconds.
 
-    failed: queries that had no 2xx answer; LoadGen knows nothing of statuses, and takes them for done.
+    failed: queries without a 2xx answer, which LoadGen counts as completed: it knows no statuses.
     """
 
     valid: bool
@@ -61,7 +61,7 @@ class Verdict:
 
 
 class Sender:
-    """Sends prepared requests from LoadGen's thread, and tells it when each was answered."""
+    """Sends prepared requests from LoadGen's thread, and reports each answer to it."""
 
     def __init__(self, target: Target, requests: Sequence[bytes], connections: int) -> None:
         self.answered = 0
@@ -87,7 +87,7 @@ class Sender:
         self._thread.join()
 
     def issue(self, samples: Sequence[Any]) -> None:
-        """LoadGen's callback: queries to be sent now."""
+        """Sends queries; called by LoadGen."""
         for sample in samples:
             # identifiers are addresses, which no array could be numbered by
             self._loop.call_soon_threadsafe(self._send, sample.id, sample.index)
@@ -95,7 +95,7 @@ class Sender:
     def _send(self, identifier: int, index: int) -> None:
         self._pool.send(identifier, self._requests[index])
 
-    def _hear(self, identifier: int, answer: Answer) -> None:
+    def _complete(self, identifier: int, answer: Answer) -> None:
         self.answered += 1
         self.failed += not 200 <= answer.status < 300
         self._lg.QuerySamplesComplete([self._lg.QuerySampleResponse(identifier, 0, 0)])
@@ -107,7 +107,7 @@ class Sender:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
-        self._pool = Pool(self._target, MOST_CONNECTIONS, self._hear)
+        self._pool = Pool(self._target, MAX_CONNECTIONS, self._complete)
         try:
             await self._pool.open(self._connections)
         except LoadError as e:
@@ -120,7 +120,7 @@ class Sender:
 
 
 def loadgen() -> Any:
-    """The library. Raises PolyrecError where it is not installed."""
+    """Imports the library. Raises PolyrecError where it is not installed."""
     try:
         import mlperf_loadgen
     except ImportError:
@@ -139,7 +139,7 @@ def drive(
     connections: int = 64,
     seed: int = 0,
 ) -> Verdict:
-    """One run of the Server scenario: at least `seconds`, 99% of the queries within slo_s to be valid."""
+    """Runs the Server scenario for at least `seconds`; valid with 99% of the queries within slo_s."""
     lg = loadgen()
     settings = lg.TestSettings()
     settings.scenario = lg.TestScenario.Server
@@ -174,7 +174,7 @@ def drive(
 
 
 def read_summary(text: str, queries: int, failed: int) -> Verdict:
-    """LoadGen's summary -> what it said. Raises LoadError if it is not one."""
+    """Parses LoadGen's summary. Raises LoadError if it is not one."""
 
     def number(name: str) -> float:
         found = re.search(rf"^{re.escape(name)}\s*:\s*([0-9.eE+]+)", text, re.MULTILINE)
@@ -206,16 +206,21 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("url", help="http://host:port")
-    add("--bundle", required=True, metavar="DIR", help="the bundle that is served: its schema and values")
-    add("--data", metavar="FILE", help="real rows to ask about (default: invented ones)")
-    add("--qps", type=positive, required=True, help="queries a second that LoadGen aims at")
-    add("--slo-ms", type=positive, default=60.0, help="99%% of the queries within this, to be valid (60)")
-    add("--seconds", type=positive, default=60.0, help="at least (60; MLPerf's rules ask for 600)")
+    add("--bundle", required=True, metavar="DIR", help="the served bundle, for its schema and vocabularies")
+    add("--data", metavar="FILE", help="real rows to request (default: synthetic rows)")
+    add("--qps", type=positive_float, required=True, help="target queries per second")
+    add(
+        "--slo-ms",
+        type=positive_float,
+        default=60.0,
+        help="p99 of a valid run (60)",
+    )
+    add("--seconds", type=positive_float, default=60.0, help="least time (60; MLPerf's rules demand 600)")
     add("--sizes", default="mlperf", help="rows of a query (mlperf)")
-    add("--samples", type=counting, default=2048, help="different queries (2048)")
-    add("--seed", type=natural, default=0, help="of what is drawn, and of LoadGen's schedule (0)")
-    add("--logs", metavar="DIR", help="keep LoadGen's logs there")
-    add("--json", action="store_true", help="the verdict as JSON")
+    add("--samples", type=positive_int, default=2048, help="different queries (2048)")
+    add("--seed", type=non_negative_int, default=0, help="seed of requests and of LoadGen's schedule (0)")
+    add("--logs", metavar="DIR", help="folder for LoadGen's logs")
+    add("--json", action="store_true", help="print the verdict as JSON")
     return parser
 
 
@@ -223,12 +228,12 @@ def _requests(args: argparse.Namespace, target: Target) -> list[bytes]:
     sizes = parse_sizes(args.sizes)
     random = np.random.default_rng(args.seed)
     source = open_source(args.data, load_bundle(args.bundle), args.seed)
-    _, body = source.drawn(sizes.sample(args.samples, random), args.seed)
+    _, body = source.sampled(sizes.sample(args.samples, random), args.seed)
     return [target.request(body(i)) for i in range(args.samples)]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0: a valid run without errors; 2 with one line for a mistake; 4: not valid."""
+    """Returns the exit status: 0 for a valid run, 2 for a user's mistake, 4 for an invalid run."""
     args = _parser().parse_args(argv)
     url = args.url.rstrip("/")
     try:
@@ -270,7 +275,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _served(url: str) -> Buckets | None:
-    """What the server itself has counted of rankings; None where it is no Polyrec server."""
+    """The server's own latency histogram of rankings; None if it is no Polyrec server."""
     try:
         return request_buckets(url, endpoint="rank")
     except (OSError, ValueError):

@@ -1,13 +1,12 @@
-"""The open-loop driver: requests leave at their appointed times, whatever the server does.
+"""The open-loop driver: sends requests at scheduled times, whatever the server does.
 
-A schedule of arrival times goes in, what happened to each request comes out. Latency runs from the
-time at which a request was *meant* to leave, so that a stall is paid by every request that it holds
-up (no coordinated omission). The driver watches itself as well: `lag` is how late it was in handing
-a request over, and figures taken while it could not keep up are refused, not printed.
+A `Load` goes in, an `Outcome` comes out. Latency runs from the *intended* departure, so that a stall counts
+for every request that it delays (no coordinated omission). The driver also measures its own lag, and figures
+are not reported if it was late.
 
-asyncio and uvloop count timers in whole milliseconds, and a process that slept is woken when the
-scheduler finds the time. The driver therefore sleeps only in longer gaps, until ten milliseconds before a
-departure, and polls the loop from there: it keeps a core busy, which the server should not use.
+asyncio and uvloop count timers in whole milliseconds, and a process that slept is woken when the scheduler
+finds the time. The driver therefore sleeps only in longer gaps, until ten milliseconds before a departure,
+and polls the loop from there: it keeps a core busy, which the server should not use.
 
 `polyrec load` is its command line.
 """
@@ -34,9 +33,8 @@ POLLED_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`connections` are opened beforehand, more as requests overlap, up to `max_connections`; requests
-    that find those busy wait, with their latency running. After the last departure, answers are
-    awaited for `grace_s`.
+    """`connections` are opened beforehand, more as requests overlap, up to `max_connections`; requests that
+    find those busy wait, with their latency running. grace_s: wait for answers after the last departure.
     """
 
     connections: int = 16
@@ -49,7 +47,7 @@ class Limits:
 
 
 async def drive(target: Target, load: Load, limits: Limits) -> Outcome:
-    """Sends request i at load.due_s[i] and collects the answers. Raises LoadError if nobody listens."""
+    """Sends request i at load.due_s[i] and collects the answers. Raises LoadError if no server listens."""
     due_s = load.due_s
     lag = np.full(due_s.size, np.nan)
     latency = np.full(due_s.size, np.nan)
@@ -57,14 +55,14 @@ async def drive(target: Target, load: Load, limits: Limits) -> Outcome:
     path = np.full(due_s.size, NO_PATH, np.int16)
     degraded = np.zeros(due_s.size, bool)
     paths: dict[bytes, int] = {b"": NO_PATH}
-    offences: dict[int, str] = {}
+    errors: dict[int, str] = {}
     pending = due_s.size
     finished = asyncio.Event()
 
     def answered(index: int, answer: Answer) -> None:
         nonlocal pending
-        if answer.offence:
-            offences[index] = answer.offence
+        if answer.error:
+            errors[index] = answer.error
         else:
             latency[index] = perf_counter() - start - due_s[index]
             status[index] = answer.status
@@ -88,7 +86,7 @@ async def drive(target: Target, load: Load, limits: Limits) -> Outcome:
             with suppress(TimeoutError):
                 await asyncio.wait_for(finished.wait(), limits.grace_s)
         for index in np.flatnonzero(status == NO_ANSWER).tolist():
-            offences.setdefault(index, f"no answer within {limits.grace_s:g} s of the end")
+            errors.setdefault(index, f"no answer within {limits.grace_s:g} s of the end")
         return Outcome(
             due_s,
             lag,
@@ -100,7 +98,7 @@ async def drive(target: Target, load: Load, limits: Limits) -> Outcome:
             tuple(name.decode("latin-1") for name in list(paths)[1:]),
             degraded,
             # a copy: closing reports what is still in flight as lost
-            dict(offences),
+            dict(errors),
             0.0,
             load.seconds,
             pool.connections,
@@ -114,7 +112,8 @@ async def drive(target: Target, load: Load, limits: Limits) -> Outcome:
 async def _until(moment: float, nap: bool) -> None:
     """Returns at `moment` of perf_counter; gives the loop at least one turn, so that answers are read.
 
-    nap: polls with naps, for the real-time class, from which Linux takes 50 ms of a second that never rested.
+    nap: sleep between polls, for the real-time class: Linux takes 50 ms of each second from a process of it
+    that never sleeps.
     """
     while True:
         left = moment - perf_counter()
@@ -126,7 +125,7 @@ async def _until(moment: float, nap: bool) -> None:
 
 
 def run(target: Target, load: Load, limits: Limits) -> Outcome:
-    """`drive` on a loop of its own, with the garbage collector out of the way."""
+    """Runs `drive` on a loop of its own, without the garbage collector."""
     gc.collect()
     gc.freeze()
     gc.disable()

@@ -1,4 +1,4 @@
-"""Pages of a live server that a load test reads: what is open, how good it is, what was counted."""
+"""Pages of a live server that a load test reads: paths and their accuracy, plan, metrics."""
 
 from __future__ import annotations
 
@@ -17,18 +17,16 @@ TIMEOUT_S = 10.0
 LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
-def ask(url: str, page: str) -> Any:
-    """A page of a server, JSON."""
+def get_json(url: str, page: str) -> Any:
+    """Fetches a JSON page of a server."""
     with urllib.request.urlopen(url + page, timeout=TIMEOUT_S) as answer:
         return json.load(answer)
 
 
-def accuracies(url: str) -> dict[str, float]:
-    """Path -> share of rows predicted right, as the server itself has it; paths without a figure are left
-    out.
-    """
+def path_accuracies(url: str) -> dict[str, float]:
+    """Path -> share of rows predicted right, by /v1/paths; without paths that have no figure."""
     found: dict[str, float] = {}
-    for path in ask(url, "/v1/paths")["paths"]:
+    for path in get_json(url, "/v1/paths")["paths"]:
         accuracy = path.get("accuracy")
         if accuracy is None:
             accuracy = (path.get("quality") or {}).get("test", {}).get("accuracy")
@@ -39,7 +37,7 @@ def accuracies(url: str) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """A histogram as Prometheus has it. edges: float64 [buckets], upper ones, the last infinite."""
+    """A Prometheus histogram. edges: float64 [buckets], upper ones, the last infinite."""
 
     edges: F64
     counts: F64
@@ -49,11 +47,11 @@ class Buckets:
         return int(self.counts.sum())
 
     def __sub__(self, before: Buckets) -> Buckets:
-        """What came since; a server that had counted nothing yet had no buckets either."""
+        """The difference to an earlier scrape; a server that had counted nothing yet had no buckets."""
         return Buckets(self.edges, self.counts - before.counts) if before.edges.size else self
 
     def quantile(self, q: float) -> float:
-        """Seconds below which a share q lies, linear within a bucket as in histogram_quantile; or NaN."""
+        """The q-quantile in seconds, linear within a bucket as in histogram_quantile; NaN without counts."""
         ends = np.cumsum(self.counts)
         if not ends.size or not ends[-1]:
             return float("nan")
@@ -64,8 +62,8 @@ class Buckets:
         return float(lower + (self.edges[i] - lower) * min(share, 1.0))
 
 
-class Samples:
-    """A metrics page in Prometheus's text format, read: every series with its labels and its value."""
+class MetricSamples:
+    """A parsed metrics page in Prometheus's text format: every series with its labels and value."""
 
     def __init__(self, page: str) -> None:
         self._series: dict[str, list[tuple[dict[str, str], float]]] = {}
@@ -77,73 +75,73 @@ class Samples:
 
     def series(self, name: str, **labels: str) -> Iterator[tuple[dict[str, str], float]]:
         """(labels, value) of each series of that name that carries `labels`."""
-        for own, value in self._series.get(name, ()):
-            if labels.items() <= own.items():
-                yield own, value
+        for found, value in self._series.get(name, ()):
+            if labels.items() <= found.items():
+                yield found, value
 
     def total(self, name: str, **labels: str) -> float:
-        """The sum of these series; 0 where there is none."""
+        """The sum of these series; 0 if there are none."""
         return sum(value for _, value in self.series(name, **labels))
 
     def buckets(self, name: str, **labels: str) -> Buckets:
         """The histogram `name`, summed over these series."""
         found: dict[float, float] = {}
-        for own, value in self.series(f"{name}_bucket", **labels):
-            edge = float(own["le"])
+        for series, value in self.series(f"{name}_bucket", **labels):
+            edge = float(series["le"])
             found[edge] = found.get(edge, 0.0) + value
         edges = np.array(sorted(found))
         return Buckets(edges, np.diff([found[e] for e in edges], prepend=0.0))
 
 
 def metrics_page(url: str) -> str:
-    """A server's metrics, as it writes them."""
+    """Fetches a server's metrics as text."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=TIMEOUT_S) as answer:
         page: str = answer.read().decode()
     return page
 
 
-def samples(url: str) -> Samples:
-    """A server's metrics as they are now."""
-    return Samples(metrics_page(url))
+def read_metrics(url: str) -> MetricSamples:
+    """Fetches and parses a server's metrics."""
+    return MetricSamples(metrics_page(url))
 
 
 def request_buckets(url: str, **labels: str) -> Buckets:
     """polyrec_request_seconds, all series with these labels together."""
-    return samples(url).buckets("polyrec_request_seconds", **labels)
+    return read_metrics(url).buckets("polyrec_request_seconds", **labels)
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """What a server had counted at one moment, and what it followed.
+class ServerCounters:
+    """Counters of a server at one moment, and its plan.
 
-    tiers: tier of memory -> embedding rows looked up there, and found. plan: in words, for the reader.
+    tiers: memory tier -> embedding rows looked up there, and found. plan: in words, for the reader.
     """
 
     tiers: dict[str, tuple[float, float]]
     plan: str
 
-    def hits_since(self, before: Served) -> dict[str, tuple[float, float]]:
-        """Tier -> rows looked up since, and the share that was found; tiers without look-ups are left out."""
+    def hits_since(self, before: ServerCounters) -> dict[str, tuple[float, float]]:
+        """Tier -> rows looked up since, and the hit rate; without tiers that had no look-ups."""
         found = {}
         for tier, (lookups, hits) in self.tiers.items():
-            asked, there = before.tiers.get(tier, (0.0, 0.0))
-            if lookups > asked:
-                found[tier] = (lookups - asked, (hits - there) / (lookups - asked))
+            lookups_before, hits_before = before.tiers.get(tier, (0.0, 0.0))
+            if (since := lookups - lookups_before) > 0:
+                found[tier] = (since, (hits - hits_before) / since)
         return found
 
 
-def served(url: str) -> Served:
-    """Raises OSError, ValueError or KeyError where no Polyrec server answers."""
-    counted = samples(url)
+def read_counters(url: str) -> ServerCounters:
+    """Reads counters and plan. Raises OSError, ValueError or KeyError if no Polyrec server answers."""
+    counted = read_metrics(url)
     tiers = {
-        own["tier"]: (lookups, counted.total("polyrec_embedding_hits_total", tier=own["tier"]))
-        for own, lookups in counted.series("polyrec_embedding_lookups_total")
+        labels["tier"]: (lookups, counted.total("polyrec_embedding_hits_total", tier=labels["tier"]))
+        for labels, lookups in counted.series("polyrec_embedding_lookups_total")
     }
-    plan = ask(url, "/v1/plan")
+    plan = get_json(url, "/v1/plan")
     lanes = [f"{lane['name']} ({lane['kind']})" for lane in plan.get("lanes") or ()]
     words = (
         f"paths {', '.join(path['name'] for path in plan['paths'])}; "
         f"lanes {', '.join(lanes) or 'one a device'}; policy {plan['routing']['policy']}; "
         f"default budget {plan['default_budget_ms']:g} ms"
     )
-    return Served(tiers, words)
+    return ServerCounters(tiers, words)

@@ -1,8 +1,8 @@
-"""The figures of a run: an `Outcome` and the paths' accuracies in, what a service owner asks about out.
+"""Service-level figures of a run: an `Outcome` and the accuracy of each path in, shares and rates out.
 
 Goodput counts rows answered within their budget, a second of the schedule. Correct predictions weigh
 each of them with the accuracy of the path that answered (MP-Rec, ASPLOS'23, section 5: throughput of
-correct predictions), since which rows are right is not known while serving.
+correct predictions), since the labels are not known while serving.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from polyrec.loadtest.results.outcome import NO_PATH, Fate, Outcome, percentile,
 from polyrec.models.schema.batch import F64
 
 PERCENTILES = (50.0, 90.0, 99.0)
-FEWEST_IN_SLICE = 50
+MIN_IN_SLICE = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,8 @@ class Figures:
     """Shares are of all requests. Latencies are of answers (2xx), from the intended departure.
 
     rate: requests/s as due. goodput: rows/s within budget. correct: rows/s, weighed by accuracy; accuracy:
-    mean over those rows, None where a path's is not known. mix: path -> share of the rows that were answered.
+    mean over those rows, None if a path's is unknown. mix: path -> share of the rows that were answered.
+    refused: rejected with 429. Names are the keys of the JSON results.
     """
 
     requests: int
@@ -47,13 +48,13 @@ class Figures:
     accuracy: float | None
     mix: dict[str, float]
 
-    def keeps(self, slo_s: float, share: float = 0.99) -> bool:
-        """p99 of the answers is within slo_s, and at least `share` of all requests were answered in time."""
+    def meets_slo(self, slo_s: float, share: float = 0.99) -> bool:
+        """True if p99 of the answers is within slo_s, and `share` of all requests were answered in time."""
         return self.p99_ms is not None and self.p99_ms <= 1e3 * slo_s and self.ok >= share
 
 
 def figures(outcome: Outcome, accuracy: Mapping[str, float]) -> Figures:
-    """accuracy: path -> share of rows predicted right. Of a run without requests all is zero or None."""
+    """Computes the figures; zero or None without requests. accuracy: path -> share of rows right."""
     n = max(outcome.due_s.size, 1)
     fate = outcome.fate
     shares = np.bincount(fate, minlength=len(Fate)) / n
@@ -72,7 +73,7 @@ def figures(outcome: Outcome, accuracy: Mapping[str, float]) -> Figures:
         rate=outcome.due_s.size / seconds,
         ok=float(shares[Fate.OK]),
         late=float(shares[Fate.LATE]),
-        refused=float(shares[Fate.REFUSED]),
+        refused=float(shares[Fate.REJECTED]),
         expired=float(shares[Fate.EXPIRED]),
         unavailable=float(shares[Fate.UNAVAILABLE]),
         other=float(shares[Fate.OTHER]),
@@ -97,7 +98,7 @@ def _rows_by_path(outcome: Outcome, of: NDArray[np.bool_]) -> F64:
 
 
 def _correct(rows: F64, paths: Sequence[str], accuracy: Mapping[str, float]) -> float | None:
-    """Rows predicted right, expected; None where a path that answered has no known accuracy."""
+    """Expected number of rows predicted right; None if a path that answered has no known accuracy."""
     used = [(r, accuracy.get(path)) for r, path in zip(rows.tolist(), paths, strict=True) if r]
     if any(a is None for _, a in used):
         return None
@@ -106,10 +107,10 @@ def _correct(rows: F64, paths: Sequence[str], accuracy: Mapping[str, float]) -> 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """A run in slices of equal length. All [slices], NaN where nothing can be said.
+    """A run in slices of equal length. All [slices], NaN without data.
 
     at_s: the middle of each. latency_ms: [percentiles, slices], of the answers due in it.
-    rate: requests/s due. fates: [fates, slices], requests/s. mix: [paths, slices], share of rows answered.
+    rate: requests/s due. fates: [Fate, slices], requests/s. mix: [paths, slices], share of rows answered.
     goodput: rows/s in budget. accuracy: mean over those rows. in_flight: requests out at the slice's end.
     """
 
@@ -127,8 +128,8 @@ class Timeline:
 
 
 def timeline(outcome: Outcome, accuracy: Mapping[str, float], slices: int = 120) -> Timeline:
-    """Slices go by when requests were due, so that a slice's refusals stand under its arrivals."""
-    slices = max(1, min(slices, outcome.due_s.size // FEWEST_IN_SLICE))
+    """Cuts a run into slices by intended departure, so that rejections count where requests arrived."""
+    slices = max(1, min(slices, outcome.due_s.size // MIN_IN_SLICE))
     edges = np.linspace(outcome.begin_s, outcome.end_s, slices + 1)
     slice_s = float(edges[1] - edges[0])
     of = np.clip(np.searchsorted(edges, outcome.due_s, side="right") - 1, 0, slices - 1)
@@ -140,7 +141,7 @@ def timeline(outcome: Outcome, accuracy: Mapping[str, float], slices: int = 120)
             of[chosen], weights=None if weights is None else weights[chosen], minlength=slices
         ).astype(np.float64)
 
-    everything = np.ones(outcome.due_s.size, bool)
+    all_requests = np.ones(outcome.due_s.size, bool)
     rows = outcome.rows.astype(np.float64)
     answers = [1e3 * outcome.latency_s[answered & (of == i)] for i in range(slices)]
     latency = np.array(
@@ -164,7 +165,7 @@ def timeline(outcome: Outcome, accuracy: Mapping[str, float], slices: int = 120)
         slice_s=slice_s,
         percentiles=PERCENTILES,
         latency_ms=latency,
-        rate=per_slice(everything) / slice_s,
+        rate=per_slice(all_requests) / slice_s,
         fates=np.array([per_slice(fate == f) for f in Fate]) / slice_s,
         paths=outcome.paths,
         mix=mix,

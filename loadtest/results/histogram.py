@@ -1,7 +1,7 @@
-"""A log-linear histogram of latencies, as HdrHistogram has it: the same relative width everywhere.
+"""A log-linear histogram of latencies like HdrHistogram: buckets of the same relative width.
 
-Latencies in, counts by bucket out: small enough for a JSON file, exact enough (3%) to compute any percentile
-of many runs together, which percentiles of single runs do not allow.
+Latencies in, counts by bucket out: small enough for a JSON file, exact enough (3%) to merge runs and compute
+any percentile of them, which percentiles of single runs do not allow.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ UNIT_S = 1e-6
 
 
 def histogram(latency_s: F64) -> dict[str, Any]:
-    """{"upper_ms": upper edge of each bucket that is not empty, ascending, "count": how many in it}."""
+    """Counts latencies: {"upper_ms": upper edges of the buckets that are not empty, "count": of each}."""
     upper, counts = np.unique(upper_edges(latency_s), return_counts=True)
     return {"upper_ms": np.round(1e3 * upper, 6).tolist(), "count": counts.tolist()}
 

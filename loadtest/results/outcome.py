@@ -1,8 +1,8 @@
-"""The outcome of an open-loop run: arrays over its requests in, the figures that describe them out.
+"""The outcome of an open-loop run: arrays over its requests, and the latency report made of them.
 
-The arrays are kept whole, so that other figures (goodput within a budget, curves over time) can be made of
-them: loadtest/results/figures.py. Figures taken while the driver itself was late are refused: they would
-blame the server for what the client did."""
+Service-level figures and curves over time are made in loadtest/results/figures.py. A run in which the driver
+itself was late has no report: it would blame the server for the client's delay.
+"""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ from polyrec.models.schema.batch import F64
 NO_PATH = -1
 
 
-class CouldNotKeepUp(LoadError):
-    """The driver, not the server, was late."""
+class DriverTooSlow(LoadError):
+    """The load driver could not keep its schedule."""
 
 
 class Fate(IntEnum):
-    """How a request ended: the statuses of the contract, and 2xx apart by the budget."""
+    """How a request ended: a status of the contract; for 2xx, in budget or not."""
 
     OK = 0
     LATE = 1
-    REFUSED = 2  # 429
+    REJECTED = 2  # 429
     EXPIRED = 3  # 504
     UNAVAILABLE = 4  # 503
     OTHER = 5  # any other status, or no answer
 
 
-_FATE_OF_STATUS = {429: Fate.REFUSED, 504: Fate.EXPIRED, 503: Fate.UNAVAILABLE}
+_FATE_OF_STATUS = {429: Fate.REJECTED, 504: Fate.EXPIRED, 503: Fate.UNAVAILABLE}
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What happened to each request of a run, in the order of the schedule.
+    """The requests of a run, in the order of the schedule.
 
-    due_s: when it was to leave, from the start. lag_s: how much later the driver handed it over.
+    due_s: intended departure, from the start. lag_s: delay by the driver itself.
     latency_s: from due to the end of the answer, NaN without one. status: HTTP, or 0 for no answer.
-    rows, budget_s: as sent (one row where it is not known, infinite without a budget).
-    path: int16, position in `paths` of what answered, or NO_PATH. degraded: the answer says so.
-    offences: request number -> why it had no answer. begin_s, end_s: the time that the schedule covers.
-    connections: opened at the end; held_back: requests of the whole run that found all of them busy.
-    started_s: the schedule's zero, by perf_counter; 0 of one that was simulated.
+    rows, budget_s: as sent (one row if unknown, infinite without a budget).
+    path: int16, position in `paths` of the path that answered, or NO_PATH. degraded: by the answer.
+    errors: request number -> reason for no answer. begin_s, end_s: the time that the schedule covers.
+    connections: open at the end; held_back: requests of the whole run that found all of them busy.
+    started_s: the schedule's zero, by perf_counter; 0 for a simulated run.
     """
 
     due_s: F64
@@ -59,7 +59,7 @@ class Outcome:
     path: NDArray[np.int16]
     paths: tuple[str, ...]
     degraded: NDArray[np.bool_]
-    offences: dict[int, str]
+    errors: dict[int, str]
     begin_s: float
     end_s: float
     connections: int
@@ -72,12 +72,12 @@ class Outcome:
 
     @property
     def answered(self) -> NDArray[np.bool_]:
-        """bool [requests]: those with a 2xx status, in time or not."""
+        """Requests with a 2xx status, in time or not, bool [requests]."""
         return (self.status >= 200) & (self.status < 300)
 
     @property
     def fate(self) -> NDArray[np.int8]:
-        """int8 [requests]: a `Fate` each."""
+        """A `Fate` for each request, int8 [requests]."""
         fate = np.full(self.due_s.size, Fate.OTHER, np.int8)
         for status, meaning in _FATE_OF_STATUS.items():
             fate[self.status == status] = meaning
@@ -99,24 +99,25 @@ class Outcome:
             budget_s=self.budget_s[part],
             path=self.path[part],
             degraded=self.degraded[part],
-            offences={i - first: why for i, why in self.offences.items() if first <= i < end},
+            errors={i - first: why for i, why in self.errors.items() if first <= i < end},
             begin_s=max(begin_s, self.begin_s),
             end_s=min(end_s, self.end_s),
         )
 
     def since(self, start_s: float) -> Outcome:
-        """Without the requests due earlier: the run after its warm-up."""
+        """The requests due from start_s on: the run after its warm-up."""
         return self.between(start_s, np.inf)
 
     def require_punctual(self, max_lag_s: float) -> float:
-        """99th percentile of the driver's own lag. Raises CouldNotKeepUp if it is over `max_lag_s`,
-        LoadError if no request was due."""
+        """Returns the 99th percentile of the driver's own lag. Raises DriverTooSlow if it is over max_lag_s,
+        LoadError if no request was due.
+        """
         n = self.due_s.size
         if not n:
             raise LoadError("no request was due in the measured time; raise --rate or --seconds")
         lag_p99 = percentile(self.lag_s, 99)
         if lag_p99 > max_lag_s:
-            raise CouldNotKeepUp(
+            raise DriverTooSlow(
                 f"the driver could not keep up: 1% of {n} requests left {1e3 * lag_p99:.2f} ms late or more, "
                 f"allowed are {1e3 * max_lag_s:g}; lower the rate, or give it a core of its own (--core)"
             )
@@ -125,8 +126,8 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Figures of a run. Percentiles are of the latency of answers with a 2xx status, none interpolated;
-    everything else is an error, named in `failures`. rate: requests per second as they were due.
+    """Latency figures of a run. Percentiles are of answers with a 2xx status, not interpolated; all other
+    requests are errors, counted in `failures`. rate: requests per second of the schedule.
     """
 
     requests: int
@@ -144,12 +145,12 @@ class Report:
 
 
 def report(outcome: Outcome, max_lag_s: float = 0.001) -> Report:
-    """Raises CouldNotKeepUp if more than 1% of the requests left over `max_lag_s` late."""
+    """Computes the report. Raises DriverTooSlow if more than 1% of the requests left over max_lag_s late."""
     lag_p99 = outcome.require_punctual(max_lag_s)
     n = outcome.due_s.size
     good = outcome.answered
     p50, p90, p99, p99_9, top = percentiles_ms(outcome.latency_s[good])
-    failures = Counter(outcome.offences.values())
+    failures = Counter(outcome.errors.values())
     failures.update(f"HTTP {code}" for code in outcome.status[~good].tolist() if code != NO_ANSWER)
     span = outcome.due_s[-1] - outcome.due_s[0]
     return Report(
@@ -169,12 +170,12 @@ def report(outcome: Outcome, max_lag_s: float = 0.001) -> Report:
 
 
 def percentiles_ms(latency_s: F64) -> tuple[float | None, ...]:
-    """The 50th, 90th, 99th, 99.9th percentile and the highest, in milliseconds; None of no latencies."""
+    """The 50th, 90th, 99th, 99.9th percentile and the maximum, in milliseconds; None without latencies."""
     return tuple(
         round(1e3 * percentile(latency_s, q), 3) if latency_s.size else None for q in (50, 90, 99, 99.9, 100)
     )
 
 
 def percentile(values: F64, q: float) -> float:
-    """A value that occurred; of percentiles between two the higher."""
+    """A percentile that is one of the values; between two the higher."""
     return float(np.percentile(values, q, method="higher"))

@@ -1,4 +1,4 @@
-"""How the promise is kept, by kind of request: what Locust's own table does not have a column for.
+"""SLO counters by kind of request, for the columns that Locust's own table lacks.
 
 Answers in, counts out; counts of several workers add up.
 """
@@ -8,53 +8,54 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 
-HEAD = ("Name", "# asked", "in budget", "degraded", "refused early", "goodput rows/s", "late sender ms")
+HEAD = ("Name", "# requests", "in budget", "degraded", "rejected", "goodput rows/s", "sender lag ms")
 
 
 @dataclass(slots=True)
-class Kept:
-    """Requests asked, answered within budget, at degraded quality, refused (429), rows answered in budget.
+class SloCounts:
+    """Requests sent, answered in budget, degraded, rejected (429); rows answered in budget.
 
-    lag_s: seconds that the sender itself was late in all.
+    lag_s: total delay by the sender itself, seconds.
     """
 
-    asked: int = 0
+    requests: int = 0
     in_budget: int = 0
     degraded: int = 0
-    refused: int = 0
+    rejected: int = 0
     rows: int = 0
     lag_s: float = 0.0
 
-    def add(self, other: Kept) -> None:
+    def add(self, other: SloCounts) -> None:
+        """Adds the counts of `other`."""
         for f in fields(self):
             setattr(self, f.name, getattr(self, f.name) + getattr(other, f.name))
 
     @property
     def share(self) -> float:
-        """Of the requests, those answered in budget; 1 of none."""
-        return self.in_budget / self.asked if self.asked else 1.0
+        """Share of the requests answered in budget; 1 without requests."""
+        return self.in_budget / self.requests if self.requests else 1.0
 
     def cells(self, name: str, seconds: float) -> tuple[str, ...]:
         """A row under HEAD."""
-        n = max(self.asked, 1)
+        n = max(self.requests, 1)
         return (
             name,
-            str(self.asked),
+            str(self.requests),
             f"{100 * self.share:.2f}%",
             f"{100 * self.degraded / n:.2f}%",
-            f"{100 * self.refused / n:.2f}%",
+            f"{100 * self.rejected / n:.2f}%",
             f"{self.rows / max(seconds, 1e-9):.0f}",
             f"{1e3 * self.lag_s / n:.2f}",
         )
 
 
-class Promise:
+class SloTable:
     """Counts by kind of request."""
 
     def __init__(self) -> None:
-        self.kinds: dict[str, Kept] = {}
+        self.kinds: dict[str, SloCounts] = {}
 
-    def answered(
+    def count(
         self,
         kind: str,
         rows: int,
@@ -64,34 +65,36 @@ class Promise:
         degraded: bool,
         lag_s: float,
     ) -> None:
-        kept = self.kinds.setdefault(kind, Kept())
-        kept.asked += 1
-        kept.lag_s += lag_s
-        kept.refused += status == 429
+        """Counts one answer."""
+        counts = self.kinds.setdefault(kind, SloCounts())
+        counts.requests += 1
+        counts.lag_s += lag_s
+        counts.rejected += status == 429
         if 200 <= status < 300:
-            kept.degraded += degraded
+            counts.degraded += degraded
             if latency_s <= budget_s:
-                kept.in_budget += 1
-                kept.rows += rows
+                counts.in_budget += 1
+                counts.rows += rows
 
-    def total(self) -> Kept:
-        total = Kept()
-        for kept in self.kinds.values():
-            total.add(kept)
+    def total(self) -> SloCounts:
+        """The counts of all kinds together."""
+        total = SloCounts()
+        for counts in self.kinds.values():
+            total.add(counts)
         return total
 
-    def taken(self) -> dict[str, dict[str, float]]:
-        """The counts, which begin anew: what a worker tells its master."""
-        told = {kind: asdict(kept) for kind, kept in self.kinds.items()}
+    def pop(self) -> dict[str, dict[str, float]]:
+        """Returns the counts as plain data, for a worker's report to its master, and resets them."""
+        counts = {kind: asdict(found) for kind, found in self.kinds.items()}
         self.kinds = {}
-        return told
+        return counts
 
-    def merge(self, told: Mapping[str, Mapping[str, float]]) -> None:
-        """Adds what a worker told."""
-        for kind, counts in told.items():
-            self.kinds.setdefault(kind, Kept()).add(Kept(**counts))  # type: ignore[arg-type]
+    def merge(self, report: Mapping[str, Mapping[str, float]]) -> None:
+        """Adds the counts that a worker reported."""
+        for kind, counts in report.items():
+            self.kinds.setdefault(kind, SloCounts()).add(SloCounts(**counts))  # type: ignore[arg-type]
 
     def table(self, seconds: float) -> list[tuple[str, ...]]:
-        """HEAD, a row a kind, and all together."""
+        """HEAD, a row for each kind, and the total."""
         rows = [self.kinds[kind].cells(kind, seconds) for kind in sorted(self.kinds)]
         return [HEAD, *rows, self.total().cells("Aggregated", seconds)]

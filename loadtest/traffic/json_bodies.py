@@ -1,7 +1,7 @@
-"""Bodies of rankings at the speed of a copy: values of the data are JSON already, a body joins them.
+"""Fast bodies of /v1/rank: values of the data are encoded as JSON once, a body joins them.
 
-Rows of data in, bodies of /v1/rank out, the same documents as `Queries.rank` makes. That one builds lists
-of Python values for every request; a load of thousands a second needs ten times its speed.
+The documents are those of `Queries.rank`, which builds lists of Python values for every request: a load of
+thousands a second needs ten times its speed.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from polyrec.models.schema.batch import I64
 from polyrec.models.schema.schema import Schema
 
 
-class Written:
-    """Rows of data, every value of which is kept as JSON. contexts: the rows that queries have as context."""
+class JsonBodies:
+    """Rows of data with every value encoded as JSON. contexts: the rows that queries have as context."""
 
     def __init__(self, data: pa.Table, schema: Schema, contexts: I64) -> None:
         columns = {name: _json(data[name].take(pa.array(contexts))) for name in schema.context.names}
@@ -37,7 +37,7 @@ class Written:
 
 
 def _json(column: pa.ChunkedArray) -> list[bytes]:
-    # equal values are written once; a column of lists has few that are equal
+    # equal values are encoded once; lists are rarely equal
     if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
         return [orjson.dumps(value) for value in column.to_pylist()]
     encoded = column.combine_chunks().dictionary_encode()

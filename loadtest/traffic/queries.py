@@ -1,7 +1,7 @@
-"""The queries of a load test: rows of data in, requests as real clients would send them out.
+"""The queries of a load test: rows of data in, requests as real clients send them out.
 
-The rows of one request (`group` in the schema) are one query: the context of the first, and everybody's
-candidates. Ids for the inference protocol come from the vocabularies of the bundle that is served.
+The rows of one request (`group` in the schema) are one query: the context of the first row and the candidates
+of all. Ids for the inference protocol come from the vocabularies of the bundle that is served.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from polyrec.models.schema.schema import Schema
 from polyrec.models.schema.vocabulary import ids_of_ranks
 
 UNGROUPED_ROWS = 23
-"""Candidates of a query where the data do not say which rows belong together."""
+"""Candidates of a query if the data have no requests."""
 
 Request = tuple[bytes, dict[str, str]]
 """Body and headers."""
@@ -40,19 +40,19 @@ Request = tuple[bytes, dict[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A row of the data that has the context, and int64 [candidates] rows that have the candidates."""
+    """Rows of the data: of the context, and of the candidates, int64 [candidates]."""
 
     context: int
     candidates: I64
 
 
 class Queries:
-    """Queries over some rows of data, and the requests that ask them."""
+    """Queries over rows of data, and requests for them."""
 
     def __init__(self, data: pa.Table, schema: Schema, encoder: Encoder | None = None) -> None:
         """encoder: for requests of the inference protocol. Raises LoadError for no rows."""
         if not data.num_rows:
-            raise LoadError("there are no rows to ask about")
+            raise LoadError("there are no rows to make requests of")
         self._data = data.combine_chunks()
         self._context, self._candidate = schema.context.names, schema.candidate.names
         self._features = Features.of(schema.model_dump())
@@ -68,43 +68,43 @@ class Queries:
 
     @property
     def firsts(self) -> I64:
-        """int64 [queries], the row that has the context of each."""
+        """The row with the context of each query, int64 [queries]."""
         return self._ends[:-1]
 
     @property
     def sizes(self) -> I64:
-        """int64 [queries], candidates of each."""
+        """Number of candidates of each query, int64 [queries]."""
         return np.diff(self._ends)
 
     def __getitem__(self, i: int) -> Query:
         first, end = self._ends[i], self._ends[i + 1]
         return Query(int(first), np.arange(first, end))
 
-    def drawn(self, candidates: int, random: np.random.Generator) -> Query:
-        """A context of the data with candidates from anywhere in it."""
+    def sample(self, candidates: int, random: np.random.Generator) -> Query:
+        """Draws a context of the data, and candidates from all rows."""
         context = int(random.choice(self.firsts))
         return Query(context, random.integers(0, self._data.num_rows, candidates))
 
     def predict(self, query: Query) -> Request:
-        """/v1/predict, the context in every row."""
+        """A request of /v1/predict, the context in every row."""
         rows = query.candidates
         columns = self._columns(self._context, np.full(rows.size, query.context))
         return predict_body(columns | self._columns(self._candidate, rows)), {}
 
     def rank(self, query: Query) -> Request:
-        """/v1/rank."""
+        """A request of /v1/rank."""
         context = self._columns(self._context, np.array([query.context]))
         candidates = self._columns(self._candidate, query.candidates)
         return rank_body({name: values[0] for name, values in context.items()}, candidates), {}
 
     def infer(self, query: Query, binary: bool = True) -> Request:
-        """The inference protocol, the context in every row."""
+        """A request of the inference protocol, the context in every row."""
         context = self._taken(self._context, np.full(query.candidates.size, query.context))
         columns = context | self._taken(self._candidate, query.candidates)
         return infer_body(plain_tensors(self._features, columns), binary=binary)
 
     def infer_ranking(self, query: Query, binary: bool = True) -> Request:
-        """The inference protocol, the context once."""
+        """A request of the inference protocol, the context once."""
         context = self._taken(self._context, np.array([query.context]))
         candidates = self._taken(self._candidate, query.candidates)
         return infer_body(ranking_tensors(self._features, context, candidates), binary=binary)
@@ -128,7 +128,7 @@ class Queries:
 
 
 def read_rows(path: str | Path, schema: Schema, rows: int) -> pa.Table:
-    """The first `rows` rows of the data, features and group. Raises DataError or LoadError."""
+    """Reads the first `rows` rows of the data, features and group. Raises DataError or LoadError."""
     names = (*schema.context.names, *schema.candidate.names, *([schema.group] if schema.group else []))
     batches, found = [], 0
     for batch in open_data(path, schema).batches(names, min(rows, 65536)):
@@ -142,10 +142,10 @@ def read_rows(path: str | Path, schema: Schema, rows: int) -> pa.Table:
 
 
 def _ids(data: pa.Table, schema: Schema, encoder: Encoder) -> dict[str, Array | tuple[I64, I64]]:
-    """Feature -> numbers or stable ids of all rows; a multi-valued one's as (values, offsets)."""
+    """Feature -> numbers or stable ids of all rows; (values, offsets) of a multi-valued one."""
     found: dict[str, Array | tuple[I64, I64]] = {}
     for d in schema.dense:
-        # NaN has no place in the protocol: what is missing is left to the client.
+        # the protocol has no NaN: clients fill in missing values
         raw = data[d.name].to_numpy().astype(np.float64)
         found[d.name] = np.where(np.isnan(raw), d.missing, raw)
     for f in schema.categorical:
@@ -153,7 +153,7 @@ def _ids(data: pa.Table, schema: Schema, encoder: Encoder) -> dict[str, Array | 
         column = data[f.name].combine_chunks()
         ranks = vocabulary.encode_arrow(column.flatten() if f.multi else column)
         if ranks.size and ranks.min() < 0:
-            raise LoadError(f"feature '{f.name}' has a value that the bundle refuses; give other data")
+            raise LoadError(f"feature '{f.name}' has a value that the bundle rejects; give other data")
         ids = ids_of_ranks(vocabulary.rank_of_id)[ranks]
         if f.multi:
             lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
@@ -167,6 +167,6 @@ def _ids(data: pa.Table, schema: Schema, encoder: Encoder) -> dict[str, Array | 
 
 
 def _changes(group: pa.Array) -> Array:
-    """True where a row's value is not its predecessor's, and for the first row."""
+    """True where a row's value differs from its predecessor's, and for the first row."""
     codes = group.dictionary_encode().indices.fill_null(-1).to_numpy(zero_copy_only=False)
     return np.append(True, codes[1:] != codes[:-1])

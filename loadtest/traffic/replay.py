@@ -1,7 +1,7 @@
-"""Requests when they really came: a column of times in, a schedule in time order out, faster or slower.
+"""Replays recorded arrival times: a column of times in, a schedule in time order out, faster or slower.
 
-Bursts, nights and the order of one user's requests are what no generator of arrivals has. Times of a
-resolution of seconds are spread over theirs, seeded: a thousand users do not click at the full second.
+Recorded times have the bursts, nights and order of requests that generated arrivals lack. Times with a
+resolution of seconds are spread over their second, seeded.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from polyrec.models.schema.schema import Schema
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """due_s: float64 [requests], seconds from the first, ascending. query: int64 [requests], which request of
-    the data leaves then. recorded_s: how long it took at the time."""
+    """due_s: float64 [requests], seconds from the first, ascending. query: int64 [requests], the request
+    of the data that leaves then. recorded_s: duration of the recording.
+    """
 
     due_s: F64
     query: I64
     recorded_s: float
 
-    def part(self, seconds: float) -> Replay:
-        """What is due in the first `seconds`."""
+    def first(self, seconds: float) -> Replay:
+        """The requests due in the first `seconds`."""
         end = int(np.searchsorted(self.due_s, seconds))
         return Replay(self.due_s[:end], self.query[:end], self.recorded_s)
 
@@ -36,10 +37,10 @@ class Replay:
 def replay(
     times: F64, firsts: I64, *, speed: float = 1.0, rate: float | None = None, seed: int = 0
 ) -> Replay:
-    """times: float64 [rows], seconds, of each row of the data. firsts: int64 [requests], first row of each.
+    """Makes the schedule. times: float64 [rows], seconds. firsts: int64 [requests], first row of each.
 
-    speed: 60 replays an hour in a minute. rate: the mean rate wanted, instead of a speed.
-    Raises LoadError: no requests, or all at one time while a rate is wanted.
+    speed: 60 replays an hour in a minute. rate: mean rate, instead of a speed.
+    Raises LoadError: no requests, or a rate for requests that all have one time.
     """
     if not firsts.size:
         raise LoadError("there are no requests to replay")
@@ -59,7 +60,7 @@ def replay(
 
 
 def read_times(path: str | Path, schema: Schema, column: str, rows: int) -> F64:
-    """Seconds, float64 [rows], of the first `rows` rows of the data. Raises DataError or LoadError."""
+    """Reads the times, seconds, of the first `rows` rows, float64 [rows]. Raises DataError or LoadError."""
     reader = open_data(path, schema)
     if column not in reader.columns:
         raise LoadError(f"'{path}' has no column '{column}' to replay by; it has {', '.join(reader.columns)}")

@@ -1,10 +1,10 @@
-"""What a client says to the server: values or ids in, bodies of requests out, and answers read.
+"""Request bodies and answers of the server: values or ids in, bodies out; answers parsed.
 
     columns of raw values -> predict_body, rank_body        JSON
     arrays of stable ids  -> plain_tensors, ranking_tensors -> infer_body   JSON or binary tensors
 
-Nothing here is tied to an HTTP library, and nothing but numpy is needed (orjson is used where it is
-installed), so that the file can be copied into a client of one's own. docs/protocol.md has the forms.
+It depends on numpy alone (orjson is used if installed) and on no HTTP library, so the file can be copied into
+a client. docs/protocol.md describes the formats.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ PREDICT, RANK, INFER = "/v1/predict", "/v1/rank", "/v2/models/dlrm/infer"
 HEADER_BYTES = "Inference-Header-Content-Length"
 
 
-class Refused(Exception):
-    """The server's own line on why there is no answer."""
+class ServerError(Exception):
+    """An error answer; its text is the server's message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """probabilities: float32 [rows], in the order of the request; path: what made them."""
+    """probabilities: float32 [rows], in the order of the request; path: that answered."""
 
     probabilities: NDArray[np.float32]
     path: str
@@ -44,7 +44,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """order: int64 [top_k], positions in the request's candidates, best first; scores go with it."""
+    """order: int64 [top_k], positions in the request's candidates, best first. scores: float32 [top_k]."""
 
     order: NDArray[np.int64]
     scores: NDArray[np.float32]
@@ -53,7 +53,7 @@ class Ranking:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Names of features in the order in which tensors have them."""
+    """Names of features in the order of the tensors."""
 
     dense: tuple[str, ...]
     sparse: tuple[str, ...]
@@ -87,22 +87,22 @@ class Features:
 
 
 def predict_body(columns: Mapping[str, Sequence[Any]]) -> bytes:
-    """columns: feature -> one value a row, None where it is missing (lists for a multi-valued one)."""
+    """Body of /v1/predict. columns: feature -> one value a row, None if missing, or lists."""
     return _dumps({"columns": columns})
 
 
 def rank_body(
     context: Mapping[str, Any], candidates: Mapping[str, Sequence[Any]], top_k: int | None = None
 ) -> bytes:
-    """context: feature -> its one value; candidates: feature -> one value a candidate."""
-    asked: dict[str, Any] = {"context": context, "candidates": candidates}
+    """Body of /v1/rank. context: feature -> value; candidates: feature -> one value a candidate."""
+    document: dict[str, Any] = {"context": context, "candidates": candidates}
     if top_k is not None:
-        asked["top_k"] = top_k
-    return _dumps(asked)
+        document["top_k"] = top_k
+    return _dumps(document)
 
 
 def plain_tensors(features: Features, ids: Mapping[str, Ids]) -> dict[str, Array]:
-    """Every feature's numbers or ids, one a row -> the tensors of the plain form."""
+    """The tensors of the plain form. ids: numbers or ids of every feature, one a row."""
     return _tensors("", features.plain, ids)
 
 
@@ -112,10 +112,10 @@ def ranking_tensors(
     candidates: Mapping[str, Ids],
     context_lengths: Sequence[int] | Array | None = None,
 ) -> dict[str, Array]:
-    """Each context once, with its candidates -> the tensors of a ranking.
+    """The tensors of a ranking, each context once.
 
     context: one entry a context, candidates: one a candidate, those of the first context first.
-    context_lengths: how many candidates each context has; not needed for one context.
+    context_lengths: number of candidates of each context; not needed for one context.
     """
     tensors = _tensors("context.", features.context, context)
     tensors |= _tensors("candidate.", features.candidate, candidates)
@@ -143,7 +143,7 @@ def _tensors(prefix: str, layout: Layout, ids: Mapping[str, Ids]) -> dict[str, A
 def infer_body(
     tensors: Mapping[str, Array], *, binary: bool = True, timeout_us: int | None = None
 ) -> tuple[bytes, dict[str, str]]:
-    """Named tensors, float32 or int64 -> (body, headers). binary: so the tensors, and the answer too."""
+    """Body and headers of /v2/.../infer. tensors: float32 or int64. binary: tensors and answer are binary."""
     inputs: list[dict[str, Any]] = []
     for name, array in tensors.items():
         datatype = "FP32" if array.dtype.kind == "f" else "INT64"
@@ -163,20 +163,20 @@ def infer_body(
 
 
 def read_prediction(body: bytes) -> Prediction:
-    """The answer of /v1/predict. Raises Refused."""
+    """Parses the answer of /v1/predict. Raises ServerError."""
     answer = _read(body)
     return Prediction(np.array(answer["predictions"], np.float32), answer["path"])
 
 
 def read_ranking(body: bytes) -> Ranking:
-    """The answer of /v1/rank. Raises Refused."""
+    """Parses the answer of /v1/rank. Raises ServerError."""
     answer = _read(body)
     order, scores = np.array(answer["order"], np.int64), np.array(answer["scores"], np.float32)
     return Ranking(order, scores, answer["path"])
 
 
 def read_inference(body: bytes, headers: Mapping[str, str]) -> Prediction:
-    """The answer of the inference protocol, JSON or binary. Raises Refused."""
+    """Parses the answer of the inference protocol, JSON or binary. Raises ServerError."""
     lengths = [value for name, value in headers.items() if name.lower() == HEADER_BYTES.lower()]
     end = int(lengths[0]) if lengths else len(body)
     answer = _read(body[:end])
@@ -194,5 +194,5 @@ def _dumps(document: Any) -> bytes:
 def _read(body: bytes) -> Any:
     answer = json.loads(body) if orjson is None else orjson.loads(body)
     if "error" in answer:
-        raise Refused(answer["error"])
+        raise ServerError(answer["error"])
     return answer

@@ -1,7 +1,7 @@
-"""Shapes of a load test over time: how much of the peak is asked for at each moment.
+"""Shapes of a load test over time, as shares of the peak.
 
 Time in, a share of the peak out; None ends the test. Pure, so that a shape can be plotted and tested without
-Locust. `knee` is the exception: it climbs for as long as it is told that the promise is kept.
+Locust. `knee` also takes counts: it climbs for as long as the SLO is met.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from math import cos, pi
 
 KINDS = ("steady", "step", "spike", "diurnal", "knee")
 LOW = 0.2
-"""The base of every shape: a fifth of the peak, so that a step is one of five times the load."""
+"""The base of every shape: a fifth of the peak, so that a step is to five times the load."""
 SPIKE_FROM, SPIKE_TO = 0.4, 0.6
 KNEE_GROWTH = 1.25
 KNEE_STEPS = 12
@@ -40,32 +40,33 @@ def share_at(kind: str, at_s: float, seconds: float) -> float | None:
 
 @dataclass(slots=True)
 class Knee:
-    """The climb to the load at which the promise breaks: dwell, look, climb by a quarter.
+    """The climb to the load at which the SLO is missed: dwell, measure, climb by a quarter.
 
-    dwell_s: at each load, its first half left out. kept: the highest share of the peak that kept the promise.
+    dwell_s: time at each load; its first half is not measured. met: the highest share of the peak that met
+    the SLO, missed: the lowest that missed it.
     """
 
     dwell_s: float
     share: float = KNEE_FIRST
-    kept: float | None = None
-    broken: float | None = None
+    met: float | None = None
+    missed: float | None = None
     _since_s: float = field(default=0.0, init=False)
-    _looked: tuple[int, int] | None = field(default=None, init=False)
+    _before: tuple[int, int] | None = field(default=None, init=False)
 
-    def at(self, at_s: float, asked: int, in_budget: int, slo: float) -> float | None:
-        """Share of the peak now, None when the knee is found. asked, in_budget: requests since the start."""
+    def at(self, at_s: float, requests: int, in_budget: int, slo: float) -> float | None:
+        """Share of the peak now, None when the knee is found. requests, in_budget: counts since the start."""
         dwelt = at_s - self._since_s
-        if self._looked is None and dwelt >= self.dwell_s / 2:
-            self._looked = (asked, in_budget)
-        if dwelt < self.dwell_s or self._looked is None or asked == self._looked[0]:
+        if self._before is None and dwelt >= self.dwell_s / 2:
+            self._before = (requests, in_budget)
+        if dwelt < self.dwell_s or self._before is None or requests == self._before[0]:
             return self.share
-        kept = (in_budget - self._looked[1]) >= slo * (asked - self._looked[0])
-        if not kept:
-            self.broken = self.share
+        met = (in_budget - self._before[1]) >= slo * (requests - self._before[0])
+        if not met:
+            self.missed = self.share
             return None
-        self.kept = self.share
+        self.met = self.share
         if self.share >= 1.0 - 1e-9:
             return None
         self.share = min(1.0, self.share * KNEE_GROWTH)
-        self._since_s, self._looked = at_s, None
+        self._since_s, self._before = at_s, None
         return self.share

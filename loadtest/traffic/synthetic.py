@@ -1,8 +1,8 @@
-"""Rows that nobody has clicked on yet: valid values in the skew of the data that a bundle was trained on.
+"""Synthetic rows drawn from a bundle's vocabulary, with the skew of its training data.
 
-A bundle's encoder in (its vocabularies keep how often each row was accessed), an Arrow table of any number of
-rows out, which `traffic.queries.Queries` asks about like about real ones. Features are drawn independently,
-which real ones are not: use it for load where no data may leave their place, not for quality.
+A bundle's encoder in (its vocabularies have access counts), an Arrow table of any number of rows out, for
+`traffic.queries.Queries` like real data. Features are drawn independently, unlike real ones: use it for load
+tests without access to the data, not for quality.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MEAN_LIST = 4.0
 UNKNOWN = "never-seen"
 
 
-def invented(
+def synthetic_rows(
     encoder: Encoder,
     requests: int,
     candidates: int | I64,
@@ -30,7 +30,7 @@ def invented(
     *,
     unknown: float = 0.0,
 ) -> pa.Table:
-    """`requests` requests with `candidates` rows each, grouped as the schema says.
+    """Draws `requests` requests with `candidates` rows each, grouped by the schema's group column.
 
     Context features are drawn once a request, the rest once a row: values by the bundle's popularity counts,
     missing ones as often as they were missing; lists of a geometric length of mean 4; numbers normal, after
@@ -40,7 +40,9 @@ def invented(
     """
     sizes = np.broadcast_to(np.asarray(candidates, np.int64), requests)
     if requests < 1 or sizes.min() < 1:
-        raise LoadError(f"cannot invent {requests} requests of {candidates} candidates: both are at least 1")
+        raise LoadError(
+            f"cannot make {requests} requests of {candidates} candidates: both must be at least 1"
+        )
     schema = encoder.schema
     rows = int(sizes.sum())
     of_row = np.repeat(np.arange(requests), sizes)
@@ -82,7 +84,7 @@ def _values(
 def _drawn(
     vocabulary: Vocabulary, n: int, random: np.random.Generator, unknown: float, missing: bool = True
 ) -> pa.Array:
-    """[n] raw values by popularity; counts that are all zero mean that all are alike."""
+    """Raw values drawn by popularity, [n]; uniformly if all counts are zero."""
     counts = vocabulary.counts[vocabulary.rank_of_id].astype(np.float64)  # by id
     if vocabulary.specials:
         counts[vocabulary.oov_id] = 0.0
@@ -98,7 +100,7 @@ def _drawn(
     # a null index is a null value: ids beyond the values are the missing row
     chosen = values.take(pa.array(ids, mask=ids >= vocabulary.size))
     if unknown and vocabulary.type == "string" and vocabulary.oov == "row":
-        strange = random.random(n) < unknown
+        is_unknown = random.random(n) < unknown
         names = pa.array([f"{UNKNOWN}-{i}" for i in random.integers(0, 2**40, n).tolist()], values.type)
-        chosen = pa.compute.if_else(pa.array(strange), names, chosen)
+        chosen = pa.compute.if_else(pa.array(is_unknown), names, chosen)
     return chosen

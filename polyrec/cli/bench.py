@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from polyrec.loadtest.arguments import natural, positive
+from polyrec.loadtest.arguments import non_negative_int, positive_float
 
 HELP = "find what each routing policy of a plan holds within a latency promise, on a live server"
 EXAMPLE = "polyrec bench --plan plan.json --policies all --slo-ms 10 --data clicks.parquet --out runs/bench"
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="rows of a request: mlperf, fixed:23, lognormal:150, heavy:150 (default: as in the data)",
     )
     add("--rates", help="requests/s of the ladder, separated by commas (default: 10 ... 150%% of capacity)")
-    add("--seconds", type=positive, default=4.0, help="measured time of each run (4)")
+    add("--seconds", type=positive_float, default=4.0, help="measured time of each run (4)")
     add("--warmup", type=float, default=1.0, help="seconds sent before each run, and left out (1)")
     add("--repeats", type=int, default=1, help="runs of each policy at each rate; the median is shown (1)")
     add(
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--client-core", type=int, help="the load driver's (default: the last)")
     add("--max-lag-ms", type=float, default=2.0, help="p99 of the driver's own lag that is accepted (2)")
     add("--ahead", action="store_true", help="server and driver at the highest normal priority; takes root")
-    add("--seed", type=natural, default=0, help="of arrivals, sizes and requests (0)")
+    add("--seed", type=non_negative_int, default=0, help="of arrivals, sizes and requests (0)")
     add("--out", help="folder for bench.html, bench.png and bench.json")
     add("--json", action="store_true", help="print everything as JSON")
 
@@ -89,9 +89,9 @@ def _cores(text: str | None, usable: list[int], client: int) -> set[int]:
 def run(args: argparse.Namespace) -> int:
     from contextlib import nullcontext
 
-    from polyrec.loadtest.machine import ahead_of_others
+    from polyrec.loadtest.machine import raised_priority
 
-    with ahead_of_others() if args.ahead else nullcontext():
+    with raised_priority() if args.ahead else nullcontext():
         return _run(args)
 
 
@@ -103,9 +103,9 @@ def _run(args: argparse.Namespace) -> int:
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     from polyrec.cli.progress import Doing
-    from polyrec.loadtest.comparison.comparison import Conditions, Contest
+    from polyrec.loadtest.comparison.comparison import Conditions, PolicyComparison
     from polyrec.loadtest.comparison.pacer import Pacer
-    from polyrec.loadtest.comparison.servers import Subjects, policies_of
+    from polyrec.loadtest.comparison.policy_server import PolicyServer, policies_of
     from polyrec.loadtest.drivers.connection import LoadError
     from polyrec.loadtest.machine import machine
     from polyrec.loadtest.traffic.source import open_source
@@ -153,30 +153,30 @@ def _run(args: argparse.Namespace) -> int:
     paced = args.simulate and args.ahead
     with (
         Doing("bench") as doing,
-        Subjects(plan, policies, server_cores, {}) as subjects,
+        PolicyServer(plan, policies, server_cores, {}) as subjects,
         Pacer(server_cores) if paced else nullcontext() as pacer,
     ):
-        contest = Contest(subjects, source, conditions, doing.tell, pacer)
-        capacity = None if args.no_search else contest.find_capacities(args.first_rate)
+        comparison = PolicyComparison(subjects, source, conditions, doing.tell, pacer)
+        capacity = None if args.no_search else comparison.find_capacities(args.first_rate)
         if args.out:
             # a run that is interrupted later has told what it knew
-            write_comparison(Path(args.out), contest, made, title)
+            write_comparison(Path(args.out), comparison, made, title)
         if args.simulate:
-            contest.calibrate(plan)
-        contest.climb(rates or tuple(round((capacity or 0.0) * share, 1) for share in LADDER))
+            comparison.calibrate(plan)
+        comparison.run_ladder(rates or tuple(round((capacity or 0.0) * share, 1) for share in LADDER))
         if args.simulate:
-            contest.simulate(plan)
+            comparison.simulate(plan)
         base = args.step_base or (capacity and capacity * STEP_TO / 5)
         if base and not args.no_step:
             if args.out:
-                write_comparison(Path(args.out), contest, made, title)
-            contest.step(base)
+                write_comparison(Path(args.out), comparison, made, title)
+            comparison.step(base)
     if args.out:
-        page = write_comparison(Path(args.out), contest, made, title)
+        page = write_comparison(Path(args.out), comparison, made, title)
     if args.json:
-        print(json.dumps(as_json(contest, made)))
+        print(json.dumps(as_json(comparison, made)))
         return 0
-    print(terminal(tables(contest)))
+    print(terminal(tables(comparison)))
     if args.out:
         print(page)
     return 0

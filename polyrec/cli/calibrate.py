@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from polyrec.loadtest.arguments import natural
+from polyrec.loadtest.arguments import non_negative_int
 
 HELP = "count how often each id is looked up, and keep the popularity order"
 EXAMPLE = "polyrec calibrate clicks.parquet --schema trivago --out clicks.calibration"
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="share of the training rows that make the order, in (0, 1]; default: all of them",
     )
-    parser.add_argument("--seed", type=natural, default=0, help="of the sample (default 0)")
+    parser.add_argument("--seed", type=non_negative_int, default=0, help="of the sample (default 0)")
     parser.add_argument(
         "--on-malformed",
         choices=("fatal", "count"),

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from polyrec.loadtest.arguments import natural
+from polyrec.loadtest.arguments import non_negative_int
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ TRAFFIC = "rate=1000,sizes=lognormal:23"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", default="runs/demo", help="folder for data, bundle and plan")
     parser.add_argument("--rows", type=int, default=300_000, help="rows to generate (default 300,000)")
-    parser.add_argument("--seed", type=natural, default=0)
+    parser.add_argument("--seed", type=non_negative_int, default=0)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000, help="0 takes a free one (default 8000)")
     parser.add_argument("--once", action="store_true", help="exit after the answer")

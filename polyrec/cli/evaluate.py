@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from polyrec.loadtest.arguments import natural
+from polyrec.loadtest.arguments import non_negative_int
 
 if TYPE_CHECKING:
     from polyrec.models.evaluation.predictions import Predictions
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resamples", type=int, default=1000, help="of the bootstrap behind the intervals (default 1000)"
     )
-    parser.add_argument("--seed", type=natural, default=0, help="of the bootstrap (default 0)")
+    parser.add_argument("--seed", type=non_negative_int, default=0, help="of the bootstrap (default 0)")
     parser.add_argument("--runtime", choices=["torch", "onnx"], default="torch")
     parser.add_argument("--device", default="cpu", help="device of the runtime (default cpu)")
     parser.add_argument(

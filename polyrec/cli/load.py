@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 
-from polyrec.loadtest.arguments import natural, positive
+from polyrec.loadtest.arguments import non_negative_int, positive_float
 
 HELP = "send requests at appointed times, whatever the server does, and report how they fared"
 EXAMPLE = "polyrec load http://127.0.0.1:8000 --bundle runs/demo/table --rate 500 --report out"
-COULD_NOT_KEEP_UP = 3
+DRIVER_TOO_SLOW = 3
 """Exit status if the driver itself could not keep up, so that there are no figures."""
 SLO_MISSED = 4
 """Exit status if fewer requests than --slo-share were answered in time."""
@@ -19,11 +19,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("url", help="http://host:port/path; with --bundle, http://host:port is enough")
     when = parser.add_mutually_exclusive_group(required=True)
-    when.add_argument("--rate", type=positive, help="mean requests per second, Poisson")
+    when.add_argument("--rate", type=positive_float, help="mean requests per second, Poisson")
     when.add_argument("--traffic", help="rate=400,sizes=mlperf,arrivals=bursty, or a YAML or JSON file")
-    add("--seconds", type=positive, default=10.0, help="measured time (10)")
+    add("--seconds", type=positive_float, default=10.0, help="measured time (10)")
     add("--warmup", type=float, default=1.0, metavar="SECONDS", help="sent before, and left out (1)")
-    add("--seed", type=natural, default=0, help="of the schedule and of what is drawn (0)")
+    add("--seed", type=non_negative_int, default=0, help="of the schedule and of what is drawn (0)")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--body", metavar="FILE", help="the body of every request; without, GET")
     which.add_argument("--bodies", metavar="FILE", help="one body a line, taken in turn")
@@ -34,7 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="COLUMN",
         help="with --data: in the order and rhythm of this column of seconds, at the rate",
     )
-    add("--budget-ms", type=positive, help="latency budget of each request, sent as X-Latency-Budget-Ms")
+    add(
+        "--budget-ms", type=positive_float, help="latency budget of each request, sent as X-Latency-Budget-Ms"
+    )
     add(
         "--slo-share",
         type=float,

@@ -14,13 +14,13 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from polyrec.cli.load import COULD_NOT_KEEP_UP, SLO_MISSED
+from polyrec.cli.load import DRIVER_TOO_SLOW, SLO_MISSED
 from polyrec.loadtest.drivers.connection import LoadError, Target
 from polyrec.loadtest.drivers.load import Body, Load, load_of
 from polyrec.loadtest.drivers.open_loop import Limits, run
-from polyrec.loadtest.drivers.server_pages import Served, accuracies, served
+from polyrec.loadtest.drivers.server_pages import ServerCounters, path_accuracies, read_counters
 from polyrec.loadtest.machine import machine
-from polyrec.loadtest.results.outcome import CouldNotKeepUp, Outcome, report
+from polyrec.loadtest.results.outcome import DriverTooSlow, Outcome, report
 from polyrec.loadtest.traffic.replay import read_times, replay
 from polyrec.loadtest.traffic.request_bodies import RANK
 from polyrec.planner.arrivals import arrival_times
@@ -83,26 +83,26 @@ def _load(args: argparse.Namespace) -> tuple[Target, Load]:
         due = arrival_times(traffic.arrivals, traffic.rate, seconds, random)
         return target, load_of(target, due, seconds, bodies(args.body, args.bodies), budget_s=budget_s)
     # seconds of imports, which the other loads need not wait for
-    from polyrec.loadtest.traffic.source import MOST_ROWS, open_source
+    from polyrec.loadtest.traffic.source import MAX_ROWS, open_source
     from polyrec.models.bundle.bundle import load_bundle
 
     bundle = load_bundle(args.bundle)
     source = open_source(args.data, bundle, args.seed)
     if args.replay:
-        times = read_times(args.data, bundle.manifest.schema_, args.replay, MOST_ROWS)
-        recorded = replay(times, source.firsts, rate=traffic.rate, seed=args.seed).part(seconds)
+        times = read_times(args.data, bundle.manifest.schema_, args.replay, MAX_ROWS)
+        recorded = replay(times, source.firsts, rate=traffic.rate, seed=args.seed).first(seconds)
         due, (rows, body) = recorded.due_s, source.recorded(recorded.query)
     elif args.traffic is None:
         due = arrival_times(traffic.arrivals, traffic.rate, seconds, random)
-        rows, body = source.own(due.size, args.seed)
+        rows, body = source.shuffled(due.size, args.seed)
     else:
         due = arrival_times(traffic.arrivals, traffic.rate, seconds, random)
-        rows, body = source.drawn(traffic.sizes.sample(due.size, random), args.seed)
+        rows, body = source.sampled(traffic.sizes.sample(due.size, random), args.seed)
     return target, load_of(target, due, seconds, body, rows=rows, budget_s=budget_s, prepare=True)
 
 
 def run_load(args: argparse.Namespace) -> int:
-    """Returns the exit status: 0, COULD_NOT_KEEP_UP or SLO_MISSED. Raises PolyrecError."""
+    """Returns the exit status: 0, DRIVER_TOO_SLOW or SLO_MISSED. Raises PolyrecError."""
     if args.slo_share is not None and args.budget_ms is None:
         raise LoadError("--slo-share needs --budget-ms: it is the share answered in budget")
     if args.core is not None:
@@ -112,15 +112,15 @@ def run_load(args: argparse.Namespace) -> int:
     if args.report is not None:
         require_matplotlib()
         make_folder(args.report)
-        before = _told(args.url, served)
+        before = _from_server(args.url, read_counters)
     whole = run(target, load, Limits(args.connections, args.max_connections, args.grace))
     outcome = whole.since(args.warmup)
     try:
         result = asdict(report(outcome, args.max_lag_ms / 1e3))
-    except CouldNotKeepUp as e:
+    except DriverTooSlow as e:
         print(f"polyrec: error: {e}", file=sys.stderr)
-        return COULD_NOT_KEEP_UP
-    accuracy = _told(args.url, accuracies) or {}
+        return DRIVER_TOO_SLOW
+    accuracy = _from_server(args.url, path_accuracies) or {}
     result |= _owners(outcome, accuracy)
     if args.report is not None:
         _write(args, outcome, accuracy, before)
@@ -139,7 +139,7 @@ def _owners(outcome: Outcome, accuracy: dict[str, float]) -> dict[str, object]:
     return {name: round(v, 6) if isinstance(v := found[name], float) else v for name in OWNERS}
 
 
-def _told(url: str, read: Callable[[str], T]) -> T | None:
+def _from_server(url: str, read: Callable[[str], T]) -> T | None:
     """What `read` reads of the server itself; None where what answers is no Polyrec server."""
     try:
         return read(f"http://{urlsplit(url).netloc}")
@@ -148,11 +148,11 @@ def _told(url: str, read: Callable[[str], T]) -> T | None:
 
 
 def _write(
-    args: argparse.Namespace, outcome: Outcome, accuracy: dict[str, float], before: Served | None
+    args: argparse.Namespace, outcome: Outcome, accuracy: dict[str, float], before: ServerCounters | None
 ) -> None:
     from polyrec.report.load.run import write_run
 
-    after = _told(args.url, served)
+    after = _from_server(args.url, read_counters)
     hits = {} if before is None or after is None else after.hits_since(before)
     made = {
         "requests to": args.url,

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyrec.loadtest.arguments import natural
+from polyrec.loadtest.arguments import non_negative_int
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -52,7 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seconds", type=float, default=8.0, help="measuring time of a path (default 8)")
     parser.add_argument("--max-rows", type=int, default=4096, help="rows of the largest batch (default 4096)")
-    parser.add_argument("--seed", type=natural, default=0, help="of the requests that are drawn (default 0)")
+    parser.add_argument(
+        "--seed", type=non_negative_int, default=0, help="of the requests that are drawn (default 0)"
+    )
     parser.add_argument(
         "--front",
         action=argparse.BooleanOptionalAction,

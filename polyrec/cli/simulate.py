@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from polyrec.loadtest.arguments import natural
+from polyrec.loadtest.arguments import non_negative_int
 
 if TYPE_CHECKING:
     from polyrec.planner.simulation.outcomes import Figures
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="costs of serving beside the profile, by python -m polyrec.loadtest.comparison.calibration",
     )
     parser.add_argument("--bound", action="store_true", help="compare with what a clairvoyant could do")
-    parser.add_argument("--seed", type=natural, default=0)
+    parser.add_argument("--seed", type=non_negative_int, default=0)
     parser.add_argument(
         "--json", action="store_true", help="print the result as JSON, with its course in time"
     )

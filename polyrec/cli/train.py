@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from polyrec.loadtest.arguments import counting, natural
+from polyrec.loadtest.arguments import non_negative_int, positive_int
 
 HELP = "train a DLRM on click data and write a bundle"
 EXAMPLE = "polyrec train --data clicks.parquet --schema trivago --representation table --out runs/table"
@@ -28,13 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="batches of whole requests, whose contexts are then computed once",
     )
-    parser.add_argument("--seed", type=natural, help="seed of initial weights, order and hiding")
+    parser.add_argument("--seed", type=non_negative_int, help="seed of initial weights, order and hiding")
     parser.add_argument("--sample", type=float, help="share of rows that makes the popularity order")
     parser.add_argument("--calibration", help="file of `polyrec calibrate`, instead of counting again")
     parser.add_argument(
         "--on-malformed", choices=["fatal", "count"], default="fatal", help="what a malformed line does"
     )
-    parser.add_argument("--threads", type=counting, default=1, help="torch threads (default 1)")
+    parser.add_argument("--threads", type=positive_int, default=1, help="torch threads (default 1)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from polyrec.loadtest.comparison.comparison import Contest, Trial
+from polyrec.loadtest.comparison.comparison import PolicyComparison, Trial
 from polyrec.loadtest.results.figures import Figures
 from polyrec.report.load.run import jsonable
 from polyrec.report.page import Section, Table
@@ -19,7 +19,7 @@ def best_run(trial: Trial, slo_s: float, share: float) -> Figures | None:
     median run of a rate.
     """
     runs = [*trial.tried, *(f for rate in trial.ladder if (f := trial.at(rate)) is not None)]
-    kept = [f for f in runs if f.keeps(slo_s, share) and f.correct is not None]
+    kept = [f for f in runs if f.meets_slo(slo_s, share) and f.correct is not None]
     return max(kept, key=lambda f: f.correct or 0.0, default=None)
 
 
@@ -27,20 +27,20 @@ def highest_rate(trial: Trial, slo_s: float, share: float) -> float | None:
     """The capacity by the search; without one, the highest ladder rate whose median run met the SLO."""
     if trial.tried:
         return trial.capacity
-    kept = (rate for rate in trial.ladder if (f := trial.at(rate)) is not None and f.keeps(slo_s, share))
+    kept = (rate for rate in trial.ladder if (f := trial.at(rate)) is not None and f.meets_slo(slo_s, share))
     return max(kept, default=None)
 
 
-def best_runs(contest: Contest) -> dict[str, Figures | None]:
+def best_runs(comparison: PolicyComparison) -> dict[str, Figures | None]:
     """`best_run` of each policy."""
-    c = contest.conditions
-    return {policy: best_run(trial, c.slo_s, c.share) for policy, trial in contest.trials.items()}
+    c = comparison.conditions
+    return {policy: best_run(trial, c.slo_s, c.share) for policy, trial in comparison.trials.items()}
 
 
-def as_json(contest: Contest, setup: Mapping[str, str]) -> dict[str, Any]:
+def as_json(comparison: PolicyComparison, setup: Mapping[str, str]) -> dict[str, Any]:
     """Everything that was measured."""
-    c = contest.conditions
-    best = best_runs(contest)
+    c = comparison.conditions
+    best = best_runs(comparison)
     trials = {
         policy: {
             "capacity": trial.capacity,
@@ -51,26 +51,26 @@ def as_json(contest: Contest, setup: Mapping[str, str]) -> dict[str, Any]:
             "served": {f"{rate:g}": runs for rate, runs in trial.served.items()},
             "simulated": {f"{rate:g}": asdict(f) for rate, f in trial.simulated.items()},
         }
-        for policy, trial in contest.trials.items()
+        for policy, trial in comparison.trials.items()
     }
     found: dict[str, Any] = jsonable(
         {
             "made": dict(setup),
             "conditions": asdict(c) | {"sizes": None if c.sizes is None else c.sizes.model_dump()},
-            "accuracy": contest.accuracy,
-            "refused_runs": contest.refused_runs,
-            "costs": None if contest.costs is None else contest.costs.model_dump(mode="json"),
+            "accuracy": comparison.accuracy,
+            "refused_runs": comparison.discarded_runs,
+            "costs": None if comparison.costs is None else comparison.costs.model_dump(mode="json"),
             "trials": trials,
         }
     )
     return found
 
 
-def verdict(contest: Contest) -> str:
+def verdict(comparison: PolicyComparison) -> str:
     """The comparison in one sentence."""
-    slo = f"{1e3 * contest.conditions.slo_s:g} ms"
+    slo = f"{1e3 * comparison.conditions.slo_s:g} ms"
     ranked = sorted(
-        ((f.correct, p) for p, f in best_runs(contest).items() if f is not None and f.correct is not None),
+        ((f.correct, p) for p, f in best_runs(comparison).items() if f is not None and f.correct is not None),
         reverse=True,
     )
     if not ranked:
@@ -81,14 +81,14 @@ def verdict(contest: Contest) -> str:
     return f"{first} gave most correct predictions within {slo}: {top:,.0f} a second{ratio}."
 
 
-def tables(contest: Contest) -> tuple[Section, ...]:
+def tables(comparison: PolicyComparison) -> tuple[Section, ...]:
     """The comparison, the ladder by rate, and simulated beside live."""
-    c = contest.conditions
-    best = best_runs(contest)
+    c = comparison.conditions
+    best = best_runs(comparison)
     static = [f.correct for p, f in best.items() if p.startswith(STATIC) and f is not None and f.correct]
     reference = max(static, default=None)
     rows = []
-    for policy, trial in contest.trials.items():
+    for policy, trial in comparison.trials.items():
         top, step = best[policy], trial.step
         low = trial.at(min(trial.ladder)) if trial.ladder else None
         rows.append(
@@ -118,33 +118,33 @@ def tables(contest: Contest) -> tuple[Section, ...]:
         "quality back in",
     )
     note = f"SLO: p99 within {1e3 * c.slo_s:g} ms, and {100 * c.share:g}% of all requests answered in time."
-    comparison = Section("Policies compared", note, table=Table(head, tuple(rows)))
-    rates = sorted({rate for t in contest.trials.values() for rate in t.ladder})
+    overview = Section("Policies compared", note, table=Table(head, tuple(rows)))
+    rates = sorted({rate for t in comparison.trials.values() for rate in t.ladder})
     if not rates:
-        return (comparison,)
+        return (overview,)
 
     def ladder(title: str, show: Callable[[Figures], str]) -> Section:
         cells = tuple(
             (p, *("" if (f := t.at(rate)) is None else show(f) for rate in rates))
-            for p, t in contest.trials.items()
+            for p, t in comparison.trials.items()
         )
         return Section(title, table=Table(("policy", *(f"{rate:,.0f}/s" for rate in rates)), cells))
 
     return (
-        comparison,
+        overview,
         ladder("Correct predictions a second, by offered load", lambda f: number(f.correct)),
         ladder("Share of requests in budget", lambda f: f"{100 * f.ok:.2f}%"),
         ladder("Mean accuracy of the rows answered in budget", _accuracy),
         ladder("99th percentile of the answers, ms", lambda f: number(f.p99_ms)),
         ladder("Rejected (429)", lambda f: f"{100 * f.refused:.2f}%"),
-        *_simulated(contest),
+        *_simulated(comparison),
     )
 
 
-def _simulated(contest: Contest) -> tuple[Section, ...]:
+def _simulated(comparison: PolicyComparison) -> tuple[Section, ...]:
     """Live beside simulated, at every rate that has both."""
     rows = []
-    for policy, trial in contest.trials.items():
+    for policy, trial in comparison.trials.items():
         for rate, model in sorted(trial.simulated.items()):
             live = trial.at(rate)
             if live is None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from polyrec.loadtest.comparison.comparison import Contest
+from polyrec.loadtest.comparison.comparison import PolicyComparison
 from polyrec.loadtest.comparison.load_step import AROUND_S, accuracy_by_time
 from polyrec.loadtest.results.figures import Figures, timeline
 from polyrec.loadtest.results.outcome import Fate
@@ -20,22 +20,22 @@ SMOOTHED_BINS = 5
 
 
 def write_comparison(
-    folder: Path, contest: Contest, setup: Mapping[str, str], title: str = "Policies"
+    folder: Path, comparison: PolicyComparison, setup: Mapping[str, str], title: str = "Policies"
 ) -> Path:
     """Writes bench.html, bench.png and bench.json; returns the page's path."""
     folder.mkdir(parents=True, exist_ok=True)
-    whole = json.dumps(as_json(contest, setup), indent=1)
+    whole = json.dumps(as_json(comparison, setup), indent=1)
     (folder / "bench.json").write_text(whole + "\n", encoding="utf-8")
-    by_load, steps = load_charts(contest), step_charts(contest)
-    compared, *details = tables(contest)
+    by_load, steps = load_charts(comparison), step_charts(comparison)
+    compared, *details = tables(comparison)
     charts = (("By offered load", by_load), ("A step of load and back", steps))
     page = Page(
         title=title,
-        summary=verdict(contest),
+        summary=verdict(comparison),
         tiles=tuple(
             Tile(number(trial.capacity) + "/s" if trial.capacity else "none", f"capacity: {policy}")
-            for policy, trial in contest.trials.items()
-            if any(t.tried for t in contest.trials.values())
+            for policy, trial in comparison.trials.items()
+            if any(t.tried for t in comparison.trials.values())
         ),
         sections=(
             compared,
@@ -47,7 +47,7 @@ def write_comparison(
             "Requests leave at Poisson times, whatever the server does; latency runs from the intended "
             "departure. Policies took turns in one run, with the same requests. Correct predictions: rows "
             "answered in budget, each weighted by the accuracy of its path.",
-            f"Runs repeated or left out because the load driver itself was late: {contest.refused_runs}.",
+            f"Runs discarded because the load driver itself was late: {comparison.discarded_runs}.",
         ),
     )
     (folder / "bench.html").write_text(html(page), encoding="utf-8")
@@ -56,10 +56,10 @@ def write_comparison(
     return folder / "bench.html"
 
 
-def load_charts(contest: Contest) -> tuple[Chart, ...]:
+def load_charts(comparison: PolicyComparison) -> tuple[Chart, ...]:
     """Figures of each policy against the offered load."""
-    c = contest.conditions
-    rates = sorted({rate for t in contest.trials.values() for rate in t.ladder})
+    c = comparison.conditions
+    rates = sorted({rate for t in comparison.trials.values() for rate in t.ladder})
     if not rates:
         return ()
 
@@ -71,7 +71,7 @@ def load_charts(contest: Contest) -> tuple[Chart, ...]:
                 np.array([np.nan if (f := trial.at(r)) is None else value(f) for r in rates], np.float64),
                 i,
             )
-            for i, (policy, trial) in enumerate(contest.trials.items())
+            for i, (policy, trial) in enumerate(comparison.trials.items())
         )
 
     name = "requests/s offered"
@@ -89,7 +89,7 @@ def load_charts(contest: Contest) -> tuple[Chart, ...]:
             name,
             "share of requests",
             series(lambda f: f.ok),
-            limit=_slo(contest),
+            limit=_slo(comparison),
             percent=True,
         ),
         Chart(
@@ -113,24 +113,24 @@ def load_charts(contest: Contest) -> tuple[Chart, ...]:
     )
 
 
-def step_charts(contest: Contest) -> tuple[Chart, ...]:
+def step_charts(comparison: PolicyComparison) -> tuple[Chart, ...]:
     """Figures of each policy through the step; and for those that choose, which path answered."""
-    stepped = {p: t for p, t in contest.trials.items() if t.stepped is not None and t.step is not None}
+    stepped = {p: t for p, t in comparison.trials.items() if t.stepped is not None and t.step is not None}
     if not stepped:
         return ()
-    colors = {policy: i for i, policy in enumerate(contest.trials)}
-    up = contest.conditions.warmup_s + AROUND_S
+    colors = {policy: i for i, policy in enumerate(comparison.trials)}
+    up = comparison.conditions.warmup_s + AROUND_S
     factor = next(t.step.factor for t in stepped.values() if t.step is not None)
     marks = ((up, f"x{factor:g}"), (up + 2 * AROUND_S, "back"))
     shares, accuracy, mixes = [], [], []
     for policy, trial in stepped.items():
         outcome = trial.stepped
         assert outcome is not None
-        line = timeline(outcome, contest.accuracy, 80)
+        line = timeline(outcome, comparison.accuracy, 80)
         with np.errstate(invalid="ignore", divide="ignore"):
             shares.append(Series(policy, line.at_s, line.fates[Fate.OK] / line.rate, colors[policy]))
         if outcome.paths:
-            at, mean = accuracy_by_time(outcome, contest.accuracy)
+            at, mean = accuracy_by_time(outcome, comparison.accuracy)
             smooth = np.convolve(mean, np.ones(SMOOTHED_BINS) / SMOOTHED_BINS, "valid")
             cut = SMOOTHED_BINS // 2
             accuracy.append(Series(policy, at[cut:-cut], smooth, colors[policy]))
@@ -155,7 +155,7 @@ def step_charts(contest: Contest) -> tuple[Chart, ...]:
             "seconds",
             "share of requests",
             tuple(shares),
-            limit=_slo(contest),
+            limit=_slo(comparison),
             percent=True,
             marks=marks,
         ),
@@ -173,5 +173,5 @@ def step_charts(contest: Contest) -> tuple[Chart, ...]:
     )
 
 
-def _slo(contest: Contest) -> Limit:
-    return Limit(contest.conditions.share, f"SLO {100 * contest.conditions.share:g}%")
+def _slo(comparison: PolicyComparison) -> Limit:
+    return Limit(comparison.conditions.share, f"SLO {100 * comparison.conditions.share:g}%")

@@ -25,7 +25,7 @@ from polyrec.report.page import Page, Section, Table, Tile, html
 FATES = {
     Fate.OK: ("in budget", 2),
     Fate.LATE: ("late", 1),
-    Fate.REFUSED: ("rejected (429)", 4),
+    Fate.REJECTED: ("rejected (429)", 4),
     Fate.EXPIRED: ("expired (504)", 3),
     Fate.UNAVAILABLE: ("unavailable (503)", 7),
     Fate.OTHER: ("other, or no answer", 9),

@@ -9,7 +9,7 @@ import numpy as np
 from polyrec.loadtest.results.outcome import NO_PATH, Outcome
 
 
-def made_up(
+def outcome_of(
     due_s: Sequence[float],
     latency_s: Sequence[float] | float = 0.005,
     *,
@@ -36,7 +36,7 @@ def made_up(
         path=chosen,
         paths=paths,
         degraded=np.broadcast_to(np.asarray(degraded, bool), n).copy(),
-        offences={},
+        errors={},
         begin_s=0.0,
         end_s=seconds if seconds is not None else (float(due_s[-1]) if n else 0.0) + 1e-9,
         connections=1,

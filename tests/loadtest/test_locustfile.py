@@ -55,7 +55,7 @@ def url(bundle_dir: Path) -> Iterator[str]:
         yield server.url
 
 
-def served(url: str) -> int:
+def read_counters(url: str) -> int:
     """Rankings that the server has counted, however they ended."""
     return request_buckets(url, endpoint="rank").total
 
@@ -90,7 +90,7 @@ def test_users_are_answered_by_a_real_server(
         ({"LOADTEST_RATE": "fast"}, "LOADTEST_RATE is 'fast'; give a number"),
     ],
 )
-def test_a_mistake_in_the_environment_is_named(environment: dict[str, str], says: str) -> None:
+def test_an_invalid_variable_is_named(environment: dict[str, str], says: str) -> None:
     done = locust("-u", "1", "-t", "1s", "--host", "http://127.0.0.1:9", **environment)
     assert done.returncode != 0
     assert says in done.stderr
@@ -98,38 +98,38 @@ def test_a_mistake_in_the_environment_is_named(environment: dict[str, str], says
 
 def test_a_shape_is_followed_and_counts_are_the_servers(url: str, clicks: Path) -> None:
     environment = {"LOADTEST_DATA": str(clicks), "LOADTEST_ROWS": "1000"}
-    before = served(url)
+    before = read_counters(url)
     flags = ("--shape", "step", "-u", "10", "-t", "3s", "--rate", "30", "--stop-timeout", "5")
     done = locust(*flags, "--host", url, "--budget-ms", "30000", "Rank", **environment)
     assert done.returncode == 0, done.stderr
     # a fifth of the users, then all, then a fifth
     assert done.stderr.count("updating to 2 users") == 2
     assert done.stderr.count("updating to 10 users") == 1
-    assert _asked(done.stderr) == served(url) - before > 40
+    assert _requests(done.stderr) == read_counters(url) - before > 40
 
 
-def test_workers_counts_add_up_and_a_broken_promise_is_the_exit_status(url: str, clicks: Path) -> None:
+def test_workers_counts_add_up_and_a_missed_slo_is_the_exit_status(url: str, clicks: Path) -> None:
     environment = {"LOADTEST_DATA": str(clicks), "LOADTEST_ROWS": "1000"}
-    port, before = str(_free_port()), served(url)
+    port, before = str(_free_port()), read_counters(url)
     # nothing can be answered in a microsecond
     both = ("--rate", "20", "--budget-ms", "0.001", "--stop-timeout", "5", "--host", url, "Rank")
-    asked = ("-u", "4", "-r", "4", "-t", "1s", "--expect-workers", "1")
-    master = started("--master", "--master-bind-port", port, *asked, *both, **environment)
+    users = ("-u", "4", "-r", "4", "-t", "1s", "--expect-workers", "1")
+    master = started("--master", "--master-bind-port", port, *users, *both, **environment)
     worker = started("--worker", "--master-port", port, *both, **environment)
     done = ended(master)
     ended(worker)
     assert done.returncode == 1
-    assert _asked(done.stderr) == served(url) - before > 5
+    assert _requests(done.stderr) == read_counters(url) - before > 5
 
 
-def test_the_page_has_a_tab_of_the_promise(url: str, clicks: Path) -> None:
+def test_the_page_has_an_slo_tab(url: str, clicks: Path) -> None:
     environment = {"LOADTEST_DATA": str(clicks), "LOADTEST_ROWS": "1000"}
     port = _free_port()
     flags = ("--autostart", "-u", "2", "-r", "2", "-t", "60s", "--rate", "20", "--budget-ms", "30000")
     where = ("--web-host", "127.0.0.1", "--web-port", str(port), "--host", url)
     process = started(*flags, *where, "Rank", headless=False, **environment)
     try:
-        rows = _promised(f"http://127.0.0.1:{port}/stats/requests")
+        rows = _slo_rows(f"http://127.0.0.1:{port}/stats/requests")
     finally:
         process.terminate()
         ended(process)
@@ -137,20 +137,20 @@ def test_the_page_has_a_tab_of_the_promise(url: str, clicks: Path) -> None:
     assert rows[-1]["2"] == "100.00%"
 
 
-def _promised(url: str) -> list[dict[str, str]]:
-    """Rows of the tab, once something was asked."""
+def _slo_rows(url: str) -> list[dict[str, str]]:
+    """The rows of the tab, once there are requests."""
     until = monotonic() + 60
     with httpx.Client(transport=httpx.HTTPTransport(retries=30)) as client:
         while monotonic() < until:
             answer = client.get(url).json()
-            rows = next((s["data"] for s in answer["extended_stats"] if s["key"] == "promise"), [])
+            rows = next((s["data"] for s in answer["extended_stats"] if s["key"] == "slo"), [])
             if len(rows) > 1 and int(rows[-1]["1"]) > 3:
                 return rows
-    raise AssertionError("nothing was asked in 60 s")
+    raise AssertionError("no request in 60 s")
 
 
-def _asked(printed: str) -> int:
-    """Requests asked, of the promise's table."""
+def _requests(printed: str) -> int:
+    """The number of requests in the SLO table."""
     rows = [line.split() for line in printed.splitlines() if line.startswith("rank ")]
     return int(next(row[1] for row in rows if row[2].endswith("%")))
 

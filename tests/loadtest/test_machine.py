@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from polyrec.loadtest.machine import ahead_of_others, core_seconds, machine, times_held_off
+from polyrec.loadtest.machine import core_seconds, involuntary_switches, machine, raised_priority
 
 
-def test_the_machine_is_said_in_words() -> None:
+def test_the_machine_is_described() -> None:
     words = machine()
     assert f"of {os.cpu_count()} usable" in words["cores"]
     assert words["processor"]
@@ -17,13 +17,13 @@ def test_the_machine_is_said_in_words() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may go ahead of others")
-def test_priority_is_raised_inside_and_given_back() -> None:
+def test_priority_is_raised_and_restored() -> None:
     # in a session of its own: the one of the tests keeps its priority whatever happens
     code = (
-        "import os\nfrom polyrec.loadtest.machine import ahead_of_others, core_seconds\n"
-        "from polyrec.loadtest.machine import machine, times_held_off\n"
+        "import os\nfrom polyrec.loadtest.machine import raised_priority, core_seconds\n"
+        "from polyrec.loadtest.machine import machine, involuntary_switches\n"
         "def nice(): return os.getpriority(os.PRIO_PROCESS, 0), machine()['scheduling']\n"
-        "before = nice()\nwith ahead_of_others(): print(nice())\nassert nice() == before"
+        "before = nice()\nwith raised_priority(): print(nice())\nassert nice() == before"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, start_new_session=True, timeout=60
@@ -32,10 +32,10 @@ def test_priority_is_raised_inside_and_given_back() -> None:
     assert "-20" in done.stdout
 
 
-def test_priority_that_cannot_be_had_is_one_line() -> None:
+def test_missing_permission_for_priority_is_an_error_of_one_line() -> None:
     if os.geteuid() == 0:
         pytest.skip("root may have it")
-    with pytest.raises(Exception, match="takes root"), ahead_of_others():
+    with pytest.raises(Exception, match="takes root"), raised_priority():
         pass
 
 
@@ -47,11 +47,11 @@ def test_processor_time_grows_with_work() -> None:
     assert waited >= 0
 
 
-def test_who_never_had_to_give_way_was_not_held_off() -> None:
+def test_an_idle_process_has_no_involuntary_switches() -> None:
     sleeping = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
-        before = times_held_off(os.getpid())
-        assert times_held_off(sleeping.pid) >= 0
-        assert times_held_off(os.getpid()) >= before
+        before = involuntary_switches(os.getpid())
+        assert involuntary_switches(sleeping.pid) >= 0
+        assert involuntary_switches(os.getpid()) >= before
     finally:
         sleeping.communicate(b"\n")

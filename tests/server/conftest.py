@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 
-from polyrec.loadtest.drivers.server_pages import Samples
+from polyrec.loadtest.drivers.server_pages import MetricSamples
 from polyrec.models.bundle.bundle import Bundle, load_bundle
 from polyrec.models.data.reader import open_data
 from polyrec.models.dlrm.dlrm import Architecture
@@ -153,7 +153,7 @@ class Client:
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of the series of that name which carry `labels`."""
-        return Samples(self.send("GET", "/metrics").text).total(name, **labels)
+        return MetricSamples(self.send("GET", "/metrics").text).total(name, **labels)
 
     def together(self, calls: list[tuple[str, str, dict[str, Any]]]) -> list[httpx.Response]:
         """All at once."""

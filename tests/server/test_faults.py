@@ -73,7 +73,7 @@ def wait_until(server: ServerProcess, true_of: Callable[[list[dict[str, Any]]], 
 def test_a_lane_that_is_killed_costs_nobody_an_answer_and_comes_back(lanes: ServerProcess) -> None:
     pid = told(lanes)[0]["pid"]
     outcome = under_load(lanes, lambda: os.kill(pid, signal.SIGKILL))
-    assert not outcome.offences
+    assert not outcome.errors
     assert set(outcome.status.tolist()) <= MEANT
     assert Counter(outcome.status.tolist())[200] > 50
     wait_until(lanes, lambda now: all(lane["alive"] and lane["breaker"] == "closed" for lane in now))
@@ -87,7 +87,7 @@ def test_a_lane_that_stalls_loses_its_work_and_gets_it_back(lanes: ServerProcess
     pid = told(lanes)[1]["pid"]
     try:
         outcome = under_load(lanes, lambda: os.kill(pid, signal.SIGSTOP))
-        assert not outcome.offences
+        assert not outcome.errors
         assert set(outcome.status.tolist()) <= MEANT
         assert Counter(outcome.status.tolist())[200] > 50
         assert answered(lanes)

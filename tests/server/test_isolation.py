@@ -12,7 +12,7 @@ import numpy as np
 import orjson
 import pytest
 
-from polyrec.loadtest.drivers.server_pages import Samples
+from polyrec.loadtest.drivers.server_pages import MetricSamples
 from polyrec.server.app.run import ServerProcess, start
 
 ROUNDS = 6
@@ -72,7 +72,7 @@ def probabilities(answer: httpx.Response) -> list[float]:
 
 def counted(url: str) -> tuple[float, float]:
     """(batches executed, queries in them) so far."""
-    samples = Samples(httpx.get(f"{url}/metrics").text)
+    samples = MetricSamples(httpx.get(f"{url}/metrics").text)
     return samples.total("polyrec_batch_rows_count"), samples.total("polyrec_batch_queries_total")
 
 

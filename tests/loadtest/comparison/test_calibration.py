@@ -11,12 +11,12 @@ from polyrec.loadtest.comparison.calibration import front, main, relative_line
 
 
 @given(st.floats(1e-5, 1e-3), st.floats(1e-5, 1e-3), st.lists(st.floats(1.0, 16.0), min_size=1, max_size=8))
-def test_what_a_turn_and_a_query_cost_is_found_again(turn: float, query: float, queries: list[float]) -> None:
+def test_costs_of_turn_and_query_are_recovered(turn: float, query: float, queries: list[float]) -> None:
     found = front([(n, turn / n + query) for n in (1.0, 8.0, *queries)])
     assert found == pytest.approx((turn, query), rel=1e-6)
 
 
-def test_neither_is_negative() -> None:
+def test_costs_of_turn_and_query_are_not_negative() -> None:
     turn, query = front([(1.0, 1e-4), (8.0, 2e-4)])
     assert turn == 0
     assert 1e-4 <= query <= 2e-4
@@ -26,7 +26,7 @@ ROWS = (1, 23, 270)
 
 
 @given(st.floats(1e-6, 1e-3), st.floats(1e-9, 1e-5))
-def test_a_line_is_found_again(query_s: float, row_s: float) -> None:
+def test_a_line_is_recovered(query_s: float, row_s: float) -> None:
     found = relative_line(ROWS, [query_s + row_s * rows for rows in ROWS])
     assert found == pytest.approx((query_s, row_s), rel=1e-3)
 
@@ -58,6 +58,6 @@ def test_costs_that_fall_with_rows_are_all_the_querys() -> None:
     assert 1e-4 <= query_s <= 3e-4
 
 
-def test_a_plan_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_plan_is_an_error_of_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["nowhere.json"]) == 2
     assert capsys.readouterr().err.strip() == "calibration: no plan file 'nowhere.json'"

@@ -3,38 +3,38 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrec.loadtest.comparison.capacity_search import Search
+from polyrec.loadtest.comparison.capacity_search import CapacitySearch
 
 
-def found(search: Search, kept: object) -> Search:
+def found(search: CapacitySearch, meets_slo: object) -> CapacitySearch:
     while (rate := search.rate) is not None:
-        search.tell(rate, kept(rate))
+        search.record(rate, meets_slo(rate))
     return search
 
 
 @given(st.floats(2, 90_000), st.floats(1, 50_000), st.floats(1.02, 1.5))
-def test_capacity_is_found_to_the_precision_asked_for(
-    capacity: float, first: float, precision: float
-) -> None:
-    search = found(Search(first, precision=precision, most=200), lambda rate: rate <= capacity)
-    if search.kept is not None and search.broken is not None:
-        assert search.kept <= capacity < search.broken <= search.kept * precision
-    elif search.broken is None:
+def test_capacity_is_found_to_the_given_precision(capacity: float, first: float, precision: float) -> None:
+    search = found(
+        CapacitySearch(first, precision=precision, max_verdicts=200), lambda rate: rate <= capacity
+    )
+    if search.met is not None and search.missed is not None:
+        assert search.met <= capacity < search.missed <= search.met * precision
+    elif search.missed is None:
         # it ends where the next rate would be too high to try
-        assert search.kept * search.growth > search.highest
+        assert search.met * search.growth > search.highest
     else:
-        assert search.broken / search.growth < search.lowest
+        assert search.missed / search.growth < search.lowest
 
 
-def test_one_bad_run_is_not_believed() -> None:
+def test_one_bad_run_is_repeated() -> None:
     noise = iter([True, False, True, *[True] * 100])
-    search = found(Search(100, highest=1000), lambda rate: next(noise))
+    search = found(CapacitySearch(100, highest=1000), lambda rate: next(noise))
     assert [rate for rate, _ in search.verdicts] == [100, 200, 200, 400, 800]
-    assert search.kept == 800
+    assert search.met == 800
 
 
 def test_a_rate_is_given_up_after_its_tries_and_approached_from_below() -> None:
-    search = found(Search(100, tries=3, precision=1.2), lambda rate: rate < 150)
+    search = found(CapacitySearch(100, tries=3, precision=1.2), lambda rate: rate < 150)
     rates = [rate for rate, _ in search.verdicts]
     assert rates[:4] == [100, 200, 200, 200]
     assert rates[4] == (100 * 200) ** 0.5
@@ -42,5 +42,5 @@ def test_a_rate_is_given_up_after_its_tries_and_approached_from_below() -> None:
 
 
 def test_a_search_ends_within_its_verdicts() -> None:
-    search = found(Search(100, precision=1.0001, most=9), lambda rate: rate < 150)
+    search = found(CapacitySearch(100, precision=1.0001, max_verdicts=9), lambda rate: rate < 150)
     assert len(search.verdicts) == 9

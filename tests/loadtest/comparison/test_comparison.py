@@ -1,4 +1,4 @@
-"""The contest is run on a live server in tests/polyrec/cli/test_bench.py; here is what needs none."""
+"""The comparison is run on a live server in tests/polyrec/cli/test_bench.py; here is what needs none."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from polyrec.loadtest.comparison.comparison import Conditions, Trial
-from polyrec.loadtest.comparison.servers import policies_of
+from polyrec.loadtest.comparison.policy_server import policies_of
 from polyrec.loadtest.comparison.simulated import completed, simulated
 from polyrec.loadtest.drivers.connection import LoadError
 from polyrec.loadtest.results.figures import figures
@@ -14,7 +14,7 @@ from polyrec.models.errors import PolyrecError
 from polyrec.planner.latency_model import LatencyModel
 from polyrec.planner.plan import Plan
 from polyrec.report.load.policies import best_run, highest_rate
-from tests.loadtest.runs import made_up
+from tests.loadtest.runs import outcome_of
 
 ACCURACY = {"good@cpu": 0.9, "fast@cpu": 0.8}
 FAST = LatencyModel(rows=(1, 100), median_s=(0.0005, 0.001), tail_s=(0.0006, 0.0012))
@@ -37,14 +37,14 @@ def test_policies_are_named_alone_or_in_groups() -> None:
         policies_of(plan(), "static:slow")
 
 
-def test_a_margin_that_leaves_the_server_nothing_is_refused() -> None:
+def test_a_margin_as_large_as_the_budget_is_an_error() -> None:
     with pytest.raises(LoadError, match="leaves the server nothing"):
         Conditions(slo_s=0.01, margin_s=0.01)
 
 
-def test_the_best_run_is_among_those_that_kept_the_promise() -> None:
+def test_the_best_run_met_the_slo() -> None:
     def run(rows: int, latency_s: float) -> object:
-        return figures(made_up(np.arange(100) / 100, latency_s, rows=rows, seconds=1.0), ACCURACY)
+        return figures(outcome_of(np.arange(100) / 100, latency_s, rows=rows, seconds=1.0), ACCURACY)
 
     trial = Trial(tried=[run(10, 0.005), run(20, 0.005)], ladder={100.0: [run(50, 0.009), run(90, 0.02)]})
     best = best_run(trial, 0.01, 0.99)
@@ -65,7 +65,7 @@ def test_the_best_run_is_among_those_that_kept_the_promise() -> None:
 def test_a_simulated_run_has_the_figures_of_a_measured_one() -> None:
     due = np.sort(np.random.default_rng(1).uniform(0, 4, 400))
     rows = np.full(due.size, 20)
-    calm = simulated(plan(), "static:good@cpu", due, rows, 4.0, slo_s=0.05, told_s=0.05, seed=0)
+    calm = simulated(plan(), "static:good@cpu", due, rows, 4.0, slo_s=0.05, sent_budget_s=0.05, seed=0)
     found = figures(calm, ACCURACY)
     assert found.accuracy == pytest.approx(0.9)
     assert found.p50_ms is not None
@@ -74,7 +74,8 @@ def test_a_simulated_run_has_the_figures_of_a_measured_one() -> None:
     crowded = np.sort(np.random.default_rng(1).uniform(0, 4, 2000))
     rows = np.full(crowded.size, 20)
     found = figures(
-        simulated(plan(), "static:good@cpu", crowded, rows, 4.0, slo_s=0.05, told_s=0.05, seed=0), ACCURACY
+        simulated(plan(), "static:good@cpu", crowded, rows, 4.0, slo_s=0.05, sent_budget_s=0.05, seed=0),
+        ACCURACY,
     )
     assert found.refused + found.expired > 0.2
     priced = figures(simulated(plan(), "priced", crowded, rows, 4.0, 0.05, 0.05, 0), ACCURACY)
@@ -82,7 +83,7 @@ def test_a_simulated_run_has_the_figures_of_a_measured_one() -> None:
     assert priced.mix.get("fast@cpu", 0) > 0.3
 
 
-def test_what_the_plan_lacks_is_taken_from_the_server() -> None:
+def test_missing_figures_of_a_plan_are_taken_from_the_server() -> None:
     lacking = plan(latency=None, accuracy=None)
     said = [{"name": "good@cpu", "accuracy": 0.91, "latency": GOOD.model_dump(mode="json")}]
     whole = completed(lacking, said)

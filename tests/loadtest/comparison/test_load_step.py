@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from polyrec.loadtest.comparison.load_step import accuracy_by_time, step_of
-from tests.loadtest.runs import made_up
+from tests.loadtest.runs import outcome_of
 
 ACCURACY = {"good@cpu": 0.9, "fast@cpu": 0.8}
 UP, DOWN, END = 6.0, 16.0, 26.0
@@ -19,11 +19,11 @@ def stepped(fast_from: float, fast_to: float, late: int = 0, refused: int = 0) -
     latency[first : first + late] = 0.02
     status[first + late : first + late + refused] = 429
     return step_of(
-        made_up(due, latency, status=status, path=path, seconds=END), ACCURACY, UP, DOWN, 100.0, 5.0
+        outcome_of(due, latency, status=status, path=path, seconds=END), ACCURACY, UP, DOWN, 100.0, 5.0
     )
 
 
-def test_time_to_bend_and_to_return_is_read_from_the_accuracy_of_what_was_answered() -> None:
+def test_time_to_adapt_and_to_return_is_computed_from_the_accuracy_of_answers() -> None:
     step = stepped(UP + 0.5, DOWN + 1.2)
     assert step.bent_s == pytest.approx(0.5, abs=0.11)
     assert step.returned_s == pytest.approx(1.2, abs=0.11)
@@ -31,16 +31,16 @@ def test_time_to_bend_and_to_return_is_read_from_the_accuracy_of_what_was_answer
     assert step.high.accuracy == pytest.approx(0.8)
 
 
-def test_a_policy_that_does_not_bend_has_nothing_to_return() -> None:
+def test_a_policy_of_constant_quality_returns_at_once() -> None:
     step = stepped(0.0, END)
     assert (step.bent_s, step.returned_s) == (0.0, 0.0)
 
 
-def test_quality_that_is_not_back_by_the_end_says_so() -> None:
+def test_quality_that_is_not_back_by_the_end_has_no_time() -> None:
     assert stepped(UP, END).returned_s is None
 
 
-def test_refused_early_stand_apart_from_late() -> None:
+def test_rejected_requests_are_not_late_ones() -> None:
     step = stepped(UP, DOWN, late=30, refused=60)
     n = 500 + 2500  # five seconds on each side of the step
     assert step.up.ok == pytest.approx(1 - 90 / n, abs=1e-3)
@@ -51,7 +51,7 @@ def test_refused_early_stand_apart_from_late() -> None:
 
 
 def test_a_moment_without_answers_keeps_the_accuracy_before_it() -> None:
-    run = made_up([0.05, 0.15, 0.55], path=[0, 1, 0], seconds=0.6)
+    run = outcome_of([0.05, 0.15, 0.55], path=[0, 1, 0], seconds=0.6)
     at, mean = accuracy_by_time(run, ACCURACY)
     assert at.tolist() == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4, 0.5])
     assert mean.tolist() == pytest.approx([0.9, 0.8, 0.8, 0.8, 0.8, 0.9])

@@ -27,7 +27,7 @@ def test_the_samples_of_a_period_or_the_nearest(at: list[float], begin: float, l
 
 
 @given(st.lists(st.floats(1e-6, 1e-3), min_size=1, max_size=50))
-def test_a_sample_apart_is_no_pace(took: list[float]) -> None:
+def test_a_single_outlier_does_not_change_the_pace(took: list[float]) -> None:
     found = smoothed(np.array(took))
     around = [took[max(0, i - 1) : i + 2] for i in range(len(took))]
     # at an end the sample itself counts twice
@@ -66,7 +66,7 @@ def test_a_core_is_measured_from_beginning_to_end() -> None:
     assert not pacer._file.exists()
 
 
-def test_a_core_that_may_not_be_measured_is_one_line() -> None:
+def test_missing_permission_is_an_error_of_one_line() -> None:
     if may():
         pytest.skip("root may")
     with pytest.raises(LoadError, match="takes root"), Pacer(os.sched_getaffinity(0)):

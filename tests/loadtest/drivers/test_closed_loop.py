@@ -27,6 +27,6 @@ def test_connections_send_again_when_they_are_answered_and_all_answers_count() -
     assert answered == len(server.bodies) > 3
 
 
-def test_an_answer_that_is_none_ends_it() -> None:
+def test_an_error_answer_ends_the_loop() -> None:
     with pytest.raises(LoadError, match="status 503"):
         against(b"HTTP/1.1 503 No\r\nContent-Length: 0\r\n\r\n", 2)

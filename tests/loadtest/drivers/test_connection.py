@@ -20,7 +20,7 @@ class Answers:
 
     def __call__(self, index: int, answer: Answer) -> None:
         assert index not in self.seen, "an answer was reported twice"
-        self.seen[index] = (answer.status, answer.offence)
+        self.seen[index] = (answer.status, answer.error)
         if len(self.seen) == self.expected:
             self.complete.set()
 
@@ -143,7 +143,7 @@ def test_server_gone_during_the_run_fails_what_waits() -> None:
     asyncio.run(scene())
 
 
-def test_nobody_listening_is_told_in_one_line() -> None:
+def test_no_server_is_reported_in_one_line() -> None:
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         port = reserved.getsockname()[1]
@@ -161,7 +161,7 @@ def test_nobody_listening_is_told_in_one_line() -> None:
         ("http://host:99999/", "Port out of range"),
     ],
 )
-def test_target_that_is_no_http_url_is_refused(url: str, offence: str) -> None:
+def test_target_that_is_no_http_url_is_an_error(url: str, offence: str) -> None:
     with pytest.raises(LoadError, match=offence):
         Target(url)
 

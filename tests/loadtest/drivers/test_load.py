@@ -21,12 +21,12 @@ def test_each_request_carries_its_own_budget(prepare: bool) -> None:
     assert load.budget_s.tolist() == budget.tolist()
 
 
-def test_the_server_can_be_told_less_than_the_client_has() -> None:
-    load = load_of(TARGET, DUE, 1.0, lambda i: b"", budget_s=0.01, told_s=0.0095)
+def test_the_budget_sent_can_be_smaller_than_the_clients() -> None:
+    load = load_of(TARGET, DUE, 1.0, lambda i: b"", budget_s=0.01, sent_budget_s=0.0095)
     assert b"X-Latency-Budget-Ms: 9.5\r\n" in load.payload(0)
     assert load.budget_s.tolist() == [0.01] * 3
 
 
-def test_no_time_at_all_is_refused() -> None:
+def test_a_budget_of_zero_is_an_error() -> None:
     with pytest.raises(LoadError, match="a budget of 0 ms"):
         load_of(TARGET, DUE, 1.0, lambda i: b"", budget_s=0.0)

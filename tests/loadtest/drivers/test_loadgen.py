@@ -39,12 +39,12 @@ def test_loadgen_drives_a_server_and_judges_the_run(tmp_path: Path) -> None:
     assert (verdict.valid, verdict.reasons) == (True, ())
 
 
-def test_refusals_are_counted_though_loadgen_takes_them_for_answers(tmp_path: Path) -> None:
+def test_rejections_are_counted_though_loadgen_counts_them_as_answers(tmp_path: Path) -> None:
     verdict, bodies = driven(lambda i: BUSY if i % 2 else OK, tmp_path)
     assert verdict.failed == len(bodies) // 2
 
 
-def test_a_summary_is_read_and_another_text_refused() -> None:
+def test_a_summary_is_parsed_and_other_text_is_an_error() -> None:
     text = """
 Completed samples per second    : 213.26
 Result is : INVALID
@@ -64,7 +64,7 @@ Max latency (ns)                : 201866214
         read_summary("", 0, 0)
 
 
-def test_nobody_listening_is_one_line(bundle_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_server_is_an_error_of_one_line(bundle_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ("--bundle", str(bundle_dir), "--qps", "10", "--samples", "3")
     assert main(["http://127.0.0.1:9", *flags]) == 2
     assert "loadgen: cannot connect to 127.0.0.1:9" in capsys.readouterr().err

@@ -30,7 +30,7 @@ def test_every_request_leaves_once_and_is_answered() -> None:
     outcome, received = driven(lambda i: OK, due, PATIENT)
     assert sorted(map(int, received)) == list(range(due.size))
     assert (outcome.status == 200).all()
-    assert outcome.offences == {}
+    assert outcome.errors == {}
     assert (outcome.lag_s >= 0).all()
     assert (outcome.latency_s > outcome.lag_s).all()
 
@@ -44,15 +44,15 @@ def test_latency_counts_the_wait_for_requests_before() -> None:
     assert outcome.held_back == 99
 
 
-def test_request_without_an_answer_is_named_and_does_not_hold_others_up() -> None:
+def test_request_without_an_answer_is_named_and_does_not_delay_others() -> None:
     outcome, _ = driven(lambda i: None if i == 3 else OK, np.arange(10) / 100, Limits(4, 4, 0.5))
     assert (outcome.status == 0).sum() == 1
-    assert list(outcome.offences.values()) == ["no answer within 0.5 s of the end"]
+    assert list(outcome.errors.values()) == ["no answer within 0.5 s of the end"]
     assert np.isnan(outcome.latency_s).sum() == 1
 
 
 @pytest.mark.parametrize("connections", [0, 9])
-def test_connections_outside_their_limit_are_refused(connections: int) -> None:
+def test_connections_outside_their_limit_are_an_error(connections: int) -> None:
     with pytest.raises(LoadError, match=f"{connections} connections: give 1 to 8"):
         Limits(connections, 8)
 

@@ -7,7 +7,12 @@ import httpx
 import numpy as np
 import pytest
 
-from polyrec.loadtest.drivers.server_pages import Samples, accuracies, request_buckets, samples
+from polyrec.loadtest.drivers.server_pages import (
+    MetricSamples,
+    path_accuracies,
+    read_metrics,
+    request_buckets,
+)
 from polyrec.server.app.run import start
 
 PAGE = """
@@ -24,33 +29,33 @@ polyrec_request_seconds_count{endpoint="rank",path="a",outcome="ok"} 8
 
 
 def test_series_of_a_histogram_are_added_and_interpolated() -> None:
-    buckets = Samples(PAGE).buckets("polyrec_request_seconds", endpoint="rank")
+    buckets = MetricSamples(PAGE).buckets("polyrec_request_seconds", endpoint="rank")
     assert buckets.counts.tolist() == [6, 3, 1]
     assert buckets.total == 10
     assert buckets.quantile(0.3) == pytest.approx(0.005)
     assert buckets.quantile(0.75) == pytest.approx(0.015)
     # beyond the last edge nothing more is known
     assert buckets.quantile(1.0) == pytest.approx(0.02)
-    later = Samples(PAGE.replace("} 6", "} 7")).buckets("polyrec_request_seconds", endpoint="rank")
+    later = MetricSamples(PAGE.replace("} 6", "} 7")).buckets("polyrec_request_seconds", endpoint="rank")
     assert (later - buckets).counts.tolist() == [1, -1, 0]
-    nothing = Samples("").buckets("polyrec_request_seconds")
+    nothing = MetricSamples("").buckets("polyrec_request_seconds")
     assert (buckets - nothing).counts.tolist() == buckets.counts.tolist()
-    assert Samples(PAGE).buckets("polyrec_request_seconds", path="b").total == 2
+    assert MetricSamples(PAGE).buckets("polyrec_request_seconds", path="b").total == 2
 
 
 def test_nothing_counted_has_no_quantile() -> None:
-    assert math.isnan(Samples("").buckets("polyrec_request_seconds").quantile(0.5))
+    assert math.isnan(MetricSamples("").buckets("polyrec_request_seconds").quantile(0.5))
 
 
 def test_a_total_is_of_the_series_that_carry_the_labels() -> None:
-    found = Samples(PAGE + "polyrec_ready 1.0\n")
+    found = MetricSamples(PAGE + "polyrec_ready 1.0\n")
     assert found.total("polyrec_request_seconds_bucket", endpoint="rank", le="0.02") == 9
     assert found.total("polyrec_request_seconds_bucket", endpoint="rank", path="c") == 0
     assert found.total("polyrec_ready") == 1
     assert found.total("polyrec_request_seconds") == 0
 
 
-def test_a_live_server_says_what_it_counted_and_how_good_its_paths_are(bundle_dir: Path) -> None:
+def test_counters_and_accuracies_of_a_live_server_are_read(bundle_dir: Path) -> None:
     with start({"bundle": bundle_dir, "drain_grace_s": 0, "default_budget_ms": 60_000}) as server:
         body = {"context": {}, "candidates": {"item": ["1", "2"]}}
         for _ in range(5):
@@ -58,6 +63,6 @@ def test_a_live_server_says_what_it_counted_and_how_good_its_paths_are(bundle_di
         buckets = request_buckets(server.url, endpoint="rank")
         assert buckets.total == 5
         assert np.isfinite(buckets.quantile(0.99))
-        assert samples(server.url).total("polyrec_request_seconds_count", endpoint="rank") == 5
-        (accuracy,) = accuracies(server.url).values()
+        assert read_metrics(server.url).total("polyrec_request_seconds_count", endpoint="rank") == 5
+        (accuracy,) = path_accuracies(server.url).values()
     assert 0.5 < accuracy < 1

@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyrec.loadtest.results.figures import figures, timeline
-from tests.loadtest.runs import made_up
+from tests.loadtest.runs import outcome_of
 
 ACCURACY = {"good@cpu": 0.9, "fast@cpu": 0.8}
 
 
 def test_goodput_and_correct_predictions_count_rows_in_budget_by_the_path_that_answered() -> None:
-    run = made_up(
+    run = outcome_of(
         [0.1, 0.2, 0.3, 0.4, 0.5],
         [0.005, 0.005, 0.02, 0.001, 0.005],
         status=[200, 200, 200, 429, 200],
@@ -32,25 +32,25 @@ def test_goodput_and_correct_predictions_count_rows_in_budget_by_the_path_that_a
     assert found.max_ms == 20.0
 
 
-def test_promise_needs_both_the_percentile_and_the_share() -> None:
-    within = figures(made_up(np.arange(200) / 200, 0.005), ACCURACY)
-    assert within.keeps(0.01)
-    assert not within.keeps(0.004)
-    refused = figures(made_up(np.arange(200) / 200, 0.005, status=[429] * 3 + [200] * 197), ACCURACY)
+def test_the_slo_needs_both_the_percentile_and_the_share() -> None:
+    within = figures(outcome_of(np.arange(200) / 200, 0.005), ACCURACY)
+    assert within.meets_slo(0.01)
+    assert not within.meets_slo(0.004)
+    refused = figures(outcome_of(np.arange(200) / 200, 0.005, status=[429] * 3 + [200] * 197), ACCURACY)
     assert refused.p99_ms == 5.0
-    assert not refused.keeps(0.01)
-    assert refused.keeps(0.01, share=0.98)
+    assert not refused.meets_slo(0.01)
+    assert refused.meets_slo(0.01, share=0.98)
 
 
-def test_a_path_of_unknown_accuracy_leaves_correct_predictions_unsaid() -> None:
-    found = figures(made_up([0.1, 0.2], path=[0, 1]), {"good@cpu": 0.9})
+def test_a_path_of_unknown_accuracy_leaves_correct_predictions_undefined() -> None:
+    found = figures(outcome_of([0.1, 0.2], path=[0, 1]), {"good@cpu": 0.9})
     assert found.correct is None
     assert found.goodput > 0
 
 
 def test_run_without_requests_or_answers_has_figures() -> None:
-    assert figures(made_up([], seconds=1.0), ACCURACY).ok == 0.0
-    refused = figures(made_up([0.1, 0.2], status=429), ACCURACY)
+    assert figures(outcome_of([], seconds=1.0), ACCURACY).ok == 0.0
+    refused = figures(outcome_of([0.1, 0.2], status=429), ACCURACY)
     assert (refused.p99_ms, refused.goodput, refused.refused) == (None, 0.0, 1.0)
 
 
@@ -69,7 +69,7 @@ def test_run_without_requests_or_answers_has_figures() -> None:
 def test_a_timeline_adds_up_to_the_figures(requests: list[tuple[float, float, int, bool]]) -> None:
     requests.sort(key=lambda r: r[0])
     due, latency, status, fast = zip(*requests, strict=True)
-    run = made_up(due, latency, status=status, path=[int(f) for f in fast], seconds=10.0)
+    run = outcome_of(due, latency, status=status, path=[int(f) for f in fast], seconds=10.0)
     whole, line = figures(run, ACCURACY), timeline(run, ACCURACY, 20)
     assert line.rate.sum() * line.slice_s == pytest.approx(len(requests))
     assert line.fates.sum() * line.slice_s == pytest.approx(len(requests))
@@ -79,7 +79,7 @@ def test_a_timeline_adds_up_to_the_figures(requests: list[tuple[float, float, in
 
 
 def test_requests_in_flight_are_those_sent_and_not_answered() -> None:
-    run = made_up(np.arange(200) / 100, 0.5, seconds=4.0)
+    run = outcome_of(np.arange(200) / 100, 0.5, seconds=4.0)
     line = timeline(run, ACCURACY, 4)
     # half a second of a hundred a second; then no more come
     assert line.in_flight.tolist() == [50.0, 50.0, 0.0, 0.0]

@@ -20,7 +20,7 @@ def data(clicks: Path) -> pa.Table:
     return read_rows(clicks, TRIVAGO, 500)
 
 
-def test_no_more_rows_are_read_than_asked_for(data: pa.Table, clicks: Path) -> None:
+def test_the_given_number_of_rows_is_read(data: pa.Table, clicks: Path) -> None:
     assert data.num_rows == 500
     assert read_rows(clicks, TRIVAGO, 10**9).num_rows == 6000
 
@@ -46,7 +46,7 @@ def test_data_without_groups_are_cut_into_runs(data: pa.Table) -> None:
 
 def test_a_predicted_query_has_the_context_in_every_row(data: pa.Table) -> None:
     queries = Queries(data, TRIVAGO)
-    query = queries.drawn(40, np.random.default_rng(3))
+    query = queries.sample(40, np.random.default_rng(3))
     columns = json.loads(queries.predict(query)[0])["columns"]
     assert columns["user_id"] == [data["user_id"][query.context].as_py()] * 40
     assert columns["item"] == data["item"].take(query.candidates).to_pylist()
@@ -65,6 +65,6 @@ def test_the_same_query_is_smaller_with_its_context_once(data: pa.Table, bundle:
         assert len(once(query)[0]) < len(repeated(query)[0])
 
 
-def test_no_rows_are_refused(data: pa.Table) -> None:
+def test_no_rows_are_an_error(data: pa.Table) -> None:
     with pytest.raises(LoadError, match="no rows"):
         Queries(data.slice(0, 0), Schema.model_validate(TRIVAGO.model_dump()))

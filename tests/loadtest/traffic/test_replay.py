@@ -32,7 +32,7 @@ def test_a_rate_sets_the_speed() -> None:
     assert made.part(2.0).due_s.size == pytest.approx(200, abs=1)
 
 
-def test_what_cannot_be_replayed_is_refused() -> None:
+def test_times_that_cannot_be_replayed_are_an_error() -> None:
     with pytest.raises(LoadError, match="no requests"):
         replay(np.empty(0), np.empty(0, np.int64))
     with pytest.raises(LoadError, match="all carry one time"):

@@ -16,7 +16,7 @@ from polyrec.loadtest.traffic.request_bodies import (
     PREDICT,
     RANK,
     Features,
-    Refused,
+    ServerError,
     infer_body,
     plain_tensors,
     predict_body,
@@ -86,7 +86,7 @@ def test_a_feature_without_values_is_named() -> None:
         ranking_tensors(FEATURES, {"age": [30], "tags": ([], [0])}, CANDIDATES)
 
 
-def test_json_and_binary_say_the_same() -> None:
+def test_json_and_binary_have_the_same_content() -> None:
     tensors = ranking_tensors(FEATURES, CONTEXT, CANDIDATES)
     body, headers = infer_body(tensors, binary=False, timeout_us=500)
     assert headers == {}
@@ -109,7 +109,7 @@ def test_every_form_of_a_query_gets_the_same_probabilities(
 ) -> None:
     schema = bundle.manifest.schema_
     queries = Queries(read_rows(clicks, schema, 2000), schema, bundle.encoder)
-    for query in (queries[0], queries.drawn(270, np.random.default_rng(0))):
+    for query in (queries[0], queries.sample(270, np.random.default_rng(0))):
         rows = query.candidates.size
 
         def asked(path: str, request: tuple[bytes, Mapping[str, str]]) -> httpx.Response:
@@ -133,12 +133,12 @@ def test_top_k_is_how_many_come_back(http: httpx.Client) -> None:
     assert read_ranking(http.post(RANK, content=body).content).order.shape == (2,)
 
 
-def test_what_the_server_refuses_is_raised_in_its_words(http: httpx.Client) -> None:
-    with pytest.raises(Refused, match="unknown feature 'colour'"):
+def test_error_answers_are_raised_with_the_servers_message(http: httpx.Client) -> None:
+    with pytest.raises(ServerError, match="unknown feature 'colour'"):
         read_prediction(http.post(PREDICT, content=predict_body({"colour": [1]})).content)
 
 
-def test_numpy_is_all_that_it_needs() -> None:
+def test_numpy_is_the_only_requirement() -> None:
     program = """
 import sys
 sys.modules["orjson"] = None

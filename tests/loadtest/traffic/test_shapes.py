@@ -26,27 +26,27 @@ def test_unknown_shape_is_named() -> None:
 
 
 def climbed(capacity: float) -> Knee:
-    """A climb against a server that keeps the promise up to a share `capacity` of the peak."""
-    knee, asked, in_budget, at = Knee(dwell_s=4.0), 0, 0, 0.0
+    """A climb against a server that meets the SLO up to a share `capacity` of the peak."""
+    knee, requests, in_budget, at = Knee(dwell_s=4.0), 0, 0, 0.0
     share: float | None = knee.share
     while share is not None:
-        asked += 100
+        requests += 100
         in_budget += 100 if share <= capacity else 50
         at += 0.5
-        share = knee.at(at, asked, in_budget, slo=0.99)
+        share = knee.at(at, requests, in_budget, slo=0.99)
     return knee
 
 
 @given(st.floats(0.1, 0.99))
-def test_the_knee_is_found_between_a_kept_and_a_broken_load(capacity: float) -> None:
+def test_the_knee_is_between_a_met_and_a_missed_load(capacity: float) -> None:
     knee = climbed(capacity)
-    assert knee.kept is not None
-    assert knee.broken is not None
-    assert knee.kept <= capacity < knee.broken
-    assert knee.broken <= knee.kept * KNEE_GROWTH * (1 + 1e-9)
+    assert knee.met is not None
+    assert knee.missed is not None
+    assert knee.met <= capacity < knee.missed
+    assert knee.missed <= knee.met * KNEE_GROWTH * (1 + 1e-9)
 
 
-def test_a_server_that_keeps_everything_has_no_knee_below_the_peak() -> None:
+def test_a_server_that_meets_the_slo_at_the_peak_has_no_knee() -> None:
     knee = climbed(2.0)
-    assert knee.kept == pytest.approx(1.0)
-    assert knee.broken is None
+    assert knee.met == pytest.approx(1.0)
+    assert knee.missed is None

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from polyrec.loadtest.traffic.json_bodies import Written
+from polyrec.loadtest.traffic.json_bodies import JsonBodies
 from polyrec.loadtest.traffic.queries import Queries, read_rows
 from polyrec.loadtest.traffic.source import Source, open_source
 from polyrec.models.bundle.bundle import Bundle
@@ -20,18 +20,18 @@ def source(clicks: Path) -> Source:
     return Source(read_rows(clicks, TRIVAGO, 2000), TRIVAGO)
 
 
-def test_written_bodies_are_the_documents_that_queries_build(clicks: Path) -> None:
+def test_json_bodies_are_the_documents_of_queries(clicks: Path) -> None:
     data = read_rows(clicks, TRIVAGO, 1500)
     queries = Queries(data, TRIVAGO)
-    written = Written(data, TRIVAGO, queries.firsts)
+    written = JsonBodies(data, TRIVAGO, queries.firsts)
     random = np.random.default_rng(5)
-    for query in [*(queries[i] for i in range(len(queries))), *(queries.drawn(n, random) for n in (1, 60))]:
+    for query in [*(queries[i] for i in range(len(queries))), *(queries.sample(n, random) for n in (1, 60))]:
         assert json.loads(written.rank(query)) == json.loads(queries.rank(query)[0])
 
 
 def test_no_two_requests_are_the_same_even_when_the_data_are_used_up(source: Source) -> None:
     n = 3 * source.sizes.size
-    rows, body = source.own(n, seed=1)
+    rows, body = source.shuffled(n, seed=1)
     bodies = [body(i) for i in range(n)]
     assert len(set(bodies)) == n
     assert rows.tolist() == [len(json.loads(b)["candidates"]["item"]) for b in bodies]
@@ -39,15 +39,15 @@ def test_no_two_requests_are_the_same_even_when_the_data_are_used_up(source: Sou
     assert sorted(rows[: source.sizes.size].tolist()) == sorted(source.sizes.tolist())
 
 
-def test_requests_have_the_sizes_asked_for_and_follow_the_seed(source: Source) -> None:
+def test_requests_have_the_given_sizes_and_depend_on_the_seed(source: Source) -> None:
     sizes = np.array([1, 100, 700])
-    _, body = source.drawn(sizes, seed=2)
+    _, body = source.sampled(sizes, seed=2)
     assert [len(json.loads(body(i))["candidates"]["item"]) for i in range(3)] == [1, 100, 700]
-    again, other = source.drawn(sizes, seed=2)[1], source.drawn(sizes, seed=3)[1]
+    again, other = source.sampled(sizes, seed=2)[1], source.sampled(sizes, seed=3)[1]
     assert body(1) == again(1) != other(1)
 
 
-def test_rows_are_invented_where_no_data_is_given(bundle: Bundle) -> None:
-    rows, body = open_source(None, bundle, seed=0).own(50, seed=0)
+def test_rows_are_synthetic_without_data(bundle: Bundle) -> None:
+    rows, body = open_source(None, bundle, seed=0).shuffled(50, seed=0)
     assert len({body(i) for i in range(50)}) == 50
     assert rows.min() >= 5

@@ -6,13 +6,13 @@ import pytest
 
 from polyrec.loadtest.drivers.connection import LoadError
 from polyrec.loadtest.traffic.queries import Queries
-from polyrec.loadtest.traffic.synthetic import UNKNOWN, invented
+from polyrec.loadtest.traffic.synthetic import UNKNOWN, synthetic_rows
 from polyrec.models.bundle.bundle import Bundle
 
 
-def test_invented_requests_are_grouped_and_share_their_context(bundle: Bundle) -> None:
+def test_synthetic_requests_are_grouped_and_share_their_context(bundle: Bundle) -> None:
     sizes = np.array([3, 1, 7])
-    table = invented(bundle.encoder, 3, sizes, np.random.default_rng(1))
+    table = synthetic_rows(bundle.encoder, 3, sizes, np.random.default_rng(1))
     queries = Queries(table, bundle.manifest.schema_, bundle.encoder)
     assert queries.sizes.tolist() == sizes.tolist()
     for i in range(3):
@@ -22,7 +22,7 @@ def test_invented_requests_are_grouped_and_share_their_context(bundle: Bundle) -
 
 def test_values_are_drawn_in_the_skew_that_the_bundle_was_trained_on(bundle: Bundle) -> None:
     vocabulary = bundle.encoder.vocabularies["item"]
-    table = invented(bundle.encoder, 2000, 10, np.random.default_rng(2))
+    table = synthetic_rows(bundle.encoder, 2000, 10, np.random.default_rng(2))
     ranks = vocabulary.encode_arrow(table["item"].combine_chunks())
     assert (ranks != vocabulary.oov_rank).all()
     seen = np.bincount(ranks, minlength=vocabulary.rows) / ranks.size
@@ -34,20 +34,20 @@ def test_values_are_drawn_in_the_skew_that_the_bundle_was_trained_on(bundle: Bun
     assert expected[:hottest].sum() > 3 * hottest / vocabulary.rows
 
 
-def test_unknown_values_come_as_often_as_asked(bundle: Bundle) -> None:
-    table = invented(bundle.encoder, 3000, 2, np.random.default_rng(3), unknown=0.1)
+def test_unknown_values_have_the_given_share(bundle: Bundle) -> None:
+    table = synthetic_rows(bundle.encoder, 3000, 2, np.random.default_rng(3), unknown=0.1)
     share = pc.fill_null(pc.starts_with(table["item"], UNKNOWN), False).to_numpy().mean()
     assert share == pytest.approx(0.1, abs=0.02)
 
 
-def test_numbers_are_as_the_training_rows_had_them(bundle: Bundle) -> None:
-    table = invented(bundle.encoder, 4000, 1, np.random.default_rng(4))
+def test_numbers_have_the_distribution_of_the_training_rows(bundle: Bundle) -> None:
+    table = synthetic_rows(bundle.encoder, 4000, 1, np.random.default_rng(4))
     standard = bundle.encoder.standards["price"]
     logs = np.log1p(table["price"].to_numpy())
     assert logs.mean() == pytest.approx(standard.mean, rel=0.05)
     assert logs.std() == pytest.approx(standard.deviation, rel=0.1)
 
 
-def test_nothing_is_refused(bundle: Bundle) -> None:
+def test_the_encoder_accepts_all_values(bundle: Bundle) -> None:
     with pytest.raises(LoadError, match="cannot invent 0 requests"):
-        invented(bundle.encoder, 0, 3, np.random.default_rng(0))
+        synthetic_rows(bundle.encoder, 0, 3, np.random.default_rng(0))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from polyrec.cli.load import COULD_NOT_KEEP_UP, SLO_MISSED
+from polyrec.cli.load import DRIVER_TOO_SLOW, SLO_MISSED
 from polyrec.cli.main import main
 from polyrec.cli.open_loop import bodies
 from polyrec.loadtest.drivers.connection import LoadError
@@ -72,7 +72,7 @@ def test_command_reports_as_json(tmp_path: Path) -> None:
 
 def test_command_prints_no_figures_when_it_could_not_keep_up() -> None:
     status, out, err, _ = command("--rate", "200", "--seconds", "0.5", "--max-lag-ms", "0")
-    assert status == COULD_NOT_KEEP_UP
+    assert status == DRIVER_TOO_SLOW
     assert out == ""
     assert err.startswith("polyrec: error: the driver could not keep up: ")
     assert err.count("\n") == 1

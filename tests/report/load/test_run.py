@@ -10,7 +10,7 @@ import pytest
 
 from polyrec.loadtest.results.outcome import Outcome
 from polyrec.report.load.run import write_run
-from tests.loadtest.runs import made_up
+from tests.loadtest.runs import outcome_of
 from tests.report.test_page import Outline
 
 ACCURACY = {"good@cpu": 0.961, "fast@cpu": 0.958}
@@ -23,7 +23,7 @@ def busy() -> Outcome:
     crowded = (due > 4) & (due < 6)
     latency = random.lognormal(-6, 0.4, due.size) * np.where(crowded, 2.2, 1.0)
     status = np.where(crowded & (random.random(due.size) < 0.1), 429, 200)
-    return made_up(
+    return outcome_of(
         due,
         latency,
         status=status,

@@ -14,7 +14,7 @@ import httpx
 import orjson
 import pytest
 
-from polyrec.loadtest.drivers.server_pages import Samples
+from polyrec.loadtest.drivers.server_pages import MetricSamples
 from polyrec.planner.plan import Plan
 from polyrec.server.app.engine import Engine
 from polyrec.server.app.run import ServerProcess, start
@@ -370,7 +370,7 @@ def test_a_real_server_answers_401_403_and_429(served: Guarded) -> None:
         assert guesses[:GUESS_BURST] == [401] * GUESS_BURST
         assert 429 in guesses
         assert served.ask(http, RANKING).status_code == 200
-        found = Samples(http.get("/metrics").text)
+        found = MetricSamples(http.get("/metrics").text)
         assert found.total("polyrec_access_refused_total") == 3 + len(guesses)
         assert found.total("polyrec_access_refused_total", reason="limited") == 1
     said = served.log.read_text()

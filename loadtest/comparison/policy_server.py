@@ -1,7 +1,7 @@
-"""What a bench compares: one plan under several routing policies, on a live server with a core of its own.
+"""A live server of one plan whose routing policy is switched while it runs.
 
-A plan goes in, a URL comes out. Policies are switched while the server runs, as an operator would do it, so
-that all of them have the same process, memory and warm caches.
+A plan goes in, a URL comes out. Switching, as an operator would do it, gives all policies the same process,
+memory and warm caches.
 """
 
 from __future__ import annotations
@@ -23,51 +23,49 @@ from polyrec.server.app.run import ServerProcess, start
 DYNAMIC = ("mprec", "deeprecsys", "priced")
 
 
-def policies_of(plan: Plan, asked: str) -> tuple[str, ...]:
-    """`all`, `static`, `dynamic`, or policies separated by commas. Raises LoadError naming the first that is
-    none.
-    """
+def policies_of(plan: Plan, names: str) -> tuple[str, ...]:
+    """Parses `all`, `static`, `dynamic`, or policies separated by commas. Raises LoadError."""
     static = tuple(f"static:{path.name}" for path in plan.paths)
     groups = {"all": static + DYNAMIC, "static": static, "dynamic": DYNAMIC}
     chosen: dict[str, None] = {}
-    for name in asked.split(","):
+    for name in names.split(","):
         name = name.strip()
         if name not in groups and name not in groups["all"]:
             known = ", ".join((*groups, *groups["all"]))
-            raise LoadError(f"--policies: '{name}' is none; there are {known}")
+            raise LoadError(f"--policies: '{name}' is unknown; known: {known}")
         chosen |= dict.fromkeys(groups.get(name, (name,)))
     return tuple(chosen)
 
 
-class Subjects:
-    """A live server that follows one policy after another. cores: those it may use. Use as a context."""
+class PolicyServer:
+    """A server process on `cores`, started and stopped as a context manager."""
 
     def __init__(
         self, plan: Plan, policies: Sequence[str], cores: Set[int], settings: Mapping[str, object]
     ) -> None:
-        """plan: its bundles as paths that are right from here."""
+        """plan: its bundles as paths relative to the working directory, or absolute."""
         self.policies = tuple(policies)
         self._plan = plan
         self._cores = cores
         self._settings = dict(settings)
         self._token = token_urlsafe(24)
-        self._followed: str | None = None
+        self._policy: str | None = None
         self._child: ServerProcess | None = None
 
-    def __enter__(self) -> Subjects:
+    def __enter__(self) -> PolicyServer:
         """Raises StartFailed."""
         paths = tuple(p.model_copy(update={"bundle": p.bundle.resolve()}) for p in self._plan.paths)
         with tempfile.TemporaryDirectory(prefix="polyrec-bench-") as folder:
             file = Path(folder) / "plan.json"
             save_plan(self._plan.model_copy(update={"paths": paths}), file)
-            # policies change all the time here: of no use in a log
-            own = {"drain_grace_s": 0, "plan": file, "admin_token": self._token, "log_level": "error"}
-            mine = os.sched_getaffinity(0)
+            # each change of policy would be logged
+            options = {"drain_grace_s": 0, "plan": file, "admin_token": self._token, "log_level": "error"}
+            affinity = os.sched_getaffinity(0)
             os.sched_setaffinity(0, self._cores)  # which a child inherits
             try:
-                self._child = start(self._settings | own)
+                self._child = start(self._settings | options)
             finally:
-                os.sched_setaffinity(0, mine)
+                os.sched_setaffinity(0, affinity)
         return self
 
     def __exit__(
@@ -79,18 +77,18 @@ class Subjects:
 
     @property
     def url(self) -> str:
-        assert self._child is not None, "use Subjects as a context"
+        assert self._child is not None, "use PolicyServer as a context manager"
         return self._child.url
 
     @property
     def pid(self) -> int:
-        """Of the server's process."""
-        assert self._child is not None, "use Subjects as a context"
+        """Process id of the server."""
+        assert self._child is not None, "use PolicyServer as a context manager"
         return self._child.process.pid
 
-    def follow(self, policy: str) -> None:
-        """From here on the server routes by that policy. Raises LoadError."""
-        if policy == self._followed:
+    def set_policy(self, policy: str) -> None:
+        """Switches the server to a policy. Raises LoadError."""
+        if policy == self._policy:
             return
         request = urllib.request.Request(
             f"{self.url}/v1/admin/routing",
@@ -100,5 +98,5 @@ class Subjects:
         try:
             urllib.request.urlopen(request, timeout=30).close()
         except urllib.error.HTTPError as e:
-            raise LoadError(f"the server refused policy '{policy}': {e.read().decode()[:200]}") from None
-        self._followed = policy
+            raise LoadError(f"the server rejected policy '{policy}': {e.read().decode()[:200]}") from None
+        self._policy = policy
