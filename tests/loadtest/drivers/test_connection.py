@@ -95,7 +95,7 @@ def test_request_whose_connection_is_dropped_is_an_error_and_not_sent_again() ->
         async with serving(lambda i: b"") as server:
             answers, _ = await send_all(server, 10, limit=3)
             assert {status for status, _ in answers.seen.values()} == {NO_ANSWER}
-            assert {offence for _, offence in answers.seen.values()} == {"connection lost"}
+            assert {error for _, error in answers.seen.values()} == {"connection lost"}
             assert sorted(map(int, server.bodies)) == list(range(10))
 
     asyncio.run(scene())
@@ -105,9 +105,9 @@ def test_answer_that_is_not_http_is_an_error() -> None:
     async def scene() -> None:
         async with serving(lambda i: b"SSH-2.0-OpenSSH_9.2\r\n") as server:
             answers, _ = await send_all(server, 1)
-            status, offence = answers.seen[0]
+            status, error = answers.seen[0]
             assert status == NO_ANSWER
-            assert offence.startswith("answer is not HTTP")
+            assert error.startswith("answer is not HTTP")
 
     asyncio.run(scene())
 
@@ -138,7 +138,7 @@ def test_server_gone_during_the_run_fails_what_waits() -> None:
         await asyncio.wait_for(answers.complete.wait(), 30)
         await pool.close()
         assert {status for status, _ in answers.seen.values()} == {NO_ANSWER}
-        assert any("cannot connect: " in offence for _, offence in answers.seen.values())
+        assert any("cannot connect: " in error for _, error in answers.seen.values())
 
     asyncio.run(scene())
 
@@ -153,7 +153,7 @@ def test_no_server_is_reported_in_one_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "offence"),
+    ("url", "error"),
     [
         ("https://host/", "give http://host:port/path"),
         ("host:8000/v1", "give http://host:port/path"),
@@ -161,8 +161,8 @@ def test_no_server_is_reported_in_one_line() -> None:
         ("http://host:99999/", "Port out of range"),
     ],
 )
-def test_target_that_is_no_http_url_is_an_error(url: str, offence: str) -> None:
-    with pytest.raises(LoadError, match=offence):
+def test_target_that_is_no_http_url_is_an_error(url: str, error: str) -> None:
+    with pytest.raises(LoadError, match=error):
         Target(url)
 
 
