@@ -1,1 +1,1 @@
-"""Every decision, as pure code: numbers in, a choice out."""
+"""Every decision as pure code: planning, routing, simulation. Starts no process and reads no clock."""

@@ -1,8 +1,8 @@
-"""When queries arrive: a description of arrivals in, times out.
+"""Draws arrival times from a description of arrivals.
 
-Every kind but a trace is a Poisson process whose rate varies: given the expected count up to each moment,
-a piecewise linear curve, its events are those of a process of rate one, mapped back through the curve. So one
-way of drawing serves all, exactly, without a loop over queries.
+Every kind but a trace is a Poisson process with varying rate. Its events are those of a process of rate one,
+mapped back through the expected count up to each moment, a piecewise linear curve. So one method draws all
+kinds exactly, without a loop over queries.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ MOST_QUERIES = 1e8
 
 
 def arrival_times(arrivals: Arrivals, rate: float, seconds: float, rng: np.random.Generator) -> F64:
-    """Times in [0, seconds), ascending: float64 [n], n as it falls.
+    """Returns times in [0, seconds), ascending: float64 [n], n random.
 
-    Raises TrafficError for a bad trace, and for more than MOST_QUERIES queries or turns of the rate.
+    Raises TrafficError for a bad trace, and for more than MOST_QUERIES queries or changes of the rate.
 
     rate: mean queries a second, of `step` outside the step.
     """
@@ -39,7 +39,7 @@ def arrival_times(arrivals: Arrivals, rate: float, seconds: float, rng: np.rando
 
 
 def _expected(arrivals: Arrivals, rate: float, seconds: float, rng: np.random.Generator) -> tuple[F64, F64]:
-    """Knots of the expected number of arrivals up to a time: times from 0 to `seconds`, and counts."""
+    """Returns knots of the expected number of arrivals: times from 0 to `seconds`, and counts."""
     if arrivals.kind == "diurnal":
         knots = max(2, int(SINE_KNOTS * seconds / arrivals.period_s))
         at = np.linspace(0.0, seconds, knots + 1)
@@ -57,7 +57,7 @@ def _expected(arrivals: Arrivals, rate: float, seconds: float, rng: np.random.Ge
 
 
 def _two_states(arrivals: Arrivals, rate: float, seconds: float, rng: np.random.Generator) -> tuple[F64, F64]:
-    """Times at which a two-state Markov chain changes state, and the rate in between; mean rate `rate`."""
+    """Returns the times at which a two-state Markov chain changes state, and the rates between them."""
     burst, calm = arrivals.burst_s, arrivals.period_s - arrivals.burst_s
     low = rate * arrivals.period_s / (calm + arrivals.factor * burst)
     bursting = rng.random() < burst / arrivals.period_s
@@ -71,7 +71,7 @@ def _two_states(arrivals: Arrivals, rate: float, seconds: float, rng: np.random.
 
 
 def _trace(arrivals: Arrivals, rate: float, seconds: float) -> F64:
-    """The times of a file from its first on, stretched to the rate, up to `seconds`."""
+    """Returns the times of a file from its first on, stretched to the rate, up to `seconds`."""
     file = Path(arrivals.file or "")
     try:
         times = np.load(file, allow_pickle=False) if file.suffix == ".npy" else np.loadtxt(file, ndmin=1)

@@ -1,7 +1,7 @@
-"""The machine: its devices, their memories, and how fast those are.
+"""Machines: devices, their memories and measured speeds.
 
-Discovered here (measure/machine), or read from a YAML file for a machine one does not have
-(planner/machines has three). Budgets like `gpu0=200MB,cpu=1GB` say how much of a memory a plan may use.
+Discovered by measure/machine, or read from a YAML file to plan for another machine (planner/machines has
+three). Budgets like `gpu0=200MB,cpu=1GB` limit how much of a memory a plan may use.
 """
 
 from __future__ import annotations
@@ -34,19 +34,18 @@ _PLACE = re.compile(r"(gpu|accelerator)([0-9]+)")
 
 
 class MachineError(PolyrecError):
-    """A description of a machine that is missing or malformed, or a name or size it does not have."""
+    """A machine description is missing or malformed, or lacks a device that is named."""
 
 
 class Device(Strict):
     """Something that executes: a CPU (all its cores), a GPU, an accelerator.
 
-    name: as in a path, `cpu`, `cuda:0`. lanes: batches that execute at a time, for a CPU its usable
-    cores. bandwidth: bytes/s of its memory, measured; link: bytes/s from host memory to it; peers: from
-    another device's, by its name.
-    flops: fp32 products, FLOP/s of one lane, measured. gathers: rows of 64 bytes a lane reads a second
-    from random places of memory. numa: NUMA nodes that its cores lie on; caches: bytes by level, L3
-    that of one sharing domain; vector: what its cores can do at once, widest first. runtimes: those that
-    were seen to execute here, `onnx` being the execution provider of the same name.
+    name: as in a path, `cpu`, `cuda:0`. lanes: batches that execute at a time, for a CPU its usable cores.
+    bandwidth: bytes/s of its memory, measured; link: bytes/s from host memory to it; peers: from another
+    device's, by its name. flops: fp32 products, FLOP/s of one lane, measured. gathers: rows of 64 bytes a
+    lane reads a second from random places of memory. numa: NUMA nodes that its cores lie on; caches: bytes by
+    level, L3 that of one sharing domain; vector: SIMD instruction sets, widest first. runtimes: those that
+    were found to execute here; `onnx` stands for the execution provider of the device.
     """
 
     name: str
@@ -67,8 +66,11 @@ class Device(Strict):
 
 
 class Remote(Strict):
-    """A store of rows that do not fit the machine. latency_s: from a batch's request to its answer, however
-    many rows; bandwidth: bytes/s of rows in large answers."""
+    """A remote store of rows.
+
+    latency_s: round trip of a batch's request, whatever its rows. bandwidth: bytes/s of rows in large
+    answers.
+    """
 
     store: RemoteStore
     latency_s: Real
@@ -76,8 +78,11 @@ class Remote(Strict):
 
 
 class Machine(Strict):
-    """A machine's devices, and what its disk gives: bytes/s in long reads, seconds of one of 4 KiB. remote:
-    where rows go that neither memory nor disk may hold; None: nowhere."""
+    """Devices, disk and remote store of a machine.
+
+    disk_bandwidth: bytes/s of long reads. disk_latency_s: of one read of 4 KiB. remote: holds rows that fit
+    neither memory nor disk.
+    """
 
     name: str
     devices: Annotated[tuple[Device, ...], Field(min_length=1)]
@@ -95,7 +100,7 @@ class Machine(Strict):
         return self
 
     def device(self, name: str) -> Device:
-        """By its name, or by kind and number: `gpu0` is the first GPU. Raises MachineError."""
+        """Finds a device by name, or by kind and number: `gpu0` is the first GPU. Raises MachineError."""
         for device in self.devices:
             if device.name == name:
                 return device
@@ -108,7 +113,7 @@ class Machine(Strict):
 
 
 def load_machine(name: str | Path) -> Machine:
-    """Reads a YAML file, or one of planner/machines by its name. Raises MachineError, in one line."""
+    """Reads a YAML file, or one of planner/machines by name. Raises MachineError."""
     file = Path(name)
     shipped = MACHINES / f"{name}.yaml"
     if not file.exists() and file.parent == Path() and shipped.exists():
@@ -127,7 +132,7 @@ def load_machine(name: str | Path) -> Machine:
 
 
 def parse_bytes(text: str) -> int:
-    """`200MB`, `1.5 GiB`, `4096` -> bytes; KB, MB ... are powers of 1000, KiB ... of 1024.
+    """Parses sizes like `200MB`, `1.5 GiB` or `4096`; KB, MB ... are powers of 1000, KiB ... of 1024.
 
     Raises MachineError.
     """
@@ -139,9 +144,9 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_memory(text: str, machine: Machine) -> dict[str, int]:
-    """`gpu0=200MB,cpu=1GB` -> bytes by the device's own name; `disk` is the machine's disk.
+    """Parses budgets like `gpu0=200MB,cpu=1GB` to bytes by device name; `disk` is the machine's disk.
 
-    Raises MachineError: an unknown device, one named twice, a size that is none.
+    Raises MachineError for an unknown or repeated device, or a bad size.
     """
     budgets: dict[str, int] = {}
     for part in text.split(","):
@@ -159,7 +164,7 @@ def parse_memory(text: str, machine: Machine) -> dict[str, int]:
 
 
 def _with_sizes(raw: dict[str, object]) -> dict[str, object]:
-    """A description's sizes in bytes; people write `memory_bytes: 32GB`, and tools plain numbers."""
+    """Converts sizes like `32GB` of a description to bytes."""
 
     def read(value: object) -> object:
         return parse_bytes(value) if isinstance(value, str) else value

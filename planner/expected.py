@@ -1,8 +1,8 @@
-"""What a plan should give: the traffic it was made for, what it serves of it, what keeps it from more.
+"""Expected results of a plan: its traffic, what it serves of it, its bottlenecks.
 
-Written by `polyrec plan` into the plan file, for people and for comparison with what is measured; a
-server ignores it. Rates are rows a second; the objective is correct predictions a second, MP-Rec's
-correct-prediction throughput: rows answered within the promise, each counted by its path's accuracy.
+`polyrec plan` writes them into the plan file, for people and for comparison with measurements; a server
+ignores them. Rates are rows per second. The objective is correct predictions per second, MP-Rec's
+correct-prediction throughput: rows answered within the SLO, each weighted by its path's accuracy.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ BoundKind = Literal["time", "memory", "promise"]
 
 
 class ExpectedPath(Strict):
-    """One path. share: of the rows that are served. largest_rows: of a query that it answers within
-    the promise. batch_rows: to which waiting queries are merged when its lanes are full."""
+    """One path.
+
+    share: of the served rows. largest_rows: largest query within the SLO. batch_rows: up to which queries are
+    merged when its lanes are full.
+    """
 
     path: str
     share: Share
@@ -34,8 +37,8 @@ class ExpectedPath(Strict):
 class ExpectedDevice(Strict):
     """One device, or `front`, the core that reads requests and writes answers.
 
-    load: share of its time that the traffic takes, of what the promise leaves usable. price: correct
-    predictions a second that one more lane's time would add (the dual of its time).
+    load: share of its usable time under the SLO. price: correct predictions per second that one more lane's
+    time would add (the dual of its time).
     """
 
     device: str
@@ -44,17 +47,20 @@ class ExpectedDevice(Strict):
     price: Real
 
 
-class Bound(Strict):
-    """One thing that keeps correct predictions from rising: `what` is a device, its memory, or rows of
-    queries that no path answers within the promise. gain: correct predictions a second without it."""
+class Bottleneck(Strict):
+    """A limit on correct predictions.
+
+    what: a device, a memory, or queries that no path answers within the SLO. kind `promise`: the SLO. gain:
+    correct predictions per second that lifting it would add.
+    """
 
     kind: BoundKind
     what: str
     gain: Real
 
 
-class More(Strict):
-    """What one more would buy, by planning again with it: correct predictions and rows a second."""
+class Upgrade(Strict):
+    """Gain of one more core, device or GB, by planning again with it."""
 
     what: str
     correct_per_s: float
@@ -64,10 +70,10 @@ class More(Strict):
 class Expected(Strict):
     """Averaged over the traffic's time.
 
-    asked_rows_per_s: the traffic's. rows_per_s: of those, answered within the promise (goodput).
-    accuracy: mean over those. unserved: share of the rows that no path answers within the promise at
-    any load. gap: how far the plan may be from the best one, relative (the solver's bound).
-    cost_per_million: predictions, of the devices used, where they have prices.
+    asked_rows_per_s: arriving rows. rows_per_s: of those, answered within the SLO (goodput). accuracy: mean
+    over those. unserved: share of the rows that no path answers within the SLO at any load. gap: how far the
+    plan may be from the best one, relative (the solver's bound). cost_per_million: predictions, of the
+    devices used, where they have prices.
     """
 
     traffic: Traffic
@@ -80,12 +86,12 @@ class Expected(Strict):
     unserved: Share = 0.0
     paths: tuple[ExpectedPath, ...]
     devices: tuple[ExpectedDevice, ...]
-    bound: tuple[Bound, ...] = ()
-    more: tuple[More, ...] = ()
+    bound: tuple[Bottleneck, ...] = ()
+    more: tuple[Upgrade, ...] = ()
     gap: Real = 0.0
     cost_per_million: Real | None = None
 
     @property
     def served(self) -> float:
-        """Share of the rows asked that are answered within the promise."""
+        """Share of the arriving rows answered within the SLO."""
         return min(self.rows_per_s / self.asked_rows_per_s, 1.0) if self.asked_rows_per_s else 1.0

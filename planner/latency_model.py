@@ -1,7 +1,7 @@
-"""The latency model of a path: rows of a batch in, seconds out, at the median and at the tail.
+"""Latency model of a path: rows of a batch in, median and tail seconds out.
 
 Piecewise linear between knots, never falling with rows, extended beyond the last knot by its slope.
-Small enough for a plan file to carry, fast enough to be asked on every decision.
+Routing uses a table made from it (routing/latency).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Knots = tuple[float, ...]
 
 
 class LatencyModel(Strict):
-    """Time of one batch on one lane, from encoding to probabilities.
+    """Service time of one batch on one lane, from encoding to probabilities.
 
     rows: ascending, at least one. median_s, tail_s: seconds at each, non-descending; tail_s is the 99th
     percentile and at least the median.
@@ -43,16 +43,16 @@ class LatencyModel(Strict):
         return self
 
     def median(self, rows: int) -> float:
-        """Seconds that half of the batches of `rows` rows take at most."""
+        """Median seconds of a batch of `rows` rows."""
         return _at(self.rows, self.median_s, rows)
 
     def tail(self, rows: int) -> float:
-        """Seconds that 99% of the batches of `rows` rows take at most."""
+        """99th percentile in seconds of a batch of `rows` rows."""
         return _at(self.rows, self.tail_s, rows)
 
 
 def _at(rows: tuple[int, ...], seconds: Knots, at: int) -> float:
-    """The curve at one point; below the first knot it is flat."""
+    """Interpolates the curve; below the first knot it is flat."""
     right = bisect_left(rows, at)
     if right == 0:
         return seconds[0]

@@ -1,6 +1,6 @@
-"""Where every row of a plan lives: bytes by device, and by path the ranks that each tier holds.
+"""Placement of rows: bytes by memory, and for each path the ranks that each tier holds.
 
-A plan carries it for the server to fill its tiers by, and for people to read. Tables are in popularity
+Part of a plan; the server fills its tiers by it. Tables are in popularity
 order, so a tier is a range of ranks: the device's memory holds the first `device` rows of a table, the
 host's the next `host`, the disk the next `disk`, a remote store the last `remote`. For a path on a CPU
 the device's own memory is the host's, and `device` is 0.
@@ -21,11 +21,11 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 DIRECTORY = Path("/var/tmp")
-"""Where files of disk tiers are written if nobody says: a disk, where /tmp may be memory."""
+"""Default directory of disk tiers; /tmp may be in memory."""
 
 
 class MemoryUse(Strict):
-    """What a plan puts into one memory, of how much. place: a device's name, or `disk`.
+    """Use of one memory. place: a device's name, or `disk`.
 
     rows: of tables. cache: pages of rows on disk. fixed: decoders and dense nets. working: buffers while
     batches execute, and what a process needs whatever it serves.
@@ -44,7 +44,7 @@ class MemoryUse(Strict):
 
 
 class PlacedPath(Strict):
-    """Where the rows of one path are.
+    """Tiers of one path's rows.
 
     bytes: of rows, by tier. lookups: share of the look-ups that each tier answers, by the bundle's own
     access counts. tables: rows of each by tier, as models/tiers takes them; empty where the
@@ -58,16 +58,16 @@ class PlacedPath(Strict):
     cache_bytes: Count = 0
 
     def rows(self, tier: str) -> int:
-        """Of all tables in one tier."""
+        """Rows of all tables in one tier."""
         return sum(getattr(cuts, tier) for cuts in self.tables.values())
 
 
 class Placement(Strict):
-    """All memories that a plan uses, and all its paths; and what the tiers beyond memory are made of.
+    """Memories and paths of a plan, and settings of the disk and remote tiers.
 
     directory: of the disk tiers' files, DIRECTORY if None; relative to the plan file. remote: the store of
-    remote rows. prefetch: whether pages of queries that wait are read ahead. drift_s: seconds between new
-    orders of the rows, made from what is looked up; None: the order stays.
+    remote rows. prefetch: whether pages of waiting queries are prefetched. drift_s: seconds between
+    reorderings of rows by observed accesses; None: the order stays.
     """
 
     memories: tuple[MemoryUse, ...] = ()
@@ -78,7 +78,7 @@ class Placement(Strict):
     drift_s: Seconds | None = None
 
     def beside(self, folder: Path) -> Placement:
-        """The same with its files relative to a folder."""
+        """Returns a copy with file paths relative to a folder."""
         changed: dict[str, object] = {}
         if self.directory is not None:
             changed["directory"] = folder / self.directory

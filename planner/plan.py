@@ -1,4 +1,4 @@
-"""The plan: which paths a server opens, on which lanes they run, how requests are routed, what is refused.
+"""The plan: which paths a server opens, on which lanes they run, how queries are routed, and limits.
 
 A readable JSON file in, one frozen, validated `Plan` out. A path is a representation on a device
 (`table@cpu`): a bundle, the runtime that executes it and where, with its measured latency and accuracy.
@@ -23,28 +23,27 @@ from polyrec.planner.placement import Placement
 PathName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.@:-]+$", max_length=64)]
 Rows = Annotated[int, Field(ge=1)]
 TabledRows = Annotated[int, Field(ge=1, le=2**20)]
-"""Rows of a request or a batch: routing keeps the time of each number of rows up to the largest."""
+"""Rows of a request or a batch; routing tabulates latency by rows up to the largest."""
 MOST_BUDGET_MS = 3_600_000
-"""A latency budget is an hour at most, whoever names it."""
+"""Maximum latency budget: an hour."""
 BudgetMs = Annotated[float, Field(gt=0, le=MOST_BUDGET_MS, allow_inf_nan=False)]
 BUDGET_FACTOR = 10.0
 LEAST_CAP_MS = 10_000.0
-"""Without a cap of the operator's own no client waits longer than 10 s, or ten default budgets. A query holds
-its connection and its place in the queue until its deadline, so that the cap bounds how long a backlog
-outlasts its cause; and most clients have given up by then."""
+"""Default cap on budgets: 10 s, or ten default budgets if that is more. A query holds its connection and its
+place in the queue until its deadline, so the cap bounds how long a backlog outlasts its cause."""
 MOST_PATHS = 256
-"""Paths of a plan, and lanes: a decision looks at each."""
+"""Maximum paths of a plan, and lanes: a decision looks at each."""
 FrontSeconds = Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)]
 Policy = Annotated[str, Field(pattern=r"^(priced|mprec|deeprecsys|static:.+)$")]
 LaneKind = Literal["inline", "thread", "process"]
 
 
 class PlanError(PolyrecError):
-    """A plan file that is missing, malformed or contradicts itself."""
+    """A plan file is missing, malformed or contradicts itself."""
 
 
 class Limits(Strict):
-    """What one server accepts before it refuses.
+    """Limits beyond which a server rejects.
 
     max_body_bytes: of one request, as sent and after decompression (413 beyond); None: what
     max_request_rows rows of the bundle's schema can need (`server/codecs/body_limits.py`).
@@ -103,10 +102,10 @@ class PlannedLane(Strict):
 
 
 class Routing(Strict):
-    """How a path is chosen. policy: `priced`, `mprec`, `deeprecsys` or `static:PATH`.
+    """Routing policy and its parameters. policy: `priced`, `mprec`, `deeprecsys` or `static:PATH`.
 
     weights: multiplies a path's accuracy in every decision, 1 where not named; 0 takes the path out.
-    query_s, row_s: what a query, and each of its rows, costs the front (parsing, writing) beside the lane.
+    query_s, row_s: seconds of the front (parsing, writing) for a query and for each of its rows.
     """
 
     policy: Policy = "priced"
@@ -120,8 +119,8 @@ class Plan(Strict):
 
     version: 2 since limits have a cap on budgets and a body limit that follows from the rows; 1 is read.
     lanes: empty means one for each device that a path names, inline on the CPU, a thread elsewhere.
-    placement: which tier holds which rows; None: every path's device holds all. expected: what the
-    planner foresees, which a server ignores.
+    placement: which tier holds which rows; None: every path's device holds all. expected: the planner's
+    forecast, which a server ignores.
     """
 
     version: Literal[1, 2] = 2
@@ -172,11 +171,11 @@ class Plan(Strict):
         return self
 
     def most_budget_ms(self, default_budget_ms: float) -> float:
-        """The longest latency budget that a request gets, where that is the default."""
+        """Maximum latency budget of a request, given the default budget."""
         return self.limits.max_budget_ms or max(BUDGET_FACTOR * default_budget_ms, LEAST_CAP_MS)
 
     def all_lanes(self) -> tuple[PlannedLane, ...]:
-        """The lanes as written, or the default ones: one a device."""
+        """The planned lanes, or by default one per device."""
         if self.lanes:
             return self.lanes
         devices = dict.fromkeys(path.device for path in self.paths)
@@ -193,7 +192,7 @@ def single_path_plan(
     device: str = "cpu",
     precision: DensePrecision = "fp32",
 ) -> Plan:
-    """The plan of `polyrec serve --bundle`: one bundle on one device, default limits.
+    """Makes the plan of `polyrec serve --bundle`: one bundle on one device, default limits.
 
     A dense precision other than fp32 stands in the path's name: `table.int8@cpu`. Raises PlanError if
     there is no such runtime.
@@ -210,7 +209,7 @@ def single_path_plan(
 
 
 def load_plan(file: str | Path) -> Plan:
-    """Reads a plan file. Raises PlanError, in one line that names the key and the offence."""
+    """Reads a plan file. Raises PlanError with the key and the reason."""
     what = f"plan '{file}'"
     try:
         raw = read_json(Path(file), what, PlanError, MOST_SERVED_BYTES)

@@ -1,7 +1,7 @@
-"""The profile: what every path costs and how good it is, as measured on one machine.
+"""The profile: measured latency, memory and quality of every path on one machine.
 
-Written by `polyrec profile`, read by `polyrec plan` and the simulator; a readable JSON file. A profile
-may also describe a machine that one does not have: then its figures are derived, and it says so.
+`polyrec profile` writes it as a readable JSON file, `polyrec plan` and the simulator read it. A profile may
+also describe another machine; its figures are then derived (origin `derived`).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ Real = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class ProfileError(PolyrecError):
-    """A profile that is missing, malformed, or does not fit what is asked of it."""
+    """A profile is missing, malformed, or does not fit its use."""
 
 
 class Point(Strict):
-    """Batches of `rows` rows, `samples` of them: seconds at quantiles. fitted: the model saw it."""
+    """Quantiles in seconds of `samples` batches of `rows` rows. fitted: used to fit the latency model."""
 
     rows: Annotated[int, Field(ge=1)]
     samples: Count
@@ -38,15 +38,18 @@ class Point(Strict):
 
 
 class FitError(Strict):
-    """Relative error of a latency model at rows that it was not fitted to, the mean over those rows."""
+    """Mean relative error of a latency model at rows that it was not fitted to."""
 
     median: Real
     tail: Real
 
 
 class Memory(Strict):
-    """Bytes that a path needs. tables: rows by table, in accesses' favor movable between tiers;
-    fixed: decoders and dense net; peak: beside both, while it executes the largest batch."""
+    """Bytes of a path.
+
+    tables: rows by table, which tiers can hold. fixed: decoders and dense net. peak: additional bytes while
+    it executes the largest batch.
+    """
 
     tables: dict[str, Count]
     fixed: Count
@@ -58,7 +61,7 @@ class Memory(Strict):
 
 
 class PathProfile(Strict):
-    """One path: how fast, how large, how good.
+    """Latency, memory and quality of one path.
 
     latency: of a lane that is warm; evicted: with the caches emptied between batches. accuracy and
     quality: the bundle's own test figures, unless `accuracy_from` says that they were measured on `data`
@@ -83,14 +86,14 @@ class PathProfile(Strict):
 
 
 class Front(Strict):
-    """What the server spends beside a lane: seconds a query, and for each of its rows."""
+    """Seconds that the server spends besides lanes, on a query and on each of its rows."""
 
     query_s: Real
     row_s: Real
 
 
 class Hop(Strict):
-    """Seconds to a lane on another core and back, beside execution: median and 99th percentile."""
+    """Round trip to a lane on another core without execution: median and 99th percentile in seconds."""
 
     median_s: Real
     tail_s: Real
@@ -109,7 +112,7 @@ class Profile(Strict):
 
 
 def load_profile(file: str | Path) -> Profile:
-    """Reads a profile; bundles are relative to it. Raises ProfileError, in one line."""
+    """Reads a profile; bundles are relative to it. Raises ProfileError."""
     what = f"profile '{file}'"
     try:
         raw = read_json(Path(file), what, ProfileError)
@@ -125,8 +128,10 @@ def load_profile(file: str | Path) -> Profile:
 
 
 def on_machine(profile: Profile, machine: Machine, named: str) -> Profile:
-    """The profile with another description of its machine: other memories, lanes, links, prices. Its
-    latencies stay. Raises ProfileError: it describes another machine, or lacks a device of a path."""
+    """Returns the profile with another description of its machine: memories, lanes, links, prices.
+
+    Latencies stay. Raises ProfileError if it describes another machine or lacks a device of a path.
+    """
     if machine.name != profile.machine.name:
         raise ProfileError(
             f"the profile is of machine '{profile.machine.name}', '{named}' describes '{machine.name}': "

@@ -1,9 +1,8 @@
-"""Latency from first principles: what a path must compute and move, on a device's speeds.
+"""Roofline model: derives latency from what a path computes and moves, and a device's speeds.
 
-For machines that one does not have and models that one has only read of. A batch takes the longer of its
-arithmetic and its bytes, one over the other (the roofline), after a fixed time to start it, and, on an
-accelerator, its ids over the link. It is a floor: nothing is as fast as its data sheet. The tail is
-assumed, a factor on the median.
+For machines and models that cannot be measured. A batch takes the longer of its arithmetic and its memory
+traffic, after a fixed start time and, on an accelerator, the transfer of its ids. A lower bound, as no device
+is as fast as its data sheet. The tail is an assumed factor on the median.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ ROWS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096)
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one path does. flops: of a row. batch_bytes: read once a batch (weights); row_bytes: moved for
+    """Work of one path. flops: of a row. batch_bytes: read once a batch (weights); row_bytes: moved for
     each row (embedding rows, activations); gathers: random reads of a row; link_bytes: of a row's ids."""
 
     flops: float
@@ -31,8 +30,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Assumed:
-    """start_s: before a batch does anything, on a CPU lane and on an accelerator. tail: 99th percentile
-    over the median."""
+    """Assumptions: start time of a batch on a CPU lane and on an accelerator; 99th percentile over median."""
 
     cpu_start_s: float = 50e-6
     accelerator_start_s: float = 300e-6
@@ -40,8 +38,10 @@ class Assumed:
 
 
 def latency(work: Work, device: Device, assumed: Assumed) -> LatencyModel:
-    """Of batches on one lane; lanes of a device share its bandwidth. Raises ProfileError if the device's
-    speeds are not described."""
+    """Derives the latency of batches on one lane; lanes of a device share its bandwidth.
+
+    Raises ProfileError if the device's speeds are not described.
+    """
     if device.flops is None or device.bandwidth is None:
         raise ProfileError(f"device '{device.name}' needs flops and bandwidth to derive latencies from")
     bandwidth = device.bandwidth / device.lanes

@@ -1,7 +1,7 @@
-"""The traffic that is expected: how many queries a second, of how many rows, arriving how.
+"""Expected traffic: arrival rate, query sizes, and the arrival process.
 
-A description in (a short text like `rate=400,sizes=lognormal`, a YAML or JSON file), one frozen
-`Traffic` out. The planner, the simulator, the load tests and the bound all draw from it.
+Parses a short text like `rate=400,sizes=lognormal`, or a YAML or JSON file, to a frozen `Traffic`, which the
+planner, the simulator, the load tests and the clairvoyant bound use.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ MOST_ROWS = 4096
 
 
 class TrafficError(PolyrecError):
-    """A description of traffic that is malformed, or names a file that cannot be read."""
+    """A traffic description is malformed, or names a file that cannot be read."""
 
 
 class Sizes(Strict):
-    """Rows of a query.
+    """Distribution of the rows of a query.
+
 
     `fixed`: always `mean`. `lognormal`: DeepRecSys's, mu 5.1, sigma 0.2 scaled to `mean`; `mlperf`: the 20
     equally likely quantiles of DLRM-v2's server scenario; `heavy`: a lognormal with sigma 1, clipped to
@@ -61,7 +62,7 @@ class Sizes(Strict):
 
     @property
     def mean_rows(self) -> float:
-        """Expected rows of a query, as they are drawn: rounded and clipped."""
+        """Expected rows of a query, rounded and clipped as they are drawn."""
         if self.kind == "measured":
             return float(np.average(self.values, weights=self.shares or None))
         if self.kind == "mlperf":
@@ -72,7 +73,7 @@ class Sizes(Strict):
         return float(_whole(np.exp(self._mu + self._sigma * normal)).mean())
 
     def sample(self, n: int, rng: np.random.Generator) -> I64:
-        """Sizes of n queries: int64 [n], each at least 1."""
+        """Draws sizes of n queries: int64 [n], each at least 1."""
         if self.kind == "mlperf":
             return rng.choice(np.asarray(MLPERF, np.int64), n)
         if self.kind == "measured":
@@ -92,7 +93,7 @@ class Sizes(Strict):
 
 
 class Arrivals(Strict):
-    """When queries come, around the mean rate.
+    """Arrival process around the mean rate.
 
     `poisson`; `bursty`: a two-state MMPP, `factor` times the low rate for `burst_s` every `period_s`, both
     on average; `diurnal`: a sine of `period_s` from rate / factor; `step`: `factor` times the rate from
@@ -119,7 +120,7 @@ class Arrivals(Strict):
 
 
 class Traffic(Strict):
-    """rate: mean queries a second (of `step`: outside the step)."""
+    """Expected traffic. rate: mean queries/s; for `step` arrivals, outside the step."""
 
     rate: Annotated[Positive, Field(le=1e15)]
     sizes: Sizes = Sizes(mean=23)
@@ -127,7 +128,7 @@ class Traffic(Strict):
 
     @property
     def rows_s(self) -> float:
-        """Mean rows a second."""
+        """Mean rows/s."""
         return self.rate * self.sizes.mean_rows
 
 
@@ -138,7 +139,7 @@ SHORT = (
 
 
 def parse_traffic(text_or_file: str | Path) -> Traffic:
-    """A traffic from its short form, or from a YAML or JSON file. Raises TrafficError, in one line."""
+    """Parses traffic from its short form, or from a YAML or JSON file. Raises TrafficError."""
     text = str(text_or_file)
     file, what = Path(text), f"traffic '{text}'"
     if file.suffix in (".yaml", ".yml", ".json"):
@@ -153,7 +154,7 @@ def parse_traffic(text_or_file: str | Path) -> Traffic:
 
 
 def parse_sizes(text: str) -> Sizes:
-    """`mlperf`, `fixed:23`, as the short form of a traffic has them. Raises TrafficError."""
+    """Parses sizes like `mlperf` or `fixed:23`. Raises TrafficError."""
     return parse_traffic(f"rate=1,sizes={text}").sizes
 
 
@@ -206,7 +207,7 @@ def _whole(rows: NDArray[np.float64]) -> I64:
 
 
 def _normal_quantiles(n: int = 4096) -> NDArray[np.float64]:
-    """The standard normal's quantiles at (i + 1/2) / n, by inverting its distribution on a fine grid."""
+    """Quantiles of the standard normal at (i + 1/2) / n, by inverting its distribution on a fine grid."""
     grid = np.linspace(-6.0, 6.0, 48_001)
     density = np.exp(-grid * grid / 2)
     below = np.cumsum(density) - density / 2

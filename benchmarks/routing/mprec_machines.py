@@ -22,7 +22,7 @@ from typing import Any
 
 from polyrec.models.amounts import percent, rate, size
 from polyrec.planner.deployment.proposal import Proposal, propose
-from polyrec.planner.deployment.requirements import Ask
+from polyrec.planner.deployment.requirements import Requirements
 from polyrec.planner.deployment.solver.program import PlanImpossible
 from polyrec.planner.devices import Machine, load_machine
 from polyrec.planner.plan import PlannedPath
@@ -139,7 +139,7 @@ def described(name: str) -> Machine:
 def proposed(made: Profile, slo_ms: float, queries: float) -> Proposal:
     """The plan for so many queries a second. Raises PlanImpossible."""
     traffic = Traffic(rate=queries, sizes=Sizes(kind="lognormal", mean=128))
-    return propose(made, Ask(slo_ms / 1e3, traffic, swing=1.0), [None] * len(made.paths), more=False)
+    return propose(made, Requirements(slo_ms / 1e3, traffic, swing=1.0), [None] * len(made.paths), more=False)
 
 
 def plan(made: Profile, slo_ms: float, queries: float, only: str = "") -> dict[str, Any]:

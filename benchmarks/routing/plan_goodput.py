@@ -42,7 +42,7 @@ from polyrec.models.amounts import percent, rate
 from polyrec.models.bundle.bundle import load_bundle
 from polyrec.planner.arrivals import arrival_times
 from polyrec.planner.deployment.proposal import propose, tables_of
-from polyrec.planner.deployment.requirements import Ask
+from polyrec.planner.deployment.requirements import Requirements
 from polyrec.planner.deployment.solver.program import PlanImpossible
 from polyrec.planner.plan import Plan, save_plan
 from polyrec.planner.profile import Profile, load_profile
@@ -66,10 +66,10 @@ class Turn:
     figures: Figures | None
 
 
-def subjects(profile: Profile, ask: Ask, only: Sequence[str]) -> dict[str, Plan]:
+def subjects(profile: Profile, requirements: Requirements, only: Sequence[str]) -> dict[str, Plan]:
     """The plan, and by path a plan of it alone; paths that cannot keep the promise are left out, aloud."""
     tables = tables_of(profile.paths)
-    found = {PLAN: propose(profile, ask, tables, bounds=False, more=False).plan}
+    found = {PLAN: propose(profile, requirements, tables, bounds=False, more=False).plan}
     best: dict[tuple[str, str], int] = {}
     for i, p in enumerate(profile.paths):
         key = (p.representation, p.path.device)
@@ -81,14 +81,15 @@ def subjects(profile: Profile, ask: Ask, only: Sequence[str]) -> dict[str, Plan]
             continue
         alone = profile.model_copy(update={"paths": (p,)})
         try:
-            found[p.path.name] = propose(alone, ask, [tables[i]], bounds=False, more=False).plan
+            found[p.path.name] = propose(alone, requirements, [tables[i]], bounds=False, more=False).plan
         except PlanImpossible as impossible:
             print(f"{p.path.name} alone: {impossible}", file=sys.stderr)
     return found
 
 
 def drive(
-    url: str, source: Source, traffic: Traffic, ask: Ask, seconds: float, warmup: float, seed: int,
+    url: str, source: Source, traffic: Traffic, requirements: Requirements,
+    seconds: float, warmup: float, seed: int,
     accuracy: Mapping[str, float],
 ) -> Figures | None:  # fmt: skip
     """One run; the same seed gives the same requests at the same times."""
@@ -97,8 +98,10 @@ def drive(
     due = arrival_times(traffic.arrivals, traffic.rate, whole, random)
     rows, body = source.sampled(traffic.sizes.sample(due.size, random), seed)
     target = Target(url + RANK, {"Content-Type": "application/json"})
-    told = ask.slo_s - min(0.0005, 0.05 * ask.slo_s)
-    load = load_of(target, due, whole, body, rows=rows, budget_s=ask.slo_s, sent_budget_s=told, prepare=True)
+    told = requirements.slo_s - min(0.0005, 0.05 * requirements.slo_s)
+    load = load_of(
+        target, due, whole, body, rows=rows, budget_s=requirements.slo_s, sent_budget_s=told, prepare=True
+    )
     for _ in range(ATTEMPTS):
         outcome = run(target, load, Limits())
         try:
@@ -111,7 +114,8 @@ def drive(
 
 
 def compare(
-    plans: Mapping[str, Plan], source: Source, ask: Ask, rates: Sequence[float], args: argparse.Namespace,
+    plans: Mapping[str, Plan], source: Source, requirements: Requirements, rates: Sequence[float],
+    args: argparse.Namespace,
     accuracy: Mapping[str, float],
 ) -> list[Turn]:  # fmt: skip
     """All turns, in the order in which they were taken."""
@@ -125,9 +129,16 @@ def compare(
                 with start({"plan": file, "drain_grace_s": 0}, core=SERVER_CORE) as server:
                     for per_s in rates:
                         bar.set_description(f"{name} at {per_s:,.0f}/s")
-                        traffic = ask.traffic.model_copy(update={"rate": per_s})
+                        traffic = requirements.traffic.model_copy(update={"rate": per_s})
                         seen = drive(
-                            server.url, source, traffic, ask, args.seconds, args.warmup, repeat, accuracy
+                            server.url,
+                            source,
+                            traffic,
+                            requirements,
+                            args.seconds,
+                            args.warmup,
+                            repeat,
+                            accuracy,
                         )
                         turns.append(Turn(name, per_s, repeat, seen))
                         bar.update()
@@ -167,17 +178,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     profile = load_profile(args.profile)
     # the server has one core, the driver another
-    ask = Ask(args.slo_ms / 1e3, parse_traffic(args.traffic), cores=1)
-    plans = subjects(profile, ask, args.paths)
+    requirements = Requirements(args.slo_ms / 1e3, parse_traffic(args.traffic), cores=1)
+    plans = subjects(profile, requirements, args.paths)
     accuracy = {p.path.name: p.accuracy for p in profile.paths}
     source = open_source(args.data, load_bundle(plans[PLAN].paths[0].bundle), seed=0)
-    rates = [round(ask.traffic.rate * times, 1) for times in args.times]
+    rates = [round(requirements.traffic.rate * times, 1) for times in args.times]
     os.sched_setaffinity(0, {CLIENT_CORE})
-    turns = compare(plans, source, ask, rates, args, accuracy)
+    turns = compare(plans, source, requirements, rates, args, accuracy)
     tables = tables_of(profile.paths)
     table: list[dict[str, Any]] = []
     for per_s in rates:
-        at = Ask(ask.slo_s, ask.traffic.model_copy(update={"rate": per_s}), cores=1)
+        at = Requirements(
+            requirements.slo_s, requirements.traffic.model_copy(update={"rate": per_s}), cores=1
+        )
         own = {name: medians(turns, name, per_s) for name in plans}
         expected = propose(profile, at, tables, bounds=False, more=False).plan.expected
         assert expected is not None

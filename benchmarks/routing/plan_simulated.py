@@ -20,7 +20,7 @@ import numpy as np
 from polyrec.models.amounts import percent
 from polyrec.planner.arrivals import arrival_times
 from polyrec.planner.deployment.proposal import propose, tables_of
-from polyrec.planner.deployment.requirements import Ask
+from polyrec.planner.deployment.requirements import Requirements
 from polyrec.planner.profile import load_profile
 from polyrec.planner.simulation.simulator import Simulator, specs
 from polyrec.planner.traffic import parse_traffic
@@ -45,15 +45,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     for sizes, rates in TRAFFICS.items():
         for rate in rates:
             traffic = parse_traffic(f"rate={rate},sizes={sizes}")
-            ask = Ask(args.slo_ms / 1e3, traffic, cores=1)
-            plan = propose(profile, ask, tables, bounds=False, more=False).plan
+            requirements = Requirements(args.slo_ms / 1e3, traffic, cores=1)
+            plan = propose(profile, requirements, tables, bounds=False, more=False).plan
             expected = plan.expected
             assert expected is not None
             random = np.random.default_rng(0)
             arrivals = arrival_times(traffic.arrivals, traffic.rate, args.seconds, random)
             rows = traffic.sizes.sample(arrivals.size, random)
             paths, lanes = specs(plan)
-            simulator = Simulator(paths, lanes, plan.routing, plan.limits, arrivals, rows, ask.slo_s, random)
+            simulator = Simulator(
+                paths, lanes, plan.routing, plan.limits, arrivals, rows, requirements.slo_s, random
+            )
             outcomes = simulator.run()
             seen = outcomes.figures(1.0)
             served = seen.goodput / seen.rows_s

@@ -22,11 +22,11 @@ from pathlib import Path
 
 import numpy as np
 
-from polyrec.planner.deployment.rank_accesses import Ranked
-from polyrec.planner.deployment.requirements import Ask
+from polyrec.planner.deployment.rank_accesses import RankedAccesses
+from polyrec.planner.deployment.requirements import Requirements
 from polyrec.planner.deployment.residency import Tables
-from polyrec.planner.deployment.solver.choice import choose, worth_trying
-from polyrec.planner.deployment.solver.problem import pose
+from polyrec.planner.deployment.solver.choice import candidate_options, choose
+from polyrec.planner.deployment.solver.problem import build_problem
 from polyrec.planner.deployment.solver.program import Program
 from polyrec.planner.devices import Device, Machine
 from polyrec.planner.latency_model import LatencyModel
@@ -92,7 +92,7 @@ def instance(seed: int, tables: int = 500, held: float = 1.0) -> tuple[Profile, 
     rng = np.random.default_rng(seed)
     sizes = np.exp(rng.uniform(np.log(1e3), np.log(1e6), tables)).astype(int)
     ranked = tuple(
-        Ranked.of((1e6 / np.arange(1, n + 1) ** exponent).astype(np.int64))
+        RankedAccesses.from_counts((1e6 / np.arange(1, n + 1) ** exponent).astype(np.int64))
         for n, exponent in zip(sizes, rng.uniform(0.6, 1.3, tables), strict=True)
     )
     names = tuple(f"t{i}" for i in range(tables))
@@ -139,20 +139,20 @@ def instance(seed: int, tables: int = 500, held: float = 1.0) -> tuple[Profile, 
 
 def measure(seed: int, tables: int, rate: float, held: float, limit_s: float) -> Result:
     profile, found = instance(seed, tables, held)
-    ask = Ask(0.02, Traffic(rate=rate, sizes=Sizes(kind="lognormal")))
+    requirements = Requirements(0.02, Traffic(rate=rate, sizes=Sizes(kind="lognormal")))
     start = time.perf_counter()
-    problem = pose(profile, ask, found)
+    problem = build_problem(profile, requirements, found)
     posed = time.perf_counter()
     choice = choose(problem, limit_s)
     solved = time.perf_counter()
-    bound = Program(problem, worth_trying(problem)).relaxed()
-    asked = rate * ask.traffic.sizes.mean_rows
+    bound = Program(problem, candidate_options(problem)).relaxation_bound()
+    asked = rate * requirements.traffic.sizes.mean_rows
     first = found[0]
     assert first is not None
     return Result(
         seed=seed,
         tables=tables,
-        rows=sum(t.size for t in first.ranked),
+        rows=sum(t.size for t in first.accesses_by_rank),
         paths=len(profile.paths),
         options=len(problem.options),
         pose_s=round(posed - start, 3),

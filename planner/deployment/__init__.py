@@ -1,1 +1,1 @@
-"""What to deploy where: a profile and what is asked in, a plan out."""
+"""Deployment planning: a profile and requirements come in, a plan goes out."""

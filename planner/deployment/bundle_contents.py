@@ -1,4 +1,4 @@
-"""What a bundle stores and how often each row of it is looked up, read without opening the model."""
+"""Reads which rows a bundle stores and how often each is accessed, without opening the model."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from polyrec.models.bundle.manifest import VOCABULARY, Manifest, read_manifest
 from polyrec.models.errors import BundleError
 from polyrec.models.schema.batch import F64, I64
 from polyrec.models.schema.popularity import counted_lookups
-from polyrec.planner.deployment.rank_accesses import Ranked
+from polyrec.planner.deployment.rank_accesses import RankedAccesses
 from polyrec.planner.deployment.residency import Tables
 from polyrec.planner.profile import Memory, ProfileError
 
 
 def read_tables(folder: Path, memory: Memory) -> Tables:
-    """The rows that `memory` says a path of the bundle at `folder` stores, with the bundle's access counts.
+    """Reads the access counts of the rows that a path of the bundle stores, according to `memory`.
 
-    Raises BundleError: no such bundle. ProfileError: it is not the one that was profiled.
+    Raises BundleError if there is no such bundle, ProfileError if it is not the one that was profiled.
     """
     manifest = read_manifest(folder)
     try:
@@ -29,18 +29,18 @@ def read_tables(folder: Path, memory: Memory) -> Tables:
     except (OSError, SafetensorError) as e:
         raise BundleError(f"bundle '{folder}': {VOCABULARY} cannot be read: {e}") from None
     try:
-        return stored_tables(manifest, accesses, memory)
+        return tables_from_counts(manifest, accesses, memory)
     except ValueError as e:
         raise ProfileError(
             f"bundle '{folder}' is not the one that was profiled: {e}; profile it again"
         ) from None
 
 
-def foreseen(counts: I64) -> F64:
-    """What sampled accesses by rank, int64 [rows], say of accesses to come: float64 [rows], in their order.
+def expected_accesses(counts: I64) -> F64:
+    """Estimates future accesses, float64 [rows], from sampled ones by rank, int64 [rows].
 
-    Rows that the sample missed are looked up as well. Together they get what rows seen once got (Turing's
-    estimate; Good, Biometrika 1953), each no more than a row seen once; the others leave them that.
+    Rows that the sample missed share the accesses of rows seen once (Turing's estimate; Good, Biometrika
+    1953), each at most as many as a row seen once. The other rows are scaled down by the same amount.
     """
     total, once = float(counts.sum()), float((counts == 1).sum())
     unseen = counts.size - int(np.count_nonzero(counts))
@@ -50,11 +50,12 @@ def foreseen(counts: I64) -> F64:
     return np.where(counts > 0, counts * kept, min(once / unseen, kept))
 
 
-def stored_tables(manifest: Manifest, accesses: Mapping[str, I64], memory: Memory) -> Tables:
-    """accesses: by table, in rank order. Raises ValueError if `memory` has rows that are not stored.
+def tables_from_counts(manifest: Manifest, accesses: Mapping[str, I64], memory: Memory) -> Tables:
+    """Builds the stored tables. accesses: by table, in rank order.
 
-    A table of single-valued candidate features is looked up once a row for each, which tells how many
-    rows the counts are of, and so how often a row looks up a bag, or a context that it shares.
+    Single-valued candidate features are looked up once per row, which gives the number of sampled rows, and
+    so the look-ups per row of bags and of shared contexts. Raises ValueError if `memory` has rows that are
+    not stored.
     """
     schema, representation = manifest.schema_, manifest.representation
     counts: dict[str, F64] = {}
@@ -65,7 +66,7 @@ def stored_tables(manifest: Manifest, accesses: Mapping[str, I64], memory: Memor
         if representation.kind in ("dhe", "select"):
             stored = representation.cuts.get(table, 0)
         if stored and memory.tables.get(table):
-            counts[table] = foreseen(all_rows)[:stored]
+            counts[table] = expected_accesses(all_rows)[:stored]
     for table, size in memory.tables.items():
         if size and table not in counts:
             raise ValueError(f"it stores no rows of table '{table}'")
@@ -73,5 +74,5 @@ def stored_tables(manifest: Manifest, accesses: Mapping[str, I64], memory: Memor
     # without single-valued features every table counts as looked up once a row
     sampled = sampled or max((float(c.sum()) for c in accesses.values()), default=1.0)
     lookups = sum(float(c.sum()) for c in counts.values()) / max(sampled, 1.0)
-    ranked = tuple(Ranked.of(c) for c in counts.values())
+    ranked = tuple(RankedAccesses.from_counts(c) for c in counts.values())
     return Tables(tuple(counts), ranked, row_bytes, lookups)

@@ -1,6 +1,6 @@
-"""A plan in words: what is served, by which paths, from where, what bounds it, what more would buy.
+"""Formats a plan as text: its paths, devices, memory, bottlenecks and the gain of upgrades.
 
-A `Plan` in, the lines of a page out, for a terminal. Everything on it stands in the plan file.
+Everything printed is in the plan file.
 """
 
 from __future__ import annotations
@@ -9,21 +9,21 @@ from collections.abc import Iterator
 
 from polyrec.models.amounts import percent, rate, size
 from polyrec.models.text_table import aligned
-from polyrec.planner.expected import Bound, Expected
+from polyrec.planner.expected import Bottleneck, Expected
 from polyrec.planner.placement import Placement
 from polyrec.planner.plan import Plan
 from polyrec.planner.traffic import Sizes, Traffic
 
-TELLING = 0.5
-"""Correct predictions a second that are worth a line."""
+MIN_GAIN = 0.5
+"""Minimum correct predictions per second worth a line."""
 
 
 def page(plan: Plan) -> list[str]:
-    """The lines."""
+    """Returns the lines of the page."""
     lines: list[str] = []
     expected = plan.expected
     if expected is not None:
-        lines += _promise(expected)
+        lines += _summary(expected)
     lines += ["", *_paths(plan)]
     if expected is not None:
         lines += ["", *_devices(plan, expected)]
@@ -54,7 +54,7 @@ def traffic_words(traffic: Traffic) -> str:
     return f"{rate(traffic.rate)} queries/s of {_sizes(traffic.sizes)}, {kind}"
 
 
-def bound_words(bound: Bound) -> str:
+def bound_words(bound: Bottleneck) -> str:
     """`time of cpu (+2,090 correct/s without it)`."""
     gain = f" (+{rate(bound.gain)} correct/s without it)"
     if bound.kind == "promise":
@@ -67,7 +67,7 @@ def _sizes(sizes: Sizes) -> str:
     return rows if sizes.kind == "fixed" else f"{rows} on average ({sizes.kind})"
 
 
-def _promise(e: Expected) -> Iterator[str]:
+def _summary(e: Expected) -> Iterator[str]:
     yield f"Plan for machine '{e.machine}': {traffic_words(e.traffic)}, within {e.slo_ms:g} ms"
     yield (
         f"Serves {percent(e.served)} of it: {rate(e.rows_per_s)} of {rate(e.asked_rows_per_s)} rows/s, "
@@ -113,7 +113,7 @@ def _devices(plan: Plan, e: Expected) -> list[str]:
     rows = [["device", "lanes", "busy", "one more lane's time is worth"]]
     for d in e.devices:
         name = "front" if d.device == "front" else f"{d.device} ({kinds[d.device]})"
-        worth = f"{rate(d.price)} correct/s" if d.price > TELLING else "nothing"
+        worth = f"{rate(d.price)} correct/s" if d.price > MIN_GAIN else "nothing"
         rows.append([name, str(d.lanes), percent(min(d.load, 1.0)) if d.load < 1 - 1e-6 else "full", worth])
     return aligned(rows)
 
@@ -146,10 +146,10 @@ def _bounds(e: Expected) -> Iterator[str]:
 
 
 def _more(e: Expected) -> Iterator[str]:
-    useful = [m for m in e.more if m.correct_per_s > TELLING]
+    useful = [m for m in e.more if m.correct_per_s > MIN_GAIN]
     for m in useful:
-        rows = "" if abs(m.rows_per_s) < TELLING else f", {m.rows_per_s:+,.0f} rows/s"
+        rows = "" if abs(m.rows_per_s) < MIN_GAIN else f", {m.rows_per_s:+,.0f} rows/s"
         yield f"{m.what} more would buy {rate(m.correct_per_s)} correct/s{rows}"
-    useless = [m.what for m in e.more if m.correct_per_s <= TELLING]
+    useless = [m.what for m in e.more if m.correct_per_s <= MIN_GAIN]
     if useless:
         yield f"{', '.join(useless)} more would buy nothing"

@@ -1,4 +1,4 @@
-"""The prospect of a choice: what it serves, what bounds it, what one more of anything would buy."""
+"""Forecasts what a deployment serves, what limits it, and what upgrades would add."""
 
 from __future__ import annotations
 
@@ -8,22 +8,25 @@ from dataclasses import replace
 import numpy as np
 
 from polyrec.models.amounts import size
-from polyrec.planner.deployment.requirements import Ask
-from polyrec.planner.deployment.solver.choice import Choice, choose, timeless, without
+from polyrec.planner.deployment.requirements import Requirements
+from polyrec.planner.deployment.solver.choice import Choice, choose, without_memory_limit, without_time_limit
 from polyrec.planner.deployment.solver.problem import Problem
 from polyrec.planner.deployment.solver.program import PlanImpossible
-from polyrec.planner.expected import Bound, Expected, ExpectedDevice, ExpectedPath, More
+from polyrec.planner.expected import Bottleneck, Expected, ExpectedDevice, ExpectedPath, Upgrade
 
 MORE_BYTES = 10**9
-TELLING = 1e-6
-"""Relative. Gains below this are the solver's tolerance."""
+MIN_GAIN = 1e-6
+"""Relative gain below which a difference is solver tolerance."""
 
-Others = Callable[[Ask], Choice | None]
+Others = Callable[[Requirements], Choice | None]
 
 
-def expect(problem: Problem, choice: Choice, bounds: bool = True, others: Others | None = None) -> Expected:
-    """bounds: whether to find out what binds. others: what would be chosen for another ask, to say what
-    more would buy; None leaves that out."""
+def forecast(problem: Problem, choice: Choice, bounds: bool = True, others: Others | None = None) -> Expected:
+    """Returns what the plan should achieve.
+
+    bounds: whether to search for bottlenecks. others: chooses for other requirements, to compute the gain of
+    upgrades; None leaves that out.
+    """
     levels = problem.levels
     stated = np.array([level.share for level in levels])
     rates = np.array([level.rate for level in levels])
@@ -51,14 +54,14 @@ def expect(problem: Problem, choice: Choice, bounds: bool = True, others: Others
     lost = [c for c in range(len(problem.classes)) if c not in kept]
     unserved = float((shares * problem.rows)[lost].sum() / (shares * problem.rows).sum())
     best = max(p.accuracy for p in problem.paths)
-    bound: tuple[Bound, ...] = ()
-    more: tuple[More, ...] = ()
-    if choice.correct < asked * best * (1 - TELLING):
+    bound: tuple[Bottleneck, ...] = ()
+    more: tuple[Upgrade, ...] = ()
+    if choice.correct < asked * best * (1 - MIN_GAIN):
         bound = _bounds(problem, choice, asked * unserved * best) if bounds else ()
         more = _more(problem, choice, others) if others is not None else ()
     return Expected(
-        traffic=problem.ask.traffic,
-        slo_ms=1e3 * problem.ask.slo_s,
+        traffic=problem.requirements.traffic,
+        slo_ms=1e3 * problem.requirements.slo_s,
         machine=problem.machine.name,
         asked_rows_per_s=asked,
         rows_per_s=choice.rows,
@@ -83,54 +86,58 @@ def expect(problem: Problem, choice: Choice, bounds: bool = True, others: Others
     )
 
 
-def _bounds(problem: Problem, choice: Choice, unserved: float) -> tuple[Bound, ...]:
-    """Each thing that alone, without limit, would raise correct predictions, the heaviest first."""
+def _bounds(problem: Problem, choice: Choice, unserved: float) -> tuple[Bottleneck, ...]:
+    """Resources whose limit, if lifted alone, would raise correct predictions; the largest gain first."""
     found = []
-    if unserved > TELLING * choice.correct:
-        found.append(Bound(kind="promise", what="queries too large for the promise", gain=unserved))
+    if unserved > MIN_GAIN * choice.correct:
+        found.append(Bottleneck(kind="promise", what="queries too large for the promise", gain=unserved))
     for place, budget in problem.budget.items():
         if budget is not None:
-            found += _gained(choice, without(problem, place), "memory", place)
+            found += _gained(choice, without_memory_limit(problem, place), "memory", place)
     # an inline lane and the front share one core: freeing the one frees both
     for device in (*problem.capacity, *(() if problem.inline else ("front",))):
-        found += _gained(choice, timeless(problem, device), "time", device)
+        found += _gained(choice, without_time_limit(problem, device), "time", device)
     return tuple(sorted(found, key=lambda b: -b.gain))
 
 
-def _gained(choice: Choice, freed: Problem, kind: str, what: str) -> list[Bound]:
+def _gained(choice: Choice, freed: Problem, kind: str, what: str) -> list[Bottleneck]:
     try:
         gain = choose(freed).correct - choice.correct
     except PlanImpossible:
         return []
     return (
-        [Bound.model_validate({"kind": kind, "what": what, "gain": gain})]
-        if gain > TELLING * choice.correct
+        [Bottleneck.model_validate({"kind": kind, "what": what, "gain": gain})]
+        if gain > MIN_GAIN * choice.correct
         else []
     )
 
 
-def _more(problem: Problem, choice: Choice, others: Others) -> tuple[More, ...]:
-    """Plans made anew with one more core, one more of each accelerator, one more GB of each memory."""
-    ask = problem.ask
-    asks: dict[str, Ask] = {}
+def _more(problem: Problem, choice: Choice, others: Others) -> tuple[Upgrade, ...]:
+    """Plans again with one more core, one more of each accelerator, and one more GB of each memory."""
+    requirements = problem.requirements
+    asks: dict[str, Requirements] = {}
     for device, on in problem.lanes.items():
         if on.device.kind == "cpu":
-            asks[f"1 core of {device}"] = replace(ask, cores=(ask.cores or on.device.lanes) + 1)
+            asks[f"1 core of {device}"] = replace(
+                requirements, cores=(requirements.cores or on.device.lanes) + 1
+            )
         else:
-            asks[f"1 {device}"] = replace(ask, copies={**ask.copies, device: ask.copies.get(device, 1) + 1})
+            asks[f"1 {device}"] = replace(
+                requirements, copies={**requirements.copies, device: requirements.copies.get(device, 1) + 1}
+            )
     for place, budget in problem.budget.items():
         used = place != "disk" or any(problem.options[i].tier == "disk" for i in choice.options)
         if budget is not None and used:
             asks[f"{size(MORE_BYTES)} of {place}"] = replace(
-                ask, memory={**ask.memory, place: int(budget) + MORE_BYTES}
+                requirements, memory={**requirements.memory, place: int(budget) + MORE_BYTES}
             )
     found = []
     for what, other in asks.items():
         if (then := others(other)) is not None:
             correct, rows = then.correct - choice.correct, then.rows - choice.rows
-            telling = abs(correct) > TELLING * choice.correct
+            telling = abs(correct) > MIN_GAIN * choice.correct
             found.append(
-                More(
+                Upgrade(
                     what=what, correct_per_s=correct if telling else 0.0, rows_per_s=rows if telling else 0.0
                 )
             )
@@ -138,13 +145,17 @@ def _more(problem: Problem, choice: Choice, others: Others) -> tuple[More, ...]:
 
 
 def _cost(problem: Problem, devices: list[str], rows_per_s: float) -> float | None:
-    """Of a million predictions, in the unit of the devices' prices; the host reads requests, so it is
-    always paid for. None without prices."""
+    """Cost of a million predictions in the unit of the devices' prices; None without prices.
+
+    The host reads requests, so it is always included.
+    """
     used = dict.fromkeys([*devices, *([problem.host] if problem.host else [])])
     prices = [problem.machine.device(name).price_per_hour for name in used]
     if not rows_per_s or any(p is None for p in prices):
         return None
     hourly = sum(
-        p * problem.ask.copies.get(name, 1) for name, p in zip(used, prices, strict=True) if p is not None
+        p * problem.requirements.copies.get(name, 1)
+        for name, p in zip(used, prices, strict=True)
+        if p is not None
     )
     return hourly / 3600 / rows_per_s * 1e6

@@ -1,10 +1,10 @@
-"""An option: a path with so many of its rows resident, what it costs of its device, what it can promise.
+"""Options: paths with some of their rows resident, their device time and the queries they answer in time.
 
-A profiled path, the lanes it would run on and the `Ask` go in; device seconds by class of queries come
-out. The assumptions, all of them (docs/planner.md says why):
+A profiled path, the lanes it would run on and the `Requirements` go in; device seconds by class of queries
+come out. The assumptions (docs/planner.md has the reasons):
 
-- A batch lasts at most L / (L + 1) of the promise on a device of L lanes, and a query waits at most one
-  L-th of a batch until a lane is free; so waiting and execution together keep the promise.
+- A batch lasts at most L / (L + 1) of the SLO on a device of L lanes, and a query waits at most one L-th of a
+  batch until a lane is free; so queue delay and service time together meet the SLO.
 - When lanes are full, waiting queries are merged into batches as large as that allows.
 - Of a window's capacity only so much is planned for that the rows which arrive in a window, as a
   compound Poisson process, exceed it one time in a hundred: headroom comes from the traffic's own noise.
@@ -20,9 +20,9 @@ import numpy as np
 
 from polyrec.models.schema.batch import F64
 from polyrec.models.tiers.budget import CACHE_SHARE
-from polyrec.planner.deployment.requirements import Ask
+from polyrec.planner.deployment.requirements import Requirements
 from polyrec.planner.deployment.residency import Residency, Tables, residency
-from polyrec.planner.deployment.tier_cost import P99, PAGE, Missing, tiers_below
+from polyrec.planner.deployment.tier_cost import P99, PAGE, MissCost, tiers_below
 from polyrec.planner.deployment.traffic_classes import SizeClass
 from polyrec.planner.devices import Device, Machine
 from polyrec.planner.latency_model import LatencyModel
@@ -34,7 +34,7 @@ LARGEST = Limits().max_request_rows
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """The lanes of one device: how many, of which kind, the tail time that a batch may last on one.
+    """The lanes of one device.
 
     hop: seconds to a lane and back beside execution.
     """
@@ -46,17 +46,16 @@ class Lanes:
 
     @property
     def share(self) -> float:
-        """Of the promise, that a batch may last: the rest is for waiting until a lane is free."""
+        """Share of the SLO that a batch may last; the rest is queue delay."""
         return self.count / (self.count + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How long a batch lasts: as measured with all rows resident, what look-ups elsewhere add, and the way
-    to the lane and back."""
+    """Duration of a batch: latency with all rows resident, plus tier misses, plus the hop to the lane."""
 
     latency: LatencyModel
-    misses: tuple[Missing, ...]
+    misses: tuple[MissCost, ...]
     hop: Hop
 
     def median(self, rows: float) -> float:
@@ -68,7 +67,7 @@ class Timing:
         return self.latency.tail(round(rows)) + self._missing(rows)[1] + self.hop.tail_s
 
     def model(self) -> LatencyModel:
-        """Of execution alone, as one curve, at the same rows."""
+        """Latency model of execution with misses, without the hop."""
         rows, latency = self.latency.rows, self.latency
         return LatencyModel(
             rows=rows,
@@ -77,7 +76,7 @@ class Timing:
         )
 
     def _missing(self, rows: float) -> tuple[float, float]:
-        """Seconds that a batch waits for tiers below, median and tail."""
+        """Seconds that a batch waits for tiers below: (median, tail)."""
         return sum(m.median(rows) for m in self.misses), sum(m.tail(rows) for m in self.misses)
 
 
@@ -85,12 +84,12 @@ class Timing:
 class Option:
     """A path with some of its rows resident on its device.
 
-    group: the bundle on the device; options of a group share their rows' bytes. cuts: rows of each table
-    that are resident; None: all. tier: where those beyond lie, down to `reach`; what is beyond that is
-    remote; None: there is nothing beyond. resident, elsewhere, afar: bytes within the cuts, in `tier`, and
-    remote; lookups, near: share of the look-ups that the cuts cover, and that cuts and `tier` do. cost_s:
-    float64 [classes], device seconds of a query of each class; inf where it cannot keep the promise.
-    batch_rows: to which queries are merged when the lanes are full.
+    group: the bundle on the device; options of a group share their rows' bytes. cuts: rows of each table that
+    are resident; None: all. tier: the next tier, which holds rows up to `reach`, None: all are resident; rows
+    beyond `reach` are remote. resident, next_tier_bytes, remote_bytes: bytes of rows in each. lookups, near:
+    share of look-ups within the cuts, and within cuts and `tier`. cost_s: float64 [classes], device seconds
+    of a query of each class; inf where it cannot meet the SLO. batch_rows: up to which queries are merged
+    when the lanes are full.
     """
 
     path: int
@@ -98,8 +97,8 @@ class Option:
     cuts: tuple[int, ...] | None
     reach: tuple[int, ...] | None
     resident: float
-    elsewhere: float
-    afar: float
+    next_tier_bytes: float
+    remote_bytes: float
     tier: str | None
     lookups: float
     near: float
@@ -111,21 +110,21 @@ class Option:
     @property
     def cache(self) -> float:
         """Bytes of the device's memory for pages of the rows on disk."""
-        return cache_beside(self.resident) if self.filed else 0.0
+        return cache_beside(self.resident) if self.file_bytes else 0.0
 
     @property
-    def filed(self) -> float:
+    def file_bytes(self) -> float:
         """Bytes of the disk's file, which has the resident rows, too."""
-        return self.resident + self.elsewhere if self.tier == "disk" and self.elsewhere else 0.0
+        return self.resident + self.next_tier_bytes if self.tier == "disk" and self.next_tier_bytes else 0.0
 
     @property
-    def held(self) -> float:
+    def device_bytes(self) -> float:
         """Bytes of the device's memory that its rows take, cached pages and all."""
         return self.resident + self.cache
 
 
 def cache_beside(resident: float) -> float:
-    """Bytes of pages beside so many bytes of resident rows; one page at least."""
+    """Bytes of cached pages that go with these resident rows; at least one page."""
     return max(resident * CACHE_SHARE / (1 - CACHE_SHARE), float(PAGE))
 
 
@@ -143,13 +142,13 @@ def headroom(capacity: float, dispersion: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Costing:
-    """What options of one path cost."""
+    """Computes options of one path and their cost."""
 
     path: PathProfile
     tables: Tables | None
     on: Lanes
     front: Front
-    ask: Ask
+    requirements: Requirements
     machine: Machine
     classes: tuple[SizeClass, ...]
 
@@ -160,11 +159,13 @@ class Costing:
         resident: Residency | None,
         reach: tuple[int, ...] | None = None,
     ) -> Option:
-        """The path, with only some rows resident (None: all of them). reach: rows of each table down to which
-        those beyond lie in the next tier; None: all of them do."""
+        """Returns the option with some rows resident (None: all of them).
+
+        reach: by table, the rank up to which rows lie in the next tier; None: all remaining rows do.
+        """
         everything = float(sum(self.path.memory.tables.values()))
         below = tiers_below(self.on.device, self.machine)
-        misses: tuple[Missing, ...] = ()
+        misses: tuple[MissCost, ...] = ()
         if resident is None or not below or self.tables is None:
             resident, near, name = Residency((), everything, 1.0), Residency((), everything, 1.0), None
         else:
@@ -173,7 +174,7 @@ class Costing:
             shares = (near.lookups - resident.lookups, 1.0 - near.lookups)
             size = self.tables.mean_row_bytes
             misses = tuple(
-                tier.missing(self.tables.lookups * max(share, 0.0), size)
+                tier.miss_cost(self.tables.lookups * max(share, 0.0), size)
                 for tier, share in zip(below, shares, strict=False)
             )
         timing = Timing(self.path.latency, misses, self.on.hop)
@@ -185,8 +186,8 @@ class Costing:
             cuts=resident.cuts if name else None,
             reach=near.cuts if name and reach is not None else None,
             resident=resident.bytes,
-            elsewhere=near.bytes - resident.bytes,
-            afar=everything - near.bytes,
+            next_tier_bytes=near.bytes - resident.bytes,
+            remote_bytes=everything - near.bytes,
             tier=name,
             lookups=resident.lookups,
             near=near.lookups,
@@ -197,20 +198,20 @@ class Costing:
         )
 
     def window(self, rows: float) -> float:
-        """What a batch may last for a query of `rows` rows, the front's part taken off."""
-        return (self.ask.slo_s - self.front.query_s - self.front.row_s * rows) * self.on.share
+        """Maximum duration of a batch for a query of `rows` rows, without the front's share of the SLO."""
+        return (self.requirements.slo_s - self.front.query_s - self.front.row_s * rows) * self.on.share
 
     def _batch(self, timing: Timing) -> int:
-        """Rows of the largest batch that mean queries are merged to within the promise, at least 1."""
+        """Rows of the largest batch within the SLO of a mean query, at least 1."""
         window = self.window(float(np.dot([c.rows for c in self.classes], [c.share for c in self.classes])))
-        low, high = 1, self.ask.max_batch_rows
+        low, high = 1, self.requirements.max_batch_rows
         while low < high:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if timing.tail(middle) <= window else (low, middle - 1)
         return low
 
     def _costs(self, timing: Timing, merged: int) -> tuple[F64, int]:
-        """Device seconds a query [classes], and the largest query within the promise, 0 if none is."""
+        """Returns device seconds per query, [classes], and the largest query within the SLO, 0 if none is."""
         classes = self.classes
         cost = np.full(len(classes), np.inf)
         kept = [i for i, c in enumerate(classes) if timing.tail(c.largest) <= self.window(c.largest)]

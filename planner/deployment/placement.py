@@ -1,7 +1,7 @@
-"""The placement: what of which bundle lies in which memory, from what was chosen.
+"""Places rows of the chosen options into memories.
 
-The program tries a few shares of a bundle's rows; what memory is left then is filled here, by one
-threshold on accesses per byte over all tables of all bundles that are only partly resident.
+The solver tries only a few shares of a bundle's rows. Memory that is left is filled here, by one threshold on
+accesses per byte over all tables of all partly resident bundles.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 
 from polyrec.models.tiers.budget import CACHE_SHARE
 from polyrec.models.tiers.placement import TierCuts
-from polyrec.planner.deployment.occupancy import occupied
+from polyrec.planner.deployment.occupancy import memory_occupancy
 from polyrec.planner.deployment.option import Option
-from polyrec.planner.deployment.rank_accesses import Ranked
+from polyrec.planner.deployment.rank_accesses import RankedAccesses
 from polyrec.planner.deployment.residency import Tables, cuts_within, residency
 from polyrec.planner.deployment.solver.choice import Choice
 from polyrec.planner.deployment.solver.problem import Problem
@@ -26,12 +26,14 @@ from polyrec.planner.placement import MemoryUse, PlacedPath, Placement
 Cuts = tuple[int, ...]
 
 
-def filled(problem: Problem, choice: Choice) -> Problem:
-    """The problem with the chosen options grown: memory that was left goes to rows that were not resident.
-    Options keep their places."""
+def fill_spare_memory(problem: Problem, choice: Choice) -> Problem:
+    """Extends the chosen options into spare memory.
+
+    Returns the problem with these options at the same indexes.
+    """
     chosen = [problem.options[i] for i in choice.options]
     served = choice.served.sum(axis=(1, 2))
-    used = occupied(problem, chosen)
+    used = memory_occupancy(problem, chosen)
     options = list(problem.options)
     for device in problem.lanes:
         partial = [
@@ -50,14 +52,14 @@ def filled(problem: Problem, choice: Choice) -> Problem:
             held = used[device].cache + sum(chosen[k].resident for k in widest.values()) + room
             kept = held - max(held * CACHE_SHARE, float(PAGE * len(widest)))
             room = max(kept - sum(chosen[k].resident for k in widest.values()), 0.0)
-        cuts = _deeper(problem, chosen, {k: _cuts(chosen[k]) for k in widest.values()}, served, room)
+        cuts = _extend_cuts(problem, chosen, {k: _cuts(chosen[k]) for k in widest.values()}, served, room)
         grown = {k: residency(_tables(problem, chosen[k]), own) for k, own in cuts.items()}
         reach: dict[int, tuple[int, ...] | None] = dict.fromkeys(cuts)
         disk = problem.budget["disk"]
         if problem.machine.remote is not None and chosen[partial[0]].tier == "disk" and disk is not None:
             left = max(disk - sum(own.bytes for own in grown.values()), 0.0)
-            for k, down in _deeper(problem, chosen, cuts, served, left).items():
-                whole = tuple(t.size for t in _tables(problem, chosen[k]).ranked)
+            for k, down in _extend_cuts(problem, chosen, cuts, served, left).items():
+                whole = tuple(t.size for t in _tables(problem, chosen[k]).accesses_by_rank)
                 reach[k] = None if down == whole else down
         for group, k in widest.items():
             for j in partial:
@@ -67,10 +69,10 @@ def filled(problem: Problem, choice: Choice) -> Problem:
     return replace(problem, options=tuple(options))
 
 
-def _deeper(
+def _extend_cuts(
     problem: Problem, options: Sequence[Option], cuts: Mapping[int, Cuts], served: np.ndarray, room: float
 ) -> dict[int, Cuts]:
-    """Cuts of some options with `room` bytes more, given to the rows of all that are looked up most."""
+    """Extends cuts by `room` bytes in all, for the rows accessed most."""
     joined, owners = _rest(problem, options, cuts, served)
     more = cuts_within(joined, room)
     found = {}
@@ -98,7 +100,7 @@ def _rest(
     """The rows beyond cuts, those of some options, as one set of tables, each counted as often as the traffic
     looks it up; and by option, which of those are its tables: (joined index, own index)."""
     names: list[str] = []
-    ranked: list[Ranked] = []
+    ranked: list[RankedAccesses] = []
     row_bytes: list[float] = []
     owners: dict[int, tuple[list[int], list[int]]] = {}
     for k, own in cuts.items():
@@ -106,20 +108,20 @@ def _rest(
         weight = tables.lookups * max(served[k], 1e-9) / (tables.accesses or 1.0)
         owners[k] = ([], [])
         for i, cut in enumerate(own):
-            if cut < tables.ranked[i].size:
+            if cut < tables.accesses_by_rank[i].size:
                 owners[k][0].append(len(names))
                 owners[k][1].append(i)
                 names.append(f"{k}.{tables.names[i]}")
-                ranked.append(tables.ranked[i].beyond(cut).scaled(weight))
+                ranked.append(tables.accesses_by_rank[i].beyond(cut).scaled(weight))
                 row_bytes.append(tables.row_bytes[i])
     return Tables(tuple(names), tuple(ranked), tuple(row_bytes), 1.0), owners
 
 
-def place(problem: Problem, choice: Choice) -> Placement:
-    """Where everything of the chosen options lies."""
+def make_placement(problem: Problem, choice: Choice) -> Placement:
+    """Returns the placement of the chosen options."""
     options = [problem.options[i] for i in choice.options]
     memories = []
-    for where, use in occupied(problem, options).items():
+    for where, use in memory_occupancy(problem, options).items():
         if where == "disk" and not use.bytes:
             continue
         budget = problem.budget.get(where)
@@ -146,7 +148,7 @@ def _placed(problem: Problem, option: Option) -> PlacedPath:
     tables = problem.tables[option.path]
     rows: dict[str, TierCuts] = {}
     if tables is not None:
-        whole = tuple(t.size for t in tables.ranked)
+        whole = tuple(t.size for t in tables.accesses_by_rank)
         cuts, reach = option.cuts or whole, option.reach or whole
         for name, size, cut, down in zip(tables.names, whole, cuts, reach, strict=True):
             # beyond `reach` there is none but where `far` is the disk
@@ -155,10 +157,10 @@ def _placed(problem: Problem, option: Option) -> PlacedPath:
     sizes = {near: round(option.resident)}
     lookups = {near: option.lookups}
     if option.tier is not None:
-        sizes[far] = round(option.elsewhere)
+        sizes[far] = round(option.next_tier_bytes)
         lookups[far] = max(0.0, option.near - option.lookups)
-    if option.afar:
-        sizes["remote"] = round(option.afar)
+    if option.remote_bytes:
+        sizes["remote"] = round(option.remote_bytes)
         lookups["remote"] = max(0.0, 1.0 - option.near)
     return PlacedPath(
         path=p.path.name, bytes=sizes, lookups=lookups, tables=rows, cache_bytes=math.floor(option.cache)

@@ -1,7 +1,7 @@
-"""From a profile and what is asked to a plan: pose, choose, fill the memory, say what to expect.
+"""Makes a plan: builds the problem, solves it, fills spare memory, forecasts the result.
 
-A profile and an `Ask` in; a `Plan` out that a server can open, with the placement of every row and what
-the planner expects of it. Raises PlanImpossible, in one line that says what is missing by how much.
+A profile and `Requirements` come in; a `Plan` goes out that a server can open, with the placement of every
+row and a forecast. Raises PlanImpossible with what is missing, and by how much.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy as np
 from polyrec.models.amounts import ms, size
 from polyrec.models.errors import BundleError
 from polyrec.planner.deployment.bundle_contents import read_tables
-from polyrec.planner.deployment.forecast import expect
-from polyrec.planner.deployment.placement import filled, place
-from polyrec.planner.deployment.requirements import Ask
+from polyrec.planner.deployment.forecast import forecast
+from polyrec.planner.deployment.placement import fill_spare_memory, make_placement
+from polyrec.planner.deployment.requirements import Requirements
 from polyrec.planner.deployment.residency import Tables
-from polyrec.planner.deployment.solver.choice import TIME_LIMIT_S, Choice, choose, shared, with_reserve
-from polyrec.planner.deployment.solver.problem import Problem, pose
+from polyrec.planner.deployment.solver.choice import TIME_LIMIT_S, Choice, add_reserve, choose, share_load
+from polyrec.planner.deployment.solver.problem import Problem, build_problem
 from polyrec.planner.deployment.solver.program import PlanImpossible
 from polyrec.planner.deployment.tier_cost import tiers_below
 from polyrec.planner.plan import Limits, Plan, PlannedLane, PlannedPath, Routing
@@ -29,7 +29,7 @@ from polyrec.planner.profile import PathProfile, Profile
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A plan, and the problem and choice that it came from, for pictures and sweeps."""
+    """A plan with the problem and choice behind it, for charts and sweeps."""
 
     plan: Plan
     problem: Problem
@@ -37,8 +37,11 @@ class Proposal:
 
 
 def tables_of(paths: Sequence[PathProfile]) -> tuple[Tables | None, ...]:
-    """The stored rows of each path's bundle, read once a bundle; None where a derived profile names a
-    bundle that is not here. Raises BundleError: a measured path's bundle is missing."""
+    """Reads the stored rows of each path's bundle, once per bundle.
+
+    None where a derived profile names a bundle that does not exist. Raises BundleError if the bundle of a
+    measured path is missing.
+    """
     read: dict[tuple[Path, tuple[tuple[str, int], ...]], Tables] = {}
     found: list[Tables | None] = []
     for p in paths:
@@ -56,69 +59,72 @@ def tables_of(paths: Sequence[PathProfile]) -> tuple[Tables | None, ...]:
 
 def propose(
     profile: Profile,
-    ask: Ask,
+    requirements: Requirements,
     tables: Sequence[Tables | None] | None = None,
     *,
     bounds: bool = True,
     more: bool = True,
     time_limit_s: float = TIME_LIMIT_S,
 ) -> Proposal:
-    """The best plan.
+    """Returns the best plan.
 
-    tables: as `tables_of` reads them, to read them once for many plans. bounds: also plan without each
-    limit, to say which of them bind; more: and with one more core, device, GB, to say what that buys.
-    Raises PlanImpossible or BundleError.
+    tables: from `tables_of`, to read them once for many plans. bounds: also plan without each limit, to find
+    the bottlenecks. more: also plan with one more core, device or GB, to find the gain of upgrades. Raises
+    PlanImpossible or BundleError.
     """
     tables = tables_of(profile.paths) if tables is None else tables
-    problem, choice = _best_lanes(profile, ask, tables, time_limit_s)
-    problem = filled(problem, choice)
-    choice = with_reserve(problem, shared(problem, list(choice.options), choice.gap))
+    problem, choice = _best_lanes(profile, requirements, tables, time_limit_s)
+    problem = fill_spare_memory(problem, choice)
+    choice = add_reserve(problem, share_load(problem, list(choice.options), choice.gap))
     others = (lambda other: _chosen(profile, other, tables, time_limit_s)) if more else None
     plan = Plan(
         paths=tuple(_planned(problem, i) for i in choice.options),
         lanes=_lanes(problem, choice),
         routing=Routing(query_s=problem.front.query_s, row_s=problem.front.row_s),
-        default_budget_ms=1e3 * ask.slo_s,
+        default_budget_ms=1e3 * requirements.slo_s,
         limits=_limits(problem, choice),
-        placement=place(problem, choice),
-        expected=expect(problem, choice, bounds, others),
+        placement=make_placement(problem, choice),
+        expected=forecast(problem, choice, bounds, others),
     )
     return Proposal(plan, problem, choice)
 
 
 def _best_lanes(
-    profile: Profile, ask: Ask, tables: Sequence[Tables | None], limit_s: float
+    profile: Profile, requirements: Requirements, tables: Sequence[Tables | None], limit_s: float
 ) -> tuple[Problem, Choice]:
-    """The better of what the lanes can be, the simpler of equals. Two cores can be a loop that executes, or
-    a loop and a process; an accelerator that is left alone needs no core to feed it."""
-    problem = pose(profile, ask, tables)
+    """Returns the best of several lane layouts, the simplest of equals.
+
+    Two cores can be an event loop that executes, or a loop and a process; an unused accelerator needs no core
+    to feed it.
+    """
+    problem = build_problem(profile, requirements, tables)
     posed = [problem]
-    if problem.inline is not None and ask.lane is None:
-        cores = ask.cores or problem.lanes[problem.inline].device.lanes
+    if problem.inline is not None and requirements.lane is None:
+        cores = requirements.cores or problem.lanes[problem.inline].device.lanes
         if cores > 1:
-            posed.append(pose(profile, replace(ask, lane="process"), tables))
-    if ask.lane is None and _overflows(problem):
-        posed.append(pose(profile, replace(ask, lane="thread"), tables))
+            posed.append(build_problem(profile, replace(requirements, lane="process"), tables))
+    if requirements.lane is None and _overflows(problem):
+        posed.append(build_problem(profile, replace(requirements, lane="thread"), tables))
     on_cpu = [i for i, p in enumerate(profile.paths) if problem.lanes[p.path.device].device.kind == "cpu"]
     if 0 < len(on_cpu) < len(profile.paths):
         own = profile.model_copy(update={"paths": tuple(profile.paths[i] for i in on_cpu)})
-        posed.append(pose(own, ask, [tables[i] for i in on_cpu]))
+        posed.append(build_problem(own, requirements, [tables[i] for i in on_cpu]))
     found: list[tuple[Problem, Choice]] = []
     for one in posed:
         try:
-            refuse_impossible(one)
+            check_feasible(one)
             found.append((one, choose(one, limit_s)))
         except PlanImpossible:
             continue
     if not found:
-        refuse_impossible(problem)
+        check_feasible(problem)
         raise PlanImpossible("no path fits the memory given; give it more (--memory DEVICE=SIZE)")
     unit = max(found[0][1].correct, 1e-300)
     return max(found, key=lambda f: round(f[1].correct / unit, 6))
 
 
 def _overflows(problem: Problem) -> bool:
-    """Whether rows of paths on the CPU may have to lie on disk, which lanes in processes cannot have."""
+    """Whether rows of CPU paths may need the disk, which lanes in processes cannot use."""
     device = problem.host
     if device is None or device not in problem.lanes:
         return False
@@ -130,17 +136,19 @@ def _overflows(problem: Problem) -> bool:
     return below and on.kind == "process" and budget is not None and whole > budget
 
 
-def _chosen(profile: Profile, ask: Ask, tables: Sequence[Tables | None], limit_s: float) -> Choice | None:
-    """What would be chosen for another ask; None if nothing can be."""
+def _chosen(
+    profile: Profile, requirements: Requirements, tables: Sequence[Tables | None], limit_s: float
+) -> Choice | None:
+    """Returns the choice for other requirements; None if there is none."""
     try:
-        return _best_lanes(profile, ask, tables, limit_s)[1]
+        return _best_lanes(profile, requirements, tables, limit_s)[1]
     except PlanImpossible:
         return None
 
 
-def refuse_impossible(problem: Problem) -> None:
-    """Raises PlanImpossible if no path keeps the promise, or none that does fits the memory."""
-    ask = problem.ask
+def check_feasible(problem: Problem) -> None:
+    """Raises PlanImpossible if no path meets the SLO, or none that does fits the memory."""
+    requirements = problem.requirements
     if not problem.options:
         least = problem.classes[0].largest
         needed = []
@@ -153,9 +161,9 @@ def refuse_impossible(problem: Problem) -> None:
         rows = f"{least} {'row' if least == 1 else 'rows'}"
         parts = f"execution {ms(tail)}, waiting for a lane {ms(total - tail - front)}"
         raise PlanImpossible(
-            f"no path answers {rows} (the smallest queries) within {ms(ask.slo_s)}: the fastest, "
+            f"no path answers {rows} (the smallest queries) within {ms(requirements.slo_s)}: the fastest, "
             f"{problem.paths[i].path.name}, needs {ms(total)} ({parts}, reading and writing {ms(front)}), "
-            f"{ms(total - ask.slo_s)} more"
+            f"{ms(total - requirements.slo_s)} more"
         )
     short = []
     for option in problem.options:
@@ -167,10 +175,12 @@ def refuse_impossible(problem: Problem) -> None:
         short.append((needed_bytes - budget, needed_bytes, budget, where, option))
     lacking, needed_bytes, budget, where, option = min(short, key=lambda s: s[0])
     on = problem.lanes.get(where)
-    on_disk = ask.lane == "process" and on is not None and bool(tiers_below(on.device, problem.machine))
+    on_disk = (
+        requirements.lane == "process" and on is not None and bool(tiers_below(on.device, problem.machine))
+    )
     hint = "; lanes in processes cannot have rows on disk: --lane thread can" if on_disk else ""
     raise PlanImpossible(
-        f"no path that keeps {ms(ask.slo_s)} fits the memory: the smallest, "
+        f"no path that keeps {ms(requirements.slo_s)} fits the memory: the smallest, "
         f"{problem.paths[option.path].path.name}, needs {size(needed_bytes)} of {where}, which has "
         f"{size(budget)}; {size(lacking)} are missing{hint}"
     )
@@ -194,7 +204,7 @@ def _lanes(problem: Problem, choice: Choice) -> tuple[PlannedLane, ...]:
 
 
 def _limits(problem: Problem, choice: Choice) -> Limits:
-    """Batches as large as the promise allows on the widest path; queues as long as it can be kept."""
+    """Limits: the largest batch within the SLO on any path, and a queue that drains within the SLO."""
     usual = Limits()
     options = [problem.options[i] for i in choice.options]
     batch = max(o.batch_rows for o in options)
@@ -205,7 +215,7 @@ def _limits(problem: Problem, choice: Choice) -> Limits:
             for o in options
             if problem.paths[o.path].path.device == device
         ]
-        within += max(rates, default=0.0) * on.count * problem.ask.slo_s
+        within += max(rates, default=0.0) * on.count * problem.requirements.slo_s
     largest = max(usual.max_request_rows, *(c.largest for c in problem.classes))
     return Limits(
         max_request_rows=largest,

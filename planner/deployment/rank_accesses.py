@@ -1,7 +1,7 @@
-"""Accesses of one table by rank, as runs of equally accessed rows.
+"""Accesses of one table by rank, run-length encoded.
 
-Most rows of a large table are accessed as seldom as their neighbors, so runs are few where rows are
-many: a million rows of a Zipf distribution are some thousand runs.
+Most rows of a large table have the same count as their neighbors: a million rows of a Zipf distribution are
+about a thousand runs.
 """
 
 from __future__ import annotations
@@ -15,26 +15,29 @@ from polyrec.models.schema.batch import F64, I64
 
 
 @dataclass(frozen=True, eq=False)
-class Ranked:
-    """accesses: float64 [runs], of each row of a run, never increasing. rows: int64 [runs]."""
+class RankedAccesses:
+    """Runs of equally accessed rows.
+
+    accesses: float64 [runs], per row, never increasing. rows: int64 [runs].
+    """
 
     accesses: F64
     rows: I64
 
     @classmethod
-    def of(cls, counts: I64 | F64) -> Ranked:
-        """From accesses by rank, [rows], never increasing."""
+    def from_counts(cls, counts: I64 | F64) -> RankedAccesses:
+        """Encodes accesses by rank, [rows], never increasing."""
         starts = np.flatnonzero(np.append(True, counts[1:] != counts[:-1])[: counts.size])
         return cls(counts[starts].astype(np.float64), np.diff(np.append(starts, counts.size)))
 
     @cached_property
     def size(self) -> int:
-        """Rows."""
+        """Number of rows."""
         return int(self.rows.sum())
 
     @cached_property
     def total(self) -> float:
-        """Accesses."""
+        """Accesses of all rows."""
         return float(self.accesses @ self.rows)
 
     @cached_property
@@ -53,16 +56,16 @@ class Ranked:
         start = int(self._ends[run - 1]) if run else 0
         return float(self._covered[run] + (rank - start) * self.accesses[run])
 
-    def until(self, rank: int) -> Ranked:
+    def until(self, rank: int) -> RankedAccesses:
         """The rows before a rank."""
         rows = np.clip(rank - (self._ends - self.rows), 0, self.rows)
-        return Ranked(self.accesses[rows > 0], rows[rows > 0])
+        return RankedAccesses(self.accesses[rows > 0], rows[rows > 0])
 
-    def beyond(self, rank: int) -> Ranked:
+    def beyond(self, rank: int) -> RankedAccesses:
         """The rows from a rank on."""
         rows = np.clip(self._ends - rank, 0, self.rows)
-        return Ranked(self.accesses[rows > 0], rows[rows > 0])
+        return RankedAccesses(self.accesses[rows > 0], rows[rows > 0])
 
-    def scaled(self, factor: float) -> Ranked:
-        """As often as `factor` times."""
-        return Ranked(self.accesses * factor, self.rows)
+    def scaled(self, factor: float) -> RankedAccesses:
+        """The same rows with `factor` times the accesses."""
+        return RankedAccesses(self.accesses * factor, self.rows)

@@ -1,4 +1,4 @@
-"""What is asked of a planner: the promise, the traffic, budgets, and what else may bend."""
+"""Requirements of a plan: SLO, traffic, memory budgets and lanes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from polyrec.planner.traffic import Traffic
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """What is wanted.
+class Requirements:
+    """Input of the planner besides the profile.
 
-    slo_s: the promise, a tail latency. memory: bytes by device, in place of the machine's own. cores: of
+    slo_s: the tail latency to meet. memory: bytes by device, in place of the machine's own. cores: of
     the CPU, in place of the machine's. copies: how many there are of a device, all with the same content
-    (default 1). lane: kind of the CPU's lanes. swing: how many times the stated rate, and how many times
-    less, memory that is left over takes further paths for; 1: none.
+    (default 1). lane: kind of the CPU's lanes. swing: spare memory takes further paths for this
+    factor of the stated rate, and for its inverse; 1: none.
     """
 
     slo_s: float

@@ -1,8 +1,8 @@
-"""Which rows are resident: a bundle's tables and a budget in bytes in, a cut a table out.
+"""Chooses resident rows: a bundle's tables and a byte budget come in, one cut per table goes out.
 
 Tables are in popularity order and a memory holds a prefix of each. One threshold on accesses per byte,
-taken over all tables, fills a budget optimally (fractional knapsack: DESIGN), so a table that is read
-more gets more of the fast memory by itself.
+over all tables fills a budget optimally (fractional knapsack), so a table that is accessed more gets more of
+the fast memory.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from functools import cached_property
 import numpy as np
 
 from polyrec.models.schema.batch import F64, I64
-from polyrec.planner.deployment.rank_accesses import Ranked
+from polyrec.planner.deployment.rank_accesses import RankedAccesses
 
 RESIDENT = (0.8, 0.6, 0.45, 0.3, 0.2, 0.12, 0.07, 0.04, 0.02, 0.01)
-"""Shares of a bundle's rows, in bytes, that are tried; what memory is left is filled afterwards."""
+"""Shares of a bundle's rows, in bytes, that are tried; spare memory is filled afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,36 +36,38 @@ class Tables:
     these tables, for one row of a query."""
 
     names: tuple[str, ...]
-    ranked: tuple[Ranked, ...]
+    accesses_by_rank: tuple[RankedAccesses, ...]
     row_bytes: tuple[float, ...]
     lookups: float
 
     @cached_property
     def bytes(self) -> float:
         """Of all rows."""
-        return sum(t.size * b for t, b in zip(self.ranked, self.row_bytes, strict=True))
+        return sum(t.size * b for t, b in zip(self.accesses_by_rank, self.row_bytes, strict=True))
 
     @cached_property
     def accesses(self) -> float:
         """Of all rows."""
-        return sum(t.total for t in self.ranked)
+        return sum(t.total for t in self.accesses_by_rank)
 
     @cached_property
     def steps(self) -> Steps:
-        """All rows in the order in which they deserve memory."""
-        density = np.concatenate([t.accesses / b for t, b in zip(self.ranked, self.row_bytes, strict=True)])
-        table = np.repeat(np.arange(len(self.ranked)), [t.rows.size for t in self.ranked])
+        """All runs in order of accesses per byte."""
+        density = np.concatenate(
+            [t.accesses / b for t, b in zip(self.accesses_by_rank, self.row_bytes, strict=True)]
+        )
+        table = np.repeat(np.arange(len(self.accesses_by_rank)), [t.rows.size for t in self.accesses_by_rank])
         order = np.argsort(-density, kind="stable")
-        rows = np.concatenate([t.rows for t in self.ranked])[order]
+        rows = np.concatenate([t.rows for t in self.accesses_by_rank])[order]
         ends = np.cumsum(rows * np.array(self.row_bytes)[table[order]])
         return Steps(density[order], table[order], rows, ends)
 
     @property
     def mean_row_bytes(self) -> float:
-        """Of a row that is looked up."""
+        """Mean bytes of a row, weighted by accesses."""
         if not self.accesses:
             return max(self.row_bytes, default=0.0)
-        return float(np.average(self.row_bytes, weights=[t.total for t in self.ranked]))
+        return float(np.average(self.row_bytes, weights=[t.total for t in self.accesses_by_rank]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +84,11 @@ def cuts_within(tables: Tables, budget: float) -> tuple[int, ...]:
 
     Rows of equal density are taken table by table. Exact up to the last row, which must fit whole.
     """
-    if budget >= tables.bytes or not tables.ranked:
-        return tuple(t.size for t in tables.ranked)
+    if budget >= tables.bytes or not tables.accesses_by_rank:
+        return tuple(t.size for t in tables.accesses_by_rank)
     steps = tables.steps
     whole = int(np.searchsorted(steps.ends, budget, side="right"))
-    cuts = np.bincount(steps.table[:whole], steps.rows[:whole], len(tables.ranked)).astype(np.int64)
+    cuts = np.bincount(steps.table[:whole], steps.rows[:whole], len(tables.accesses_by_rank)).astype(np.int64)
     left = budget - (float(steps.ends[whole - 1]) if whole else 0.0)
     for i in range(whole, steps.density.size):
         if steps.density[i] != steps.density[whole]:
@@ -98,11 +100,11 @@ def cuts_within(tables: Tables, budget: float) -> tuple[int, ...]:
     return tuple(cuts.tolist())
 
 
-def reaching(tables: Tables, cuts: tuple[int, ...], room: float) -> tuple[int, ...]:
+def rows_reached(tables: Tables, cuts: tuple[int, ...], room: float) -> tuple[int, ...]:
     """Rows of each table down to which a memory of `room` bytes reaches, below one that holds `cuts`."""
     rest = Tables(
         tables.names,
-        tuple(t.beyond(n) for t, n in zip(tables.ranked, cuts, strict=True)),
+        tuple(t.beyond(n) for t, n in zip(tables.accesses_by_rank, cuts, strict=True)),
         tables.row_bytes,
         tables.lookups,
     )
@@ -110,14 +112,14 @@ def reaching(tables: Tables, cuts: tuple[int, ...], room: float) -> tuple[int, .
 
 
 def residency(tables: Tables, cuts: tuple[int, ...]) -> Residency:
-    """What cuts mean. Where nothing is looked up, everything is found."""
+    """Returns bytes and hit share of cuts. Without any accesses the hit share is 1."""
     resident = sum(n * b for n, b in zip(cuts, tables.row_bytes, strict=True))
-    inside = sum(t.before(n) for t, n in zip(tables.ranked, cuts, strict=True))
+    inside = sum(t.before(n) for t, n in zip(tables.accesses_by_rank, cuts, strict=True))
     return Residency(cuts, resident, inside / tables.accesses if tables.accesses else 1.0)
 
 
 def residencies(tables: Tables | None) -> tuple[Residency, ...]:
-    """Parts of the rows that are tried as resident; none where the counts are not known."""
+    """Returns the residencies to try; none where the counts are unknown."""
     if tables is None or not tables.lookups:
         return ()
     return tuple(residency(tables, cuts_within(tables, share * tables.bytes)) for share in RESIDENT)

@@ -1,8 +1,7 @@
-"""What if: plans for many promises, rates, machines; what each would give, as a frontier.
+"""Sweeps: plans for combinations of SLO, rate, cores and memory, as a frontier.
 
-Texts like `slo=5,10,20` go in, one axis each; every combination is planned. Out comes a `Point` each:
-goodput, quality, what bound it, what a million predictions cost. An ask that nothing can do is a point
-as well, with its reason.
+Texts like `slo=5,10,20` go in, one axis each; every combination is planned. Each gives a
+`SweepPoint`: goodput, accuracy, bottlenecks, cost. A combination without a plan is a point with a reason.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 from polyrec.models.amounts import percent, rate, size
 from polyrec.models.text_table import aligned
 from polyrec.planner.deployment.proposal import propose
-from polyrec.planner.deployment.requirements import Ask
+from polyrec.planner.deployment.requirements import Requirements
 from polyrec.planner.deployment.residency import Tables
 from polyrec.planner.deployment.solver.program import PlanImpossible
 from polyrec.planner.devices import Machine, MachineError, parse_bytes
@@ -31,29 +30,29 @@ MOST = 400
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """key: as asked. values: in its unit: ms, queries a second, cores, bytes, copies."""
+    """One swept parameter. values: in its unit: ms, queries/s, cores, bytes, copies."""
 
     key: str
     values: tuple[float, ...]
 
     def show(self, value: float) -> str:
-        """A value in words."""
+        """Formats a value."""
         if self.key.startswith("memory."):
             return size(value)
         return f"{value:g} ms" if self.key == "slo" else f"{value:,g}"
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One combination: values by key, and what it asks."""
+class SweepStep:
+    """One combination: values by key, and the requirements."""
 
     values: dict[str, float]
-    ask: Ask
+    requirements: Requirements
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
-    """What one combination gives. shares: of the rows, by path. reason: why there is no plan."""
+class SweepPoint:
+    """Result of one combination. shares: of the rows, by path. reason: why there is no plan."""
 
     values: dict[str, float]
     rows_per_s: float = 0.0
@@ -71,7 +70,7 @@ class Point:
 
 
 def parse_sweep(text: str, machine: Machine) -> Axis:
-    """`slo=5,10`, `memory.cpu=1GB,2GB` -> an axis. Raises PlanError or MachineError."""
+    """Parses an axis like `slo=5,10` or `memory.cpu=1GB,2GB`. Raises PlanError or MachineError."""
     key, equals, listed = (part.strip() for part in text.partition("="))
     if not equals or not listed:
         raise PlanError(f"sweep '{text}': write KEY=VALUE,VALUE, like slo=5,10,20")
@@ -104,8 +103,8 @@ def _value(text: str, kind: str, given: str) -> float:
     return value
 
 
-def steps(ask: Ask, axes: Sequence[Axis]) -> list[Step]:
-    """All combinations, the last axis fastest. Raises PlanError: a key twice, or too many."""
+def steps(requirements: Requirements, axes: Sequence[Axis]) -> list[SweepStep]:
+    """Returns all combinations, the last axis fastest. Raises PlanError for a repeated key or too many."""
     keys = [axis.key for axis in axes]
     for key in keys:
         if keys.count(key) > 1:
@@ -116,34 +115,34 @@ def steps(ask: Ask, axes: Sequence[Axis]) -> list[Step]:
     found = []
     for combination in product(*(axis.values for axis in axes)):
         values = dict(zip(keys, combination, strict=True))
-        one = ask
+        one = requirements
         for key, value in values.items():
             one = _with(one, key, value)
-        found.append(Step(values, one))
+        found.append(SweepStep(values, one))
     return found
 
 
-def _with(ask: Ask, key: str, value: float) -> Ask:
+def _with(requirements: Requirements, key: str, value: float) -> Requirements:
     kind, _, device = key.partition(".")
     if kind == "slo":
-        return replace(ask, slo_s=value / 1e3)
+        return replace(requirements, slo_s=value / 1e3)
     if kind == "rate":
-        return replace(ask, traffic=ask.traffic.model_copy(update={"rate": value}))
+        return replace(requirements, traffic=requirements.traffic.model_copy(update={"rate": value}))
     if kind == "cores":
-        return replace(ask, cores=int(value))
+        return replace(requirements, cores=int(value))
     if kind == "memory":
-        return replace(ask, memory={**ask.memory, device: int(value)})
-    return replace(ask, copies={**ask.copies, device: int(value)})
+        return replace(requirements, memory={**requirements.memory, device: int(value)})
+    return replace(requirements, copies={**requirements.copies, device: int(value)})
 
 
-def outcome(profile: Profile, step: Step, tables: Sequence[Tables | None]) -> Point:
+def plan_step(profile: Profile, step: SweepStep, tables: Sequence[Tables | None]) -> SweepPoint:
     """Plans one combination."""
     try:
-        e = propose(profile, step.ask, tables, more=False).plan.expected
+        e = propose(profile, step.requirements, tables, more=False).plan.expected
     except PlanImpossible as impossible:
-        return Point(step.values, reason=str(impossible))
+        return SweepPoint(step.values, reason=str(impossible))
     assert e is not None
-    return Point(
+    return SweepPoint(
         step.values,
         e.rows_per_s,
         e.correct_per_s,
@@ -156,8 +155,8 @@ def outcome(profile: Profile, step: Step, tables: Sequence[Tables | None]) -> Po
     )
 
 
-def lines(points: Iterable[Point], axes: Sequence[Axis]) -> list[str]:
-    """The frontier as a table."""
+def lines(points: Iterable[SweepPoint], axes: Sequence[Axis]) -> list[str]:
+    """Formats the points as a table."""
     points = list(points)
     priced = any(p.cost_per_million is not None for p in points)
     head = [a.key for a in axes] + ["rows/s", "served", "accuracy", "correct/s"]

@@ -1,4 +1,4 @@
-"""What look-ups beyond a memory cost: the tiers below, and the time that a batch waits for them.
+"""Cost of tier misses: the tiers below a memory, and the time that a batch waits for them.
 
 A simple additive model: the look-ups of a batch that miss are served one after the other, each for the
 tier's latency and its bytes over the tier's bandwidth, and execution follows. A remote store is asked once a
@@ -33,13 +33,13 @@ class Tier:
         """Of one look-up."""
         return self.latency_s + max(row_bytes, self.block) / self.bandwidth
 
-    def missing(self, per_row: float, row_bytes: float) -> Missing:
-        """So many look-ups of a query's row, of rows of so many bytes, that have to come from here."""
-        return Missing(per_row, self.seconds(row_bytes), self.once_s if per_row else 0.0)
+    def miss_cost(self, per_row: float, row_bytes: float) -> MissCost:
+        """Returns the cost of `per_row` look-ups per row of a query, each of row_bytes bytes."""
+        return MissCost(per_row, self.seconds(row_bytes), self.once_s if per_row else 0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Missing:
+class MissCost:
     """Look-ups beyond a cut: `per_row` of a query's row on average, `seconds` each, `once_s` a batch."""
 
     per_row: float
@@ -57,8 +57,7 @@ class Missing:
 
 
 def tiers_below(device: Device, machine: Machine) -> tuple[Tier, ...]:
-    """Where rows go that do not fit a device, one after the other: to the host over the link; from the host
-    to the disk, and from there to a remote store."""
+    """Returns the tiers below a device, in order: the host over the link, or the disk, then remote."""
     if device.kind != "cpu":
         host = any(d.kind == "cpu" for d in machine.devices)
         return (Tier("host", 0.0, device.link),) if device.link and host else ()

@@ -1,4 +1,4 @@
-"""Traffic as a planner sees it: a few classes of query sizes, a few levels of load.
+"""Discretizes traffic for the planner: a few classes of query sizes, a few levels of load.
 
 A `Traffic` goes in; classes (rows and the share of queries that have about so many) and levels (a rate
 and the share of the time in which it lasts) come out, so that a program with one variable a class and

@@ -34,7 +34,7 @@ SIZES = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class ClairvoyantBound:
     """correct: most correct predictions within deadlines; rows: answered in that solution.
 
     bin_s: width of the bins. by_bin: correct predictions by arrival bin, float64 [bins].
@@ -58,11 +58,11 @@ def bound(
     rows: I64,
     budget_s: float | F64,
     bin_s: float | None = None,
-) -> Bound:
+) -> ClairvoyantBound:
     """The bound of a trace. arrival_s, rows: [queries], ascending; budget_s: of each, or of all."""
     budgets = np.broadcast_to(np.asarray(budget_s, np.float64), arrival_s.shape)
     if not arrival_s.size:
-        return Bound(0.0, 0.0, 1.0, np.zeros(0))
+        return ClairvoyantBound(0.0, 0.0, 1.0, np.zeros(0))
     width = float(budgets.min()) / BINS_A_BUDGET if bin_s is None else bin_s
     longest_s = float(budgets.max())
     devices = list(dict.fromkeys(lane.device for lane in lanes))
@@ -86,7 +86,7 @@ def bound(
             if chosen.size:
                 variables.append((chosen, device * bins + at[chosen], cost[chosen], path.accuracy))
     if not variables:
-        return Bound(0.0, 0.0, width, np.zeros(bins))
+        return ClairvoyantBound(0.0, 0.0, width, np.zeros(bins))
     group = np.concatenate([v[0] for v in variables])
     place = np.concatenate([v[1] for v in variables])
     cost = np.concatenate([v[2] for v in variables])
@@ -104,7 +104,7 @@ def bound(
     if solved.status != 0:
         raise RuntimeError(f"the bound's linear program was not solved: {solved.message}")
     by_bin: F64 = np.bincount(groups[0][group], weights=value * solved.x, minlength=bins).astype(np.float64)
-    return Bound(float(-solved.fun), float(solved.x.sum()), width, by_bin)
+    return ClairvoyantBound(float(-solved.fun), float(solved.x.sum()), width, by_bin)
 
 
 def _row_costs(

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from polyrec.planner.deployment.proposal import Proposal
-    from polyrec.planner.deployment.requirements import Ask
+    from polyrec.planner.deployment.requirements import Requirements
     from polyrec.planner.plan import Plan
     from polyrec.planner.profile import Profile
 
@@ -73,13 +73,13 @@ def run(args: argparse.Namespace) -> int:
         from polyrec.report.page import require_matplotlib
 
         require_matplotlib()
-    profile, ask = _asked(args)
+    profile, requirements = _asked(args)
     if args.sweep:
-        return _swept(args, profile, ask)
+        return _swept(args, profile, requirements)
     from polyrec.planner.deployment.proposal import propose
 
     with _stray_lines_aside():
-        proposal = propose(profile, ask)
+        proposal = propose(profile, requirements)
     if args.out:
         _saved(proposal.plan, args.out)
     if args.pictures:
@@ -147,8 +147,8 @@ def _refuse(args: argparse.Namespace) -> None:
         raise PlanError("--sweep makes many plans, --out writes one: leave one of them out")
 
 
-def _asked(args: argparse.Namespace) -> tuple[Profile, Ask]:
-    from polyrec.planner.deployment.requirements import Ask
+def _asked(args: argparse.Namespace) -> tuple[Profile, Requirements]:
+    from polyrec.planner.deployment.requirements import Requirements
     from polyrec.planner.devices import load_machine, parse_memory
     from polyrec.planner.profile import load_profile, on_machine
     from polyrec.planner.traffic import parse_traffic
@@ -156,7 +156,7 @@ def _asked(args: argparse.Namespace) -> tuple[Profile, Ask]:
     profile = load_profile(args.profile)
     if args.machine:
         profile = on_machine(profile, load_machine(args.machine), args.machine)
-    ask = Ask(
+    requirements = Requirements(
         slo_s=1.0 if args.slo_ms is None else args.slo_ms / 1e3,  # None: each step of the sweep has its own
         traffic=parse_traffic(args.traffic),
         memory=parse_memory(args.memory, profile.machine) if args.memory else {},
@@ -164,7 +164,7 @@ def _asked(args: argparse.Namespace) -> tuple[Profile, Ask]:
         lane=args.lane,
         swing=args.swing,
     )
-    return profile, ask
+    return profile, requirements
 
 
 def _saved(plan: Plan, out: str) -> None:
@@ -191,21 +191,23 @@ def _beside(bundle: Path, plan: Path) -> Path:
     return Path(os.path.relpath(bundle.resolve(), plan.parent.resolve()))
 
 
-def _swept(args: argparse.Namespace, profile: Profile, ask: Ask) -> int:
+def _swept(args: argparse.Namespace, profile: Profile, requirements: Requirements) -> int:
     import json
     import sys
 
     from tqdm import tqdm
 
     from polyrec.planner.deployment.proposal import tables_of
-    from polyrec.planner.deployment.sweep import lines, outcome, parse_sweep, steps
+    from polyrec.planner.deployment.sweep import lines, parse_sweep, plan_step, steps
 
     axes = [parse_sweep(text, profile.machine) for text in args.sweep]
     tables = tables_of(profile.paths)
     with _stray_lines_aside():
         points = [
-            outcome(profile, step, tables)
-            for step in tqdm(steps(ask, axes), desc="plan", unit=" plans", file=sys.stderr, disable=None)
+            plan_step(profile, step, tables)
+            for step in tqdm(
+                steps(requirements, axes), desc="plan", unit=" plans", file=sys.stderr, disable=None
+            )
         ]
     if args.pictures:
         from polyrec.report.plan.sweep import draw

@@ -33,7 +33,7 @@ def draw(proposal: Proposal) -> Figure:
     figure = new_figure(
         10.5, 5.2,
         title="Which path answers a query; planned for "
-        f"{traffic_words(problem.ask.traffic)} within {1e3 * problem.ask.slo_s:g} ms",
+        f"{traffic_words(problem.requirements.traffic)} within {1e3 * problem.requirements.slo_s:g} ms",
     )  # fmt: skip
     left, right = figure.subplots(1, 2, sharey=True)
     _panel(
@@ -104,7 +104,7 @@ def _panel(axes: Axes, title: str, chosen: F64, n: int, problem: Problem) -> Non
     )  # fmt: skip
     log_axis(axes, "x", 1, 4096)
     log_axis(axes, "y", BUDGETS_MS[0], BUDGETS_MS[-1])
-    slo_ms = 1e3 * problem.ask.slo_s
+    slo_ms = 1e3 * problem.requirements.slo_s
     low, high = problem.classes[0].rows, problem.classes[-1].largest
     axes.axhline(slo_ms, color="white", linewidth=1.2, linestyle=(0, (4, 3)))
     axes.plot([low, high], [slo_ms] * 2, color="white", linewidth=4, solid_capstyle="round")

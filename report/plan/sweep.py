@@ -9,14 +9,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
-from polyrec.planner.deployment.sweep import Axis, Point
+from polyrec.planner.deployment.sweep import Axis, SweepPoint
 from polyrec.report.chart import FONT, LIGHT, add_legend, log_axis, new_figure, style_axes
 
 NAMES = {"slo": "SLO, ms", "rate": "traffic, queries/s", "cores": "CPU cores"}
 MB = 1e6
 
 
-def draw(points: Sequence[Point], axes: Sequence[Axis]) -> Figure:
+def draw(points: Sequence[SweepPoint], axes: Sequence[Axis]) -> Figure:
     """A panel for each of goodput, accuracy and, where prices are known, cost."""
     priced = any(p.cost_per_million is not None for p in points)
     infeasible = any(p.shares is None for p in points)

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from polyrec.models.tiers.placement import RemoteStore
-from polyrec.planner.deployment.rank_accesses import Ranked
+from polyrec.planner.deployment.rank_accesses import RankedAccesses
 from polyrec.planner.deployment.residency import Tables
 from polyrec.planner.devices import Device, Machine, Remote
 from polyrec.planner.latency_model import LatencyModel
@@ -82,4 +82,4 @@ def skewed(rows: int = 1000, row_bytes: float = 1000.0, tables: int = 1, lookups
     """Tables in which the row of rank r is accessed in proportion to 1 / (r + 1)."""
     counts = np.maximum(100_000 // np.arange(1, rows + 1), 1)
     names = ("t", *(f"t{i}" for i in range(1, tables)))
-    return Tables(names, (Ranked.of(counts),) * tables, (row_bytes,) * tables, lookups)
+    return Tables(names, (RankedAccesses.from_counts(counts),) * tables, (row_bytes,) * tables, lookups)

@@ -1,10 +1,10 @@
-"""The choice: which paths to deploy with how many rows resident, and how load is shared between them.
+"""Chooses which paths to deploy, with how many rows resident, and how they share the load.
 
-A `Problem` in, a `Choice` out, by a mixed-integer program (HiGHS). One binary variable says whether an
-option is deployed; one continuous variable says which part of the queries of a size class, at a level of
-load, goes to it. The program maximizes correct predictions a second, under the time of every device and
-of the front, and the bytes of every memory. A second, purely linear program with the deployment held
-gives the duals. What memory is left then takes paths in reserve, for when the load rises or falls.
+A `Problem` in, a `Choice` out, by a mixed-integer program (HiGHS): a binary variable per deployed option, and
+a continuous one for the share of a size class's queries that it answers at a level of load. It maximizes
+correct predictions per second under the time of every device and of the front, and the bytes of every memory.
+A linear program with the deployment fixed then gives the dual prices. Spare memory takes reserve paths for
+other loads.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from polyrec.models.schema.batch import F64
-from polyrec.planner.deployment.occupancy import occupied
+from polyrec.planner.deployment.occupancy import memory_occupancy
 from polyrec.planner.deployment.option import Option
 from polyrec.planner.deployment.solver.problem import Problem
 from polyrec.planner.deployment.solver.program import PlanImpossible, Program, weights_of
@@ -23,7 +23,7 @@ from polyrec.planner.deployment.traffic_classes import Level
 
 TIME_LIMIT_S = 20.0
 NOTHING = 1e-7
-"""Shares below this are the solver's rounding."""
+"""Shares below this are solver rounding."""
 ROUNDING = 1e-9
 WORTH = 1e-5
 """Relative gain for which a path is kept in reserve."""
@@ -31,7 +31,7 @@ WORTH = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What is deployed, and how the load is shared.
+    """A deployment and its shares of the load.
 
     options: deployed ones, as indices into the problem's, those in reserve last. served: float64
     [deployed, classes, levels], share of `Problem.queries` that each answers. correct,
@@ -49,21 +49,21 @@ class Choice:
 
 
 def choose(problem: Problem, time_limit_s: float = TIME_LIMIT_S) -> Choice:
-    """The best deployment. Raises PlanImpossible if no option fits its memory."""
-    candidates = worth_trying(problem)
+    """Returns the best deployment. Raises PlanImpossible if no option fits its memory."""
+    candidates = candidate_options(problem)
     if not candidates:
         raise PlanImpossible("no path fits the memory given; give it more (--memory DEVICE=SIZE)")
     found = Program(problem, candidates).solve(time_limit_s)
     deployed = list(found.deployed)
-    served, _, _ = Program(problem, deployed).share_out()
-    # what the solver deployed to no use
+    served, _, _ = Program(problem, deployed).solve_shares()
+    # drop options that the solver deployed but does not use
     deployed = [o for o, share in zip(deployed, served, strict=True) if share.max() > NOTHING]
-    return shared(problem, deployed, found.gap)
+    return share_load(problem, deployed, found.gap)
 
 
-def shared(problem: Problem, deployed: list[int], gap: float) -> Choice:
-    """The best use of a deployment: options, as indices into the problem's."""
-    served, prices, front_price = Program(problem, deployed).share_out()
+def share_load(problem: Problem, deployed: list[int], gap: float) -> Choice:
+    """Returns the best shares of the load for these options, given as indexes into the problem's."""
+    served, prices, front_price = Program(problem, deployed).solve_shares()
     weights, _ = weights_of(problem)
     rows = (served * weights).sum(axis=(1, 2))
     accuracy = [problem.paths[problem.options[o].path].accuracy for o in deployed]
@@ -72,11 +72,13 @@ def shared(problem: Problem, deployed: list[int], gap: float) -> Choice:
     )
 
 
-def with_reserve(problem: Problem, choice: Choice) -> Choice:
-    """The choice with further paths, all their rows resident, in the memory that is left: cheaper ones for
-    `swing` times the stated load, and more accurate ones for as many times less."""
+def add_reserve(problem: Problem, choice: Choice) -> Choice:
+    """Adds reserve paths, with all rows resident, in spare memory.
+
+    Cheaper ones for `swing` times the stated load, and more accurate ones for that load divided by `swing`.
+    """
     deployed = list(choice.options)
-    for factor in (problem.ask.swing, 1 / problem.ask.swing):
+    for factor in (problem.requirements.swing, 1 / problem.requirements.swing):
         levels = tuple(Level(level.rate * factor, level.share) for level in problem.levels)
         _add_reserve(replace(problem, levels=levels), deployed)
     none = np.zeros((len(deployed) - len(choice.options), *choice.served.shape[1:]))
@@ -84,12 +86,12 @@ def with_reserve(problem: Problem, choice: Choice) -> Choice:
 
 
 def _add_reserve(problem: Problem, deployed: list[int]) -> None:
-    """At each step the path that adds most correct predictions, until none fits or adds any."""
-    best = shared(problem, deployed, 0.0).correct
+    """Adds, one at a time, the path that gains most correct predictions, until none fits or gains."""
+    best = share_load(problem, deployed, 0.0).correct
     while True:
         paths = {problem.options[i].path for i in deployed}
         tried = [
-            (shared(problem, [*deployed, i], 0.0).correct, -i)
+            (share_load(problem, [*deployed, i], 0.0).correct, -i)
             for i, o in enumerate(problem.options)
             if o.tier is None and o.path not in paths and fits(problem, [*deployed, i])
         ]
@@ -102,27 +104,27 @@ def _add_reserve(problem: Problem, deployed: list[int]) -> None:
 
 def fits(problem: Problem, which: Sequence[int]) -> bool:
     """Whether options fit their memories together."""
-    used = occupied(problem, [problem.options[i] for i in which])
+    used = memory_occupancy(problem, [problem.options[i] for i in which])
     return all(
         (budget := problem.budget.get(where)) is None or use.bytes <= budget * (1 + ROUNDING)
         for where, use in used.items()
     )
 
 
-def without(problem: Problem, place: str) -> Problem:
-    """The problem with unlimited bytes in one memory."""
+def without_memory_limit(problem: Problem, place: str) -> Problem:
+    """Returns the problem with unlimited bytes in one memory."""
     return replace(problem, budget={**problem.budget, place: None})
 
 
-def timeless(problem: Problem, device: str) -> Problem:
-    """The problem with unlimited time of one device, or of the `front`."""
+def without_time_limit(problem: Problem, device: str) -> Problem:
+    """Returns the problem with unlimited time of one device or of the `front`."""
     if device == "front":
         return replace(problem, front_capacity=None, inline=None)
     return replace(problem, capacity={**problem.capacity, device: None})
 
 
-def worth_trying(problem: Problem) -> list[int]:
-    """Options that fit alone; without partly resident ones on devices that hold all rows of all paths."""
+def candidate_options(problem: Problem) -> list[int]:
+    """Returns options that fit alone; partly resident ones only on devices that cannot hold all rows."""
     full: dict[str, float] = {}
     for option in problem.options:
         if option.tier is None:

@@ -1,6 +1,6 @@
-"""The question put to the solver: all paths at all residencies, the load, and what there is of everything.
+"""The optimization problem: all options, the load, and the limits of time and memory.
 
-A profile, an `Ask` and the access counts of the bundles go in; out comes a `Problem`, numbers only.
+A profile, `Requirements` and access counts of the bundles come in; a `Problem` of plain numbers goes out.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import numpy as np
 
 from polyrec.models.schema.batch import F64
 from polyrec.planner.deployment.option import Costing, Lanes, Option, headroom
-from polyrec.planner.deployment.requirements import Ask
-from polyrec.planner.deployment.residency import Residency, Tables, reaching, residencies
+from polyrec.planner.deployment.requirements import Requirements
+from polyrec.planner.deployment.residency import Residency, Tables, residencies, rows_reached
 from polyrec.planner.deployment.tier_cost import tiers_below
 from polyrec.planner.deployment.traffic_classes import Level, SizeClass, load_levels, size_classes
 from polyrec.planner.devices import Device, Machine
@@ -26,19 +26,19 @@ HOPS: dict[LaneKind, Hop] = {
     "thread": Hop(median_s=57e-6, tail_s=90e-6),
     "process": Hop(median_s=91e-6, tail_s=273e-6),
 }
-"""Where the profile has none: as measured on an AMD EPYC."""
+"""Defaults where the profile has none, measured on an AMD EPYC."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """All numbers of the choice.
+    """Input of the solver.
 
     lanes: by device, of those that have paths. budget: bytes by memory, a device's or `disk`; None is
     unlimited. host: the device whose memory is the host's. front_s: [classes], of a query, headroom
     included; inline: the device whose lane shares a core with the front, if any.
     """
 
-    ask: Ask
+    requirements: Requirements
     machine: Machine
     paths: tuple[PathProfile, ...]
     tables: tuple[Tables | None, ...]
@@ -56,13 +56,15 @@ class Problem:
 
     @property
     def rows(self) -> F64:
-        """Of a query of each class, [classes]."""
+        """Rows of a query of each class, [classes]."""
         return np.array([c.rows for c in self.classes])
 
     @property
     def queries(self) -> F64:
-        """A second, of each class at each level, [classes, levels]. At most twice what all devices could do
-        of the class alone: more changes no choice, and shares of it would drown in the solver's tolerances.
+        """Queries per second of each class at each level, [classes, levels].
+
+        At most twice what all devices could answer of the class alone: more changes no choice, and its shares
+        would be below the solver's tolerances.
         """
         asked = np.outer([c.share for c in self.classes], [level.rate for level in self.levels])
         best = dict.fromkeys(self.lanes, np.zeros(len(self.classes)))
@@ -76,10 +78,10 @@ class Problem:
         return capped
 
     def costing(self, path: int) -> Costing:
-        """Makes options of one path."""
+        """Returns the cost model of one path."""
         on = self.lanes[self.paths[path].path.device]
         return Costing(
-            self.paths[path], self.tables[path], on, self.front, self.ask, self.machine, self.classes
+            self.paths[path], self.tables[path], on, self.front, self.requirements, self.machine, self.classes
         )
 
     def fits_alone(self, option: Option) -> str | None:
@@ -94,28 +96,33 @@ class Problem:
         """Bytes by memory that the option takes if nothing else is there."""
         p = self.paths[option.path]
         device = p.path.device
-        needs = {device: option.held + p.memory.fixed + p.memory.peak * self.lanes[device].count}
+        needs = {device: option.device_bytes + p.memory.fixed + p.memory.peak * self.lanes[device].count}
         if option.tier == "host":
             assert self.host is not None
-            needs[self.host] = needs.get(self.host, 0.0) + option.elsewhere
-        if option.filed:
-            needs["disk"] = option.filed
+            needs[self.host] = needs.get(self.host, 0.0) + option.next_tier_bytes
+        if option.file_bytes:
+            needs["disk"] = option.file_bytes
         return needs
 
 
-def pose(profile: Profile, ask: Ask, tables: Sequence[Tables | None]) -> Problem:
-    """The problem of a profile. tables: of each path, None where its bundle's counts are not known (then
-    its rows are all resident or none)."""
+def build_problem(profile: Profile, requirements: Requirements, tables: Sequence[Tables | None]) -> Problem:
+    """Builds the problem of a profile.
+
+    tables: of each path; None where its bundle's counts are unknown, so that its rows are all resident or
+    none.
+    """
     machine, front = profile.machine, profile.front or NO_FRONT
-    classes, levels = size_classes(ask.traffic.sizes), load_levels(ask.traffic)
+    classes, levels = size_classes(requirements.traffic.sizes), load_levels(requirements.traffic)
     used = dict.fromkeys(p.path.device for p in profile.paths)
     hops = HOPS | profile.hops
-    lanes = {name: _lanes(machine.device(name), list(used), machine, ask, hops) for name in used}
+    lanes = {name: _lanes(machine.device(name), list(used), machine, requirements, hops) for name in used}
     host = next((d.name for d in machine.devices if d.kind == "cpu"), None)
     budget: dict[str, float | None] = {
-        d.name: float(ask.memory.get(d.name, d.memory_bytes)) for d in machine.devices
+        d.name: float(requirements.memory.get(d.name, d.memory_bytes)) for d in machine.devices
     }
-    budget["disk"] = float(ask.memory["disk"]) if "disk" in ask.memory else machine.disk_bytes
+    budget["disk"] = (
+        float(requirements.memory["disk"]) if "disk" in requirements.memory else machine.disk_bytes
+    )
     groups: dict[tuple[str, str], int] = {}
     options: list[Option] = []
     stored = {str(p.path.bundle): float(sum(p.memory.tables.values())) for p in profile.paths}
@@ -125,7 +132,7 @@ def pose(profile: Profile, ask: Ask, tables: Sequence[Tables | None]) -> Problem
     for i, path in enumerate(profile.paths):
         device = path.path.device
         group = groups.setdefault((str(path.path.bundle), device), len(groups))
-        costing = Costing(path, tables[i], lanes[device], front, ask, machine, classes)
+        costing = Costing(path, tables[i], lanes[device], front, requirements, machine, classes)
         if id(tables[i]) not in tried:
             tried[id(tables[i])] = residencies(tables[i])
         parts = tried[id(tables[i])] if _tiers(lanes[device], machine) else ()
@@ -142,9 +149,9 @@ def pose(profile: Profile, ask: Ask, tables: Sequence[Tables | None]) -> Problem
     mean = float(np.dot(spent, [c.share for c in classes]))
     if mean:
         square = float(np.dot(spent**2, [c.share for c in classes]))
-        spent = spent / headroom(ask.slo_s / mean, square / mean**2)
+        spent = spent / headroom(requirements.slo_s / mean, square / mean**2)
     return Problem(
-        ask=ask,
+        requirements=requirements,
         machine=machine,
         paths=profile.paths,
         tables=tuple(tables),
@@ -162,33 +169,39 @@ def pose(profile: Profile, ask: Ask, tables: Sequence[Tables | None]) -> Problem
 
 
 def _tiers(on: Lanes, machine: Machine) -> bool:
-    """Whether rows can lie below a device's memory. Tiers belong to the server's process: its own lanes
-    share them, lanes that are processes cannot."""
+    """Whether rows can lie below a device's memory. Lanes in processes cannot share the server's tiers."""
     return on.kind != "process" and bool(tiers_below(on.device, machine))
 
 
 def _reaches(
     tables: Tables | None, resident: Residency, rooms: Sequence[float], on: Lanes, machine: Machine
 ) -> list[tuple[int, ...] | None]:
-    """How far the disk may reach below what is resident, where a remote store can hold the rest."""
+    """Cuts between disk and remote store to try, by table; None: no remote rows."""
     below = [tier.name for tier in tiers_below(on.device, machine)]
     if tables is None or "remote" not in below or below[0] != "disk":
         return [None]
-    whole = tuple(t.size for t in tables.ranked)
-    found = [reaching(tables, resident.cuts, max(room - resident.bytes, 0.0)) for room in rooms]
+    whole = tuple(t.size for t in tables.accesses_by_rank)
+    found = [rows_reached(tables, resident.cuts, max(room - resident.bytes, 0.0)) for room in rooms]
     return [None if reach == whole else reach for reach in dict.fromkeys([whole, *found])]
 
 
 def _lanes(
-    device: Device, used: list[str], machine: Machine, ask: Ask, hops: Mapping[LaneKind, Hop]
+    device: Device,
+    used: list[str],
+    machine: Machine,
+    requirements: Requirements,
+    hops: Mapping[LaneKind, Hop],
 ) -> Lanes:
-    """One lane a core, less one for the front and one for each lane elsewhere, which a thread feeds; on
-    two cores or fewer a single one, in the front's own loop unless another kind is asked for."""
+    """Returns one lane per core, minus one core for the front and one per lane elsewhere, which a thread
+    feeds.
+
+    On two cores or fewer a single lane, inline in the front's event loop unless another kind is required.
+    """
     if device.kind != "cpu":
-        return Lanes(device, device.lanes * ask.copies.get(device.name, 1), "thread", hops["thread"])
-    cores = ask.cores or device.lanes
-    fed = sum(machine.device(n).lanes * ask.copies.get(n, 1) for n in used if n != device.name)
-    kind = ask.lane or ("inline" if cores <= 2 else "process")
+        return Lanes(device, device.lanes * requirements.copies.get(device.name, 1), "thread", hops["thread"])
+    cores = requirements.cores or device.lanes
+    fed = sum(machine.device(n).lanes * requirements.copies.get(n, 1) for n in used if n != device.name)
+    kind = requirements.lane or ("inline" if cores <= 2 else "process")
     if kind == "inline":
         return Lanes(device, 1, kind, NO_HOP)
     return Lanes(device, max(1, cores - 1 - fed), kind, hops[kind])

@@ -1,7 +1,7 @@
-"""The mixed-integer program of a problem, and the linear one that is left when the deployment is held.
+"""The mixed-integer program of a problem, and the linear one with a fixed deployment.
 
-A `Problem` and the options that may be deployed go in; deployed options, shares of the load and duals
-come out. HiGHS solves both.
+A `Problem` and candidate options come in; deployed options, shares of the load and dual prices go out. HiGHS
+solves both.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from polyrec.planner.deployment.solver.problem import Problem
 GAP = 1e-8
 """Relative. Accuracies of representations differ by as little as 1e-4 of themselves."""
 TIE = 1e-7
-"""Relative worth of a path not deployed, and of a device's whole time: what decides between plans that
-predict equally well, and less than one test row of any data set that fits a machine."""
+"""Relative bonus for a path not deployed and for idle device time, to break ties between equal plans. Less
+than one test row of any realistic data set."""
 BEST = 1000.0
-"""The objective if everything were answered rightly; so large that ties are above the solver's tolerances."""
+"""Objective if everything were answered correctly; lifts tie-breaking above the solver's tolerances."""
 
 
 class PlanImpossible(PolyrecError):
-    """No plan can do what is asked; says what is missing, and by how much."""
+    """No plan meets the requirements; the message says what is missing, and by how much."""
 
 
 def weights_of(problem: Problem) -> tuple[F64, F64]:
-    """Rows a second of each class and level, times the level's share; and queries a second.
+    """Returns rows per second of each class and level, weighted by the level's share, and queries per second.
 
     Both [classes, levels].
     """
@@ -40,16 +40,19 @@ def weights_of(problem: Problem) -> tuple[F64, F64]:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """Options deployed, and how far they may be from the best, relative."""
+class Solution:
+    """Deployed options, and their relative gap to the best possible."""
 
     deployed: list[int]
     gap: float
 
 
 class Program:
-    """The matrices. Variables in this order: deployed [options], share [usable option, class, level],
-    then bytes: rows of a group, working memory of a device, and what a bundle keeps in slower tiers."""
+    """The constraint matrix and objective.
+
+    Variables in this order: deployed [options]; share [usable option, class, level]; then bytes: rows of a
+    group, working memory of a device, and rows of a bundle in slower tiers.
+    """
 
     def __init__(self, problem: Problem, candidates: list[int]) -> None:
         self.problem = problem
@@ -147,7 +150,7 @@ class Program:
         return by_path
 
     def _memory(self) -> None:
-        """Bytes are in units of the budget that they count against."""
+        """Adds the constraints on memory; bytes are in units of their budget."""
         p = self.problem
         total = {place: self._row(1.0) for place, budget in p.budget.items() if budget is not None}
         unit = {place: max(p.budget[place] or 0.0, 1.0) for place in total}
@@ -163,14 +166,16 @@ class Program:
                     rows_of[first.group] = self._charged(total[device])
                 if device not in working:
                     working[device] = self._charged(total[device], float(p.lanes[device].count))
-                self._at_least(rows_of[first.group], {k: self._option(k).held / unit[device] for k in own})
+                self._at_least(
+                    rows_of[first.group], {k: self._option(k).device_bytes / unit[device] for k in own}
+                )
                 self._at_least(working[device], {k: profiled.memory.peak / unit[device] for k in own})
                 for k in own:
                     self._put(total[device], k, profiled.memory.fixed / unit[device])
             for tier in ("host", "disk"):
                 place = p.host if tier == "host" else "disk"
                 beyond = {
-                    k: self._option(k).elsewhere if tier == "host" else self._option(k).filed
+                    k: self._option(k).next_tier_bytes if tier == "host" else self._option(k).file_bytes
                     for k in own
                     if self._option(k).tier == tier
                 }
@@ -188,7 +193,7 @@ class Program:
         return self.problem.options[self.candidates[k]]
 
     def _charged(self, total: int, times: float = 1.0) -> int:
-        """A variable for bytes that count against a budget."""
+        """Adds a variable for bytes that count against a budget."""
         variable = self._variable()
         self._put(total, variable, times)
         return variable
@@ -204,8 +209,10 @@ class Program:
             self._put(row, less, -by)
 
     def _whole_on_host(self, bundle: str) -> int | None:
-        """A variable that can be 1 only if a path of the host's own device holds all rows of the bundle:
-        then a copy for others costs nothing."""
+        """Adds a variable that can be 1 only if a path on the host's device holds all rows of the bundle.
+
+        A copy for other devices then costs nothing. Returns None if no candidate does.
+        """
         p = self.problem
         whole = [
             k
@@ -228,7 +235,7 @@ class Program:
         entries = (np.array(self._values)[kept], (np.array(self._rows)[kept], np.array(self._columns)[kept]))
         return csr_array(entries, shape=(rows, columns))
 
-    def solve(self, time_limit_s: float) -> Found:
+    def solve(self, time_limit_s: float) -> Solution:
         n = len(self.gain)
         upper = np.full(n, np.inf)
         upper[: self.shares_end] = 1.0
@@ -246,10 +253,10 @@ class Program:
         deployed = [i for k, i in enumerate(self.candidates) if result.x[k] > 0.5]
         best = -float(result.fun)
         bound = best if result.mip_dual_bound is None else -float(result.mip_dual_bound)
-        return Found(deployed, max(bound - best, 0.0) / best if best > 0 else 0.0)
+        return Solution(deployed, max(bound - best, 0.0) / best if best > 0 else 0.0)
 
-    def relaxed(self) -> float:
-        """Correct predictions a second that parts of deployments could give: no plan gives more."""
+    def relaxation_bound(self) -> float:
+        """Upper bound of correct predictions per second, by the linear relaxation."""
         n = len(self.gain)
         upper = np.full(n, np.inf)
         upper[: self.shares_end] = 1.0
@@ -262,9 +269,11 @@ class Program:
         )
         return -float(result.fun) * self._unit
 
-    def share_out(self) -> tuple[F64, dict[str, float], float]:
-        """With all candidates deployed: who answers what, [options, classes, levels]; and the prices of
-        the devices' and the front's time."""
+    def solve_shares(self) -> tuple[F64, dict[str, float], float]:
+        """Solves the linear program with all candidates deployed.
+
+        Returns shares [options, classes, levels], prices of the devices' time, and the price of the front's.
+        """
         rows = self.memory_from
         served = np.zeros((self.n, len(self.problem.classes), self.levels))
         prices = dict.fromkeys(self.problem.capacity, 0.0)

@@ -9,21 +9,21 @@ from hypothesis import strategies as st
 
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.errors import BundleError
-from polyrec.planner.deployment.bundle_contents import foreseen, read_tables
-from polyrec.planner.deployment.rank_accesses import Ranked
+from polyrec.planner.deployment.bundle_contents import expected_accesses, read_tables
+from polyrec.planner.deployment.rank_accesses import RankedAccesses
 from polyrec.planner.profile import Memory, ProfileError
 
 
 def test_a_bundles_tables_are_read_with_its_access_counts(bundle: Bundle) -> None:
     stage_rows = {t: v.rows for t, v in bundle.encoder.vocabularies.items()}
     found = read_tables(bundle.path, Memory(tables={t: 32 * n for t, n in stage_rows.items()}, fixed=0))
-    assert dict(zip(found.names, (t.size for t in found.ranked), strict=True)) == stage_rows
+    assert dict(zip(found.names, (t.size for t in found.accesses_by_rank), strict=True)) == stage_rows
     assert set(found.row_bytes) == {32.0}
     candidate = bundle.manifest.schema_.candidate.singles
     # every single-valued feature of candidates is looked up once a row, contexts once a request
     assert len(candidate) <= found.lookups <= len(candidate) + 2
-    for name, ranked in zip(found.names, found.ranked, strict=True):
-        counts = Ranked.of(foreseen(bundle.encoder.vocabularies[name].counts))
+    for name, ranked in zip(found.names, found.accesses_by_rank, strict=True):
+        counts = RankedAccesses.from_counts(expected_accesses(bundle.encoder.vocabularies[name].counts))
         np.testing.assert_array_equal(ranked.accesses, counts.accesses)
         np.testing.assert_array_equal(ranked.rows, counts.rows)
 
@@ -43,7 +43,7 @@ def test_a_sample_foresees_the_look_ups_of_rows_that_it_missed() -> None:
     chances = 1 / np.arange(1, 20_001)
     chances /= chances.sum()
     sample = np.sort(random.multinomial(10_000, chances))[::-1]
-    ranked = Ranked.of(foreseen(sample))
+    ranked = RankedAccesses.from_counts(expected_accesses(sample))
     seen = int(np.count_nonzero(sample))
     order = np.argsort(-random.multinomial(10_000, chances), kind="stable")
     # what rows that another sample of the same size did not see get of all accesses
@@ -54,13 +54,13 @@ def test_a_sample_foresees_the_look_ups_of_rows_that_it_missed() -> None:
 
 def test_counts_without_gaps_stay_as_they_are() -> None:
     counts = np.array([5, 3, 1])
-    np.testing.assert_array_equal(foreseen(counts), counts)
-    np.testing.assert_array_equal(foreseen(np.zeros(3, np.int64)), np.zeros(3))
+    np.testing.assert_array_equal(expected_accesses(counts), counts)
+    np.testing.assert_array_equal(expected_accesses(np.zeros(3, np.int64)), np.zeros(3))
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=30))
 def test_foreseen_accesses_keep_the_order(drawn: list[int]) -> None:
     counts = np.array(sorted(drawn, reverse=True))
-    found = foreseen(counts)
+    found = expected_accesses(counts)
     assert (np.diff(found) <= 1e-12).all()
     assert (found >= 0).all()

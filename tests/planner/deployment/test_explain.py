@@ -4,7 +4,7 @@ from pathlib import Path
 
 from polyrec.planner.deployment.explain import page
 from polyrec.planner.deployment.proposal import propose
-from polyrec.planner.deployment.requirements import Ask
+from polyrec.planner.deployment.requirements import Requirements
 from polyrec.planner.plan import single_path_plan
 from polyrec.planner.traffic import Sizes, Traffic
 from tests.planner.planning import machine, path, profile, skewed, traffic
@@ -14,8 +14,8 @@ FAST = path("table@cpu", accuracy=0.8)
 
 
 def text(rate: float, **asked: int) -> str:
-    ask = Ask(0.01, traffic(rate), memory=asked)
-    return "\n".join(page(propose(profile(GOOD, FAST), ask, [None, None]).plan))
+    requirements = Requirements(0.01, traffic(rate), memory=asked)
+    return "\n".join(page(propose(profile(GOOD, FAST), requirements, [None, None]).plan))
 
 
 def test_a_page_says_what_is_served_by_which_paths() -> None:
@@ -48,16 +48,16 @@ def test_a_full_machine_says_what_bounds_it_and_what_more_buys() -> None:
 
 def test_memory_that_binds_is_named() -> None:
     small = path("dhe@cpu", accuracy=0.7, tables={"t": 1000})
-    ask = Ask(0.01, traffic(10), memory={"cpu": 500_000})
-    shown = "\n".join(page(propose(profile(GOOD, small), ask, [None, None]).plan))
+    requirements = Requirements(0.01, traffic(10), memory={"cpu": 500_000})
+    shown = "\n".join(page(propose(profile(GOOD, small), requirements, [None, None]).plan))
     assert "Bound by memory of cpu (+22 correct/s without it)" in shown
     assert "1 GB of cpu more would buy 22 correct/s" in shown
 
 
 def test_tiers_are_shown_with_their_share_of_the_look_ups() -> None:
     on = machine(disk=True)
-    ask = Ask(0.1, traffic(20), memory={"cpu": 500_000})
-    plan = propose(profile(path("table@cpu"), on=on), ask, [skewed(1000)]).plan
+    requirements = Requirements(0.1, traffic(20), memory={"cpu": 500_000})
+    plan = propose(profile(path("table@cpu"), on=on), requirements, [skewed(1000)]).plan
     shown = "\n".join(page(plan))
     assert "kB host (" in shown
     assert "kB disk (" in shown
@@ -66,8 +66,8 @@ def test_tiers_are_shown_with_their_share_of_the_look_ups() -> None:
 
 def test_remote_rows_are_shown_with_what_memory_and_disk_hold() -> None:
     on = machine(disk=True, remote="redis://store:6379")
-    ask = Ask(1.0, traffic(5), memory={"cpu": 300_000, "disk": 500_000})
-    shown = page(propose(profile(path("table@cpu", fixed=0), on=on), ask, [skewed(1000)]).plan)
+    requirements = Requirements(1.0, traffic(5), memory={"cpu": 300_000, "disk": 500_000})
+    shown = page(propose(profile(path("table@cpu", fixed=0), on=on), requirements, [skewed(1000)]).plan)
     assert any(
         "270 kB host (" in line and "230 kB disk (" in line and "500 kB remote (" in line for line in shown
     )
@@ -76,7 +76,7 @@ def test_remote_rows_are_shown_with_what_memory_and_disk_hold() -> None:
 
 def test_queries_that_nobody_can_answer_are_told() -> None:
     mixed = Traffic(rate=10, sizes=Sizes(kind="measured", values=(10, 4000), shares=(0.9, 0.1)))
-    shown = "\n".join(page(propose(profile(FAST), Ask(0.005, mixed), [None]).plan))
+    shown = "\n".join(page(propose(profile(FAST), Requirements(0.005, mixed), [None]).plan))
     assert "97.8% of the rows come in queries that no path answers within the promise" in shown
 
 

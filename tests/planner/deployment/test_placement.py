@@ -9,7 +9,7 @@ import pytest
 
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.planner.deployment.proposal import Proposal, propose
-from polyrec.planner.deployment.requirements import Ask
+from polyrec.planner.deployment.requirements import Requirements
 from polyrec.planner.deployment.residency import Tables, residency
 from polyrec.planner.deployment.solver.program import PlanImpossible
 from polyrec.planner.plan import LaneKind, Plan
@@ -21,7 +21,7 @@ def placed(
     *paths: PathProfile, memory: dict[str, int], tables: list[Tables | None], gpu: int | None
 ) -> Proposal:
     on = machine(cores=4, memory=10**8, gpu=gpu, disk=True)
-    return propose(profile(*paths, on=on), Ask(0.1, traffic(20), memory=memory), tables)
+    return propose(profile(*paths, on=on), Requirements(0.1, traffic(20), memory=memory), tables)
 
 
 def test_memory_that_is_left_is_filled_to_the_last_row_with_the_hottest() -> None:
@@ -82,7 +82,7 @@ def test_a_real_bundle_in_half_its_memory_keeps_the_hotter_rows(bundle: Bundle) 
     measured = path("table@cpu", bundle=bundle.path, origin="measured").model_copy(update={"memory": memory})
     half = memory.total // 2
     on = machine(disk=True)
-    proposal = propose(profile(measured, on=on), Ask(0.1, traffic(20), memory={"cpu": half}))
+    proposal = propose(profile(measured, on=on), Requirements(0.1, traffic(20), memory={"cpu": half}))
     placement = proposal.plan.placement
     assert placement is not None
     cuts = {t: placement.paths[0].tables[t] for t in rows}
@@ -110,7 +110,7 @@ def test_paths_of_one_bundle_count_its_rows_once() -> None:
     one = path("table@cpu", bundle="/b", accuracy=0.8, fixed=10)
     two = path("table.int8@cpu", bundle="/b", accuracy=0.79, row_s=1e-7, fixed=20)
     on = machine(cores=2)
-    proposal = propose(profile(one, two, on=on), Ask(0.01, traffic(200_000)), [None, None])
+    proposal = propose(profile(one, two, on=on), Requirements(0.01, traffic(200_000)), [None, None])
     assert len(proposal.plan.paths) == 2
     assert proposal.plan.placement is not None
     (cpu,) = proposal.plan.placement.memories
@@ -119,7 +119,7 @@ def test_paths_of_one_bundle_count_its_rows_once() -> None:
 
 def test_a_plans_bundle_is_the_profiles(tmp_path: Path) -> None:
     one = path("table@cpu", bundle=tmp_path / "b")
-    plan = propose(profile(one), replace(Ask(0.01, traffic(10))), [None]).plan
+    plan = propose(profile(one), replace(Requirements(0.01, traffic(10))), [None]).plan
     assert plan.paths[0].bundle == tmp_path / "b"
 
 
@@ -128,8 +128,8 @@ def test_lanes_that_share_rows_on_disk_are_threads_of_the_server() -> None:
     on = machine(cores=8, disk=True)
 
     def plan(memory: int, lane: LaneKind | None = None) -> Plan:
-        ask = Ask(0.1, traffic(20), memory={"cpu": memory}, lane=lane)
-        return propose(profile(table, on=on), ask, [skewed(1000)]).plan
+        requirements = Requirements(0.1, traffic(20), memory={"cpu": memory}, lane=lane)
+        return propose(profile(table, on=on), requirements, [skewed(1000)]).plan
 
     assert {lane.kind for lane in plan(10**6).lanes} == {"process"}
     (kind,) = {lane.kind for lane in plan(500_000).lanes}
@@ -149,7 +149,7 @@ def remote_plan(
     rate: float = 5.0,
 ) -> Plan:
     on = machine(cores=2, disk=disk, remote=STORE)
-    return propose(profile(*paths, on=on), Ask(1.0, traffic(rate), memory=memory), tables).plan
+    return propose(profile(*paths, on=on), Requirements(1.0, traffic(rate), memory=memory), tables).plan
 
 
 def test_rows_that_neither_memory_nor_disk_hold_are_remote() -> None:

@@ -7,8 +7,8 @@ import pytest
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.errors import BundleError
 from polyrec.planner.deployment.proposal import propose, tables_of
-from polyrec.planner.deployment.requirements import Ask
-from polyrec.planner.deployment.solver.problem import pose
+from polyrec.planner.deployment.requirements import Requirements
+from polyrec.planner.deployment.solver.problem import build_problem
 from polyrec.planner.deployment.solver.program import PlanImpossible
 from polyrec.planner.plan import Limits, Plan, load_plan, save_plan
 from polyrec.planner.profile import Front, Hop, PathProfile, ProfileError, on_machine
@@ -20,7 +20,7 @@ FAST = path("table@cpu", accuracy=0.8)
 
 
 def planned(*paths: PathProfile, slo_s: float = 0.01, rate: float = 100.0) -> Plan:
-    return propose(profile(*paths), Ask(slo_s, traffic(rate)), [None] * len(paths)).plan
+    return propose(profile(*paths), Requirements(slo_s, traffic(rate)), [None] * len(paths)).plan
 
 
 def test_what_is_planned_is_saved_and_loaded(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_a_promise_of_exactly_what_is_needed_is_kept() -> None:
 
 def test_memory_below_the_smallest_path_says_by_how_much() -> None:
     with pytest.raises(PlanImpossible) as told:
-        propose(profile(FAST), Ask(0.01, traffic(10), memory={"cpu": 400_000}), [None])
+        propose(profile(FAST), Requirements(0.01, traffic(10), memory={"cpu": 400_000}), [None])
     assert str(told.value) == (
         "no path that keeps 10 ms fits the memory: the smallest, table@cpu, needs 1 MB of cpu, which has "
         "400 kB; 601 kB are missing"
@@ -73,7 +73,7 @@ def test_a_rate_beyond_all_reason_is_served_as_far_as_a_machine_goes() -> None:
 
 def test_queries_too_large_for_the_promise_are_a_share_that_is_told() -> None:
     mixed = Traffic(rate=10, sizes=Sizes(kind="measured", values=(10, 4000), shares=(0.9, 0.1)))
-    e = propose(profile(FAST), Ask(0.005, mixed), [None]).plan.expected
+    e = propose(profile(FAST), Requirements(0.005, mixed), [None]).plan.expected
     assert e is not None
     assert e.unserved == pytest.approx(400 / 409)
     assert e.bound[0].kind == "promise"
@@ -88,7 +88,9 @@ def test_at_little_load_nothing_binds() -> None:
 def test_a_core_more_buys_what_planning_with_it_gives() -> None:
     paths, rate = (GOOD, FAST), 1e6
     e = planned(*paths, rate=rate).expected
-    more = propose(profile(*paths, on=machine(cores=3)), Ask(0.01, traffic(rate)), [None, None]).plan.expected
+    more = propose(
+        profile(*paths, on=machine(cores=3)), Requirements(0.01, traffic(rate)), [None, None]
+    ).plan.expected
     assert e is not None
     assert more is not None
     assert e.more[0].what == "1 core of cpu"
@@ -97,8 +99,8 @@ def test_a_core_more_buys_what_planning_with_it_gives() -> None:
 
 def test_memory_that_binds_is_told_with_what_a_gigabyte_buys() -> None:
     small = path("dhe@cpu", accuracy=0.7, tables={"t": 1000})
-    ask = Ask(0.01, traffic(10), memory={"cpu": 500_000})
-    e = propose(profile(GOOD, small), ask, [None, None]).plan.expected
+    requirements = Requirements(0.01, traffic(10), memory={"cpu": 500_000})
+    e = propose(profile(GOOD, small), requirements, [None, None]).plan.expected
     assert e is not None
     assert [(b.kind, b.what) for b in e.bound] == [("memory", "cpu")]
     assert e.bound[0].gain == pytest.approx(200 * 0.11)
@@ -121,54 +123,61 @@ def test_lanes_take_the_cores_that_the_front_and_the_accelerators_leave(
 ) -> None:
     paths = [FAST] if gpu is None else [FAST, path("table@cuda:0", row_s=1e-8)]
     on = machine(cores=cores, gpu=gpu)
-    plan = propose(profile(*paths, on=on), Ask(0.01, traffic(1e7)), [None] * len(paths)).plan
+    plan = propose(profile(*paths, on=on), Requirements(0.01, traffic(1e7)), [None] * len(paths)).plan
     assert [(lane.name, lane.kind) for lane in plan.lanes] == lanes
 
 
 def test_an_accelerator_that_is_not_worth_feeding_leaves_its_core_to_the_cpu() -> None:
     slow = path("table@cuda:0", fixed_s=4e-3, row_s=1e-5)
     on = machine(cores=4, gpu=10**9)
-    plan = propose(profile(FAST, slow, on=on), Ask(0.01, traffic(1e7)), [None, None]).plan
+    plan = propose(profile(FAST, slow, on=on), Requirements(0.01, traffic(1e7)), [None, None]).plan
     assert [lane.name for lane in plan.lanes] == ["cpu.0", "cpu.1", "cpu.2"]
 
 
 def test_an_inline_lane_shares_its_core_with_the_front() -> None:
     front = Front(query_s=1e-4, row_s=0.0)
     alone, shared = (
-        propose(profile(FAST, front=f), Ask(0.01, traffic(1e6)), [None]).plan.expected for f in (None, front)
+        propose(profile(FAST, front=f), Requirements(0.01, traffic(1e6)), [None]).plan.expected
+        for f in (None, front)
     )
     assert alone is not None
     assert shared is not None
     assert shared.rows_per_s < 0.5 * alone.rows_per_s
-    assert propose(profile(FAST, front=front), Ask(0.01, traffic(10)), [None]).plan.routing.query_s == 1e-4
+    assert (
+        propose(profile(FAST, front=front), Requirements(0.01, traffic(10)), [None]).plan.routing.query_s
+        == 1e-4
+    )
 
 
 def test_two_cores_read_on_the_one_and_execute_on_the_other_where_that_serves_more() -> None:
     front = Front(query_s=5e-5, row_s=0.0)
     for rate, kind in ((10, "inline"), (30_000, "process")):
-        plan = propose(profile(FAST, front=front), Ask(0.01, traffic(rate)), [None]).plan
+        plan = propose(profile(FAST, front=front), Requirements(0.01, traffic(rate)), [None]).plan
         assert [lane.kind for lane in plan.lanes] == [kind]
-    one = propose(profile(FAST, front=front), Ask(0.01, traffic(30_000), cores=1), [None]).plan
+    one = propose(profile(FAST, front=front), Requirements(0.01, traffic(30_000), cores=1), [None]).plan
     assert [lane.kind for lane in one.lanes] == ["inline"]
 
 
 def test_the_way_to_a_lane_takes_what_the_profile_measured() -> None:
-    ask = Ask(0.01, traffic(1e6), lane="process")
+    requirements = Requirements(0.01, traffic(1e6), lane="process")
     quick, slow = (
-        pose(profile(FAST).model_copy(update={"hops": {"process": hop}}), ask, [None])
+        build_problem(profile(FAST).model_copy(update={"hops": {"process": hop}}), requirements, [None])
         for hop in (Hop(median_s=1e-5, tail_s=2e-5), Hop(median_s=1e-3, tail_s=4e-3))
     )
     assert [problem.lanes["cpu"].hop.median_s for problem in (quick, slow)] == [1e-5, 1e-3]
     # a dearer hop: fewer rows a second of the same lane
     assert min(o.cost_s[0] for o in slow.options) > 1.5 * min(o.cost_s[0] for o in quick.options)
     # what was not measured is assumed, and the loop's own lane has no way
-    assert pose(profile(FAST), ask, [None]).lanes["cpu"].hop.median_s > 0
-    assert pose(profile(FAST), Ask(0.01, traffic(10)), [None]).lanes["cpu"].hop.tail_s == 0
+    assert build_problem(profile(FAST), requirements, [None]).lanes["cpu"].hop.median_s > 0
+    assert build_problem(profile(FAST), Requirements(0.01, traffic(10)), [None]).lanes["cpu"].hop.tail_s == 0
 
 
 def test_bursts_count_for_as_long_as_they_last() -> None:
     steady, bursty = traffic(10_000), traffic(10_000, arrivals=Arrivals(kind="bursty", factor=10))
-    found = [propose(profile(GOOD, FAST), Ask(0.01, t), [None, None]).plan.expected for t in (steady, bursty)]
+    found = [
+        propose(profile(GOOD, FAST), Requirements(0.01, t), [None, None]).plan.expected
+        for t in (steady, bursty)
+    ]
     assert found[0] is not None
     assert found[1] is not None
     assert found[0].asked_rows_per_s == pytest.approx(found[1].asked_rows_per_s)
@@ -184,7 +193,7 @@ def test_limits_hold_what_the_paths_can_do() -> None:
 
 def test_prices_give_the_cost_of_a_million_predictions() -> None:
     on = machine(price=0.36)
-    e = propose(profile(FAST, on=on), Ask(0.01, traffic(100)), [None]).plan.expected
+    e = propose(profile(FAST, on=on), Requirements(0.01, traffic(100)), [None]).plan.expected
     assert e is not None
     # 0.0001 a second for 2,000 predictions a second
     assert e.cost_per_million == pytest.approx(0.0001 / 2000 * 1e6)
@@ -193,7 +202,7 @@ def test_prices_give_the_cost_of_a_million_predictions() -> None:
 def test_a_missing_bundle_of_a_measured_path_is_told(tmp_path: Path) -> None:
     measured = path("table@cpu", bundle=tmp_path / "gone", origin="measured")
     with pytest.raises(BundleError, match=r"path 'table@cpu' of the profile: no bundle at .*gone"):
-        propose(profile(measured), Ask(0.01, traffic(10)))
+        propose(profile(measured), Requirements(0.01, traffic(10)))
     assert tables_of([FAST]) == (None,)
 
 

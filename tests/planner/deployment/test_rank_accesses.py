@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrec.planner.deployment.rank_accesses import Ranked
+from polyrec.planner.deployment.rank_accesses import RankedAccesses
 
 COUNTS = st.lists(st.integers(0, 5), min_size=1, max_size=12).map(lambda c: np.array(sorted(c, reverse=True)))
 
 
 @given(COUNTS, st.integers(0, 13))
 def test_runs_say_what_the_counts_say(counts: np.ndarray, rank: int) -> None:
-    ranked = Ranked.of(counts)
+    ranked = RankedAccesses.from_counts(counts)
     assert ranked.size == counts.size
     assert ranked.total == counts.sum()
     assert ranked.before(rank) == pytest.approx(counts[:rank].sum())
@@ -22,5 +22,5 @@ def test_runs_say_what_the_counts_say(counts: np.ndarray, rank: int) -> None:
 
 
 def test_no_rows_are_no_runs() -> None:
-    none = Ranked.of(np.empty(0, np.int64))
+    none = RankedAccesses.from_counts(np.empty(0, np.int64))
     assert (none.size, none.total, none.before(0)) == (0, 0.0, 0.0)

@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 
 from polyrec.models.embeddings.cuts import stored_within
 from polyrec.models.schema.vocabulary import Vocabulary
-from polyrec.planner.deployment.rank_accesses import Ranked
-from polyrec.planner.deployment.residency import Tables, cuts_within, reaching, residency
+from polyrec.planner.deployment.rank_accesses import RankedAccesses
+from polyrec.planner.deployment.residency import Tables, cuts_within, residency, rows_reached
 
 COUNTS = st.lists(st.integers(0, 9), min_size=1, max_size=5).map(lambda c: sorted(c, reverse=True))
 
 
 def tables(counts: list[list[int]], row_bytes: list[float]) -> Tables:
     names = tuple(f"t{i}" for i in range(len(counts)))
-    ranked = tuple(Ranked.of(np.array(c)) for c in counts)
+    ranked = tuple(RankedAccesses.from_counts(np.array(c)) for c in counts)
     return Tables(names, ranked, tuple(row_bytes), 1.0)
 
 
@@ -81,7 +81,7 @@ def test_memory_disk_and_remote_are_divided_as_well_as_exhaustive_search_can(
 ) -> None:
     made = tables(counts, [4.0] * len(counts))
     cuts = cuts_within(made, 4.0 * memory_rows)
-    reach = reaching(made, cuts, 4.0 * disk_rows)
+    reach = rows_reached(made, cuts, 4.0 * disk_rows)
     assert all(n <= down <= len(c) for n, down, c in zip(cuts, reach, counts, strict=True))
     assert sum(reach) - sum(cuts) <= disk_rows
 
@@ -103,7 +103,7 @@ def test_memory_disk_and_remote_are_divided_as_well_as_exhaustive_search_can(
 
 def test_what_the_next_memory_has_no_room_for_lies_beyond_it() -> None:
     made = tables([[9, 5, 1], [8, 4, 0]], [4.0, 4.0])
-    assert reaching(made, (1, 1), 4.0) == (2, 1)
-    assert reaching(made, (1, 1), 0.0) == (1, 1)
-    assert reaching(made, (1, 1), 1e9) == (3, 3)
-    assert reaching(made, (3, 3), 8.0) == (3, 3)
+    assert rows_reached(made, (1, 1), 4.0) == (2, 1)
+    assert rows_reached(made, (1, 1), 0.0) == (1, 1)
+    assert rows_reached(made, (1, 1), 1e9) == (3, 3)
+    assert rows_reached(made, (3, 3), 8.0) == (3, 3)

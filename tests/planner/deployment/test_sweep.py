@@ -4,8 +4,8 @@ from itertools import pairwise
 
 import pytest
 
-from polyrec.planner.deployment.requirements import Ask
-from polyrec.planner.deployment.sweep import Axis, Point, lines, outcome, parse_sweep, steps
+from polyrec.planner.deployment.requirements import Requirements
+from polyrec.planner.deployment.sweep import Axis, SweepPoint, lines, parse_sweep, plan_step, steps
 from polyrec.planner.devices import MachineError
 from polyrec.planner.plan import PlanError
 from tests.planner.planning import machine, path, profile, traffic
@@ -13,12 +13,12 @@ from tests.planner.planning import machine, path, profile, traffic
 MADE = machine(gpu=10**9, price=1.0)
 GOOD = path("hybrid@cpu", accuracy=0.81, row_s=1e-5)
 FAST = path("table@cpu", accuracy=0.8)
-ASK = Ask(0.01, traffic(100))
+ASK = Requirements(0.01, traffic(100))
 
 
-def swept(*texts: str) -> tuple[list[Point], list[Axis]]:
+def swept(*texts: str) -> tuple[list[SweepPoint], list[Axis]]:
     axes = [parse_sweep(text, machine()) for text in texts]
-    return [outcome(profile(GOOD, FAST), step, [None, None]) for step in steps(ASK, axes)], axes
+    return [plan_step(profile(GOOD, FAST), step, [None, None]) for step in steps(ASK, axes)], axes
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,11 @@ def test_a_bad_sweep_is_one_line(text: str, says: str) -> None:
 def test_all_combinations_are_planned_the_last_axis_fastest() -> None:
     found = steps(ASK, [Axis("slo", (5, 10)), Axis("rate", (1, 2)), Axis("memory.cpu", (7,))])
     assert [tuple(s.values.values()) for s in found] == [(5, 1, 7), (5, 2, 7), (10, 1, 7), (10, 2, 7)]
-    assert (found[0].ask.slo_s, found[0].ask.traffic.rate, found[0].ask.memory) == (0.005, 1, {"cpu": 7})
+    assert (
+        found[0].requirements.slo_s,
+        found[0].requirements.traffic.rate,
+        found[0].requirements.memory,
+    ) == (0.005, 1, {"cpu": 7})
 
 
 def test_a_key_is_swept_once_and_not_too_often() -> None:
@@ -92,7 +96,7 @@ def test_what_cannot_be_done_is_a_point_with_its_reason() -> None:
 def test_prices_give_a_column_of_costs() -> None:
     axis = parse_sweep("rate=100,200", MADE)
     made = profile(FAST, on=machine(price=3.6))
-    points = [outcome(made, step, [None]) for step in steps(ASK, [axis])]
+    points = [plan_step(made, step, [None]) for step in steps(ASK, [axis])]
     assert [p.cost_per_million for p in points] == [pytest.approx(0.5), pytest.approx(0.25)]
     assert "a million cost" in lines(points, [axis])[0]
     assert "a million cost" not in lines(*swept("rate=100"))[0]

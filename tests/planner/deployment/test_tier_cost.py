@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from polyrec.planner.deployment.tier_cost import PAGE, Missing, Tier, tiers_below
+from polyrec.planner.deployment.tier_cost import PAGE, MissCost, Tier, tiers_below
 from tests.planner.planning import machine
 
 
@@ -13,14 +13,14 @@ def test_a_look_up_costs_latency_and_the_bytes_of_its_page() -> None:
 
 
 def test_a_batch_waits_for_each_of_its_misses() -> None:
-    beyond = Missing(0.25, 1e-4)
+    beyond = MissCost(0.25, 1e-4)
     assert beyond.median(40) == pytest.approx(10 * 1e-4)
     # 10 misses on average: 99 of 100 batches have at most 10 + 2.33 sqrt(10)
     assert beyond.tail(40) == pytest.approx((10 + 2.326 * 10**0.5) * 1e-4)
 
 
 def test_nothing_missing_costs_nothing() -> None:
-    assert Missing(0.0, 1.0).tail(100) == 0.0
+    assert MissCost(0.0, 1.0).tail(100) == 0.0
 
 
 def test_rows_go_from_a_gpu_to_the_host_and_from_there_to_the_disk() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from polyrec.cli.main import main
 from polyrec.planner.deployment.proposal import propose
-from polyrec.planner.deployment.requirements import Ask
+from polyrec.planner.deployment.requirements import Requirements
 from polyrec.planner.plan import save_plan
 from polyrec.planner.profile import save_profile
 from tests.planner.planning import path, profile, traffic
@@ -35,7 +35,7 @@ def test_a_profile_shows_its_machine_and_paths(tmp_path: Path, capsys: pytest.Ca
 
 def test_a_plan_shows_its_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "p.json"
-    save_plan(propose(MADE, Ask(0.01, traffic(10)), [None]).plan, file)
+    save_plan(propose(MADE, Requirements(0.01, traffic(10)), [None]).plan, file)
     assert shown([str(file)], capsys).startswith("Plan for machine 'made'")
     assert json.loads(shown([str(file), "--json"], capsys))["default_budget_ms"] == 10
 

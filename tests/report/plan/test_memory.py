@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from polyrec.planner.deployment.proposal import propose
-from polyrec.planner.deployment.requirements import Ask
+from polyrec.planner.deployment.requirements import Requirements
 from polyrec.planner.plan import Plan, PlanError, single_path_plan
 from polyrec.report.chart import png
 from polyrec.report.plan import memory
@@ -18,8 +18,8 @@ def plan() -> Plan:
     on = machine(cores=4, gpu=500_000, disk=True)
     gpu = path("table@cuda:0", fixed=0, row_s=1e-7)
     cpu = path("dhe@cpu", accuracy=0.9, tables={"t": 5000}, fixed=100, row_s=1e-4)
-    ask = Ask(0.05, traffic(2000))
-    return propose(profile(gpu, cpu, on=on), ask, [skewed(1000), None], more=False).plan
+    requirements = Requirements(0.05, traffic(2000))
+    return propose(profile(gpu, cpu, on=on), requirements, [skewed(1000), None], more=False).plan
 
 
 def test_a_picture_is_a_png() -> None:

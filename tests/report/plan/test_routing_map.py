@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 
 from polyrec.planner.deployment.proposal import Proposal, propose
-from polyrec.planner.deployment.requirements import Ask
+from polyrec.planner.deployment.requirements import Requirements
 from polyrec.report.chart import png
 from polyrec.report.plan import routing_map
 from polyrec.report.plan.routing_map import BUDGETS_MS, ROWS
@@ -14,7 +14,7 @@ FAST = path("table@cpu", accuracy=0.8)
 
 
 def proposal(rate: float) -> Proposal:
-    return propose(profile(GOOD, FAST), Ask(0.01, traffic(rate)), [None, None], more=False)
+    return propose(profile(GOOD, FAST), Requirements(0.01, traffic(rate)), [None, None], more=False)
 
 
 def test_a_picture_is_a_png() -> None:

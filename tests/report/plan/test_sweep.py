@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from polyrec.planner.deployment.sweep import Axis, Point
+from polyrec.planner.deployment.sweep import Axis, SweepPoint
 from polyrec.report.chart import png
 from polyrec.report.plan import sweep
 
@@ -8,7 +8,7 @@ from polyrec.report.plan import sweep
 def test_a_picture_is_a_png_with_and_without_prices_and_gaps() -> None:
     axes = [Axis("slo", (5, 10, 100)), Axis("memory.cpu", (1e8, 1e9))]
     points = [
-        Point(
+        SweepPoint(
             {"slo": slo, "memory.cpu": m},
             rows_per_s=1000 * slo,
             correct_per_s=900 * slo,
@@ -20,7 +20,7 @@ def test_a_picture_is_a_png_with_and_without_prices_and_gaps() -> None:
         for slo in axes[0].values
         for m in axes[1].values
     ]
-    points[0] = Point(points[0].values, reason="no")
+    points[0] = SweepPoint(points[0].values, reason="no")
     assert png(sweep.draw(points, axes)).startswith(b"\x89PNG")
-    alone = [Point({"cores": n}, 10.0 * n, 9.0 * n, 1.0, 0.9, {"a": 1.0}) for n in (1, 2, 3)]
+    alone = [SweepPoint({"cores": n}, 10.0 * n, 9.0 * n, 1.0, 0.9, {"a": 1.0}) for n in (1, 2, 3)]
     assert png(sweep.draw(alone, [Axis("cores", (1, 2, 3))])).startswith(b"\x89PNG")

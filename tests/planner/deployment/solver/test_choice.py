@@ -11,10 +11,16 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from polyrec.planner.deployment.option import Option
-from polyrec.planner.deployment.requirements import Ask
+from polyrec.planner.deployment.requirements import Requirements
 from polyrec.planner.deployment.residency import Tables
-from polyrec.planner.deployment.solver.choice import choose, fits, timeless, with_reserve, without
-from polyrec.planner.deployment.solver.problem import Problem, pose
+from polyrec.planner.deployment.solver.choice import (
+    add_reserve,
+    choose,
+    fits,
+    without_memory_limit,
+    without_time_limit,
+)
+from polyrec.planner.deployment.solver.problem import Problem, build_problem
 from polyrec.planner.deployment.solver.program import TIE, PlanImpossible
 from polyrec.planner.profile import Front
 from polyrec.planner.traffic import Arrivals, Sizes, Traffic
@@ -50,7 +56,7 @@ def bytes_of(problem: Problem, chosen: Sequence[Option]) -> dict[str, float]:
             if o.tier == tier:
                 bundle = str(problem.paths[o.path].path.bundle)
                 # the file of the disk has the rows in memory, too; what is remote takes no room here
-                size = o.elsewhere + (o.resident if tier == "disk" and o.elsewhere else 0.0)
+                size = o.next_tier_bytes + (o.resident if tier == "disk" and o.next_tier_bytes else 0.0)
                 copies[bundle] = max(copies.get(bundle, 0.0), size)
         for o in chosen:
             p = problem.paths[o.path].path
@@ -123,7 +129,7 @@ def problems(draw: st.DrawFn) -> Problem:
     )
     # about what is to lie there, so that it often binds
     disk_bytes = draw(st.sampled_from([None, 0.3, 0.6, 0.9]))
-    ask = Ask(
+    requirements = Requirements(
         slo_s=draw(st.sampled_from([0.004, 0.02])),
         traffic=Traffic(
             # around what the slowest path can do
@@ -135,7 +141,7 @@ def problems(draw: st.DrawFn) -> Problem:
         memory={} if disk_bytes is None else {"disk": int(disk_bytes * (needs["cpu"] or 800_000))},
     )
     front = draw(st.sampled_from([FREE, Front(query_s=5e-5, row_s=1e-6)]))
-    posed = pose(profile(*paths, on=on, front=front), ask, tables)
+    posed = build_problem(profile(*paths, on=on, front=front), requirements, tables)
     kept = draw(st.sets(st.integers(0, 30), min_size=1, max_size=2))
     options = []
     for i in range(len(paths)):
@@ -200,7 +206,7 @@ def test_load_is_shared_within_everything_there_is(problem: Problem) -> None:
 
 def test_at_little_load_the_most_accurate_path_serves_all_and_time_costs_nothing() -> None:
     good, fast = path("hybrid@cpu", accuracy=0.81, row_s=1e-5), path("table@cpu", accuracy=0.8)
-    problem = pose(profile(fast, good), Ask(0.01, traffic(10)), (None, None))
+    problem = build_problem(profile(fast, good), Requirements(0.01, traffic(10)), (None, None))
     choice = choose(problem)
     assert [problem.paths[problem.options[i].path].path.name for i in choice.options] == ["hybrid@cpu"]
     assert choice.correct == pytest.approx(10 * 20 * 0.81)
@@ -209,7 +215,9 @@ def test_at_little_load_the_most_accurate_path_serves_all_and_time_costs_nothing
 
 def test_the_price_of_time_is_what_a_little_more_of_it_gives() -> None:
     good, fast = path("hybrid@cpu", accuracy=0.81, row_s=1e-5), path("table@cpu", accuracy=0.8)
-    problem = pose(profile(fast, good), Ask(0.01, traffic(6000), lane="process"), (None, None))
+    problem = build_problem(
+        profile(fast, good), Requirements(0.01, traffic(6000), lane="process"), (None, None)
+    )
     choice = choose(problem)
     more = replace(problem, capacity={"cpu": (problem.capacity["cpu"] or 0.0) + 1e-3})
     assert choice.prices["cpu"] > 0
@@ -222,8 +230,10 @@ def test_a_bundle_is_held_once_by_paths_that_share_it() -> None:
         path("table.int8@cpu", accuracy=0.799, bundle="/b", row_s=5e-7),
     ]
     apart = [paths[0], path("table.int8@cpu", accuracy=0.799, bundle="/c", row_s=5e-7)]
-    ask = Ask(0.01, traffic(20_000), memory={"cpu": 1_200_000}, lane="process")
-    together, separate = (pose(profile(*p, on=machine(cores=2)), ask, (None, None)) for p in (paths, apart))
+    requirements = Requirements(0.01, traffic(20_000), memory={"cpu": 1_200_000}, lane="process")
+    together, separate = (
+        build_problem(profile(*p, on=machine(cores=2)), requirements, (None, None)) for p in (paths, apart)
+    )
     assert fits(together, [0, 1])
     assert not fits(separate, [0, 1])
 
@@ -231,38 +241,40 @@ def test_a_bundle_is_held_once_by_paths_that_share_it() -> None:
 def test_a_reserve_is_kept_in_memory_that_is_left_and_nowhere_else() -> None:
     good, fast = path("hybrid@cpu", accuracy=0.81, row_s=2e-5), path("table@cpu", accuracy=0.8)
     for memory, expected in ((10**9, {"hybrid@cpu", "table@cpu"}), (1_500_000, {"hybrid@cpu"})):
-        problem = pose(profile(fast, good), Ask(0.01, traffic(1000), {"cpu": memory}), (None, None))
-        choice = with_reserve(problem, choose(problem))
+        problem = build_problem(
+            profile(fast, good), Requirements(0.01, traffic(1000), {"cpu": memory}), (None, None)
+        )
+        choice = add_reserve(problem, choose(problem))
         assert {problem.paths[problem.options[i].path].path.name for i in choice.options} == expected
         assert choice.served[1:].sum() == 0.0
 
 
 def test_when_the_load_falls_a_more_accurate_path_is_in_reserve() -> None:
     good, fast = path("hybrid@cpu", accuracy=0.81, row_s=2e-5), path("table@cpu", accuracy=0.8)
-    problem = pose(profile(fast, good), Ask(0.01, traffic(60_000)), (None, None))
+    problem = build_problem(profile(fast, good), Requirements(0.01, traffic(60_000)), (None, None))
     choice = choose(problem)
     assert [problem.paths[problem.options[i].path].path.name for i in choice.options] == ["table@cpu"]
-    still = replace(problem, ask=replace(problem.ask, swing=1.0))
-    assert with_reserve(still, choice).options == choice.options
-    assert len(with_reserve(problem, choice).options) == 2
+    still = replace(problem, requirements=replace(problem.requirements, swing=1.0))
+    assert add_reserve(still, choice).options == choice.options
+    assert len(add_reserve(problem, choice).options) == 2
 
 
 def test_what_is_unlimited_no_longer_binds() -> None:
     good, small = path("table@cpu", accuracy=0.81), path("dhe@cpu", accuracy=0.7, tables={"t": 1000})
-    ask = Ask(0.01, traffic(200), memory={"cpu": 500_000})
-    problem = pose(profile(good, small), ask, (None, None))
+    requirements = Requirements(0.01, traffic(200), memory={"cpu": 500_000})
+    problem = build_problem(profile(good, small), requirements, (None, None))
     assert choose(problem).correct == pytest.approx(200 * 20 * 0.7)
-    assert choose(without(problem, "cpu")).correct == pytest.approx(200 * 20 * 0.81)
-    busy = pose(profile(good), Ask(0.01, traffic(100_000)), (None,))
+    assert choose(without_memory_limit(problem, "cpu")).correct == pytest.approx(200 * 20 * 0.81)
+    busy = build_problem(profile(good), Requirements(0.01, traffic(100_000)), (None,))
     assert choose(busy).rows < 100_000 * 20
-    assert choose(timeless(busy, "cpu")).rows == pytest.approx(100_000 * 20)
+    assert choose(without_time_limit(busy, "cpu")).rows == pytest.approx(100_000 * 20)
 
 
 def test_where_rows_do_not_fit_the_hottest_stay_and_the_rest_goes_to_the_disk() -> None:
     table = path("table@cpu", accuracy=0.81, tables={"t": 1_000_000})
     tables: list[Tables | None] = [skewed(1000)]
-    ask = Ask(0.05, traffic(20), memory={"cpu": 500_000})
-    problem = pose(profile(table, on=machine(disk=True)), ask, tables)
+    requirements = Requirements(0.05, traffic(20), memory={"cpu": 500_000})
+    problem = build_problem(profile(table, on=machine(disk=True)), requirements, tables)
     (index,) = choose(problem).options
     option = problem.options[index]
     assert option.tier == "disk"
@@ -276,9 +288,9 @@ def test_rows_that_the_host_holds_for_itself_serve_a_gpu_without_a_second_copy()
     gpu = path("table@cuda:0", accuracy=0.8, tables=tables, fixed=0, row_s=1e-6)
     other = path("other@cuda:0", accuracy=0.8, tables=tables, fixed=0, row_s=1e-6)
     on = machine(cores=4, memory=1_000_000, gpu=400_000)
-    ask = Ask(0.02, traffic(1e6))
-    shared = pose(profile(cpu, gpu, on=on), ask, (skewed(1000),) * 2)
-    apart = pose(profile(cpu, other, on=on), ask, (skewed(1000),) * 2)
+    requirements = Requirements(0.02, traffic(1e6))
+    shared = build_problem(profile(cpu, gpu, on=on), requirements, (skewed(1000),) * 2)
+    apart = build_problem(profile(cpu, other, on=on), requirements, (skewed(1000),) * 2)
     deployed = {shared.paths[shared.options[i].path].path.name for i in choose(shared).options}
     assert deployed == {"table@cpu", "table@cuda:0"}
     assert len(choose(apart).options) == 1
