@@ -1,6 +1,6 @@
-"""`python -m polyrec.server`: the server alone, set up by POLYREC_ variables.
+"""Runs the server, configured by POLYREC_ variables: `python -m polyrec.server`.
 
-For containers and child processes; people use `polyrec serve`.
+For containers and child processes; use `polyrec serve` on a command line.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from polyrec.server.app.signals import exit_on_sigterm
 
 
 def main() -> int:
-    """Serves until told to stop; returns the exit status."""
+    """Serves until a signal ends the server; returns the exit status."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
     with exit_on_sigterm():
         # seconds of imports

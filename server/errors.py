@@ -1,7 +1,7 @@
-"""The one place where a refusal gets its HTTP status.
+"""Errors of requests, and their HTTP responses.
 
-Whatever is raised while a request is read, queued or executed comes here and leaves as a `ErrorResponse`:
-a status that means one thing, one line for people, and the headers that go with it.
+Every exception raised while a request is read, queued or executed is turned into an `ErrorResponse` here: a
+status that means one thing, a message of one line, and the headers that belong to the status.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from polyrec.models.errors import FeatureError
 JSON = b"application/json"
 MESSAGE_LENGTH = 500
 QUOTED = 64
-"""Characters of a key or a value that a message repeats."""
+"""Maximum characters of a client's key or value that a message quotes."""
 
 
 class RequestError(Exception):
-    """A request that gets no prediction. Subclasses say why; the message is for the client."""
+    """A request that gets no prediction; the message is for the client. outcome: a label of metrics."""
 
     status: HTTPStatus = HTTPStatus.BAD_REQUEST
     outcome = "invalid"
 
 
 class Malformed(RequestError):
-    """The body or a header cannot be read at all."""
+    """The body or a header cannot be parsed."""
 
 
 class Invalid(RequestError):
-    """Readable, but against the schema: unknown feature, wrong type, out of range."""
+    """The body contradicts the schema: unknown feature, wrong type, value out of range."""
 
     status = HTTPStatus.UNPROCESSABLE_ENTITY
 
@@ -49,10 +49,10 @@ class Unauthorized(RequestError):
 
 
 class RateLimited(RequestError):
-    """More requests than the client's rate allows, or more wrong tokens than a client may try.
+    """The client exceeds its rate, or its address sent too many wrong tokens.
 
-    retry_after_s: whole seconds until the next one is allowed. Counted as `invalid`: the client's own excess
-    does not break the server's promise.
+    retry_after_s: whole seconds until the next request is allowed. Counted as `invalid`, since it does not
+    count against the SLO.
     """
 
     status = HTTPStatus.TOO_MANY_REQUESTS
@@ -69,7 +69,7 @@ class NotFound(RequestError):
 
 
 class MethodNotAllowed(RequestError):
-    """The page exists, the method does not."""
+    """The page exists, but not for this method."""
 
     status = HTTPStatus.METHOD_NOT_ALLOWED
 
@@ -111,7 +111,7 @@ class TooSlow(HttpViolation):
 
 
 class Overloaded(RequestError):
-    """The backlog is too long for the deadline, or the queue is full.
+    """The queue is full, or too long for the request's deadline.
 
     retry_after_s: whole seconds until there should be room.
     """
@@ -145,14 +145,14 @@ class DeadlinePassed(RequestError):
 
 
 class Defect(RequestError):
-    """A failure of Polyrec itself; the log has the trace, the client only this."""
+    """A failure of Polyrec itself; the traceback is in the log only."""
 
     status = HTTPStatus.INTERNAL_SERVER_ERROR
     outcome = "error"
 
 
 class ErrorResponse(NamedTuple):
-    """What goes back to the client instead of an answer."""
+    """The response to a request that failed. outcome: a label of metrics."""
 
     status: int
     outcome: str
@@ -161,7 +161,7 @@ class ErrorResponse(NamedTuple):
 
 
 def error_response(error: Exception) -> ErrorResponse:
-    """Any exception -> status, `{"error": ...}` and headers."""
+    """Turns any exception into status, `{"error": ...}` and headers."""
     if isinstance(error, FeatureError):
         error = Invalid(str(error))
     elif not isinstance(error, RequestError):
@@ -179,12 +179,12 @@ def error_response(error: Exception) -> ErrorResponse:
 
 
 def shortened(text: str) -> str:
-    """At most QUOTED characters of a client's own, for a message."""
+    """Cuts a client's text to QUOTED characters, for a message."""
     return text if len(text) <= QUOTED else f"{text[:QUOTED]}..."
 
 
 def error_body(message: str) -> bytes:
-    """`{"error": message}` in one line of bounded length, whatever a client made us quote."""
+    """`{"error": message}` in one line of bounded length, whatever client text the message quotes."""
     if len(message) <= MESSAGE_LENGTH and message.isascii() and message.isprintable():
         return orjson.dumps({"error": message})
     line = " ".join(message[:MESSAGE_LENGTH].encode("utf-8", "backslashreplace").decode().split())

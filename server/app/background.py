@@ -1,4 +1,4 @@
-"""Blocking work beside the event loop, in a daemon thread: a server that is stopped does not wait for it."""
+"""Runs blocking work in a daemon thread, which a server that is stopped does not wait for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def run_in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
-    """The result of `work`, which may block for seconds."""
+    """Runs `work` in a thread; the future gets its result or exception."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 

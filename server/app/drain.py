@@ -3,14 +3,14 @@
     SIGTERM         /readyz is 503, but requests are still accepted and answered, with `connection: close`,
                     for the grace period, in which a load balancer notices. A second signal, Ctrl-C, or an
                     earlier /v1/admin/drain skips it.
-    grace is over   new connections are refused; those in the accept queue are accepted first, and accepted
+    grace is over   new connections are rejected; those in the accept queue are accepted first, and accepted
                     ones have FIRST_REQUEST_S to send a first request
     then            requests in progress may finish within the drain timeout
     that is over    requests that still wait are answered 503
 
 Closing a listening socket resets every connection in its accept queue. So SYNs are filtered out first, the
 queue is accepted until it is empty, and then the socket is closed. A client whose SYN was dropped sends it
-again after a second (Linux) and is refused; it can then safely try another server.
+again after a second (Linux) and is rejected; it can then safely try another server.
 """
 
 from __future__ import annotations
@@ -99,9 +99,9 @@ class Drain:
 def drop_new_connections(listener: socket.socket) -> None:
     """Makes the kernel drop new SYNs to a listening socket; begun handshakes are completed."""
     program = ctypes.create_string_buffer(_NO_SYN, len(_NO_SYN))
-    told = struct.pack("HP", len(_NO_SYN) // 8, ctypes.addressof(program))
+    fprog = struct.pack("HP", len(_NO_SYN) // 8, ctypes.addressof(program))
     with suppress(OSError):  # a sandbox without socket filters: a few connections may be reset
-        listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, told)
+        listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, fprog)
 
 
 def accept_queue_length(listener: socket.socket) -> int:

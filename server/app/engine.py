@@ -1,10 +1,9 @@
-"""The engine: everything behind the front, from its first plan to its last answer.
+"""The engine: loads plans and replaces the generation that is served.
 
-A plan goes in; `load` opens it, and from then on `serving` is what answers. Another plan can replace it
-while requests are answered: the new generation is opened beside the old one, takes over in one
-assignment, and the old one closes when its last query has its answer. One generation back can be
-brought back (`rollback`): its bundles stay loaded, so that it answers as it did even if their files have been
-replaced since.
+`load` opens a plan, which `serving` then answers with. Another plan can be loaded while requests are
+answered: the new generation is opened beside the old one and replaces it in one assignment; the old one
+closes after its last query is answered. The previous generation's bundles stay open, so that a rollback
+serves it as it was even if its files have been replaced since.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ NOTHING: Mapping[Path, Bundle] = {}
 
 
 class LifecycleState(Enum):
-    """Where the server stands in its life; only `READY` says ready to a load balancer."""
+    """State of the server; a load balancer sees it as ready only in `READY`."""
 
     LOADING = "loading"
     READY = "ready"
@@ -43,7 +42,7 @@ class LifecycleState(Enum):
 
 
 class Engine:
-    """The paths of one plan, ready to answer once loaded."""
+    """The generations of one server, and what outlives them: metrics, access control, updates of rows."""
 
     def __init__(self) -> None:
         self.metrics = Metrics()
@@ -51,7 +50,7 @@ class Engine:
         self.tracer: Tracer | None = None
         self.state = LifecycleState.LOADING
         self.default_budget_s = self.max_budget_s = 0.0
-        """Latency budget, in seconds, of a request that names none, and the most that one gets."""
+        """Latency budget in seconds of a request that names none, and the operator's cap."""
         self.previous: Generation | None = None
         self.update_store = UpdateStore()
         self.routing = Routing()
@@ -61,16 +60,16 @@ class Engine:
         self.metrics.ask_ready(lambda: self.unready() is None)
 
     def load(self, plan: Plan, loaded: Mapping[Path, Bundle] = NOTHING) -> None:
-        """Opens the plan and serves it; blocks. loaded: bundles that are open already.
+        """Opens a plan and serves it; blocks. loaded: bundles that are open already.
 
-        Raises PlanError, BundleError, RuntimeUnavailable; what was served before then still is.
+        Raises PlanError, BundleError or RuntimeUnavailable; the previous plan is then still served.
         """
         self.adopt(open_serving(plan, self.metrics, loaded, self.update_store))
 
     def adopt(self, serving: Serving) -> dict[str, int]:
-        """What has been opened answers from now on; what did so before is closed once it is idle.
+        """Puts an open generation into service; the previous one is closed once it is idle.
 
-        Gives how many rows with new values stay behind, by path of what answered before.
+        Returns the number of updated rows that stay behind, by path of the previous generation.
         """
         old, self._serving = self._serving, serving
         manifest = serving.bundle.manifest
@@ -87,36 +86,34 @@ class Engine:
             self.update_store.keep_only([*serving.tiers.changes.values(), *old.tiers.changes.values()])
             self._retire(old)
         for path, rows in left.items():
-            log.warning(
-                "new values of %d rows of path '%s' stay behind: other rows are served now", rows, path
-            )
+            log.warning("updates of %d rows of path '%s' stay behind: other rows are served now", rows, path)
         if self.state is LifecycleState.LOADING:
             self.state = LifecycleState.READY
         return left
 
     @property
     def serving(self) -> Serving:
-        """What answers now. Raises NotReady before there is anything."""
+        """The generation in service. Raises NotReady before the first one."""
         if self._serving is None:
             raise NotReady(STILL_LOADING)
         return self._serving
 
     @property
     def plan(self) -> Plan:
-        """The plan that is followed. Raises NotReady before there is one."""
+        """The plan in service. Raises NotReady before the first one."""
         return self.serving.plan
 
     def stacks(self) -> Mapping[str, TierStack]:
-        """The tiers of what answers now, by path. Raises NotReady before there is anything."""
+        """The tiers in service, by path. Raises NotReady before the first generation."""
         return self.serving.tiers.stacks
 
     def route(self, routing: Routing) -> None:
-        """Another policy or other weights, from the next decision on, until the next plan."""
+        """Sets another policy or other weights, until the next plan."""
         self.serving.dispatcher.router.set_policy(routing, clock())
         self.routing = routing
 
     def unready(self) -> str | None:
-        """Why the server should be sent no requests, in words; None while it is ready."""
+        """Why the server is not ready, as text; None if it is."""
         if self.state is not LifecycleState.READY or self._serving is None:
             return f"the server is {self.state.value}"
         if not self._serving.dispatcher.can_answer:
@@ -124,22 +121,24 @@ class Engine:
         return None
 
     def attach(self) -> None:
-        """Hears of lanes' deaths on the running loop, also before the first request."""
+        """Watches for lane deaths on the running loop, also before the first request."""
         if self._serving is not None:
             self._serving.dispatcher.attach()
 
     def enter(self, state: LifecycleState) -> None:
-        """Moves on to another state of life."""
+        """Enters another state."""
         self.state = state
 
     def fail_all(self) -> None:
-        """Answers whatever still waits with NotReady (503): the server ends."""
-        serving = [*self._retiring.values(), *([self._serving] if self._serving is not None else [])]
-        for one in serving:
-            one.dispatcher.fail_all(NotReady("the server ends before this could be answered; ask another"))
+        """Answers all waiting requests with NotReady (503), as the server ends."""
+        generations = [*self._retiring.values(), *([self._serving] if self._serving is not None else [])]
+        for serving in generations:
+            serving.dispatcher.fail_all(
+                NotReady("the server ends before this could be answered; ask another")
+            )
 
     def close(self) -> None:
-        """Ends every lane; nothing is answered afterwards."""
+        """Closes the generation in service; no request is answered afterwards."""
         for task in self._retiring:
             task.cancel()
         if self._serving is not None:
@@ -158,7 +157,7 @@ class Engine:
             try:
                 await old.dispatcher.drained()
                 if old.tiers.stacks:
-                    # lanes end here, where their timers are; tiers may take a while to
+                    # lanes close on the loop that has their timers; tiers may take seconds
                     old.dispatcher.close()
                     await run_in_thread(old.tiers.close)
             finally:

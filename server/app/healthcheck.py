@@ -45,22 +45,22 @@ def listening(pid: str) -> Iterator[str]:
         tables = [(kind, Path(f"/proc/{pid}/net/{kind}").read_text()) for kind in ("tcp", "tcp6")]
     except OSError:
         return
-    own = {found[1] for link in links if (found := re.fullmatch(r"socket:\[(\d+)\]", link))}
+    inodes = {found[1] for link in links if (found := re.fullmatch(r"socket:\[(\d+)\]", link))}
     for kind, table in tables:
         for line in table.splitlines()[1:]:
             fields = line.split()
-            if fields[3] == LISTENS and fields[9] in own:
+            if fields[3] == LISTENS and fields[9] in inodes:
                 yield _place(kind, fields[1])
 
 
 def ready(place: str) -> bool:
     """Whether /readyz answers 200 there, over HTTP or TLS; the certificate is not verified."""
-    anyone = ssl.create_default_context()
-    anyone.check_hostname = False
-    anyone.verify_mode = ssl.CERT_NONE
+    unverified = ssl.create_default_context()
+    unverified.check_hostname = False
+    unverified.verify_mode = ssl.CERT_NONE
     for scheme in ("http", "https"):
         try:
-            with urllib.request.urlopen(f"{scheme}://{place}/readyz", timeout=TIMEOUT_S, context=anyone):
+            with urllib.request.urlopen(f"{scheme}://{place}/readyz", timeout=TIMEOUT_S, context=unverified):
                 return True
         except urllib.error.HTTPError:
             return False

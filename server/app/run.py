@@ -1,10 +1,9 @@
-"""One server process, from its first socket to its last answer.
+"""Runs one server process: `serve` in this process, `start` in a child process for demos and tests.
 
-    bind the port -> answer /livez, /readyz 503 -> load the plan's paths -> ready
+    bind the port -> answer /livez with 200, /readyz with 503 -> load the plan's paths -> ready
     SIGTERM -> /readyz 503, and the rest of server/app/drain.py
 
-Liveness stays 200 to the end. `serve` is the whole life; `start` runs it in a child process, for demos and
-tests.
+/livez stays 200 to the end.
 """
 
 from __future__ import annotations
@@ -55,21 +54,21 @@ BACKLOG = 2048
 HANDSHAKE_S = 5.0
 """Limit of a TLS handshake."""
 ACCEPTS_PER_ITERATION = 16
-"""Connections, at the most: each takes as long as to refuse a request."""
+"""Maximum connections accepted per loop iteration; accepting one takes as long as rejecting a request."""
 
 
 class PortInUse(PolyrecError):
-    """The address to listen on cannot be had."""
+    """The address to listen on is not available."""
 
 
 class StartFailed(PolyrecError):
-    """A child server ended before it was ready; the message is its last line."""
+    """A child server ended before it was ready."""
 
 
 def resolve_plan(settings: Settings, file: Path | None = None) -> tuple[Plan, Mapping[Path, Bundle]]:
-    """What the settings name: a plan, or one bundle by the best runtime; and the bundles that it opened.
+    """Loads the plan that the settings name, or makes one of their bundle; also returns bundles it opened.
 
-    file: another plan in its place; limits, policy and tiers of the settings hold for that, too.
+    file: a plan in place of the settings' own, with their limits, policy and tiers applied.
     Raises PlanError, BundleError or SettingsError.
     """
     file = file or settings.plan
@@ -79,7 +78,7 @@ def resolve_plan(settings: Settings, file: Path | None = None) -> tuple[Plan, Ma
     bundle = load_bundle(settings.bundle)
     if settings.runtime == "auto":
         runtime, device = best_runtime(bundle)
-        # A device that was asked for stands, whatever would be best.
+        # an explicit device wins over the best one
         device = settings.device or device
     else:
         runtime, device = settings.runtime, settings.device or "cpu"
@@ -92,7 +91,7 @@ def resolve_plan(settings: Settings, file: Path | None = None) -> tuple[Plan, Ma
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A bound, listening socket; port 0 takes a free one. Raises PortInUse."""
+    """Returns a bound, listening socket; port 0 takes a free one. Raises PortInUse."""
     listener = None
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -123,7 +122,7 @@ def duplicate_listener(listener: socket.socket) -> list[socket.socket]:
 class HandshakeLoop(uvloop.Loop):
     """uvloop's event loop, with a short limit on TLS handshakes.
 
-    A connection is known to the server's own limits only after its handshake; the loop's default is 60 s.
+    The server's own limits apply only after the handshake, and the loop's default is 60 s.
     """
 
     async def create_server(self, *args: Any, **options: Any) -> Any:
@@ -147,7 +146,7 @@ def connection_class(frontend: HttpFrontend) -> type[asyncio.Protocol]:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, whose signals a drain handles."""
+    """uvicorn's server with a `Drain` as its signal handler."""
 
     def __init__(self, config: uvicorn.Config, drain: Drain) -> None:
         super().__init__(config)
@@ -160,7 +159,7 @@ class Server(uvicorn.Server):
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What a server says once it answers."""
+    """The announcement of a server that is ready."""
 
     url: str
     pid: int
@@ -169,20 +168,23 @@ class Ready:
     bundle_version: str
 
     def line(self) -> str:
-        """One line of JSON, for programs that started the server."""
+        """One line of JSON, for a program that started the server."""
         return orjson.dumps({"event": "ready"} | asdict(self)).decode()
 
 
 def serve(settings: Settings, on_ready: Callable[[Ready], object]) -> int:
-    """Serves until told to stop; returns the exit status. Raises PolyrecError if it cannot start."""
+    """Serves until a signal ends the server; returns the exit status.
+
+    Raises PolyrecError if it cannot start.
+    """
     log_to_stderr(settings.log_level)
     if settings.log_level == "warning":
-        # it warns of every request that is not HTTP: anybody could fill the log
+        # it warns of every request that is not HTTP, so any client could fill the log
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     if settings.tls_cert is not None and settings.tls_key is not None:
         check_tls(settings.tls_cert, settings.tls_key)
     retain_freed_memory()
-    # Reading an integer takes the square of its digits: 4,000 of them 90 us, a body of such ones 23 ms.
+    # parsing an integer takes time quadratic in its digits: 4,000 take 90 us, a body full of such ones 23 ms
     sys.set_int_max_str_digits(MAX_DIGITS)
     listener = listen(settings.host, settings.port)
     try:
@@ -209,7 +211,7 @@ async def _serve(settings: Settings, listener: socket.socket, on_ready: Callable
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        # after the drain's own, which answers what still waits
+        # longer than the drain's own timeout, after which waiting requests are answered
         timeout_graceful_shutdown=math.ceil(settings.drain_timeout_s) + 1,
         backlog=BACKLOG,
         ssl_certfile=settings.tls_cert,
@@ -224,7 +226,7 @@ async def _serve(settings: Settings, listener: socket.socket, on_ready: Callable
 
 
 def _reload_on_sighup(engine: Engine, config: uvicorn.Config, settings: Settings) -> None:
-    """Reads tokens and certificate again on SIGHUP. Without either, SIGHUP ends the server as ever."""
+    """Reloads tokens and certificate on SIGHUP. Without either, SIGHUP ends the server as usual."""
     cert, key = settings.tls_cert, settings.tls_key
     if settings.tokens is None and cert is None:
         return
@@ -254,13 +256,13 @@ async def _run_until_stopped(
         if loading.done():
             loading.result()
             engine.attach()
-            # What is loaded stays: the collector need not look at it again.
+            # what is loaded stays, so the collector need not scan it again
             gc.collect()
             gc.freeze()
             try:
                 on_ready(_ready(engine, listener, "http" if settings.tls_cert is None else "https"))
-            except OSError as e:  # a full disk, or a pipe that nobody reads any more
-                log.warning("ready, but it cannot be said on standard output: %s", e.strerror)
+            except OSError as e:  # a full disk, or a pipe that was closed
+                log.warning("ready, but standard output cannot be written: %s", e.strerror)
     finally:
         if loading.done() and loading.exception() is not None:
             server.should_exit = True
@@ -269,7 +271,7 @@ async def _run_until_stopped(
         if engine.tracer is not None:
             engine.tracer.close()
         if not loading.done():
-            # told to end while loading: the interpreter's own end would crash in the thread that loads
+            # ended while loading: the interpreter's shutdown would crash in the loading thread
             os._exit(0)
 
 
@@ -299,7 +301,7 @@ class ServerProcess:
         self.stop()
 
     def stop(self) -> int:
-        """SIGTERM, then the exit status; SIGKILL if it has not ended in time."""
+        """Sends SIGTERM, and SIGKILL after 30 s; returns the exit status."""
         if self.process.poll() is None:
             self.process.terminate()
         try:

@@ -1,8 +1,8 @@
-"""One generation of what is served: the paths of a plan, open, and what dispatches queries to them.
+"""Opens one generation: the paths, tiers and lanes of a plan, and the dispatcher over them.
 
-Immutable, so that a reload replaces it in one assignment while the old one still answers what it has
-taken. All bundles of a plan read the same requests: one schema, the same stable ids. Those whose
-vocabularies are also in the same popularity order share one encoder.
+A generation is immutable, so that a reload replaces it in one assignment while the old one still answers its
+queries. All bundles of a plan have one schema and the same stable ids; those whose vocabularies are also in
+the same popularity order share one encoder.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ UNKNOWN_ACCURACY = 0.5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpenPath:
-    """One open path. accuracy: what routing maximizes; latency: what it starts from."""
+    """One open path. accuracy: the quality that routing maximizes. latency: its initial latency model."""
 
     planned: PlannedPath
     bundle: Bundle
@@ -64,7 +64,7 @@ class OpenPath:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """All that it takes to serve a plan again: the plan as it was followed, and its bundles, held open."""
+    """A plan and its bundles, held open, from which it can be served again."""
 
     plan: Plan
     bundles: Mapping[Path, Bundle]
@@ -72,7 +72,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Serving:
-    """What answers. The first path's bundle stands for all where one has to (names, versions)."""
+    """An open generation. Names and versions are those of the first path's bundle."""
 
     plan: Plan
     paths: tuple[OpenPath, ...]
@@ -93,16 +93,16 @@ class Serving:
 
     @property
     def max_body_bytes(self) -> int:
-        """Of one request, as sent and after decompression: the plan's, or derived from its rows."""
+        """Limit of a request body, as sent and after decompression: the plan's, or derived from its rows."""
         return self.decoder.body_limits.max_bytes
 
     @property
     def generation(self) -> Generation:
-        """What a rollback to this needs, when its lanes and tiers are long closed."""
+        """The data for a rollback to this generation after its lanes and tiers are closed."""
         return Generation(self.plan, {path.planned.bundle: path.bundle for path in self.paths})
 
     def close(self) -> None:
-        """Ends every lane, then the tiers; queries still waiting are cancelled. Tiers may take seconds."""
+        """Closes the lanes, then the tiers, which may take seconds; waiting queries are canceled."""
         self.dispatcher.close()
         self.tiers.close()
 
@@ -110,10 +110,10 @@ class Serving:
 def open_serving(
     plan: Plan, metrics: Metrics, loaded: Mapping[Path, Bundle], update_store: UpdateStore
 ) -> Serving:
-    """Opens every path and lane of the plan; blocks. loaded: bundles that are open already. updated: new
-    values of rows since the server started.
+    """Opens every path and lane of the plan; blocks.
 
-    Raises BundleError, RuntimeUnavailable, or PlanError if the bundles do not read the same requests.
+    loaded: bundles that are open already. update_store: updates of rows since the server started.
+    Raises BundleError, RuntimeUnavailable, or PlanError if the bundles' schemas or ids differ.
     """
     import torch
 
@@ -177,17 +177,17 @@ def _open(
     )
     dispatchers: list[Dispatcher] = []
 
-    def told(lane: int) -> OnDeath:
+    def on_death(lane: int) -> OnDeath:
         return lambda _: dispatchers[0].lane_died(lane)
 
     openings: list[LaneOpening] = []
     for i, lane in enumerate(lanes_of):
         here = [(p.planned, p.bundle) for p in paths if p.planned.device == lane.device]
-        own: dict[str, Runtime] = {}
+        lane_runtimes: dict[str, Runtime] = {}
         if lane.kind != "process":
-            # a runtime belongs to one lane: the first takes those that are open
-            own = {p.name: runtimes.pop(p.name) for p, _ in here if p.name in runtimes}
-        openings.append(LaneOpening(lane, here, told(i), own, stacks))
+            # a runtime belongs to one lane; the first lane gets those that are open
+            lane_runtimes = {p.name: runtimes.pop(p.name) for p, _ in here if p.name in runtimes}
+        openings.append(LaneOpening(lane, here, on_death(i), lane_runtimes, stacks))
         log.info("lane %s: %s on %s", lane.name, lane.kind, lane.device)
     lanes = open_lanes(openings)
     dispatchers.append(
@@ -215,23 +215,23 @@ def _open(
 
 
 def _tier(path: OpenPath, tiers: TierSet) -> str | None:
-    """The memory that has all rows of a path; None where they are in tiers."""
+    """The memory that has all rows of a path; None if they are in tiers."""
     if path.name in tiers.stacks:
         return None
     return "host" if path.planned.device == "cpu" else "device"
 
 
 def accuracy(bundle: Bundle) -> float:
-    """Share of held-out rows that the bundle predicts right, as its manifest has it.
+    """Share of held-out rows that the bundle predicts correctly, from its manifest.
 
-    UNKNOWN_ACCURACY if it has none (an imported model); never 0, which would take the path out.
+    UNKNOWN_ACCURACY if it has none (an imported model); never 0, which would exclude the path.
     """
     found = bundle.manifest.metrics.get("test", {}).get("accuracy")
     return float(found) if found else UNKNOWN_ACCURACY
 
 
 def measure(runtime: Runtime, encoder: Encoder) -> LatencyModel:
-    """A rough latency model in a fraction of a second, for plans that bring none: random ids, no skew."""
+    """Measures a rough latency model in a fraction of a second, with uniform random ids."""
     random = np.random.default_rng(0)
     medians: list[float] = []
     for rows in MEASURED_ROWS:
@@ -247,7 +247,7 @@ def measure(runtime: Runtime, encoder: Encoder) -> LatencyModel:
 
 
 def random_batch(encoder: Encoder, rows: int, random: np.random.Generator) -> Batch:
-    """A plain batch of ids drawn evenly, one a multi-valued feature."""
+    """A plain batch of uniformly random ids, one for each multi-valued feature."""
     schema = encoder.schema
 
     def ids(feature_rows: int) -> I64:
@@ -264,7 +264,7 @@ def random_batch(encoder: Encoder, rows: int, random: np.random.Generator) -> Ba
 
 
 def _encoders(opened: Sequence[tuple[PlannedPath, Bundle]]) -> list[Encoder]:
-    """One encoder for each path. Raises PlanError if a bundle reads requests otherwise than the first."""
+    """One encoder for each path. Raises PlanError if a bundle's schema or ids differ from the first's."""
     (first_path, first), *_ = opened
     by_digest: dict[str, Encoder] = {}
     found: list[Encoder] = []

@@ -1,8 +1,7 @@
-"""What the operator decides about one server: where it listens, what it opens, where it bends the plan.
+"""Settings of one server from command-line flags and POLYREC_ environment variables.
 
-Command-line flags and POLYREC_ environment variables go in; one frozen `Settings` comes out. A flag
-wins over a variable, a variable over the plan. An unknown POLYREC_ variable is an error: a
-misspelt one would otherwise be ignored in silence. Those that Kubernetes makes for a Service are no settings
+A flag overrides a variable, a variable the plan. An unknown POLYREC_ variable is an error, since a misspelled
+one would otherwise be ignored silently; those that Kubernetes sets for a Service are not settings
 (server/app/kubernetes.py).
 """
 
@@ -35,31 +34,32 @@ class SettingsError(PolyrecError):
 
 
 def _listed(value: object) -> object:
-    """`a,b` as a flag or a variable has it -> its parts."""
+    """Splits the `a,b` of a flag or a variable."""
     return tuple(part for part in value.split(",") if part) if isinstance(value, str) else value
 
 
 class Settings(Strict):
-    """bundle, plan: what to serve, exactly one of them.
+    """Settings of one server.
 
+    bundle, plan: the model to serve; exactly one of them.
     runtime, device, precision, lanes, lane: only with a bundle (a plan names them for each path); `auto` is
-        the best here. lanes, lane: how many executors of which kind (docs/lanes.md); `auto` is inline for a
-        CPU, a thread for any other device, processes where there are several.
+        the best on this machine. lanes, lane: number and kind of executors (docs/lanes.md); `auto` is inline
+        for a CPU, a thread for any other device, processes if there are several.
     policy: replaces the plan's routing policy.
-    admin_token: what POST /v1/admin/... must bring as `Authorization: Bearer`; without, there is no admin.
-    tokens: file of the clients that may ask for predictions (server/app/tokens.py); None: everybody may.
-    open_rights: what everybody may ask for: `priority`, `quality`, or both with a comma between.
-    tls_cert, tls_key: PEM files of the certificate chain and of its key; both or none.
-    drain_grace_s: after SIGTERM, how long to keep serving while readiness already says 503.
-    drain_timeout_s: then, how long requests in flight may take.
-    tier_directory, drift_s: only with a plan that has a placement: where files of disk tiers are written, and
-        how often rows follow their popularity (seconds), in place of the placement's own.
-    store_password, store_password_file: of the remote store that a plan names, in place of what the plan
-        says. The password itself can be given by the environment only.
+    admin_token: token that POST /v1/admin/... requires as `Authorization: Bearer`; None: no administration.
+    tokens: file of the clients that may request predictions (server/app/tokens.py); None: all clients may.
+    open_rights: rights of all clients: `priority`, `quality`, or both separated by a comma.
+    tls_cert, tls_key: PEM files of the certificate chain and its key; both or none.
+    drain_grace_s: seconds after SIGTERM in which the server still serves while /readyz is 503.
+    drain_timeout_s: seconds after that in which requests in progress may finish.
+    tier_directory, drift_s: only with a plan that has a placement: folder of the disk tiers' files, and
+        interval of drift following in seconds, in place of the placement's.
+    store_password, store_password_file: of the remote store, in place of the plan's. The password itself can
+        be given by a variable only.
     max_connections, max_buffered_bytes, keep_alive_s, head_timeout_s, body_timeout_s, write_timeout_s: limits
-        of connections (docs/protocol.md); max_connections: None for what file descriptors allow.
-    log_level: the least that is written to standard error.
-    The rest, if given, replaces the plan's value of the same name.
+        of connections (docs/protocol.md); max_connections: None for the limit of file descriptors.
+    log_level: minimum level of messages on standard error.
+    All others, if given, replace the plan's value of the same name.
     """
 
     bundle: Path | None = None
@@ -101,15 +101,15 @@ class Settings(Strict):
     def _one_thing_to_serve(self) -> Settings:
         if (self.bundle is None) == (self.plan is None):
             raise ValueError("give either --bundle DIR or --plan FILE")
-        of_bundle = {"runtime", "device", "precision", "lanes", "lane"} & self.model_fields_set
-        if self.plan is not None and of_bundle:
-            raise ValueError(f"the plan names paths and lanes; leave out {', '.join(sorted(of_bundle))}")
+        bundle_only = {"runtime", "device", "precision", "lanes", "lane"} & self.model_fields_set
+        if self.plan is not None and bundle_only:
+            raise ValueError(f"the plan names paths and lanes; leave out {', '.join(sorted(bundle_only))}")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("give both --tls-cert FILE and --tls-key FILE, or neither")
         return self
 
     def apply_to(self, plan: Plan) -> Plan:
-        """The plan with the operator's values in place of its own. Raises SettingsError."""
+        """Returns the plan with these settings in place of its own. Raises SettingsError."""
         limits = plan.limits.model_dump()
         limits |= {k: v for k in limits if (v := getattr(self, k)) is not None}
         merged = plan.model_dump()
@@ -143,14 +143,14 @@ class Settings(Strict):
         )
 
     def _store_login(self) -> dict[str, Any]:
-        """What replaces the store's own password, if anything is given."""
+        """The given password settings of the store; empty if none is given."""
         if self.store_password is None and self.store_password_file is None:
             return {}
         return {"password": self.store_password, "password_file": self.store_password_file}
 
 
 def load_settings(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:
-    """Flags (None where not given) over the POLYREC_ variables of `environ` over the defaults.
+    """Merges flags (None if not given), the POLYREC_ variables of `environ`, and the defaults, in that order.
 
     Raises SettingsError, in one line that names the flag or the variable.
     """
@@ -166,8 +166,8 @@ def load_settings(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
             raise SettingsError(_unknown(variable, [PREFIX + key.upper() for key in known]))
         values[name] = value
     given = {name: value for name, value in flags.items() if value is not None}
-    # What is to be served is one decision: a bundle on the command line also replaces a plan in
-    # the environment, and the other way round.
+    # bundle and plan are one choice: a bundle on the command line also replaces a plan in the environment,
+    # and vice versa
     if {"bundle", "plan"} & given.keys():
         values = {k: v for k, v in values.items() if k not in ("bundle", "plan")}
     values |= given
@@ -184,7 +184,7 @@ def load_settings(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
 
 
 def _unknown(variable: str, known: Sequence[str]) -> str:
-    """The message for a variable that is no setting: the most similar one that is, or else all of them."""
+    """The message for an unknown variable: suggests the most similar one, or lists all."""
     named = f"unknown environment variable {printable(variable, 80)}"
     similar = get_close_matches(variable.upper(), known, n=1, cutoff=0.8)
     return f"{named}; did you mean {similar[0]}?" if similar else f"{named}; known: {', '.join(known)}"

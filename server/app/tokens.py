@@ -24,7 +24,7 @@ from polyrec.models.files import MOST_SERVED_BYTES, Strict, read_json, validate_
 
 Right = Literal["priority", "quality", "admin"]
 OpenRight = Literal["priority", "quality"]
-"""A right that may be given to everybody."""
+"""A right that may be given to all clients."""
 ANONYMOUS = "anonymous"
 ADMIN_VARIABLE = "POLYREC_ADMIN_TOKEN"
 """The variable with the admin token; also the name of the client that sends it."""
@@ -83,7 +83,7 @@ class TokenEntry(Allowance):
 
 
 class Tokens(Strict):
-    """The whole file. anonymous: requests without a token; None: they are refused."""
+    """The whole file. anonymous: rights of requests without a token; None: they are rejected."""
 
     clients: Annotated[tuple[TokenEntry, ...], Field(max_length=1000)]
     anonymous: Anonymous | None = None

@@ -1,10 +1,10 @@
-"""The body of /v1/predict or /v1/rank -> rows.
+"""Parses the JSON bodies of /v1/predict and /v1/rank into columns, one list per feature.
 
-Raw bytes go in, checked columns come out: one list per feature, whatever the number of rows. The JSON
-is parsed straight into typed structs that are generated from the schema, so types are checked in C and
-unknown features are refused. Nothing here takes more than a few milliseconds, whatever the body: its
-structure is counted before it is parsed (`server/codecs/body_limits.py`), numbers that may be slow are
-converted apart (`server/codecs/json_numbers.py`), and messages quote a bounded part of it."""
+msgspec parses a body into typed structs generated from the schema, so types are checked in C and unknown
+features are rejected. No body takes more than a few milliseconds: its structure is counted before parsing
+(`server/codecs/body_limits.py`), numbers that may be slow are converted separately
+(`server/codecs/json_numbers.py`), and messages quote a bounded part of it.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ from polyrec.server.codecs.rows import Column, Columns
 from polyrec.server.errors import QUOTED, Invalid, Malformed, TooLarge, shortened
 
 MAX_DIGITS = 640
-"""Of an integer in a server's bodies, the least that Python lets one set; larger ones are out of range."""
+"""Maximum digits of an integer in a body, the minimum of sys.set_int_max_str_digits; more are out of
+range."""
 SEARCHED_BYTES = 2**16
-"""Before the place of an error, in which the key is looked for that it belongs to."""
+"""Bytes before an error that are searched for its key."""
 
 _UNKNOWN = "Object contains unknown field `"
 _BAD_BYTE = re.compile(r"\(byte (\d+)\)$")
 _NOT_A_NUMBER = re.compile(rb"-?(?:NaN|Infinity|inf|nan)")
-# Not the first half of a pair: neither a second escape nor the beginning of one follows.
+# a first surrogate that is not followed by a second escape, nor by the beginning of one
 _LONE_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u|\\?$)")
 _LONGEST_ESCAPE = 12
 
@@ -42,7 +43,7 @@ Feature = Dense | Categorical
 
 @dataclass(slots=True)
 class RankRequest:
-    """One context and its candidates, and how many of them the client wants back."""
+    """One context and its candidates, and the number of candidates to return."""
 
     rows: Columns
     top_k: int
@@ -50,14 +51,14 @@ class RankRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Parsers:
-    """Of both endpoints, with numbers converted or left as they are."""
+    """The parsers of both endpoints, with numbers converted or left raw."""
 
     predict: msgspec.json.Decoder[Any]
     rank: msgspec.json.Decoder[Any]
 
 
 class Decoder:
-    """Reads the bodies of one schema. body_limits: what they may have."""
+    """Parses the bodies of one schema. body_limits: limits on their bytes and structure."""
 
     def __init__(self, schema: Schema, limits: Limits) -> None:
         self._limits = limits
@@ -91,7 +92,7 @@ class Decoder:
         return _Parsers(msgspec.json.Decoder(predict), msgspec.json.Decoder(rank))
 
     def predict(self, body: bytes) -> Columns:
-        """`{"instances": [...]}` or `{"columns": {...}}` -> rows that have a context each.
+        """Parses `{"instances": [...]}` or `{"columns": {...}}` into rows with one context each.
 
         Raises Malformed, Invalid, TooLarge or FeatureError.
         """
@@ -109,7 +110,7 @@ class Decoder:
         return Columns(self._names, columns[:split], columns[split:], rows, rows)
 
     def rank(self, body: bytes) -> RankRequest:
-        """`{"context": {...}, "candidates": {...} or [...], "top_k": n}` -> n rows of one context.
+        """Parses `{"context": {...}, "candidates": {...} or [...], "top_k": n}` into rows of one context.
 
         Raises Malformed, Invalid, TooLarge or FeatureError.
         """
@@ -130,11 +131,11 @@ class Decoder:
     def _read(
         self, features: Sequence[Feature], given: Any, where: str, raw_numbers: bool
     ) -> tuple[Sequence[Column], int]:
-        """Columns, or rows turned into columns -> (columns in the features' order, number of rows)."""
+        """Returns the columns, in the features' order, and the number of rows; rows are transposed."""
         columns: list[Any]
         if isinstance(given, list):
             rows = len(given)
-            # Checked before the rows are turned: zip(*) takes one argument a row.
+            # checked before rows are transposed, as zip(*) takes one argument per row
             self._check_rows(rows, where)
             columns = list(zip(*map(astuple, given), strict=True))
             if raw_numbers:
@@ -176,10 +177,10 @@ class Decoder:
             raise Malformed("the body is nested too deeply") from None
 
     def _explain(self, message: str) -> str:
-        """msgspec's message; for an unknown field, what it should have been."""
+        """Turns msgspec's message into ours; for an unknown field, names the valid ones."""
         if not message.startswith(_UNKNOWN):
             return message.replace("`", "")
-        # The place comes last, and consists of the schema's own names.
+        # the place comes last, and consists of the schema's names
         rest = message.removeprefix(_UNKNOWN).removesuffix("`")
         name, found, where = rest.rpartition("` - at `")
         if not found:
@@ -193,8 +194,8 @@ class Decoder:
                 else "; expected 'instances' or 'columns' (predict); 'context', 'candidates', 'top_k' (rank)"
             )
         if name in roles:
-            home = "'context'" if roles[name] == "context" else "'candidates'"
-            return f"feature '{name}' is a {roles[name]} feature: it belongs in {home} (at {where})"
+            key = "'context'" if roles[name] == "context" else "'candidates'"
+            return f"feature '{name}' is a {roles[name]} feature: it belongs in {key} (at {where})"
         allowed = self._context if where == "$.context" else self._candidate
         if not where.startswith(("$.context", "$.candidates")):
             allowed = self._everything
@@ -202,7 +203,7 @@ class Decoder:
 
 
 def explain_malformed(body: bytes, message: str) -> str:
-    """What is wrong with bytes that are no JSON, with the key before the place if there is one.
+    """Explains what is wrong with bytes that are not JSON, and names the key before the error.
 
     message: msgspec's.
     """
@@ -211,17 +212,17 @@ def explain_malformed(body: bytes, message: str) -> str:
     if message.startswith("'utf-8'"):
         return f"the body is not UTF-8: {message}"
     if "truncated" in message:
-        # Also said of half a surrogate pair, where too few bytes follow for the other half.
+        # msgspec also says so of a lone surrogate near the end of the body
         lone = _LONE_SURROGATE.search(body, max(0, len(body) - _LONGEST_ESCAPE))
         if lone is None:
             return f"the JSON is truncated after {len(body)} bytes"
-        return _half_a_pair(lone.start())
+        return _lone_surrogate(lone.start())
     found = _BAD_BYTE.search(message)
     if found is None:
         return message
     at = int(found[1])
     if "surrogate" in message:
-        return _half_a_pair(body.rfind(b"\\u", 0, at))
+        return _lone_surrogate(body.rfind(b"\\u", 0, at))
     at -= body[at - 1 : at] == b"-"
     literal = _NOT_A_NUMBER.match(body, at)
     if literal is None:
@@ -231,12 +232,12 @@ def explain_malformed(body: bytes, message: str) -> str:
     return f"{literal[0].decode()} is not a JSON number (byte {at}){near}; leave the value out or send null"
 
 
-def _half_a_pair(at: int) -> str:
+def _lone_surrogate(at: int) -> str:
     return f"a string has half of a UTF-16 surrogate pair (byte {at}); escape both halves, or none"
 
 
 def _key_before(body: bytes, at: int) -> str:
-    """The last key before a place, empty if there is none near."""
+    """The last key before a byte position, empty if there is none near."""
     end = body.rfind(b'":', max(0, at - SEARCHED_BYTES), at)
     begin = body.rfind(b'"', max(0, end - QUOTED - 1), max(0, end))
     return "" if begin < 0 else body[begin + 1 : end].decode(errors="replace")
@@ -265,11 +266,11 @@ def _columns(features: Sequence[Feature], raw_numbers: bool) -> Any:
 
 
 def _struct(name: str, features: Sequence[Feature], raw_numbers: bool, kind: Callable[[Feature], Any]) -> Any:
-    # Attributes are numbered: a feature may be named like something a Python class already has.
+    # attributes are numbered, since a feature may have the name of an attribute of Python classes
     fields = [
         (f"f{i}", msgspec.Raw, MISSING) if raw_numbers and isinstance(f, Dense) else (f"f{i}", kind(f), None)
         for i, f in enumerate(features)
     ]
     rename = {f"f{i}": f.name for i, f in enumerate(features)}
-    # JSON has no cycles: the collector need not know of the rows, which takes a third of their time.
+    # JSON has no cycles; without garbage collection, rows take a third less time
     return msgspec.defstruct(name, fields, rename=rename, forbid_unknown_fields=True, gc=False)

@@ -1,8 +1,8 @@
-"""Open Inference Protocol tensors <-> rows and their probabilities (HTTP form).
+"""Decodes requests and encodes answers of the Open Inference Protocol over HTTP.
 
-A request is JSON, or JSON followed by raw little-endian tensors (the binary tensor extension). It
-becomes named arrays, each of the type and shape that the model declares; `server/codecs/oip_inputs.py` says
-what the model declares and makes rows of the arrays.
+A request is JSON, or JSON followed by raw little-endian tensors (binary tensor extension). It is decoded into
+named arrays of the types and shapes that the model declares, which `server/codecs/oip_inputs.py` turns into
+rows.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ OUTPUT = "probability"
 MAX_TIMEOUT_US = MOST_BUDGET_MS * 1000
 MAX_DIMENSIONS = 8
 COUNTED_BYTES = 2**15
-"""Data of an input have their commas counted from here on; fewer are parsed in a millisecond."""
+"""Minimum bytes of an input's data whose commas are counted; fewer are parsed in a millisecond."""
 
 _FLAT: dict[str, msgspec.json.Decoder[Any]] = {
     "f": msgspec.json.Decoder(list[float]),
@@ -50,7 +50,7 @@ _NESTED: dict[str, msgspec.json.Decoder[Any]] = {
 
 
 class TensorParameters(msgspec.Struct):
-    """Parameters of one input or requested output; others are ignored, as the protocol asks."""
+    """Parameters of one input or requested output; others are ignored, as the protocol requires."""
 
     binary_data_size: int | None = None
     binary_data: bool | None = None
@@ -59,7 +59,7 @@ class TensorParameters(msgspec.Struct):
 
 
 class TensorHeader(msgspec.Struct):
-    """One input as it stands in the JSON."""
+    """One input in the JSON."""
 
     name: str
     shape: Annotated[list[int], msgspec.Meta(max_length=MAX_DIMENSIONS)]
@@ -112,16 +112,17 @@ class InferRequest:
 
 
 class OipCodec:
-    """Reads the inference requests of one schema."""
+    """Decodes the inference requests of one schema."""
 
     def __init__(self, schema: Schema, limits: Limits) -> None:
         self.inputs = Inputs(schema, limits)
         self._body_limits = BodyLimits.of(schema, limits)
 
     def decode(self, body: bytes, header_bytes: int | None) -> InferRequest:
-        """body: decompressed; header_bytes: length of its JSON, None if the JSON is all of it, 0 raw.
+        """Decodes a decompressed body.
 
-        Raises Malformed (400) naming the input, or TooLarge.
+        header_bytes: length of its JSON; None: the whole body; 0: a raw request without JSON.
+        Raises Malformed, naming the input, or TooLarge.
         """
         if header_bytes == 0:
             return InferRequest(self.inputs.rows(self.inputs.raw(body)), None, True)
@@ -162,7 +163,7 @@ class OipCodec:
         )
 
     def _outputs(self, outputs: Sequence[OutputHeader] | None, by_default: bool) -> bool:
-        """Whether the one output goes back as binary data."""
+        """Checks the requested outputs; returns whether to send the output as binary data."""
         binary = by_default
         for i, output in enumerate(outputs or ()):
             if output.name != OUTPUT or i:
@@ -215,9 +216,9 @@ class OipCodec:
 
 
 def _json_tensor(name: str, raw: bytes, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """`data` of one input, flat or nested in row-major order -> an array of `shape`. Raises Malformed."""
+    """Parses the `data` of one input, flat or nested in row-major order. Raises Malformed."""
     size = math.prod(shape)
-    # Before parsing, which takes ten times as long; exact, as numbers hold no commas.
+    # counted before parsing, which takes ten times as long; exact, as numbers contain no commas
     if len(raw) > COUNTED_BYTES and (found := count(raw, b",") + 1) != size:
         raise Malformed(f"input '{name}': {found} values in data, shape {list(shape)} takes {size}")
     nested = raw[1:].lstrip(b" \t\r\n").startswith(b"[")
@@ -241,12 +242,12 @@ def _json_tensor(name: str, raw: bytes, shape: tuple[int, ...], dtype: np.dtype[
 
 
 def _numbers(raw: bytes, nested: bool, kind: str) -> list[Any]:
-    """Numbers, or lists of them. kind: "f", or "i" for integers. Raises msgspec.DecodeError."""
+    """Parses numbers, or lists of them. kind: "f", or "i" for integers. Raises msgspec.DecodeError."""
     if kind == "i" or len(raw) <= ALWAYS_FAST_BYTES or (b"e" not in raw and b"E" not in raw):
         return (_NESTED if nested else _FLAT)[kind].decode(raw)  # type: ignore[no-any-return]
     # With exponents msgspec takes up to 31 us for a number, orjson half a microsecond
     # (server/codecs/json_numbers.py).
-    # It checks no types: what else may stand in `raw` is seen from its bytes.
+    # It checks no types, so other values are detected by their bytes.
     try:
         values: list[Any] = orjson.loads(raw)
     except orjson.JSONDecodeError as e:
@@ -267,9 +268,9 @@ def _is_flat(row: Any) -> bool:
 def encode(
     request: InferRequest, probabilities: F32, model: str, version: str, path: str, reason: str | None = None
 ) -> tuple[bytes, int | None]:
-    """probabilities: float32 [B] -> (body, length of its JSON if binary data follow).
+    """Encodes an answer; returns the body and, if binary data follow, the length of its JSON.
 
-    reason: why quality was degraded, None if it was not.
+    probabilities: float32 [B]. reason: why quality was degraded, None if it was not.
     """
     output: dict[str, Any] = {"name": OUTPUT, "datatype": "FP32", "shape": [probabilities.size]}
     answer: dict[str, Any] = {"model_name": model, "model_version": version}

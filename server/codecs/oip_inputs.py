@@ -1,23 +1,23 @@
-"""The tensors of the inference protocol that a model takes, and the rows that they stand for.
+"""Checks the input tensors of the inference protocol against the schema, and makes rows of stable ids of
+them.
 
-Named arrays go in, checked against what the schema declares; rows of stable ids come out. A request
-is in one of two forms. The plain one repeats the context in every row:
+A request has one of two forms. The plain one repeats the context in every row:
 
     dense             FP32  [B, dense features]          in the order of the schema file
     sparse            INT64 [B, single-valued features]  stable ids, in the order of the schema file
     <feature>.values  INT64 [n]                          ids of a multi-valued feature, row by row
-    <feature>.lengths INT64 or INT32 [B]                 how many of them each row has
+    <feature>.lengths INT64 or INT32 [B]                 number of ids in each row
 
-A ranking has each context once, so the two roles, which `dense` and `sparse` mix, come apart:
+A ranking has each context once, so the features of the two roles are in separate inputs:
 
     context.dense, context.sparse      [C, ...]   the features of one role, in the order of the schema file
     candidate.dense, candidate.sparse  [B, ...]
     <feature>.values, <feature>.lengths           as above, lengths [C] for a context feature, else [B]
     context_lengths   INT64 or INT32 [C]          candidates of each context, one after another; they add
-                                                  up to B. With one context it may be left out.
+                                                  up to B. Optional with one context.
 
-An input of zero width may be left out. The two inputs of a multi-valued feature may be left out
-together: its lists are then empty.
+Inputs of zero width are optional, and so are both inputs of a multi-valued feature together, whose lists are
+then empty.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CONTEXT_LENGTHS = "context_lengths"
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One input of the model: its type (`INT32` is also read for lengths) and shape, -1 for any."""
+    """One input of the model: its type (lengths may also be `INT32`) and shape, -1 for any size."""
 
     name: str
     datatype: Literal["FP32", "INT64"]
@@ -54,14 +54,14 @@ class TensorSpec:
         return ("INT64", "INT32") if self.name.endswith("lengths") else (self.datatype,)
 
     def check_shape(self, datatype: str, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape that an array of this input gets. Raises Malformed."""
+        """Checks type and shape of an array; returns the shape to use. Raises Malformed."""
         if datatype not in self.accepted:
             raise Malformed(
                 f"input '{self.name}' has datatype {shortened(datatype)}; "
                 f"expected {' or '.join(self.accepted)}"
             )
         found = tuple(shape)
-        # A batch of scalars is [B]; clients that give every input a batch dimension send [B, 1].
+        # some clients send [B, 1] for a batch of scalars, [B]
         if len(self.shape) == 1 and len(found) == 2 and found[1] == 1:
             found = found[:1]
         if len(found) != len(self.shape) or any(
@@ -73,7 +73,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class _InputGroup:
-    """Inputs that have the same rows: a dense and a sparse one, and the bags named."""
+    """Inputs with the same rows: a dense one, a sparse one, and bags by name."""
 
     dense: TensorSpec
     sparse: TensorSpec
@@ -92,11 +92,11 @@ class _InputGroup:
         return self.dense, self.sparse
 
     def missing(self, tensors: Mapping[str, Array]) -> str | None:
-        """The first input that has to be there and is not."""
+        """The first required input that is missing, None if there is none."""
         return next((d.name for d in self.matrices if not d.optional and d.name not in tensors), None)
 
     def count(self, tensors: Mapping[str, Array]) -> int | None:
-        """The number of rows on which all inputs agree; None if none is given. Raises Malformed."""
+        """The number of rows; None if no input is given. Raises Malformed if inputs disagree."""
         rows: int | None = None
         first = ""
         for name in (self.dense.name, self.sparse.name, *(f"{bag}.lengths" for bag in self.bags)):
@@ -109,7 +109,7 @@ class _InputGroup:
         return rows
 
     def read(self, tensors: Mapping[str, Array], rows: int) -> RoleTensors:
-        """Raises Malformed: lengths without values, or that do not add up to them."""
+        """Collects the inputs. Raises Malformed for lengths without values, or of a different sum."""
         dense, sparse = tensors.get(self.dense.name), tensors.get(self.sparse.name)
         bags: dict[str, tuple[I64, I64]] = {}
         for name in self.bags:
@@ -119,7 +119,7 @@ class _InputGroup:
                 raise Malformed(f"input '{name}.{given}' is given without '{name}.{absent}'")
             if values is None or lengths is None:
                 values, lengths = np.empty(0, np.int64), np.zeros(rows, np.int64)
-            # Here, not after merging: there one query's surplus could hide another's lack.
+            # before merging, where one query's surplus could hide another's lack
             if int(lengths.sum()) != values.size:
                 raise Malformed(
                     f"input '{name}.lengths' adds up to {int(lengths.sum())}, "
@@ -134,8 +134,9 @@ class _InputGroup:
 
 
 class Inputs:
-    """The inputs of one schema. plain, ranking: those of either form, of more than zero width;
-    the bags' stand in `plain` only.
+    """The inputs of one schema.
+
+    plain, ranking: inputs of each form with more than zero width; those of bags are only in `plain`.
     """
 
     def __init__(self, schema: Schema, limits: Limits) -> None:
@@ -146,8 +147,8 @@ class Inputs:
         self._groups: dict[Role, _InputGroup] = {}
         for role in ROLES:
             layout = schema.layout(role)
-            own = (f.name for f in layout.bags)
-            self._groups[role] = _InputGroup.of(f"{role}.", len(layout.dense), len(layout.singles), own)
+            role_bags = (f.name for f in layout.bags)
+            self._groups[role] = _InputGroup.of(f"{role}.", len(layout.dense), len(layout.singles), role_bags)
         bag_inputs = [
             TensorSpec(f"{name}.{part}", "INT64", (-1,), optional=True)
             for name in bags
@@ -161,7 +162,7 @@ class Inputs:
         self._only_ranking = frozenset(d.name for d in (*split, lengths))
 
     def declared(self, name: str) -> TensorSpec:
-        """Raises Malformed for a name that the model does not have."""
+        """The declaration of an input. Raises Malformed for an unknown name."""
         known = self._known.get(name)
         if known is None:
             plain, ranking = (", ".join(d.name for d in form) for form in (self.plain, self.ranking))
@@ -171,15 +172,15 @@ class Inputs:
         return known
 
     def check_shape(self, declared: TensorSpec, datatype: str, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape that an array of this input gets. Raises Malformed, or TooLarge for too many rows."""
+        """Checks type and shape of an array; returns the shape to use. Raises Malformed or TooLarge."""
         found = declared.check_shape(datatype, shape)
-        # Here, before any data are parsed.
+        # before any data are parsed
         if len(found) > 1:
             self._check_rows(found[0])
         return found
 
     def raw(self, body: bytes) -> dict[str, Array]:
-        """A body of nothing but tensors: all rows of `dense`, then all rows of `sparse`."""
+        """Reads a body of tensors only: all rows of `dense`, then all rows of `sparse`."""
         dense_features, singles = self._plain.dense.shape[1], self._plain.sparse.shape[1]
         row_bytes = 4 * dense_features + 8 * singles
         if not row_bytes or not body or len(body) % row_bytes:
@@ -193,13 +194,13 @@ class Inputs:
         return {"dense": dense, "sparse": sparse.reshape(rows, singles)}
 
     def rows(self, tensors: Mapping[str, Array]) -> Tensors | RankedTensors:
-        """Named arrays, each as declared -> rows. Raises Malformed naming the input, or TooLarge."""
+        """Makes rows of named arrays that were checked. Raises Malformed, naming the input, or TooLarge."""
         if not self._only_ranking.isdisjoint(tensors):
             return self._ranked(tensors)
         _require(self._plain.missing(tensors))
         rows = self._allowed(self._plain.count(tensors))
-        own = self._plain.read(tensors, rows)
-        return Tensors(own.dense, own.sparse, own.bags, rows)
+        plain = self._plain.read(tensors, rows)
+        return Tensors(plain.dense, plain.sparse, plain.bags, rows)
 
     def _ranked(self, tensors: Mapping[str, Array]) -> RankedTensors:
         context, candidate = self._groups["context"], self._groups["candidate"]
@@ -215,7 +216,7 @@ class Inputs:
         contexts, rows = context.count(tensors), candidate.count(tensors)
         if contexts is None:
             contexts = 1 if lengths is None else len(lengths)
-        # Only where no candidate input has a width: then nothing but the lengths tells how many there are.
+        # without candidate inputs, only the lengths give the number of candidates
         if rows is None and lengths is not None:
             rows = int(lengths.sum())
         rows = self._allowed(rows)
@@ -246,12 +247,12 @@ def _require(missing: str | None) -> None:
 
 
 def _segments(lengths: Array, contexts: int, rows: int) -> Array:
-    """`context_lengths`, if each context has candidates and all candidates a context."""
+    """Checks `context_lengths`: every context has candidates, and every candidate a context."""
     if len(lengths) != contexts:
         raise Malformed(
             f"input '{CONTEXT_LENGTHS}' has {len(lengths)} lengths; there are {contexts} contexts"
         )
-    # A context without candidates would be work that max_request_rows does not bound.
+    # contexts without candidates would be work that max_request_rows does not bound
     if lengths.min() < 1 or lengths.max() > rows:
         at = int(np.argmax((lengths < 1) | (lengths > rows)))
         raise Malformed(

@@ -1,10 +1,9 @@
-"""The rows of a query, read and checked but not yet encoded.
+"""The rows of a query, parsed and checked but not yet encoded.
 
-A front makes them (`Columns` from JSON, `Tensors` and `RankedTensors` from the inference protocol); a
-lane merges those of all queries it executes together and encodes them once. Encoding is a few dozen
-array operations that cost nearly the same for one row as for a thousand, and it belongs to the model
-that will answer: ranks are internal to one bundle, so rows can wait while it is still open which path
-they take.
+`Columns` come from JSON, `Tensors` and `RankedTensors` from the inference protocol. The dispatcher merges the
+rows of a batch and encodes them once, with the encoder of the path that was chosen: ranks are internal to one
+bundle, and encoding takes a few dozen array operations that cost about the same for one row as for a
+thousand.
 """
 
 from __future__ import annotations
@@ -22,37 +21,37 @@ from polyrec.models.schema.schema import ROLES
 
 Column = Sequence[Any] | None
 Bags = Mapping[str, tuple[I64, I64]]
-"""Multi-valued feature -> (ids int64 [total], how many of them each row has int64 [rows])."""
+"""Multi-valued feature -> (ids int64 [total], number of ids of each row int64 [rows])."""
 
 
 class Rows(Protocol):
-    """What a query carries. Rows of one class and one form, plain or not, can be merged."""
+    """The rows of a query. Rows of one class can be merged if all or none of them are plain."""
 
     @property
     def rows(self) -> int: ...
 
     @property
     def plain(self) -> bool:
-        """Whether each row has a context of its own."""
+        """Whether each row has its own context."""
         ...
 
     @classmethod
     def merged(cls, parts: Sequence[Self]) -> Self:
-        """The rows of all parts, in order."""
+        """Concatenates the rows of all parts."""
         ...
 
     def encode(self, encoder: Encoder) -> Batch:
-        """Raises FeatureError."""
+        """Encodes the rows as a batch. Raises FeatureError."""
         ...
 
     def part(self, first: int, rows: int) -> Self:
-        """Rows [first, first + rows): a share of a query that is split over lanes."""
+        """Rows [first, first + rows), for a query that is split over lanes."""
         ...
 
 
 @dataclass(slots=True)
 class Columns:
-    """Raw values by feature, None for a feature that was left out.
+    """Raw values by feature, None for a missing feature.
 
     names: context features, candidate features. context, candidate: their columns in the same order.
     context_row: int64 [rows], or None where each row has its own context.
@@ -75,10 +74,10 @@ class Columns:
             return parts[0]
         rows = [p.rows for p in parts]
         context_rows = [p.context_rows for p in parts]
-        own = [p.context_row for p in parts if p.context_row is not None]
+        context_rows_of_parts = [p.context_row for p in parts if p.context_row is not None]
         context_row = None
-        if own:
-            context_row = np.concatenate(own)
+        if context_rows_of_parts:
+            context_row = np.concatenate(context_rows_of_parts)
             context_row += np.repeat(np.cumsum([0, *context_rows[:-1]]), rows)
         return Columns(
             parts[0].names,
@@ -108,7 +107,7 @@ class Columns:
 
 
 def _joined(columns: Sequence[Column], rows: Sequence[int]) -> Column:
-    """One feature's columns, one after another."""
+    """Concatenates the columns of one feature."""
     if None not in columns:
         return list(chain.from_iterable(columns))  # type: ignore[arg-type]
     if all(column is None for column in columns):
@@ -119,7 +118,7 @@ def _joined(columns: Sequence[Column], rows: Sequence[int]) -> Column:
 
 @dataclass(slots=True)
 class Tensors:
-    """Ready ids, as `Encoder.from_ids` takes them: every feature is there, lengths fit their values."""
+    """Stable ids for `Encoder.from_ids`, of every feature, with lengths that add up to their values."""
 
     dense: F32
     sparse: I64
@@ -150,7 +149,7 @@ class Tensors:
 
 @dataclass(slots=True)
 class RoleTensors:
-    """Ready ids of one role, as `Encoder.ids_block` takes them; bags: the role's own."""
+    """Stable ids of one role for `Encoder.ids_block`. bags: those of the role."""
 
     dense: F32
     sparse: I64
@@ -177,7 +176,7 @@ class RoleTensors:
 
 @dataclass(slots=True)
 class RankedTensors:
-    """Ready ids of contexts and their candidates. context_row: int64 [rows], as in `Batch`."""
+    """Stable ids of contexts and their candidates. context_row: int64 [rows], as in `Batch`."""
 
     context: RoleTensors
     candidate: RoleTensors
@@ -203,8 +202,8 @@ class RankedTensors:
 
     def encode(self, encoder: Encoder) -> Batch:
         context, candidate = (
-            encoder.ids_block(role, own.dense, own.sparse, own.bags)
-            for role, own in zip(ROLES, (self.context, self.candidate), strict=True)
+            encoder.ids_block(role, tensors.dense, tensors.sparse, tensors.bags)
+            for role, tensors in zip(ROLES, (self.context, self.candidate), strict=True)
         )
         return Batch(context, candidate, self.context_row)
 
@@ -232,9 +231,9 @@ def _joined_bags(parts: Sequence[Bags]) -> Bags:
 
 
 def encode(parts: Sequence[Rows], encoder: Encoder) -> Batch:
-    """The rows of all parts as one batch, in order: plain ones first, if they are to be executed as such.
+    """Encodes the rows of all parts as one batch, in order.
 
-    Raises FeatureError if any of them is wrong.
+    Plain parts must come first to be executed as such. Raises FeatureError if any row is invalid.
     """
     runs = [list(run) for _, run in groupby(parts, lambda part: (type(part), part.plain))]
     return Batch.concat([run[0].merged(run).encode(encoder) for run in runs])

@@ -420,11 +420,11 @@ class Dispatcher:
         self._schedule_dispatch()
 
 
-def rejection(why: RejectReason, retry_after_s: int) -> RequestError:
+def rejection(reason: RejectReason, retry_after_s: int) -> RequestError:
     """The error for a query that the router rejects."""
-    if why is RejectReason.UNAVAILABLE:
+    if reason is RejectReason.UNAVAILABLE:
         return NotReady("no lane is alive; they are being restarted")
-    if why is RejectReason.EXPIRED:
+    if reason is RejectReason.EXPIRED:
         return DeadlinePassed()
     return Overloaded(retry_after_s)
 

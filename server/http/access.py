@@ -148,7 +148,7 @@ class Access:
     def allowed(
         self, options: RequestOptions, client: Client, max_budget_s: float, peer: Peer
     ) -> RequestOptions:
-        """Applies `RequestOptions.allowed`; counts capped budgets, counts and logs refusals.
+        """Applies `RequestOptions.allowed`; counts capped budgets, counts and logs rejections.
 
         Raises Forbidden.
         """
@@ -203,16 +203,16 @@ class Access:
     def _count_rejection(
         self, reason: str, error: RequestError, address: str, name: str = ""
     ) -> RequestError:
-        """Counts a refusal, logs it (at most one line a second for each reason) and returns `error`."""
+        """Counts and logs a rejection (at most one line a second for each reason); returns `error`."""
         self._rejected[reason].inc()
         now_s = self._clock()
-        last_s, unsaid = self._logged.get(reason, (-math.inf, 0))
+        last_s, suppressed = self._logged.get(reason, (-math.inf, 0))
         if now_s - last_s < 1:
-            self._logged[reason] = last_s, unsaid + 1
+            self._logged[reason] = last_s, suppressed + 1
         else:
             self._logged[reason] = now_s, 0
             who = f"client '{name}' from {address}" if name else f"a client from {address}"
-            more = f" ({unsaid} more like it since the last line)" if unsaid else ""
+            more = f" ({suppressed} more like it since the last line)" if suppressed else ""
             log.warning("%d for %s: %s%s", int(error.status), who, error, more)
         return error
 

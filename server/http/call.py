@@ -45,7 +45,7 @@ log = logging.getLogger("polyrec.http")
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A parsed body. asked: what `EndpointCodec.write` needs of the request. options: those in the body."""
+    """A parsed body. asked: data of the request for `EndpointCodec.write`. options: those in the body."""
 
     rows: Rows
     asked: Any = None
@@ -73,7 +73,7 @@ class EndpointCodec(Protocol):
 
 
 class Call:
-    """One request: admit -> ask -> reply -> ended; `refused` or `cancelled` may end it.
+    """One request: admit -> submit -> reply -> finish; `reject`, `cancel` or `disconnect` may end it earlier.
 
     scope: the ASGI scope.
     """
@@ -138,9 +138,9 @@ class Call:
 
         arrived_s: when the last byte arrived, by estimate; None: now. Raises RequestError or FeatureError.
         """
-        # The budget starts here: a slow upload does not consume it.
+        # the budget starts here, so that a slow upload does not consume it
         self._begun_s = self._arrival_s = clock()
-        # Read again, since another plan may have been loaded after the headers arrived.
+        # again, since another plan may have been loaded after the headers arrived
         serving = self._serving = self._engine.serving
         parsed = self._parsed = self._codec.parse(serving, self._scope, body)
         self._rows = parsed.rows.rows
@@ -202,18 +202,18 @@ class Call:
 
     def reject(self, error: Exception) -> Reply | None:
         """Counts the error and builds its reply; None if the client has left."""
-        refused = error_response(error)
+        response = error_response(error)
         if not isinstance(error, RequestError | FeatureError):
             log.error("%s failed", self._codec.endpoint, exc_info=error)
-        gone = isinstance(error, ClientGone)
-        took_s = self._failed(refused.outcome, 0 if gone else refused.status)
+        client_left = isinstance(error, ClientGone)
+        took_s = self._record_failure(response.outcome, 0 if client_left else response.status)
         if self._serving is not None:
             self._serving.statistics.failed(took_s)
-        return None if gone else Reply(refused.body, refused.status, headers=refused.headers)
+        return None if client_left else Reply(response.body, response.status, headers=response.headers)
 
     def cancel(self) -> None:
         """Counts a request that the server stopped before answering."""
-        self._failed("cancelled", 0)
+        self._record_failure("cancelled", 0)
 
     def disconnect(self) -> None:
         """Cancels the query, as the client closed the connection: its `Pending` answer raises ClientGone."""
@@ -224,7 +224,7 @@ class Call:
             assert self._serving is not None
             self._serving.dispatcher.cancel(self._query, error)
 
-    def _failed(self, outcome: str, status: int) -> float:
+    def _record_failure(self, outcome: str, status: int) -> float:
         end_s = clock()
         took_s = end_s - self._arrival_s
         self._outcomes.finished(outcome, took_s)
@@ -268,11 +268,11 @@ class HotEndpoint:
         scope: Callable[[], Scope],
         arrived_s: float | None = None,
     ) -> Reply | None:
-        """Rejects a request by its headers and size alone when the server is overloaded; None: process it.
+        """Rejects a request before parsing when the server is overloaded; None: it may be processed.
 
-        Costs a tenth of a `Call` that ends in the same answer, and comes before it: past capacity, what
-        rejections cost is missing for answers. The client is not authenticated yet and the answer does not
-        depend on who it is; requests with options that do (priority, quality) are never rejected here.
+        This costs a tenth of a `Call` with the same result, and an overloaded server spends its time on
+        rejections. The client is not authenticated yet, so requests with options that depend on its rights
+        (priority, quality) are never rejected here.
 
         size: bytes of the body, None if unknown. scope: makes the ASGI scope, for traces. arrived_s: when the
         head arrived, by estimate; None: now.
@@ -329,9 +329,9 @@ class HotEndpoint:
             call.cancel()
             raise
         except Exception as e:
-            refused = call.reject(e)
-            if refused is not None:
-                await refused(scope, receive, send)
+            rejected = call.reject(e)
+            if rejected is not None:
+                await rejected(scope, receive, send)
         else:
             call.finish(reply.status)
         finally:
@@ -340,10 +340,10 @@ class HotEndpoint:
 
 
 @lru_cache(maxsize=256)
-def _rejection(why: RejectReason, retry_after_s: int) -> tuple[str, Reply]:
-    """Outcome and reply of an early rejection. Made once for each number of seconds, a few."""
-    refused = error_response(rejection(why, retry_after_s))
-    return refused.outcome, Reply(refused.body, refused.status, headers=refused.headers)
+def _rejection(reason: RejectReason, retry_after_s: int) -> tuple[str, Reply]:
+    """Outcome and reply of an early rejection; cached, as there are few different ones."""
+    response = error_response(rejection(reason, retry_after_s))
+    return response.outcome, Reply(response.body, response.status, headers=response.headers)
 
 
 async def _watch(receive: Receive, call: Call) -> None:

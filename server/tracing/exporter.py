@@ -1,8 +1,8 @@
-"""`python -m polyrec.server.tracing.exporter`: records of requests on standard input, OTLP over HTTP out.
+"""Exports traces: reads records of requests from standard input and sends them as OTLP over HTTP.
 
-Started by `server/tracing/pipe.py`, never by people. It ends when its server closes the pipe or dies, after
-having sent what it has. OpenTelemetry's variables say where to and how (OTEL_EXPORTER_OTLP_*, OTEL_BSP_*,
-OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES).
+Started by `server/tracing/pipe.py` only, as `python -m polyrec.server.tracing.exporter`. It ends, after
+sending what it has, when the server closes the pipe or dies. OpenTelemetry's variables configure it
+(OTEL_EXPORTER_OTLP_*, OTEL_BSP_*, OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES).
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from polyrec.server.tracing.spans import Ids, Spans
 
 READ_BYTES = 2**20
 GATHER_S = 0.02
-"""After each read: a process that wakes for every single request takes the server's core away."""
+"""Pause after each read; waking for every request would take processor time from the server."""
 QUEUED_SPANS = 2**15
 NICE = 5
 LAST_S = 10.0
-"""To send the last spans once the server has gone; a collector that does not answer would take longer."""
+"""Limit for sending the last spans after the server has ended."""
 
 
 def records(fd: int) -> Iterator[RequestRecord]:
-    """What comes down a pipe, until its other end is closed."""
+    """Yields the records of a pipe until its other end is closed."""
     buffer = bytearray()
     while more := os.read(fd, READ_BYTES):
         buffer += more
@@ -45,7 +45,7 @@ def records(fd: int) -> Iterator[RequestRecord]:
 
 
 def resource() -> Resource:
-    """The server that the spans are of; `polyrec` unless the environment names a service."""
+    """The resource of the spans; its service is `polyrec` unless the environment names one."""
     own = {"service.version": code_version(), "service.instance.id": f"{os.uname().nodename}:{os.getppid()}"}
     found = Resource.create({})
     if str(found.attributes["service.name"]).startswith("unknown_service"):
@@ -55,14 +55,14 @@ def resource() -> Resource:
 
 def main() -> None:
     log_to_stderr("warning")
-    # both reach a whole group of processes; this one ends after its server, with the server's last spans
+    # both signals reach the whole process group; this process ends after the server, with its last spans
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.nice(NICE)
     os.environ.setdefault("OTEL_BSP_MAX_QUEUE_SIZE", str(QUEUED_SPANS))
     ids = Ids()
     provider = TracerProvider(
-        # the server has decided already
+        # the server has sampled already
         sampler=ALWAYS_ON,
         resource=resource(),
         id_generator=ids,
@@ -78,7 +78,7 @@ def main() -> None:
     if ending.is_alive():
         logging.getLogger("polyrec.tracing").warning("the collector does not answer: the last spans are lost")
     sys.stderr.flush()
-    os._exit(0)  # retries of the SDK would hold up the end
+    os._exit(0)  # retries of the SDK would delay the end
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The pipe to the exporter: records go out without ever waiting, whatever the other side does.
+"""The pipe to the exporter, to which the server writes records without ever blocking.
 
-What does not fit is kept up to a bound, then dropped and counted. An exporter that ended is told once in
-the log, and nothing is sent any more; the server serves on.
+Records that do not fit are buffered up to a limit, then dropped and counted. If the exporter ends, that is
+logged once, no more records are sent, and the server continues.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from contextlib import suppress
 log = logging.getLogger("polyrec.tracing")
 
 PIPE_BYTES = 2**20
-"""The most that Linux gives to any user (/proc/sys/fs/pipe-max-size)."""
+"""The default limit of Linux for unprivileged users (/proc/sys/fs/pipe-max-size)."""
 UNSENT_BYTES = 2**20
 CLOSE_S = 12.0
-"""For the exporter to send what it has; it gives itself less (`exporter.LAST_S`)."""
+"""Limit for the exporter to send what it has; longer than its own (`exporter.LAST_S`)."""
 
 
 class Pipe:
-    """Starts the exporter with these environment variables; used from one thread only."""
+    """Starts the exporter and sends it records. environ: its variables. Used from one thread only."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         command = [sys.executable, "-m", "polyrec.server.tracing.exporter"]
@@ -34,7 +34,7 @@ class Pipe:
         )
         assert self._process.stdin is not None
         self._fd = self._process.stdin.fileno()
-        with suppress(OSError):  # a user who has many pipes open gets no larger ones
+        with suppress(OSError):  # a user with many open pipes gets no larger ones
             fcntl.fcntl(self._fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         os.set_blocking(self._fd, False)
         self._unsent = bytearray()
@@ -43,11 +43,11 @@ class Pipe:
 
     @property
     def pid(self) -> int:
-        """Of the exporter."""
+        """Process id of the exporter."""
         return self._process.pid
 
     def send(self, record: bytes) -> None:
-        """One record behind its length; dropped while too much is waiting."""
+        """Sends a record with its length; drops it if too much is waiting."""
         if not self.alive:
             return
         if len(self._unsent) + len(record) > UNSENT_BYTES:
@@ -59,7 +59,7 @@ class Pipe:
         self._flush()
 
     def close(self) -> None:
-        """Lets the exporter send what it has, in bounded time; what is left then is lost."""
+        """Lets the exporter send what it has, in bounded time; the rest is lost."""
         stdin = self._process.stdin
         assert stdin is not None
         give_up_s = time.monotonic() + CLOSE_S

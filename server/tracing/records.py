@@ -1,7 +1,7 @@
-"""What the server tells the exporter: one record a sampled request, as msgpack, each behind its length.
+"""Records that the server sends to the exporter: one for each sampled request, as msgpack with its length.
 
-Moments are seconds of the server's monotonic clock; `offset_ns` makes Unix time of them. Trace ids are 16
-bytes, span ids unsigned 64-bit numbers.
+Times are seconds of the server's monotonic clock; adding `offset_ns` gives Unix time. Trace ids are 16 bytes,
+span ids unsigned 64-bit numbers.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ LENGTH_BYTES = 4
 
 
 class Execution(msgspec.Struct, array_like=True, frozen=True):
-    """One executed batch, which is a span of its own trace: its ids, its lane, and when its stages were.
+    """One executed batch, the root span of its own trace.
 
-    queries: that shared the batch, sampled or not. embed_at_s: when the first stage began.
+    queries: number in the batch, sampled or not. embed_at_s: when the embed stage began.
     """
 
     trace_id: bytes
@@ -34,18 +34,17 @@ class Execution(msgspec.Struct, array_like=True, frozen=True):
 
 
 class SharedBatch(msgspec.Struct, array_like=True, frozen=True):
-    """A batch and the sampled requests in it, (trace id, span id) each."""
+    """A batch, and (trace id, span id) of the sampled requests in it."""
 
     execution: Execution
     requests: list[tuple[bytes, int]]
 
 
 class RequestRecord(msgspec.Struct, array_like=True, frozen=True):
-    """One sampled request. A moment that it never came to is 0; status 0: the client had gone.
+    """One sampled request. Times of phases that it did not reach are 0; status 0: the client left.
 
-    begun_s: when the event loop came to it, with its body complete.
-    parent_id: the client's span, 0 if it has none. executions: the batches that its rows were in. batches:
-    those that this record tells about; each is told once, by one of its requests.
+    begun_s: when parsing began, with the body complete. parent_id: the client's span, 0 if it has none.
+    executions: the batches of its rows. batches: those that this record reports, each once over all records.
     """
 
     trace_id: bytes
@@ -80,13 +79,13 @@ _decoder = msgspec.msgpack.Decoder(RequestRecord)
 
 
 def pack_record(request: RequestRecord) -> bytes:
-    """A record behind its length."""
+    """Encodes a record with its length in front."""
     record = _encoder.encode(request)
     return len(record).to_bytes(LENGTH_BYTES, "big") + record
 
 
 def unpack_records(buffer: bytearray) -> Iterator[RequestRecord]:
-    """The whole records at the front of a buffer, which keeps what is still incomplete."""
+    """Yields the complete records of a buffer and removes them from it."""
     first = 0
     while len(buffer) - first >= LENGTH_BYTES:
         start = first + LENGTH_BYTES

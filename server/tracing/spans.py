@@ -1,14 +1,14 @@
-"""A record of a request -> its spans, by OpenTelemetry's API.
+"""Makes OpenTelemetry spans from the record of a request.
 
-    POST /v1/rank                      server span; attributes after the HTTP conventions, and polyrec.*
-      unread                           it lay in the socket, or its body was on its way; if that took long
-      parse  queue  serialise          its own
-      encode  embed  dense             the whole batch's that it was in
-    batch                              of another trace: one may answer many requests. Linked, both ways
+    POST /v1/rank                      server span; attributes by the HTTP conventions, and polyrec.*
+      unread                           waiting in the socket or for the body; left out if short
+      parse  queue  serialise          phases of the request
+      encode  embed  dense             phases of the batch that it was in
+    batch                              in another trace, as it may answer many requests; linked both ways
       encode  embed  dense
 
-Phases are spans, as OpenTelemetry is giving up events on spans (its blog, March 2026). Conventions: HTTP
-server spans, with status ERROR for failures of the server only (5xx) and where the client had gone.
+Phases are spans, as OpenTelemetry deprecates span events (its blog, March 2026). Status is ERROR for failures
+of the server (5xx), and if the client left.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Attributes: TypeAlias = Mapping[str, str | bool | int | float]
 
 
 class Ids(IdGenerator):
-    """Random ids, but for the next span, whose ids the server has chosen already."""
+    """Random ids, except for a next span whose ids the server has chosen."""
 
     def __init__(self) -> None:
         self._random = RandomIdGenerator()
@@ -60,14 +60,14 @@ class Ids(IdGenerator):
 
 
 class Spans:
-    """Starts and ends the spans of records on a tracer whose provider draws its ids from `ids`."""
+    """Makes the spans of records with a tracer whose provider takes its ids from `ids`."""
 
     def __init__(self, tracer: Tracer, ids: Ids) -> None:
         self._tracer = tracer
         self._ids = ids
 
     def emit(self, request: RequestRecord) -> None:
-        """The spans of one request, and of the batches that it tells about."""
+        """Makes the spans of one request, and of the batches that its record reports."""
         span = self._whole(
             f"POST {request.route}",
             (request.trace_id, request.span_id),
@@ -129,7 +129,7 @@ class Spans:
     ) -> Span:
         self._ids.next_trace, self._ids.next_span = int.from_bytes(ids[0], "big"), ids[1]
         span = self._tracer.start_span(name, parent, kind, attributes, links, start_ns)
-        # a span with a parent takes that one's trace, and leaves ours behind
+        # a span with a parent uses that one's trace id, and leaves ours unused
         self._ids.next_trace = self._ids.next_span = None
         return span
 

@@ -1,7 +1,7 @@
-"""The trace of one sampled request while it is on its way through the server.
+"""The trace of one sampled request in the server.
 
-Made by `Tracer.begin`, carried by the query, told by the dispatcher of every batch that had rows of it, and
-ended by the endpoint, which makes a record of it.
+`Tracer.begin` makes it, the query carries it, the dispatcher adds every batch with rows of it, and the
+endpoint ends it, which sends its record.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ SERVED_BY_VERSION = "/v2/models/{model}/versions/{version}/infer"
 
 
 def trace_id() -> bytes:
-    """A random id, never all zeros, which stands for none."""
+    """A random id; never all zeros, which means none."""
     return (random.getrandbits(128) or 1).to_bytes(16, "big")
 
 
 def span_id() -> int:
-    """A random id, never 0, which stands for none."""
+    """A random id; never 0, which means none."""
     return random.getrandbits(64) or 1
 
 
 @dataclass(slots=True, eq=False)
 class Trace:
-    """Of one request. send: takes its record. parent_id: the client's span, 0 if it has none."""
+    """The trace of one request. send: sends its record. parent_id: the client's span, 0 if it has none."""
 
     send: Callable[[RequestRecord], None]
     scope: Scope
@@ -52,9 +52,9 @@ class Trace:
         answered_by: str | None = None,
         reason: str | None = None,
     ) -> None:
-        """The request is over.
+        """Sends the record of the request.
 
-        moments: arrival, begun, parsed, answered, written, end, in seconds; 0 if it never came to it.
+        moments: arrival, begin of parsing, parsed, answered, written, end, in seconds; 0 if not reached.
         """
         scope = self.scope
         address, port = scope.get("server") or ("", 0)
@@ -97,9 +97,9 @@ def record_execution(
     dense_s: float,
     ended_s: float,
 ) -> None:
-    """Tells the sampled requests of a batch about it. encoding_s, ended_s: when it began and ended.
+    """Adds an executed batch to the traces of its sampled requests. encoding_s, ended_s: begin and end.
 
-    A lane tells how long its stages took, not when: the way there and the way back are taken as equal.
+    A lane reports how long its stages took, not when; the ways to and from it are assumed to be equal.
     """
     embed_at_s = (encoding_s + encode_s + ended_s - embed_s - dense_s) / 2
     execution = Execution(

@@ -1,12 +1,9 @@
-"""The tracer: which requests are traced, and where their records go.
-
-OpenTelemetry's own variables configure it. Naming a collector switches it on:
+"""Samples requests for tracing. OpenTelemetry's variables configure it; naming a collector enables it:
 
     OTEL_EXPORTER_OTLP_ENDPOINT=http://collector:4318  OTEL_SERVICE_NAME=ranking
     OTEL_TRACES_SAMPLER=parentbased_traceidratio       OTEL_TRACES_SAMPLER_ARG=0.01
 
-A request that brings a W3C `traceparent` becomes a child of that span, and the sampler hears what its
-sender decided.
+A request with a W3C `traceparent` becomes a child of that span, and the sampler gets the sender's decision.
 """
 
 from __future__ import annotations
@@ -35,12 +32,12 @@ ROUTES = {
     "rank": "/v1/rank",
     "infer": "/v2/models/{model}/infer",
 }
-"""Endpoint -> the route that its spans are named after."""
+"""Endpoint -> the route in the names of its spans."""
 PROPAGATED = frozenset({b"traceparent", b"tracestate"})
 
 
 class Tracer:
-    """Samples requests, and sends the records of those that are traced to a process that exports them."""
+    """Samples requests, and sends the records of sampled ones to the exporter process."""
 
     def __init__(self, sampler: Sampler, pipe: Pipe) -> None:
         from opentelemetry.context import Context
@@ -57,29 +54,29 @@ class Tracer:
         self.pipe = pipe
 
     def begin(self, scope: Scope, endpoint: str) -> Trace | None:
-        """The trace of a request that has just arrived; None if it is not sampled."""
+        """Begins the trace of a request; None if it is not sampled."""
         carrier: dict[str, str] = {}
         for name, value in scope["headers"]:
             if name in PROPAGATED:
                 # several fields of one name are one list, RFC 9110 section 5.3
                 key, text = name.decode(), value.decode("latin-1")
                 carrier[key] = f"{carrier[key]},{text}" if key in carrier else text
-        own, parent_id, context = b"", 0, self._nothing
+        id_of_trace, parent_id, context = b"", 0, self._nothing
         if carrier:
             context = self._extract(carrier, self._nothing)
             parent = self._span_of(context).get_span_context()
             if parent.is_valid:
-                own, parent_id = parent.trace_id.to_bytes(16, "big"), parent.span_id
-        own = own or trace_id()
+                id_of_trace, parent_id = parent.trace_id.to_bytes(16, "big"), parent.span_id
+        id_of_trace = id_of_trace or trace_id()
         route = ROUTES[endpoint]
-        sampled = self._sample(context, int.from_bytes(own, "big"), f"POST {route}", self._kind)
+        sampled = self._sample(context, int.from_bytes(id_of_trace, "big"), f"POST {route}", self._kind)
         if sampled.decision is not self._yes:
             return None
         state = sampled.trace_state.to_header() if sampled.trace_state else ""
-        return Trace(self._send, scope, route, own, parent_id, state)
+        return Trace(self._send, scope, route, id_of_trace, parent_id, state)
 
     def close(self) -> None:
-        """Sends what there is, in bounded time."""
+        """Sends what is buffered, in bounded time."""
         self.pipe.close()
 
     def _send(self, request: RequestRecord) -> None:
@@ -87,15 +84,15 @@ class Tracer:
 
 
 def open_tracer(environ: Mapping[str, str]) -> Tracer | None:
-    """A tracer if the environment names a collector, else None; also None, with a warning, if it cannot be.
+    """Returns a tracer if the environment names a collector; None otherwise, or with a warning if it fails.
 
-    A collector is often named for every program of a cluster: that must not keep a server from starting.
+    A collector is often named for every program of a cluster, which must not keep a server from starting.
     """
-    if not wanted(environ):
+    if not is_enabled(environ):
         return None
     for name in PROTOCOLS:
         if environ.get(name, "http/protobuf") != "http/protobuf":
-            log.warning("no traces: %s is '%s'; only http/protobuf is spoken here", name, environ[name])
+            log.warning("no traces: %s is '%s'; only http/protobuf is supported", name, environ[name])
             return None
     if not all(_installed(package) for package in PACKAGES):
         named = next(name for name in ENDPOINTS if environ.get(name))
@@ -107,8 +104,8 @@ def open_tracer(environ: Mapping[str, str]) -> Tracer | None:
     return Tracer(TracerProvider(shutdown_on_exit=False).sampler, Pipe(environ))
 
 
-def wanted(environ: Mapping[str, str]) -> bool:
-    """Whether the environment asks for traces."""
+def is_enabled(environ: Mapping[str, str]) -> bool:
+    """Whether the environment enables traces."""
     if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False
     exporters = {name.strip().lower() for name in environ.get("OTEL_TRACES_EXPORTER", "otlp").split(",")}
@@ -118,5 +115,5 @@ def wanted(environ: Mapping[str, str]) -> bool:
 def _installed(package: str) -> bool:
     try:
         return importlib.util.find_spec(package) is not None
-    except ModuleNotFoundError:  # of a package that it lies in
+    except ModuleNotFoundError:  # its parent package is missing
         return False

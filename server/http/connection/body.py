@@ -2,7 +2,7 @@
 
 The limit applies to Content-Length, to the bytes received and to the bytes decompressed. Decompression goes
 in steps of bounded time, between which other clients are served; a body that exceeds the limit or the
-compression ratio is refused at the step where it does.
+compression ratio is rejected at that step.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Headers = Iterable[tuple[bytes, bytes]]
 
 
 class ClientGone(RequestError):
-    """The client closed its connection before its answer, which nobody would read."""
+    """The client closed its connection before the answer."""
 
     outcome = "cancelled"
 
@@ -43,8 +43,8 @@ def header(headers: Headers, name: bytes) -> bytes | None:
     return None
 
 
-def announced(headers: Headers, limit: int) -> str | None:
-    """The body's Content-Encoding. Raises TooLarge (413) or Malformed (400) by its Content-Length."""
+def content_encoding(headers: Headers, limit: int) -> str | None:
+    """Returns a body's Content-Encoding; checks Content-Length. Raises TooLarge or Malformed."""
     length = encoding = None
     for key, value in headers:
         if key == b"content-length":
@@ -66,7 +66,7 @@ def check_length(length: int, limit: int) -> None:
 
 async def read_body(headers: Headers, receive: Receive, limit: int) -> bytes:
     """Reads a body from ASGI messages and decompresses it. Raises TooLarge, Malformed or ClientGone."""
-    encoding = announced(headers, limit)
+    encoding = content_encoding(headers, limit)
     body = await _pieces(receive, limit)
     if encoding in (None, "", "identity"):
         return body
@@ -96,11 +96,11 @@ async def _pieces(receive: Receive, limit: int) -> bytes:
 class Inflater:
     """Decompresses one body as it arrives: Content-Encoding gzip or deflate (with or without zlib's frame).
 
-    `feed` what arrives, `step` until it returns False and let the event loop run in between, and after
-    the last piece `finish`. However a body is cut into pieces, it is read or refused alike.
+    Call `feed` with what arrives, `step` until it returns False, with the event loop running in between, and
+    `finish` after the last piece. The result does not depend on how the body is cut into pieces.
     """
 
-    __slots__ = ("_encoding", "_in_bytes", "_limit", "_most", "_out", "_pending", "_stream")
+    __slots__ = ("_encoding", "_in_bytes", "_limit", "_max_bytes", "_out", "_pending", "_stream")
 
     def __init__(self, encoding: str, limit: int, length: int | None = None) -> None:
         """limit: maximum decompressed bytes. length: bytes of the compressed body, None if unknown; if known,
@@ -113,7 +113,7 @@ class Inflater:
         self._encoding = encoding
         self._limit = limit
         self._stream: Any = None if encoding == "deflate" else zlib.decompressobj(16 + zlib.MAX_WBITS)
-        self._most = limit if length is None else min(limit, _allowed(length))
+        self._max_bytes = limit if length is None else min(limit, _max_decompressed(length))
         self._pending = bytearray()
         self._in_bytes = 0
         self._out = bytearray()
@@ -134,18 +134,20 @@ class Inflater:
             self._stream = zlib.decompressobj(_deflate_window(self._pending))
         given = bytes(self._pending[:MAX_STEP_BYTES])
         try:
-            out = self._stream.decompress(given, min(MAX_STEP_OUTPUT_BYTES, self._most + 1 - len(self._out)))
+            out = self._stream.decompress(
+                given, min(MAX_STEP_OUTPUT_BYTES, self._max_bytes + 1 - len(self._out))
+            )
         except zlib.error as e:
             raise Malformed(f"the body is not {self._encoding}: {e}") from None
-        # Also a second gzip member: a body of a million empty ones would be a cheap way to keep us busy.
+        # also a second gzip member, as a body of a million empty ones would be a cheap attack
         if self._stream.unused_data:
             raise Malformed(f"bytes follow the end of the {self._encoding} body")
         taken = len(given) - len(self._stream.unconsumed_tail)
         del self._pending[:taken]
         self._in_bytes += taken
         self._out += out
-        if len(self._out) > self._most:
-            self._refuse()
+        if len(self._out) > self._max_bytes:
+            self._raise_too_large()
         if self._stream.eof:
             if self._pending:
                 raise Malformed(f"bytes follow the end of the {self._encoding} body")
@@ -160,18 +162,18 @@ class Inflater:
         """
         if self._stream is None or not self._stream.eof:
             raise Malformed(f"the {self._encoding} body is truncated")
-        # Not while it arrives: how far input and output are apart then depends on how the body is cut.
-        if len(self._out) > _allowed(self._in_bytes):
-            self._refuse()
+        # not while it arrives, when the ratio depends on how the body is cut
+        if len(self._out) > _max_decompressed(self._in_bytes):
+            self._raise_too_large()
         return bytes(self._out)
 
-    def _refuse(self) -> NoReturn:
+    def _raise_too_large(self) -> NoReturn:
         if len(self._out) > self._limit:
             raise TooLarge(f"the body decompresses to more than {self._limit} bytes")
         raise TooLarge(f"the body decompresses to more than {MAX_RATIO} times its size")
 
 
-def _allowed(length: int) -> int:
+def _max_decompressed(length: int) -> int:
     """Maximum decompressed bytes that MAX_RATIO allows for a compressed body of that length."""
     return max(RATIO_FROM_BYTES, MAX_RATIO * length)
 
@@ -183,21 +185,7 @@ def _deflate_window(first: bytes | bytearray) -> int:
     return zlib.MAX_WBITS if framed else -zlib.MAX_WBITS
 
 
-def decompress(body: bytes, encoding: str, limit: int) -> bytes:
-    """Decompresses a whole body in one call; also takes the Content-Encoding `identity`.
-
-    Raises TooLarge or Malformed, as `Inflater` does.
-    """
-    if encoding in ("", "identity"):
-        return body
-    inflater = Inflater(encoding, limit, len(body))
-    inflater.feed(body)
-    while inflater.step():
-        pass
-    return inflater.finish()
-
-
-def wanted_compression(headers: Headers) -> str | None:
+def accepted_encoding(headers: Headers) -> str | None:
     """`gzip` or `deflate` if the client accepts one, gzip first."""
     accepted = header(headers, b"accept-encoding")
     if accepted is None or len(accepted) > MAX_ACCEPT_ENCODING_BYTES:
@@ -211,7 +199,7 @@ def wanted_compression(headers: Headers) -> str | None:
 
 
 def compress(body: bytes, encoding: str) -> bytes:
-    """Compresses an answer at the fastest level: answers are small and networks fast."""
+    """Compresses an answer at the fastest level, as answers are small and networks fast."""
     window = 16 + zlib.MAX_WBITS if encoding == "gzip" else zlib.MAX_WBITS
     stream = zlib.compressobj(1, zlib.DEFLATED, window)
     return stream.compress(body) + stream.flush()

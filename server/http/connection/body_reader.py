@@ -93,9 +93,9 @@ class ChunkedDecoder:
 
 
 class BodyReader:
-    """One body. size: bytes of it that have come. left: bytes of a body of known length that have not.
+    """Reads one body. length: its bytes; None if it is chunked.
 
-    length: of the body; None if it is chunked.
+    size: bytes received. left: bytes of a body of known length that are still to come.
     """
 
     __slots__ = ("_chunks", "left", "size")
@@ -106,7 +106,10 @@ class BodyReader:
         self.size = 0
 
     def take(self, data: bytes) -> tuple[list[bytes], bytes, bool]:
-        """Cuts (pieces of the body, what follows it, whether it is complete). Raises HttpViolation."""
+        """Returns pieces of the body, the bytes after it, and whether it is complete.
+
+        Raises HttpViolation.
+        """
         if self._chunks is not None:
             pieces = self._chunks.feed(data)
             self.size += sum(map(len, pieces))
@@ -117,8 +120,8 @@ class BodyReader:
         return [data] if data else [], rest, not self.left
 
     @property
-    def endless(self) -> bool:
-        """Whether nobody knows yet how much of it is to come."""
+    def length_unknown(self) -> bool:
+        """Whether the remaining length is unknown: chunked and not complete."""
         return self._chunks is not None and not self._chunks.complete
 
 

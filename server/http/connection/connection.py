@@ -181,7 +181,7 @@ class Connection(asyncio.Protocol):
         """Continues with the buffer after other connections had their turn."""
         if not self._awaits_turn:
             self._awaits_turn = True
-            self._frontend.later(self)
+            self._frontend.queue_turn(self)
 
     @property
     def _wants_bytes(self) -> bool:
@@ -265,7 +265,7 @@ class Connection(asyncio.Protocol):
         except Exception as e:
             self._reject(e)
             return
-        if self._reader.endless or len(self._buffer) < self._reader.left:
+        if self._reader.length_unknown or len(self._buffer) < self._reader.left:
             self.deadline_s = clock() + frontend.limits.body_s
             if head.expects_continue and not self._buffer:
                 self._channel.write(CONTINUE)
@@ -353,7 +353,7 @@ class Connection(asyncio.Protocol):
     def _drop_body(self) -> bool:
         """Drops the rest of a request's body if all of it has been received; false: nothing was done."""
         left = self._reader.left
-        if self._reader.endless or len(self._buffer) < left:
+        if self._reader.length_unknown or len(self._buffer) < left:
             return False
         self._buffer = self._buffer[left:]
         return True

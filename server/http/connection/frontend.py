@@ -29,7 +29,7 @@ MAX_EVICTION_CANDIDATES = 64
 
 
 class SweptConnection(Protocol):
-    """What the front needs of a connection. deadline_s: when its state times out, in seconds on `clock`."""
+    """A connection as the frontend sees it. deadline_s: when its state times out, in seconds on `clock`."""
 
     deadline_s: float
 
@@ -44,7 +44,7 @@ class SweptConnection(Protocol):
 
 
 class ServerState(Protocol):
-    """The used attributes of the state that uvicorn passes to every connection of a server."""
+    """The attributes used here of the state that uvicorn passes to every connection of a server."""
 
     connections: set[Any]
     tasks: set[asyncio.Task[None]]
@@ -52,7 +52,7 @@ class ServerState(Protocol):
 
 
 class HttpFrontend:
-    """The shared side of every connection of one server.
+    """The state shared by all connections of one server.
 
     app: answers all requests but POSTs to `hot`. hot: endpoints answered without ASGI, by raw path.
     """
@@ -130,8 +130,8 @@ class HttpFrontend:
         """Removes a connection."""
         self.connections.pop(connection, None)
 
-    def later(self, connection: SweptConnection) -> None:
-        """Gives a connection with more to do its turn: one connection each iteration of the event loop."""
+    def queue_turn(self, connection: SweptConnection) -> None:
+        """Queues a connection with more to do; one of them continues in each iteration of the event loop."""
         self._turns.append(connection)
         if len(self._turns) == 1:
             asyncio.get_running_loop().call_soon(self._give_turn)
@@ -143,18 +143,18 @@ class HttpFrontend:
             asyncio.get_running_loop().call_soon(self._give_turn)
 
     def count(self, limit: str) -> None:
-        """Counts that a limit was met."""
+        """Counts that a limit was exceeded."""
         self.engine.metrics.limited.labels(limit).inc()
 
     def exceeded(self, limit: str, what: str) -> None:
         """Counts a request or connection beyond a limit; logs at most one line a second for each limit."""
         self.count(limit)
         now_s = clock()
-        last_s, unsaid = self._logged.get(limit, (-1.0, 0))
+        last_s, suppressed = self._logged.get(limit, (-1.0, 0))
         if last_s >= 0 and now_s - last_s < 1:
-            self._logged[limit] = last_s, unsaid + 1
+            self._logged[limit] = last_s, suppressed + 1
             return
-        more = f" (and {unsaid} more since the last such line)" if unsaid else ""
+        more = f" (and {suppressed} more since the last such line)" if suppressed else ""
         log.warning("HTTP limit %s: %s%s", limit, what, more)
         self._logged[limit] = now_s, 0
 

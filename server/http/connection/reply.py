@@ -1,4 +1,4 @@
-"""One answer, over ASGI or as bytes: status, headers, body; compressed if the client asked and it pays."""
+"""A reply: status, headers and body, sent over ASGI or as bytes, compressed if the client accepts that."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import orjson
 from starlette.types import Receive, Scope, Send
 
 from polyrec.server.errors import JSON, error_response
-from polyrec.server.http.connection.body import Headers, compress, wanted_compression
+from polyrec.server.http.connection.body import Headers, accepted_encoding, compress
 
 COMPRESS_FROM_BYTES = 1024
 
@@ -22,7 +22,7 @@ BODILESS = (204, 304)
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What goes back. `headers` come on top of content type and length."""
+    """A reply. headers: added to content type and length."""
 
     body: bytes
     status: int = 200
@@ -34,10 +34,10 @@ class Reply:
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
-    def encoded(self, asked: Headers) -> tuple[HeaderList, bytes]:
-        """Headers and body, compressed if the request's headers accept that and it pays."""
+    def encoded(self, request_headers: Headers) -> tuple[HeaderList, bytes]:
+        """Returns headers and body, compressed if the request's headers accept that and the body is large."""
         body, headers = self.body, [(b"content-type", self.content_type), *self.headers]
-        if len(body) >= COMPRESS_FROM_BYTES and (encoding := wanted_compression(asked)):
+        if len(body) >= COMPRESS_FROM_BYTES and (encoding := accepted_encoding(request_headers)):
             body = compress(body, encoding)
             headers += [(b"content-encoding", encoding.encode()), (b"vary", b"accept-encoding")]
         headers.append((b"content-length", b"%d" % len(body)))
@@ -45,7 +45,7 @@ class Reply:
 
 
 def to_wire(status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes, keep_alive: bool) -> bytes:
-    """An answer as HTTP/1.1. headers: Content-Length among them, but none that is about the connection."""
+    """Formats an answer as HTTP/1.1. headers: with Content-Length, without those of the connection."""
     pieces = [STATUS_LINES[status]]
     for name, value in headers:
         pieces += (name, b": ", value, b"\r\n")
@@ -54,11 +54,11 @@ def to_wire(status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes, ke
 
 
 def json_reply(content: Any, status: int = 200, headers: HeaderList = ()) -> Reply:
-    """A JSON answer; numpy arrays and floats are written as they are."""
+    """Makes a JSON reply; numpy arrays and floats are serialized directly."""
     return Reply(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY), status, headers=headers)
 
 
 def error_reply(error: Exception, headers: Iterable[tuple[bytes, bytes]] = ()) -> Reply:
-    """`{"error": ...}` with the status that belongs to the error."""
-    refused = error_response(error)
-    return Reply(refused.body, refused.status, headers=(*refused.headers, *headers))
+    """Makes the reply `{"error": ...}` with the status of the error."""
+    response = error_response(error)
+    return Reply(response.body, response.status, headers=(*response.headers, *headers))

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from polyrec.server.tracing.tracer import open_tracer, wanted
+from polyrec.server.tracing.tracer import is_enabled, open_tracer
 
 COLLECTOR = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"}
 HIDDEN = """
@@ -35,7 +35,7 @@ assert open_tracer({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:4318
     ],
 )
 def test_naming_a_collector_switches_traces_on(environ: dict[str, str], expected: bool) -> None:
-    assert wanted(environ) is expected
+    assert is_enabled(environ) is expected
 
 
 def test_a_protocol_that_is_not_spoken_is_said(caplog: pytest.LogCaptureFixture) -> None:
@@ -43,7 +43,7 @@ def test_a_protocol_that_is_not_spoken_is_said(caplog: pytest.LogCaptureFixture)
         assert open_tracer(COLLECTOR | {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}) is None
     (record,) = caplog.records
     assert record.message == (
-        "no traces: OTEL_EXPORTER_OTLP_PROTOCOL is 'grpc'; only http/protobuf is spoken here"
+        "no traces: OTEL_EXPORTER_OTLP_PROTOCOL is 'grpc'; only http/protobuf is supported"
     )
 
 
