@@ -1,17 +1,14 @@
-"""POST /v1/admin/...: what an operator changes while the server answers. Needs the token.
+"""POST /v1/admin/...: the operator's changes while the server answers.
 
-    reload    {} or {"plan": FILE}           the plan is read again, or another one; the old serves until then
-    rollback  {}                             what answered before the last reload (its files may be gone)
-    drain     {}                             not ready any more, as after SIGTERM, but serves on until ended
-    routing   {"policy": ..., "weights": {path: factor}, "default_budget_ms": ...}, each optional
+    reload      {} or {"plan": FILE}   reads the plan again, or another one; the old one serves until then
+    rollback    {}                     serves the previous generation again (its files may be gone)
+    drain       {}                     not ready any more, as after SIGTERM, but serves until stopped
+    routing     {"policy": ..., "weights": {path: factor}, "default_budget_ms": ...}, each optional
     embeddings  new values of rows: server/http/admin_embeddings.py
 
-Reload and rollback answer with the paths, the bundle's version and what became of updated rows: `carried` by
-path, where the same rows are served again, and `left_behind`, where others are.
-
-A call needs a token with the right `admin` (server/http/access.py); without any such token everything here is
-403. A plan that cannot be opened is refused with 422 and what it says; what was served still is. The log has
-every change, and a line of `polyrec.audit` for every call: which token, from where, what, and the status.
+A call needs a token with the right `admin` (server/http/access.py). If there is no such token, every call is
+403. A plan that cannot be opened is a 422 with the reason, and the old one still serves. Every change is
+logged, and every call leaves a line of `polyrec.audit`: the client, its address, the call and the status.
 """
 
 from __future__ import annotations
@@ -24,9 +21,8 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import orjson
-from pydantic import Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from starlette.requests import Request
-from starlette.routing import Route
 
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.errors import PolyrecError
@@ -39,30 +35,32 @@ from polyrec.server.app.serving import Serving, open_serving
 from polyrec.server.errors import Invalid, Malformed, NotReady, RequestError
 from polyrec.server.http.connection.body import read_body
 from polyrec.server.http.connection.reply import Reply, error_reply, json_reply
+from polyrec.server.http.documents import DrainResponse, ReloadResponse, RoutingResponse
+from polyrec.server.http.openapi import ADMIN_ERRORS, Endpoint, Handler
 
 log = logging.getLogger("polyrec.admin")
 audit = logging.getLogger("polyrec.audit")
 
 MAX_BODY_BYTES = 65536
-Opened = tuple[Plan, Mapping[Path, Bundle]]
+LoadedPlan = tuple[Plan, Mapping[Path, Bundle]]
 """A plan, and those of its bundles that are loaded already."""
-Opener = Callable[[Path | None], Opened]
-"""Reads a plan file, or for None what the server was started with; settings win over either."""
-Model = TypeVar("Model", bound=Strict)
+PlanLoader = Callable[[Path | None], LoadedPlan]
+"""Reads a plan file, or for None the one that the server was started with; settings override either."""
+Arguments = TypeVar("Arguments", bound=Strict)
 
 
-class Reload(Strict):
-    """plan: another plan file, as the server sees it; None reads again what it was started with."""
+class ReloadRequest(Strict):
+    """plan: another plan file on the server; null reads again the one that the server was started with."""
 
     plan: Path | None = None
 
 
-class Nothing(Strict):
+class EmptyRequest(Strict):
     """A call without arguments."""
 
 
-class Reroute(Strict):
-    """What is to change; the rest stays."""
+class RoutingRequest(Strict):
+    """The parts of the routing to change; those left out stay."""
 
     policy: Policy | None = None
     weights: dict[PathName, Annotated[float, Field(ge=0, allow_inf_nan=False)]] | None = None
@@ -70,19 +68,19 @@ class Reroute(Strict):
 
 
 class Admin:
-    """The operator's actions on one engine, one at a time. opener: None if no settings are to be kept."""
+    """The operator's actions on one engine, one at a time. load: None reads plans without any settings."""
 
-    def __init__(self, engine: Engine, opener: Opener | None = None) -> None:
+    def __init__(self, engine: Engine, load: PlanLoader | None = None) -> None:
         self._engine = engine
-        self._opener = opener
+        self._load = load
         self._lock = asyncio.Lock()
 
     async def perform(
-        self, request: Request, act: str, most_bytes: int, answer: Callable[[bytes], Awaitable[Any]]
+        self, request: Request, action: str, max_bytes: int, answer: Callable[[bytes], Awaitable[Any]]
     ) -> Reply:
-        """The reply to one call, if its token allows it. answer: the body -> what goes back as JSON.
+        """Authenticates one call, performs it and leaves an audit line.
 
-        Leaves an audit line. most_bytes: of the body.
+        max_bytes: of the body. answer: the body -> the JSON of the response; may raise RequestError.
         """
         scope = request.scope
         peer = scope.get("client")
@@ -92,60 +90,60 @@ class Admin:
             return error_reply(e)
         status = HTTPStatus.INTERNAL_SERVER_ERROR
         try:
-            reply = json_reply(await answer(await read_body(scope["headers"], request.receive, most_bytes)))
+            reply = json_reply(await answer(await read_body(scope["headers"], request.receive, max_bytes)))
             status = HTTPStatus.OK
         except RequestError as e:
             reply, status = error_reply(e), e.status
         finally:
-            audit.warning("%s by '%s' from %s: %d", act, client.name, peer[0] if peer else "-", status)
+            audit.warning("%s by '%s' from %s: %d", action, client.name, peer[0] if peer else "-", status)
         return reply
 
-    async def reload(self, asked: Reload) -> dict[str, Any]:
-        """Opens the plan beside what is served, then takes over."""
-        file, opener = asked.plan, self._opener
-        if opener is not None:
-            return await self._open(lambda: opener(file))
+    async def reload(self, arguments: ReloadRequest) -> dict[str, Any]:
+        """Opens a plan beside the one that serves, then replaces it."""
+        file, load = arguments.plan, self._load
+        if load is not None:
+            return await self._open(lambda: load(file))
         if file is None:
             raise Invalid("name a plan: this server was not started from one")
         return await self._open(lambda: (load_plan(file), {}))
 
-    async def rollback(self, asked: Nothing) -> dict[str, Any]:
-        """Serves again what answered before the last reload."""
-        before = self._engine.previous
-        if before is None:
+    async def rollback(self, arguments: EmptyRequest) -> dict[str, Any]:
+        """Serves the generation before the last reload again."""
+        previous = self._engine.previous
+        if previous is None:
             raise Invalid("there is no earlier plan to go back to")
-        return await self._open(lambda: (before.plan, before.bundles))
+        return await self._open(lambda: (previous.plan, previous.bundles))
 
-    async def drain(self, asked: Nothing) -> dict[str, Any]:
-        """A load balancer sends no more; what comes is still answered."""
+    async def drain(self, arguments: EmptyRequest) -> dict[str, Any]:
+        """Makes the server not ready, so that load balancers send no more; requests are still answered."""
         self._engine.enter(LifecycleState.DRAINING)
         log.warning("draining, as /v1/admin/drain was called")
         return {"state": self._engine.state.value}
 
-    async def routing(self, asked: Reroute) -> dict[str, Any]:
-        """From the next decision on."""
+    async def routing(self, arguments: RoutingRequest) -> dict[str, Any]:
+        """Changes policy, weights and default budget from the next decision on."""
         engine = self._engine
-        plan, now = engine.plan, engine.routing
+        plan = engine.plan
         routing = {
-            **now.model_dump(),
-            **({"policy": asked.policy} if asked.policy is not None else {}),
-            **({"weights": asked.weights} if asked.weights is not None else {}),
+            **engine.routing.model_dump(),
+            **({"policy": arguments.policy} if arguments.policy is not None else {}),
+            **({"weights": arguments.weights} if arguments.weights is not None else {}),
         }
         try:
             changed: dict[str, Any] = {"routing": routing}
-            if asked.default_budget_ms is not None:
-                changed["default_budget_ms"] = asked.default_budget_ms
-            bent = Plan.model_validate({**plan.model_dump(), **changed}).routing
+            if arguments.default_budget_ms is not None:
+                changed["default_budget_ms"] = arguments.default_budget_ms
+            new = Plan.model_validate({**plan.model_dump(), **changed}).routing
         except ValidationError as e:
             raise Invalid(one_line(e)) from None
-        engine.route(bent)
-        if asked.default_budget_ms is not None:
-            engine.default_budget_s = asked.default_budget_ms / 1e3
-        in_force = {**bent.model_dump(), "default_budget_ms": 1e3 * engine.default_budget_s}
+        engine.route(new)
+        if arguments.default_budget_ms is not None:
+            engine.default_budget_s = arguments.default_budget_ms / 1e3
+        in_force = {**new.model_dump(), "default_budget_ms": 1e3 * engine.default_budget_s}
         log.warning("routing is changed: %s", in_force)
         return in_force
 
-    async def _open(self, read: Callable[[], Opened]) -> dict[str, Any]:
+    async def _open(self, read: Callable[[], LoadedPlan]) -> dict[str, Any]:
         if self._lock.locked():
             raise NotReady("another plan is being opened; try again when it is done")
         if self._engine.state is LifecycleState.LOADING:
@@ -153,12 +151,12 @@ class Admin:
         async with self._lock:
             engine = self._engine
             try:
-                serving = await run_in_thread(lambda: self._opened(read))
+                serving = await run_in_thread(lambda: self._open_serving(read))
             except PolyrecError as e:
-                why = public(str(e))
-                log.warning("a plan is not opened, the old one still serves: %s", why)
-                raise Invalid(f"the plan is not opened, the old one still serves: {why}") from None
-            left = engine.adopt(serving)
+                reason = public(str(e))
+                log.warning("a plan is not opened, the old one still serves: %s", reason)
+                raise Invalid(f"the plan is not opened, the old one still serves: {reason}") from None
+            left_behind = engine.adopt(serving)
             engine.attach()
             names = [p.name for p in serving.paths]
             log.warning("another plan serves: %s, bundle version %s", ", ".join(names), serving.version)
@@ -167,38 +165,72 @@ class Admin:
                 "bundle_version": serving.version,
                 "updates": {
                     "carried": {path: c.rows for path, c in serving.tiers.changes.items() if c.rows},
-                    "left_behind": left,
+                    "left_behind": left_behind,
                 },
             }
 
-    def _opened(self, read: Callable[[], Opened]) -> Serving:
+    def _open_serving(self, read: Callable[[], LoadedPlan]) -> Serving:
         plan, loaded = read()
         return open_serving(plan, self._engine.metrics, loaded, self._engine.update_store)
 
 
-def admin_routes(admin: Admin) -> list[Route]:
-    """The pages, all behind the token."""
+def admin_routes(admin: Admin) -> list[Endpoint]:
+    """The calls except for embedding updates."""
 
-    def page(
-        name: str, kind: type[Model], act: Callable[[Model], Awaitable[dict[str, Any]]]
-    ) -> Callable[..., Any]:
-        async def answer(request: Request) -> Reply:
-            return await admin.perform(request, name, MAX_BODY_BYTES, lambda body: act(_parsed(kind, body)))
+    def endpoint(
+        name: str,
+        summary: str,
+        request: type[Arguments],
+        response: type[BaseModel],
+        act: Callable[[Arguments], Awaitable[dict[str, Any]]],
+    ) -> Endpoint:
+        async def answer(received: Request) -> Reply:
+            return await admin.perform(received, name, MAX_BODY_BYTES, perform)
 
-        return answer
+        async def perform(body: bytes) -> dict[str, Any]:
+            return await act(parse_arguments(request, body.strip() or b"{}"))
 
-    pages = {
-        "reload": page("reload", Reload, admin.reload),
-        "rollback": page("rollback", Nothing, admin.rollback),
-        "drain": page("drain", Nothing, admin.drain),
-        "routing": page("routing", Reroute, admin.routing),
-    }
-    return [Route(f"/v1/admin/{name}", endpoint, methods=["POST"]) for name, endpoint in pages.items()]
+        return admin_endpoint(name, answer, summary, request, response, body_required=False)
+
+    return [
+        endpoint("reload", "Open a plan and serve it", ReloadRequest, ReloadResponse, admin.reload),
+        endpoint(
+            "rollback", "Serve the previous generation again", EmptyRequest, ReloadResponse, admin.rollback
+        ),
+        endpoint("drain", "Make the server not ready", EmptyRequest, DrainResponse, admin.drain),
+        endpoint(
+            "routing", "Change policy, weights or budget", RoutingRequest, RoutingResponse, admin.routing
+        ),
+    ]
 
 
-def _parsed(kind: type[Model], body: bytes) -> Model:
+def admin_endpoint(
+    name: str,
+    answer: Handler,
+    summary: str,
+    request: type[Strict],
+    response: type[BaseModel],
+    body_required: bool = True,
+) -> Endpoint:
+    """Declares one call."""
+    return Endpoint(
+        f"/v1/admin/{name}",
+        answer,
+        method="POST",
+        tag="administration",
+        summary=summary,
+        request=request,
+        body_required=body_required,
+        response=response,
+        errors=ADMIN_ERRORS,
+        token="always",
+    )
+
+
+def parse_arguments(kind: type[Arguments], body: bytes) -> Arguments:
+    """Parses the body of a call. Raises Malformed or Invalid."""
     try:
-        return kind.model_validate(orjson.loads(body) if body.strip() else {})
+        return kind.model_validate(orjson.loads(body))
     except orjson.JSONDecodeError as e:
         raise Malformed(f"the body is not JSON: {e}") from None
     except ValidationError as e:

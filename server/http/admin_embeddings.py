@@ -1,13 +1,12 @@
-"""POST /v1/admin/embeddings: new values of rows, while the server answers. Needs the token.
+"""POST /v1/admin/embeddings: replaces rows of embedding tables while the server answers.
 
     {"path": PATH, "file": FILE}                     a file of updates, as the server sees it
     {"path": PATH, "tables": {TABLE: {"ids": [...], "rows": [[...], ...]}}}
     {"path": PATH, "tables": {TABLE: {"values": ["u1", null, ...], "rows": [[...], ...]}}}
 
 `path` may be left out where only one bundle has its rows in tiers; paths that share tiers share updates. Rows
-are named by stable id, or by the values that clients send (null is the missing row). All of one call is seen
-at once: no batch is computed from half of it. The answer says how many rows; they are written into the tiers
-behind it.
+are named by stable id, or by the values that clients send (null is the missing row). An update is atomic: no
+batch sees half of it. The response has the number of rows; they are written into the tiers afterwards.
 """
 
 from __future__ import annotations
@@ -17,29 +16,29 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orjson
-from pydantic import ValidationError, model_validator
+from pydantic import model_validator
 from starlette.requests import Request
-from starlette.routing import Route
 
-from polyrec.models.files import MOST_SERVED_BYTES, Strict, one_line
+from polyrec.models.files import MOST_SERVED_BYTES, Strict
 from polyrec.models.schema.batch import I64
 from polyrec.models.schema.vocabulary import Vocabulary
 from polyrec.models.text import public
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.updates.update import TableUpdate, UpdateError, apply_update, load_update
 from polyrec.server.app.background import run_in_thread
-from polyrec.server.errors import Invalid, Malformed
-from polyrec.server.http.admin import Admin
+from polyrec.server.errors import Invalid
+from polyrec.server.http.admin import Admin, admin_endpoint, parse_arguments
 from polyrec.server.http.connection.reply import Reply
+from polyrec.server.http.documents import UpdateResponse
+from polyrec.server.http.openapi import Endpoint
 
 MAX_BODY_BYTES = 64 << 20
 
 Stacks = Callable[[], Mapping[str, TierStack]]
-"""The tiers that are served now, by path: asked at every call, since a reload brings others."""
+"""Returns the tiers of the present generation, by path; called for every update."""
 
 
-class GivenRows(Strict):
+class RowUpdate(Strict):
     """Rows of one table, by `ids` or by `values`."""
 
     rows: tuple[tuple[float, ...], ...]
@@ -47,7 +46,7 @@ class GivenRows(Strict):
     values: tuple[str | int | None, ...] | None = None
 
     @model_validator(mode="after")
-    def _named_once(self) -> GivenRows:
+    def _named_once(self) -> RowUpdate:
         if (self.ids is None) == (self.values is None):
             raise ValueError("name the rows either by `ids` or by `values`")
         named = self.ids if self.ids is not None else self.values or ()
@@ -56,35 +55,35 @@ class GivenRows(Strict):
         return self
 
 
-class Update(Strict):
-    """One call."""
+class UpdateRequest(Strict):
+    """New rows in a `file` of updates on the server, or in `tables` by name."""
 
     path: str | None = None
     file: Path | None = None
-    tables: dict[str, GivenRows] | None = None
+    tables: dict[str, RowUpdate] | None = None
 
     @model_validator(mode="after")
-    def _one_source(self) -> Update:
+    def _one_source(self) -> UpdateRequest:
         if (self.file is None) == (self.tables is None):
             raise ValueError("give either a `file` or `tables`")
         return self
 
 
 class Embeddings:
-    """Updates of the rows of what is served. stacks: see Stacks."""
+    """Applies updates to the tiers of the paths."""
 
     def __init__(self, stacks: Stacks) -> None:
         self._stacks = stacks
 
-    def update(self, asked: Update) -> dict[str, Any]:
-        """Applies one update; blocks while it is read. Raises Invalid."""
-        path, stack = self._stack(asked.path)
+    def update(self, request: UpdateRequest) -> dict[str, Any]:
+        """Applies one update; blocks while a file is read. Raises Invalid."""
+        path, stack = self._stack(request.path)
         try:
-            if asked.file is not None:
-                rows = apply_update(stack, load_update(asked.file, _most_bytes(stack)))
+            if request.file is not None:
+                rows = apply_update(stack, load_update(request.file, _max_file_bytes(stack)))
             else:
-                given = asked.tables or {}
-                rows = apply_update(stack, {t: _table(stack, t, g) for t, g in given.items()})
+                tables = request.tables or {}
+                rows = apply_update(stack, {name: _table(stack, name, t) for name, t in tables.items()})
         except UpdateError as e:
             raise Invalid(public(str(e))) from None
         return {"path": path, "rows": rows}
@@ -103,64 +102,56 @@ class Embeddings:
         return path, stacks[path]
 
 
-def embeddings_route(admin: Admin, embeddings: Embeddings) -> Route:
-    """The page, behind the admin's token."""
+def embeddings_route(admin: Admin, embeddings: Embeddings) -> Endpoint:
+    """The call, for tokens with the right `admin`."""
 
     async def answer(request: Request) -> Reply:
-        # parsing and checking of a large update would hold the loop
+        # Parsing a large update would block the event loop.
         return await admin.perform(
             request,
             "embeddings",
             MAX_BODY_BYTES,
-            lambda body: run_in_thread(lambda: embeddings.update(parsed(body))),
+            lambda body: run_in_thread(lambda: embeddings.update(parse_arguments(UpdateRequest, body))),
         )
 
-    return Route("/v1/admin/embeddings", answer, methods=["POST"])
+    return admin_endpoint(
+        "embeddings", answer, "Replace rows of embedding tables", UpdateRequest, UpdateResponse
+    )
 
 
-def parsed(body: bytes) -> Update:
-    """Raises Malformed, Invalid."""
-    try:
-        return Update.model_validate(orjson.loads(body))
-    except orjson.JSONDecodeError as e:
-        raise Malformed(f"the body is not JSON: {e}") from None
-    except ValidationError as e:
-        raise Invalid(one_line(e)) from None
-
-
-def _most_bytes(stack: TierStack) -> int:
-    """Of a file with every row once, and its header: what is beyond is not read into memory."""
+def _max_file_bytes(stack: TierStack) -> int:
+    """Bytes of a file with every row once, and its header; a larger one is not read into memory."""
     tiers = stack.tiers
     return tiers.layout.total * (8 + 4 * tiers.row_format.width) + MOST_SERVED_BYTES
 
 
-def _table(stack: TierStack, table: str, given: GivenRows) -> TableUpdate:
+def _table(stack: TierStack, table: str, update: RowUpdate) -> TableUpdate:
     encoder = stack.views.newest.encoder
     vocabulary = encoder.vocabularies.get(table) if encoder is not None else None
     if vocabulary is None:
         raise UpdateError(f"update: there is no table '{table}'")
     try:
-        rows = np.array(given.rows, np.float32).reshape(len(given.rows), -1)
+        rows = np.array(update.rows, np.float32).reshape(len(update.rows), -1)
     except ValueError:
         raise UpdateError(f"update: rows of table '{table}' have different lengths") from None
-    if given.ids is not None:
+    if update.ids is not None:
         try:
-            return TableUpdate(np.array(given.ids, np.int64), rows)
+            return TableUpdate(np.array(update.ids, np.int64), rows)
         except OverflowError:
             raise UpdateError(f"update: an id of table '{table}' is too large") from None
-    return TableUpdate(_ids(table, vocabulary, given.values or ()), rows)
+    return TableUpdate(_ids(table, vocabulary, update.values or ()), rows)
 
 
 def _ids(table: str, vocabulary: Vocabulary, values: tuple[str | int | None, ...]) -> I64:
-    known = vocabulary.rank_by_value()
+    rank_by_value = vocabulary.rank_by_value()
     ids = np.empty(len(values), np.int64)
-    of_rank = np.empty(vocabulary.rows, np.int64)
-    of_rank[vocabulary.rank_of_id] = np.arange(vocabulary.rows)
+    id_of_rank = np.empty(vocabulary.rows, np.int64)
+    id_of_rank[vocabulary.rank_of_id] = np.arange(vocabulary.rows)
     for i, value in enumerate(values):
-        rank = known.get(value)
+        rank = rank_by_value.get(value)
         if rank is None and isinstance(value, int) and vocabulary.values is None:
             rank = int(vocabulary.rank_of_id[value]) if 0 <= value < vocabulary.size else None
         if rank is None or rank < 0:
             raise UpdateError(f"update: table '{table}' has no value {value!r}")
-        ids[i] = of_rank[rank]
+        ids[i] = id_of_rank[rank]
     return ids

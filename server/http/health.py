@@ -1,23 +1,26 @@
-"""Is the process alive, may it be sent work, what has it counted."""
+"""Liveness, readiness and metrics, for load balancers and Prometheus."""
 
 from __future__ import annotations
 
 from starlette.requests import Request
-from starlette.routing import Route
 
 from polyrec.server.app.engine import Engine
 from polyrec.server.http.connection.reply import Reply, json_reply
+from polyrec.server.http.documents import LiveResponse, NotReadyResponse, ReadyResponse
+from polyrec.server.http.openapi import Endpoint, text_content
 from polyrec.server.metrics.metrics import CONTENT_TYPE
 
 
 def readiness(engine: Engine) -> Reply:
     """200, or 503 with the reason."""
-    why = engine.unready()
-    return json_reply({"ready": True}) if why is None else json_reply({"ready": False, "error": why}, 503)
+    reason = engine.unready()
+    if reason is None:
+        return json_reply({"ready": True})
+    return json_reply({"ready": False, "error": reason}, 503)
 
 
-def health_routes(engine: Engine) -> list[Route]:
-    """/livez is 200 from the first moment to the last; /readyz from loading to draining, if a lane lives."""
+def health_routes(engine: Engine) -> list[Endpoint]:
+    """/livez, /readyz and /metrics."""
 
     async def livez(request: Request) -> Reply:
         return json_reply({"live": True, "state": engine.state.value})
@@ -28,4 +31,29 @@ def health_routes(engine: Engine) -> list[Route]:
     async def metrics(request: Request) -> Reply:
         return Reply(engine.metrics.render(), content_type=CONTENT_TYPE.encode())
 
-    return [Route("/livez", livez), Route("/readyz", readyz), Route("/metrics", metrics)]
+    return [
+        Endpoint(
+            "/livez",
+            livez,
+            tag="health",
+            summary="Liveness",
+            description="200 from the start of the process to its end.",
+            response=LiveResponse,
+        ),
+        Endpoint(
+            "/readyz",
+            readyz,
+            tag="health",
+            summary="Readiness",
+            description="200 while the server should be sent requests: loaded, not draining, a lane alive.",
+            response=ReadyResponse,
+            responses={503: NotReadyResponse},
+        ),
+        Endpoint(
+            "/metrics",
+            metrics,
+            tag="health",
+            summary="Metrics in Prometheus's text format",
+            content=text_content(CONTENT_TYPE),
+        ),
+    ]

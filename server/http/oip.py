@@ -1,17 +1,16 @@
 """The Open Inference Protocol over HTTP: health, metadata, configuration, statistics, infer.
 
-The tensors are read and written by `server/codecs/oip_codec.py`; this file knows the pages. Every page of a
-model also exists with a version segment, which must name the version that is being served.
+Tensors are read and written by `server/codecs/oip_codec.py`. Every endpoint of a model also exists with a
+version segment, which must be the version that is served.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 from starlette.requests import Request
-from starlette.routing import Route
-from starlette.types import Scope
+from starlette.types import ASGIApp, Scope
 
 from polyrec.models.bundle.bundle import code_version
 from polyrec.server.app.engine import Engine
@@ -22,7 +21,21 @@ from polyrec.server.errors import Forbidden, Malformed, NotFound, NotReady
 from polyrec.server.http.call import HotEndpoint, Parsed
 from polyrec.server.http.connection.body import header
 from polyrec.server.http.connection.reply import Reply, error_reply, json_reply
+from polyrec.server.http.documents import NotReadyResponse, ReadyResponse
 from polyrec.server.http.health import readiness
+from polyrec.server.http.oip_documents import (
+    InferenceRequest,
+    InferenceResponse,
+    InferHeaders,
+    ModelConfiguration,
+    ModelMetadata,
+    ModelReady,
+    ModelState,
+    ServerLive,
+    ServerMetadata,
+    StatisticsResponse,
+)
+from polyrec.server.http.openapi import CLIENT_ERRORS, PATH_HEADER, Endpoint, Handler
 from polyrec.server.http.options import RequestOptions
 
 MODEL = "dlrm"
@@ -36,10 +49,10 @@ EXTENSIONS = (
     "statistics",
 )
 HEADER_BYTES = b"inference-header-content-length"
-BINARY = b"application/octet-stream"
+BINARY = "application/octet-stream"
 
 
-class InferForm:
+class InferCodec:
     """An inference request, JSON or binary, -> `probability`."""
 
     endpoint = "infer"
@@ -63,11 +76,11 @@ class InferForm:
         if header_bytes is None:
             return Reply(body, headers=(path.header,))
         length = (HEADER_BYTES, b"%d" % header_bytes)
-        return Reply(body, content_type=BINARY, headers=(length, path.header))
+        return Reply(body, content_type=BINARY.encode(), headers=(length, path.header))
 
 
 def check_model(serving: Serving, parameters: dict[str, str]) -> None:
-    """Raises NotFound unless the page's model and version are the ones that are served."""
+    """Raises NotFound unless model and version of a path are the ones that are served."""
     model = parameters.get("model", MODEL)
     if model != MODEL:
         raise NotFound(f"unknown model '{model}'; this server has '{MODEL}'")
@@ -76,22 +89,14 @@ def check_model(serving: Serving, parameters: dict[str, str]) -> None:
         raise NotFound(f"model '{MODEL}' has no version '{version}'; it serves '{serving.version}'")
 
 
-Page = Callable[[Request], Awaitable[Reply]]
+def oip_routes(engine: Engine, infer: HotEndpoint) -> list[Endpoint]:
+    """Every endpoint of the protocol."""
+    return [*_server_routes(engine), *_model_routes(engine, infer)]
 
 
-def oip_routes(engine: Engine, infer: HotEndpoint) -> list[Route]:
-    """Every page of the protocol."""
-
-    def of_model(document: Callable[[Serving], Any]) -> Page:
-        async def page(request: Request) -> Reply:
-            try:
-                serving = engine.serving
-                check_model(serving, request.path_params)
-            except (NotFound, NotReady) as e:
-                return error_reply(e)
-            return json_reply(document(serving))
-
-        return page
+def _server_routes(engine: Engine) -> list[Endpoint]:
+    async def server(request: Request) -> Reply:
+        return json_reply({"name": SERVER, "version": code_version(), "extensions": EXTENSIONS})
 
     async def live(request: Request) -> Reply:
         return json_reply({"live": True})
@@ -99,61 +104,120 @@ def oip_routes(engine: Engine, infer: HotEndpoint) -> list[Route]:
     async def ready(request: Request) -> Reply:
         return readiness(engine)
 
-    async def model_ready(request: Request) -> Reply:
+    async def index(request: Request) -> Reply:
+        reason = engine.unready() or ""
+        state = "UNAVAILABLE" if reason else "READY"
+        try:
+            version = engine.serving.version
+        except NotReady:
+            version = ""
+        return json_reply([{"name": MODEL, "version": version, "state": state, "reason": reason}])
+
+    async def repository(request: Request) -> Reply:
+        return error_reply(Forbidden("loading and unloading models over this interface is not allowed"))
+
+    return [
+        _endpoint("/v2", server, "The server's name, version and extensions", ServerMetadata),
+        _endpoint("/v2/health/live", live, "Liveness", ServerLive),
+        _endpoint("/v2/health/ready", ready, "Readiness", ReadyResponse, responses={503: NotReadyResponse}),
+        _endpoint(
+            "/v2/repository/index", index, "The models and their states", list[ModelState], method="POST"
+        ),
+        *(
+            _endpoint(
+                f"/v2/repository/models/{{model}}/{action}",
+                repository,
+                f"Not allowed: {action} a model",
+                None,
+                method="POST",
+                description="403: plans are changed by /v1/admin.",
+                errors=(403,),
+            )
+            for action in ("load", "unload")
+        ),
+    ]
+
+
+def _model_routes(engine: Engine, infer: HotEndpoint) -> list[Endpoint]:
+    def document(make: Callable[[Serving], Any]) -> Handler:
+        async def answer(request: Request) -> Reply:
+            try:
+                serving = engine.serving
+                check_model(serving, request.path_params)
+            except (NotFound, NotReady) as e:
+                return error_reply(e)
+            return json_reply(make(serving))
+
+        return answer
+
+    async def ready(request: Request) -> Reply:
         try:
             serving = engine.serving
             check_model(serving, request.path_params)
         except (NotFound, NotReady) as e:
             return error_reply(e)
-        why = engine.unready()
-        if why is not None:
-            return error_reply(NotReady(why))
+        reason = engine.unready()
+        if reason is not None:
+            return error_reply(NotReady(reason))
         return json_reply({"name": MODEL, "ready": True})
-
-    async def server(request: Request) -> Reply:
-        return json_reply({"name": SERVER, "version": code_version(), "extensions": EXTENSIONS})
-
-    async def index(request: Request) -> Reply:
-        reason = engine.unready() or ""
-        state = "UNAVAILABLE" if reason else "READY"
-        try:
-            versions = [engine.serving.version]
-        except NotReady:
-            versions = [""]
-        return json_reply([{"name": MODEL, "version": v, "state": state, "reason": reason} for v in versions])
-
-    async def repository(request: Request) -> Reply:
-        return error_reply(Forbidden("loading and unloading models over this interface is not allowed"))
 
     def stats(serving: Serving) -> dict[str, Any]:
         engine.metrics.flush()
         return {"model_stats": [serving.statistics.document(MODEL, serving.version)]}
 
-    statistics = of_model(stats)
+    statistics = document(stats)
+    unknown = (404, 503)
+    # before those of a model: `stats` is no model's name
     routes = [
-        Route("/v2", server),
-        Route("/v2/health/live", live),
-        Route("/v2/health/ready", ready),
-        Route("/v2/models/stats", statistics),
-        Route("/v2/repository/index", index, methods=["POST"]),
-        Route("/v2/repository/models/{model}/load", repository, methods=["POST"]),
-        Route("/v2/repository/models/{model}/unload", repository, methods=["POST"]),
+        _endpoint(
+            "/v2/models/stats", statistics, "Statistics of all models", StatisticsResponse, errors=(503,)
+        )
     ]
     for root in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
         routes += [
-            Route(root, of_model(metadata)),
-            Route(f"{root}/ready", model_ready),
-            Route(f"{root}/config", of_model(lambda s: configuration(engine, s))),
-            Route(f"{root}/stats", statistics),
-            Route(f"{root}/infer", infer, methods=["POST"]),
+            _endpoint(root, document(metadata), "Inputs and output", ModelMetadata, errors=unknown),
+            _endpoint(f"{root}/ready", ready, "Readiness of the model", ModelReady, errors=unknown),
+            _endpoint(
+                f"{root}/config",
+                document(lambda s: configuration(engine, s)),
+                "Triton's model configuration",
+                ModelConfiguration,
+                errors=unknown,
+            ),
+            _endpoint(f"{root}/stats", statistics, "Statistics", StatisticsResponse, errors=unknown),
+            _endpoint(
+                f"{root}/infer",
+                infer,
+                "Predict from tensors",
+                InferenceResponse,
+                method="POST",
+                description="Tensors as JSON, as binary data after the JSON, or mixed; see the headers.",
+                request=InferenceRequest,
+                headers=InferHeaders,
+                request_content={BINARY: {}},
+                content={BINARY: {}},
+                response_headers={
+                    **PATH_HEADER,
+                    "Inference-Header-Content-Length": {
+                        "description": "Bytes of the JSON; only if binary data follow.",
+                        "schema": {"type": "integer"},
+                    },
+                },
+                errors=(404, *CLIENT_ERRORS),
+                token="maybe",
+            ),
         ]
     return routes
 
 
-def metadata(serving: Serving) -> dict[str, Any]:
-    """Names, types and shapes of the model's inputs and output; -1 is any number.
+def _endpoint(path: str, answer: Handler | ASGIApp, summary: str, response: Any, **declared: Any) -> Endpoint:
+    return Endpoint(path, answer, tag="inference protocol", summary=summary, response=response, **declared)
 
-    The inputs of the plain form come first, then those that a ranking has instead of them.
+
+def metadata(serving: Serving) -> dict[str, Any]:
+    """Returns names, types and shapes of the model's inputs and output; -1 is any number.
+
+    The inputs of a plain request come first, then those that a ranking has instead.
     """
     inputs = serving.codec.inputs
     return {
@@ -169,10 +233,10 @@ def metadata(serving: Serving) -> dict[str, Any]:
 
 
 def configuration(engine: Engine, serving: Serving) -> dict[str, Any]:
-    """The model configuration in Triton's form: what perf_analyzer reads before it starts.
+    """Returns Triton's model configuration, which perf_analyzer reads before it starts.
 
-    Shapes are without the batch dimension, as max_batch_size announces one. The inputs of a ranking are
-    optional, and those that they stand for are not: a client that sends what is required is understood.
+    Shapes are without the batch dimension, as max_batch_size implies one. The inputs of a ranking are
+    optional, those that they replace are not: a request with all required inputs is valid.
     """
     inputs = serving.codec.inputs
     limits = engine.plan.limits

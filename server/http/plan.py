@@ -1,4 +1,4 @@
-"""GET /v1/plan, /v1/paths and /v1/route: what this server follows, what it has open, what it would choose."""
+"""GET /v1/plan, /v1/paths and /v1/route: the plan in force, the open paths, and an explained decision."""
 
 from __future__ import annotations
 
@@ -6,26 +6,28 @@ from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
-from starlette.routing import Route
 
 from polyrec.models.tiers.remote.login import place
 from polyrec.planner.plan import Plan
+from polyrec.planner.routing.explanation import Explanation
 from polyrec.server.app.engine import Engine
 from polyrec.server.app.serving import OpenPath, Serving
 from polyrec.server.dispatch.dispatcher import clock
 from polyrec.server.errors import Malformed, NotReady, RequestError
 from polyrec.server.http.connection.reply import Reply, error_reply, json_reply
+from polyrec.server.http.documents import PathsResponse, RouteQuery
+from polyrec.server.http.openapi import Endpoint
 from polyrec.server.http.options import parse_budget_s, parse_quality
 
 MAX_DIGITS = 9
 
 
-def plan_routes(engine: Engine) -> list[Route]:
-    """The plan as it is followed, settings included; the open paths; a decision explained."""
+def plan_routes(engine: Engine) -> list[Endpoint]:
+    """The plan in force, settings included; the open paths; an explained decision."""
 
     async def plan(request: Request) -> Reply:
         try:
-            return json_reply(published(engine.plan).model_dump(mode="json", exclude_none=True))
+            return json_reply(redact(engine.plan).model_dump(mode="json", exclude_none=True))
         except NotReady as e:
             return error_reply(e)
 
@@ -38,19 +40,45 @@ def plan_routes(engine: Engine) -> list[Route]:
 
     async def route(request: Request) -> Reply:
         try:
-            rows, budget_s, required = _asked(request, engine.default_budget_s)
+            rows, budget_s, required = _parse_query(request, engine.default_budget_s)
             budget_s = min(budget_s, engine.max_budget_s)
             router = engine.serving.dispatcher.router
             return json_reply(router.explain(rows, budget_s, clock(), required).as_dict())
         except RequestError as e:
             return error_reply(e)
 
-    return [Route("/v1/plan", plan), Route("/v1/paths", paths), Route("/v1/route", route)]
+    return [
+        Endpoint(
+            "/v1/plan",
+            plan,
+            tag="plan",
+            summary="The plan in force",
+            description="With the operator's settings, without credentials and folders of the machine.",
+            response=Plan,
+            errors=(503,),
+        ),
+        Endpoint(
+            "/v1/paths",
+            paths,
+            tag="plan",
+            summary="Open paths and lanes, and the router's state",
+            response=PathsResponse,
+        ),
+        Endpoint(
+            "/v1/route",
+            route,
+            tag="plan",
+            summary="Explain which path would answer a request now",
+            query=RouteQuery,
+            response=Explanation,
+            errors=(503,),
+        ),
+    ]
 
 
-def published(plan: Plan) -> Plan:
-    """The plan without what is nobody else's: credentials of a store, folders of this machine."""
-    paths = tuple(path.model_copy(update={"bundle": Path(name_of(path.bundle))}) for path in plan.paths)
+def redact(plan: Plan) -> Plan:
+    """Returns the plan without credentials of a store and folders of this machine."""
+    paths = tuple(path.model_copy(update={"bundle": Path(folder_name(path.bundle))}) for path in plan.paths)
     placement = plan.placement
     if placement is not None:
         store = placement.remote
@@ -61,13 +89,13 @@ def published(plan: Plan) -> Plan:
     return plan.model_copy(update={"paths": paths, "placement": placement})
 
 
-def name_of(folder: Path) -> str:
-    """A folder's own name, whichever way it is named."""
+def folder_name(folder: Path) -> str:
+    """Returns the last component of a folder's path, also of `.` and `..`."""
     return folder.absolute().name if folder.name not in ("", "..") else folder.resolve().name
 
 
 def describe(serving: Serving) -> dict[str, Any]:
-    """The open paths, the lanes, and what the router knows at this moment."""
+    """Returns the open paths, the lanes and the router's state at this moment."""
     snapshot = serving.dispatcher.router.snapshot(clock())
     return {
         "paths": [_path(path) for path in serving.paths],
@@ -80,7 +108,7 @@ def describe(serving: Serving) -> dict[str, Any]:
 
 
 def _path(path: OpenPath) -> dict[str, Any]:
-    """One open path: what it is made of, and how good its model is."""
+    """Returns one open path with its bundle and the quality of its model."""
     manifest, planned = path.bundle.manifest, path.planned
     return {
         "name": path.name,
@@ -91,7 +119,7 @@ def _path(path: OpenPath) -> dict[str, Any]:
         "accuracy": path.accuracy,
         "latency": path.latency.model_dump(),
         "bundle": {
-            "path": name_of(planned.bundle),
+            "path": folder_name(planned.bundle),
             "name": manifest.name,
             "version": manifest.version,
             "bytes": path.bundle.bytes,
@@ -100,8 +128,11 @@ def _path(path: OpenPath) -> dict[str, Any]:
     }
 
 
-def _asked(request: Request, default_budget_s: float) -> tuple[int, float, bool]:
-    """?rows=&budget_ms=&quality= -> what to route. Raises Malformed, which names the parameter."""
+def _parse_query(request: Request, default_budget_s: float) -> tuple[int, float, bool]:
+    """?rows=&budget_ms=&quality= -> rows, budget in seconds, whether the best quality is required.
+
+    Raises Malformed, which names the parameter.
+    """
     known = ("rows", "budget_ms", "quality")
     for name in request.query_params:
         if name not in known:

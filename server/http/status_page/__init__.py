@@ -1,8 +1,8 @@
-"""GET /: a page that shows at a glance whether the promise is kept, without Grafana; GET /v1/status feeds it.
+"""GET /: the status page, which shows whether the SLO is met, without Grafana; GET /v1/status is its data.
 
-Three files of this folder, sent as they are: no build step, nothing from elsewhere. The page asks
-/v1/status every second and draws. Whatever it shows is set as text, never as HTML, and the content security
-policy forbids anything that is not one of the three files.
+Three files of this folder, sent as they are: no build step, nothing from other hosts. The page requests
+/v1/status every second and draws. Values are set as text, never as HTML, and the content security policy
+allows nothing but the three files.
 """
 
 from __future__ import annotations
@@ -12,21 +12,23 @@ from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
-from starlette.routing import Route
 
 from polyrec.models.bundle.bundle import code_version
 from polyrec.server.app.engine import Engine
 from polyrec.server.dispatch.dispatcher import clock
 from polyrec.server.errors import Malformed, NotReady
 from polyrec.server.http.connection.reply import HeaderList, Reply, error_reply, json_reply
+from polyrec.server.http.documents import StatusQuery, StatusResponse
+from polyrec.server.http.openapi import Endpoint, text_content
 from polyrec.server.http.plan import describe
 from polyrec.server.metrics.metrics import OUTCOMES, REQUEST_EDGES_S, SLO_MISSES, SLO_SHARE
 
 FILES = {
-    "/": ("page.html", b"text/html; charset=utf-8"),
-    "/status/page.css": ("page.css", b"text/css; charset=utf-8"),
-    "/status/page.js": ("page.js", b"text/javascript; charset=utf-8"),
+    "/": ("page.html", "text/html; charset=utf-8"),
+    "/status/page.css": ("page.css", "text/css; charset=utf-8"),
+    "/status/page.js": ("page.js", "text/javascript; charset=utf-8"),
 }
+"""Name and media type of each file by its path."""
 VERSION = code_version()
 POLICY = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:;"
@@ -40,34 +42,46 @@ HEADERS: HeaderList = (
 )
 
 
-def status_routes(engine: Engine) -> list[Route]:
-    """The page, and the numbers that it shows."""
+def status_routes(engine: Engine) -> list[Endpoint]:
+    """The files of the page, and its data."""
     folder = Path(__file__).parent
 
-    def file(path: str) -> Route:
-        name, content_type = FILES[path]
-        reply = Reply((folder / name).read_bytes(), content_type=content_type, headers=HEADERS)
+    def file_endpoint(path: str) -> Endpoint:
+        name, media_type = FILES[path]
+        reply = Reply((folder / name).read_bytes(), content_type=media_type.encode(), headers=HEADERS)
 
         async def send(request: Request) -> Reply:
             return reply
 
-        return Route(path, send)
+        return Endpoint(
+            path, send, tag="status", summary=f"Status page: {name}", content=text_content(media_type)
+        )
 
     async def status(request: Request) -> Reply:
         try:
             return json_reply(
-                document(engine, _since(request)),
+                status_document(engine, _parse_since(request)),
                 headers=((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")),
             )
         except Malformed as e:
             return error_reply(e)
 
-    return [*map(file, FILES), Route("/v1/status", status)]
+    return [
+        *map(file_endpoint, FILES),
+        Endpoint(
+            "/v1/status",
+            status,
+            tag="status",
+            summary="The data of the status page",
+            query=StatusQuery,
+            response=StatusResponse,
+        ),
+    ]
 
 
-def document(engine: Engine, since: float) -> dict[str, Any]:
-    """Everything the page shows. history: samples later than `since`, in seconds since the start; counts are
-    cumulative. now: the sample of this moment. serving: what is open, None while loading.
+def status_document(engine: Engine, since: float) -> dict[str, Any]:
+    """Returns the data of the page. history: samples later than `since`, in seconds since the start; counts
+    are cumulative. now: a sample of this moment. serving: the open paths, None while loading.
     """
     metrics, now_s = engine.metrics, clock()
     metrics.history.note(now_s)
@@ -93,8 +107,8 @@ def document(engine: Engine, since: float) -> dict[str, Any]:
     }
 
 
-def _since(request: Request) -> float:
-    """?since=: seconds since the start. Raises Malformed."""
+def _parse_since(request: Request) -> float:
+    """Parses ?since=, seconds since the start. Raises Malformed."""
     for name in request.query_params:
         if name != "since":
             raise Malformed(f"unknown parameter '{name[:40]}'; known: since")

@@ -1,4 +1,4 @@
-"""What an operator may change while the server answers, who may, and what a mistake leaves untouched."""
+"""Admin calls: their effects, their authorization, and that invalid ones change nothing."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def test_the_admin_token_cannot_be_guessed_at_speed(admin: Any, caplog: pytest.L
     limited = [answer for answer in answers if answer.status_code == 429]
     assert limited[0].headers["retry-after"] == "1"
     assert admin.metric("polyrec_access_refused_total", reason="guessing") == len(limited)
-    said = [record for record in caplog.records if record.name == "polyrec.access"]
-    assert 0 < len(said) < len(answers)
+    lines = [record for record in caplog.records if record.name == "polyrec.access"]
+    assert 0 < len(lines) < len(answers)
     assert admin.send("GET", "/readyz").status_code == 200
 
 
@@ -107,7 +107,7 @@ def test_the_default_budget_can_be_changed(admin: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("page", "body", "status", "says"),
+    ("page", "body", "status", "message"),
     [
         ("routing", b'{"policy": "greedy"}', 422, "policy"),
         ("routing", b'{"policy": "static:nowhere@cpu"}', 422, "nowhere@cpu"),
@@ -135,24 +135,24 @@ def test_the_default_budget_can_be_changed(admin: Any) -> None:
         ("drain", b'{"now": true}', 422, "now"),
     ],
 )
-def test_a_mistake_changes_nothing(
-    admin: Any, both: Engine, page: str, body: bytes, status: int, says: str
+def test_an_invalid_call_changes_nothing(
+    admin: Any, both: Engine, page: str, body: bytes, status: int, message: str
 ) -> None:
     before = both.serving, both.routing, both.default_budget_s
     answer = act(admin, page, body)
     assert answer.status_code == status
-    assert says in answer.text
+    assert message in answer.text
     assert (both.serving, both.routing, both.default_budget_s) == before
     assert admin.post("/v1/predict", BODY).status_code == 200
 
 
-def test_a_plan_that_nobody_writes_or_that_never_ends_is_not_waited_for(admin: Any, tmp_path: Path) -> None:
+def test_a_pipe_or_an_endless_file_is_not_read_as_a_plan(admin: Any, tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     os.mkfifo(file)
-    for says in ("it is not a regular file", "it has more than 4194304 bytes"):
+    for message in ("it is not a regular file", "it has more than 4194304 bytes"):
         answer = act(admin, "reload", f'{{"plan": "{file}"}}'.encode())
         assert answer.status_code == 422
-        assert answer.json()["error"].endswith(f"cannot read plan '{file.name}': {says}")
+        assert answer.json()["error"].endswith(f"cannot read plan '{file.name}': {message}")
         file.unlink()
         file.touch()
         os.truncate(file, 2**40)
@@ -179,16 +179,16 @@ def test_every_change_is_in_the_log(
             act(admin, page, body)
         act(admin, "routing", b'{"policy": "static:table@cpu"}')
         act(admin, "drain")
-    said = [r.getMessage() for r in caplog.records if r.name == "polyrec.admin"]
-    assert [line.split(":")[0] for line in said] == [
+    lines = [r.getMessage() for r in caplog.records if r.name == "polyrec.admin"]
+    assert [line.split(":")[0] for line in lines] == [
         "another plan serves",
         "another plan serves",
         "a plan is not opened, the old one still serves",
         "routing is changed",
         "draining, as /v1/admin/drain was called",
     ]
-    assert "table@cpu, table-onnx@cpu, bundle version" in said[1]
-    assert "static:table@cpu" in said[3]
+    assert "table@cpu, table-onnx@cpu, bundle version" in lines[1]
+    assert "static:table@cpu" in lines[3]
 
 
 def test_draining_is_seen_by_readiness_and_still_answers(admin: Any) -> None:
@@ -201,7 +201,7 @@ def test_a_hypothetical_request_is_explained(admin: Any) -> None:
     answer = admin.send("GET", "/v1/route?rows=23&budget_ms=50&quality=required")
     assert answer.status_code == 200
     assert answer.json()["path"] in ("table@cpu", "table-onnx@cpu")
-    for query, says in (
+    for query, message in (
         ("rows=0", "rows"),
         ("rows=many", "rows"),
         ("budget_ms=nan", "budget_ms"),
@@ -209,9 +209,9 @@ def test_a_hypothetical_request_is_explained(admin: Any) -> None:
         ("quality=best", "quality"),
         ("row=1", "unknown parameter 'row'"),
     ):
-        refused = admin.send("GET", f"/v1/route?{query}")
-        assert refused.status_code == 400
-        assert says in refused.json()["error"]
+        answer = admin.send("GET", f"/v1/route?{query}")
+        assert answer.status_code == 400
+        assert message in answer.json()["error"]
 
 
 def scaled(bundle: Bundle, folder: Path, factor: float) -> Path:

@@ -36,8 +36,8 @@ def stack(bundle: Bundle, tmp_path: Path) -> Iterator[TierStack]:
 
 
 @pytest.fixture
-def updated(client: Any, stack: TierStack) -> Any:
-    """A client of nothing but the page of updates."""
+def updates(client: Any, stack: TierStack) -> Any:
+    """A client of an application with this endpoint alone."""
     engine = Engine()
     engine.access = Access(engine.metrics, admin_token="secret")
     route = embeddings_route(Admin(engine), Embeddings(lambda: {"table@cpu": stack}))
@@ -55,31 +55,31 @@ def row(stack: TierStack, bundle: Bundle, id: int) -> list[float]:
 
 
 def test_rows_change_by_id_by_value_and_by_file(
-    updated: Any, stack: TierStack, bundle: Bundle, tmp_path: Path
+    updates: Any, stack: TierStack, bundle: Bundle, tmp_path: Path
 ) -> None:
     ones = [1.0] * 8
-    status, answer = post(updated, {"tables": {"item": {"ids": [3, 4], "rows": [ones, ones]}}})
+    status, answer = post(updates, {"tables": {"item": {"ids": [3, 4], "rows": [ones, ones]}}})
     assert (status, answer) == (200, {"path": "table@cpu", "rows": 2})
     assert row(stack, bundle, 3) == row(stack, bundle, 4) == ones
     v = bundle.encoder.vocabularies["item"]
     assert v.values is not None
     value = v.values[7].as_py()
-    status, _ = post(updated, {"tables": {"item": {"values": [value, None], "rows": [[2.0] * 8, [3.0] * 8]}}})
+    status, _ = post(updates, {"tables": {"item": {"values": [value, None], "rows": [[2.0] * 8, [3.0] * 8]}}})
     assert status == 200
     assert row(stack, bundle, 7) == [2.0] * 8
     assert row(stack, bundle, v.missing_id) == [3.0] * 8
     file = tmp_path / "update.safetensors"
     save_update({"item": TableUpdate(np.array([5]), np.full((1, 8), 4, np.float32))}, file)
-    assert post(updated, {"path": "table@cpu", "file": str(file)})[0] == 200
+    assert post(updates, {"path": "table@cpu", "file": str(file)})[0] == 200
     assert row(stack, bundle, 5) == [4.0] * 8
     os.truncate(file, 2**40)  # takes no disk, and would take all memory
-    status, answer = post(updated, {"file": str(file)})
+    status, answer = post(updates, {"file": str(file)})
     assert status == 422
     assert "has 1099511627776 bytes; all rows that it could name take" in answer["error"]
 
 
 @pytest.mark.parametrize(
-    ("body", "offence"),
+    ("body", "message"),
     [
         ({}, "either a `file` or `tables`"),
         ({"tables": {"item": {"ids": [1], "rows": []}}}, "1 rows are named, 0 are given"),
@@ -94,14 +94,14 @@ def test_rows_change_by_id_by_value_and_by_file(
         ({"file": "/dev/zero"}, "'zero' is not a file of updates: it is not a regular file"),
     ],
 )
-def test_a_wrong_update_is_422_and_says_why(updated: Any, body: dict[str, Any], offence: str) -> None:
-    status, answer = post(updated, body)
+def test_an_invalid_update_is_422_with_the_reason(updates: Any, body: dict[str, Any], message: str) -> None:
+    status, answer = post(updates, body)
     assert status == 422
-    assert re.search(offence, answer["error"])
+    assert re.search(message, answer["error"])
 
 
-def test_the_token_is_asked_for(updated: Any) -> None:
+def test_updates_need_the_token(updates: Any) -> None:
     page = "/v1/admin/embeddings"
-    assert updated.post(page, b"{}", {}).status_code == 401
-    assert updated.post(page, b"{}", {"authorization": "Bearer no"}).status_code == 401
-    assert updated.post(page, b"{", TOKEN).status_code == 400
+    assert updates.post(page, b"{}", {}).status_code == 401
+    assert updates.post(page, b"{}", {"authorization": "Bearer no"}).status_code == 401
+    assert updates.post(page, b"{", TOKEN).status_code == 400

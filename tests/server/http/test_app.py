@@ -1,4 +1,4 @@
-"""Pages that are not there, in this process."""
+"""Unknown paths and methods."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status", "says"),
+    ("method", "path", "status", "message"),
     [
         ("GET", "/nothing", 404, "no page '/nothing'"),
         ("GET", "/v1/predict/", 404, "no page"),
@@ -24,12 +24,12 @@ import pytest
         ("POST", "/v2/repository/models/dlrm/unload", 403, "not allowed"),
     ],
 )
-def test_what_is_not_there_is_said_in_json(
-    client: Any, method: str, path: str, status: int, says: str
+def test_unknown_paths_and_methods_are_json_errors(
+    client: Any, method: str, path: str, status: int, message: str
 ) -> None:
     content = b'{"inputs": []}' if method == "POST" else None
     answer = client.send(method, path, content=content)
     assert answer.status_code == status
     assert answer.headers["content-type"] == "application/json"
-    assert says in answer.json()["error"]
+    assert message in answer.json()["error"]
     assert ("allow" in answer.headers) == (status == 405)

@@ -1,4 +1,4 @@
-"""The inference protocol, spoken by the clients that people use, unmodified, to a real server."""
+"""The inference protocol between unmodified third-party clients and a real server."""
 
 from __future__ import annotations
 
@@ -115,8 +115,8 @@ def test_tritonclient_ranks_with_each_context_sent_once(
 ) -> None:
     queries = requests[:3]
     arrays = [ranking_arrays(tensors(r), r.schema) for r in queries]
-    for request, own in zip(queries, arrays, strict=True):
-        result = triton.infer("dlrm", triton_inputs(own, binary_in)).as_numpy("probability")
+    for request, inputs in zip(queries, arrays, strict=True):
+        result = triton.infer("dlrm", triton_inputs(inputs, binary_in)).as_numpy("probability")
         plain = triton.infer("dlrm", triton_inputs(tensors(request), binary_in)).as_numpy("probability")
         body = {"context": request.context, "candidates": request.candidates}
         ranked = http.post("/v1/rank", json=body).json()
@@ -146,7 +146,7 @@ def ranking_arrays(plain: dict[str, Any], schema: Schema) -> dict[str, Any]:
     return {name: np.ascontiguousarray(array) for name, array in once.items()}
 
 
-def test_tritonclient_statistics_count_what_was_asked(
+def test_tritonclient_statistics_count_requests(
     triton: Any, request_: Any, tensors: Callable[[Any], dict[str, Any]]
 ) -> None:
     def numbers() -> dict[str, Any]:
@@ -165,7 +165,7 @@ def test_tritonclient_statistics_count_what_was_asked(
     assert triton.get_inference_statistics()["model_stats"][0]["name"] == "dlrm"
 
 
-def test_tritonclient_raises_what_the_server_says(
+def test_tritonclient_raises_the_servers_errors(
     triton: Any, request_: Any, tensors: Callable[[Any], dict[str, Any]]
 ) -> None:
     import tritonclient.http as http
@@ -296,7 +296,7 @@ def test_a_raw_body_is_answered_in_binary(http: httpx.Client, request_: Any, ten
 
 
 @pytest.mark.parametrize("length", ["-1", "x", "9" * 30, "100000"])
-def test_a_header_length_that_cannot_be_is_refused(http: httpx.Client, length: str) -> None:
+def test_an_invalid_header_length_is_400(http: httpx.Client, length: str) -> None:
     answer = http.post(INFER, content=b"{}", headers={"inference-header-content-length": length})
     assert answer.status_code == 400
     assert "Inference-Header-Content-Length" in answer.json()["error"]
@@ -320,7 +320,7 @@ def test_a_timeout_parameter_is_a_budget_in_microseconds(
     assert http.post(INFER, json={"inputs": inputs, "parameters": {"timeout": 0}}).status_code == 200
 
 
-def test_a_large_answer_is_compressed_for_who_asks(http: httpx.Client, request_: Any, tensors: Any) -> None:
+def test_a_large_response_is_compressed_if_accepted(http: httpx.Client, request_: Any, tensors: Any) -> None:
     arrays = {n: np.concatenate([a] * 30) for n, a in tensors(request_).items()}
     body, headers = binary_request(arrays)
     answer = http.post(INFER, content=body, headers={**headers, "accept-encoding": "deflate"})

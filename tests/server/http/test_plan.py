@@ -8,15 +8,13 @@ from pydantic import SecretStr
 from polyrec.models.tiers.placement import RemoteStore, TierCuts
 from polyrec.planner.placement import PlacedPath, Placement
 from polyrec.planner.plan import Plan
-from polyrec.server.http.plan import published
+from polyrec.server.http.plan import redact
 
 
-def test_plan_and_paths_say_what_is_followed_and_what_is_open(
-    client: Any, plan: Plan, bundle_dir: Any
-) -> None:
-    followed = plan.model_dump(mode="json", exclude_none=True)
-    followed["paths"][0]["bundle"] = bundle_dir.name
-    assert client.send("GET", "/v1/plan").json() == followed
+def test_plan_and_open_paths_are_served(client: Any, plan: Plan, bundle_dir: Any) -> None:
+    expected = plan.model_dump(mode="json", exclude_none=True)
+    expected["paths"][0]["bundle"] = bundle_dir.name
+    assert client.send("GET", "/v1/plan").json() == expected
     opened = client.send("GET", "/v1/paths").json()
     (path,), (lane,) = opened["paths"], opened["lanes"]
     assert (lane["kind"], lane["alive"]) == ("inline", True)
@@ -40,7 +38,7 @@ def test_no_page_shows_a_folder_of_this_machine(client: Any, bundle_dir: Path) -
         assert str(bundle_dir.parent) not in client.send("GET", page).text, page
 
 
-def test_a_published_plan_has_neither_credentials_nor_folders_and_is_a_plan_still(plan: Plan) -> None:
+def test_a_redacted_plan_is_valid_without_credentials_and_folders(plan: Plan) -> None:
     for url, shown in (
         ("redis://user:s3cret@store:6379/1", "redis://store:6379/1"),
         ("rediss://:s3cret@[fd00::1]:6379", "rediss://[fd00::1]:6379"),
@@ -55,7 +53,7 @@ def test_a_published_plan_has_neither_credentials_nor_folders_and_is_a_plan_stil
         placed = PlacedPath(path="table@cpu", tables={"item": TierCuts(host=1, remote=2)})
         placement = Placement(paths=(placed,), directory=Path("/srv/tiers"), remote=store)
         whole = plan.model_copy(update={"placement": placement})
-        page = published(whole).model_dump_json(exclude_none=True)
+        page = redact(whole).model_dump_json(exclude_none=True)
         assert "s3cret" not in page
         assert "/srv" not in page
         remote = Plan.model_validate_json(page).placement

@@ -28,7 +28,7 @@ def test_queries_that_arrive_together_get_their_own_answers(
         np.testing.assert_allclose(answer.json()["predictions"], offline(request), atol=1e-6)
 
 
-def test_an_answer_says_how_it_was_made(client: Any, request_: Any) -> None:
+def test_an_answer_names_its_path(client: Any, request_: Any) -> None:
     answer = client.send("POST", "/v1/predict", json={"instances": request_.rows})
     body = answer.json()
     assert (body["path"], body["degraded"], body["reason"]) == ("table@cpu", False, None)
@@ -56,7 +56,7 @@ def test_unknown_values_are_served_and_counted(client: Any) -> None:
     assert count() - before == 2
 
 
-def test_a_bodys_answer_is_compressed_only_for_who_asks_and_if_it_pays(client: Any, request_: Any) -> None:
+def test_large_responses_are_compressed_if_accepted(client: Any, request_: Any) -> None:
     many = {"instances": request_.rows * 20}
     plain = client.send("POST", "/v1/predict", json=many, headers={"accept-encoding": "identity"})
     packed = client.send("POST", "/v1/predict", json=many, headers={"accept-encoding": "gzip"})
@@ -64,13 +64,13 @@ def test_a_bodys_answer_is_compressed_only_for_who_asks_and_if_it_pays(client: A
     assert "content-encoding" not in plain.headers
     assert packed.headers["content-encoding"] == "gzip"
     assert int(packed.headers["content-length"]) < int(plain.headers["content-length"])
-    told, expected = packed.json(), plain.json()
-    assert told.pop("predictions") == pytest.approx(expected.pop("predictions"), abs=1e-6)
-    assert told == expected
+    unpacked, expected = packed.json(), plain.json()
+    assert unpacked.pop("predictions") == pytest.approx(expected.pop("predictions"), abs=1e-6)
+    assert unpacked == expected
     assert "content-encoding" not in small.headers
 
 
-def test_a_number_too_large_for_the_model_is_a_clients_mistake(client: Any) -> None:
+def test_a_number_too_large_for_the_model_is_422(client: Any) -> None:
     answer = client.send("POST", "/v1/predict", json={"instances": [{"price_rank": 1e300}]})
     assert answer.status_code == 422
     assert "price_rank" in answer.json()["error"]

@@ -1,4 +1,4 @@
-"""docs/protocol.md: its examples are sent as they stand."""
+"""The examples in docs/protocol.md are sent to a server as they stand."""
 
 from __future__ import annotations
 

@@ -41,8 +41,8 @@ def test_candidates_as_objects_equal_candidates_as_columns(client: Any, request_
     by_columns = {"context": request_.context, "candidates": request_.candidates}
     by_objects = {"context": request_.context, "candidates": objects}
     answers = [client.send("POST", "/v1/rank", json=body).json() for body in (by_columns, by_objects)]
-    told, expected = (sorted(zip(a["order"], a["scores"], strict=True)) for a in answers)
-    np.testing.assert_allclose(told, expected, rtol=0, atol=1e-6)
+    ranked, expected = (sorted(zip(a["order"], a["scores"], strict=True)) for a in answers)
+    np.testing.assert_allclose(ranked, expected, rtol=0, atol=1e-6)
     assert (answers[0]["path"], answers[0]["degraded"], answers[0]["reason"]) == ("table@cpu", False, None)
 
 

@@ -19,21 +19,21 @@ TAB = 9
 
 
 @pytest.fixture(scope="module")
-def own(bundle_dir: Path) -> Iterator[ServerProcess]:
-    """A server that only this file asks."""
+def isolated_server(bundle_dir: Path) -> Iterator[ServerProcess]:
+    """A server of this file's tests alone."""
     with start({"bundle": bundle_dir, "drain_grace_s": 0, "default_budget_ms": 60_000}) as child:
         yield child
 
 
 @pytest.fixture(scope="module")
-def asked(own: ServerProcess) -> ServerProcess:
-    """It has answered twenty requests, and refused one for its budget."""
-    with httpx.Client(base_url=own.url) as client:
+def used_server(isolated_server: ServerProcess) -> ServerProcess:
+    """The same after twenty answered requests and one that expired."""
+    with httpx.Client(base_url=isolated_server.url) as client:
         for _ in range(20):
             assert client.post("/v1/predict", content=b'{"instances": [{}, {}]}').status_code == 200
         budget = {"x-latency-budget-ms": "1e-6"}
         assert client.post("/v1/predict", content=b'{"instances": [{}]}', headers=budget).status_code == 504
-    return own
+    return isolated_server
 
 
 @pytest.fixture(scope="module")
@@ -45,12 +45,12 @@ def tab() -> Iterator[Page]:
 
 
 @pytest.fixture
-def page(tab: Page, asked: ServerProcess) -> Page:
+def page(tab: Page, used_server: ServerProcess) -> Page:
     """The status page, once it has drawn."""
     tab.complaints.clear()
     tab.size(1200, 900)
     tab.prefer("light")
-    tab.open(asked.url)
+    tab.open(used_server.url)
     tab.until("document.querySelector('#latency-chart svg')")
     return tab
 
@@ -63,7 +63,7 @@ def test_every_file_comes_with_a_policy_that_allows_nothing_else(client: Any) ->
     for path, (_, content_type) in FILES.items():
         answer = client.send("GET", path)
         assert answer.status_code == 200
-        assert answer.headers["content-type"] == content_type.decode()
+        assert answer.headers["content-type"] == content_type
         assert "default-src 'none'" in answer.headers["content-security-policy"]
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert "http://" not in answer.text.replace("http://www.w3.org/2000/svg", "")
@@ -72,7 +72,7 @@ def test_every_file_comes_with_a_policy_that_allows_nothing_else(client: Any) ->
         assert " style=" not in answer.text
 
 
-def test_status_counts_what_was_asked(plan: Plan, client: Any) -> None:
+def test_status_counts_requests(plan: Plan, client: Any) -> None:
     engine = Engine()
     app = type(client)(client.runner, create_app(engine))
     assert app.send("GET", "/v1/status").json()["serving"] is None
@@ -80,27 +80,27 @@ def test_status_counts_what_was_asked(plan: Plan, client: Any) -> None:
     engine.load(plan)
     app.post("/v1/predict", b'{"instances": [{}, {}]}')
     app.post("/v1/predict", b"{")
-    told = app.send("GET", "/v1/status").json()
-    assert told["now"]["outcomes"]["ok"] == 1
-    assert told["now"]["outcomes"]["invalid"] == 1
-    assert told["now"]["rows"] == {"table@cpu": [0, 2]}
-    assert sum(told["now"]["latency"]) == 1
-    assert len(told["now"]["latency"]) == len(told["edges_s"]) + 1
-    assert told["serving"]["routing"]["lanes"][0]["name"] == "cpu"
-    assert told["history"][0]["t"] < told["now"]["t"]
-    later = app.send("GET", "/v1/status", params={"since": told["now"]["t"]}).json()
-    assert all(sample["t"] > told["now"]["t"] for sample in later["history"])
+    status = app.send("GET", "/v1/status").json()
+    assert status["now"]["outcomes"]["ok"] == 1
+    assert status["now"]["outcomes"]["invalid"] == 1
+    assert status["now"]["rows"] == {"table@cpu": [0, 2]}
+    assert sum(status["now"]["latency"]) == 1
+    assert len(status["now"]["latency"]) == len(status["edges_s"]) + 1
+    assert status["serving"]["routing"]["lanes"][0]["name"] == "cpu"
+    assert status["history"][0]["t"] < status["now"]["t"]
+    later = app.send("GET", "/v1/status", params={"since": status["now"]["t"]}).json()
+    assert all(sample["t"] > status["now"]["t"] for sample in later["history"])
     engine.close()
 
 
 @pytest.mark.parametrize("query", ["since=x", "since=nan", "since=", "until=3"])
-def test_a_bad_question_is_told_so(client: Any, query: str) -> None:
+def test_an_invalid_parameter_is_400(client: Any, query: str) -> None:
     answer = client.send("GET", f"/v1/status?{query}")
     assert answer.status_code == 400
     assert query.partition("=")[0] in answer.json()["error"]
 
 
-def test_a_page_shows_a_promise_that_is_broken_and_why(page: Page) -> None:
+def test_the_page_shows_a_missed_slo_and_why(page: Page) -> None:
     # 20 of 21 are 95.2%, and 99% are promised
     assert text(page, "#word") == "Promise broken"
     assert "95.2% of 21 requests" in text(page, "#sentence")
@@ -112,14 +112,14 @@ def test_a_page_shows_a_promise_that_is_broken_and_why(page: Page) -> None:
     assert page.complaints == []
 
 
-def test_a_page_follows_the_server(page: Page, asked: ServerProcess) -> None:
-    with httpx.Client(base_url=asked.url) as client:
+def test_the_page_is_updated(page: Page, used_server: ServerProcess) -> None:
+    with httpx.Client(base_url=used_server.url) as client:
         for _ in range(200):
             client.post("/v1/predict", content=b'{"instances": [{}]}')
     page.until("document.getElementById('sentence').innerText.includes('of 221 requests')")
 
 
-def test_what_the_server_says_is_never_markup(page: Page) -> None:
+def test_values_are_never_markup(page: Page) -> None:
     evil = "<img src=x onerror=window.hacked=1>"
     page.run(
         f"paused = true; last.model = {json.dumps(evil)}; last.serving.paths[0].device = {json.dumps(evil)};"
@@ -132,7 +132,7 @@ def test_what_the_server_says_is_never_markup(page: Page) -> None:
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (390, "dark"), (768, "dark"), (1600, "light")])
-def test_it_fits_phone_and_desk_light_and_dark(page: Page, width: int, scheme: str) -> None:
+def test_the_page_fits_phone_and_desktop_light_and_dark(page: Page, width: int, scheme: str) -> None:
     page.prefer(scheme)
     page.size(width, 800, phone=width < 600)
     page.run("new Promise(r => setTimeout(r))")
@@ -155,7 +155,7 @@ def test_it_fits_phone_and_desk_light_and_dark(page: Page, width: int, scheme: s
     assert page.complaints == []
 
 
-def test_everything_can_be_reached_by_keyboard(page: Page) -> None:
+def test_controls_can_be_reached_by_keyboard(page: Page) -> None:
     reached = []
     for _ in range(16):
         page.press("Tab", TAB)
@@ -164,7 +164,7 @@ def test_everything_can_be_reached_by_keyboard(page: Page) -> None:
         assert control in reached
 
 
-def test_a_server_that_is_gone_is_told(bundle_dir: Path, tab: Page) -> None:
+def test_the_page_shows_that_the_server_is_gone(bundle_dir: Path, tab: Page) -> None:
     with start({"bundle": bundle_dir, "drain_grace_s": 0, "default_budget_ms": 60_000}) as child:
         tab.open(child.url)
         tab.until("document.getElementById('word').innerText === 'Ready, nobody asks'")

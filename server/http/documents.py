@@ -1,0 +1,292 @@
+"""Typed models of requests and responses, for the OpenAPI document.
+
+Nothing on the way of a request uses them: bodies are parsed by `server/codecs`, and responses are written as
+they are. tests/server/http/test_openapi.py compares them with real requests and responses. The models of the
+inference protocol are in `server/http/oip_documents.py`, those of admin requests beside the calls that parse
+with them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, RootModel
+from pydantic.json_schema import SkipJsonSchema
+
+from polyrec.planner.latency_model import LatencyModel
+from polyrec.planner.plan import BudgetMs
+from polyrec.planner.routing.explanation import RouterSnapshot
+from polyrec.planner.routing.query import MOST_PRIORITY
+
+Quality = Literal["any", "required"]
+DegradedReason = Literal["load", "deadline", "failure", "probe"]
+StateName = Literal["loading", "ready", "draining"]
+Absent = SkipJsonSchema[None]
+"""None where a key or a parameter may be left out, but is never null."""
+
+
+class Document(BaseModel):
+    """Base of the models."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class FeatureValue(RootModel[str | float | list[str] | list[int] | None]):
+    """A number, an id, or a list of ids; null is a missing value."""
+
+
+class FeatureRow(RootModel[dict[str, FeatureValue]]):
+    """A row: values by feature of the schema. A feature left out is missing."""
+
+
+class FeatureColumns(RootModel[dict[str, list[FeatureValue] | None]]):
+    """Rows: one value per row by feature of the schema; all lists have the same length."""
+
+
+class Error(Document):
+    """The body of every error: one line that names what is wrong and the remedy."""
+
+    error: str
+
+
+# Parameters
+
+
+class OptionHeaders(BaseModel):
+    """Per-request options (`server/http/options.py`)."""
+
+    budget_ms: Annotated[
+        BudgetMs | Absent,
+        Field(
+            alias="X-Latency-Budget-Ms",
+            description="Latency budget in milliseconds, from the arrival of the last byte; the operator may "
+            "cap it. Default: the plan's.",
+        ),
+    ] = None
+    priority: Annotated[
+        int,
+        Field(
+            alias="X-Polyrec-Priority",
+            ge=0,
+            le=MOST_PRIORITY,
+            description="1 is the highest, 0 the default and lowest. Above 0 it needs the right `priority`.",
+        ),
+    ] = 0
+    quality: Annotated[
+        Quality,
+        Field(
+            alias="X-Polyrec-Quality",
+            description="`required`: only a path of the best quality may answer; needs the right `quality`.",
+        ),
+    ] = "any"
+
+
+class RouteQuery(BaseModel):
+    """A hypothetical request."""
+
+    rows: Annotated[int, Field(ge=1, lt=10**9)] = 1
+    budget_ms: BudgetMs | Absent = None
+    quality: Quality = "any"
+
+
+class StatusQuery(BaseModel):
+    """Which part of the history to leave out."""
+
+    since: Annotated[
+        float,
+        Field(allow_inf_nan=False, description="Only samples later than this, in seconds since the start."),
+    ] = -1
+
+
+# Predictions
+
+
+class PredictInstances(Document):
+    """Rows, one object each."""
+
+    instances: Annotated[list[FeatureRow], Field(min_length=1)]
+
+
+class PredictColumns(Document):
+    """Rows, one list per feature: the faster form of many rows."""
+
+    columns: FeatureColumns
+
+
+class PredictResponse(Document):
+    """Probabilities, one per row in the order of the request, and the path that computed them.
+
+    degraded: a path of lower quality than the best one answered, for `reason`.
+    """
+
+    predictions: list[float]
+    path: str
+    degraded: bool
+    reason: DegradedReason | None
+
+
+class RankingRequest(Document):
+    """One context and its candidates, as lists by feature or one object each.
+
+    top_k: how many candidates to return; default all, at most the plan's max_request_rows.
+    """
+
+    candidates: FeatureColumns | list[FeatureRow]
+    context: FeatureRow | None = None
+    top_k: Annotated[int, Field(ge=1)] | None = None
+
+
+class RankingResponse(Document):
+    """Indices of the candidates by falling score, and the scores in that order."""
+
+    order: list[int]
+    scores: list[float]
+    path: str
+    degraded: bool
+    reason: DegradedReason | None
+
+
+# Health
+
+
+class LiveResponse(Document):
+    """The process runs."""
+
+    live: Literal[True]
+    state: StateName
+
+
+class ReadyResponse(Document):
+    """Requests may be sent."""
+
+    ready: Literal[True]
+
+
+class NotReadyResponse(Document):
+    """Requests should not be sent, for the reason in `error`."""
+
+    ready: Literal[False]
+    error: str
+
+
+# Plan and status
+
+
+class BundleDocument(Document):
+    """The bundle of a path. path: name of its folder. bytes: on disk."""
+
+    path: str
+    name: str
+    version: str
+    bytes: int
+
+
+class PathDocument(Document):
+    """One open path. accuracy: what routing maximizes. quality: measures on held-out rows, by split."""
+
+    name: str
+    representation: str
+    runtime: str
+    device: str
+    precision: str
+    accuracy: float
+    latency: LatencyModel
+    bundle: BundleDocument
+    quality: dict[str, dict[str, float | int | None]]
+
+
+class LaneDocument(Document):
+    """One lane. pid: of its process."""
+
+    name: str
+    kind: Literal["inline", "thread", "process"]
+    alive: bool
+    pid: int | None
+
+
+class PathsResponse(Document):
+    """What is open, and the router's state; no `routing` while the server loads."""
+
+    paths: list[PathDocument]
+    lanes: list[LaneDocument]
+    routing: RouterSnapshot | Absent = None
+
+
+class StatusSample(Document):
+    """Cumulative counts at one moment.
+
+    t: seconds since the start. outcomes: requests. rows: by path, late and in time. degraded: answers by
+    reason. latency: answers by bucket of `edges_s`, the last beyond all. tiers: look-ups and hits.
+    """
+
+    t: float
+    outcomes: dict[str, float]
+    rows: dict[str, tuple[float, float]]
+    degraded: dict[str, float]
+    latency: list[int]
+    tiers: dict[str, tuple[float, float]]
+    queue_rows: int
+    budget_s: float
+
+
+class StatusResponse(Document):
+    """What the status page shows.
+
+    promised_share: the SLO. broken: outcomes that count against it. generation: of the plan. serving: null
+    while the server loads. now: a sample of this moment. history: earlier ones, oldest first.
+    """
+
+    state: StateName
+    version: str
+    model: str | None
+    promised_share: float
+    outcomes: list[str]
+    broken: list[str]
+    default_budget_s: float
+    generation: float
+    edges_s: list[float]
+    lane_deaths: dict[str, float]
+    serving: PathsResponse | None
+    now: StatusSample
+    history: list[StatusSample]
+
+
+# Administration
+
+
+class MovedUpdates(Document):
+    """Rows with new values, by path: carried to the new generation, or left behind by it."""
+
+    carried: dict[str, int]
+    left_behind: dict[str, int]
+
+
+class ReloadResponse(Document):
+    """What answers from now on."""
+
+    paths: list[str]
+    bundle_version: str
+    updates: MovedUpdates
+
+
+class DrainResponse(Document):
+    """The state of the server from now on."""
+
+    state: StateName
+
+
+class RoutingResponse(Document):
+    """The routing in force."""
+
+    policy: str
+    weights: dict[str, float]
+    query_s: float
+    row_s: float
+    default_budget_ms: float
+
+
+class UpdateResponse(Document):
+    """How many rows have new values, and the path whose tiers hold them."""
+
+    path: str
+    rows: int

@@ -1,0 +1,269 @@
+"""Typed models of the Open Inference Protocol, for the OpenAPI document; see `server/http/documents.py`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from polyrec.planner.routing.query import MOST_PRIORITY
+from polyrec.server.codecs.oip_codec import MOST_DIMENSIONS, MOST_TIMEOUT_US
+from polyrec.server.http.documents import Absent, DegradedReason, Document, OptionHeaders, Quality
+
+HeaderBytes = Annotated[int, Field(ge=0, lt=10**18)]
+Shape = Annotated[list[Annotated[int, Field(ge=-1)]], Field(max_length=MOST_DIMENSIONS)]
+Data = list[int] | list[float] | list[list[int]] | list[list[float]]
+"""Values in row-major order, flat or nested."""
+
+
+class ProtocolDocument(BaseModel):
+    """Base of the requests. Unknown keys and parameters are ignored, as the protocol asks."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+
+class InferHeaders(OptionHeaders):
+    """Per-request options, and the length of the JSON in a body with binary tensors."""
+
+    header_bytes: Annotated[
+        HeaderBytes | Absent,
+        Field(
+            alias="Inference-Header-Content-Length",
+            description="Bytes of the JSON at the start of a body with binary tensors; 0: a raw body, all "
+            "rows of `dense`, then all rows of `sparse`. Default: the body is JSON.",
+        ),
+    ] = None
+
+
+class InputParameters(ProtocolDocument):
+    """binary_data_size: bytes of the tensor that follows the JSON."""
+
+    binary_data_size: Annotated[int, Field(ge=0)] | None = None
+
+
+class InferenceInput(ProtocolDocument):
+    """One input tensor, with `data` or with `binary_data_size`."""
+
+    name: str
+    shape: Shape
+    datatype: Literal["FP32", "INT64", "INT32"]
+    parameters: InputParameters | None = None
+    data: Data | None = None
+
+
+class OutputParameters(ProtocolDocument):
+    """binary_data: the tensor follows the JSON of the response."""
+
+    binary_data: bool | None = None
+
+
+class RequestedOutput(ProtocolDocument):
+    """The one output, `probability`."""
+
+    name: Literal["probability"]
+    parameters: OutputParameters | None = None
+
+
+class InferenceParameters(ProtocolDocument):
+    """timeout: latency budget in microseconds, 0: the default. priority: 1 is the highest, 0 the default."""
+
+    timeout: Annotated[int, Field(ge=0, le=MOST_TIMEOUT_US)] | None = None
+    priority: Annotated[int, Field(ge=0, le=MOST_PRIORITY)] = 0
+    quality: Quality = "any"
+    binary_data_output: bool = False
+
+
+class InferenceRequest(ProtocolDocument):
+    """Tensors of stable ids: the inputs that the model's metadata list."""
+
+    inputs: list[InferenceInput]
+    id: str | None = None
+    outputs: Annotated[list[RequestedOutput], Field(max_length=1)] | None = None
+    parameters: InferenceParameters | None = None
+
+
+class ResponseParameters(Document):
+    """The path that answered. degraded: one of lower quality than the best, for `reason`."""
+
+    path: str
+    degraded: bool
+    reason: DegradedReason | Absent = None
+
+
+class BinaryData(Document):
+    """binary_data_size: bytes of the tensor that follows the JSON."""
+
+    binary_data_size: int
+
+
+class InferenceOutput(Document):
+    """Probabilities, one per row, with `data` or with `binary_data_size`."""
+
+    name: Literal["probability"]
+    datatype: Literal["FP32"]
+    shape: Annotated[list[int], Field(min_length=1, max_length=1)]
+    data: list[float] | Absent = None
+    parameters: BinaryData | Absent = None
+
+
+class InferenceResponse(Document):
+    """The model's answer. id: the request's."""
+
+    model_name: str
+    model_version: str
+    id: str | Absent = None
+    parameters: ResponseParameters
+    outputs: Annotated[list[InferenceOutput], Field(min_length=1, max_length=1)]
+
+
+class ServerLive(Document):
+    """The process runs."""
+
+    live: Literal[True]
+
+
+class ModelReady(Document):
+    """The model may be sent requests."""
+
+    name: str
+    ready: Literal[True]
+
+
+class ServerMetadata(Document):
+    """Name, version and the extensions of the protocol that are supported."""
+
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class TensorMetadata(Document):
+    """A tensor; -1 in the shape is any number."""
+
+    name: str
+    datatype: Literal["FP32", "INT64"]
+    shape: Shape
+
+
+class ModelMetadata(Document):
+    """Inputs, first those of the plain form, then those that a ranking has instead; and the output."""
+
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[TensorMetadata]
+    outputs: list[TensorMetadata]
+
+
+class VersionPolicyLatest(Document):
+    num_versions: Literal[1]
+
+
+class VersionPolicy(Document):
+    latest: VersionPolicyLatest
+
+
+class ConfigInput(Document):
+    """Shape without the batch dimension."""
+
+    name: str
+    data_type: Literal["TYPE_FP32", "TYPE_INT64"]
+    dims: list[int]
+    optional: bool
+
+
+class ConfigOutput(Document):
+    """Shape without the batch dimension."""
+
+    name: Literal["probability"]
+    data_type: Literal["TYPE_FP32"]
+    dims: list[int]
+
+
+class ConfigParameter(Document):
+    string_value: str
+
+
+class DynamicBatching(Document):
+    preferred_batch_size: list[int]
+    max_queue_delay_microseconds: Literal[0]
+
+
+class InstanceGroup(Document):
+    """One lane."""
+
+    name: str
+    kind: Literal["KIND_CPU", "KIND_GPU"]
+    count: Literal[1]
+
+
+class ModelConfiguration(Document):
+    """Triton's model configuration."""
+
+    name: str
+    platform: str
+    backend: str
+    version_policy: VersionPolicy
+    max_batch_size: int
+    input: list[ConfigInput]
+    output: list[ConfigOutput]
+    parameters: dict[str, ConfigParameter]
+    dynamic_batching: DynamicBatching
+    instance_group: list[InstanceGroup]
+
+
+class CumulativeDuration(Document):
+    """How often something took place since the start, and how long it took in all."""
+
+    count: int
+    ns: int
+
+
+class InferenceStatistics(Document):
+    """Durations of requests and of their phases."""
+
+    success: CumulativeDuration
+    fail: CumulativeDuration
+    queue: CumulativeDuration
+    compute_input: CumulativeDuration
+    compute_infer: CumulativeDuration
+    compute_output: CumulativeDuration
+    cache_hit: CumulativeDuration
+    cache_miss: CumulativeDuration
+
+
+class BatchStatistics(Document):
+    """Batches of one size."""
+
+    batch_size: int
+    compute_input: CumulativeDuration
+    compute_infer: CumulativeDuration
+    compute_output: CumulativeDuration
+
+
+class ModelStatistics(Document):
+    """One model. last_inference: milliseconds since the epoch. inference_count: rows."""
+
+    name: str
+    version: str
+    last_inference: int
+    inference_count: int
+    execution_count: int
+    inference_stats: InferenceStatistics
+    batch_stats: list[BatchStatistics]
+    memory_usage: Annotated[list[str], Field(max_length=0)]
+
+
+class StatisticsResponse(Document):
+    """Cumulative statistics; a client takes differences."""
+
+    model_stats: list[ModelStatistics]
+
+
+class ModelState(Document):
+    """An entry of the repository's index. reason: why it is unavailable, empty if it is ready."""
+
+    name: str
+    version: str
+    state: Literal["READY", "UNAVAILABLE"]
+    reason: str
