@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from polyrec.planner.routing.query import MOST_PRIORITY
-from polyrec.server.codecs.oip_codec import MOST_DIMENSIONS, MOST_TIMEOUT_US
+from polyrec.server.codecs.oip_codec import MAX_DIMENSIONS, MAX_TIMEOUT_US
 from polyrec.server.http.documents import Absent, DegradedReason, Document, OptionHeaders, Quality
 
 HeaderBytes = Annotated[int, Field(ge=0, lt=10**18)]
-Shape = Annotated[list[Annotated[int, Field(ge=-1)]], Field(max_length=MOST_DIMENSIONS)]
+Shape = Annotated[list[Annotated[int, Field(ge=-1)]], Field(max_length=MAX_DIMENSIONS)]
 Data = list[int] | list[float] | list[list[int]] | list[list[float]]
 """Values in row-major order, flat or nested."""
 
@@ -67,7 +67,7 @@ class RequestedOutput(ProtocolDocument):
 class InferenceParameters(ProtocolDocument):
     """timeout: latency budget in microseconds, 0: the default. priority: 1 is the highest, 0 the default."""
 
-    timeout: Annotated[int, Field(ge=0, le=MOST_TIMEOUT_US)] | None = None
+    timeout: Annotated[int, Field(ge=0, le=MAX_TIMEOUT_US)] | None = None
     priority: Annotated[int, Field(ge=0, le=MOST_PRIORITY)] = 0
     quality: Quality = "any"
     binary_data_output: bool = False
