@@ -24,7 +24,7 @@ from polyrec.server.http.app import create_app
 from polyrec.server.http.connection.limits import FrontLimits
 from polyrec.server.http.documents import DegradedReason, StateName
 from polyrec.server.http.openapi import CONNECTION_ERRORS, Endpoint
-from tests.server.http.wire import local
+from tests.server.http.connection.wire import local
 from tests.server.placing import ALLOWED, placed_plan
 
 jsonschema = pytest.importorskip("jsonschema")

@@ -17,7 +17,7 @@ from polyrec.server.app.engine import Engine
 from polyrec.server.app.run import ServerProcess, start
 from polyrec.server.http.connection.head import MAX_HEAD_BYTES, MAX_URL_BYTES
 from polyrec.server.http.connection.limits import ConnectionLimits
-from tests.server.http.wire import connected, exchange, head, local, status_and_body
+from tests.server.http.connection.wire import connected, exchange, head, local, status_and_body
 
 BODY = b'{"instances": [{}]}'
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from polyrec.server.app.run import ServerProcess
-from tests.server.http.wire import Wire
+from tests.server.http.connection.wire import Wire
 
 
 @pytest.fixture(scope="module")

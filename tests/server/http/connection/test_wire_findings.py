@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from polyrec.server.app.run import ServerProcess, start
+from tests.server.http.connection.talk import Talk, get, post
 from tests.server.http.streams.asks import H2C, WEBSOCKET, Headers
 from tests.server.http.streams.malformed import KINDS
-from tests.server.http.talk import Talk, get, post
 
 TOKEN = "a token for the findings"
 MAX_BODY_BYTES = 20_000

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.server.http.wire import Wire
+from tests.server.http.connection.wire import Wire
 
 PAGES = ("/v1/predict", "/v1/rank", "/v2/models/dlrm/infer")
 INFER = b"an inference request that is valid"
