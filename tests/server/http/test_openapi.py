@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from http import HTTPStatus
@@ -21,7 +21,7 @@ from polyrec.planner.routing.query import DEGRADED
 from polyrec.server.app.engine import Engine, LifecycleState
 from polyrec.server.http.access import Access
 from polyrec.server.http.app import create_app
-from polyrec.server.http.connection.limits import FrontLimits
+from polyrec.server.http.connection.limits import ConnectionLimits
 from polyrec.server.http.documents import DegradedReason, StateName
 from polyrec.server.http.openapi import CONNECTION_ERRORS, Endpoint
 from tests.server.http.connection.wire import local
@@ -337,25 +337,26 @@ def test_administration_is_as_documented(
     assert admin <= checked.seen
 
 
-def _raw_requests() -> Iterator[tuple[int, bytes]]:
-    """Requests that the connection rejects, and with which status."""
-    start = b"POST /v1/predict HTTP/1.1\r\nHost: x\r\n"
-    yield 400, b"POST /v1/predict HTTP/1.1\r\n\r\n"
-    yield 408, start
-    yield 408, start + b"Content-Length: 10\r\n\r\n"
-    yield 414, b"POST /v1/predict?" + b"x" * 9000 + b" HTTP/1.1\r\n\r\n"
-    yield 417, start + b"Expect: 200-ok\r\n\r\n"
-    yield 431, start + b"X-Header: 1\r\n" * 300 + b"\r\n"
-    yield 501, start + b"Transfer-Encoding: gzip\r\n\r\n"
-    yield 505, b"POST /v1/predict HTTP/2.0\r\nHost: x\r\n\r\n"
+START = b"POST /v1/predict HTTP/1.1\r\nHost: x\r\n"
+REJECTED = [
+    (400, b"POST /v1/predict HTTP/1.1\r\n\r\n"),
+    (408, START),
+    (408, START + b"Content-Length: 10\r\n\r\n"),
+    (414, b"POST /v1/predict?" + b"x" * 9000 + b" HTTP/1.1\r\n\r\n"),
+    (417, START + b"Expect: 200-ok\r\n\r\n"),
+    (431, START + b"X-Header: 1\r\n" * 300 + b"\r\n"),
+    (501, START + b"Transfer-Encoding: gzip\r\n\r\n"),
+    (505, b"POST /v1/predict HTTP/2.0\r\nHost: x\r\n\r\n"),
+]
+"""Requests that the connection rejects, and with which status."""
 
 
-@pytest.mark.parametrize(("status", "raw"), _raw_requests(), ids=lambda v: v if isinstance(v, int) else "")
+@pytest.mark.parametrize(("status", "raw"), REJECTED, ids=lambda v: v if isinstance(v, int) else "")
 def test_what_the_connection_rejects_is_documented(
     engine: Engine, contract: Contract, status: int, raw: bytes
 ) -> None:
     async def exchange() -> bytes:
-        async with local(engine, FrontLimits(head_s=0.3, body_s=0.3)) as server:
+        async with local(engine, ConnectionLimits(head_s=0.3, body_s=0.3)) as server:
             return await server.exchange(raw)
 
     head, _, body = asyncio.run(exchange()).partition(b"\r\n\r\n")
