@@ -4,8 +4,8 @@
 
 What serving costs is measured first (loadtest/comparison/calibration.py), then each policy's capacity is
 sought in the simulator (nobody else on its core), and the live server is asked at shares of it, policies in
-turn; the same requests at the same times are simulated, on a core that keeps the pace which the server's
-had at the time (loadtest/comparison/pacer.py; --even: the calibration's). Every run counts: what is told of
+turn; the same requests at the same times are simulated, on a core as fast as the server's was
+at the time (benchmarks/routing/core_speed.py; --even: the calibration's). Every run counts: what is told of
 a load is the median of its runs, live and simulated alike."""
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.routing.core_speed import CoreSpeedMonitor, MeasuredSlowdown
 from polyrec.loadtest.comparison.capacity_search import CapacitySearch
 from polyrec.loadtest.comparison.comparison import Conditions, PolicyComparison
-from polyrec.loadtest.comparison.pacer import Pacer
 from polyrec.loadtest.comparison.policy_server import PolicyServer
 from polyrec.loadtest.machine import machine, raised_priority
 from polyrec.loadtest.traffic.source import open_source
 from polyrec.models.bundle.bundle import load_bundle
 from polyrec.planner.plan import Plan, load_plan
-from polyrec.planner.simulation.pace import EVEN, Pace
+from polyrec.planner.simulation.simulator import Slowdown
 from polyrec.planner.traffic import parse_sizes
 
 POLICIES = "priced,static:table@cpu,static:hybrid-hot.int8@cpu"
@@ -40,12 +40,12 @@ LOADS = (0.2, 0.5, 0.8, 1.0, 1.2)
 FIRST = 200.0
 AIM = 0.2
 QUICK = 0.1
-"""Capacity is that of a core which keeps the pace of its quickest tenth."""
+"""Capacity is measured at the speed of the core's fastest tenth."""
 WARMUP_S = 3.0
 """What a router has learned at the load before is forgotten by then; a simulated one has learned nothing."""
 
 
-def capacity(comparison: PolicyComparison, whole: Plan, policy: str, pace: Pace) -> float:
+def capacity(comparison: PolicyComparison, whole: Plan, policy: str, slowdown: Slowdown) -> float:
     """The highest rate at which the simulated policy keeps the promise if nobody else takes the core."""
     c = comparison.conditions
     assert comparison.costs is not None
@@ -53,7 +53,7 @@ def capacity(comparison: PolicyComparison, whole: Plan, policy: str, pace: Pace)
     search = CapacitySearch(FIRST, tries=1)
     while (rate := search.rate) is not None:
         search.record(
-            rate, comparison.simulate_run(whole, policy, rate, 0, alone, pace).meets_slo(c.slo_s, c.share)
+            rate, comparison.simulate_run(whole, policy, rate, 0, alone, slowdown).meets_slo(c.slo_s, c.share)
         )
     return search.met or FIRST
 
@@ -85,9 +85,13 @@ def rows_of(comparison: PolicyComparison, whole: Plan, rates: dict[str, list[flo
                 "simulated": simulated,
             }
             entry["runs_p99_ms"] = {"live": [f.p99_ms for f in runs], "simulated": [f.p99_ms for f in there]}
-            paces = [p.factor for (r, _), p in trial.paces.items() if r == rate]
-            if paces:
-                entry["pace"] = [float(np.median(p)) for p in paces]
+            factors = [
+                s.factor
+                for (r, _), s in trial.slowdowns.items()
+                if r == rate and isinstance(s, MeasuredSlowdown)
+            ]
+            if factors:
+                entry["pace"] = [float(np.median(p)) for p in factors]
             entry["server_p99_ms"] = 1e3 * median(p99 for _, p99 in trial.served[rate])
             entry["apart"] = {
                 what: simulated[what] / live[what] - 1
@@ -125,7 +129,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=2.0, help="of a run (2)")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each (3)")
     parser.add_argument("--ahead", action="store_true", help="at the highest normal priority; takes root")
-    parser.add_argument("--even", action="store_true", help="do not measure the core's pace; it takes root")
+    parser.add_argument(
+        "--even", action="store_true", help="do not measure the core's speed; measuring takes root"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args(argv)
     plan = load_plan(args.plan)
@@ -144,19 +150,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     with (
         raised_priority() if args.ahead else nullcontext(),
         PolicyServer(plan, policies, servers, {}) as subjects,
-        nullcontext() if args.even else Pacer(servers) as pacer,
+        nullcontext() if args.even else CoreSpeedMonitor(servers) as monitor,
     ):
         made = machine()
         tell = partial(print, file=sys.stderr)
-        comparison = PolicyComparison(subjects, source, conditions, tell, pacer)
+        comparison = PolicyComparison(subjects, source, conditions, tell, monitor)
         begun_s = perf_counter()
         comparison.calibrate(plan)
         whole = comparison.completed(plan)
-        pace = EVEN
-        if pacer is not None and comparison.costs is not None and comparison.costs.unit_s is not None:
-            quick_s = pacer.unit_s(begun_s, perf_counter(), QUICK)
-            pace = Pace(np.zeros(1), np.array([quick_s / comparison.costs.unit_s]))
-        most = {policy: capacity(comparison, whole, policy, pace) for policy in policies}
+        factor = 1.0
+        if monitor is not None and comparison.costs is not None and comparison.costs.unit_s is not None:
+            quick_s = monitor.unit_s(begun_s, perf_counter(), QUICK)
+            factor = quick_s / comparison.costs.unit_s
+        slowdown = MeasuredSlowdown(np.zeros(1), np.array([factor]))
+        most = {policy: capacity(comparison, whole, policy, slowdown) for policy in policies}
         rates = {policy: [round(most[policy] * load, 1) for load in LOADS] for policy in policies}
         comparison.run_ladder(rates)
         found = rows_of(comparison, whole, rates)
@@ -170,7 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         whole_result = {
             "made": made,
             "capacity": most,
-            "capacity_pace": float(pace.factor[0]),
+            "capacity_pace": factor,
             "costs": comparison.costs and comparison.costs.model_dump(mode="json"),
             "within": within,
             "left_out": comparison.discarded_runs,

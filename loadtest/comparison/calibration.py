@@ -26,11 +26,11 @@ from dataclasses import dataclass, replace
 from math import exp, log
 from pathlib import Path
 from time import perf_counter
+from typing import Protocol
 
 import numpy as np
 from scipy.optimize import nnls
 
-from polyrec.loadtest.comparison.pacer import Pacer
 from polyrec.loadtest.comparison.policy_server import PolicyServer
 from polyrec.loadtest.comparison.simulated import completed
 from polyrec.loadtest.drivers.closed_loop import closed_loop
@@ -47,6 +47,7 @@ from polyrec.planner.latency_model import LatencyModel
 from polyrec.planner.plan import Plan, PlannedPath, load_plan
 from polyrec.planner.routing.latency.latency_table import TAIL_DEVIATIONS
 from polyrec.planner.simulation.costs import BatchCost, Costs
+from polyrec.planner.simulation.simulator import Slowdown
 
 CONNECTIONS = 16
 MANY_CONNECTIONS = 256
@@ -61,6 +62,18 @@ LONG, SHORT = (f"{BUDGET}: {ms}".encode() for ms in ("600000", "0.001"))
 ENDLESS = {"Content-Type": "application/json", BUDGET: "600000"}
 """Headers of a request that does not expire: rejecting is cheaper than answering."""
 NOT_IN_TIME = frozenset({429, 504})
+
+
+class CoreMonitor(Protocol):
+    """Measures the speed of the server's core by a fixed unit of work. Times are of perf_counter."""
+
+    def unit_s(self, begin_s: float, end_s: float) -> float:
+        """Returns the median duration of the unit of work in a period."""
+        ...
+
+    def slowdown(self, begin_s: float, end_s: float, unit_s: float) -> Slowdown:
+        """Returns the slowdown from begin_s on, relative to unit_s."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +92,7 @@ class Round:
     """One path under one load for a moment. batch_s: mean time of a batch; queries: mean number in a batch.
 
     front_s: the server's processor time outside lanes, a query. trip_s: median round trip, rest_s: pause
-    between two of them; NaN if full. unit_s: duration of the pacer's work (pacer.py); 1 if not measured.
+    between two of them; NaN if full. unit_s: duration of the monitor's work; 1 if not measured.
     """
 
     batch_s: float
@@ -89,8 +102,8 @@ class Round:
     rest_s: float
     unit_s: float
 
-    def at_pace(self, unit_s: float) -> Round:
-        """The round scaled to another duration of the pacer's work."""
+    def at_unit_s(self, unit_s: float) -> Round:
+        """The round scaled to another duration of the monitor's work."""
         by = unit_s / self.unit_s
         return replace(
             self, batch_s=self.batch_s * by, front_s=self.front_s * by, trip_s=self.trip_s * by, unit_s=unit_s
@@ -107,10 +120,10 @@ class PathRounds:
     full: list[Round]
     rested: list[list[Round]]
 
-    def at_pace(self, unit_s: float) -> PathRounds:
-        """All rounds scaled to another duration of the pacer's work."""
+    def at_unit_s(self, unit_s: float) -> PathRounds:
+        """All rounds scaled to another duration of the monitor's work."""
         alone, full, *rested = (
-            [r.at_pace(unit_s) for r in rounds] for rounds in (self.alone, self.full, *self.rested)
+            [r.at_unit_s(unit_s) for r in rounds] for rounds in (self.alone, self.full, *self.rested)
         )
         return replace(self, alone=alone, full=full, rested=rested)
 
@@ -145,16 +158,16 @@ def calibrate(
     source: Source,
     rows: int,
     progress: Callable[[str], object] = lambda _: None,
-    pacer: Pacer | None = None,
+    monitor: CoreMonitor | None = None,
 ) -> Costs:
     """Measures all costs, 6 s a path. Raises LoadError.
 
-    rows: candidates of every request, the mean of the traffic. pacer: scales all costs to the median pace of
-    the server's core.
+    rows: candidates of every request, the mean of the traffic. monitor: scales all costs to the median speed
+    of the server's core.
     """
     whole = completed(plan, get_json(server.url, "/v1/paths")["paths"])
     _, body = source.sampled(np.full(REQUESTS, rows, np.int64), 0)
-    prober = _Prober(server, whole, body, pacer)
+    prober = _Prober(server, whole, body, monitor)
     found: list[PathRounds] = []
     core_s, waited_s = core_seconds(server.pid)
     before, held, begun_s = read_counters(server.url), involuntary_switches(server.pid), perf_counter()
@@ -166,9 +179,9 @@ def calibrate(
     progress("calibrating rejections")
     refuse_s, rejecting_unit_s = prober.rejections()
     unit_s = None
-    if pacer is not None:
-        unit_s = pacer.unit_s(begun_s, perf_counter())
-        found = [measured.at_pace(unit_s) for measured in found]
+    if monitor is not None:
+        unit_s = monitor.unit_s(begun_s, perf_counter())
+        found = [measured.at_unit_s(unit_s) for measured in found]
         refuse_s *= unit_s / rejecting_unit_s
     row_s = plan.routing.row_s
     turn_s, query_s = front(
@@ -214,12 +227,12 @@ def relative_line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]
 
 
 class _Prober:
-    """Sends the loads to a server, with the pacer of its core if there is one."""
+    """Sends the loads to a server, with the monitor of its core if there is one."""
 
-    def __init__(self, server: PolicyServer, plan: Plan, body: Bodies, pacer: Pacer | None) -> None:
+    def __init__(self, server: PolicyServer, plan: Plan, body: Bodies, monitor: CoreMonitor | None) -> None:
         self._server = server
         self._plan = plan
-        self._pacer = pacer
+        self._monitor = monitor
         self._target = Target(server.url + RANK, ENDLESS)
         self._requests = [self._target.request(body(i)) for i in range(REQUESTS)]
 
@@ -237,7 +250,7 @@ class _Prober:
         return measured
 
     def rejections(self) -> tuple[float, float]:
-        """Processor seconds of a rejected request, one of many connections; and the duration of the pacer's
+        """Processor seconds of a rejected request, one of many connections; and the duration of the monitor's
         work meanwhile.
         """
         server = self._server
@@ -251,7 +264,7 @@ class _Prober:
         return float(np.median(found)), self._unit_s(begun_s)
 
     def _unit_s(self, begun_s: float) -> float:
-        return 1.0 if self._pacer is None else self._pacer.unit_s(begun_s, perf_counter())
+        return 1.0 if self._monitor is None else self._monitor.unit_s(begun_s, perf_counter())
 
     def _round(self, spacing_s: float | None, inside: bool) -> Round:
         """Measures one request every spacing_s; or full load, if that is None."""

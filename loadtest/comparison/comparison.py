@@ -14,10 +14,9 @@ from time import sleep
 
 import numpy as np
 
-from polyrec.loadtest.comparison.calibration import calibrate
+from polyrec.loadtest.comparison.calibration import CoreMonitor, calibrate
 from polyrec.loadtest.comparison.capacity_search import CapacitySearch
 from polyrec.loadtest.comparison.load_step import AROUND_S, Step, step_of
-from polyrec.loadtest.comparison.pacer import Pacer
 from polyrec.loadtest.comparison.policy_server import PolicyServer
 from polyrec.loadtest.comparison.simulated import completed, simulated
 from polyrec.loadtest.drivers.connection import LoadError, Target
@@ -32,7 +31,7 @@ from polyrec.models.schema.batch import F64, I64
 from polyrec.planner.arrivals import arrival_times
 from polyrec.planner.plan import Plan
 from polyrec.planner.simulation.costs import Costs
-from polyrec.planner.simulation.pace import EVEN, Pace
+from polyrec.planner.simulation.simulator import Slowdown, no_slowdown
 from polyrec.planner.traffic import Arrivals, Sizes
 
 ATTEMPTS = 3
@@ -77,7 +76,7 @@ class Trial:
 
     ladder: rate -> its runs. served: rate -> of each of them, median and 99th percentile in seconds of all
     requests by the server's own histogram, which starts after a request is read. simulated: rate -> the
-    same on virtual lanes. paces: (rate, number of the run) -> pace of the server's core in it.
+    same on virtual lanes. slowdowns: of the server's core, by rate and number of the run.
     step, stepped: figures and outcome of the step of load.
     """
 
@@ -86,7 +85,7 @@ class Trial:
     ladder: dict[float, list[Figures]] = field(default_factory=dict)
     served: dict[float, list[tuple[float, float]]] = field(default_factory=dict)
     simulated: dict[float, Figures] = field(default_factory=dict)
-    paces: dict[tuple[float, int], Pace] = field(default_factory=dict)
+    slowdowns: dict[tuple[float, int], Slowdown] = field(default_factory=dict)
     step: Step | None = None
     stepped: Outcome | None = None
 
@@ -111,9 +110,9 @@ class PolicyComparison:
         source: Source,
         conditions: Conditions,
         progress: Progress = lambda _: None,
-        pacer: Pacer | None = None,
+        monitor: CoreMonitor | None = None,
     ) -> None:
-        """pacer: measures the server's core, so that simulated runs have the pace of the live ones."""
+        """monitor: measures the server's core, so that simulated runs have the speed of the live ones."""
         self.server = server
         self.conditions = conditions
         self.accuracy = path_accuracies(server.url)
@@ -122,7 +121,7 @@ class PolicyComparison:
         self.costs: Costs | None = None
         self._source = source
         self._progress = progress
-        self._pacer = pacer
+        self._monitor = monitor
 
     def find_capacities(self, first: float, highest: float = 20_000.0) -> float:
         """Finds each policy's highest rate that meets the SLO; returns the highest of all.
@@ -160,7 +159,7 @@ class PolicyComparison:
         """Measures the costs of serving that `simulate` adds to the profile. Takes some seconds a path."""
         rows, _ = self._requests(MEAN_SAMPLE, LADDER_SEED)
         mean = round(float(rows.mean()))
-        self.costs = calibrate(plan, self.server, self._source, mean, self._progress, self._pacer)
+        self.costs = calibrate(plan, self.server, self._source, mean, self._progress, self._monitor)
 
     def run_ladder(self, rates: Sequence[float] | Mapping[str, Sequence[float]]) -> None:
         """Runs every policy at every rate (or its own rates), as often as the conditions say."""
@@ -179,9 +178,9 @@ class PolicyComparison:
         if outcome is not None:
             since = request_buckets(self.server.url) - before
             trial.ladder.setdefault(rate, []).append(figures(outcome, self.accuracy))
-            if self._pacer is not None and self.costs is not None and self.costs.unit_s is not None:
+            if self._monitor is not None and self.costs is not None and self.costs.unit_s is not None:
                 begun_s = outcome.started_s
-                trial.paces[rate, repeat] = self._pacer.pace(
+                trial.slowdowns[rate, repeat] = self._monitor.slowdown(
                     begun_s, begun_s + outcome.end_s, self.costs.unit_s
                 )
             trial.served.setdefault(rate, []).append((since.quantile(0.5), since.quantile(0.99)))
@@ -205,20 +204,20 @@ class PolicyComparison:
         rate: float,
         repeat: int = 0,
         costs: Costs | None = None,
-        pace: Pace | None = None,
+        slowdown: Slowdown | None = None,
     ) -> Figures:
         """Simulates one run of the ladder. Raises PlanError.
 
-        whole: the completed plan. costs: None: as calibrated. pace: None: that of the live run, if any.
+        whole: the completed plan. costs: None: as calibrated. slowdown: None: that of the live run, if any.
         """
         c = self.conditions
         seconds = c.warmup_s + c.seconds
         due = self._due(rate, seconds, LADDER_SEED + repeat)
         rows, _ = self._requests(due.size, LADDER_SEED + repeat)
         sent_budget_s = c.slo_s - c.margin_s
-        pace = pace or self.trials[policy].paces.get((rate, repeat), EVEN)
+        slowdown = slowdown or self.trials[policy].slowdowns.get((rate, repeat), no_slowdown)
         outcome = simulated(
-            whole, policy, due, rows, seconds, c.slo_s, sent_budget_s, c.seed, costs or self.costs, pace
+            whole, policy, due, rows, seconds, c.slo_s, sent_budget_s, c.seed, costs or self.costs, slowdown
         )
         return figures(outcome.since(c.warmup_s), self.accuracy)
 

@@ -17,8 +17,7 @@ from polyrec.planner.latency_model import LatencyModel
 from polyrec.planner.plan import Plan
 from polyrec.planner.simulation.costs import Costs
 from polyrec.planner.simulation.outcomes import Status
-from polyrec.planner.simulation.pace import EVEN, Pace
-from polyrec.planner.simulation.simulator import Simulator, specs
+from polyrec.planner.simulation.simulator import Simulator, Slowdown, no_slowdown, specs
 
 HTTP = {Status.ANSWERED: 200, Status.REJECTED: 429, Status.EXPIRED: 504, Status.FAILED: 503}
 
@@ -49,18 +48,18 @@ def simulated(
     sent_budget_s: float,
     seed: int,
     costs: Costs | None = None,
-    pace: Pace = EVEN,
+    slowdown: Slowdown = no_slowdown,
 ) -> Outcome:
     """Simulates one run. Raises PlanError for a path without figures.
 
     slo_s: the client's limit; sent_budget_s: the budget in the request; costs: None takes the plan's.
-    pace: of the core, from the start of the schedule.
+    slowdown: of the core, from the start of the schedule.
     """
     paths, lanes = specs(plan)
     routing = plan.routing.model_copy(update={"policy": policy})
     random = np.random.default_rng(seed)
     inputs = (paths, lanes, routing, plan.limits, due_s, rows, sent_budget_s, random)
-    made = Simulator(*inputs, costs=costs, pace=pace).run()
+    made = Simulator(*inputs, costs=costs, slowdown=slowdown).run()
     status = np.array([HTTP.get(Status(s), 503) for s in range(len(Status))], np.int64)[made.status]
     n = due_s.size
     return Outcome(

@@ -1,11 +1,10 @@
-"""The clairvoyant bound: more correct predictions within deadlines than any policy can make of a trace.
+"""The clairvoyant bound: an upper bound on correct predictions within deadlines for a trace.
 
-All arrivals are known beforehand; a linear program says how many rows of the queries that arrive in each
-bin of time are executed on which path in which bin. It leaves out what only makes things harder: that
-batches are whole, that rows of a query go together, that work begins after, and ends before, the very
-moment, and the noise of execution (medians are what it charges). It keeps what limits every policy:
+All arrivals are known beforehand; a linear program assigns the rows that arrive in each time bin to paths and
+bins. It relaxes integral batches, queries as units, times within a bin and the noise of execution (it charges
+medians), and keeps what limits every policy:
 
-- a device has so many lanes, and a bin so many seconds of each;
+- a device has a number of lanes, each with the seconds of a bin;
 - rows are executed after they arrive and before their deadline, to the bin;
 - a batch's fixed cost: a row costs at least median(n) / n, where all n rows of a batch must have come
   within (longest budget - median(n)), for the batch begins after the last and ends before the first's
@@ -30,7 +29,7 @@ from polyrec.planner.routing.latency.latency_table import LatencyTable
 
 BINS_A_BUDGET = 4
 SIZES = 32
-"""Batch sizes at which a row's least cost is looked at; between them the next larger batch is allowed."""
+"""Number of batch sizes tried for a row's minimum cost; between them the next larger one is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,7 @@ class ClairvoyantBound:
     by_bin: F64
 
     def between(self, since_s: float, until_s: float) -> float:
-        """Correct predictions of what arrives in a span, whole bins. No bound by itself, but nearly."""
+        """Correct predictions of arrivals in a span of whole bins. Only approximately a bound by itself."""
         return float(self.by_bin[round(since_s / self.bin_s) : round(until_s / self.bin_s)].sum())
 
 
@@ -59,7 +58,7 @@ def bound(
     budget_s: float | F64,
     bin_s: float | None = None,
 ) -> ClairvoyantBound:
-    """The bound of a trace. arrival_s, rows: [queries], ascending; budget_s: of each, or of all."""
+    """Computes the bound of a trace. arrival_s, rows: [queries], ascending; budget_s: of each, or of all."""
     budgets = np.broadcast_to(np.asarray(budget_s, np.float64), arrival_s.shape)
     if not arrival_s.size:
         return ClairvoyantBound(0.0, 0.0, 1.0, np.zeros(0))
@@ -78,7 +77,7 @@ def bound(
     for path in paths:
         device = devices.index(path.device)
         cost = _row_costs(LatencyTable(path.latency, biggest), arrival_s, rows, longest_s, groups[0], width)
-        # What cannot be done within the longest budget even alone is not done on this path.
+        # Rows that exceed the longest budget even alone cannot use this path.
         usable = np.isfinite(cost)
         for offset in range(int((groups[1] - groups[0]).max()) + 1):
             at = groups[0] + offset
@@ -110,7 +109,7 @@ def bound(
 def _row_costs(
     latency: LatencyTable, arrival_s: F64, rows: I64, longest_s: float, bins: I64, width: float
 ) -> F64:
-    """The least seconds that a row arriving in each of `bins` can cost; infinity if it cannot be done."""
+    """Minimum seconds of a row that arrives in each of `bins`; infinity if it cannot be in time."""
     sizes = np.unique(np.geomspace(1, latency.rows, SIZES).astype(np.int64))
     median = np.asarray(latency.median)
     least = np.full(bins.size, np.inf)

@@ -1,9 +1,9 @@
-"""What serving costs beside the profile: a calibration of a live server in, what the simulator adds out.
+"""Costs of serving beyond the profile, which the simulator adds; read from a calibration file.
 
-A profile times batches of one request each, one after another. A server's loop turns for every batch, reads
-and writes every request; a batch of several requests has several contexts to encode; between two batches HTTP
-takes their place in the caches; and a core that slept some milliseconds, a virtual one above all, comes back
-slow. `polyrec.loadtest.comparison.calibration` measures each of these.
+A profile times consecutive batches of one request each. A server also runs an iteration of its event loop per
+batch, and reads and answers every request; a batch of several requests has several contexts to encode; HTTP
+evicts caches between batches; and a core is slow after some milliseconds of sleep.
+`polyrec.loadtest.comparison.calibration` measures each of these on a live server.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 SignedSeconds = Annotated[float, Field(allow_inf_nan=False)]
 
 READ_SHARE = 0.5
-"""Share of a query's cost that comes before it is offered; the router plans by the half as well."""
+"""Share of a query's cost that is spent before it is offered; the router assumes one half as well."""
 
 
 class CostsError(PolyrecError):
-    """A file of costs that is missing, malformed, or of another plan."""
+    """A costs file is missing, malformed, or of another plan."""
 
 
 class BatchCost(Strict):
-    """Seconds of a batch beyond the profile's: each batch, and each query in it beyond the first.
+    """Seconds beyond the profile: per batch, and per query in it beyond the first.
 
-    Negative where the profile was taken in a worse hour than the calibration.
+    Negative if the machine was slower during the profile than during the calibration.
     """
 
     batch_s: SignedSeconds = 0.0
@@ -39,16 +39,15 @@ class BatchCost(Strict):
 
 
 class Costs(Strict):
-    """wake_s: a request's way to a loop that sleeps, and its answer's back, beside the server's own work.
+    """Seconds of serving on one core.
 
-    cooled: (seconds of sleep, seconds that the next request takes longer for them), from no sleep on, linear
-    between and flat beyond. turn_s: of the loop for each batch; after_s: the part of it that comes after the
-    answers. query_s, row_s: reading, parsing, answering a query, and each of its rows. refuse_s: reading one
-    that is refused unparsed, and saying so; half of it to say so of one that was parsed; None: as a query's.
-    tick_s: a turn of the control loop. held_rate, held_s: how often a second at work others take the core
-    from the loop, and for how long, the mean. unit_s: what a piece of work (loadtest/comparison/pacer.py)
-    took on that core meanwhile, the pace that all of these are of; None: not measured. batches: by path;
-    one that is missing takes what its profile says.
+    wake_s: a request's way to a sleeping loop and its answer's way back. cooled: (seconds of sleep, extra
+    seconds of the next request), linear between the points and constant beyond. turn_s: the loop, per batch;
+    after_s: the part of it after the answers. query_s, row_s: reading, parsing and answering a query, and
+    each of its rows. refuse_s: reading and rejecting an unparsed query, half of it for rejecting a parsed
+    one; None: as query_s. tick_s: the router's tick. held_rate, held_s: preemptions of the loop per second of
+    work, and their mean duration. unit_s: duration of a unit of work on that core during the calibration;
+    None: not measured. batches: by path; a path without an entry takes what its profile says.
     """
 
     wake_s: Seconds = 0.0
@@ -66,7 +65,7 @@ class Costs(Strict):
 
 
 def load_costs(file: str | Path, plan: Plan) -> Costs:
-    """Reads costs that `loadtest.comparison.calibration` wrote. Raises CostsError, in one line."""
+    """Reads costs that `loadtest.comparison.calibration` wrote. Raises CostsError."""
     what = f"costs '{file}'"
     try:
         raw = read_json(Path(file), what, CostsError)

@@ -1,4 +1,4 @@
-"""Faults for simulations: a lane killed, slowed, stalled or slow at first, a stop, a busy neighbor."""
+"""Faults of a simulation: a lane killed, slowed, stalled or slow at first; a stop; a busy neighbor."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ LANELESS = ("stop", "neighbor")
 
 
 class FaultError(PolyrecError):
-    """A fault that is malformed or names no lane."""
+    """A fault is malformed or names no lane."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """slow: batches that begin in the window take `factor` times as long. stall: nothing gets on in it.
+    """A fault in a time window.
 
-    first: the lane's first batch from begin_s on takes `factor` times as long. kill: the lane is dead from
-    begin_s on, started again at end_s (infinity: never). stop: the whole process, all lanes included,
-    stands still in the window. neighbor: another process takes half of the event loop's core in bursts
-    (held.py). The last two are not of a lane; lane is -1.
+    slow: batches that begin in it take `factor` times as long. stall: the lane makes no progress in it.
+
+    first: the lane's first batch from begin_s on takes `factor` times as long. kill: the lane dies at begin_s
+    and restarts at end_s (infinity: never). stop: the whole process, all lanes included, is stopped.
+    neighbor: another process takes half of the event loop's core in bursts (preemption.py). Without a lane,
+    lane is -1.
     """
 
     kind: Literal["slow", "first", "stall", "kill", "stop", "neighbor"]
@@ -37,7 +39,7 @@ class Fault:
 
 
 def parse_fault(text: str, lanes: Iterable[str]) -> Fault:
-    """A fault from its short form. Raises FaultError, in one line."""
+    """Parses a fault from its short form. Raises FaultError."""
     names = list(lanes)
     kind, _, rest = text.partition(":")
     if kind not in ("slow", "first", "stall", "kill", *LANELESS):

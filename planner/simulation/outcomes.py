@@ -1,4 +1,4 @@
-"""What became of simulated queries, as arrays, and the figures that summarize them."""
+"""Outcomes of simulated queries, as arrays, and summary figures."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from polyrec.models.schema.batch import F64, I64
 
 
 class Status(IntEnum):
+    """How a query ended."""
+
     PENDING = 0
     ANSWERED = 1
     REJECTED = 2
@@ -21,10 +23,12 @@ class Status(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """goodput: rows/s answered within their deadline; correct: those times their path's accuracy.
+    """Summary of a span of time; field names are JSON keys.
 
-    in_budget: share of all queries; of_taken: of those not refused. late: answered after the deadline. p50_s,
-    p99_s: from arrival to answer. accuracy: mean over answered rows. paths: share of answered rows.
+    goodput: rows/s answered within their deadline; correct: the same weighted by accuracy. in_budget: share
+    of all queries; of_taken: share of those not rejected. refused: share rejected. late: answered after the
+    deadline. p50_s, p99_s: from arrival to answer. accuracy: mean over answered rows. paths: share of
+    answered rows.
     """
 
     queries: int
@@ -47,9 +51,9 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """One entry a query, in order of arrival: int64 or float64 [queries].
+    """One entry per query, in order of arrival: int64 or float64 [queries].
 
-    path: -1 if not answered. finish_s: when it was answered, refused or expired.
+    path: -1 if not answered. finish_s: time at which it was answered, rejected or expired.
     """
 
     names: tuple[str, ...]
@@ -63,7 +67,7 @@ class Outcomes:
     seconds: float
 
     def figures(self, since_s: float = 0.0, until_s: float | None = None) -> Figures:
-        """Of queries that arrived in [since_s, until_s)."""
+        """Summarizes queries that arrived in [since_s, until_s)."""
         until_s = self.seconds if until_s is None else until_s
         span = max(until_s - since_s, 1e-9)
         chosen = (self.arrival_s >= since_s) & (self.arrival_s < until_s)
@@ -72,9 +76,9 @@ class Outcomes:
         answered = status == Status.ANSWERED
         good = answered & (finish <= deadline)
         accuracy = np.asarray(self.accuracies)[path]
-        took = (finish - self.arrival_s[chosen])[answered]
+        latency_s = (finish - self.arrival_s[chosen])[answered]
         n = max(1, rows.size)
-        refused = int((status == Status.REJECTED).sum())
+        rejected = int((status == Status.REJECTED).sum())
         by_path = np.bincount(path[answered], weights=rows[answered], minlength=len(self.names))
         all_answered = float(rows[answered].sum())
         return Figures(
@@ -83,12 +87,12 @@ class Outcomes:
             goodput=float(rows[good].sum() / span),
             correct=float((rows * accuracy)[good].sum() / span),
             in_budget=float(good.sum() / n),
-            of_taken=float(good.sum() / max(1, rows.size - refused)),
-            refused=refused / n,
+            of_taken=float(good.sum() / max(1, rows.size - rejected)),
+            refused=rejected / n,
             expired=float((status == Status.EXPIRED).sum() / n),
             late=float((answered & ~good).sum() / n),
-            p50_s=float(np.quantile(took, 0.5)) if took.size else 0.0,
-            p99_s=float(np.quantile(took, 0.99)) if took.size else 0.0,
+            p50_s=float(np.quantile(latency_s, 0.5)) if latency_s.size else 0.0,
+            p99_s=float(np.quantile(latency_s, 0.99)) if latency_s.size else 0.0,
             accuracy=float((rows * accuracy)[answered].sum() / all_answered) if all_answered else 0.0,
             paths={
                 name: float(share / all_answered) if all_answered else 0.0
@@ -97,7 +101,7 @@ class Outcomes:
         )
 
     def over_time(self, step_s: float) -> list[dict[str, Any]]:
-        """Figures of consecutive steps."""
+        """Summarizes consecutive steps of time."""
         steps = np.arange(0.0, self.seconds, step_s)
         spans = ((float(at), min(float(at) + step_s, self.seconds)) for at in steps)
         return [{"from_s": at, **self.figures(at, until).as_dict()} for at, until in spans]

@@ -48,8 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--simulate",
         action="store_true",
-        help="also calibrate, simulate the ladder, and compare p99 and goodput; with --ahead on a core that "
-        "keeps the pace which the server's had in each run",
+        help="also calibrate, simulate the ladder, and compare p99 and goodput",
     )
     add("--server-cores", help="the server's processor cores, like 0,1,2 (default: all but the driver's)")
     add("--client-core", type=int, help="the load driver's (default: the last)")
@@ -98,13 +97,11 @@ def run(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> int:
     import json
     import os
-    from contextlib import nullcontext
     from pathlib import Path
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     from polyrec.cli.progress import Doing
     from polyrec.loadtest.comparison.comparison import Conditions, PolicyComparison
-    from polyrec.loadtest.comparison.pacer import Pacer
     from polyrec.loadtest.comparison.policy_server import PolicyServer, policies_of
     from polyrec.loadtest.drivers.connection import LoadError
     from polyrec.loadtest.machine import machine
@@ -150,13 +147,11 @@ def _run(args: argparse.Namespace) -> int:
         make_folder(args.out)
         from polyrec.report.load.policy_page import write_comparison
     os.sched_setaffinity(0, {client_core})
-    paced = args.simulate and args.ahead
     with (
         Doing("bench") as doing,
         PolicyServer(plan, policies, server_cores, {}) as subjects,
-        Pacer(server_cores) if paced else nullcontext() as pacer,
     ):
-        comparison = PolicyComparison(subjects, source, conditions, doing.tell, pacer)
+        comparison = PolicyComparison(subjects, source, conditions, doing.tell)
         capacity = None if args.no_search else comparison.find_capacities(args.first_rate)
         if args.out:
             # a run that is interrupted later has told what it knew

@@ -9,7 +9,7 @@ PLAN = Plan.model_validate({"paths": [{"name": "table@cpu", "bundle": "b", "runt
 COSTS = Costs(turn_s=1e-4, cooled=((0.001, 1e-5),), batches={"table@cpu": BatchCost(batch_s=-1e-5)})
 
 
-def test_what_was_written_is_read(tmp_path):
+def test_written_costs_are_read(tmp_path):
     file = tmp_path / "costs.json"
     file.write_text(COSTS.model_dump_json())
     assert load_costs(file, PLAN) == COSTS
@@ -25,7 +25,7 @@ def test_what_was_written_is_read(tmp_path):
         ("{}", "lack path 'table@cpu'"),
     ],
 )
-def test_a_file_that_is_no_use_is_told_in_one_line(tmp_path, text, says):
+def test_an_unusable_file_raises_one_line(tmp_path, text, says):
     file = tmp_path / "costs.json"
     if text is not None:
         file.write_text(text)

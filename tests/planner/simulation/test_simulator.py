@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 from polyrec.planner.arrivals import arrival_times
 from polyrec.planner.plan import Limits, Routing
 from polyrec.planner.routing.lanes.path import PathSpec
+from polyrec.planner.routing.query import Dispatch
 from polyrec.planner.simulation.costs import BatchCost, Costs
+from polyrec.planner.simulation.execution import ExecutionTimes
 from polyrec.planner.simulation.faults import Fault, FaultError, parse_fault
 from polyrec.planner.simulation.outcomes import Outcomes, Status
-from polyrec.planner.simulation.pace import EVEN, Pace
-from polyrec.planner.simulation.simulator import Simulator
+from polyrec.planner.simulation.simulator import Simulator, Slowdown, no_slowdown
 from polyrec.planner.traffic import Arrivals, Sizes
 from tests.planner.routing.servers import BOTH, CPU, GPU_LANE, POLICIES, cpu_lanes, line
 
@@ -102,12 +103,12 @@ def test_accuracy_bends_with_load_and_answers_stay_in_time():
 
 
 @pytest.mark.parametrize("server", list(SERVERS))
-def test_overload_is_refused_at_the_door_and_goodput_stays(server):
+def test_overload_is_rejected_and_goodput_stays(server):
     rates = {"inline": 4000, "lanes": 12_000, "gpu": 25_000}
     full, over = (simulator(server, k * rates[server], 0.8).run().figures(0.3) for k in (1, 3))
     assert over.goodput > 0.93 * full.goodput
     assert over.expired < 0.03
-    assert over.rejection > 0.3
+    assert over.refused > 0.3
 
 
 def test_the_front_shares_the_core_of_an_inline_lane():
@@ -120,7 +121,9 @@ def test_the_front_shares_the_core_of_an_inline_lane():
 CERTAIN = PathSpec("table@cpu", "cpu", 0.78, line(1e-4, 1e-6, tail=1.0))
 
 
-def took(arrivals: list[float], rows: int, costs: Costs, seed: int = 0, pace: Pace = EVEN) -> list[float]:
+def took(
+    arrivals: list[float], rows: int, costs: Costs, seed: int = 0, slowdown: Slowdown = no_slowdown
+) -> list[float]:
     """Seconds from arrival to answer on one inline lane whose batches take exactly what the model says."""
     times = np.array(arrivals)
     rng = np.random.default_rng(seed)
@@ -134,7 +137,7 @@ def took(arrivals: list[float], rows: int, costs: Costs, seed: int = 0, pace: Pa
         1.0,
         rng,
         costs=costs,
-        pace=pace,
+        slowdown=slowdown,
     ).run()
     assert (made.status == Status.ANSWERED).all()
     latency: list[float] = (made.finish_s - made.arrival_s).tolist()
@@ -147,7 +150,7 @@ def took(arrivals: list[float], rows: int, costs: Costs, seed: int = 0, pace: Pa
     query=st.floats(0, 1e-3),
     batch=st.floats(-5e-5, 1e-3),
 )
-def test_a_lone_query_takes_the_sum_of_what_its_way_costs(wake, turn, query, batch):
+def test_a_single_query_takes_the_sum_of_its_costs(wake, turn, query, batch):
     costs = Costs(
         wake_s=wake,
         turn_s=turn,
@@ -160,7 +163,7 @@ def test_a_lone_query_takes_the_sum_of_what_its_way_costs(wake, turn, query, bat
     assert took([0.01, 0.5], 30, costs) == pytest.approx([expected, expected])
 
 
-def test_queries_that_wait_for_a_batch_share_the_next_and_each_costs_it_something():
+def test_waiting_queries_share_the_next_batch_at_a_cost_each():
     crowd = [0.01, *np.linspace(0.01002, 0.01008, 7)]
     plain, dearer = (
         took(crowd, 10, Costs(batches={"table@cpu": BatchCost(query_s=each)})) for each in (0.0, 1e-4)
@@ -180,7 +183,7 @@ def test_a_sleep_costs_the_next_query_by_its_length():
 
 
 @given(factor=st.floats(0.5, 4), query=st.floats(0, 1e-4), wake=st.floats(0, 1e-4), batch=st.floats(0, 1e-4))
-def test_everything_keeps_the_pace_of_the_core(factor, query, wake, batch):
+def test_a_slowdown_scales_all_times(factor, query, wake, batch):
     costs = Costs(
         wake_s=wake,
         cooled=((0.05, 2e-5),),
@@ -191,40 +194,21 @@ def test_everything_keeps_the_pace_of_the_core(factor, query, wake, batch):
         batches={"table@cpu": BatchCost(batch_s=batch, query_s=1e-5)},
     )
     arrivals = [0.01] * 3
-    paced = took(arrivals, 10, costs, pace=Pace(np.zeros(1), np.array([factor])))
-    assert paced == pytest.approx([factor * seconds for seconds in took(arrivals, 10, costs)])
+    slowed = took(arrivals, 10, costs, slowdown=lambda now_s: factor)
+    assert slowed == pytest.approx([factor * seconds for seconds in took(arrivals, 10, costs)])
 
 
-def test_a_core_changes_its_pace_when_it_does():
+def test_a_slowdown_may_change_over_time():
     arrivals = [0.01, 0.21, 0.41]
-    pace = Pace(np.array([0.0, 0.2, 0.4]), np.array([1.0, 2.0, 0.5]))
-    one, two, half = took(arrivals, 10, Costs(query_s=1e-4, turn_s=1e-4), pace=pace)
+
+    def slowdown(now_s: float) -> float:
+        return 1.0 if now_s < 0.2 else 2.0 if now_s < 0.4 else 0.5
+
+    one, two, half = took(arrivals, 10, Costs(query_s=1e-4, turn_s=1e-4), slowdown=slowdown)
     assert (two, half) == pytest.approx((2 * one, one / 2))
 
 
-def test_a_core_of_one_pace_is_one_that_has_none():
-    arrivals = np.sort(np.random.default_rng(0).uniform(0, 0.5, 500)).tolist()
-    costs = Costs(query_s=1e-4, turn_s=1e-4, held_rate=20.0, held_s=1e-3)
-    pace = Pace(np.arange(5) / 10, np.ones(5))
-    assert took(arrivals, 10, costs, pace=pace) == took(arrivals, 10, costs)
-
-
-@pytest.mark.parametrize(
-    ("at_s", "factor", "why"),
-    [
-        ([], [], "0 moments"),
-        ([0.0, 1.0], [1.0], "2 moments and 1 factors"),
-        ([1.0, 0.0], [1.0, 1.0], "ascend"),
-        ([0.0], [0.0], "positive"),
-        ([0.0], [float("nan")], "positive"),
-    ],
-)
-def test_a_pace_that_is_none_is_refused(at_s, factor, why):
-    with pytest.raises(ValueError, match=why):
-        Pace(np.array(at_s), np.array(factor))
-
-
-def test_others_that_take_the_core_cost_a_loop_at_work_but_not_an_idle_one():
+def test_preemptions_delay_a_busy_loop_but_not_an_idle_one():
     held = Costs(held_rate=500.0, held_s=1e-3)
     busy = np.arange(0.0, 1.0, 1.2e-4).tolist()
     idle = np.arange(0.0, 1.0, 0.05).tolist()
@@ -240,15 +224,15 @@ def served(rate, seconds, rows, costs, since_s=0.0):
     return Simulator(*world, costs=costs).run().figures(since_s)
 
 
-def test_refusals_take_the_loop_time_of_their_own():
+def test_rejections_take_loop_time():
     free, dear = (
         served(12_000, 0.5, 60, Costs(query_s=1e-4, refuse_s=refuse_s), 0.2) for refuse_s in (0.0, 3e-4)
     )
-    assert free.rejection > 0.2
+    assert free.refused > 0.2
     assert dear.goodput < 0.7 * free.goodput
 
 
-def test_a_loop_that_was_held_up_for_longer_than_a_budget_answers_what_it_then_reads():
+def test_a_loop_delayed_for_longer_than_a_budget_answers_what_it_then_reads():
     held = served(3_000, 1.0, 10, Costs(query_s=5e-5, held_rate=5.0, held_s=0.1))
     assert held.goodput > 0.6 * served(3_000, 1.0, 10, Costs(query_s=5e-5)).goodput
 
@@ -258,24 +242,25 @@ def rows_on(sim: Simulator, lane: int, begin_s: float, end_s: float) -> int:
     return sum(d.rows for d in sim.dispatched if d.lane == lane and begin_s <= d.started_s < end_s)
 
 
-class Watched(Simulator):
-    """Remembers dispatches."""
+class RecordingTimes:
+    """Records every batch whose service time is drawn."""
 
-    def __init__(self, *args, **keywords) -> None:
-        super().__init__(*args, **keywords)
-        self.dispatched = []
+    def __init__(self, times: ExecutionTimes) -> None:
+        self.times = times
+        self.dispatched: list[Dispatch] = []
 
-    def _takes(self, dispatch, now_s):
+    def draw_s(self, dispatch: Dispatch, now_s: float, slowdown: float) -> float:
         self.dispatched.append(dispatch)
-        return super()._takes(dispatch, now_s)
+        return self.times.draw_s(dispatch, now_s, slowdown)
 
 
 def watched(rate: float, seconds: float, faults: tuple[Fault, ...], budget_s: float = 0.02):
     rng = np.random.default_rng(4)
     times = arrival_times(Arrivals(), rate, seconds, rng)
     rows = Sizes(kind="fixed", mean=100).sample(times.size, rng)
-    sim = Watched(*SERVERS["lanes"], Routing(), Limits(), times, rows, budget_s, rng, faults)
-    return sim, sim.run()
+    sim = Simulator(*SERVERS["lanes"], Routing(), Limits(), times, rows, budget_s, rng, faults)
+    sim._execution = recording = RecordingTimes(sim._execution)
+    return recording, sim.run()
 
 
 def missed(outcomes: Outcomes, begin_s: float, end_s: float) -> int:
@@ -350,7 +335,7 @@ def test_faults_are_read(text, fault):
         *("melt:gpu0:1-2", "stall:cpu:1-2", "stall:gpu0:2-1", "stall:gpu0:1", "slow:gpu0:x:1-2"),
     ],
 )
-def test_bad_faults_are_told_in_one_line(text):
+def test_bad_faults_raise_one_line(text):
     with pytest.raises(FaultError, match="fault") as caught:
         parse_fault(text, ["gpu0"])
     assert "\n" not in str(caught.value)

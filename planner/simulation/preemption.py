@@ -1,6 +1,6 @@
-"""Spans in which a core does something else: a stopped process, a neighbor's turns on the core.
+"""Preemption: spans in which a core is stopped or executes another process.
 
-Faults come in, ascending spans go out; work that meets a span goes on after it.
+Faults come in, spans go out; work that meets a span continues after it.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Iterable
 from polyrec.planner.simulation.faults import Fault
 
 BURST_S, PERIOD_S = 0.05, 0.1
-"""A neighbor computes in bursts; in a burst it has the core half of the time, in turns of SLICE_S."""
+"""A neighbor computes in bursts, in which it has the core half of the time, in slices of SLICE_S."""
 SLICE_S = 0.003
-"""A scheduler's turn where two processes want one core: 2.8 to 4 ms on Linux."""
+"""The scheduler's time slice when two processes compete for a core: 2.8 to 4 ms on Linux."""
 
 Span = tuple[float, float]
 
 
-class Held:
+class Preemptions:
     """spans: (begin, end) in seconds, ascending, not touching."""
 
     __slots__ = ("_begins", "_ends")
@@ -37,12 +37,12 @@ class Held:
         return bool(self._begins)
 
     def free_s(self, now_s: float) -> float:
-        """Now, or the end of the span that now is in."""
+        """Returns now, or the end of the span that contains it."""
         i = bisect_right(self._begins, now_s) - 1
         return self._ends[i] if i >= 0 and now_s < self._ends[i] else now_s
 
     def done_s(self, start_s: float, work_s: float) -> float:
-        """When work is done that takes `work_s` of the core and begins at start_s."""
+        """Returns when work of `work_s` core seconds completes that begins at start_s."""
         now_s = self.free_s(start_s)
         i = bisect_right(self._begins, now_s)
         while i < len(self._begins) and now_s + work_s > self._begins[i]:
@@ -52,13 +52,13 @@ class Held:
         return now_s + work_s
 
 
-def stopped(faults: Iterable[Fault]) -> Held:
-    """Spans in which the whole process stands still, lanes included."""
-    return Held((f.begin_s, f.end_s) for f in faults if f.kind == "stop")
+def process_stops(faults: Iterable[Fault]) -> Preemptions:
+    """Returns spans in which the whole process is stopped, lanes included."""
+    return Preemptions((f.begin_s, f.end_s) for f in faults if f.kind == "stop")
 
 
-def robbed(faults: Iterable[Fault], until_s: float) -> Held:
-    """Spans in which the core of the event loop does something else: neighbors' turns, and `stopped`."""
+def loop_preemptions(faults: Iterable[Fault], until_s: float) -> Preemptions:
+    """Returns spans in which the event loop does not have its core: neighbors' slices and stops."""
     spans = []
     for fault in faults:
         if fault.kind == "stop":
@@ -71,4 +71,4 @@ def robbed(faults: Iterable[Fault], until_s: float) -> Held:
                     at_s = begin_s + 2 * turn * SLICE_S
                     if at_s < end_s:
                         spans.append((at_s, at_s + SLICE_S))
-    return Held(spans)
+    return Preemptions(spans)

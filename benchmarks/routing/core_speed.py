@@ -1,11 +1,13 @@
-"""Measures the speed of a core while a server works on it, by timing a fixed piece of work repeatedly.
+"""Measures the speed of the server's core during a run, so that a simulation can follow it.
 
-Every 10 ms a real-time process on that core runs a piece of Python twice (40 us) and records the duration of
-the second run, whose caches are warm. It takes half a percent of the core, and `Costs.held_rate` includes it.
+A virtual core whose neighbors come and go is half as fast again in one second as in the next; a simulation at
+constant speed then differs from a live server by as much. Every 10 ms a real-time process on that core does a
+piece of Python work twice (40 us) and records the second duration, as the first finds the caches cold. The
+server loses 0.5% of its core to it, which `Costs.held_rate` includes.
 
-    with Pacer({0}) as pacer:
+    with CoreSpeedMonitor({0}) as monitor:
         ...
-        pacer.unit_s(begin_s, end_s)
+        slowdown = monitor.slowdown(begin_s, end_s, usual_unit_s)
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Set
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
@@ -24,7 +27,6 @@ import numpy as np
 
 from polyrec.loadtest.drivers.connection import LoadError
 from polyrec.models.schema.batch import F64
-from polyrec.planner.simulation.pace import Pace
 
 EVERY_S = 0.01
 WORK = 500
@@ -33,7 +35,30 @@ SMOOTHED = 3
 """Samples of a moving median, which ignores an interrupt in one of them."""
 
 
-class Pacer:
+@dataclass(frozen=True, slots=True)
+class MeasuredSlowdown:
+    """Slowdown of a core over time; a `Slowdown` of the simulator.
+
+    at_s: float64 [moments], ascending, at least one. factor: float64 [moments], from that moment on; before
+    the first moment as from there on.
+    """
+
+    at_s: F64
+    factor: F64
+
+    def __post_init__(self) -> None:
+        if not self.at_s.size or self.at_s.shape != self.factor.shape:
+            raise ValueError(f"{self.at_s.size} moments with {self.factor.size} factors")
+        if not (np.diff(self.at_s) >= 0).all() or not (self.factor > 0).all():
+            raise ValueError("moments must ascend, and factors be positive")
+
+    def __call__(self, now_s: float) -> float:
+        """Returns the factor at a moment."""
+        at = int(np.searchsorted(self.at_s, now_s, side="right")) - 1
+        return float(self.factor[max(at, 0)])
+
+
+class CoreSpeedMonitor:
     """Measures one core (the lowest of several) while used as a context manager."""
 
     def __init__(self, cores: Set[int]) -> None:
@@ -42,15 +67,15 @@ class Pacer:
         self._process: subprocess.Popen[bytes] | None = None
         self._file = Path()
 
-    def __enter__(self) -> Pacer:
+    def __enter__(self) -> CoreSpeedMonitor:
         """Returns once there is a sample. Raises LoadError without permission for the real-time class."""
-        self._folder = tempfile.TemporaryDirectory(prefix="polyrec-pace-")
+        self._folder = tempfile.TemporaryDirectory(prefix="polyrec-core-speed-")
         self._file = Path(self._folder.name) / "samples"
         self._file.touch()
         command = [
             sys.executable,
             "-m",
-            "polyrec.loadtest.comparison.pacer",
+            "benchmarks.routing.core_speed",
             str(self._core),
             str(self._file),
         ]
@@ -78,10 +103,10 @@ class Pacer:
         """A quantile of the duration of the work, seconds, between two moments of perf_counter."""
         return float(np.quantile(between(self._samples(), begin_s, end_s)[:, 1], quantile))
 
-    def pace(self, begin_s: float, end_s: float, unit_s: float) -> Pace:
-        """The pace from begin_s (perf_counter) on, relative to unit_s, the usual duration of the work."""
+    def slowdown(self, begin_s: float, end_s: float, unit_s: float) -> MeasuredSlowdown:
+        """Returns the slowdown from begin_s (perf_counter) on, relative to unit_s, the usual duration."""
         found = between(self._samples(), begin_s, end_s)
-        return Pace(found[:, 0] - begin_s, smoothed(found[:, 1]) / unit_s)
+        return MeasuredSlowdown(found[:, 0] - begin_s, smoothed(found[:, 1]) / unit_s)
 
     def _samples(self) -> F64:
         raw = np.fromfile(self._file, np.float64)
