@@ -4,10 +4,10 @@
 
 Each body has as many bytes as the server takes by default for the schema, in a shape that is made to be
 slow. It goes through what the server does with it between two rounds of its loop: a step of decompression;
-counting, parsing, turning into rows, and writing the refusal. Encoding comes later, in one batch with the
-rows of other requests, which --max-batch-rows bounds; it is shown for a batch of this body alone. Times are
-medians over `--times` runs, in the processor's time of this thread: on a busy machine the wall clock would
-count what other programs do.
+counting, parsing, turning into rows, and writing the error response. Encoding comes later, in one batch
+with the rows of other requests, which --max-batch-rows bounds; it is shown for a batch of this body alone.
+Times are medians over `--times` runs, in the processor's time of this thread: on a busy machine the wall
+clock would count what other programs do.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from polyrec.server.codecs.json_numbers import ALWAYS_FAST_BYTES
 from polyrec.server.codecs.json_rows import MAX_DIGITS, Decoder
 from polyrec.server.codecs.oip_codec import OipCodec
 from polyrec.server.codecs.rows import Rows
-from polyrec.server.errors import RequestError, refusal
+from polyrec.server.errors import RequestError, error_response
 from polyrec.server.http.connection.body import Inflater
 
 KNOWN_VALUES = 300_000
@@ -301,7 +301,7 @@ class Reader:
         return Cost(1e3 * median(decode_s), 1e3 * median(encode_s or [0.0]), outcome)
 
     def read(self, shape: Shape) -> tuple[Rows | None, str, int]:
-        """Its rows, or None; what became of it, in words; bytes of the refusal."""
+        """Its rows, or None; what became of it, in words; bytes of the error response."""
         try:
             if shape.endpoint == "infer":
                 rows: Rows = self._codec.decode(shape.body, shape.header_bytes).rows
@@ -310,7 +310,7 @@ class Reader:
             else:
                 rows = self.decoder.predict(shape.body)
         except (RequestError, FeatureError) as e:
-            refused = refusal(e)
+            refused = error_response(e)
             said = json.loads(refused.body)["error"][:70]
             return None, f"{refused.status} {said}", len(refused.body)
         return rows, f"{rows.rows} rows", 0
@@ -320,7 +320,7 @@ class Reader:
         try:
             rows.encode(self._encoder)
         except FeatureError as e:
-            refusal(e)
+            error_response(e)
         return time.thread_time() - began_s
 
 

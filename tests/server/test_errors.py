@@ -28,10 +28,10 @@ from polyrec.server import errors
     ],
 )
 def test_each_error_has_one_status_and_outcome(error: Exception, status: int, outcome: str) -> None:
-    refused = errors.error_response(error)
-    assert (refused.status, refused.outcome) == (status, outcome)
-    assert list(json.loads(refused.body)) == ["error"]
-    assert b"secret" not in refused.body
+    response = errors.error_response(error)
+    assert (response.status, response.outcome) == (status, outcome)
+    assert list(json.loads(response.body)) == ["error"]
+    assert b"secret" not in response.body
 
 
 def test_headers_that_belong_to_a_status_come_with_it() -> None:

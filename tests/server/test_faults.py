@@ -70,7 +70,7 @@ def wait_until(server: ServerProcess, true_of: Callable[[list[dict[str, Any]]], 
         answered(server)
 
 
-def test_a_lane_that_is_killed_costs_nobody_an_answer_and_comes_back(lanes: ServerProcess) -> None:
+def test_a_killed_lane_costs_no_answer_and_restarts(lanes: ServerProcess) -> None:
     pid = told(lanes)[0]["pid"]
     outcome = under_load(lanes, lambda: os.kill(pid, signal.SIGKILL))
     assert not outcome.errors

@@ -79,7 +79,7 @@ def test_without_a_lane_a_server_is_not_ready_until_one_is_back(one_lane: Server
     assert f"{gauge}1.0" in httpx.get(f"{one_lane.url}/metrics").text
 
 
-def test_what_waits_at_the_end_of_the_drain_is_told_so(one_lane: ServerProcess) -> None:
+def test_requests_waiting_at_the_end_of_the_drain_get_503(one_lane: ServerProcess) -> None:
     host, port = one_lane.url.removeprefix("http://").split(":")
     os.kill(lane_of(one_lane)["pid"], signal.SIGSTOP)  # nothing is answered any more
     with (
@@ -99,7 +99,7 @@ def test_what_waits_at_the_end_of_the_drain_is_told_so(one_lane: ServerProcess) 
     assert one_lane.process.wait(timeout=LIVENESS_S) == 0
 
 
-def test_clients_that_reconnect_at_once_are_answered_or_refused_and_never_reset(bundle_dir: Path) -> None:
+def test_clients_that_reconnect_at_once_are_answered_or_rejected_and_never_reset(bundle_dir: Path) -> None:
     """When the listener closes, its accept queue is empty."""
     ends: Counter[str] = Counter()
     with start({"bundle": bundle_dir, "drain_grace_s": 0.3, "default_budget_ms": 60_000}) as server:

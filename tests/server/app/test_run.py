@@ -71,7 +71,7 @@ def test_while_it_drains_every_answer_ends_its_connection(bundle_dir: Path) -> N
         assert server.process.wait(timeout=20) == 0
 
 
-def test_a_disk_that_is_full_keeps_nobody_from_being_served(bundle_dir: Path, tmp_path: Path) -> None:
+def test_a_full_disk_does_not_stop_serving(bundle_dir: Path, tmp_path: Path) -> None:
     with listen("127.0.0.1", 0) as free:
         port = free.getsockname()[1]
     environ = {k: v for k, v in os.environ.items() if not k.startswith("POLYREC_")}
@@ -92,7 +92,7 @@ def test_a_disk_that_is_full_keeps_nobody_from_being_served(bundle_dir: Path, tm
         process.send_signal(signal.SIGTERM)
         process.wait(timeout=20)
     said = (tmp_path / "log").read_text()
-    assert "ready, but it cannot be said on standard output: No space left on device" in said
+    assert "ready, but standard output cannot be written: No space left on device" in said
     assert "Traceback" not in said
 
 
@@ -138,7 +138,7 @@ def test_a_plan_is_served_with_bundles_relative_to_it(bundle_dir: Path, tmp_path
 
 
 @pytest.mark.parametrize("runtime", ["torch", "onnx"])
-def test_the_runtime_and_lane_asked_for_are_used(bundle_dir: Path, runtime: str) -> None:
+def test_the_requested_runtime_and_lane_are_used(bundle_dir: Path, runtime: str) -> None:
     with start({"bundle": bundle_dir, "runtime": runtime, "lane": "thread", "drain_grace_s": 0}) as server:
         opened = httpx.get(f"{server.url}/v1/paths").json()
         assert opened["paths"][0]["runtime"] == runtime
@@ -200,7 +200,7 @@ def test_a_server_that_cannot_start_says_why_in_one_line(bundle_dir: Path, tmp_p
     assert "POLYREC_BUNDEL" in said["unknown"]
 
 
-def test_a_child_that_fails_to_start_is_told_to_its_parent(tmp_path: Path) -> None:
+def test_a_child_that_fails_to_start_raises_in_its_parent(tmp_path: Path) -> None:
     with pytest.raises(StartFailed, match="status 2"):
         start({"bundle": tmp_path}, stderr=subprocess.DEVNULL)
 

@@ -81,12 +81,12 @@ def test_a_bad_setting_gives_one_line_that_names_it(
     assert "\n" not in str(error.value)
 
 
-def test_limits_that_contradict_the_plan_are_refused() -> None:
+def test_limits_that_contradict_the_plan_are_rejected() -> None:
     with pytest.raises(SettingsError, match="could never be queued"):
         Settings(bundle=Path("b"), max_queued_rows=1).apply_to(PLAN)
 
 
-def test_tiers_are_bent_where_a_plan_has_a_placement_and_refused_where_it_has_none() -> None:
+def test_tier_settings_apply_where_a_plan_has_a_placement_and_rejected_where_it_has_none() -> None:
     given = load_settings({"plan": "p.json", "tier_directory": "/disk"}, {"POLYREC_DRIFT_S": "600"})
     with pytest.raises(SettingsError, match="tier_directory and drift_s are for a plan with a placement"):
         given.apply_to(PLAN)

@@ -129,7 +129,7 @@ def test_a_server_that_cannot_present_its_certificate_does_not_start(
 
 
 @pytest.mark.parametrize("given", ["tls_cert", "tls_key"])
-def test_half_of_a_pair_is_refused(given: str) -> None:
+def test_half_of_a_pair_is_rejected(given: str) -> None:
     with pytest.raises(SettingsError, match="give both --tls-cert FILE and --tls-key FILE"):
         load_settings({"bundle": "b", given: "file"}, {})
 

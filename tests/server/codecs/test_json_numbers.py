@@ -46,7 +46,7 @@ def test_numbers_are_the_same_either_way(values: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("value", "got"), [('"1"', "str"), ("true", "bool"), ("[1]", "array"), ("{}", "object"), ("[]", "array")]
 )
-def test_what_is_no_number_is_refused_in_the_same_words(value: str, got: str) -> None:
+def test_what_is_no_number_is_rejected_in_the_same_words(value: str, got: str) -> None:
     for text, place in (
         ('{"columns": {"price": [1, 2.5, %s]}}', "$.columns.price[2]"),
         ('{"instances": [{"price": 1}, {}, {"price": %s}]}', "$.instances[2].price"),
@@ -64,13 +64,13 @@ def test_what_is_no_number_is_refused_in_the_same_words(value: str, got: str) ->
 
 
 @pytest.mark.parametrize("value", ["3", '"1"', "true", "{}"])
-def test_a_column_that_is_no_list_is_refused(value: str) -> None:
+def test_a_column_that_is_no_list_is_rejected(value: str) -> None:
     with pytest.raises(Invalid, match=r"Expected array \| null, got \w+ - at \$\.columns\.price$"):
         DECODER.predict((PADDING + f'{{"columns": {{"price": {value}}}}}').encode())
 
 
 @pytest.mark.parametrize("value", ["1e999", "-1e400", "1" + "0" * 5000])
-def test_a_number_out_of_range_is_refused_by_its_place(value: str) -> None:
+def test_a_number_out_of_range_is_rejected_by_its_place(value: str) -> None:
     with pytest.raises(Invalid, match=r"out of range - at \$\.columns\.price\[1\]$"):
         DECODER.predict((PADDING + f'{{"columns": {{"price": [0, {value}]}}}}').encode())
 
@@ -94,7 +94,7 @@ def test_numbers_that_are_slow_are_left_to_the_fast_converter() -> None:
 
 
 @given(st.lists(st.binary(max_size=6), max_size=4))
-def test_any_json_values_are_read_or_refused(texts: list[bytes]) -> None:
+def test_any_json_values_are_read_or_rejected(texts: list[bytes]) -> None:
     raws = []
     for text in texts:
         try:

@@ -131,7 +131,7 @@ def test_top_k_beyond_the_candidates_means_all_of_them() -> None:
         (b'{"instances": [' + b"{}," * 50 + b"{}]}", TooLarge, "51 rows; the limit is 50"),
     ],
 )
-def test_a_bad_predict_body_is_refused_by_name(content: bytes, error: type[Exception], says: str) -> None:
+def test_a_bad_predict_body_is_rejected_and_named(content: bytes, error: type[Exception], says: str) -> None:
     with pytest.raises(error) as refused:
         DECODER.predict(content)
     assert says in str(refused.value)
@@ -166,13 +166,13 @@ def test_a_bad_predict_body_is_refused_by_name(content: bytes, error: type[Excep
         ),
     ],
 )
-def test_a_bad_rank_body_is_refused_by_name(content: bytes, error: type[Exception], says: str) -> None:
+def test_a_bad_rank_body_is_rejected_and_named(content: bytes, error: type[Exception], says: str) -> None:
     with pytest.raises(error) as refused:
         DECODER.rank(content)
     assert says in str(refused.value)
 
 
-def test_nesting_without_end_is_refused() -> None:
+def test_nesting_without_end_is_rejected() -> None:
     for content in (b"[" * 200_000, b'{"columns": {"tags": ' + b"[" * 200_000):
         with pytest.raises(RequestError):
             DECODER.predict(content)
@@ -248,14 +248,14 @@ DOCUMENTS = st.dictionaries(
 
 
 @given(st.binary(max_size=60) | DOCUMENTS.map(body))
-def test_any_body_is_either_read_or_refused(content: bytes) -> None:
+def test_any_body_is_either_read_or_rejected(content: bytes) -> None:
     for read in (DECODER.predict, DECODER.rank):
         with suppress(RequestError, FeatureError):
             read(content)
 
 
 @given(st.data())
-def test_a_mutated_body_is_either_read_or_refused(data: st.DataObject) -> None:
+def test_a_mutated_body_is_either_read_or_rejected(data: st.DataObject) -> None:
     content = bytearray(body({"instances": [ROW, ROW]}))
     for _ in range(data.draw(st.integers(1, 4))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))

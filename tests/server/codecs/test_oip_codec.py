@@ -187,7 +187,7 @@ D, S = as_json("dense", DENSE), as_json("sparse", SPARSE)
         ([3], "Expected object, got int - at $.inputs[0]"),
     ],
 )
-def test_bad_inputs_are_refused_by_name(inputs: list[Any], says: str) -> None:
+def test_bad_inputs_are_rejected_and_named(inputs: list[Any], says: str) -> None:
     with pytest.raises(Malformed) as refused:
         decoded(inputs)
     assert says in str(refused.value)
@@ -212,13 +212,13 @@ def test_bad_inputs_are_refused_by_name(inputs: list[Any], says: str) -> None:
         ({"id": 7}, "at $.id"),
     ],
 )
-def test_bad_outputs_and_parameters_are_refused_by_name(more: Header, says: str) -> None:
+def test_bad_outputs_and_parameters_are_rejected_and_named(more: Header, says: str) -> None:
     with pytest.raises(Malformed) as refused:
         decoded([D, S], **more)
     assert says in str(refused.value)
 
 
-def test_sizes_that_do_not_fit_the_body_are_refused() -> None:
+def test_sizes_that_do_not_fit_the_body_are_rejected() -> None:
     inputs = [as_binary("dense", DENSE), S]
     with pytest.raises(Malformed, match="16 bytes announced, 15 are left"):
         decoded(inputs, DENSE.tobytes()[:-1])
@@ -268,7 +268,7 @@ def test_large_data_are_read_as_small_ones(nested: bool) -> None:
     "odd", ['"1"', "true", "false", "null", "{}", "[]", "[[1]]", "[1]", "1e999", "1" * 500, "1e", "-"]
 )
 @pytest.mark.parametrize("nested", [False, True])
-def test_what_is_no_number_is_refused_in_large_data(nested: bool, odd: str) -> None:
+def test_what_is_no_number_is_rejected_in_large_data(nested: bool, odd: str) -> None:
     row = "[1e-5,%s]" if nested else "1e-5,%s"
     data = ",".join([row % "1.5"] * 99 + [row % odd])
     header = '{"inputs":[{"name":"dense","datatype":"FP32","shape":[100,2],"data":[%s]}]}'
@@ -329,7 +329,7 @@ def test_answers_are_json_or_json_and_raw_floats() -> None:
 
 
 @given(st.data())
-def test_any_mutation_is_either_read_or_refused(data: st.DataObject) -> None:
+def test_any_mutation_is_either_read_or_rejected(data: st.DataObject) -> None:
     binary = data.draw(st.booleans())
     tail = b"".join(a.tobytes() for a in ARRAYS.values()) if binary else b""
     make = as_binary if binary else as_json
@@ -346,6 +346,6 @@ def test_any_mutation_is_either_read_or_refused(data: st.DataObject) -> None:
 
 
 @given(st.binary(max_size=80), st.none() | st.integers(0, 90))
-def test_any_bytes_are_either_read_or_refused(body: bytes, length: int | None) -> None:
+def test_any_bytes_are_either_read_or_rejected(body: bytes, length: int | None) -> None:
     with suppress(RequestError):
         CODEC.decode(body, length)

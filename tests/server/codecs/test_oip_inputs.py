@@ -163,7 +163,7 @@ def test_arrays_of_zero_width_must_have_the_rows_of_the_others() -> None:
         ),
     ],
 )
-def test_a_malformed_ranking_is_refused_by_name(arrays: Arrays, says: str) -> None:
+def test_a_malformed_ranking_is_rejected_and_named(arrays: Arrays, says: str) -> None:
     with pytest.raises(Malformed) as refused:
         INPUTS.rows(arrays)
     assert says in str(refused.value)
@@ -182,7 +182,7 @@ def test_candidates_count_towards_the_limit() -> None:
     contexts=st.integers(0, 4),
     candidates=st.integers(0, 6),
 )
-def test_any_context_lengths_are_refused_or_cover_all_candidates(
+def test_any_context_lengths_are_rejected_or_cover_all_candidates(
     lengths: list[int], contexts: int, candidates: int
 ) -> None:
     arrays = {

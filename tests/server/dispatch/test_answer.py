@@ -1,4 +1,4 @@
-"""Answers on their way: told once, in order, whatever one of the listeners does."""
+"""Settled answers are delivered once and in order, whatever a listener does."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ def answer(path: int = 0) -> Answer:
     return Answer(np.zeros(1, np.float32), path, None, 0.0, 0.0, 1)
 
 
-def test_what_is_settled_is_told_by_the_loop_or_before() -> None:
+def test_settled_answers_are_delivered_by_the_loop_or_before() -> None:
     async def run() -> None:
         outbox = Outbox(asyncio.get_running_loop())
-        told: list[int] = []
+        delivered: list[int] = []
         pending = [Pending(outbox) for _ in range(4)]
         for one in pending:
-            one.listen(lambda known: told.append(known.result().path))
+            one.listen(lambda known: delivered.append(known.result().path))
         for path in (2, 0):
             pending[path].settle(answer(path))
-            pending[path].settle(answer(9))  # the first word counts
-        assert told == []
+            pending[path].settle(answer(9))  # ignored
+        assert delivered == []
         outbox.deliver()
-        assert told == [2, 0]
+        assert delivered == [2, 0]
         pending[1].settle(answer(1))
         await asyncio.sleep(0)
-        assert told == [2, 0, 1]
+        assert delivered == [2, 0, 1]
         assert outbox.open == {pending[3]}
         assert outbox.spent()[1] == 3
         assert outbox.spent() == (0.0, 0)
@@ -39,7 +39,7 @@ def test_what_is_settled_is_told_by_the_loop_or_before() -> None:
     asyncio.run(run())
 
 
-def test_who_awaits_or_listens_late_hears_it_too() -> None:
+def test_a_late_awaiter_or_listener_gets_the_answer() -> None:
     async def run() -> None:
         outbox = Outbox(asyncio.get_running_loop())
         early, late, failed = Pending(outbox), Pending(outbox), Pending(outbox)
@@ -61,23 +61,23 @@ def test_who_awaits_or_listens_late_hears_it_too() -> None:
     asyncio.run(run())
 
 
-def test_a_listener_that_fails_keeps_nobody_from_being_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_listener_does_not_affect_others(caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:
         outbox = Outbox(asyncio.get_running_loop())
         broken, sound = Pending(outbox), Pending(outbox)
 
-        def fails(known: Pending) -> None:
+        def fails(pending: Pending) -> None:
             raise OSError("the connection is on fire")
 
-        told: list[Pending] = []
+        delivered: list[Pending] = []
         broken.listen(fails)
-        sound.listen(told.append)
+        sound.listen(delivered.append)
         for one in (broken, sound):
             one.settle(answer())
         with caplog.at_level(logging.ERROR):
             outbox.deliver()
-        assert told == [sound]
-        assert "an answer could not be told" in caplog.text
+        assert delivered == [sound]
+        assert "an answer could not be delivered" in caplog.text
         assert not outbox.open
 
     asyncio.run(run())

@@ -77,11 +77,11 @@ class Held(Troubled):
 
     def __init__(self, runtime: Runtime) -> None:
         super().__init__(runtime)
-        self.entered, self.let_go = threading.Event(), threading.Event()
+        self.entered, self.release = threading.Event(), threading.Event()
 
     def embed(self, batch: Batch) -> Any:
         self.entered.set()
-        self.let_go.wait()
+        self.release.wait()
         return super().embed(batch)
 
 
@@ -234,7 +234,7 @@ def test_a_query_whose_time_has_passed_is_not_executed(make: Make, ranking: Rank
     asyncio.run(run())
 
 
-def test_a_query_that_nobody_waits_for_is_not_executed(make: Make, ranking: Ranking) -> None:
+def test_a_canceled_query_is_not_executed(make: Make, ranking: Ranking) -> None:
     async def run() -> None:
         lane, tally = make()
         query = lane.submit(ranking("a"), clock(), 60)
@@ -249,7 +249,7 @@ def test_a_query_that_nobody_waits_for_is_not_executed(make: Make, ranking: Rank
     asyncio.run(run())
 
 
-def test_a_query_that_breaks_the_batch_takes_nobody_with_it(
+def test_a_query_that_breaks_a_batch_fails_alone(
     bundle: Bundle, runtime: Runtime, make: Make, ranking: Ranking, caplog: pytest.LogCaptureFixture
 ) -> None:
     known = items(bundle, 3)
@@ -269,7 +269,7 @@ def test_a_query_that_breaks_the_batch_takes_nobody_with_it(
     asyncio.run(run())
 
 
-def test_a_query_that_cannot_be_encoded_is_told_so_and_the_others_stay_one_batch(
+def test_a_query_that_cannot_be_encoded_fails_and_the_others_stay_one_batch(
     make: Make, ranking: Ranking
 ) -> None:
     too_long = ranking("a")
@@ -288,7 +288,7 @@ def test_a_query_that_cannot_be_encoded_is_told_so_and_the_others_stay_one_batch
 
 
 @pytest.mark.parametrize("nonsense", [np.nan, np.inf])
-def test_a_probability_that_is_no_number_is_refused_for_its_query_only(
+def test_a_probability_that_is_no_number_is_rejected_for_its_query_only(
     runtime: Runtime, make: Make, ranking: Ranking, nonsense: float
 ) -> None:
     async def run() -> None:
@@ -321,7 +321,7 @@ def test_a_thread_executes_while_the_loop_goes_on(bundle: Bundle, runtime: Runti
             await asyncio.sleep(0)
         rest = [ask(lane, ranking(item)) for item in "bcd"]
         assert lane.waiting == 4
-        held.let_go.set()
+        held.release.set()
         await asyncio.gather(first, *rest)
         assert tally.batches == [(1, 1), (3, 3)]
         lane.close()
@@ -329,7 +329,7 @@ def test_a_thread_executes_while_the_loop_goes_on(bundle: Bundle, runtime: Runti
     asyncio.run(run())
 
 
-def test_a_query_behind_a_long_batch_is_answered_at_its_own_deadline(
+def test_a_query_behind_a_long_batch_expires_at_its_deadline(
     bundle: Bundle, runtime: Runtime, ranking: Ranking
 ) -> None:
     """triton-inference-server/server#7512: there it is told only when the batch in front is over."""
@@ -345,7 +345,7 @@ def test_a_query_behind_a_long_batch_is_answered_at_its_own_deadline(
             await behind
         assert not first.done()
         assert not tally.batches
-        held.let_go.set()
+        held.release.set()
         await first
         lane.close()
 

@@ -28,19 +28,19 @@ def test_rows_are_read_ahead_for_queries_that_wait(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    let_go = threading.Event()
+    release = threading.Event()
     gather = TierStack.gather
 
     def held(self: TierStack, *arguments: Any, **named: Any) -> int:
-        let_go.wait(60)
+        release.wait(60)
         return gather(self, *arguments, **named)
 
     monkeypatch.setattr(TierStack, "gather", held)
 
     def pages(prefetch: bool) -> int:
-        let_go.set()  # rows are looked up while it opens, too
+        release.set()  # rows are looked up while it opens, too
         engine = opened(placed_plan(paged, tmp_path, lambda n: {"disk": n}, prefetch=prefetch))
-        let_go.clear()
+        release.clear()
         serving = engine.serving
         stack = engine.stacks()["table@cpu"]
 
@@ -54,30 +54,30 @@ def test_rows_are_read_ahead_for_queries_that_wait(
             until_s = clock() + 30
             while prefetch and not stack.figures().prefetched_pages and clock() < until_s:
                 await asyncio.sleep(0.001)
-            let_go.set()
+            release.set()
             await asyncio.gather(*asked)
 
         asyncio.run(run())
-        assert (serving.tiers.ahead is not None) == prefetch
+        assert (serving.tiers.prefetcher is not None) == prefetch
         return stack.figures().prefetched_pages
 
     assert pages(prefetch=False) == 0
     assert pages(prefetch=True) > 0
 
 
-def test_a_query_that_cannot_be_encoded_keeps_nobody_from_being_read_ahead(
+def test_a_query_that_cannot_be_encoded_does_not_stop_prefetching(
     opened: Callable[[Plan], Engine], paged: Bundle, requests: list[Request], tmp_path: Path
 ) -> None:
     engine = opened(placed_plan(paged, tmp_path, lambda n: {"disk": n}))
     serving, stack = engine.serving, engine.stacks()["table@cpu"]
-    ahead = serving.tiers.ahead
-    assert ahead is not None
+    prefetcher = serving.tiers.prefetcher
+    assert prefetcher is not None
     wrong = serving.decoder.predict(b'{"instances": [{"price_rank": 1e39}]}')
     with pytest.raises(FeatureError, match="price_rank"):
         wrong.encode(paged.encoder)
-    ahead.wanted(None, wrong)
+    prefetcher.request(None, wrong)
     for request in requests[:10]:
-        ahead.wanted(0, serving.decoder.predict(orjson.dumps({"columns": request.columns})))
-    ahead.close()
+        prefetcher.request(0, serving.decoder.predict(orjson.dumps({"columns": request.columns})))
+    prefetcher.close()
     assert stack.figures().prefetched_pages > 0
     assert not stack.views.newest.readers

@@ -99,7 +99,7 @@ def test_a_token_is_its_client_with_its_rights(access: Access) -> None:
         [(b"authorization", b"Bearer wrong"), *bearer(SHOP)],
     ],
 )
-def test_without_a_valid_token_nobody_is_answered(access: Access, headers: list[tuple[bytes, bytes]]) -> None:
+def test_requests_without_a_valid_token_get_401(access: Access, headers: list[tuple[bytes, bytes]]) -> None:
     with pytest.raises(Unauthorized):
         access.client(headers, HERE)
 
@@ -172,7 +172,7 @@ def test_a_holder_remembers_its_latest_addresses_only() -> None:
     assert list(holder.addresses) == [str(i) for i in range(2 * MAX_KNOWN_ADDRESSES, 3 * MAX_KNOWN_ADDRESSES)]
 
 
-def test_who_may_administer(access: Access) -> None:
+def test_rights_to_administer(access: Access) -> None:
     assert access.administrator(bearer(ONCALL), HERE).name == "on-call"
     assert access.administrator(bearer(ADMIN_TOKEN), HERE).name == "POLYREC_ADMIN_TOKEN"
     with pytest.raises(Forbidden, match="lacks the right 'admin'"):
@@ -229,7 +229,7 @@ def test_tokens_are_read_again_and_a_broken_file_changes_nothing(
     assert access.client(bearer(SHOP), HERE).name == "shop"
 
 
-def test_a_broken_file_at_the_start_is_told(tmp_path: Path) -> None:
+def test_a_broken_file_stops_the_start(tmp_path: Path) -> None:
     with pytest.raises(TokensError):
         Access(Metrics(), tmp_path / "none.json")
 

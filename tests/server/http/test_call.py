@@ -33,7 +33,7 @@ def test_every_hot_endpoint_refuses_a_bad_body(
 
 
 @pytest.mark.parametrize("budget", ["soon", "0", "-1", "nan", "inf", "", "1e308", "3600000.1", "1e-323"])
-def test_a_budget_that_is_no_time_or_more_than_an_hour_is_refused(client: Any, budget: str) -> None:
+def test_a_budget_that_is_no_time_or_more_than_an_hour_is_rejected(client: Any, budget: str) -> None:
     answer = client.post("/v1/predict", b'{"instances": [{}]}', {"x-latency-budget-ms": budget})
     assert answer.status_code == 400
     assert answer.json()["error"] == (
@@ -99,7 +99,7 @@ def test_past_capacity_a_request_is_rejected_by_its_headers_unless_they_ask_for_
             call = hot.call(scope(budget))
             call.admit()
             try:
-                call.ask(body)
+                call.submit(body)
             except (DeadlinePassed, Overloaded):
                 rejected += 1
         assert status(len(body), less) == 429

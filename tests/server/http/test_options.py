@@ -54,7 +54,7 @@ def test_options_that_are_given_win(own: RequestOptions, other: RequestOptions) 
 
 
 @given(options=OPTIONS, client=CLIENTS, most_s=st.floats(1e-3, 3600))
-def test_nobody_gets_more_than_the_cap_and_its_rights_allow(
+def test_options_are_limited_by_the_cap_and_the_rights(
     options: RequestOptions, client: Client, most_s: float
 ) -> None:
     lacks = (options.priority and "priority" not in client.rights) or (

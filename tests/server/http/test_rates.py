@@ -22,7 +22,7 @@ def test_no_more_pass_in_any_time_than_the_rate_and_one_burst(rate: float, gaps:
 
 
 @given(rate=st.floats(0.1, 1000), wait=st.floats(0, 1))
-def test_who_waits_as_long_as_told_passes(rate: float, wait: float) -> None:
+def test_waiting_for_retry_after_is_enough(rate: float, wait: float) -> None:
     bucket = TokenBucket(rate, rate, 0.0)
     while not bucket.take(wait):
         pass
@@ -41,7 +41,7 @@ def test_an_address_has_some_guesses_and_then_one_a_second() -> None:
     assert guesses.wait_s("10.0.0.1", 6.0) == 0
 
 
-def test_memory_of_guesses_is_bounded_and_keeps_who_guesses_now() -> None:
+def test_the_limiter_keeps_a_bounded_number_of_recent_addresses() -> None:
     guesses = GuessLimiter()
     for i in range(3 * MAX_ADDRESSES):
         guesses.wrong(f"10.{i >> 16}.{i >> 8 & 255}.{i & 255}", 0.0)

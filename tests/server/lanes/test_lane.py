@@ -15,8 +15,8 @@ from polyrec.models.runtimes.runtime import Runtime
 from polyrec.planner.plan import PlannedLane
 from polyrec.server.lanes.lane import Executed, Lane
 from polyrec.server.lanes.opening import Paths, open_lane
-from tests.server.lanes.asking import executed
 from tests.server.lanes.conftest import MakeBatch
+from tests.server.lanes.lane_calls import executed
 
 PATHS = ("table-torch@cpu", "table-onnx@cpu")
 

@@ -60,7 +60,7 @@ def exchanged(ends: Ends, path: int, put: Batch, seed: int) -> Batch:
     plain=st.integers(0, 3),
     path=st.integers(0, 9),
 )
-def test_what_is_taken_is_what_was_put(
+def test_a_batch_is_read_as_it_was_written(
     ends: Ends, seed: int, rows: int, contexts: int | None, plain: int, path: int
 ) -> None:
     random = np.random.default_rng(seed)
@@ -72,7 +72,7 @@ def test_what_is_taken_is_what_was_put(
 
 
 @given(seed=st.integers(0, 10_000), rows=st.lists(st.integers(0, 3), min_size=2, max_size=8))
-def test_batches_of_sizes_met_before_are_told_apart(ends: Ends, seed: int, rows: list[int]) -> None:
+def test_batches_of_known_sizes_are_distinguished(ends: Ends, seed: int, rows: list[int]) -> None:
     random = np.random.default_rng(seed)
     schema = random_schema(random)
     table_rows = random_table_rows(random, schema)
@@ -113,7 +113,7 @@ def test_arrays_that_are_not_contiguous_or_narrower_arrive_as_well(ends: Ends, r
 
 
 @pytest.mark.parametrize("name", ["ranks", "bag_values", "bag_offsets"])
-def test_ranks_that_are_no_whole_numbers_are_refused(ends: Ends, name: str) -> None:
+def test_ranks_that_are_no_whole_numbers_are_rejected(ends: Ends, name: str) -> None:
     given = {name: getattr(wide(3).candidate, name) for name in Block.__slots__}
     given[name] = given[name].astype(np.float64)
     with pytest.raises(TypeError, match="Cannot cast"):
@@ -121,12 +121,12 @@ def test_ranks_that_are_no_whole_numbers_are_refused(ends: Ends, name: str) -> N
     exchanged(ends, 0, wide(3), 0)
 
 
-def test_a_head_that_does_not_add_up_is_refused(ends: Ends) -> None:
+def test_a_head_that_does_not_add_up_is_rejected(ends: Ends) -> None:
     server, _ = ends
     server.put(0, wide(3))
     torn = bytearray(os.pread(server.fd, HEAD.size, 0))
     torn[8:16] = (1).to_bytes(8, "little")
-    with pytest.raises(ValueError, match="its answer is to be at 1"):
+    with pytest.raises(ValueError, match="its answer begins at 1"):
         Layout.of(bytes(torn), np.empty(9, np.int64), np.empty(18, np.float32))
 
 

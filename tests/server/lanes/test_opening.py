@@ -12,8 +12,8 @@ from polyrec.models.errors import RuntimeUnavailable
 from polyrec.models.runtimes.runtime import Runtime
 from polyrec.planner.plan import LaneKind, PlanError, PlannedLane
 from polyrec.server.lanes.opening import LaneOpening, Paths, open_lane, open_lanes
-from tests.server.lanes.asking import asked, executed
 from tests.server.lanes.conftest import MakeBatch
+from tests.server.lanes.lane_calls import asked, executed
 
 PATH = "table-torch@cpu"
 

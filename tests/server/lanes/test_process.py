@@ -24,8 +24,8 @@ from polyrec.planner.plan import PlannedLane
 from polyrec.server.lanes.lane import ExecutionFailed, Lane, LaneDied
 from polyrec.server.lanes.opening import Paths, open_lane, task_of
 from polyrec.server.lanes.process import ProcessLane
-from tests.server.lanes.asking import LIVENESS_S, asked, ends, executed
 from tests.server.lanes.conftest import MakeBatch
+from tests.server.lanes.lane_calls import LIVENESS_S, asked, ends, executed
 
 ROOT = Path(__file__).parents[3]
 PATH = "table-torch@cpu"
@@ -97,7 +97,7 @@ def test_a_worker_killed_while_executing_settles_its_batch_and_comes_back(
     asyncio.run(kill_and_restart())
 
 
-def test_a_worker_killed_while_idle_is_heard_of_and_comes_back_with_the_bundle_that_is_served(
+def test_a_worker_killed_while_idle_restarts_with_the_served_bundle(
     paths: Paths,
     deaths: Deaths,
     make_batch: MakeBatch,
@@ -166,7 +166,7 @@ def test_a_lane_closed_while_it_restarts_leaves_no_process(lane: Lane, deaths: D
     assert _children() == []
 
 
-def test_a_lane_closed_while_it_restarts_leaves_no_error_that_nobody_takes(
+def test_a_lane_closed_while_it_restarts_leaves_no_unhandled_error(
     lane: Lane, deaths: Deaths, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As at a reload: who asked for the restart is cancelled, then the lane is closed."""

@@ -6,7 +6,7 @@ from polyrec.server.metrics.gc_pauses import GcTimer
 from polyrec.server.metrics.metrics import Metrics
 
 
-def test_every_collection_is_told_until_it_ends() -> None:
+def test_every_collection_is_reported_inside_the_context() -> None:
     told: list[tuple[int, float]] = []
     before = list(gc.callbacks)
     gc.disable()

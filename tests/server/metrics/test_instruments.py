@@ -101,7 +101,7 @@ def test_any_label_survives_the_text(one: str, other: str) -> None:
     assert (parsed.type, sample.name, sample.value) == ("counter", "polyrec_a_total", 3)
 
 
-def test_what_is_not_there_any_more_is_not_told() -> None:
+def test_cleared_children_are_not_exposed() -> None:
     registry = Registry()
     up = registry.gauge("polyrec_up", "Up.", "lane")
     up.labels("a").set(True)
@@ -110,7 +110,7 @@ def test_what_is_not_there_any_more_is_not_told() -> None:
     assert registry.text() == "\n"
 
 
-def test_a_family_that_makes_no_sense_is_refused() -> None:
+def test_a_family_that_makes_no_sense_is_rejected() -> None:
     with pytest.raises(ValueError, match="ascend"):
         Registry().histogram("polyrec_a", "Some.", (1, 0.5))
     with pytest.raises(ValueError, match="one line"):

@@ -90,7 +90,7 @@ def test_batches_phases_and_lookups_are_counted(fresh: Any) -> None:
     assert total(found, "polyrec_queue_rows") == 0
 
 
-def test_what_runs_is_told(fresh: Any) -> None:
+def test_build_info_names_the_code_and_the_bundle(fresh: Any) -> None:
     found = samples(fresh)
     assert found["polyrec_ready", ()] == 1
     (labels,) = [dict(own) for (name, own) in found if name == "polyrec_build_info"]
@@ -120,7 +120,7 @@ def test_requests_are_counted_by_outcome_and_those_that_did_not_occur_are_0(fres
     assert found["polyrec_promised_share", ()] == 0.99
 
 
-def test_what_routing_knows_is_told(fresh: Any) -> None:
+def test_router_state_is_exposed(fresh: Any) -> None:
     fresh.post("/v1/predict", b'{"instances": [{}]}')
     found = samples(fresh)
     assert total(found, "polyrec_lane_up", lane="cpu") == 1
@@ -138,7 +138,7 @@ def test_what_routing_knows_is_told(fresh: Any) -> None:
     assert total(found, "process_cpu_seconds_total") > 0
 
 
-def test_a_reload_keeps_counting_and_forgets_what_is_gone(plan: Plan, client: Any) -> None:
+def test_a_reload_keeps_counters_and_drops_old_paths(plan: Plan, client: Any) -> None:
     engine = Engine()
     engine.load(plan)
     app = type(client)(client.runner, create_app(engine))
@@ -170,7 +170,7 @@ def test_figures_of_tiers_are_added_as_they_grow() -> None:
     assert 'polyrec_embedding_read_seconds_total{tier="host"} 0.75\n' in text
 
 
-def test_what_is_scraped_passes_the_linter(fresh: Any) -> None:
+def test_scraped_text_passes_the_linter(fresh: Any) -> None:
     program = shutil.which("promtool")
     if program is None:
         pytest.skip("no promtool on this machine (Debian: apt-get install prometheus)")
@@ -180,7 +180,7 @@ def test_what_is_scraped_passes_the_linter(fresh: Any) -> None:
     assert (told.returncode, told.stdout, told.stderr) == (0, b"", b"")
 
 
-def test_before_anybody_asks_the_usual_budget_is_the_default(plan: Plan) -> None:
+def test_before_any_query_the_usual_budget_is_the_default(plan: Plan) -> None:
     engine = Engine()
     engine.load(plan.model_copy(update={"default_budget_ms": 7.0}))
     try:

@@ -17,7 +17,7 @@ def test_every_metric_is_on_the_page() -> None:
         assert f"| `{family.exposed}` | {family.kind} |" in metrics_page.page()
 
 
-def test_an_old_page_is_told_and_written_anew(
+def test_an_outdated_page_is_reported_and_rewritten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(metrics_page, "PAGE", tmp_path / "metrics.md")

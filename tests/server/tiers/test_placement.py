@@ -135,7 +135,7 @@ def test_a_placement_that_keeps_all_rows_in_memory_opens_no_tiers(
 ) -> None:
     engine = opened(placed_plan(paged, tmp_path, lambda rows: {"host": rows}))
     assert not engine.stacks()
-    assert engine.serving.tiers.ahead is None
+    assert engine.serving.tiers.prefetcher is None
 
 
 def test_paths_of_one_bundle_share_its_tiers_and_a_whole_one_makes_them_needless(
@@ -166,7 +166,7 @@ def test_paths_of_one_bundle_share_its_tiers_and_a_whole_one_makes_them_needless
     assert not opened(whole).stacks()
 
 
-def test_what_cannot_be_done_is_refused_in_one_line(
+def test_what_cannot_be_done_is_rejected_in_one_line(
     opened: Callable[[Plan], Engine], paged: Bundle, tmp_path: Path
 ) -> None:
     with pytest.raises(

@@ -65,7 +65,7 @@ def test_a_reload_of_the_same_bundle_keeps_its_updates_and_another_has_its_own_r
     assert now() == int8_after
 
 
-def test_updates_are_told_and_kept_where_a_plan_has_no_tiers_for_them(
+def test_updates_are_reported_and_kept_if_a_plan_has_no_tiers(
     asked: Callable[[Plan], Client], paged: Bundle, request_: Request, tmp_path: Path
 ) -> None:
     client = asked(placed_plan(paged, tmp_path))

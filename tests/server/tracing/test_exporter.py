@@ -102,7 +102,7 @@ def test_the_senders_decision_counts_before_the_ratio(
     assert span.parent_span_id.hex() == CALLER
 
 
-def test_refusals_say_why_and_only_our_own_failures_are_errors(
+def test_errors_have_their_status_and_only_server_failures_are_5xx(
     bundle_dir: Path, collector: Collector
 ) -> None:
     with (

@@ -37,7 +37,7 @@ def test_an_exporter_that_stands_still_costs_records_never_time(
     os.kill(pipe.pid, signal.SIGKILL)
 
 
-def test_an_exporter_that_died_is_told_once(pipe: Pipe, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_dead_exporter_is_logged_once(pipe: Pipe, caplog: pytest.LogCaptureFixture) -> None:
     os.kill(pipe.pid, signal.SIGKILL)
     os.waitid(os.P_PID, pipe.pid, os.WEXITED | os.WNOWAIT)
     for _ in range(3):

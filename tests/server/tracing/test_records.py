@@ -23,7 +23,7 @@ records = st.builds(record, st.integers(1, 2**64 - 1), st.text(max_size=20), st.
 
 
 @given(sent=st.lists(records, max_size=4), at=st.lists(st.integers(0, 3000), max_size=6))
-def test_what_is_sent_arrives_whole_and_in_order_however_it_is_cut(
+def test_records_arrive_complete_and_in_order_however_they_are_cut(
     sent: list[RequestRecord], at: list[int]
 ) -> None:
     stream = b"".join(pack_record(request) for request in sent)

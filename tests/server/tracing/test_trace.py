@@ -10,7 +10,7 @@ from polyrec.server.tracing.trace import Trace, record_execution, trace_id
 SCOPE = {"path": "/v1/rank", "scheme": "http", "http_version": "1.1", "server": ("127.0.0.1", 8000)}
 
 
-def test_requests_of_one_batch_share_it_and_one_of_them_tells_about_all() -> None:
+def test_requests_of_a_batch_share_it_and_one_record_reports_it() -> None:
     sent: list[RequestRecord] = []
     traces = [Trace(sent.append, SCOPE, "/v1/rank", trace_id()) for _ in range(3)]
     record_execution(traces, "cpu", "table@cpu", 60, 5, 1.0, 0.1, 0.2, 0.3, 2.0)
@@ -22,7 +22,7 @@ def test_requests_of_one_batch_share_it_and_one_of_them_tells_about_all() -> Non
     assert shared.requests == [(trace.trace_id, trace.span_id) for trace in traces]
 
 
-def test_a_lanes_way_there_and_back_are_taken_as_equal() -> None:
+def test_the_ways_to_and_from_a_lane_are_assumed_equal() -> None:
     sent: list[RequestRecord] = []
     trace = Trace(sent.append, SCOPE, "/v1/rank", trace_id())
     record_execution([trace], "cpu", "table@cpu", 60, 1, 1.0, 0.1, 0.2, 0.3, 2.0)

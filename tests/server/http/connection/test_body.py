@@ -51,7 +51,7 @@ def test_pieces_are_joined_up_to_the_limit(pieces: list[bytes]) -> None:
             read(pieces, [])
 
 
-def test_a_length_beyond_the_limit_is_refused_before_anything_is_read() -> None:
+def test_a_length_beyond_the_limit_is_rejected_before_anything_is_read() -> None:
     with pytest.raises(TooLarge, match="50000000 bytes; the limit is 1000"):
         read([], [(b"content-length", b"50000000")])
 
@@ -63,7 +63,7 @@ def test_a_client_that_leaves_is_noticed() -> None:
 
 
 @given(st.binary(max_size=LIMIT), st.sampled_from(["gzip", "deflate"]))
-def test_what_is_compressed_is_decompressed(content: bytes, encoding: str) -> None:
+def test_compressed_bodies_are_decompressed(content: bytes, encoding: str) -> None:
     assert inflated([compress(content, encoding)], encoding, LIMIT) == content
 
 
@@ -73,7 +73,7 @@ def test_deflate_is_read_with_or_without_its_frame() -> None:
         assert inflated([body], "deflate", LIMIT, len(body)) == b"abc" * 50
 
 
-def test_a_bomb_is_refused_while_it_unpacks() -> None:
+def test_a_bomb_is_rejected_while_it_unpacks() -> None:
     for encoding, body in (("gzip", gzip.compress(b"\0" * 10**8)), ("deflate", zlib.compress(b"\0" * 10**8))):
         with pytest.raises(TooLarge, match="decompresses to more than 1000 bytes"):
             inflated([body], encoding, LIMIT, len(body))
@@ -92,13 +92,13 @@ def test_a_bomb_is_refused_while_it_unpacks() -> None:
         (b"abc", "br", "Content-Encoding 'br' is not supported"),
     ],
 )
-def test_a_body_that_is_not_what_it_says_is_refused(body: bytes, encoding: str, says: str) -> None:
+def test_a_body_that_is_not_what_it_says_is_rejected(body: bytes, encoding: str, says: str) -> None:
     with pytest.raises(Malformed, match=says):
         inflated([body], encoding, LIMIT, len(body))
 
 
 @given(st.binary(max_size=200), st.sampled_from(["gzip", "deflate", "zstd"]))
-def test_any_bytes_are_decompressed_or_refused(body: bytes, encoding: str) -> None:
+def test_any_bytes_are_decompressed_or_rejected(body: bytes, encoding: str) -> None:
     with suppress(Malformed, TooLarge):
         assert len(inflated([body], encoding, LIMIT, len(body))) <= LIMIT
 
@@ -145,7 +145,7 @@ def test_a_body_may_not_decompress_to_a_hundred_times_its_size() -> None:
             inflated([large], "gzip", 2**20, length)
 
 
-def test_a_bomb_of_known_length_is_refused_before_it_has_unpacked() -> None:
+def test_a_bomb_of_known_length_is_rejected_before_it_has_unpacked() -> None:
     bomb = gzip.compress(b"\0" * 2**24)
     tracemalloc.start()
     with pytest.raises(TooLarge, match="100 times"):

@@ -67,9 +67,7 @@ def test_a_chunked_body_is_what_httptools_reads_however_it_is_cut(
 
 
 @given(st.binary(max_size=60), st.lists(st.integers(0, 60), max_size=4))
-def test_what_is_taken_is_what_httptools_takes_and_cuts_change_nothing(
-    data: bytes, places: list[int]
-) -> None:
+def test_bodies_are_read_as_by_httptools_however_they_are_cut(data: bytes, places: list[int]) -> None:
     def outcome(cuts: list[int]) -> tuple[bytes, bytes, bool] | None:
         try:
             return decoded(b"3\r\nabc\r\n" + data, cuts)
@@ -88,13 +86,13 @@ def test_what_is_taken_is_what_httptools_takes_and_cuts_change_nothing(
      b"3\r\nabc\rX",
      b"f" * 13 + b"\r\n", b"1" + b";" * MAX_LINE_BYTES, b"0\r\n" + b"a: b\r\n" * MAX_TRAILER_BYTES],
 )  # fmt: skip
-def test_malformed_chunks_are_refused(data: bytes) -> None:
+def test_malformed_chunks_are_rejected(data: bytes) -> None:
     for cuts in ([], list(range(0, min(len(data), 300)))):
         with pytest.raises(HttpViolation):
             decoded(data, cuts)
 
 
-def test_many_small_chunks_are_refused_and_many_of_ordinary_size_are_not() -> None:
+def test_many_small_chunks_are_rejected_and_many_of_ordinary_size_are_not() -> None:
     with pytest.raises(HttpViolation, match="chunks"):
         decoded(b"1\r\na\r\n" * (FREE_CHUNKS + 10), [])
     few = b"1\r\na\r\n" * (FREE_CHUNKS - 1) + b"0\r\n\r\n"

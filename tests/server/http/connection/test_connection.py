@@ -46,14 +46,14 @@ def test_what_follows_a_request_and_is_not_http_cannot_fill_the_log(bundle_dir: 
     assert len(lines) < 20  # one a second, for 40 offenses
 
 
-def test_headers_without_end_are_refused(server: ServerProcess) -> None:
+def test_headers_without_end_are_rejected(server: ServerProcess) -> None:
     endless = b"GET /livez HTTP/1.1\r\n" + b"x-junk: y\r\n" * (MAX_HEAD_BYTES // 11 + 100)
     status, body = status_and_body(exchange(server, endless))
     assert status == 431
     assert body["error"] == f"the request's head has more than {MAX_HEAD_BYTES} bytes"
 
 
-def test_one_header_line_without_end_is_refused(server: ServerProcess) -> None:
+def test_one_header_line_without_end_is_rejected(server: ServerProcess) -> None:
     answer = exchange(server, b"GET /livez HTTP/1.1\r\nx: ", b"y" * (MAX_HEAD_BYTES + 100_000))
     assert status_and_body(answer)[0] == 431
     assert httpx.get(f"{server.url}/livez").status_code == 200
@@ -76,7 +76,7 @@ def test_pipelined_requests_are_answered_in_order(server: ServerProcess) -> None
     assert answer.index(b"HTTP/1.1 422") > answer.rindex(b"HTTP/1.1 200")
 
 
-def test_a_chunked_body_beyond_the_limit_is_refused_while_it_arrives(server: ServerProcess) -> None:
+def test_a_chunked_body_beyond_the_limit_is_rejected_while_it_arrives(server: ServerProcess) -> None:
     chunked = (
         b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
     )
@@ -96,7 +96,7 @@ def test_a_chunked_body_beyond_the_limit_is_refused_while_it_arrives(server: Ser
     assert not answer or status_and_body(answer)[0] == 413
 
 
-def test_a_client_that_asks_before_it_sends_is_told_before_it_has_sent(server: ServerProcess) -> None:
+def test_a_client_that_expects_100_continue_is_answered_before_it_sends(server: ServerProcess) -> None:
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=20) as connection:
         connection.sendall(head("/v1/predict", 50_000_000, b"Expect: 100-continue"))
@@ -191,9 +191,9 @@ def test_a_connection_on_which_nothing_more_comes_is_closed(
     async def run() -> bytes:
         async with local(engine, LIMITS) as server:
             answer = await server.exchange(sent)
-            while server.front.connections:
+            while server.frontend.connections:
                 await asyncio.sleep(0.01)
-            assert server.front.buffered == 0
+            assert server.frontend.buffered == 0
         return answer
 
     before = 0.0 if limit is None else limited(engine, limit)
@@ -214,11 +214,11 @@ def test_a_client_that_does_not_read_its_answers_is_cut_off(engine: Engine) -> N
                 await loop.sock_connect(client, ("127.0.0.1", server.port))
                 page = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
                 await loop.sock_sendall(client, page * 400)
-                while not server.front.connections:
+                while not server.frontend.connections:
                     await asyncio.sleep(0)
-                while server.front.connections:
+                while server.frontend.connections:
                     await asyncio.sleep(0.01)
-            assert server.front.buffered == 0
+            assert server.frontend.buffered == 0
 
     before = limited(engine, "write_time")
     asyncio.run(run())
@@ -271,7 +271,7 @@ def test_unfinished_requests_of_all_connections_share_one_bound(engine: Engine) 
                 answers.append(read.result() if done else b"")
                 read.cancel()
                 writer.close()
-        assert server.front.buffered == 0
+        assert server.frontend.buffered == 0
         return answers
 
     answers = asyncio.run(run())
@@ -312,7 +312,7 @@ def test_pipelined_requests_give_others_their_turn(engine: Engine) -> None:
             writer.write(many)
             other_writer.write(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
             await other.readuntil(b"}")
-            assert server.front.buffered  # the rest waits
+            assert server.frontend.buffered  # the rest waits
             left = 3000
             while left:
                 left -= (await reader.read(2**16)).count(b"HTTP/1.1 400")
@@ -335,7 +335,7 @@ def test_a_client_that_pipelines_faster_than_it_is_answered_is_read_slower(engin
             for _ in range(50):
                 other_writer.write(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
                 await other.readuntil(b"}")
-                assert server.front.buffered <= 2**20
+                assert server.frontend.buffered <= 2**20
             assert (await reader.read(2**16)).startswith(b"HTTP/1.1 400")
             for closing in (writer, other_writer):
                 closing.close()
@@ -364,7 +364,7 @@ def test_a_plan_loaded_while_the_body_arrives_answers_it(plan: Plan) -> None:
     assert asyncio.run(run()).startswith(b"HTTP/1.1 200 ")
 
 
-def test_what_waits_when_the_server_ends_is_told_so(plan: Plan) -> None:
+def test_requests_waiting_when_the_server_ends_get_503(plan: Plan) -> None:
     async def run() -> bytes:
         engine = Engine()
         engine.load(plan)
@@ -380,7 +380,7 @@ def test_what_waits_when_the_server_ends_is_told_so(plan: Plan) -> None:
     assert b"connection: close\r\n" in sent
 
 
-def test_a_client_that_has_gone_is_written_nothing(plan: Plan) -> None:
+def test_nothing_is_written_to_a_client_that_left(plan: Plan) -> None:
     async def run() -> tuple[bytes, Engine]:
         engine = Engine()
         engine.load(plan)
@@ -402,7 +402,7 @@ def test_a_client_that_has_gone_is_written_nothing(plan: Plan) -> None:
 @pytest.mark.parametrize(
     ("page", "body"), [("/v1/predict", BODY), ("/v1/rank", b'{"candidates": [{}]}')], ids=["predict", "rank"]
 )
-def test_what_is_answered_leaves_nothing_for_the_garbage_collector(
+def test_answered_requests_leave_nothing_for_the_garbage_collector(
     plan: Plan, page: str, body: bytes
 ) -> None:
     """Its second generation took 5 ms of the loop, ten times a second, for cycles through the listener."""

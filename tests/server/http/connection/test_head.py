@@ -72,7 +72,7 @@ def test_the_body_is_framed_as_http_says(
         (LINE + b"Host: x\r\n" + b"a:\r\n" * MAX_HEADERS + b"\r\n", 431),
     ],
 )
-def test_what_is_no_acceptable_http_is_refused_with_a_status_that_says_why(head: bytes, status: int) -> None:
+def test_invalid_http_is_rejected_with_a_specific_status(head: bytes, status: int) -> None:
     with pytest.raises(HttpViolation) as refused:
         parse_head(head)
     assert refused.value.status == status
@@ -85,7 +85,7 @@ def test_the_end_of_a_head_is_found_once_it_is_there() -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 100])
-def test_a_head_that_can_only_become_too_large_is_refused_before_its_end(cut: int) -> None:
+def test_a_head_that_can_only_become_too_large_is_rejected_before_its_end(cut: int) -> None:
     for data, status in (
         (b"GET /" + b"a" * (MAX_URL_BYTES + 40), 414),
         (LINE + b"x: " + b"y" * MAX_HEAD_BYTES, 431),

@@ -219,7 +219,7 @@ def test_a_trailer_is_no_header(url: str) -> None:
                 assert client.ask(raw + chunks).status == 200
 
 
-def test_who_expects_100_gets_it_and_then_the_answer(url: str) -> None:
+def test_expect_100_continue_is_answered(url: str) -> None:
     raw = post("/v1/predict", ONE, b"Expect: 100-continue")
     with Talk(url) as client:
         for _ in range(2):
@@ -232,7 +232,7 @@ def test_who_expects_100_gets_it_and_then_the_answer(url: str) -> None:
 
 
 @pytest.mark.parametrize(("raw", "statuses"), REFUSED.values(), ids=REFUSED.keys())
-def test_what_is_no_request_is_refused_and_the_connection_closed(
+def test_what_is_no_request_is_rejected_and_the_connection_closed(
     url: str, raw: bytes, statuses: set[int]
 ) -> None:
     with Talk(url) as client:
