@@ -1,7 +1,7 @@
-"""What a budget of fast memory holds: bytes in, the cuts of every table and the size of the cache out.
+"""Splits a memory budget: bytes in, the cuts of every table and the size of the cache out.
 
-Most of the host's budget goes to the hottest rows as calibration knows them; a tenth goes to the cache above
-the file, which follows what calibration could not know. The cache's books are paid from the same budget.
+Most of the host's budget goes to the hottest rows by calibration; a tenth goes to the cache above the file,
+which adapts to current traffic. The index of the cache is paid from the same budget.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CACHE_SHARE = 0.1
 @dataclass(frozen=True, slots=True)
 class MemorySplit:
     """cuts: rows of each table in each tier. cache_bytes: as polyrec.models.tiers.placement.Placement has
-    it. books: bytes of the cache's books; rows, cache and books together are the host's budget at most."""
+    it. index_bytes: index of the cache; rows, cache and index together are at most the host's budget."""
 
     cuts: dict[str, TierCuts]
     cache_bytes: int
@@ -36,7 +36,7 @@ def split_memory(
     device_bytes: int = 0,
     cached: float = CACHE_SHARE,
 ) -> MemorySplit:
-    """Shares out `host_bytes` (and `device_bytes`) among rows, cache and books; other rows lie in the file.
+    """Splits `host_bytes` (and `device_bytes`) among rows, cache and index; the other rows are in the file.
 
     row_bytes: of a stored row. cached: share of `host_bytes` that is the cache; one page at least.
     """

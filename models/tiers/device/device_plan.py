@@ -1,8 +1,8 @@
-"""Where look-ups lie, found out on the device: rows of the fused weight in, the kernel's codes out.
+"""Locates look-ups on the device: rows of the fused weight in, the kernel's row codes out.
 
-For models whose rows are all in device and host memory. A tier is a range of ranks, so a code is a line
-within each range: a row of the device tier is row + shift, one of host memory -1 - its address. A processor
-takes ten nanoseconds a look-up for it, which is more than a GPU takes for the look-up itself.
+Only for models with all rows in device and host memory. A tier is a range of ranks, so a code is a linear
+function of the row within each range: row + shift in the device tier, -1 - address in host memory. On the CPU
+this takes ten nanoseconds per look-up, more than the look-up itself takes on a GPU.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from polyrec.models.tiers.slab import Slab
 
 
 class DevicePlan:
-    """The lines of a layout, on a device."""
+    """The linear functions of a layout's ranges, on a device."""
 
     def __init__(self, layout: TierLayout, slab: Slab, device: torch.device) -> None:
         if not can_plan(layout):
@@ -30,10 +30,10 @@ class DevicePlan:
         self._ranges = torch.arange(layout.starts.size, device=device)
 
     def codes(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """rows: int64 [n] -> (codes as kernels.pool takes them, int64 [n]; look-ups of each range)."""
+        """Returns (codes for kernels.pool, int64 [n]; look-ups of each range). rows: int64 [n]."""
         part = torch.searchsorted(self._starts, rows, right=True) - 1
         codes = torch.addcmul(self._shift[part], rows, self._factor[part])
-        # bincount would wait for the device
+        # bincount would synchronize with the device
         return codes, (part.unsqueeze(0) == self._ranges.unsqueeze(1)).sum(dim=1)
 
 

@@ -1,14 +1,15 @@
-"""A batch's look-ups to the vectors that the interaction reads, in one pass on the device.
+"""Fuses the look-ups of a batch into one pass on the device.
 
-Singles and bags of contexts and candidates become one list of bags in the order of their slots, so that a
-kernel gathers, de-quantizes and pools all of them straight into place. Rows of the device tier are read where
-they are. Misses go one of two ways (ways.py):
+Single values and bags of contexts and candidates become one list of bags in slot order, and a kernel gathers,
+dequantizes and pools all of them into the input of the interaction. Rows of the device tier are read in
+place. Misses use one of two transfer modes (transfer_costs.py):
 
     direct    the kernel reads them from the slab in pinned host memory
-    copied    bags without a miss are summed at once; meanwhile the host gathers misses into pinned memory,
-              they are copied on a stream of their own, and the other bags are summed from both (Hotline)
+    copied    bags without a miss are summed first; meanwhile the host gathers misses into pinned memory,
+    copies
+              them on a separate stream, and the other bags are summed from both (Hotline)
 
-Nothing here waits for the device. On the cpu the same steps run in torch, in the same order.
+Nothing here waits for the device. On the CPU the same steps run in torch, in the same order.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from polyrec.models.tiers.view import View
 from polyrec.models.transfer import on_device
 
 PLANNED = 4096
-"""Look-ups from which on it is quicker to tell the device all rows than where they lie."""
+"""Minimum look-ups for which locating rows on the device is faster than on the host."""
 
 clock = time.perf_counter
 
@@ -46,7 +47,7 @@ class LookupBags:
     """All look-ups of a batch as bags, contexts first, each block row by row.
 
     rows: int64 [look-ups]. offsets: int64 [bags + 1], None where every bag is a single value. scale: float32
-    [bags], None where nothing is a mean. shapes: (rows, slots) of contexts and candidates.
+    [bags], None where no bag is a mean. shapes: (rows, slots) of contexts and candidates.
     """
 
     rows: I64
@@ -59,7 +60,7 @@ class LookupBags:
         return sum(rows * slots for rows, slots in self.shapes)
 
     def having(self, lookups: I64) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """bool [bags]: which have one of these look-ups."""
+        """Returns a mask, bool [bags], of bags that have any of these look-ups."""
         has = np.zeros(self.rows.size, bool)
         has[lookups] = True
         if self.offsets is None:
@@ -69,7 +70,7 @@ class LookupBags:
 
 
 def bags_in_slot_order(lookups: Lookups) -> LookupBags:
-    """The look-ups in the order in which the interaction reads their vectors."""
+    """Orders look-ups as the interaction reads their vectors."""
     blocks = (lookups.context, lookups.candidate)
     shapes = [(b.singles.shape[0], b.singles.shape[1] + (b.bags.features if b.bags else 0)) for b in blocks]
     both = (shapes[0], shapes[1])
@@ -87,7 +88,7 @@ def bags_in_slot_order(lookups: Lookups) -> LookupBags:
 
 
 def _in_slots(block: BlockLookups) -> tuple[I64, I64]:
-    """(rows, how many of them each bag has), row by row: the single values, then the bags."""
+    """Returns (rows, length of each bag), row by row: the single values, then the bags."""
     rows, singles = block.singles.shape
     bags = block.bags
     if bags is None:
@@ -110,16 +111,15 @@ def _scale(block: BlockLookups, slots: int) -> F32:
 
 
 def can_fuse(stack: TierStack) -> bool:
-    """Whether fused look-ups pay: rows on a GPU, in a precision that the kernel reads."""
+    """Whether fused look-ups are supported: rows on a GPU, in a precision that the kernel reads."""
     return stack.device.type == "cuda" and available() and stack.tiers.row_format.precision in PRECISIONS
 
 
 class FusedLookups:
     """One lane's look-ups through a stack with a device tier. Its vectors are valid until the next batch.
 
-    ways: what is known of the two ways; `mode` holds every batch to one of them, for measurements. planned:
-    from so many look-ups on, the device finds out where rows lie, if it can. taken: how many batches went
-    each way (those without a miss count as direct).
+    mode: forces one transfer mode, for measurements. planned: minimum look-ups for which the device locates
+    the rows, if it can. batches_by_transfer: number of batches by mode; those without a miss count as direct.
     """
 
     def __init__(self, stack: TierStack, mode: int | None = None, planned: int = PLANNED) -> None:
@@ -147,7 +147,7 @@ class FusedLookups:
                 self._compile()
 
     def _compile(self) -> None:
-        """Every form of the kernel that a batch may need, so that no request waits for a compiler."""
+        """Compiles every variant of the kernel, so that no request waits for the compiler."""
         row_format, hot, slab = self.stack.tiers.row_format, self._hot, self.stack.tiers.slab.view
         none, bags = np.zeros(2, np.int64), np.arange(2)
         out = torch.empty((2, row_format.width), device=hot.device)
@@ -158,7 +158,8 @@ class FusedLookups:
                 self._sum(there, slab, None, out)
 
     def vectors(self, view: View, lookups: Lookups) -> tuple[Vectors, int]:
-        """The vectors of a batch, on the device, and how many look-ups got out-of-vocabulary rows instead.
+        """Returns the vectors of a batch, on the device, and how many look-ups got out-of-vocabulary rows
+        instead.
 
         Raises OSError if a page of the disk tier cannot be read.
         """
@@ -167,7 +168,7 @@ class FusedLookups:
             return self._vectors(view, slots)
 
     def _here(self) -> AbstractContextManager[Any]:
-        """Kernels, events and streams are those of the rows' device."""
+        """Makes the rows' device current for kernels, events and streams."""
         cuda: Any = torch.cuda
         context: AbstractContextManager[Any] = cuda.device_of(self._hot)
         return context
@@ -195,14 +196,14 @@ class FusedLookups:
         return Vectors(out[:split].view(contexts, own, width), out[split:].view(rows, other, width))
 
     def _unplaced(self, view: View, slots: LookupBags) -> bool:
-        """Whether the device is to find out where rows lie; their misses are then read in place."""
+        """Whether the device should locate the rows; misses are then read in place."""
         count = slots.rows.size
         if self._plan is None or view.layers or count < max(self._planned, 1):
             return False
         self.learn()
         if self.mode is not None:
             return self.mode == DIRECT
-        # how many miss is not known before: as many as lately
+        # the number of misses is unknown in advance: take the latest miss rate
         rate = self._miss_rate
         return rate is not None and self.transfer_costs.choose(count, round(rate * count)) == DIRECT
 
@@ -225,7 +226,7 @@ class FusedLookups:
         changed: I64,
         below: Callable[[I64, Tensor], I64],
     ) -> I64:
-        """Fills `out`; gives the look-ups that were lost. changed: look-ups of rows that have new values."""
+        """Fills `out`; returns the look-ups that no tier answered. changed: look-ups of updated rows."""
         self.learn()
         cold = where.tier != DEVICE
         cold[changed] = True
@@ -246,7 +247,7 @@ class FusedLookups:
     def _way(self, where: RowLocations, misses: I64, changed: I64) -> int:
         if not misses.size:
             return DIRECT
-        # pages of the file come and go, and new values lie in no tier yet: only stored rows are read in place
+        # cached pages may be evicted and updates are in no tier yet: only host rows are read in place
         if changed.size or not self._reaches_host or (where.tier[misses] != HOST).any():
             return COPIED
         return self.transfer_costs.choose(where.tier.size, misses.size) if self.mode is None else self.mode
@@ -285,12 +286,12 @@ class FusedLookups:
             sums(row_format, self._hot, cold, there.rows, there.offsets, there.scale, which, out)
 
     def _there(self, slots: LookupBags, codes: I64, *which: I64) -> _There:
-        """What the kernel reads besides rows, on the device: one copy from pinned memory."""
+        """Copies the kernel's index arrays to the device, in one transfer from pinned memory."""
         parts = [codes, *([] if slots.offsets is None else [slots.offsets]), *which]
         device = self._hot.device
         scale = None if slots.scale is None else on_device(slots.scale, device)
         if self._cuda:
-            # each part begins on 16 bytes: the kernel is compiled once, for pointers that do
+            # parts are aligned to 16 bytes, because Triton specializes kernels on alignment
             starts = np.cumsum([0, *(p.size + p.size % 2 for p in parts)]).tolist()
             packed = torch.empty(starts[-1], dtype=torch.int64, pin_memory=True)
             for start, part in zip(starts, parts, strict=False):
@@ -303,7 +304,7 @@ class FusedLookups:
         return _There(tensors[0], offsets, scale, tuple(tensors[1 if offsets is None else 2 :]))
 
     def _mark(self) -> Any:
-        """A moment of the device's work: an event that is read later, or the time itself."""
+        """Marks the current time on the device: a CUDA event, or a clock reading on the CPU."""
         if not self._cuda:
             return clock()
         cuda: Any = torch.cuda
@@ -312,7 +313,7 @@ class FusedLookups:
         return event
 
     def learn(self) -> None:
-        """Takes the times of batches that have ended; does not wait for others."""
+        """Records the times of finished batches; does not wait for others."""
         while self._timing:
             batch = self._timing[0]
             if self._cuda:
@@ -335,7 +336,7 @@ class FusedLookups:
 
 @dataclass(frozen=True, slots=True)
 class _Timed:
-    """A batch under way. misses: how many, or where the device tells the look-ups of each range."""
+    """A batch in progress. misses: their number, or a tensor that receives the look-ups of each range."""
 
     mode: int
     lookups: int

@@ -1,9 +1,9 @@
-"""One kernel for a batch's look-ups on a GPU: gather, de-quantize and pool, from device or host memory.
+"""Triton kernel for the look-ups of a batch: gathers, dequantizes and pools from device or host memory.
 
-Each look-up names a row of the device tier or one of pinned host memory, which the GPU reads through unified
-addressing; a program sums the rows of a few bags (a single value is a bag of one) straight into the place
-where the interaction reads them. `pooled` is the same in torch, on any device: what the kernel is compared
-with, and what runs where there is no GPU. Triton is not a dependency: CUDA builds of torch bring it.
+Each look-up is a row of the device tier or of pinned host memory, which the GPU reads through unified
+addressing. A program sums the rows of a few bags (a single value is a bag of one) into the input of the
+interaction. `pooled` is the reference in torch, which also runs where there is no GPU. Triton is not a
+dependency: CUDA builds of torch include it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ except ImportError:
 
 PRECISIONS = ("fp32", "bf16", "int8")
 TILE = 1024
-"""Numbers that a program adds at once: eight a thread, so that several loads are under way."""
+"""Numbers that a program adds at once: eight per thread, so that several loads overlap."""
 
 
 def pooled(
@@ -37,12 +37,13 @@ def pooled(
     which: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """The sum of each bag, float32 [bags, width].
+    """Computes the sum of each bag, float32 [bags, width].
 
-    hot [n, units], cold [m, units]: rows of the device tier and of host memory, of the form's unit; those of
-    `cold` may overlap (a slab's view). rows: int64 [look-ups]; from 0 on they are rows of `hot`, below 0 row
-    -1 - r of `cold`. offsets: int64 [bags + 1]; None: every look-up is a bag of its own. scale: float32
-    [bags], times the sum. which: int64 [chosen], rising: only these bags are computed and written to `out`.
+    hot [n, units], cold [m, units]: rows of the device tier and of host memory, of the format's unit; those
+    of `cold` may overlap (a slab's view). rows: int64 [look-ups]; from 0 on they are rows of `hot`, below 0
+    row -1 - r of `cold`. offsets: int64 [bags + 1]; None: every look-up is a bag of its own. scale: float32
+    [bags], factor of the sum. which: int64 [chosen], ascending: only these bags are computed and written to
+    `out`.
     """
     bags = rows.numel() if offsets is None else offsets.numel() - 1
     if out is None:
@@ -85,10 +86,10 @@ if triton is not None:
         column = tl.arange(0, BLOCK)[None, :]
         inside = column < WIDTH
         near, far = there & (row >= 0), there & (row < 0)
-        # of the two loads of a look-up one is masked away, and costs no memory
+        # one of the two loads of a look-up is masked and reads no memory
         a, b = hot + row * HOT, cold + (-1 - row) * COLD
         if INT8:
-            # a row begins with its scale, bf16 in two bytes, and its zero
+            # a row begins with its scale (bf16, two bytes) and its zero point
             low = tl.load(a, mask=near, other=0) + tl.load(b, mask=far, other=0)
             high = tl.load(a + 1, mask=near, other=0) + tl.load(b + 1, mask=far, other=0)
             zero = tl.load(a + 2, mask=near, other=0) + tl.load(b + 2, mask=far, other=0)
@@ -99,7 +100,7 @@ if triton is not None:
         x = tl.load(a[:, None] + column, mask=near[:, None] & inside, other=0.0).to(tl.float32)
         return x + tl.load(b[:, None] + column, mask=far[:, None] & inside, other=0.0).to(tl.float32)
 
-    # batches differ in how many bags they have: nothing is to be compiled anew for that
+    # the number of bags varies by batch and must not trigger recompilation
     @triton.jit(do_not_specialize=["bags"])  # type: ignore[untyped-decorator, unused-ignore]
     def _pool(  # type: ignore[no-untyped-def]
         out, hot, cold, rows, offsets, scale, which, bags,
@@ -138,7 +139,7 @@ def pool(
     which: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """As `pooled`, by the kernel. All on the GPU, but `cold`, which may be pinned host memory.
+    """Computes `pooled` with the kernel. All tensors are on the GPU; `cold` may be pinned host memory.
 
     Raises ValueError for int4 rows; RuntimeError where there is no Triton.
     """
@@ -160,7 +161,7 @@ def pool(
         hot,
         cold,
         rows,
-        # what is not read must still be a pointer
+        # unused arguments must still be pointers
         rows if offsets is None else offsets,
         out if scale is None else scale,
         rows if which is None else which,
@@ -188,6 +189,6 @@ def sums(
     which: Tensor | None,
     out: Tensor,
 ) -> Tensor:
-    """`pool` where it can run, else `pooled`."""
-    mode = pool if rows.is_cuda and triton is not None and row_format.precision in PRECISIONS else pooled
-    return mode(row_format, hot, cold, rows, offsets, scale, which, out)
+    """Computes `pool` if supported, else `pooled`."""
+    compute = pool if rows.is_cuda and triton is not None and row_format.precision in PRECISIONS else pooled
+    return compute(row_format, hot, cold, rows, offsets, scale, which, out)

@@ -1,14 +1,13 @@
-"""The disk tier: rows in a file of pages, in popularity order, read through a bounded cache of pages.
+"""The disk tier: rows in a file of pages, in popularity order, read through a bounded cache.
 
-Pages hold rows of like heat, since rows stand in the order of their accesses; a page is the unit of reading
-and of caching (MTrainS, section 3: the block-addressable level). A batch's missing pages are found by whole
-arrays, each is read once however many of its rows are wanted, all at the same time, straight into the
-slab that the batch is gathered from. `prefetch` starts the same reads for a batch that still waits in a
-queue. The file is opened for direct reads where its file system has them: the cache above knows what to keep
-better than the kernel's, and memory is not spent twice. Of a page that was read, the rows that were wanted
-stay longest: they are copied to where single rows are kept (recent), which is most of the cache.
+Rows of a page have similar popularity, since rows are sorted by accesses; a page is the unit of reading and
+caching (MTrainS, section 3: the block-addressable level). The missing pages of a batch are found with
+whole-array operations and read once each, concurrently, into the slab that the batch is gathered from.
+`prefetch` starts these reads for a queued batch. The file is opened for direct reads if possible, because
+this cache knows access counts that the kernel's page cache does not, and memory is not spent twice. The
+requested rows of a page that was read are copied to the row cache, which is most of the cache.
 
-The file is a working copy: bundles are immutable, and new values of rows are written here.
+The file is a working copy: bundles are immutable, and updated rows are written here.
 """
 
 from __future__ import annotations
@@ -34,20 +33,20 @@ log = logging.getLogger("polyrec.tiers")
 
 PAGES_AT_ONCE = 4096
 AHEAD = 0.5
-"""Share of the cached pages that is kept for batches that wait: as the coldest they would go first."""
+"""Maximum share of the cached pages pinned for prefetched batches; unpinned, they would be evicted first."""
 AHEAD_BATCHES = 64
-"""After so many batches they are waited for no more: the query has gone, or gone elsewhere."""
+"""Batches after which prefetched pages are unpinned: the query was canceled or used another path."""
 ROWS_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class PinnedRows:
-    """Rows that are in the cache until `release`: their addresses in the slab, and what was read for them.
+    """Rows pinned in the cache until `release`: their addresses in the slab, and their reads.
 
-    kept: slots of the rows that are kept singly; slots: of the others' pages. Each once.
-    missed: look-ups that had to wait for a read: the first of each row that was not in memory.
-    fresh, places: those other rows, each once, and the slot and the place in its page where each stands.
-    claims: how often rows had been kept singly till then.
+    kept: distinct slots in the row cache. slots: distinct slots of pages, for the other rows.
+    missed: look-ups that waited for a read: the first of each row that was not in memory.
+    fresh, places: the distinct rows in pages, and the (slot, place in page) of each.
+    claims: the row cache's count of claims at that time.
     """
 
     addresses: I64
@@ -62,7 +61,7 @@ class PinnedRows:
 
 
 class CacheTooSmall(Exception):
-    """A batch needs more pages at once than the cache has: it must be gathered in parts."""
+    """A batch needs more pages at once than the cache can hold; it must be gathered in parts."""
 
 
 class DiskTier:
@@ -83,7 +82,7 @@ class DiskTier:
         self.path, self.rows = path, rows
         self._slab = slab
         self.pages = pages_of(slab, rows)
-        # where every page has a slot, no row needs another
+        # if every page has a slot, the row cache is useless
         row_slots = admission.row_slots(slab.pages) if slab.pages < self.pages else 0
         self.cache = PageCache(self.pages, slab.pages - row_slots, heat, admission.for_pages(slab.pages))
         self.row_cache = RowCache(rows, row_slots * slab.rows_a_page)
@@ -110,25 +109,26 @@ class DiskTier:
 
     @property
     def index_nbytes(self) -> int:
-        """Bytes of memory that say what the cache holds."""
+        """Bytes of the cache's index."""
         return self.cache.nbytes + self.row_cache.nbytes + int(self._ticket_of_slot.nbytes)
 
     def acquire(self, rows: I64) -> PinnedRows:
-        """rows: int64 [n], addresses in this tier. Starts the reads of what is missing, and pins all of it.
+        """Pins rows in the cache and starts the reads of missing pages. rows: int64 [n], addresses in this
+        tier.
 
-        Raises CacheTooSmall, and then holds nothing. Every other call must be followed by `ready`, which
-        waits for the reads, and `release`.
+        Raises CacheTooSmall, and then pins nothing. Otherwise the caller must call `ready`, which waits for
+        the reads, and then `release`.
         """
-        own, first, back = np.unique(rows, return_index=True, return_inverse=True)
-        address = np.empty(own.size, np.int64)
+        distinct, first, back = np.unique(rows, return_index=True, return_inverse=True)
+        address = np.empty(distinct.size, np.int64)
         with self._lock:
             self._reap()
             if rows.size == 1:
                 self._wait_for_room()
-            single = self.row_cache.find(own)
+            single = self.row_cache.find(distinct)
             paged = single == NOWHERE
-            kept, fresh = single[~paged], own[paged]
-            # a row's page ascends as the row does, so equal pages are neighbors
+            kept, fresh = single[~paged], distinct[paged]
+            # rows are sorted, so equal pages are adjacent
             page, place = np.divmod(fresh, self._slab.rows_a_page)
             begins = _begins(page)
             pages = page[begins]
@@ -137,14 +137,14 @@ class DiskTier:
             slots = cache.slot_of_page[pages].astype(np.int64)
             away = slots == NOWHERE
             wanted = pages[away]
-            # what is here must not be evicted for what is not
+            # cached pages of this batch must not be evicted for its missing ones
             here = slots[~away]
             cache.pins[here] += 1
             self._batches += 1
             if self._ahead_pages:
                 self._let_go(here)
             if wanted.size:
-                # asked before anything is read: what is read for nothing would displace what is wanted
+                # checked before reading: useless reads would displace useful pages
                 room = cache.slots if wanted.size <= cache.slots // 8 else int((cache.pins == 0).sum())
                 read = self._read(wanted) if wanted.size <= room else wanted[:0]
                 if read.size < wanted.size:
@@ -166,7 +166,7 @@ class DiskTier:
         )
 
     def ready(self, held: PinnedRows) -> None:
-        """Waits for the reads of what is held. Raises OSError if one failed: release all the same."""
+        """Waits for the reads of pinned rows. Raises OSError if one failed; `release` is still required."""
         for ticket in held.tickets:
             try:
                 self._reader.wait(ticket)
@@ -177,23 +177,23 @@ class DiskTier:
             with self._lock:
                 fresh, (page, place) = held.fresh, held.places
                 if self.row_cache.claims != held.claims:
-                    # another batch may have brought the same rows meanwhile
+                    # another batch may have added the same rows meanwhile
                     new = self.row_cache.find(fresh) == NOWHERE
                     fresh, page, place = fresh[new], page[new], place[new]
                 slots, which = self.row_cache.claim(fresh)
                 self._paged[self._single(slots)] = self._paged[page[which], place[which]]
 
     def release(self, held: PinnedRows) -> None:
-        """What was held may be evicted again."""
+        """Unpins rows."""
         with self._lock:
             self.cache.pins[held.slots] -= 1
             self.row_cache.pins[held.kept] -= 1
             self._released.notify_all()
 
     def prefetch(self, rows: I64) -> int:
-        """Starts the reads of missing pages, as far as there is room; gives how many. Does not wait.
+        """Starts the reads of missing pages, as far as there is room; returns how many. Does not wait.
 
-        They are kept until a batch has had them. What was asked for first keeps its room: it is used first.
+        The pages are pinned until a batch uses them. Earlier prefetches keep their room: they are used first.
         """
         with self._lock:
             while self._ahead and self._ahead[0][0] + AHEAD_BATCHES < self._batches:
@@ -205,7 +205,7 @@ class DiskTier:
             page = page[_begins(page)]
             slots = self.cache.slot_of_page[page].astype(np.int64)
             away = slots == NOWHERE
-            # what is here already must not be evicted for what is not
+            # cached pages must not be evicted for missing ones
             here = slots[~away]
             here = here[~self._is_ahead[here]][:room]
             self._keep_ahead(here)
@@ -220,11 +220,11 @@ class DiskTier:
         self._ahead_pages += slots.size
 
     def warm(self) -> int:
-        """Reads the hottest pages, as the calibration has it, until the cache is full; gives how many."""
+        """Fills the cache with the hottest pages by calibration; returns how many."""
         order = np.argsort(-self.cache.heat.astype(np.int16), kind="stable")[: self.cache.slots]
         with self._lock:
             slots = self.cache.fill(order)
-            # in the order of the file, which disks like
+            # in file order, for sequential reads
             by_page = np.argsort(order)
             order, slots = order[by_page], slots[by_page]
             for start in range(0, order.size, PAGES_AT_ONCE):
@@ -233,21 +233,24 @@ class DiskTier:
         return int(order.size)
 
     def keep(self, rows: I64, values: Callable[[I64], Bytes]) -> None:
-        """Keeps rows singly, before anything is looked up. rows: int64 [n], distinct, the hottest first; as
-        many as find a place. values: uint8 [m, bytes of a row] of those at the given places of `rows`."""
+        """Fills the row cache before the first look-up, as far as there is room.
+
+        rows: int64 [n], distinct, hottest first. values: returns uint8 [m, bytes of a row], given indices of
+        `rows`.
+        """
         kept = [np.empty(0, np.int64)]
         with self._lock:
             for start in range(0, rows.size, ROWS_AT_ONCE):
                 slots, which = self.row_cache.claim(rows[start : start + ROWS_AT_ONCE])
                 if slots.size:
                     self._paged[self._single(slots)] = values(start + which)
-                # colder rows are not to take the place of these
+                # pinned so that colder rows do not replace these
                 self.row_cache.pins[slots] += 1
                 kept.append(slots)
             self.row_cache.pins[np.concatenate(kept)] -= 1
 
     def write(self, rows: I64, values: Bytes) -> None:
-        """New values of rows: into the file, then into what is cached or being read of it.
+        """Writes new values of rows to the file, then to cached pages and rows.
 
         rows: int64 [n], addresses in this tier, distinct. One writer at a time.
         """
@@ -258,7 +261,7 @@ class DiskTier:
         offsets = (page * size + place * row_bytes).tolist()
         for offset, value in zip(offsets, values[order], strict=True):
             os.pwrite(self._file, value, offset)
-        # A read that began before may bring the old values; one that begins from here on brings the new.
+        # Reads that began before may return old values; reads from here on return the new ones.
         with self._lock:
             slots = self.cache.slot_of_page[page].astype(np.int64)
             here = slots != NOWHERE
@@ -273,7 +276,7 @@ class DiskTier:
         start = self._slab.page(slots) + place * row_bytes
         self._slab.bytes[start[:, None] + np.arange(row_bytes)] = paged
         with self._lock:
-            # after the pages: a row that is copied from one meanwhile has the new value, or gets it here
+            # after the pages: a row copied from a page meanwhile has the new value or gets it here
             single = self.row_cache.find(rows)
             kept = single != NOWHERE
             self._paged[self._single(single[kept])] = values[kept]
@@ -281,27 +284,27 @@ class DiskTier:
             self._released.notify_all()
 
     def close(self) -> None:
-        """Ends reading. The file stays, if it has a name still."""
+        """Closes the reader and the file; does not delete the file."""
         self._reader.close()
         os.close(self._direct)
         os.close(self._file)
 
     def _single(self, slots: I64) -> tuple[I64, I64]:
-        """(page of the slab, place in it) of rows that are kept singly: behind the cached pages."""
+        """Returns (page of the slab, place in it) of row cache slots, which follow the cached pages."""
         page, place = np.divmod(slots, self._slab.rows_a_page)
         return page + self.cache.slots, place
 
     def _let_go(self, slots: I64) -> None:
-        """What was read ahead may be evicted again. slots: each once."""
-        own = slots[self._is_ahead[slots]]
-        self._is_ahead[own] = False
-        self._ahead_pages -= own.size
-        self.cache.pins[own] -= 1
+        """Unpins prefetched pages. slots: distinct."""
+        ahead = slots[self._is_ahead[slots]]
+        self._is_ahead[ahead] = False
+        self._ahead_pages -= ahead.size
+        self.cache.pins[ahead] -= 1
 
     def _wait_for_room(self) -> None:
-        """Until a slot is free: others hold every page of a very small cache."""
+        """Waits until a slot is free: other batches may pin every page of a very small cache."""
         while self.cache.pins.all():
-            # reads that end tell nobody, so they are looked for again
+            # finished reads do not notify, so poll
             self._released.wait(0.001)
             self._reap()
 
@@ -314,14 +317,14 @@ class DiskTier:
         size = self._slab.page_bytes
         ticket = self._reader.submit(pages * size, self._slab.page(slots), size)
         if ticket:
-            # a page that is on its way must not be evicted: the disk would write into another's slot
+            # a page being read must not be evicted: the read would overwrite another page
             self.cache.pins[slots] += 1
             self._ticket_of_slot[slots] = ticket
             self._flying.append((ticket, slots))
         return ticket
 
     def _reap(self) -> None:
-        """Frees the slots of reads that have ended."""
+        """Unpins the slots of finished reads."""
         if not self._flying:
             return
         under_way = self._reader.under_way()
@@ -338,7 +341,7 @@ class DiskTier:
             self._landed(ticket, slots)
 
     def _lost(self, ticket: int) -> None:
-        """Forgets the pages of a read that failed: whoever wants them next reads again."""
+        """Drops the pages of a failed read, so that the next look-up reads them again."""
         with self._lock:
             for flying in list(self._flying):
                 if flying[0] == ticket:
@@ -347,20 +350,19 @@ class DiskTier:
                     self._landed(*flying)
 
     def _landed(self, ticket: int, slots: I64) -> None:
-        own = slots[self._ticket_of_slot[slots] == ticket]
-        self._ticket_of_slot[own] = 0
+        self._ticket_of_slot[slots[self._ticket_of_slot[slots] == ticket]] = 0
         self.cache.pins[slots] -= 1
 
 
 def _begins(ascending: I64) -> NDArray[np.bool_]:
-    """bool [n]: which are the first of their value."""
+    """Returns a mask, bool [n], of the first element of each run of equal values."""
     begins = np.ones(ascending.size, bool)
     np.not_equal(ascending[1:], ascending[:-1], out=begins[1:])
     return begins
 
 
 def pages_of(slab: Slab, rows: int) -> int:
-    """Pages that so many rows fill."""
+    """Number of pages that hold `rows` rows."""
     return -(-rows // slab.rows_a_page)
 
 
@@ -393,6 +395,6 @@ def _open_direct(path: Path) -> tuple[int, bool]:
         return os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC), True
     except OSError:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        # pages far from one another are wanted: reading on behind each would only cost
+        # accesses are random: read-ahead by the kernel would be wasted
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
         return file, False

@@ -1,10 +1,10 @@
-"""Batched reads of a file by io_uring: arrays of offsets in, bytes in memory out, no Python per read.
+"""Batched file reads by io_uring: arrays of offsets in, bytes in memory out, no Python code per read.
 
-The kernel's submission queue is an array of 64-byte records in shared memory. Here it is a numpy array, so
-that a batch of any number of reads is written by a few whole-array assignments and started by one system
-call, and the thread that waits sleeps in the kernel without Python's lock. Layouts and constants are those
-of linux/io_uring.h. Containers often forbid the calls: `open_ring` then raises OSError, and
-`polyrec.models.tiers.disk.reads` takes threads.
+The kernel's submission queue is an array of 64-byte records in shared memory. Mapped as a numpy array, a
+batch of reads is written by a few whole-array assignments and started by one system call; the waiting thread
+sleeps in the kernel without holding the GIL. Layouts and constants are from linux/io_uring.h. Containers
+often forbid the
+calls: `Ring` then raises OSError, and `polyrec.models.tiers.disk.reads` uses threads.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OFF_CQ, _OFF_SQES = 0x8000000, 0x10000000
 _SINGLE_MMAP, _GETEVENTS, _READ = 1, 1, 22
 _HEAD, _TAIL, _MASK, _ENTRIES, _ARRAY, _CQES = 0, 1, 2, 3, 6, 5
 _SQ_OFF, _CQ_OFF = 10, 20
-"""Where the two tables of offsets begin in the parameters, counted in 32-bit words."""
+"""Start of the two tables of offsets in the parameters, in 32-bit words."""
 
 _SQE = np.dtype(
     [
@@ -43,7 +43,7 @@ _SQE = np.dtype(
 _CQE = np.dtype([("user_data", "u8"), ("res", "i4"), ("flags", "u4")])
 
 _syscall = ctypes.CDLL(None, use_errno=True).syscall
-# every argument as a machine word: a variadic C function takes no shorter ones
+# every argument is a machine word, as variadic C functions require
 _syscall.argtypes = (ctypes.c_long,) * 7
 _syscall.restype = ctypes.c_long
 
@@ -89,8 +89,8 @@ class Ring:
         self._sqes["opcode"] = _READ
         self._sqes["fd"] = file
         self._state = threading.Lock()
-        # Whoever takes completions out of the queue holds this: a thread asleep in the kernel would never
-        # hear of those that another took. Taken before `_state`.
+        # Held while taking completions from the queue: a thread asleep in the kernel would miss those that
+        # another thread took. Acquired before `_state`.
         self._reaping = threading.Lock()
         self._left: dict[int, int] = {}
         self._failed: dict[int, int] = {}
@@ -101,7 +101,7 @@ class Ring:
     def submit(self, offsets: I64, targets: I64, length: int) -> int:
         """Starts a read of `length` bytes at each of `offsets` of the file, into memory at `targets`.
 
-        Gives a ticket for `wait`; 0, if there is nothing to read.
+        Returns a ticket for `wait`; 0 if there is nothing to read.
         """
         if not offsets.size:
             return 0
@@ -144,7 +144,7 @@ class Ring:
             except InterruptedError:
                 continue
             except BlockingIOError:
-                # the kernel is short of memory for requests: those in flight give it back
+                # the kernel lacks memory for requests: retry until those in flight release it
                 if not submit:
                     raise
 
@@ -174,7 +174,7 @@ class Ring:
                 self._reaping.release()
 
     def _sleep(self) -> None:
-        """Until something has completed, if anything is in flight."""
+        """Waits until a read has completed, if any is in flight."""
         with self._reaping:
             with self._state:
                 self._reap()
@@ -183,20 +183,20 @@ class Ring:
                 self._enter(0, 1, _GETEVENTS)
 
     def under_way(self) -> set[int]:
-        """The tickets that have reads which have not ended, well or not."""
+        """Returns the tickets with unfinished reads."""
         self._reap_unless_awaited()
         with self._state:
             return set(self._left)
 
     def wait(self, ticket: int) -> None:
-        """Until every read of the ticket has ended. Raises OSError if one failed, however often asked."""
+        """Waits for every read of the ticket. Raises OSError if one failed, on every call."""
         while True:
             with self._reaping:
                 with self._state:
                     self._reap()
                     if ticket not in self._left:
                         break
-                # nobody else reaps now, so what the kernel wakes us for is still there
+                # no other thread reaps now, so the completion that wakes us is still in the queue
                 self._enter(0, 1, _GETEVENTS)
         with self._state:
             failed = self._failed.get(ticket)
@@ -205,7 +205,7 @@ class Ring:
             raise OSError(code, f"a page could not be read: {os.strerror(code)}")
 
     def close(self) -> None:
-        """Ends the ring; waits for what is still in flight, which would write into memory given back."""
+        """Closes the ring after all reads in flight, which would otherwise write into freed memory."""
         while self._flying:
             self._sleep()
         os.close(self._fd)
