@@ -1,7 +1,7 @@
-"""What tiers have done, as plain counters: look-ups and hits, bytes and time, by tier and by table.
+"""Counters of tiers: look-ups, hits, bytes and time, by tier and by table.
 
-A look-up goes down the tiers until one has the row: what misses a tier is looked up in the next. So hits
-of a tier over its look-ups is its hit rate, and the first tier's look-ups are all there were.
+A look-up that misses a tier is looked up in the next one, so the hit rate of a tier is its hits over its
+look-ups, and the first tier's look-ups are the total.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.layout import DEVICE, DISK, HOST, REMOTE, TierLayout
 
 LEVELS = ("device", "host", "cache", "disk", "remote")
-"""The tiers as figures name them: `cache` are the pages of the disk tier that host memory holds."""
+"""Names of the tiers in figures; `cache` is the part of the disk tier that is cached in host memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Counters of one tier since it was opened. bytes: of rows given (disk: of pages read)."""
+    """Counters of one tier since it was opened. bytes: of rows returned (disk: of pages read)."""
 
     lookups: int
     hits: int
@@ -33,8 +33,8 @@ class Figures:
     """A snapshot.
 
     levels: by name of LEVELS. tables: table -> tier -> (look-ups, hits), for every tier that holds rows of
-    it. replaced: rows that a layer of new values gave. fallbacks: rows answered by the out-of-vocabulary
-    row because the remote store did not.
+    it. replaced: rows taken from overlaid updates. fallbacks: rows replaced by the out-of-vocabulary
+    row because the remote store did not answer.
     """
 
     levels: Mapping[str, Level]
@@ -46,7 +46,7 @@ class Figures:
 
 
 class Counters:
-    """Adds up what gathers tell. Written by whoever gathers, under the stack's lock; read at any time."""
+    """Counts gathers. Written under the stack's lock; read at any time."""
 
     def __init__(self, layout: TierLayout, row_bytes: int, page_bytes: int) -> None:
         self._layout = layout
@@ -57,11 +57,11 @@ class Counters:
         self.batches = self.pages = self.replaced = self.fallbacks = self.prefetched = 0
 
     def lookup(self, ranges: I64) -> None:
-        """Rows of these ranges were looked up."""
+        """Counts look-ups, given the range of each row."""
         self.lookups += np.bincount(ranges, minlength=self.lookups.size)
 
     def miss(self, ranges: I64) -> None:
-        """Rows of these ranges were not where they were looked up: not in the cache, or not in the store."""
+        """Counts misses of the disk tier's cache or of the remote store, given the range of each row."""
         self.missed += np.bincount(ranges, minlength=self.missed.size)
 
     def snapshot(self) -> Figures:
@@ -84,11 +84,11 @@ class Counters:
         for segment, (table, tier) in enumerate(
             zip(layout.table.tolist(), layout.tier.tolist(), strict=True)
         ):
-            own, gone = int(lookups[segment]), int(missed[segment])
+            looked_up, misses = int(lookups[segment]), int(missed[segment])
             rows = tables[layout.tables[table]]
             name = ("device", "host", "cache", "remote")[tier]
-            rows[name] = (own, own - gone)
+            rows[name] = (looked_up, looked_up - misses)
             if tier == DISK:
-                rows["disk"] = (gone, gone)
+                rows["disk"] = (misses, misses)
         ordered = {name: levels[name] for name in LEVELS}
         return Figures(ordered, tables, self.batches, self.replaced, self.fallbacks, self.prefetched)

@@ -1,11 +1,10 @@
-"""Which tier holds a row, and where in it: ranks and cuts in, tiers and addresses out.
+"""Locates rows: cuts of the tables in, the tier and address of each row out.
 
-Each table is cut into ranges of ranks, one a tier, hottest first; some may be empty. In a tier the
-ranges of all tables stand one after another in the tables' order, so a row's address in its tier is its row
-of the fused weight plus a constant of its range. Which range is read off a small array, the first one of each
-block of rows, and a step further for each boundary in the block that the row lies behind. The disk tier's
-file has all rows but the remote ones of those tables of which any row lies on disk: so it is the same file
-whatever the cuts above.
+Each table is cut into ranges of ranks, one per tier, hottest first; some may be empty. Within a tier the
+ranges of all tables are concatenated, so a row's address in its tier is its row of the fused weight plus a
+constant of its range. The range is found by a small array with the first range of each block of rows, and one
+step per boundary within the block. The disk tier's file contains all rows but the remote ones of every table
+that has rows on disk, so that it does not depend on the cuts above.
 """
 
 from __future__ import annotations
@@ -22,24 +21,24 @@ TIERS = ("device", "host", "disk", "remote")
 DEVICE, HOST, DISK, REMOTE = range(4)
 MOST_BLOCKS = 1 << 18
 MOST_STEPS = 8
-"""With more boundaries in a block a binary search is quicker: many tables of a few rows."""
+"""With more boundaries in a block, as with many small tables, a binary search is faster."""
 
 
 class TierLayout:
     """The ranges of every table.
 
     sizes: rows of each table, in the order of the fused weight. cuts: table -> rows in each of TIERS,
-    hottest first; their sum is the table's rows. A table that is not named lies in host memory.
+    hottest first; their sum is the table's rows. A table that is not named is in host memory.
     Raises ValueError where a table is unknown, or its cuts do not add up to its rows.
     """
 
     def __init__(self, sizes: Mapping[str, int], cuts: Mapping[str, Sequence[int]]) -> None:
-        for table, given in cuts.items():
+        for table, rows in cuts.items():
             if table not in sizes:
                 raise ValueError(f"tier cuts name table '{table}', which the model does not have")
-            if len(given) != len(TIERS) or min(given) < 0 or sum(given) != sizes[table]:
-                said = dict(zip(TIERS, given, strict=False))
-                raise ValueError(f"table '{table}' has {sizes[table]} rows, its tier cuts are {said}")
+            if len(rows) != len(TIERS) or min(rows) < 0 or sum(rows) != sizes[table]:
+                by_tier = dict(zip(TIERS, rows, strict=False))
+                raise ValueError(f"table '{table}' has {sizes[table]} rows, its tier cuts are {by_tier}")
         self.tables = tuple(sizes)
         self.cuts = {t: tuple(cuts.get(t, (0, n, 0, 0))) for t, n in sizes.items()}
         self.sizes = tuple(sizes.values())
@@ -68,16 +67,16 @@ class TierLayout:
         self._ends: I64 = np.append(self.starts[1:], self.total)
 
     def locate(self, rows: I64) -> tuple[NDArray[np.int8], I64]:
-        """rows: int64 [n], of the fused weight -> (tier [n], address within the tier [n])."""
+        """Returns (tier, address within the tier) of rows of the fused weight, int64 [n]."""
         segment = self.segments(rows)
         return self.tier[segment], rows + self._shift.take(segment)
 
     def local(self, rows: I64, segments: I64) -> I64:
-        """The address of each row within its tier, given the ranges that they lie in."""
+        """Returns the address of each row within its tier, given its range."""
         return rows + self._shift.take(segments)
 
     def segments(self, rows: I64) -> I64:
-        """The range that each row lies in; int64 [n], index into `tier`, `table`, `starts` and `counts`."""
+        """Returns the range of each row, int64 [n], an index into `tier`, `table`, `starts` and `counts`."""
         if self._steps > MOST_STEPS:
             return self._searched(rows)
         segments: I64 = self._range_of_block.take(rows >> self._block).astype(np.int64)
@@ -89,21 +88,21 @@ class TierLayout:
         return np.searchsorted(self.starts, rows, side="right") - 1
 
     def rows_of(self, tier: int) -> I64:
-        """Every row of a tier in the order of its addresses; int64 [rows[tier]]."""
+        """Returns every row of a tier in address order, int64 [rows[tier]]."""
         chosen = self.tier == tier
         counts, starts = self.counts[chosen], self.starts[chosen]
         first = np.repeat(starts - (np.cumsum(counts) - counts), counts)
         return first + np.arange(counts.sum())
 
     def ranges(self, tier: int) -> list[tuple[int, int]]:
-        """(first row, rows) of each range of a tier, in the order of its addresses."""
+        """Returns (first row, rows) of each range of a tier, in address order."""
         chosen = self.tier == tier
         return list(zip(self.starts[chosen].tolist(), self.counts[chosen].tolist(), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class RowLocations:
-    """Where rows lie. segment: range of the layout; tier; local: address within the tier; all [n]."""
+    """Locations of rows. segment: range of the layout; tier; local: address within the tier; all [n]."""
 
     segment: I64
     tier: NDArray[np.int8]
@@ -121,6 +120,6 @@ class RowLocations:
         return RowLocations(self.segment[part], self.tier[part], self.local[part])
 
     def address(self, tier: int) -> I64:
-        """The address within that tier; 0, which is read and thrown away, for rows of others."""
+        """Returns the addresses within one tier; 0, to be read and discarded, for rows of other tiers."""
         address: I64 = self.local * (self.tier == tier)
         return address

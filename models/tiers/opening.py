@@ -1,4 +1,4 @@
-"""Fills the tiers: rows of a bundle and a placement in, a stack that gathers them out."""
+"""Opens and fills the tiers: rows of a bundle and a placement in, a stack that gathers them out."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ROWS_AT_ONCE = 1 << 16
 
 
 def rows_of_weight(weight: Tensor, row_format: RowFormat) -> RowSource:
-    """Rows of a store's weight, as bytes."""
+    """Returns a source of the rows of a weight, as bytes."""
     flat = weight.detach().contiguous().view(torch.uint8).numpy().reshape(-1, row_format.bytes)
     return lambda first, count: flat[first : first + count]
 
@@ -48,10 +48,10 @@ def open_stack(
 ) -> TierStack:
     """Copies every row into its tier. sizes: rows of each table, in the order of the fused weight.
 
-    encoder: gives the popularity of pages, the stable ids of remote rows and the out-of-vocabulary rows;
-    needed where rows are remote or have changed. changes: of these rows, which the stack has from the start
-    and follows from then on. Raises RuntimeUnavailable: cuts that are not the model's, a folder that
-    cannot be written, a reader that the kernel refuses, a store that is to be filled and does not answer.
+    encoder: provides the popularity of pages, the stable ids of remote rows and the out-of-vocabulary rows;
+    required if rows are remote or updated. changes: updates of these rows, which the stack contains and
+    receives from then on. Raises RuntimeUnavailable: cuts of another model, a folder that cannot be written,
+    a reader that the kernel refuses, a store to be filled that does not answer.
     """
     try:
         layout = TierLayout(sizes, {t: c.counts for t, c in placement.cuts.items()})
@@ -93,7 +93,7 @@ def _parts(layout: TierLayout, tier: int, source: RowSource) -> Iterator[Bytes]:
 
 
 def file_parts(layout: TierLayout, source: RowSource) -> Iterator[Bytes]:
-    """What the file of the disk tier holds, in order."""
+    """Yields the rows of the disk tier's file, in order."""
     for table, rows in layout.filed.items():
         yield from _read(source, layout.base[table], rows)
 
@@ -129,7 +129,7 @@ def _open_disk(
             heat = page_heat(layout, [v.counts for v in vocabularies], slab)
             disk = DiskTier(path, slab, layout.file_rows, heat, reader=placement.reader)
         finally:
-            # without a name the file goes with the process, however that ends
+            # an unlinked file disappears with the process, even if it is killed
             path.unlink(missing_ok=True)
     except OSError as e:
         raise RuntimeUnavailable(
@@ -142,7 +142,7 @@ def _open_disk(
 
 
 def _keep_next(disk: DiskTier, layout: TierLayout, source: RowSource, counts: Sequence[I64]) -> None:
-    """The rows of the file that deserve memory next, into the part of the cache that keeps single rows."""
+    """Fills the row cache with the hottest rows of the disk tier."""
     held = list(layout.cuts.values())
     starts = [h[DEVICE] + h[HOST] for h in held]
     below = [own[start : start + h[DISK]] for own, start, h in zip(counts, starts, held, strict=True)]
@@ -162,7 +162,7 @@ def _keep_next(disk: DiskTier, layout: TierLayout, source: RowSource, counts: Se
 
 
 def _at(source: RowSource, rows: I64) -> Bytes:
-    """Single rows of a source, read in runs. rows: int64 [n], distinct."""
+    """Reads rows of a source, in contiguous runs. rows: int64 [n], distinct."""
     order = np.argsort(rows)
     wanted = rows[order]
     ends = np.append(np.flatnonzero(np.diff(wanted) != 1) + 1, wanted.size)
@@ -178,10 +178,12 @@ def _at(source: RowSource, rows: I64) -> Bytes:
 
 
 def hottest(counts: Sequence[I64], rows: int) -> list[int]:
-    """How many of the first rows of each table are among the `rows` most accessed of all, about equally
-    accessed ones table by table. counts: of each table, never increasing."""
+    """Returns how many rows of each table are among the `rows` most accessed of all tables.
+
+    Ties are taken table by table. counts: of each table, non-increasing.
+    """
     low, high = 0, max((int(c[0]) for c in counts if c.size), default=0) + 1
-    while high - low > 1:  # at least `high` accesses: no more rows than are asked for
+    while high - low > 1:  # invariant: at most `rows` rows have `high` accesses or more
         middle = (low + high) // 2
         low, high = (middle, high) if sum(_from(c, middle) for c in counts) > rows else (low, middle)
     taken = [_from(c, high) for c in counts]
@@ -194,13 +196,15 @@ def hottest(counts: Sequence[I64], rows: int) -> list[int]:
 
 
 def _from(counts: I64, least: int) -> int:
-    """Rows with at least so many accesses."""
+    """Number of rows with at least `least` accesses."""
     return int(counts.size - np.searchsorted(counts[::-1], least))
 
 
 def page_heat(layout: TierLayout, counts: Sequence[I64], slab: Slab) -> NDArray[np.float64] | None:
-    """Sampled accesses of the rows of each page that are read from there. counts: of each table, in rank
-    order; empty: None."""
+    """Returns the calibrated accesses of each page of the disk tier; None without counts.
+
+    counts: of each table, in rank order.
+    """
     if not counts:
         return None
     heat = np.zeros(pages_of(slab, layout.file_rows) * slab.rows_a_page)
@@ -247,7 +251,7 @@ def _open_remote(
         parts = _parts(layout, REMOTE, source)
         try:
             while done < ids.size:
-                # tiers that serve already may write newer values into the same store
+                # other open tiers may write newer values into the same store
                 with nullcontext() if changes is None else changes.held:
                     part = next(parts)
                     own = slice(done, done + len(part))

@@ -1,4 +1,4 @@
-"""Where rows are to lie, as a plan says it: cuts by table, and what each tier is made of."""
+"""Placement of rows in a plan: cuts by table, and the parameters of each tier."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import Field, SecretStr, field_serializer, model_validator
 from polyrec.models.files import Strict
 
 PAGE_BYTES = 4096
-"""What disks and memory are organized in; longer rows take several."""
+"""Page size of disks and memory; longer rows take several pages."""
 
 Count = Annotated[int, Field(ge=0)]
 
@@ -30,16 +30,17 @@ class TierCuts(Strict):
 
 
 class RemoteStore(Strict):
-    """A Redis, or a Redis Cluster by any server of it, which says so itself.
+    """A Redis server, or a Redis Cluster by any of its servers; which of them is detected.
 
     url: redis://[user@]host[:port][/database], rediss:// for TLS, or unix:///path.
-    password: of that user, from the server's settings; no page, log or file shows it. password_file: holds it
-    instead. ca_file: certificates (PEM) of the authorities that a rediss:// server is checked by; None: the
-    system's. Both files are relative to the plan file. A password in the URL is understood as well.
+    password: of that user, from the server's settings; never shown or written. password_file: contains it
+    instead.
+    ca_file: CA certificates (PEM) for rediss://; None: the system's. Both files are relative to the plan
+    file. A password in the URL works as well.
 
-    timeout_ms: what a batch waits for its rows before it goes on without them. prefix: of every key; the
-    rest is the table, a colon and the stable id in twelve digits. fill: whether rows are written when the
-    tiers are opened (and not there already, say from another server).
+    timeout_ms: maximum wait of a batch for its rows. prefix: of every key, followed by the table, a colon and
+    the stable id in twelve digits. fill: whether rows are written when the tiers are opened (unless, say,
+    another server has written them).
     """
 
     url: Annotated[str, Field(pattern=r"^(rediss?|unix)://.+")] = "redis://127.0.0.1:6379"
@@ -56,11 +57,11 @@ class RemoteStore(Strict):
 
 
 class Placement(Strict):
-    """Tiers of one path's rows. A table that `cuts` does not name lies in host memory.
+    """Tiers of one path's rows. A table that `cuts` does not name is in host memory.
 
-    cache_bytes: of host memory, for pages of the disk tier. directory: where its file is written (its
-    rows' bytes, for as long as they are served); a folder of a local disk, not of memory. reader: how it is
-    read; None takes io_uring where the kernel allows it, else threads.
+    cache_bytes: of host memory, for the disk tier's cache. directory: folder of a local disk for the disk
+    tier's file, which exists while it is served. reader: of that file; None: io_uring where the kernel allows
+    it, else threads.
     """
 
     cuts: dict[str, TierCuts] = Field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The form of a stored row: its bytes, the numbers they are read as, and what they decode to."""
+"""The format of stored rows: their bytes, the dtype they are moved as, and their decoding."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _UNITS = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.uint8, "i
 
 @dataclass(frozen=True, slots=True)
 class RowFormat:
-    """Rows of `width` numbers in one precision, as polyrec.models.embeddings.store keeps them."""
+    """Rows of `width` numbers in one precision, as stored by polyrec.models.embeddings.store."""
 
     width: int
     precision: Precision
@@ -26,7 +26,7 @@ class RowFormat:
 
     @property
     def unit(self) -> torch.dtype:
-        """The type that a row's bytes are moved as."""
+        """The dtype as which a row's bytes are moved."""
         return _UNITS[self.precision]
 
     @property
@@ -35,7 +35,7 @@ class RowFormat:
         return self.bytes // self.unit.itemsize
 
     def decode(self, rows: Tensor) -> Tensor:
-        """[n, units] -> float32 [n, width], the very numbers that the flat store gives."""
+        """Decodes [n, units] to float32 [n, width], bit-identical to the untiered store."""
         if self.precision == "fp32":
             return rows
         return rows.float() if self.precision == "bf16" else dequantize(rows, self.precision)

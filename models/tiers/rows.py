@@ -1,5 +1,4 @@
-"""Rows in tiers as a stage sees them: a store like those of polyrec.models.embeddings.store, one for each
-lane."""
+"""Tiered rows as a stage sees them: a store like those of polyrec.models.embeddings.store, one per lane."""
 
 from __future__ import annotations
 
@@ -21,13 +20,13 @@ HOST = torch.device("cpu")
 
 
 class OutdatedOrder(RuntimeError):
-    """Rows were asked for by ranks of an order that is no longer the newest, outside of `generation`."""
+    """Rows were looked up by ranks of an outdated order, outside of `generation`."""
 
 
 class TieredRows:
-    """Gathers through a stack into a buffer kept between calls. Belongs to one lane: not thread-safe.
+    """Gathers through a stack into a reused buffer. Belongs to one lane: not thread-safe.
 
-    fused: look-ups of a whole batch in one pass, where rows are on a GPU; None elsewhere.
+    fused: fused look-ups of a whole batch, if rows are on a GPU; else None.
     """
 
     def __init__(self, stack: TierStack) -> None:
@@ -42,14 +41,14 @@ class TieredRows:
 
     @property
     def device(self) -> torch.device:
-        """Where gathered rows are; look-ups are given on the host, whichever it is."""
+        """Device of gathered rows; indices are always given on the host."""
         return self.stack.device
 
     @contextmanager
     def generation(self) -> Iterator[View]:
-        """One order and its updates, for one batch: encode with its encoder, gather, all within.
+        """Yields one row order and its updates, to encode and gather one batch within the block.
 
-        Whoever reads so follows new orders; whoever does not is bound to the order that it was opened with.
+        Without it, a reader is bound to the order that it was opened with.
         """
         view = self.stack.views.enter()
         try:
@@ -60,7 +59,7 @@ class TieredRows:
 
     @contextmanager
     def within(self, view: View) -> Iterator[None]:
-        """Gathers in a view that somebody else has entered, encoded with, and will leave."""
+        """Gathers in a view that the caller has entered, encoded with, and will leave."""
         self._view, self._order = view, view.order
         try:
             yield
@@ -68,27 +67,31 @@ class TieredRows:
             self._view = None
 
     def gather(self, index: Tensor) -> Tensor:
-        """index: int64 [n] on the host -> float32 [n, width] on `device`, valid until the next call.
+        """Returns rows, float32 [n, width] on `device`, valid until the next call. index: int64 [n] on the
+        host.
 
         Raises OlderOrder; OSError if a page of the disk tier cannot be read.
         """
-        wanted = index.numel()
-        if self._buffer.shape[0] < wanted or self._buffer.device != self.device:
-            shape = (1 << max(wanted - 1, 0).bit_length(), self.row_format.units)
+        count = index.numel()
+        if self._buffer.shape[0] < count or self._buffer.device != self.device:
+            shape = (1 << max(count - 1, 0).bit_length(), self.row_format.units)
             self._buffer = torch.empty(shape, dtype=self.row_format.unit, device=self.device)
-        out = self._buffer[:wanted]
+        out = self._buffer[:count]
         with self._seen() as view:
             self._fallbacks += self.stack.gather(view, index.numpy(), out)
         return self.row_format.decode(out)
 
     def pool(self, index: Tensor, offsets: Tensor) -> Tensor:
-        """index: int64 [n], offsets: int64 [bags + 1], both on the host -> float32 [bags, width], sums."""
+        """Returns sums, float32 [bags, width].
+
+        index: int64 [n], offsets: int64 [bags + 1], both on the host.
+        """
         return pool_gathered(self.gather(index), offsets.to(self.device))
 
     def vectors(self, lookups: Lookups) -> Vectors:
-        """All vectors of a batch in one pass on `device`, where `fused` is given; valid until the next call.
+        """Returns all vectors of a batch by fused look-ups on `device`; valid until the next call.
 
-        Raises as `gather`.
+        Requires `fused`. Raises as `gather`.
         """
         if self.fused is None:
             raise ValueError("look-ups through these tiers are not fused")
@@ -99,7 +102,7 @@ class TieredRows:
 
     @contextmanager
     def _seen(self) -> Iterator[View]:
-        """What this batch sees: the view of `generation`, else the newest if its order is still ours."""
+        """Yields the view of this batch: that of `generation`, else the newest if its order is unchanged."""
         if self._view is not None:
             yield self._view
             return
@@ -112,10 +115,10 @@ class TieredRows:
             self.stack.views.leave(view)
 
     def prefetch(self, rows: I64) -> int:
-        """Starts reading what a waiting batch will look up; gives how many pages of the file that are."""
+        """Starts reading the rows of a queued batch from the file; returns the number of pages."""
         return self.stack.prefetch(rows)
 
     def take_fallbacks(self) -> int:
-        """Rows since the last call that the remote store did not give: out-of-vocabulary rows instead."""
+        """Returns and resets the number of rows that the remote store did not answer."""
         taken, self._fallbacks = self._fallbacks, 0
         return taken

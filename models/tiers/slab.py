@@ -1,8 +1,8 @@
-"""One piece of host memory for everything that a batch gathers from: stored rows and cached pages.
+"""One block of host memory for everything that a batch gathers from: stored rows and cached pages.
 
-Because all of them stand in one slab, a batch is one gather, whichever tier its rows came from. Rows of any
-length stand in pages of any size: an address counts grains, the greatest length that divides both, and the
-gather reads the slab through a view of overlapping rows, one at every grain.
+So a batch is one gather, whatever tiers its rows come from. Rows and pages may have any lengths: an address
+counts grains, the greatest common divisor of both, and the gather reads the slab through a view of
+overlapping rows, one at every grain.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RowSource = Callable[[int, int], Bytes]
 class Slab:
     """Host memory: `rows` rows one after another, then `pages` pages of `page_bytes`.
 
-    Addresses (int64, in grains) are what `gather` takes; `of_rows` and `of_pages` give them.
+    `gather` takes addresses (int64, in grains), which `of_rows` and `of_pages` compute.
     huge_pages: asks the kernel for huge pages, where it has them. `view`, of the form's unit: the row at
     every address, [addresses, units].
     """
@@ -43,12 +43,12 @@ class Slab:
         if not self.rows_a_page:
             raise ValueError(f"a page of {page_bytes} bytes holds no row of {row_format.bytes}")
         self.grain = math.gcd(row_format.bytes, page_bytes)
-        # a whole page's multiple: it stands on a grain, and on what direct reads ask of memory
+        # a multiple of the page size: aligned to grains, and for direct reads
         self._first_page = -(-rows * row_format.bytes // page_bytes) * page_bytes
-        # one row more: address 0 is there even where nothing is stored
+        # one extra row, so that address 0 exists even if nothing is stored
         size = self._first_page + pages * page_bytes + row_format.bytes
         length = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-        # private: kernels rarely give huge pages to shared memory
+        # private: kernels rarely use huge pages for shared memory
         self._memory = mmap.mmap(-1, length, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.huge_pages = huge_pages and self._ask_for_huge_pages()
         self.bytes: Bytes = np.frombuffer(self._memory, np.uint8)
@@ -66,12 +66,12 @@ class Slab:
         return True
 
     def pin(self) -> bool:
-        """Locks the slab and lets GPUs read it by its own addresses; False where CUDA refuses."""
+        """Pins the slab and maps it for GPUs at the same addresses; False if CUDA refuses."""
         if not self.pinned and torch.cuda.is_available():
             cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call, unused-ignore]
             if not int(cuda.cudaHostRegister(self.address, self.nbytes, 0)):
                 self.pinned = True
-                # before the memory goes: CUDA would keep it locked
+                # before the memory is freed: CUDA would keep it locked
                 weakref.finalize(self._memory, cuda.cudaHostUnregister, self.address)
         return self.pinned
 
@@ -81,15 +81,15 @@ class Slab:
 
     @property
     def address(self) -> int:
-        """Where the slab lies in the process's memory."""
+        """Address of the slab in the process's memory."""
         return int(self.bytes.ctypes.data)
 
     def row_bytes(self) -> Bytes:
-        """The stored rows, uint8 [rows, bytes of a row], to be written."""
+        """Returns the stored rows, uint8 [rows, bytes of a row], writable."""
         return self.bytes[: self.rows * self.row_format.bytes].reshape(self.rows, self.row_format.bytes)
 
     def page(self, slots: I64) -> I64:
-        """Byte offset of each page."""
+        """Returns the byte offset of each page."""
         return self._first_page + slots * self.page_bytes
 
     def all_pages(self) -> Bytes:
@@ -98,7 +98,7 @@ class Slab:
         return self.bytes[self._first_page : end].reshape(self.pages, self.page_bytes)
 
     def paged_rows(self) -> Bytes:
-        """The rows within pages, uint8 [pages, rows a page, bytes of a row], to be read and written."""
+        """Returns the rows within pages, uint8 [pages, rows a page, bytes of a row], writable."""
         shape = (self.pages, self.rows_a_page, self.row_format.bytes)
         strides = (self.page_bytes, self.row_format.bytes, 1)
         return np.lib.stride_tricks.as_strided(self.all_pages(), shape, strides)
@@ -107,12 +107,12 @@ class Slab:
         return rows * (self.row_format.bytes // self.grain)
 
     def of_pages(self, slots: I64, places: I64) -> I64:
-        """The row at `places` within each of the pages."""
+        """Returns the addresses of the rows at `places` within pages."""
         first = self._first_page // self.grain
         return (
             first + slots * (self.page_bytes // self.grain) + places * (self.row_format.bytes // self.grain)
         )
 
     def gather(self, addresses: I64, out: Tensor) -> Tensor:
-        """addresses: int64 [n] -> out [n, units of a row], of the form's unit."""
+        """Gathers rows into out [n, units]. addresses: int64 [n]."""
         return torch.index_select(self.view, 0, torch.from_numpy(addresses), out=out)

@@ -1,9 +1,8 @@
-"""The tiers of one bundle's rows: a batch's look-ups in, its rows out, each tier touched once.
+"""The tiers of one bundle's rows: a batch's look-ups in, its rows out, with one access per tier.
 
-Where a row lies is arithmetic (layout). Look-ups of the remote store are sent off first, then the missing
-pages of the file are asked for; while both are on their way, rows in device memory are gathered. What lies
-in host memory, and what has landed there, is then one gather. New values are laid over it (view); who writes
-them is the writer.
+Rows are located by arithmetic (layout). Requests to the remote store are sent first, then the reads of
+missing pages are started; meanwhile rows in device memory are gathered. Host rows and cached pages are then
+one gather. Updates are overlaid (view) and written into the tiers by the writer.
 
 One stack serves any number of readers (`rows.TieredRows`, one a lane).
 """
@@ -43,18 +42,18 @@ clock = time.perf_counter
 
 
 Read = Callable[[RowLocations, I64, Callable[[I64, Tensor], I64]], I64]
-"""(places of the look-ups, which of them have new values, below) -> the look-ups that were lost.
+"""(locations of the look-ups, which of them are updated, below) -> the look-ups that no tier answered.
 
-below(at, out) gathers the look-ups `at` from under the device tier, new values over them, into out
-[at.size, units] on the host; gives which of `at` were lost.
+below(at, out) gathers the look-ups `at` from the tiers below the device, with updates, into out [at.size,
+units] on the host; returns which of `at` no tier answered.
 """
 
 
 class TierStack:
-    """Gathers rows of the fused weight from wherever they lie, and takes new ones.
+    """Gathers rows of the fused weight from their tiers, and takes updates.
 
-    remote_ids: stable ids of the rows in the remote tier, in the order of their addresses. changes: what
-    keeps updates for other stacks of the same rows; None: nobody does.
+    remote_ids: stable ids of the rows in the remote tier, in address order. changes: shares updates with
+    other stacks of the same rows; None: they are not shared.
     """
 
     def __init__(
@@ -81,18 +80,19 @@ class TierStack:
 
     @property
     def device(self) -> torch.device:
-        """Where gathered rows are."""
+        """Device of gathered rows."""
         return torch.device("cpu") if self.tiers.device is None else self.tiers.device.device
 
     def figures(self) -> Figures:
-        """What has been looked up so far."""
+        """Returns the counters so far."""
         return self._counters.snapshot()
 
     def gather(self, view: View, rows: I64, out: Tensor, counted: bool = True) -> int:
-        """rows: int64 [n], of the fused weight in the view's order -> out [n, units], on `device`.
+        """Gathers rows into out [n, units] on `device`. rows: int64 [n], of the fused weight in the view's
+        order.
 
-        Gives how many rows neither the remote store nor a layer gave: those are out-of-vocabulary rows.
-        counted: False for reads that are nobody's request.
+        Returns how many rows the remote store did not answer; those are out-of-vocabulary rows.
+        counted: False for reads that are not requests.
         Raises OSError if a page of the file cannot be read, or the tiers are closed.
         """
         counters = self._counters if counted else self._aside
@@ -100,9 +100,9 @@ class TierStack:
             return self._gathered(counters, view, rows, out, counted)
 
     def pool(self, view: View, rows: I64, read: Read) -> int:
-        """As `gather`, for who reads rows in device and host memory itself (fused.py).
+        """Like `gather`, for callers that read device and host memory themselves (fused.py).
 
-        read: called with the places of the rows and which of them have new values that the tiers lack.
+        read: called with the locations of the rows and which of them have updates that the tiers lack.
         """
         with self._being_gathered():
             where = RowLocations.of(self.tiers.layout, rows)
@@ -121,8 +121,10 @@ class TierStack:
             return lost.size
 
     def pool_placed_on_device(self, view: View, rows: I64, read: Callable[[], None]) -> None:
-        """As `pool`, for who finds out on the device where rows lie, all in device or host memory, and tells
-        it later by `count`. The view must have no new values."""
+        """Like `pool`, for callers that locate the rows on the device, all in device or host memory.
+
+        They report look-ups later by `count`. The view must have no updates.
+        """
         with self._being_gathered():
             self.sample.note(view.order, rows)
             read()
@@ -130,7 +132,7 @@ class TierStack:
                 self._counters.batches += 1
 
     def count(self, lookups: I64) -> None:
-        """Look-ups of each range of the layout that `pool_placed_on_device` had."""
+        """Counts look-ups of `pool_placed_on_device`, by range of the layout."""
         with self._count:
             self._counters.lookups += lookups
 
@@ -167,7 +169,7 @@ class TierStack:
     def _with_device(
         self, hot: Tensor, counters: Counters, view: View, where: RowLocations, out: Tensor
     ) -> I64:
-        """Hot rows where they are; the rest gathered on the host and copied over (Hotline)."""
+        """Gathers device rows in place, and the others on the host to copy them over (Hotline)."""
         start = clock()
         cold = np.flatnonzero(where.tier != DEVICE)
         if cold.size == where.tier.size:
@@ -193,9 +195,9 @@ class TierStack:
         )
 
     def _below(self, counters: Counters, view: View, where: RowLocations, out: Tensor) -> I64:
-        """Rows of host, disk and remote tiers, all in `out` [n, units] on the host.
+        """Gathers rows of host, disk and remote tiers into `out` [n, units] on the host.
 
-        Gives the places of those that the remote store did not give.
+        Returns the indices of those that the remote store did not answer.
         """
         remote = self.tiers.remote
         away = np.flatnonzero(where.tier == REMOTE) if remote is not None else where.local[:0]
@@ -203,8 +205,9 @@ class TierStack:
             self._stored(counters, where, out)
             return where.local[:0]
         start = clock()
-        own = where.at(away)
-        fetching = remote.send(self.tiers.layout.table[own.segment], view.remote_ids[own.local])
+        remote_rows = where.at(away)
+        tables, ids = self.tiers.layout.table[remote_rows.segment], view.remote_ids[remote_rows.local]
+        fetching = remote.send(tables, ids)
         asked = clock()
         try:
             self._stored(counters, where, out)
@@ -216,11 +219,11 @@ class TierStack:
         out.index_copy_(0, torch.from_numpy(away), torch.from_numpy(values).view(self.tiers.row_format.unit))
         with self._count:
             counters.seconds["remote"] += clock() - waited + asked - start
-            counters.miss(own.segment[~found])
+            counters.miss(remote_rows.segment[~found])
         return away[~found]
 
     def _stored(self, counters: Counters, where: RowLocations, out: Tensor) -> None:
-        """Rows of host and disk tiers; whatever stands first in the slab for rows of others."""
+        """Gathers rows of host and disk tiers; for rows of other tiers, the first row of the slab."""
         disk = self.tiers.disk
         below = np.flatnonzero(where.tier == DISK) if disk is not None else where.local[:0]
         if disk is not None and below.size:
@@ -263,7 +266,7 @@ class TierStack:
         counters.seconds["host"] += clock() - start
 
     def prefetch(self, rows: I64) -> int:
-        """Starts reading what a waiting batch will need of the file; gives how many pages. Does not wait."""
+        """Starts reading a queued batch's rows from the file; returns the number of pages. Does not wait."""
         disk = self.tiers.disk
         if disk is None:
             return 0
@@ -274,24 +277,24 @@ class TierStack:
         return pages
 
     def update(self, rows: I64, values: Bytes) -> None:
-        """New values of rows, see Writer."""
+        """Updates rows, see Writer."""
         self._writer.update(rows, values)
 
     def reorder(self, encoder: Encoder, rows: I64, values: Bytes, remote_ids: I64) -> None:
-        """A new order of the rows, see Writer."""
+        """Installs a new row order, see Writer."""
         self._writer.reorder(encoder, rows, values, remote_ids)
 
     @property
     def writing(self) -> threading.RLock:
-        """Held by who reads the newest view in order to write what follows from it."""
+        """Lock to hold while deriving an update from the newest view."""
         return self._writer.writing
 
     def settle(self, timeout_s: float | None = None) -> bool:
-        """Writes all that is new into the tiers, see Writer."""
+        """Writes pending updates into the tiers, see Writer."""
         return self._writer.settle(timeout_s)
 
     def close(self) -> None:
-        """Ends the tiers, once no batch is being gathered; what is asked for afterwards gets OSError."""
+        """Closes the tiers once no batch is being gathered; later gathers raise OSError."""
         if self.changes is not None:
             self.changes.leave(self)
         with self._count:
@@ -299,7 +302,7 @@ class TierStack:
             resting = self._rest.wait_for(lambda: not self._gathering, CLOSE_S)
         self._writer.close()
         if not resting:
-            # its memory and files must outlive whoever is stuck in them
+            # memory and files must outlive the gather that is stuck
             log.warning("a batch is still being gathered after %g s: its tiers stay open", CLOSE_S)
             return
         if self.tiers.disk is not None:

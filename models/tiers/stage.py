@@ -1,4 +1,4 @@
-"""A bundle's embedding stage over tiers: the stage as it is, its rows gathered through a stack.
+"""A bundle's embedding stage with its rows gathered through tiers.
 
 Works for every representation that stores rows: all rows of a table, the table of a hybrid, the stored
 prefix of a computed one. A stack is opened once for a bundle, however many lanes gather through it.
@@ -36,11 +36,11 @@ def open_tiers(
     encoder: Encoder | None = None,
     changes: Changes | None = None,
 ) -> TierStack:
-    """Puts the stored rows of a bundle into the tiers of a placement. Close it when no lane uses it.
+    """Copies the stored rows of a bundle into the tiers of a placement. Close the stack after its last use.
 
-    device: of the device tier. encoder: one of the same order, in place of the bundle's own. changes: new
-    values of its rows on that device, which these tiers have, too. Raises RuntimeUnavailable: no rows are
-    stored, or what `open_stack` raises.
+    device: of the device tier. encoder: one of the same order, in place of the bundle's. changes: updates of
+    its rows on that device, to be included. Raises RuntimeUnavailable: no rows are stored, or what
+    `open_stack` raises.
     """
     from polyrec.models.bundle.bundle import Bundle
 
@@ -62,14 +62,14 @@ def open_tiers(
 def open_stage(
     bundle: Bundle | BundleWeights, stack: TierStack | None, device: torch.device | str = "cpu"
 ) -> Stage:
-    """The bundle's stage on a device, over the stack if there is one."""
+    """Opens the bundle's stage on a device, over the stack if there is one."""
     if stack is not None:
         return stage_over(bundle, stack, device)
     return bundle.stage().to(torch.device(device))
 
 
 def stage_over(bundle: Bundle | BundleWeights, stack: TierStack, device: torch.device | str = "cpu") -> Stage:
-    """A new stage of the bundle that gathers through the stack; the rest of it on `device`."""
+    """Creates a stage of the bundle that gathers through the stack; its other parts are on `device`."""
     stage = bundle.stage()
     storing = _storing(stage)
     rows = TieredRows(stack)
@@ -81,16 +81,16 @@ def stage_over(bundle: Bundle | BundleWeights, stack: TierStack, device: torch.d
 
 
 def tiered_rows(stage: Stage) -> TieredRows | None:
-    """The tiers that a stage gathers through, if it does."""
+    """Returns the tiered store of a stage; None if it has none."""
     part = stage.table if isinstance(stage, HybridStage) else stage
     store = getattr(part, "store", None)
     return store if isinstance(store, TieredRows) else None
 
 
 def prefetch(stage: Stage, batch: Batch) -> int:
-    """Starts reading what a batch that still waits will look up; gives how many pages of the file that are.
+    """Starts reading the rows of a queued batch from the file; returns the number of pages.
 
-    Does not wait, and may be called from any thread. Nothing to do for a stage without a disk tier.
+    Does not wait, and may be called from any thread. Does nothing without a disk tier.
     """
     rows = tiered_rows(stage)
     if rows is None or rows.stack.tiers.disk is None:

@@ -1,4 +1,4 @@
-"""The tiers of one bundle, opened and filled: what a stack gathers from and its writer writes to."""
+"""The open tiers of one bundle, shared by a stack, which gathers, and its writer."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from polyrec.models.tiers.slab import Slab
 
 @dataclass(frozen=True, slots=True)
 class TierSet:
-    """device: rows of the device tier [rows, units], None if there is none; disk, remote: None where no row
-    lies there."""
+    """device: rows of the device tier [rows, units]. Tiers without rows are None."""
 
     layout: TierLayout
     slab: Slab

@@ -1,8 +1,8 @@
-"""What a reader of the tiers sees: one order of the rows, and the new values laid over them.
+"""Views of the tiers: one row order, and the overlaid updates.
 
-A view is never changed. Whoever reads takes the newest, keeps it for one batch and gives it back; so a batch
-is encoded and gathered in one order and sees an update whole or not at all. The tiers below are written
-only when nobody reads by a view that lacks what is written.
+A view is immutable. A reader takes the newest for one batch and gives it back, so that a batch is encoded and
+gathered in one order and sees each update completely or not at all. The tiers are written only when every
+reader's view contains the written layer.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from polyrec.models.tiers.updates.delta import UpdateLayer
 
 @dataclass(slots=True, eq=False)
 class View:
-    """order: counts the orders, from 0. encoder: the vocabularies of this order, None where nobody gave
-    one. remote_ids: int64 [remote rows], the stable id of each remote row. layers: oldest first."""
+    """order: number of the order, from 0. encoder: with the vocabularies of this order, or None.
+    remote_ids: int64 [remote rows], the stable id of each remote row. layers: oldest first.
+    """
 
     order: int
     encoder: Encoder | None
@@ -30,9 +31,9 @@ class View:
     readers: int = field(default=0, repr=False)
 
     def over(self, rows: I64, out: Tensor, lost: I64) -> tuple[int, I64]:
-        """Lays the new values over what the tiers gave. rows: int64 [n]; out: [n, units], theirs.
+        """Replaces updated rows in `out`. rows: int64 [n]; out: [n, units], gathered from the tiers.
 
-        lost: those of the n that no tier gave. Gives (how many have new values, which are still lost).
+        lost: indices of rows that no tier answered. Returns (number of updated rows, those still lost).
         """
         replaced = 0
         for layer in self.layers:
@@ -44,7 +45,7 @@ class View:
 
 
 class Views:
-    """The newest view, and those that are still read. Thread-safe."""
+    """The newest view, and older ones with readers. Thread-safe."""
 
     def __init__(self, first: View) -> None:
         self._newest = first
@@ -56,7 +57,7 @@ class Views:
         return self._newest
 
     def enter(self) -> View:
-        """The newest view, to be given back by `leave`."""
+        """Returns the newest view, to be given back by `leave`."""
         with self._changed:
             view = self._newest
             view.readers += 1
@@ -70,14 +71,14 @@ class Views:
                 self._changed.notify_all()
 
     def install(self, view: View) -> None:
-        """Makes it the newest."""
+        """Makes a view the newest."""
         with self._changed:
             if self._newest.readers:
                 self._older.append(self._newest)
             self._newest = view
 
     def wait_until_all_see(self, layer: UpdateLayer, timeout_s: float | None = None) -> bool:
-        """Until nobody reads by a view without the layer; False if that took longer."""
+        """Waits until every reader's view has the layer; False on timeout."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: all(any(has is layer for has in view.layers) for view in self._older), timeout_s

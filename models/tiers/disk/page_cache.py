@@ -1,11 +1,11 @@
-"""Which pages of a file a bounded cache keeps: W-TinyLFU (Einziger, Friedman, Manes, 2017), in whole arrays.
+"""A bounded cache of pages: W-TinyLFU (Einziger, Friedman, Manes, 2017) with whole-array operations.
 
-Every page has a count of recent accesses, halved as time goes on, and a slot where it is cached or none. A
-page that is read enters a window, first in, first out, so that there is room for what was just read or read
-ahead. Where it leaves the window it must have been accessed more often than the least accessed of some pages
-drawn from the main part, or it goes instead of that one: a page that is read once never displaces one that
-is read often. Page numbers are dense, so the counts are exact and need no sketch, and they start from what
-the calibration says of the page's rows instead of from nothing. A batch is a few array operations.
+Every page has a count of recent accesses, halved periodically, and a slot or none. A page that is read enters
+a FIFO window, so that there is room for new and prefetched pages. When it leaves the window it replaces the
+least accessed of some pages sampled from the main part if it was accessed more often, else it is evicted: a
+page that is read once never displaces one that is read often. Page numbers are dense, so the counts are exact
+and need no sketch; they start from the calibration's counts of the page's rows. A batch takes a few array
+operations.
 """
 
 from __future__ import annotations
@@ -19,22 +19,24 @@ from polyrec.models.schema.batch import I64
 
 NOWHERE = -1
 DRAWN = 5
-"""Pages of the main part that a page leaving the window is compared with."""
+"""Pages sampled from the main part for each page that leaves the window."""
 MOST_HEAT = 255
 PAGE_INDEX_BYTES = 4 + 1
-"""Bytes that the books have for each page of the file, cached or not: its slot and its heat."""
+"""Index bytes per page of the file, cached or not: its slot and its heat."""
 SLOT_INDEX_BYTES = 4 + 4 + 8 + 8
-"""Bytes for each slot: its page, its pins, its place in window or main part, and the ticket of its read."""
+"""Index bytes per slot: its page, its pins, its place in window or main part, and the ticket of its read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """How a cache chooses. window: share of the slots that newcomers hold. period: the counts are halved
-    after as many accesses as `period` times the slots. rows: share of a disk tier's cache that keeps single
-    rows (polyrec.models.tiers.disk.row_cache) instead of pages; less in a cache of `roomy` slots or more,
-    where up to half of it, but no more than `ahead`, is left to pages that are read before their batch's
-    turn, and no page is kept longer than others: choosing costs as much as it saves, since rows that are
-    wanted again are kept singly."""
+    """Parameters of a disk tier's cache.
+
+    window: share of the page slots in the window. period: counts are halved after `period` times the slots
+    accesses. rows: share of the cache for single rows (polyrec.models.tiers.disk.row_cache) instead of pages.
+    In a cache of at least `roomy` slots, up to half of it, but at most `ahead` slots, is left to pages for
+    prefetching, and the window is the whole page cache: the row cache keeps repeated rows, so choosing pages
+    does not pay.
+    """
 
     window: float = 0.5
     period: float = 16.0
@@ -43,12 +45,12 @@ class Admission:
     ahead: int = 4096
 
     def row_slots(self, slots: int) -> int:
-        """How many of a cache's slots are given to single rows."""
+        """Number of a cache's slots that hold single rows."""
         most = int(slots * self.rows)
         return most if slots < self.roomy else min(most, max(slots - self.ahead, slots // 2))
 
     def for_pages(self, slots: int) -> Admission:
-        """How the pages of a cache of so many slots are chosen."""
+        """Returns the parameters for the pages of a cache with this number of slots."""
         return self if slots < self.roomy else replace(self, window=1.0)
 
 
@@ -59,7 +61,7 @@ class PageCache:
     """Slots of `pages` pages in `slots` slots. Not thread-safe.
 
     heat: float [pages], expected accesses in any unit, or None.
-    Arrays that others read: slot_of_page int32 [pages], NOWHERE if not cached; page_of_slot int32 [slots].
+    Public arrays: slot_of_page int32 [pages], NOWHERE if not cached; page_of_slot int32 [slots].
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class PageCache:
         self.heat = np.zeros(pages, np.uint8)
         self._period = max(int(admission.period * slots), 1)
         if heat is not None and pages and heat.sum() > 0:
-            # as if one period had passed: the counts that the cache would stand at by itself
+            # the counts that one period of such accesses would leave
             expected = heat * (self._period / heat.sum())
             self.heat = np.minimum(np.rint(expected), MOST_HEAT).astype(np.uint8)
         self._window = np.arange(min(max(round(slots * admission.window), 1), slots), dtype=np.int64)
@@ -89,27 +91,27 @@ class PageCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the bookkeeping."""
+        """Bytes of the index."""
         arrays = (self.slot_of_page, self.page_of_slot, self.pins, self.heat, self._window, self._main)
         return sum(int(a.nbytes) for a in arrays)
 
     def fill(self, pages: I64) -> I64:
-        """Puts the first pages, at most as many as there are slots, into an empty cache; gives their slots.
+        """Fills an empty cache with the first pages; returns their slots.
 
-        pages: hottest first. The least hot of them stand in the window.
+        pages: hottest first. The coldest of them are in the window.
         """
         slots = np.concatenate((self._main, self._window))[: pages.size]
         self._put(pages[: slots.size], slots)
         return slots
 
     def touch(self, pages: I64) -> None:
-        """Counts accesses of a batch. pages: int64 [n], distinct: how often a batch has one tells little."""
+        """Counts the accesses of a batch. pages: int64 [n], distinct; repeats within a batch do not count."""
         if not self._main.size:
-            return  # nothing is chosen by them
+            return  # without a main part the counts are not used
         heat = self.heat[pages]
         self.heat[pages] = heat + (heat < MOST_HEAT)
         self._accesses += pages.size
-        # a slice at a time: halving every count at once would hold up one request
+        # in slices: halving every count at once would delay one request
         due = min(self._accesses * self.heat.size // self._period, self._halved + self.heat.size)
         if due - self._halved > 4096 or due == self.heat.size:
             self.heat[self._halved : due] >>= 1
@@ -118,9 +120,9 @@ class PageCache:
                 self._halved = self._accesses = 0
 
     def claim(self, pages: I64) -> I64:
-        """Slots for pages that are not cached, int64 [n], distinct -> int64 [n or less].
+        """Evicts pages and assigns their slots to new ones; returns the slots.
 
-        Pages are evicted for them. Fewer slots than pages: all others are pinned.
+        pages: int64 [n], distinct, not cached. Returns fewer slots than pages if all others are pinned.
         """
         freed = self._free(pages.size)
         old = self.page_of_slot[freed]
@@ -129,7 +131,7 @@ class PageCache:
         return freed
 
     def drop(self, pages: I64) -> None:
-        """Forgets pages: what their slots hold is not what the file holds."""
+        """Removes pages whose slots do not hold the content of the file."""
         pages = pages[pages != NOWHERE]
         slots = self.slot_of_page[pages]
         self.page_of_slot[slots[slots != NOWHERE]] = NOWHERE
@@ -140,7 +142,7 @@ class PageCache:
         self.page_of_slot[slots] = pages
 
     def _free(self, count: int) -> I64:
-        """Slots to be used anew; all are in the window afterwards, as its newest."""
+        """Returns evicted slots, which become the newest of the window."""
         size = self._window.size
         order = (self._head + np.arange(size if count > size // 2 else min(4 * count + 16, size))) % size
         free = np.flatnonzero(self.pins[self._window[order]] == 0)[:count]
@@ -155,13 +157,15 @@ class PageCache:
             self._window[places] = leaving
         if leaving.size == count or not self._main.size:
             return leaving
-        # more newcomers than the window holds: the rest displaces pages of the main part, and stays there
+        # more new pages than the window holds: the others replace the coldest pages of the main part
         unpinned = self._main[self.pins[self._main] == 0]
         more = unpinned[np.argsort(self._heat_of(unpinned), kind="stable")[: count - leaving.size]]
         return np.concatenate((leaving, more))
 
     def _settle(self, leaving: I64) -> I64:
-        """For each slot leaving the window: itself, or that of a colder main page whose place it takes."""
+        """Returns, for each slot leaving the window, itself or that of a colder main page that it
+        replaces.
+        """
         drawn = self._random.integers(0, self._main.size, (leaving.size, DRAWN), np.int32)
         slots = self._main[drawn]
         heat = self._heat_of(slots)
@@ -170,7 +174,7 @@ class PageCache:
         rows = np.arange(leaving.size)
         victim, least = drawn[rows, coldest], heat[rows, coldest]
         better = np.flatnonzero((self._heat_of(leaving) > least) & (self.page_of_slot[leaving] != NOWHERE))
-        # two that chose the same victim: the first takes it
+        # of two with the same victim the first replaces it
         chosen, first = np.unique(victim[better], return_index=True)
         better = better[first]
         freed = leaving.copy()
@@ -179,7 +183,7 @@ class PageCache:
         return freed
 
     def _heat_of(self, slots: I64) -> NDArray[np.int16]:
-        """Of the pages in the slots; an empty slot is colder than any."""
+        """Returns the heat of the pages in slots; an empty slot is colder than any page."""
         pages = self.page_of_slot[slots]
         heat = self.heat[pages].astype(np.int16) if self.heat.size else np.zeros(pages.shape, np.int16)
         heat[pages == NOWHERE] = -1

@@ -1,7 +1,6 @@
-"""Who reads pages of a file into memory: io_uring where the kernel lets us, else a few threads.
+"""Reads pages of a file into memory asynchronously: by io_uring where the kernel allows it, else by threads.
 
-Both take arrays of offsets and give a ticket; whoever needs the pages waits for it, and meanwhile the reads
-run beside whatever the caller does.
+Both take arrays of offsets and return a ticket to wait for.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from polyrec.models.tiers.disk.io_uring import Ring
 from polyrec.models.tiers.slab import Bytes
 
 THREADS = 16
-"""Reads in flight at once: beyond this a local disk gives no more (docs/tiers.md)."""
+"""Maximum concurrent reads: more do not increase the throughput of a local disk (docs/results/tiers.md)."""
 
 Kind = Literal["io_uring", "threads"]
 
 
 class PageReader(Protocol):
-    """Reads of one file into one piece of memory."""
+    """Reads one file into one buffer."""
 
     @property
     def kind(self) -> str: ...
@@ -33,20 +32,20 @@ class PageReader(Protocol):
     def submit(self, offsets: I64, targets: I64, length: int) -> int:
         """Starts reading `length` bytes at each offset of the file into memory at each target.
 
-        Gives a ticket, 0 for nothing to read.
+        Returns a ticket; 0 if there is nothing to read.
         """
         ...
 
     def under_way(self) -> set[int]:
-        """The tickets that have reads which have not ended, well or not."""
+        """Returns the tickets with unfinished reads."""
         ...
 
     def wait(self, ticket: int) -> None:
-        """Until the ticket's reads have ended. Raises OSError if one failed, however often it is asked."""
+        """Waits for the ticket's reads. Raises OSError if one failed, on every call."""
         ...
 
     def close(self) -> None:
-        """Waits for what is in flight, and ends."""
+        """Waits for reads in flight and closes the reader."""
         ...
 
 
@@ -105,9 +104,9 @@ class Threads:
 
 
 def open_reader(file: int, memory: Bytes, kind: Kind | None = None) -> PageReader:
-    """The reader of that kind; by default the ring, or threads where the kernel or a container forbids it.
+    """Opens a reader; by default io_uring, or threads where the kernel or a container forbids it.
 
-    Raises OSError if a ring is asked for by name and cannot be had.
+    Raises OSError if `kind` is io_uring and it is not available.
     """
     if kind != "threads":
         try:

@@ -1,10 +1,11 @@
-"""Which single rows of a file a bounded cache keeps: those that were looked up last.
+"""A bounded LRU cache of single rows of a file.
 
-Popularity from the past does not know a row that is looked up often today (a hotel that a session comes back
-to, a user who is here now), and a page that is cached for such a row holds fifteen that nobody wants. So
-rows are kept one by one, least recently used first out. A row may stand in any of the `WAYS` slots of its
-set, as in a processor's cache: finding a batch's rows is one comparison of arrays and the books are ten
-bytes a slot, where a hash table and a linked list would take 24 and a loop. Measured in docs/tiers.md.
+Calibrated popularity does not know rows that are popular only now (a hotel that a session returns to, an
+active user), and a page cached for such a row holds about fifteen unpopular ones. So rows are cached
+individually and evicted least recently used. The cache is set-associative like a processor's: a row may be in
+any of the `WAYS` slots of its set. Finding a batch's rows is one comparison of arrays, and the index takes
+ten bytes per slot; a hash table with a linked list would take 24 bytes and a loop. Measurements:
+docs/results/tiers.md.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ WAYS = 16
 LATEST = 1 << 31
 PINNED = (1 << 32) - 1
 ROW_INDEX_BYTES = 4 + 4 + 2
-"""Bytes that the books have for each slot: its row, when that was used, its pins."""
+"""Index bytes per slot: its row, the time of its last use, its pins."""
 
 
 class RowCache:
     """Slots of rows `0 ... rows - 1` in at most `slots` slots. Not thread-safe.
 
-    pins: int16 [slots]; a pinned slot keeps its row. claims: how often rows were put here.
+    pins: int16 [slots]; a pinned slot keeps its row. claims: number of `claim` calls.
     """
 
     def __init__(self, rows: int, slots: int) -> None:
@@ -42,21 +43,21 @@ class RowCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the bookkeeping."""
+        """Bytes of the index."""
         return int(self._row.nbytes + self._used.nbytes + self.pins.nbytes)
 
     def find(self, rows: I64) -> I64:
-        """The slot of each row, or NOWHERE: int64 [n]."""
+        """Returns the slot of each row, int64 [n], or NOWHERE."""
         if not self.slots:
             return np.full(rows.size, NOWHERE, np.int64)
-        own = rows % self._sets
-        same = self._row[own] == rows[:, None]
+        row_set = rows % self._sets
+        same = self._row[row_set] == rows[:, None]
         way = same.argmax(axis=1)
         there = same[np.arange(rows.size), way]
-        return np.where(there, own * self._row.shape[1] + way, NOWHERE)
+        return np.where(there, row_set * self._row.shape[1] + way, NOWHERE)
 
     def use(self, slots: I64) -> None:
-        """These slots' rows are looked up now. slots: int64 [n]; one call a batch."""
+        """Marks slots as used now. slots: int64 [n]; one call per batch."""
         self._now += 1
         if self._now == LATEST:
             self._now >>= 1
@@ -64,10 +65,10 @@ class RowCache:
         self._used.reshape(-1)[slots] = self._now
 
     def claim(self, rows: I64) -> tuple[I64, I64]:
-        """Puts rows that are not here in the place of those used longest ago.
+        """Evicts least recently used rows and assigns their slots to new ones.
 
-        rows: int64 [n], distinct, the most wanted first -> (slots, which), int64 [m] both: slot i is for
-        rows[which[i]]. Of a set's rows more than it has slots that are not pinned find no place.
+        rows: int64 [n], distinct, not cached, most popular first. Returns (slots, which), int64 [m] both:
+        slot i is for rows[which[i]]. Rows beyond the unpinned slots of their set get none.
         """
         slots = np.full(rows.size, NOWHERE, np.int64)
         if not self.slots:
@@ -76,13 +77,13 @@ class RowCache:
         pins, row, used = self.pins.reshape(-1, ways), self._row.reshape(-1), self._used.reshape(-1)
         left = np.arange(rows.size)
         while left.size:
-            own = rows[left] % self._sets
-            age = self._used[own]
-            age[pins[own] > 0] = PINNED
+            row_set = rows[left] % self._sets
+            age = self._used[row_set]
+            age[pins[row_set] > 0] = PINNED
             way = age.argmin(axis=1)
             fits = age[np.arange(left.size), way] < PINNED
-            left, slot = left[fits], (own * ways + way)[fits]
-            # several rows of one set: the most wanted takes the slot, the others try again
+            left, slot = left[fits], (row_set * ways + way)[fits]
+            # of several rows of one set the first takes the slot, the others try again
             turn = np.arange(left.size)
             row[slot[::-1]] = turn[::-1]
             taken = row[slot] == turn

@@ -1,7 +1,7 @@
-"""Requests on their way to several servers at once, read by one thread as the answers come, in one time-out.
+"""Concurrent requests to several servers from one thread, within one timeout.
 
-A server that is late costs nobody else's answer: what it has not sent, or not even taken, when the time is
-over is given up; what the others have sent by then is read, also where the reader itself came late.
+A slow server does not delay the others: at the deadline its request is abandoned, and the replies that the
+others have sent by then are read, even if the reader itself is late.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from polyrec.models.tiers.remote.resp import Link, Reading, clock
 
 
 class Exchange:
-    """One server's: sends `data` as far as it goes without waiting. reading: of the answer, on that link.
+    """A request to one server; sends `data` without blocking. reading: parses the reply on that link.
 
-    error: why there is no whole answer; None once `finish` has it.
+    error: why there is no complete reply; None after `finish` if there is.
     """
 
     def __init__(self, link: Link, data: bytes, reading: Reading[None]) -> None:
@@ -32,23 +32,23 @@ class Exchange:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more is to come."""
+        """Whether the exchange has completed or failed."""
         return self._over or self.error is not None
 
     @property
     def events(self) -> int:
-        """What is waited for, as `select.poll` has it."""
+        """Events to wait for, as in `select.poll`."""
         return select.POLLIN | (select.POLLOUT if self._unsent else 0)
 
     def move(self, events: int) -> None:
-        """Goes on, now that the link is ready for `events`."""
+        """Continues after the link became ready for `events`."""
         if events & select.POLLOUT:
             self._guarded(self._send)
         if events & ~select.POLLOUT:
             self._guarded(self._receive)
 
     def give_up(self) -> None:
-        """The time is over."""
+        """Fails with a timeout."""
         self.error = TimeoutError("the store did not answer in time")
 
     def _send(self) -> None:
@@ -72,7 +72,7 @@ class Exchange:
 
 
 def finish(exchanges: Sequence[Exchange], until_s: float) -> None:
-    """Until every answer is whole, or `until_s` by `clock`; those that are not have an error then."""
+    """Waits until every reply is complete, or until `until_s` by `clock`; the others then have an error."""
     pending = {e.link.fileno(): e for e in exchanges if not e.over}
     poll = select.poll()
     for file, exchange in pending.items():

@@ -1,7 +1,7 @@
 """Credentials and TLS of a remote store, and its URL without them.
 
-A URL may carry user and password itself; a password from the settings, or from the plan's `password_file`,
-goes before that. What is shown or logged is `place`, which has neither.
+A URL may contain user and password; a password from the settings, or from the plan's `password_file`, takes
+precedence. `place` is the URL without secrets, for logs and pages.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Login:
 
     @staticmethod
     def of_url(url: str) -> Login:
-        """What a URL says itself, with the system's certificate authorities."""
+        """Parses the credentials of a URL, with the system's certificate authorities."""
         parts = urlsplit(url)
         return Login(
             unquote(parts.username) if parts.username else None,
@@ -39,10 +39,12 @@ class Login:
 
 
 def login_of(store: RemoteStore) -> Login:
-    """How a plan's store is entered. Raises RuntimeUnavailable: a file of the password or of the authorities
-    cannot be read."""
-    said = Login.of_url(store.url)
-    password, tls = said.password, said.tls
+    """Returns the credentials of a plan's store.
+
+    Raises RuntimeUnavailable: the file of the password or of the authorities cannot be read.
+    """
+    in_url = Login.of_url(store.url)
+    password, tls = in_url.password, in_url.tls
     try:
         if store.password is not None:
             password = store.password.get_secret_value()
@@ -55,17 +57,17 @@ def login_of(store: RemoteStore) -> Login:
             tls = ssl.create_default_context(cafile=store.ca_file)
     except OSError as e:
         raise RuntimeUnavailable(f"placement: the store's ca_file cannot be read: {_why(e)}") from None
-    return Login(said.username, password, tls)
+    return Login(in_url.username, password, tls)
 
 
 def bare(url: str) -> str:
-    """The URL without user and password."""
+    """Returns the URL without user and password."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def place(url: str) -> str:
-    """Where a store is, for people: neither secrets nor folders."""
+    """Returns the store's URL for display, without secrets and folders."""
     parts = urlsplit(url)
     where = parts.netloc.rpartition("@")[2]
     return f"{parts.scheme}://{where or Path(parts.path).name}{parts.path if where else ''}"

@@ -1,7 +1,7 @@
-"""One redis-server as the remote tier knows it: its connections, and whether it answers.
+"""Connection pool and health of one Redis server.
 
-Every failure starts a new generation of connections: what befalls one of an older generation says nothing
-about the server of now. A server that has failed is left alone until `revive` finds it answering.
+Every failure starts a new generation of connections; failures of older connections are then ignored. A failed
+server is not used until `revive` succeeds.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ log = logging.getLogger("polyrec.tiers")
 
 @dataclass(frozen=True, slots=True)
 class PooledLink:
-    """A connection and the generation that it belongs to."""
+    """A connection and its generation."""
 
     link: Link
     generation: int
 
 
 class Node:
-    """Thread-safe. lost: hears that the server no longer answers. login: None for what the URL says."""
+    """One server. Thread-safe. lost: called when the server fails. login: default: from the URL."""
 
     def __init__(self, url: str, lost: Callable[[], None], login: Login | None = None) -> None:
         self.url = url
@@ -41,16 +41,16 @@ class Node:
 
     @property
     def up(self) -> bool:
-        """Whether it answered when it was last asked."""
+        """Whether the last request succeeded."""
         return self._up
 
     @property
     def place(self) -> str:
-        """The server, for people."""
+        """The server's URL for display."""
         return place(self.url)
 
     def take(self, timeout_s: float) -> PooledLink | None:
-        """A connection, a kept one if there is any; None if the server does not answer."""
+        """Returns a pooled or new connection; None if the server is down."""
         with self._lock:
             if not self._up:
                 return None
@@ -62,11 +62,11 @@ class Node:
             return None
 
     def connect(self, timeout_s: float) -> Link:
-        """A new connection, which is the caller's alone. Raises OSError."""
+        """Opens a connection outside of the pool. Raises OSError."""
         return Link(self.url, timeout_s, self._login)
 
     def dial(self, timeout_s: float) -> PooledLink:
-        """A new connection. Raises OSError, noted as a failure."""
+        """Opens a connection. Raises OSError, counted as a failure."""
         with self._lock:
             generation = self._generation
         try:
@@ -76,7 +76,7 @@ class Node:
             raise
 
     def give_back(self, pooled: PooledLink) -> None:
-        """Keeps a connection that has been answered."""
+        """Returns a connection to the pool after a complete reply."""
         with self._lock:
             if pooled.generation == self._generation and not self._closed:
                 self._idle.append(pooled)
@@ -84,12 +84,12 @@ class Node:
         pooled.link.close()
 
     def failed(self, error: Exception, pooled: PooledLink) -> None:
-        """A connection is of no more use."""
+        """Closes a failed connection and marks the server as down."""
         pooled.link.close()
         self._note(error, pooled.generation)
 
     def revive(self, timeout_s: float) -> None:
-        """Uses the server again if it answers. Raises OSError if it does not."""
+        """Marks the server as up if it answers. Raises OSError if it does not."""
         if self._up:
             return
         link = self.connect(timeout_s)

@@ -1,14 +1,14 @@
-"""The remote tier: rows beyond the machine, in a Redis or a Redis Cluster that may be there already.
+"""The remote tier: rows in a Redis server or a Redis Cluster.
 
-A row's key is `prefix`, its table and its stable id in twelve digits, `polyrec:item:000000000042`, its
-value the row's bytes as the bundle stores them; so a store survives new orders of the rows. A batch is one
-pipelined request to each server that has rows of it, all on their way at once within one time-out: one MGET
-a table where there is one server, GETs in a cluster, which refuses an MGET of several slots. Rows that a
-server says are elsewhere by now (MOVED, ASK) are asked for there in what is left of the time.
+The key of a row is `prefix`, its table and its stable id in twelve digits, `polyrec:item:000000000042`; the
+value is the row's bytes as in the bundle. Keys do not depend on the row order, so drift does not move them. A
+batch sends one pipelined request to each server that has rows of it, concurrently and within one timeout: one
+MGET per table to a single server, GETs to a cluster, which refuses an MGET over several slots. Redirected
+rows (MOVED, ASK) are requested from the other server in the remaining time.
 
-Where a server does not answer in time, or lacks a row, the row is the table's out-of-vocabulary row, counted,
-and the answer says that its quality is degraded. A server that has failed is left alone by requests, and
-asked again from a thread until it answers and every slot is served.
+If a server does not answer in time, or lacks a row, the table's out-of-vocabulary row is used and counted,
+and the answer is marked as degraded. A failed server gets no requests; a thread retries it until it answers
+and every slot is served.
 """
 
 from __future__ import annotations
@@ -32,21 +32,24 @@ from polyrec.models.tiers.remote.slots import KeySlots
 from polyrec.models.tiers.slab import Bytes
 
 REPAIR_WAIT_S = (0.05, 1.0)
-"""What is amiss is looked into after the first, then after twice as long each time, up to the second."""
+"""First and longest wait between repair attempts; the wait doubles each time."""
 REPAIR_TIMEOUT_S = 1.0
 WRITE_TIMEOUT_S = 10.0
 WRITE_ROWS = 4096
 MAX_REDIRECTS = 4
-"""How often rows to be written are sent on to where the last server said."""
+"""Maximum redirects of rows to be written."""
 LEAST_S = 0.001
-"""What a new connection is given when the time is nearly over."""
+"""Minimum timeout of a new connection."""
 ELSEWHERE = re.compile(rb"(MOVED|ASK) \d+ (.*):(\d+)")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeRows:
-    """What one server has of a batch, or is said to have. rows: places in the batch, int64 [n], by table.
-    asking: it is only about to get these rows' slot."""
+    """The rows of a batch on one server.
+
+    rows: indices into the batch, int64 [n], sorted by table. asking: the slot is being migrated to this
+    server.
+    """
 
     node: Node
     rows: I64
@@ -55,7 +58,7 @@ class NodeRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeRequest:
-    """A part on its way."""
+    """A request to one server in progress."""
 
     part: NodeRows
     pooled: PooledLink
@@ -65,7 +68,7 @@ class NodeRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PendingBatch:
-    """A batch on its way. until_s: by `clock`, when it goes on without what has not come."""
+    """The requests of a batch in progress. until_s: deadline by `clock`."""
 
     tables: I64
     ids: I64
@@ -76,8 +79,8 @@ class PendingBatch:
 class RemoteTier:
     """Rows by (table, stable id) in a store. Thread-safe.
 
-    url: of the server, or of one in the cluster. tables: names. fallback: uint8 [tables, bytes of a row],
-    the out-of-vocabulary row of each. login: None for what the URL says; it is every server's of the cluster.
+    url: of the server, or of any server of the cluster. tables: names. fallback: uint8 [tables, bytes of a
+    row], the out-of-vocabulary row of each. login: for all servers; default: from the URL.
     """
 
     def __init__(
@@ -97,59 +100,59 @@ class RemoteTier:
         self._slots = KeySlots(self._prefixes)
         self._lock = threading.Lock()
         self._nodes: dict[str, Node] = {}
-        self._forgotten = 0
+        self._past_failures = 0
         self._closed = threading.Event()
         self._repairer: threading.Thread | None = None
-        self._again = False
+        self._repair_again = False
         seed = self._node(url)
         self._routes = Routes({url: seed})
-        # one that does not answer is noted, and sought from now on
+        # a server that does not answer is retried in the background
         with contextlib.suppress(OSError):
             seed.give_back(seed.dial(WRITE_TIMEOUT_S))
             self._discover(WRITE_TIMEOUT_S)
 
     @property
     def up(self) -> bool:
-        """Whether every row has a server, and all answered when they were last asked."""
+        """Whether every slot is served, and all servers answered their last request."""
         return self._routes.whole
 
     @property
     def failures(self) -> int:
-        """Connections that failed, so far."""
+        """Number of failed connections so far."""
         with self._lock:
-            return self._forgotten + sum(node.failures for node in self._nodes.values())
+            return self._past_failures + sum(node.failures for node in self._nodes.values())
 
     def send(self, tables: I64, ids: I64) -> PendingBatch:
-        """Sends off a request for rows; `receive` must follow. tables, ids: int64 [n], ids >= 0.
+        """Sends requests for rows; the caller must then call `receive` or `abandon`.
 
-        Waits for new connections, where some are needed, at most as long as for answers.
+        tables, ids: int64 [n], ids >= 0. New connections may take up to the timeout.
         """
         routes = self._routes
-        dialled = self._with_links(self._parts(routes, tables, ids), clock() + self.timeout_s)
+        linked = self._with_links(self._parts(routes, tables, ids), clock() + self.timeout_s)
         until_s = clock() + self.timeout_s
         arrays = routes.of_slot is None
-        requests = [self._get(part, pooled, tables, ids, arrays) for part, pooled in dialled]
+        requests = [self._get(part, pooled, tables, ids, arrays) for part, pooled in linked]
         return PendingBatch(tables, ids, requests, until_s)
 
-    def receive(self, asked: PendingBatch) -> tuple[Bytes, NDArray[np.bool_]]:
-        """(rows uint8 [n, bytes], which of them the store gave [n]), in the order of the asking."""
-        rows = self.fallback[asked.tables]
+    def receive(self, batch: PendingBatch) -> tuple[Bytes, NDArray[np.bool_]]:
+        """Returns (rows, uint8 [n, bytes]; found, bool [n]) in the order of `send`."""
+        rows = self.fallback[batch.tables]
         found = np.zeros(len(rows), bool)
-        elsewhere = self._collect(asked.requests, asked.until_s, rows, found)
-        # sent on once: what is nowhere to be found by then falls back
-        dialled = self._with_links(elsewhere, asked.until_s)
-        followed = [self._get(part, pooled, asked.tables, asked.ids) for part, pooled in dialled]
-        self._collect(followed, asked.until_s, rows, found)
+        elsewhere = self._collect(batch.requests, batch.until_s, rows, found)
+        # one redirect only; rows not found then use the fallback
+        linked = self._with_links(elsewhere, batch.until_s)
+        redirected = [self._get(part, pooled, batch.tables, batch.ids) for part, pooled in linked]
+        self._collect(redirected, batch.until_s, rows, found)
         return rows, found
 
-    def abandon(self, asked: PendingBatch) -> None:
-        """Instead of `receive`, if nobody wants the rows any more."""
-        for request in asked.requests:
+    def abandon(self, batch: PendingBatch) -> None:
+        """Discards a batch instead of `receive`."""
+        for request in batch.requests:
             request.pooled.link.close()
 
     def write(self, tables: I64, ids: I64, values: Bytes) -> None:
-        """Stores rows. values: uint8 [n, bytes of a row]. Raises OSError; some may be written then."""
-        # connections of its own: one that is kept may be of a server that has restarted since
+        """Stores rows. values: uint8 [n, bytes of a row]. Raises OSError; some rows may then be written."""
+        # new connections: pooled ones may be to a server that has restarted since
         links: dict[tuple[Node, bool], PooledLink] = {}
         try:
             for start in range(0, ids.size, WRITE_ROWS):
@@ -164,14 +167,14 @@ class RemoteTier:
 
     def close(self) -> None:
         self._closed.set()
-        mender = self._repairer
-        if mender is not None:
-            mender.join()
+        repairer = self._repairer
+        if repairer is not None:
+            repairer.join()
         for node in self._nodes.values():
             node.close()
 
     def _parts(self, routes: Routes, tables: I64, ids: I64) -> list[NodeRows]:
-        """Who has which rows; those that nobody serves are in none."""
+        """Groups rows by server; rows of unserved slots are left out."""
         nodes = list(routes.nodes.values())
         if routes.of_slot is None:
             return [NodeRows(nodes[0], np.argsort(tables, kind="stable"))]
@@ -185,7 +188,7 @@ class RemoteTier:
         ]
 
     def _with_links(self, parts: Sequence[NodeRows], until_s: float) -> list[tuple[NodeRows, PooledLink]]:
-        """A connection for each part; without those whose server does not answer."""
+        """Takes a connection for each part; parts target server is down are left out."""
         found = []
         for part in parts:
             pooled = part.node.take(max(until_s - clock(), LEAST_S))
@@ -196,7 +199,7 @@ class RemoteTier:
     def _get(
         self, part: NodeRows, pooled: PooledLink, tables: I64, ids: I64, arrays: bool = False
     ) -> NodeRequest:
-        """Sends off the request of a part's rows. arrays: as MGETs."""
+        """Sends the request for a part's rows. arrays: use MGET."""
         taken = RowReplies.nothing(part.rows.size, self.fallback.shape[1])
         counts, keyed = self._keyed(tables[part.rows], ids[part.rows])
         if arrays:
@@ -208,7 +211,7 @@ class RemoteTier:
         return NodeRequest(part, pooled, Exchange(pooled.link, data, reading), taken)
 
     def _set(self, part: NodeRows, pooled: PooledLink, tables: I64, ids: I64, values: Bytes) -> NodeRequest:
-        """Sends off what a part's rows are to be."""
+        """Sends new values of a part's rows."""
         taken = RowReplies.nothing(part.rows.size, 0)
         counts, keyed = self._keyed(tables[part.rows], ids[part.rows])
         split = np.split(values[part.rows], np.cumsum(counts)[:-1])
@@ -219,7 +222,7 @@ class RemoteTier:
         return NodeRequest(part, pooled, Exchange(pooled.link, data, reading), taken)
 
     def _keyed(self, tables: I64, ids: I64) -> tuple[list[int], list[Bytes]]:
-        """How many rows of each table that there is, and their keys. tables: in order."""
+        """Returns the number of rows of each table that occurs, and their keys. tables: sorted."""
         present, counts = np.unique(tables, return_counts=True)
         split = np.split(ids, np.cumsum(counts)[:-1])
         return counts.tolist(), [
@@ -229,7 +232,7 @@ class RemoteTier:
     def _collect(
         self, requests: Sequence[NodeRequest], until_s: float, rows: Bytes, found: NDArray[np.bool_]
     ) -> list[NodeRows]:
-        """Puts what comes in time into `rows` and `found`; gives what is said to be elsewhere."""
+        """Stores replies that arrive in time in `rows` and `found`; returns redirected rows."""
         finish([request.exchange for request in requests], until_s)
         elsewhere: list[NodeRows] = []
         for request in requests:
@@ -245,15 +248,15 @@ class RemoteTier:
         return elsewhere
 
     def _redirected(self, request: NodeRequest) -> list[NodeRows]:
-        """The rows of a request that its server said are elsewhere, by where."""
+        """Returns the redirected rows of a request by target server."""
         where: dict[tuple[str, bool], list[int]] = {}
-        for place, said in request.taken.errors:
-            told = ELSEWHERE.fullmatch(said)
-            if told is not None:
-                word, host, port = told.groups()
+        for place, message in request.taken.errors:
+            redirect = ELSEWHERE.fullmatch(message)
+            if redirect is not None:
+                word, host, port = redirect.groups()
                 address = host.decode() or host_of(request.part.node.url), int(port)
                 where.setdefault((url_of(self.url, address), word == b"ASK"), []).append(place)
-            if told is None or told[1] == b"MOVED":
+            if redirect is None or redirect[1] == b"MOVED":
                 self._start_repair()
         rows = request.part.rows
         return [NodeRows(self._node(url), rows[places], asking) for (url, asking), places in where.items()]
@@ -267,12 +270,12 @@ class RemoteTier:
             for part in parts:
                 if not part.node.up:
                     raise RespError(f"the store at {part.node.place} does not answer")
-                whose = part.node, part.asking
-                if whose not in links:
-                    links[whose] = part.node.dial(REPAIR_TIMEOUT_S)
-                requests.append(self._set(part, links[whose], tables, ids, values))
+                target = part.node, part.asking
+                if target not in links:
+                    links[target] = part.node.dial(REPAIR_TIMEOUT_S)
+                requests.append(self._set(part, links[target], tables, ids, values))
             finish([request.exchange for request in requests], clock() + WRITE_TIMEOUT_S)
-            parts, said = [], b"no server of the cluster has their slots"
+            parts, message = [], b"no server of the cluster has their slots"
             for request in requests:
                 node, error = request.part.node, request.exchange.error
                 if error is not None:
@@ -280,33 +283,33 @@ class RemoteTier:
                     raise RespError(f"the store at {node.place} failed: {error}")
                 stored += int(request.taken.found.sum())
                 parts += self._redirected(request)
-                said = next((said for _, said in request.taken.errors), said)
+                message = next((message for _, message in request.taken.errors), message)
             if stored == ids.size:
                 return
             if stored + sum(part.rows.size for part in parts) < ids.size:
                 break
-        raise RespError(f"{ids.size - stored} rows are not stored: {said.decode(errors='replace')}")
+        raise RespError(f"{ids.size - stored} rows are not stored: {message.decode(errors='replace')}")
 
     def _node(self, url: str) -> Node:
         with self._lock:
             return self._nodes.setdefault(url, Node(url, self._start_repair, self._login))
 
     def _discover(self, timeout_s: float) -> None:
-        """Asks for the map, and forgets servers that are not in it. Raises OSError if nobody can tell."""
+        """Updates the routes and removes servers that have left. Raises OSError if no server answers."""
         routes = discover(self.url, self._routes, self._node, timeout_s)
         with self._lock:
             self._routes = routes
             gone = [self._nodes.pop(url) for url in self._nodes.keys() - routes.nodes.keys()]
-            self._forgotten += sum(node.failures for node in gone)
+            self._past_failures += sum(node.failures for node in gone)
         for node in gone:
             node.close()
         if not routes.whole:
             self._start_repair()
 
     def _start_repair(self) -> None:
-        """A server is lost, or rows are not where they are looked for: sees to it in a thread."""
+        """Starts the repair thread after a failure or a redirect."""
         with self._lock:
-            self._again = True
+            self._repair_again = True
             if self._repairer is None and not self._closed.is_set():
                 self._repairer = threading.Thread(target=self._repair, name="polyrec-remote", daemon=True)
                 self._repairer.start()
@@ -316,13 +319,13 @@ class RemoteTier:
         while not self._closed.wait(wait_s):
             wait_s = min(2 * wait_s, longest_s)
             with self._lock:
-                self._again = False
+                self._repair_again = False
             with contextlib.suppress(OSError):
                 self._discover(max(self.timeout_s, REPAIR_TIMEOUT_S))
             for node in self._routes.nodes.values():
                 with contextlib.suppress(OSError):
                     node.revive(max(self.timeout_s, REPAIR_TIMEOUT_S))
             with self._lock:
-                if self._routes.whole and not self._again:
+                if self._routes.whole and not self._repair_again:
                     self._repairer = None
                     return

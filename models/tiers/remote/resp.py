@@ -1,11 +1,11 @@
-"""Redis's protocol (RESP2), as far as rows need it, in whole arrays.
+"""Redis's protocol (RESP2) for rows, with whole-array operations.
 
-Keys of a table have one length and rows have one length, so a request for any number of rows is a matrix of
-bytes, and so is its answer as long as every row is there; only what is missing or refused is met one by one.
-A client library makes a Python object of every key and every value (`redis-py`: 6 microseconds a row).
+All keys of a table have one length and all rows have one length, so a request for any number of rows is a
+matrix of bytes, and so is its reply if every row exists; only missing rows and errors are parsed one by one.
+A client library makes a Python object of every key and value (`redis-py`: 6 microseconds per row).
 
-Answers are read by generators, which yield whenever they need more bytes than have come: so one thread
-can read those of several servers as they come (`exchange`), and a question of a single one waits (`call`).
+Replies are parsed by generators, which yield when they need more bytes: so one thread can read several
+servers concurrently (`exchange`), and a blocking call reads one (`call`).
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from polyrec.models.tiers.remote.login import Login
 from polyrec.models.tiers.slab import Bytes
 
 DIGITS = 12
-"""Of an id in a key, zero-padded."""
+"""Digits of an id in a key, zero-padded."""
 
 Answer: TypeAlias = "bytes | int | list[Answer] | None"
 Value = TypeVar("Value")
 Reading = Generator[int, None, Value]
-"""Yields how far the buffer must be able to hold what comes, each time that more is needed."""
+"""Yields the buffer size that is needed, each time that more bytes are."""
 
 WAITS = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
-"""What a socket that does not wait raises instead."""
+"""Exceptions of a non-blocking socket that would block."""
 
 clock = time.monotonic
 
 
 class RespError(OSError):
-    """The server answered what it should not, or said that something is wrong."""
+    """An error reply, or a reply that violates the protocol."""
 
 
 def keys(prefix: str, ids: I64) -> Bytes:
-    """`prefix` and the id in DIGITS digits: uint8 [n, len(prefix) + DIGITS]."""
+    """Returns keys, `prefix` and the id in DIGITS digits: uint8 [n, len(prefix) + DIGITS]."""
     head = np.frombuffer(prefix.encode(), np.uint8)
     out = np.empty((ids.size, head.size + DIGITS), np.uint8)
     out[:, : head.size] = head
@@ -55,7 +55,7 @@ def keys(prefix: str, ids: I64) -> Bytes:
 
 
 def bulks(values: Bytes) -> Bytes:
-    """uint8 [n, size] -> the same as bulk strings, uint8 [n, size and its frame]."""
+    """Frames values as bulk strings. values: uint8 [n, size]; returns uint8 [n, framed size]."""
     head = np.frombuffer(b"$%d\r\n" % values.shape[1], np.uint8)
     out = np.empty((len(values), head.size + values.shape[1] + 2), np.uint8)
     out[:, : head.size] = head
@@ -65,14 +65,16 @@ def bulks(values: Bytes) -> Bytes:
 
 
 def command(name: bytes, *arguments: Bytes) -> bytes:
-    """One command whose arguments are the rows of matrices, taken by turns: key, value, key, value, ..."""
+    """Encodes one command; its arguments are the rows of matrices, interleaved: key, value, key,
+    value, ...
+    """
     count = 1 + sum(len(a) for a in arguments)
     body = np.concatenate([bulks(a) for a in arguments], axis=1) if arguments else np.empty(0, np.uint8)
     return b"*%d\r\n$%d\r\n%s\r\n" % (count, len(name), name) + body.tobytes()
 
 
 def commands(name: bytes, *arguments: Bytes, asking: bool = False) -> bytes:
-    """A command for each row of the matrices, one after another. asking: each after an ASKING."""
+    """Encodes one command per row of the matrices. asking: each is preceded by ASKING."""
     head = b"*%d\r\n$%d\r\n%s\r\n" % (1 + len(arguments), len(name), name)
     if asking:
         head = b"*1\r\n$6\r\nASKING\r\n" + head
@@ -82,8 +84,8 @@ def commands(name: bytes, *arguments: Bytes, asking: bool = False) -> bytes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowReplies:
-    """What a request of rows has brought. values: uint8 [n, size]; found: which there are, bool [n].
-    refused: the place and what the server said, of rows that it answered with an error."""
+    """Replies to a request for rows. values: uint8 [n, size]; found: bool [n].
+    errors: (index, message) of rows answered with an error."""
 
     values: Bytes
     found: NDArray[np.bool_]
@@ -95,10 +97,10 @@ class RowReplies:
 
 
 class Link:
-    """One connection. Raises OSError (time-outs included) whenever it is of no more use."""
+    """One connection. Raises OSError (timeouts included) when it fails; it must then be closed."""
 
     def __init__(self, url: str, timeout_s: float, login: Login | None = None) -> None:
-        """url: redis[s]://host[:port][/database], or unix:///path. login: None for what the URL says."""
+        """url: redis[s]://host[:port][/database], or unix:///path. login: default: from the URL."""
         parts, login = urlsplit(url), login or Login.of_url(url)
         if parts.scheme == "unix":
             self._socket = socket.socket(socket.AF_UNIX)
@@ -129,12 +131,12 @@ class Link:
         try:
             self.call(b"AUTH", *user, (login.password or "").encode(), timeout_s=timeout_s)
         except RespError as e:
-            # a server may quote what it was sent: only its code (WRONGPASS, NOAUTH, ERR) is passed on
+            # a server may quote the password: only its error code (WRONGPASS, NOAUTH, ERR) is passed on
             code = re.search(r"-([A-Z]+)", str(e))
             raise RespError(f"the store refused AUTH: {code[1] if code else 'no code'}") from None
 
     def call(self, *words: bytes, timeout_s: float) -> Answer:
-        """One command and its answer; waits. Raises RespError if the answer is an error."""
+        """Sends one command and waits for its reply. Raises RespError for an error reply."""
         deadline_s = clock() + timeout_s
         self._socket.settimeout(timeout_s)
         parts = b"".join(b"$%d\r\n%s\r\n" % (len(w), w) for w in words)
@@ -154,23 +156,23 @@ class Link:
             self.receive(upto)
 
     def begin(self) -> None:
-        """From now on neither `send` nor `receive` waits, and what comes is of a new answer."""
+        """Starts a new reply; from now on `send` and `receive` do not block."""
         self._socket.settimeout(0)
         self._filled = 0
 
     def send(self, data: memoryview) -> memoryview:
-        """Sends what goes without waiting; gives the rest."""
+        """Sends without blocking; returns the unsent rest."""
         try:
             return data[self._socket.send(data) :]
         except WAITS:
             return data
 
     def receive(self, upto: int) -> bool:
-        """Some more; the buffer is made to hold `upto` bytes. False: nothing is there, after `begin`."""
+        """Receives bytes into the buffer, enlarged to `upto` bytes. Returns False if none are available."""
         if not self._receive(upto):
             return False
         if isinstance(self._socket, ssl.SSLSocket):
-            # what is decrypted already wakes no poll
+            # bytes that are already decrypted do not wake a poll
             while left := self._socket.pending():
                 self._receive(self._filled + left)
         return True
@@ -192,7 +194,7 @@ class Link:
         return self._socket.fileno()
 
     def rows_of_arrays(self, taken: RowReplies, counts: Sequence[int]) -> Reading[None]:
-        """Answers of MGETs, each of so many rows."""
+        """Parses replies of MGETs with these numbers of rows."""
         start = place = 0
         for count in counts:
             line, place = yield from self._line(place)
@@ -202,11 +204,11 @@ class Link:
             start += count
 
     def rows(self, taken: RowReplies, asking: bool = False) -> Reading[None]:
-        """Answers of GETs, one a row. asking: each after that of an ASKING."""
+        """Parses replies of GETs, one per row. asking: each is preceded by that of ASKING."""
         yield from self._rows(taken, 0, len(taken.values), 0, int(asking))
 
     def acknowledged(self, taken: RowReplies, asking: bool = False) -> Reading[None]:
-        """Answers of SETs, one a row; those found are stored."""
+        """Parses replies of SETs, one per row; `found` are the stored ones."""
         yield from self._records(taken, 0, len(taken.found), 0, int(asking), b"+OK\r\n", 0)
 
     def close(self) -> None:
@@ -219,10 +221,10 @@ class Link:
     def _records(
         self, taken: RowReplies, start: int, stop: int, place: int, before: int, good: bytes, size: int
     ) -> Reading[int]:
-        """Answers that begin with `good` and go on with `size` bytes, those of rows `start` to `stop`;
-        gives the place behind them in the buffer. A value of another length counts as not there.
+        """Parses replies that begin with `good`, followed by `size` bytes, of rows `start` to `stop`.
 
-        before: answers of one line before each of them.
+        Returns the position after them in the buffer. Values of another length count as missing.
+        before: number of one-line replies before each of them.
         """
         head = b"+OK\r\n" * before + good
         first = np.frombuffer(head, np.uint8)
@@ -261,7 +263,7 @@ class Link:
         return place
 
     def _answer(self, place: int) -> Reading[tuple[Answer, int]]:
-        """Any answer and the place behind it. Raises RespError if it is an error."""
+        """Parses any reply; returns it and the position after it. Raises RespError for an error reply."""
         line, place = yield from self._line(place)
         mark, rest = line[:1], line[1:]
         if mark == b"-":

@@ -1,7 +1,7 @@
-"""Which server has which rows: one that has all, or the masters of a Redis Cluster by slot.
+"""Routes rows to servers: a single one, or the masters of a Redis Cluster by slot.
 
-Found out from the server that the URL names: it says itself whether it is part of a cluster, and any part of
-one knows the others. A map is never changed, but replaced.
+Routes are discovered from the server of the URL: it reports whether it is part of a cluster, and each part
+knows the others. Routes are immutable and replaced as a whole.
 """
 
 from __future__ import annotations
@@ -23,22 +23,26 @@ NOBODY = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Routes:
-    """nodes: by URL. of_slot: int16 [SLOTS], the place in `nodes` of the one that serves the slot, or NOBODY;
-    None: there is one server, and no cluster."""
+    """nodes: by URL. of_slot: int16 [SLOTS], index into `nodes` of the server of each slot, or NOBODY; None:
+    a single server.
+    """
 
     nodes: Mapping[str, Node]
     of_slot: NDArray[np.int16] | None = None
 
     @property
     def whole(self) -> bool:
-        """Whether every row has a server, and all of these answer."""
+        """Whether every slot has a server, and all servers answer."""
         served_all = self.of_slot is None or bool((self.of_slot != NOBODY).all())
         return served_all and all(node.up for node in self.nodes.values())
 
 
 def discover(seed: str, known: Routes, node: Callable[[str], Node], timeout_s: float) -> Routes:
-    """Asks who serves what now. seed: the URL of one server; known: what was so before, whose servers are
-    asked, too. node: gives the server at a URL. Raises OSError if nobody can tell."""
+    """Discovers the current routes.
+
+    seed: URL of one server. known: previous routes, whose servers are tried as well. node: returns the server
+    at a URL. Raises OSError if no server answers.
+    """
     error = OSError("no server is known")
     answering = [url for url, server in known.nodes.items() if server.up]
     for url in dict.fromkeys([*answering, seed, *known.nodes]):
@@ -65,7 +69,7 @@ def discover(seed: str, known: Routes, node: Callable[[str], Node], timeout_s: f
 
 
 def url_of(seed: str, address: Address) -> str:
-    """The URL of another server of the cluster, which is spoken to as the seed is."""
+    """Returns the URL of another server of the cluster, with the scheme of the seed."""
     scheme = TLS_SCHEME if urlsplit(seed).scheme == TLS_SCHEME else "redis"
     host, port = address
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
@@ -73,12 +77,12 @@ def url_of(seed: str, address: Address) -> str:
 
 def _in_cluster(link: Link, timeout_s: float) -> bool:
     try:
-        told = link.call(b"INFO", b"cluster", timeout_s=timeout_s)
-    except RespError:  # one that may not be asked is taken for a single server
+        info = link.call(b"INFO", b"cluster", timeout_s=timeout_s)
+    except RespError:  # a server that refuses INFO counts as a single server
         return False
-    return isinstance(told, bytes) and b"cluster_enabled:1" in told
+    return isinstance(info, bytes) and b"cluster_enabled:1" in info
 
 
 def host_of(url: str) -> str:
-    """Of a server that gives another's port alone."""
+    """Returns the host of a URL, for redirects that contain only a port."""
     return urlsplit(url).hostname or "127.0.0.1"

@@ -1,9 +1,9 @@
-"""Which slot of a Redis Cluster a row's key lies in, for a whole batch at once, and who serves which slot.
+"""Computes the Redis Cluster slots of a batch's keys, and parses the map of slots.
 
-A slot is the key's CRC16 modulo 16384 (Redis Cluster specification, "Key distribution model"); of a key that
-has `{tag}` only the tag counts, so rows of a table whose prefix has one share a slot. CRC16 is linear: the
-digits of an id change it by what each of them gives in its place, whatever stands before. So four small
-tables, of three digits each, and one number for each table of rows give the slots of any ids.
+A slot is the key's CRC16 modulo 16384 (Redis Cluster specification, "Key distribution model"); of a key with
+a `{tag}` only the tag counts, so a prefix with a tag puts all its rows into one slot. CRC16 is linear: each
+digit of an id contributes independently of the bytes before it. So four tables of three digits each and one
+number per table of rows give the slots of any ids.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from polyrec.models.tiers.remote.resp import DIGITS, Answer, RespError
 
 SLOTS = 16384
 GROUP = 3
-"""Digits that are looked up at once."""
+"""Digits per table look-up."""
 
 Address = tuple[str, int]
 """Host and port."""
 
 
 def hash_tag(key: bytes) -> bytes:
-    """The part of a key that decides its slot."""
+    """Returns the part of a key that determines its slot."""
     start = key.find(b"{")
     end = key.find(b"}", start + 1) if start >= 0 else -1
     return key[start + 1 : end] if end > start + 1 else key
 
 
 def _digits() -> NDArray[np.uint16]:
-    """uint16 [DIGITS / GROUP, 10 ** GROUP]: what three digits give, by where in the id they stand."""
+    """Returns contributions of three digits by position in the id, uint16 [DIGITS / GROUP, 10 ** GROUP]."""
     one = np.array(
         [[crc_hqx(b"%d" % d + bytes(DIGITS - 1 - at), 0) for d in range(10)] for at in range(DIGITS)],
         np.uint16,
@@ -44,7 +44,7 @@ def _digits() -> NDArray[np.uint16]:
 
 
 class KeySlots:
-    """KeySlots of rows. prefixes: what stands before the id in the keys of each table."""
+    """Computes slots of rows. prefixes: of the keys of each table."""
 
     def __init__(self, prefixes: Sequence[str]) -> None:
         heads = [prefix.encode() for prefix in prefixes]
@@ -60,29 +60,29 @@ class KeySlots:
         self._digits = _digits()
 
     def of(self, tables: I64, ids: I64) -> NDArray[np.uint16]:
-        """tables, ids: int64 [n] -> [n]."""
-        given = np.zeros(ids.size, np.uint16)
+        """Returns slots, uint16 [n]. tables, ids: int64 [n]."""
+        crc = np.zeros(ids.size, np.uint16)
         rest = ids
         for group in self._digits[:0:-1]:
             rest, low = np.divmod(rest, 10**GROUP)
-            given ^= group[low]
-        given ^= self._digits[0][rest]
-        given &= self._untagged[tables]
-        given ^= self._head[tables]
-        return given & np.uint16(SLOTS - 1)
+            crc ^= group[low]
+        crc ^= self._digits[0][rest]
+        crc &= self._untagged[tables]
+        crc ^= self._head[tables]
+        return crc & np.uint16(SLOTS - 1)
 
 
-def parse_cluster_slots(answer: Answer, asked: str) -> list[tuple[int, int, Address]]:
-    """(first slot, last slot, the master that serves them) of an answer to CLUSTER SLOTS.
+def parse_cluster_slots(answer: Answer, source_host: str) -> list[tuple[int, int, Address]]:
+    """Parses a reply to CLUSTER SLOTS as (first slot, last slot, address of the master).
 
-    asked: the host that answered, which stands for one that a server does not know. Raises RespError.
+    source_host: of the server that replied, used where the reply names none. Raises RespError.
     """
     found = []
     for part in answer if isinstance(answer, list) else [None]:
         match part:
             case [int(first), int(last), [(bytes() | None) as host, int(port), *_], *_]:
                 named = (host or b"?").decode()
-                found.append((first, last, (asked if named == "?" else named, port)))
+                found.append((first, last, (source_host if named == "?" else named, port)))
             case _:
                 raise RespError("the store's map of its cluster cannot be read")
     return found

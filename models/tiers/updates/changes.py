@@ -1,9 +1,9 @@
-"""The new values of a bundle's rows since it was written, which outlive the tiers that they were given to.
+"""Updates of a bundle's rows since it was written, which outlive the tiers that received them.
 
-A bundle is immutable and tiers close with their generation, so who opens the same bundle's tiers again would
-have its first values. The last ones of each row are kept by stable id, in a file without a name; tiers that
-are opened later are filled with them in place of the bundle's, and updates reach all tiers of the bundle that
-are open. What comes while tiers are being filled is laid over them before they serve.
+A bundle is immutable and tiers close with their generation, so reopening a bundle's tiers would restore its
+original rows. The latest values are kept by stable id in an unlinked file; tiers that are opened later are
+filled with them, and updates reach all open tiers of the bundle. Updates that arrive while tiers are being
+filled are overlaid before they serve.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NONE = np.empty(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class KeptValues:
-    """Of one table: ids int64 [n], in order; slots: where in the file; at: by which update they came."""
+    """Updated rows of one table. ids: int64 [n], sorted; slots: row in the file; at: number of the update."""
 
     ids: I64
     slots: I64
@@ -42,7 +42,7 @@ UNCHANGED = KeptValues(NONE, NONE, NONE)
 
 
 class Changes:
-    """Of the rows of one bundle on one device. Thread-safe. directory: of the file."""
+    """Updates of the rows of one bundle on one device. Thread-safe. directory: of the file."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -57,23 +57,23 @@ class Changes:
 
     @property
     def rows(self) -> int:
-        """How many rows have new values."""
+        """Number of updated rows."""
         return self._rows
 
     @property
     def latest(self) -> int:
-        """Counts updates."""
+        """Number of updates so far."""
         return self._latest
 
     @property
     def held(self) -> AbstractContextManager[object]:
-        """No update comes meanwhile."""
+        """Lock that blocks updates while held."""
         return self._lock
 
     def apply(self, update: Mapping[str, Stored]) -> None:
-        """Keeps an update and lays it over all tiers that are open.
+        """Stores an update and overlays it on all open tiers.
 
-        Raises UpdateError where it cannot be kept, and then nothing has changed.
+        Raises UpdateError if it cannot be stored, and then changes nothing.
         """
         with self._lock:
             try:
@@ -86,7 +86,7 @@ class Changes:
                 overlay(stack, update)
 
     def over(self, source: RowSource, sizes: Mapping[str, int], encoder: Encoder) -> RowSource:
-        """The source with the new values in place of its own. encoder: of the bundle's order."""
+        """Returns the source with updates applied. encoder: of the bundle's row order."""
 
         def rows(first: int, count: int) -> Bytes:
             given = source(first, count)
@@ -101,7 +101,7 @@ class Changes:
         return rows
 
     def join(self, stack: TierStack, since: int) -> None:
-        """Lays over the stack what has come after `since`, and from now on every update."""
+        """Overlays the updates after `since` on the stack, and every later one."""
         with self._lock:
             missed = {
                 table: Stored(kept.ids[late], self._values[kept.slots[late]])
@@ -113,13 +113,13 @@ class Changes:
             self._stacks.append(stack)
 
     def leave(self, stack: TierStack) -> None:
-        """The stack closes."""
+        """Removes a stack that is being closed."""
         with self._lock:
             if stack in self._stacks:
                 self._stacks.remove(stack)
 
     def close(self) -> None:
-        """Forgets all; for when nobody opens the bundle again."""
+        """Discards all updates; for when the bundle will not be opened again."""
         with self._lock:
             self._tables, self._rows = {}, 0
             self._values = np.empty((0, 0), np.uint8)
@@ -128,7 +128,7 @@ class Changes:
                 self._file = None
 
     def _keep(self, update: Mapping[str, Stored]) -> None:
-        # room for all of it first: what is refused must leave nothing behind
+        # allocate first: a rejected update must leave no trace
         self._make_room(update)
         self._latest += 1
         for table, given in update.items():
@@ -164,13 +164,13 @@ class Changes:
             os.unlink(name)
             self._file = file
         rows = max(wanted, 2 * len(self._values), LEAST_ROWS)
-        # all of it now: a full disk is told here, where a write through memory would end the process
+        # allocate now: on a full disk this raises, while a write through the mapping would kill the process
         os.posix_fallocate(self._file, 0, rows * row_bytes)
         memory = mmap.mmap(self._file, rows * row_bytes)
         self._values = np.frombuffer(memory, np.uint8).reshape(rows, row_bytes)
 
     def _ordered(self, sizes: Mapping[str, int], encoder: Encoder) -> tuple[I64, I64]:
-        """(rows of the fused weight, in order, that have new values; where in the file)."""
+        """Returns (updated rows of the fused weight, sorted; their rows in the file)."""
         if self._in_order[0] != self._latest:
             rows, slots, first = [], [], 0
             for table, size in sizes.items():

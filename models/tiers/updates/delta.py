@@ -1,7 +1,7 @@
-"""New values of rows, laid over the tiers until they are written into them.
+"""Updated rows, overlaid on the tiers until they are written into them.
 
-Readers that see a layer read all of it: its rows replace what the tiers gave. So an update is visible whole
-from one assignment on, however many tiers it touches, and the tiers can be written at leisure.
+Readers that see a layer see all of it: its rows replace those of the tiers. So an update becomes visible
+atomically by one assignment, whatever tiers it touches, and the tiers can be written later.
 """
 
 from __future__ import annotations
@@ -17,20 +17,23 @@ from polyrec.models.tiers.slab import Bytes
 
 
 class UpdateLayer:
-    """rows: int64 [n], of the fused weight; values: uint8 [n, bytes of a row]. Of equal ones the last."""
+    """rows: int64 [n], of the fused weight; values: uint8 [n, bytes of a row].
+
+    The last of equal rows counts.
+    """
 
     def __init__(self, row_format: RowFormat, rows: I64, values: Bytes) -> None:
         last, back = np.unique(rows[::-1], return_index=True)
         self.rows: I64 = last
         self.values: Bytes = np.ascontiguousarray(values[::-1][back])
         self._units: Tensor = torch.from_numpy(self.values).view(row_format.unit)
-        # most look-ups are of rows that a layer does not have: one byte tells most of them
+        # most look-ups are not in a layer: a mask by low bits rules out most of them
         self._mask = (1 << max(int(4 * last.size).bit_length(), 10)) - 1
         self._maybe: NDArray[np.bool_] = np.zeros(self._mask + 1, bool)
         self._maybe[last & self._mask] = True
 
     def find(self, rows: I64) -> tuple[I64, I64]:
-        """(which of `rows` [n] the layer has, the place of each in the layer)."""
+        """Returns (indices of `rows` that the layer has, their positions in the layer)."""
         where = np.flatnonzero(self._maybe[rows & self._mask])
         if not where.size:
             return where, where
@@ -40,7 +43,7 @@ class UpdateLayer:
         return np.compress(found, where), np.compress(found, place)
 
     def over(self, rows: I64, out: Tensor) -> I64:
-        """Replaces those of out [n, units], the rows `rows` [n], that the layer has; gives their places."""
+        """Replaces the updated rows among `rows` [n] in out [n, units]; returns their indices."""
         where, place = self.find(rows)
         if where.size:
             values = self._units[torch.from_numpy(place)].to(out.device)

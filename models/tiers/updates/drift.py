@@ -1,10 +1,10 @@
-"""Drift: what is popular changes, and rows follow it from tier to tier.
+"""Drift: when popularity changes, moves rows between tiers.
 
-Some batches in production are remembered (a copy of their look-ups, nothing is counted on the request path).
-From these and what was known before, rows that have become hotter than the coldest of the tier above change
-places with them. Only rows that change tiers move, so that a new generation of the order is small: an encoder
-that knows the new ranks, and the values of the rows that moved, laid over the tiers. It is built beside the
-requests and installed by one assignment; a batch is encoded and gathered in one order (view).
+A sample of batches is recorded in production (a copy of their look-ups; nothing is counted on the request
+path). With this sample and the previous counts, rows that are now hotter than the coldest of the tier above
+swap places with them. Only rows that change tiers move, so that a new order is small: an encoder with the new
+ranks, and the values of the moved rows, overlaid on the tiers. It is built in the background and installed by
+one assignment; each batch is encoded and gathered in one order (view).
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ ROWS_AT_ONCE = 8192
 
 @dataclass(frozen=True, slots=True)
 class DriftReport:
-    """What a new order changes. rows: how many moved. looked_up: of the sample.
+    """The effect of a new order. rows: number of moved rows. looked_up: look-ups of the sample.
 
-    before, after: share of the sample's look-ups that device and host memory hold, in the order before and
-    in the new one.
+    before, after: share of the sample's look-ups in device and host memory, in the old and the new order.
     """
 
     rows: int
@@ -42,11 +41,10 @@ class DriftReport:
 
 
 class Drift:
-    """Follows the popularity of a stack's rows. One per stack; its methods belong to one background thread.
+    """Adapts the row order of a stack to current popularity. Its methods belong to one background thread.
 
-    memory: what the past counts for, in look-ups; None takes as many as calibration counted, so that a new
-    order forgets at the pace at which it learned, and one sample of an unusual hour moves little.
-    most: rows that change places at one boundary of a table, at one time.
+    memory: weight of the past, in look-ups; default: as many as calibration counted, so that one sample of an
+    unusual hour has little effect. most: maximum rows that swap at one boundary of a table at one time.
     """
 
     def __init__(self, stack: TierStack, memory: float | None = None, most: int = 1 << 17) -> None:
@@ -55,14 +53,15 @@ class Drift:
         self._stack = stack
         self._most = most
         self.sample = stack.sample
-        # By id, since ranks change; needed only for a new order, so it lies beside the file, not in memory.
+        # By id, because ranks change; used only for a new order, so it is stored beside the file, not in
+        # memory.
         folder = None if stack.tiers.disk is None else stack.tiers.disk.path.parent
         vocabularies = self._encoder(stack.views.newest).vocabularies
         self._heat = {t: _by_id(v, folder) for t, v in vocabularies.items()}
         self._memory = self._known() if memory is None else memory
 
     def reorder(self) -> DriftReport:
-        """Builds a new order from the sample, and installs it, if any row is to move; blocks meanwhile."""
+        """Builds a new order from the sample, and installs it if any row moves; blocks meanwhile."""
         stack, layout = self._stack, self._stack.tiers.layout
         with stack.writing:
             view = stack.views.newest
@@ -144,19 +143,19 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class RankMoves:
-    """to, source: int64 [moved], ascending in `to`: the row at rank `source` goes to rank `to`."""
+    """to, source: int64 [moved], ascending in `to`: the row at rank `source` moves to rank `to`."""
 
     to: I64
     source: I64
 
 
 def _exchanged(heat: F32, seen: I64, cuts: list[int], most: int) -> RankMoves:
-    """Rows hotter than the coldest of the tier above change places with them, boundary by boundary.
+    """Swaps rows with colder ones of the tier above, boundary by boundary.
 
     heat: float32 [rows], by rank. seen: int64, ascending, ranks that may rise. cuts: ranks at which tiers
-    begin. From the coldest boundary up, so that a row may rise through several.
+    begin. Starts at the coldest boundary, so that a row may rise several tiers.
     """
-    at = np.arange(heat.size)  # which row stands at each rank
+    at = np.arange(heat.size)  # the row at each rank
     rising = seen
     for cut in reversed(cuts):
         if not 0 < cut < heat.size:
@@ -171,14 +170,14 @@ def _exchanged(heat: F32, seen: I64, cuts: list[int], most: int) -> RankMoves:
         worth = heat[at[up]] > heat[at[down]]
         up, down = up[worth], down[worth]
         at[up], at[down] = at[down], at[up]
-        # what has risen stands where others went down
+        # risen rows are at the ranks of those that went down
         rising = np.union1d(rising, down)
     to = np.flatnonzero(at != np.arange(heat.size))
     return RankMoves(to, at[to])
 
 
 def _new_ranks(ranks: I64, places: RankMoves) -> I64:
-    """Where rows of the old `ranks` are in the new order."""
+    """Returns the new ranks of rows at old `ranks`."""
     if not places.to.size:
         return ranks
     order = np.argsort(places.source)
@@ -190,13 +189,13 @@ def _new_ranks(ranks: I64, places: RankMoves) -> I64:
 def _moved(vocabulary: Vocabulary, ids: I64, places: RankMoves, heat: F32) -> Vocabulary:
     rank_of_id = vocabulary.rank_of_id.copy()
     rank_of_id[ids[places.source]] = places.to
-    # whoever reads the counts expects that they never increase: the order within a tier is not exact
+    # counts must be non-increasing, although the order within a tier is not exact
     counts = np.sort(np.rint(heat).astype(np.int64))[::-1].copy()
     return vocabulary.reordered(rank_of_id, counts)
 
 
 def _by_id(vocabulary: Vocabulary, folder: Path | None) -> F32:
-    """The counts by id; in a file without a name, where there is a folder for it."""
+    """Returns the counts by id, in an unlinked file if a folder is given."""
     heat = vocabulary.counts[vocabulary.rank_of_id].astype(np.float32)
     if folder is None or not heat.size:
         return heat

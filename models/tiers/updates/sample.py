@@ -1,4 +1,4 @@
-"""A sample of the rows looked up in production: a copy of some batches, counted by whoever reads it."""
+"""Samples the rows looked up in production: a copy of some batches; the reader counts them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Sample:
         self._lock = threading.Lock()
 
     def note(self, order: int, rows: I64) -> None:
-        """A batch has looked up rows, in an order. A new order begins a new sample."""
+        """Records the look-ups of a batch in an order. A new order starts a new sample."""
         with self._lock:
             self._batches += 1
             if order < self._order or self._batches % self.every:
@@ -34,6 +34,6 @@ class Sample:
             self._held = min(self._held + rows.size, self._rows.size)
 
     def taken(self, order: int) -> I64:
-        """What has been noted in an order, as a copy."""
+        """Returns a copy of the sample of an order."""
         with self._lock:
             return self._rows[: self._held].copy() if order == self._order else self._rows[:0].copy()

@@ -1,7 +1,7 @@
-"""New values of rows, named by table and stable id: a file or a request in, rows of every tier out.
+"""Updates of rows by table and stable id: reads them from files, validates and applies them.
 
 A file of updates is safetensors: for each table `TABLE.ids`, int64 [n], and `TABLE.rows`, float32
-[n, width]. All of one update is seen at once by whoever looks rows up, and no batch sees half of it.
+[n, width]. An update becomes visible atomically: no batch sees a part of it.
 """
 
 from __future__ import annotations
@@ -27,13 +27,16 @@ from polyrec.models.tiers.stack import TierStack
 
 
 class UpdateError(PolyrecError):
-    """An update that names what the model does not have, or values that no row can have."""
+    """An update with unknown tables or ids, or invalid values."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableUpdate:
-    """ids: int64 [n], stable ids (the vocabulary's missing and out-of-vocabulary rows included).
-    values: float32 [n, width]. Of equal ids the last counts."""
+    """An update of one table.
+
+    ids: int64 [n], stable ids (also of the missing and out-of-vocabulary rows). values: float32 [n, width].
+    The last of equal ids counts.
+    """
 
     ids: I64
     values: F32
@@ -44,17 +47,16 @@ Update = Mapping[str, TableUpdate]
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """An update of one table as its rows are stored. ids: int64 [n]; values: uint8 [n, bytes of a row]."""
+    """An update of one table in the stored format. ids: int64 [n]; values: uint8 [n, bytes of a row]."""
 
     ids: I64
     values: Bytes
 
 
 def apply_update(stack: TierStack, update: Update) -> int:
-    """Lays the new values over the tiers, and keeps them if the stack has `changes`; gives how many rows.
-    They are written into the tiers behind.
+    """Overlays an update on the tiers, and stores it if the stack has `changes`; returns the number of rows.
 
-    Raises UpdateError, and then nothing has changed.
+    The tiers are written in the background. Raises UpdateError, and then changes nothing.
     """
     packed = {table: _packed(stack, table, given) for table, given in update.items()}
     rows = sum(given.ids.size for given in packed.values())
@@ -68,7 +70,7 @@ def apply_update(stack: TierStack, update: Update) -> int:
 
 
 def overlay(stack: TierStack, update: Mapping[str, Stored]) -> None:
-    """Lays values that are known to be right over the tiers, all at once. update: at least one row."""
+    """Overlays validated values on the tiers atomically. update: at least one row."""
     layout, remote = stack.tiers.layout, stack.tiers.remote
     with stack.writing:
         vocabularies = _encoder(stack).vocabularies
@@ -126,7 +128,7 @@ def _values(table: str, given: TableUpdate, width: int) -> F32:
 
 
 def load_update(file: str | Path, most_bytes: int = sys.maxsize) -> dict[str, TableUpdate]:
-    """Reads a file of updates. Raises UpdateError: no such file, not one of these, or of more bytes."""
+    """Reads a file of updates. Raises UpdateError: no such file, invalid, or larger than `most_bytes`."""
     try:
         size = require_regular(Path(file)).st_size
         if size > most_bytes:

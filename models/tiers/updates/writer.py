@@ -1,7 +1,7 @@
-"""What is written to tiers that are read meanwhile: new values of rows, and new orders of them.
+"""Writes updates and new row orders to tiers that are being read.
 
-Both are installed at once as a view (view) and seen by every batch that begins from then on; a thread writes
-them into the tiers when no reader is left that does not see them.
+Both are installed atomically as a view (view), which every later batch sees; a thread writes them into the
+tiers once all readers see them.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ RETRY_S = 0.2
 
 
 class Writer:
-    """Installs what is new in the views, and writes it into the tiers behind them. Thread-safe.
+    """Installs views and writes their layers into the tiers. Thread-safe.
 
-    writing: held by who reads the newest view in order to write what follows from it.
+    writing: lock to hold while deriving an update from the newest view.
     """
 
     def __init__(self, tiers: TierSet, views: Views) -> None:
@@ -40,7 +40,7 @@ class Writer:
         self._thread: threading.Thread | None = None
 
     def update(self, rows: I64, values: Bytes) -> None:
-        """New values of rows, visible all at once; written into the tiers behind.
+        """Makes new values of rows visible atomically; writes them into the tiers in the background.
 
         rows: int64 [n], of the fused weight in the newest order. values: uint8 [n, bytes of a row].
         """
@@ -51,16 +51,16 @@ class Writer:
         self._settle_soon()
 
     def reorder(self, encoder: Encoder, rows: I64, values: Bytes, remote_ids: I64) -> None:
-        """A new order of the rows: the encoder that goes with it, and every row whose values change by it."""
+        """Installs a new row order: its encoder, and the values of every row that moves."""
         with self.writing:
             newest = self._views.newest
             layer = UpdateLayer(self._tiers.row_format, rows, values)
-            # older layers lie under rows of the older order; all that moved is in the new one
+            # older layers use the old order; rows that moved are all in the new layer
             self._views.install(View(newest.order + 1, encoder, remote_ids, (*newest.layers, layer)))
         self._settle_soon()
 
     def settle(self, timeout_s: float | None = None) -> bool:
-        """Writes every layer into the tiers; False where readers, or the remote store, were in the way."""
+        """Writes every layer into the tiers; False if readers or the remote store prevented it."""
         with self._settling:
             while layers := self._views.newest.layers:
                 if not self._views.wait_until_all_see(layers[0], timeout_s):
@@ -78,12 +78,12 @@ class Writer:
     def _write(self, layer: UpdateLayer) -> None:
         tiers, device = self._tiers, self._tiers.device
         if device is not None and device.is_cuda:
-            # who has left an older view may have left look-ups behind that the device still works on
+            # readers of an older view may have left look-ups that the device still executes
             torch.cuda.synchronize(device.device)
         segment = tiers.layout.segments(layer.rows)
         tier, local = tiers.layout.tier[segment], tiers.layout.local(layer.rows, segment)
         away = tier == REMOTE
-        # the one that may fail first: then nothing is half done but what will be done again
+        # the remote store first, as it may fail; a repeated write is harmless
         if tiers.remote is not None and away.any():
             ids = self._views.newest.remote_ids[local[away]]
             tiers.remote.write(tiers.layout.table[segment[away]], ids, layer.values[away])
@@ -113,7 +113,7 @@ class Writer:
                 self._closed.wait(RETRY_S)
 
     def close(self) -> None:
-        """Ends the thread; what is not yet written stays so."""
+        """Stops the thread; pending layers are not written."""
         self._closed.set()
         self._work.set()
         if self._thread is not None:
