@@ -6,6 +6,7 @@ that `server/http/connection/connection.py` answers without ASGI. Every error is
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -76,9 +77,14 @@ def create_app(engine: Engine, admin: Admin | None = None) -> Application:
 
 
 def _openapi_endpoint(app: Application) -> Endpoint:
+    document: asyncio.Future[Reply] | None = None
+
     async def openapi(request: Request) -> Reply:
-        # Making it takes long enough to delay requests.
-        return json_reply(app.openapi_schema or await run_in_thread(app.openapi))
+        nonlocal document
+        if document is None:
+            # Making it takes tenths of a second, which would delay other requests.
+            document = run_in_thread(lambda: json_reply(app.openapi()))
+        return await asyncio.shield(document)
 
     return Endpoint(
         "/openapi.json",
