@@ -30,7 +30,7 @@ settings.load_profile("polyrec")
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder of real data beside the checkout; its licences keep it out of the repository."""
+    """The folder of real data beside the checkout; its licenses keep it out of the repository."""
     folder = ROOT.parent / "shared" / "data"
     if not folder.is_dir():
         pytest.skip(f"real data is not on this machine: {folder} does not exist")

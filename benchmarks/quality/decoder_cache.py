@@ -33,12 +33,12 @@ HOT = 1000
 def centroids(codes: torch.Tensor, weight: torch.Tensor, n: int, rounds: int = 8) -> torch.Tensor:
     """Weighted Lloyd iterations from a weighted random start; the nearest centroid of each code."""
     generator = torch.Generator().manual_seed(0)
-    centre = codes[torch.multinomial(weight, n, generator=generator)]
+    center = codes[torch.multinomial(weight, n, generator=generator)]
     for _ in range(rounds):
-        nearest = torch.cat([torch.cdist(part, centre).argmin(1) for part in codes.split(8192)])
+        nearest = torch.cat([torch.cdist(part, center).argmin(1) for part in codes.split(8192)])
         mass = torch.zeros(n).index_add_(0, nearest, weight)
-        total = torch.zeros_like(centre).index_add_(0, nearest, codes * weight[:, None])
-        centre = torch.where(mass[:, None] > 0, total / mass[:, None].clamp_min(1e-9), centre)
+        total = torch.zeros_like(center).index_add_(0, nearest, codes * weight[:, None])
+        center = torch.where(mass[:, None] > 0, total / mass[:, None].clamp_min(1e-9), center)
     return nearest
 
 
@@ -90,9 +90,9 @@ def main() -> None:
         with torch.inference_mode():
             store.weight[base + HOT : base + size] = (mean / mass.clamp_min(1)[:, None])[nearest]
         after = evaluate(predict(model, data, rows), data.label, data.group)
-        centre = codes[:n].clone()
+        center = codes[:n].clone()
         with torch.inference_mode():
-            search_us = median_us(lambda c=centre: (batch @ c.t()).argmax(1)) / 512
+            search_us = median_us(lambda c=center: (batch @ c.t()).argmax(1)) / 512
         found.append(
             {
                 "centroids": n,

@@ -83,7 +83,7 @@ def points(sizes: Sequence[SizeSamples], fitted: bool = True) -> tuple[Point, ..
 def tail_ratio(sizes: Sequence[SizeSamples], at: int, share: float = 0.99) -> float:
     """The quantile `share` of sample / median at one of the sizes, at least 1.
 
-    Of the size alone where it has ENOUGH samples, else with as many neighbors as that takes, NEIGHBOURS
+    Of the size alone where it has ENOUGH samples, else with as many neighbors as that takes, NEIGHBORS
     to each side at most. The median over the rounds of each round's quantile where the rounds are large
     enough, which forgives a disturbed round; else the quantile of all of them together.
     """

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--recipe", help="recipe file or shipped name (default: the one of the schema's name, if any)"
     )
     parser.add_argument("--epochs", type=int, help="passes over the training rows, at most")
-    parser.add_argument("--batch-rows", type=int, help="rows of one optimiser step")
+    parser.add_argument("--batch-rows", type=int, help="rows of one optimizer step")
     parser.add_argument(
         "--by-request",
         action="store_true",
