@@ -1,4 +1,4 @@
-"""`polyrec bench`: a plan's routing policies against one another, on a live server under open-loop load."""
+"""`polyrec bench`: compares a plan's routing policies on a live server under open-loop load."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 
 from polyrec.loadtest.arguments import non_negative_int, positive_float
 
-HELP = "find what each routing policy of a plan holds within a latency promise, on a live server"
+HELP = "measure the load that each routing policy of a plan serves within an SLO, on a live server"
 EXAMPLE = "polyrec bench --plan plan.json --policies all --slo-ms 10 --data clicks.parquet --out runs/bench"
 
 LADDER = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.5)
@@ -15,31 +15,41 @@ STEP_TO = 0.9
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--plan", required=True, help="plan file; its paths and lanes are opened once, policies are switched")
+    add("--plan", required=True, help="plan file; one server opens it, policies are switched")
     add(
         "--policies",
         default="all",
         help="all, static, dynamic, or names with commas: static:PATH, mprec, deeprecsys, priced (all)",
     )
-    add("--slo-ms", type=float, default=10.0, help="the promise: p99 from intended departure to answer (10)")
-    add("--data", help="Parquet file, or packed folder, whose requests are sent (default: invented rows)")
+    add(
+        "--slo-ms",
+        type=float,
+        default=10.0,
+        help="latency SLO: p99 from intended departure to answer (default 10)",
+    )
+    add("--data", help="Parquet file or packed folder of requests (default: synthetic rows)")
     add(
         "--sizes",
-        help="rows of a request: mlperf, fixed:23, lognormal:150, heavy:150 (default: as in the data)",
+        help="rows per request: mlperf, fixed:23, lognormal:150, heavy:150 (default: as in the data)",
     )
-    add("--rates", help="requests/s of the ladder, separated by commas (default: 10 ... 150%% of capacity)")
-    add("--seconds", type=positive_float, default=4.0, help="measured time of each run (4)")
-    add("--warmup", type=float, default=1.0, help="seconds sent before each run, and left out (1)")
-    add("--repeats", type=int, default=1, help="runs of each policy at each rate; the median is shown (1)")
+    add("--rates", help="requests/s of the ladder, separated by commas (default: 10 to 150%% of capacity)")
+    add("--seconds", type=positive_float, default=4.0, help="measured time of each run (default 4)")
+    add("--warmup", type=float, default=1.0, help="warm-up seconds before each run (default 1)")
+    add(
+        "--repeats",
+        type=int,
+        default=1,
+        help="runs of each policy at each rate, of which the median is shown (default 1)",
+    )
     add(
         "--margin-ms",
         type=float,
         default=0.5,
-        help="kept by the client for the way; the server is told the rest (0.5)",
+        help="part of the SLO that the client keeps for the network; the rest is the budget (default 0.5)",
     )
-    add("--first-rate", type=float, default=200.0, help="requests/s at which the search begins (200)")
-    add("--no-search", action="store_true", help="no search for capacity; needs --rates")
-    add("--no-step", action="store_true", help="no step of load")
+    add("--first-rate", type=float, default=200.0, help="requests/s at which the search begins (default 200)")
+    add("--no-search", action="store_true", help="skip the search for capacity; needs --rates")
+    add("--no-step", action="store_true", help="skip the step of load")
     add(
         "--step-base",
         type=float,
@@ -50,11 +60,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also calibrate, simulate the ladder, and compare p99 and goodput",
     )
-    add("--server-cores", help="the server's processor cores, like 0,1,2 (default: all but the driver's)")
-    add("--client-core", type=int, help="the load driver's (default: the last)")
-    add("--max-lag-ms", type=float, default=2.0, help="p99 of the driver's own lag that is accepted (2)")
-    add("--ahead", action="store_true", help="server and driver at the highest normal priority; takes root")
-    add("--seed", type=non_negative_int, default=0, help="of arrivals, sizes and requests (0)")
+    add("--server-cores", help="processor cores of the server, like 0,1,2 (default: all but the driver's)")
+    add("--client-core", type=int, help="processor core of the load driver (default: the last)")
+    add("--max-lag-ms", type=float, default=2.0, help="accepted p99 of the driver's own lag (default 2)")
+    add(
+        "--ahead",
+        action="store_true",
+        help="run server and driver at the highest normal priority; takes root",
+    )
+    add("--seed", type=non_negative_int, default=0, help="seed of arrivals, sizes and requests (default 0)")
     add("--out", help="folder for bench.html, bench.png and bench.json")
     add("--json", action="store_true", help="print everything as JSON")
 
@@ -100,7 +114,7 @@ def _run(args: argparse.Namespace) -> int:
     from pathlib import Path
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    from polyrec.cli.progress import Doing
+    from polyrec.cli.progress import StatusLine
     from polyrec.loadtest.comparison.comparison import Conditions, PolicyComparison
     from polyrec.loadtest.comparison.policy_server import PolicyServer, policies_of
     from polyrec.loadtest.drivers.connection import LoadError
@@ -127,15 +141,15 @@ def _run(args: argparse.Namespace) -> int:
     )
     rates = _rates(args.rates)
     if args.no_search and not rates:
-        raise LoadError("--no-search needs --rates: without a search there is no capacity to take shares of")
+        raise LoadError("--no-search needs --rates: without a search the capacity is unknown")
     cores = sorted(os.sched_getaffinity(0))
     client_core = cores[-1] if args.client_core is None else args.client_core
     server_cores = _cores(args.server_cores, cores, client_core)
-    made = {
+    setup = {
         "plan": f"{args.plan}: {', '.join(path.name for path in plan.paths)}",
         "lanes": ", ".join(f"{lane.name} ({lane.kind}, {lane.device})" for lane in plan.all_lanes()),
-        "requests": f"{args.data or 'invented from the bundle'}; sizes {args.sizes or 'as in the data'}",
-        "promise": f"{args.slo_ms:g} ms, of which the server is told {args.slo_ms - args.margin_ms:g}",
+        "requests": f"{args.data or 'synthetic rows of the bundle'}; sizes {args.sizes or 'as in the data'}",
+        "promise": f"{args.slo_ms:g} ms, budget sent {args.slo_ms - args.margin_ms:g} ms",
         "command": f"polyrec bench --plan {args.plan} --policies {args.policies} --slo-ms {args.slo_ms:g}",
         **machine(),
         "cores of server and driver": f"{', '.join(map(str, sorted(server_cores)))} and {client_core}",
@@ -148,14 +162,14 @@ def _run(args: argparse.Namespace) -> int:
         from polyrec.report.load.policy_page import write_comparison
     os.sched_setaffinity(0, {client_core})
     with (
-        Doing("bench") as doing,
-        PolicyServer(plan, policies, server_cores, {}) as subjects,
+        StatusLine("bench") as status,
+        PolicyServer(plan, policies, server_cores, {}) as server,
     ):
-        comparison = PolicyComparison(subjects, source, conditions, doing.tell)
+        comparison = PolicyComparison(server, source, conditions, status.show)
         capacity = None if args.no_search else comparison.find_capacities(args.first_rate)
         if args.out:
-            # a run that is interrupted later has told what it knew
-            write_comparison(Path(args.out), comparison, made, title)
+            # an interrupted run leaves the figures measured so far
+            write_comparison(Path(args.out), comparison, setup, title)
         if args.simulate:
             comparison.calibrate(plan)
         comparison.run_ladder(rates or tuple(round((capacity or 0.0) * share, 1) for share in LADDER))
@@ -164,12 +178,12 @@ def _run(args: argparse.Namespace) -> int:
         base = args.step_base or (capacity and capacity * STEP_TO / 5)
         if base and not args.no_step:
             if args.out:
-                write_comparison(Path(args.out), comparison, made, title)
+                write_comparison(Path(args.out), comparison, setup, title)
             comparison.step(base)
     if args.out:
-        page = write_comparison(Path(args.out), comparison, made, title)
+        page = write_comparison(Path(args.out), comparison, setup, title)
     if args.json:
-        print(json.dumps(as_json(comparison, made)))
+        print(json.dumps(as_json(comparison, setup)))
         return 0
     print(terminal(tables(comparison)))
     if args.out:

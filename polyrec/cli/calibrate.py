@@ -1,4 +1,4 @@
-"""`polyrec calibrate`: count accesses on the training rows, and keep the popularity order of every table."""
+"""`polyrec calibrate`: counts accesses in the training rows, saves the popularity order of every table."""
 
 from __future__ import annotations
 
@@ -6,33 +6,32 @@ import argparse
 
 from polyrec.loadtest.arguments import non_negative_int
 
-HELP = "count how often each id is looked up, and keep the popularity order"
+HELP = "count accesses of each id and save the popularity order"
 EXAMPLE = "polyrec calibrate clicks.parquet --schema trivago --out clicks.calibration"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The verb's arguments."""
     parser.add_argument("data", metavar="DATA", help="Parquet file or folder, or Criteo TSV")
     parser.add_argument("--schema", required=True, help="schema file, or the name of a shipped one")
-    parser.add_argument("--out", required=True, metavar="FILE", help="where the calibration goes")
+    parser.add_argument("--out", required=True, metavar="FILE", help="file to write the calibration to")
     parser.add_argument(
         "--sample",
         type=float,
         metavar="SHARE",
-        help="share of the training rows that make the order, in (0, 1]; default: all of them",
+        help="share of the training rows to count, in (0, 1] (default: all)",
     )
-    parser.add_argument("--seed", type=non_negative_int, default=0, help="of the sample (default 0)")
+    parser.add_argument("--seed", type=non_negative_int, default=0, help="seed of the sample (default 0)")
     parser.add_argument(
         "--on-malformed",
         choices=("fatal", "count"),
         default="fatal",
-        help="stop at a malformed row, or leave it out and count it (default: fatal)",
+        help="stop at a malformed row, or skip and count it (default fatal)",
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Calibrates, saves, prints. Raises PolyrecError."""
+    """Counts, saves and prints. Raises PolyrecError."""
     import json
 
     from tqdm import tqdm
@@ -71,5 +70,5 @@ def run(args: argparse.Namespace) -> int:
         print(f"{table:20} {v.rows:12,} {int(v.counts.sum()):14,} {shares:>42}")
     print(f"order of {found.sampled_rows:,} of {found.rows:,} training rows -> {args.out}")
     if reader.malformed:
-        print(f"{reader.malformed:,} malformed rows left out")
+        print(f"{reader.malformed:,} malformed rows skipped")
     return 0

@@ -1,4 +1,4 @@
-"""`polyrec demo`: the whole path on generated data: train, profile, plan, serve, answer, keep serving."""
+"""`polyrec demo`: all steps on generated data: train, profile, plan, serve, answer, keep serving."""
 
 from __future__ import annotations
 
@@ -21,17 +21,21 @@ EXAMPLE = "polyrec demo --once"
 
 KINDS: tuple[Literal["table", "hybrid"], ...] = ("table", "hybrid")
 SLOS_MS = (20, 50, 200, 1000)
-"""The promise that is planned for: the first that this machine can keep."""
+"""Candidates for the SLO: the demo plans for the first that this machine can meet."""
 TRAFFIC = "rate=1000,sizes=lognormal:23"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", default="runs/demo", help="folder for data, bundle and plan")
+    parser.add_argument(
+        "--out", default="runs/demo", help="folder for data, bundles and plan (default runs/demo)"
+    )
     parser.add_argument("--rows", type=int, default=300_000, help="rows to generate (default 300,000)")
-    parser.add_argument("--seed", type=non_negative_int, default=0)
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one (default 8000)")
-    parser.add_argument("--once", action="store_true", help="exit after the answer")
+    parser.add_argument("--seed", type=non_negative_int, default=0, help="seed of the data (default 0)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
+    parser.add_argument(
+        "--port", type=int, default=8000, help="port to listen on, 0 for a free one (default 8000)"
+    )
+    parser.add_argument("--once", action="store_true", help="exit after one answer")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
@@ -50,14 +54,14 @@ def run(args: argparse.Namespace) -> int:
             print(line, flush=True)
 
     torch.set_num_threads(1)
-    listen(args.host, args.port).close()  # a port in use is told now, not after the training
+    listen(args.host, args.port).close()  # reports a port in use before the training
     out = Path(args.out)
     make_folder(out)
     begin = time.perf_counter()
-    clicks, schema = _generated(out, args.rows, args.seed, say)
-    test, ceiling = _trained(out, clicks, schema, say)
-    _planned(out, say)
-    rank_body, predict_body = _requests(clicks, schema)
+    clicks, schema = _generate(out, args.rows, args.seed, say)
+    test, ceiling = _train(out, clicks, schema, say)
+    _plan(out, say)
+    rank_body, predict_body = _request_bodies(clicks, schema)
     (out / "rank.json").write_bytes(rank_body)
     (out / "predict.json").write_bytes(predict_body)
     server = start({"plan": out / "plan.json", "host": args.host, "port": args.port})
@@ -73,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         if args.once:
             return 0
         say(f"\nReady after {seconds:.0f} s. It keeps serving until Ctrl-C. Try:\n")
-        for line in _tries(server.url, str(out)):
+        for line in _example_commands(server.url, str(out)):
             say(f"  {line}")
         # Ctrl-C reaches the server too, which drains and ends by itself
         signal.signal(signal.SIGINT, lambda *_: None)
@@ -81,8 +85,8 @@ def run(args: argparse.Namespace) -> int:
         return server.process.wait()
 
 
-def _generated(out: Path, rows: int, seed: int, say: Say) -> tuple[Path, Schema]:
-    """The file of clicks, and the schema that reads it."""
+def _generate(out: Path, rows: int, seed: int, say: Say) -> tuple[Path, Schema]:
+    """Generates the clicks; returns the file and its schema."""
     from polyrec.cli.progress import Bars
     from polyrec.models.data.synthetic.generator import generate
     from polyrec.models.schema.schema import load_schema
@@ -93,8 +97,8 @@ def _generated(out: Path, rows: int, seed: int, say: Say) -> tuple[Path, Schema]
     return planted.path, load_schema("trivago")
 
 
-def _trained(out: Path, clicks: Path, schema: Schema, say: Say) -> tuple[Quality, Quality]:
-    """A bundle of each kind; the first one's quality on the test rows, and the planted ceiling."""
+def _train(out: Path, clicks: Path, schema: Schema, say: Say) -> tuple[Quality, Quality]:
+    """Trains a bundle of each kind; returns the first one's quality on the test rows, and its ceiling."""
     from math import nan
 
     from polyrec.cli.progress import Bars
@@ -120,20 +124,20 @@ def _trained(out: Path, clicks: Path, schema: Schema, say: Say) -> tuple[Quality
     return tests[0], ceiling
 
 
-def _planned(out: Path, say: Say) -> None:
-    """profile.json and plan.json. Raises PolyrecError where this machine keeps none of the promises."""
+def _plan(out: Path, say: Say) -> None:
+    """Writes profile.json and plan.json. Raises PolyrecError if this machine meets none of the SLOs."""
     from polyrec.models.errors import PolyrecError
     from polyrec.planner.plan import load_plan
 
     folders = [str(out / kind) for kind in KINDS]
     profile, planned = str(out / "profile.json"), str(out / "plan.json")
     quickly = ("--seconds", "1", "--max-rows", "1024", "--fresh")
-    if error := _verb("profile", *folders, *quickly, "--out", profile):
+    if error := _run_verb("profile", *folders, *quickly, "--out", profile):
         raise PolyrecError(error)
     say(f"3. profiled on this machine: {profile} (quickly; `polyrec profile` takes its time)")
     for slo_ms in SLOS_MS:
-        asked = ("--slo-ms", str(slo_ms), "--traffic", TRAFFIC)
-        if not (error := _verb("plan", "--profile", profile, *asked, "--out", planned)):
+        requirements = ("--slo-ms", str(slo_ms), "--traffic", TRAFFIC)
+        if not (error := _run_verb("plan", "--profile", profile, *requirements, "--out", planned)):
             break
     else:
         raise PolyrecError(error)
@@ -142,8 +146,8 @@ def _planned(out: Path, say: Say) -> None:
     say(f"   {', '.join(path.name for path in plan.paths)} on {', '.join(p.name for p in plan.all_lanes())}")
 
 
-def _verb(*arguments: str) -> str:
-    """Another command of the line, without what it prints. Gives what went wrong, or ''."""
+def _run_verb(*arguments: str) -> str:
+    """Runs another verb without its output. Returns its error message, or ''."""
     import io
     from contextlib import redirect_stdout
 
@@ -159,8 +163,8 @@ def _verb(*arguments: str) -> str:
     return ""
 
 
-def _requests(path: Path, schema: Schema) -> tuple[bytes, bytes]:
-    """Bodies of /v1/rank and /v1/predict, from the last request of the data."""
+def _request_bodies(path: Path, schema: Schema) -> tuple[bytes, bytes]:
+    """Makes bodies of /v1/rank and /v1/predict from the last request of the data."""
     import json
 
     import pyarrow.compute as pc
@@ -179,7 +183,7 @@ def _requests(path: Path, schema: Schema) -> tuple[bytes, bytes]:
 
 
 def _post(url: str, body: bytes) -> tuple[Mapping[str, str], Any]:
-    """(headers, parsed answer)."""
+    """Sends a JSON body; returns headers and parsed answer."""
     import json
     import urllib.request
 
@@ -188,7 +192,7 @@ def _post(url: str, body: bytes) -> tuple[Mapping[str, str], Any]:
         return response.headers, json.load(response)
 
 
-def _tries(url: str, out: str) -> list[str]:
+def _example_commands(url: str, out: str) -> list[str]:
     return [
         f"curl -s {url}/v1/rank -d @{out}/rank.json",
         f"curl -si {url}/v1/predict -H 'X-Latency-Budget-Ms: 20' -d @{out}/predict.json",

@@ -1,4 +1,4 @@
-"""`polyrec distil`: another representation of a trained table bundle."""
+"""`polyrec distill`: derives another representation from a trained table bundle."""
 
 from __future__ import annotations
 
@@ -6,26 +6,30 @@ import argparse
 import json
 
 HELP = "derive another representation from a trained table bundle, with or without data"
-EXAMPLE = "polyrec distil runs/table --representation dhe --out runs/dhe-distilled"
+EXAMPLE = "polyrec distill runs/table --representation dhe --out runs/dhe-distilled"
 
 PRECISIONS = ("bf16", "int8", "int4")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundle", help="folder of a fp32 bundle; a table, to derive computed vectors")
+    parser.add_argument("bundle", help="folder of an fp32 bundle; a table bundle for computed vectors")
     parser.add_argument(
         "--representation",
         required=True,
         choices=["dhe", "select", "hybrid", *PRECISIONS],
-        help="computed vectors that learn the rows, or the rows in another precision",
+        help="computed vectors fitted to the rows, or the rows in another precision",
     )
     parser.add_argument("--out", required=True, help="folder to write the new bundle to")
-    parser.add_argument("--recipe", help="recipe file or shipped name, for the encoding and what is stored")
-    parser.add_argument("--share", type=float, help="select: share of all rows to store, the hottest ones")
-    parser.add_argument("--steps", type=int, default=3000, help="steps of regressing rows (default 3000)")
+    parser.add_argument("--recipe", help="recipe file or shipped name, for the encoding and the stored rows")
+    parser.add_argument(
+        "--share", type=float, help="for select: share of the rows to store, the most popular ones"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=3000, help="steps of the regression on rows (default 3000)"
+    )
     parser.add_argument(
         "--data",
-        help="report quality before and after on this data; computed vectors are fine-tuned on it, too",
+        help="measure quality before and after on this data, and fine-tune computed vectors on it",
     )
     parser.add_argument("--replace", action="store_true", help="replace the bundle at --out")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -80,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
                 metrics["distilled"] = metrics["test"]
                 fine_tune_bundle(model, bundle, reader, training.recipe, bars.phase, bars.training)
                 metrics["test"] = quality_on_test(model, bundle.encoder, reader, bars.phase)
-    derived = {"derived_from": bundle.manifest.version, "by": "distil", "steps": args.steps}
+    derived = {"derived_from": bundle.manifest.version, "by": "distill", "steps": args.steps}
     out = write_bundle(args.out, model, representation, bundle.encoder, metrics, derived, args.replace)
     result |= {"bundle": str(out.path), "representation": out.name, "bytes": out.bytes}
     result |= {"seconds": round(time.perf_counter() - begin, 1), "metrics": metrics}
@@ -93,5 +97,5 @@ def run(args: argparse.Namespace) -> int:
     for name, quality in metrics.items():
         print(f"{name:>10}  auc {quality['auc']:.5f}  log_loss {quality['log_loss']:.5f}")
     if not args.data:
-        print("quality was not measured: say --data, or run `polyrec evaluate`")
+        print("quality was not measured: give --data, or run `polyrec evaluate`")
     return 0

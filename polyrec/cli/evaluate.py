@@ -1,4 +1,4 @@
-"""`polyrec evaluate`: bundles and data in, quality out; several are compared on the same rows."""
+"""`polyrec evaluate`: measures the quality of bundles on data, and compares several on the same rows."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ if TYPE_CHECKING:
     from polyrec.models.evaluation.predictions import Predictions
     from polyrec.report.quality.comparison import ModelComparison
 
-HELP = "measure the quality of bundles on data, and which differences are real"
+HELP = "measure the quality of bundles on data, with significant differences"
 EXAMPLE = "polyrec evaluate runs/table runs/hybrid --data clicks.parquet --report runs/report"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundles", metavar="BUNDLE", nargs="+", help="folder of a bundle; several: compared")
+    parser.add_argument(
+        "bundles", metavar="BUNDLE", nargs="+", help="folder of a bundle; several are compared"
+    )
     parser.add_argument("--data", required=True, help="Parquet file or folder, or Criteo TSV[.gz]")
     parser.add_argument(
         "--split",
@@ -25,25 +27,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="test",
         help="rows to use, by the schema's split rule (default test)",
     )
-    parser.add_argument("--baseline", help="bundle that the others are compared with (default the first)")
-    parser.add_argument("--report", metavar="DIR", help="write a page with tables and plots to this folder")
+    parser.add_argument("--baseline", help="bundle that the others are compared with (default: the first)")
+    parser.add_argument("--report", metavar="DIR", help="folder for a report with tables and plots")
     parser.add_argument(
-        "--resamples", type=int, default=1000, help="of the bootstrap behind the intervals (default 1000)"
+        "--resamples",
+        type=int,
+        default=1000,
+        help="resamples of the bootstrap for the intervals (default 1000)",
     )
-    parser.add_argument("--seed", type=non_negative_int, default=0, help="of the bootstrap (default 0)")
-    parser.add_argument("--runtime", choices=["torch", "onnx"], default="torch")
+    parser.add_argument("--seed", type=non_negative_int, default=0, help="seed of the bootstrap (default 0)")
+    parser.add_argument(
+        "--runtime", choices=["torch", "onnx"], default="torch", help="runtime (default torch)"
+    )
     parser.add_argument("--device", default="cpu", help="device of the runtime (default cpu)")
     parser.add_argument(
         "--precision",
         choices=["fp32", "bf16", "int8"],
         default="fp32",
-        help="of the dense net (default fp32); torch has bf16, onnx int8",
+        help="precision of the dense net (default fp32); torch has bf16, onnx int8",
     )
+    parser.add_argument("--predictions", help="file for the probabilities, .npy of [rows] or [bundles, rows]")
     parser.add_argument(
-        "--predictions", help="also write probabilities to this .npy file: [rows], or [bundles, rows]"
-    )
-    parser.add_argument(
-        "--on-malformed", choices=["fatal", "count"], default="fatal", help="what a malformed line does"
+        "--on-malformed",
+        choices=["fatal", "count"],
+        default="fatal",
+        help="stop at a malformed line, or skip and count it (default fatal)",
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
@@ -119,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def labels_of(paths: list[str]) -> dict[str, str]:
-    """What each bundle is called: as much of its path's end as tells it from the others."""
+    """Labels of bundles: the shortest ends of their paths that differ."""
     from pathlib import Path
 
     parts = {path: Path(path).resolve().parts for path in paths}

@@ -1,4 +1,4 @@
-"""`polyrec import`: a checkpoint of another program in, a bundle out."""
+"""`polyrec import`: turns a checkpoint of another program into a bundle."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     formats = parser.add_subparsers(dest="format", required=True, metavar="FORMAT")
     dlrm = formats.add_parser(
         "dlrm",
-        help="what dlrm_s_pytorch.py --save-model wrote, or its state dict",
+        help="file of dlrm_s_pytorch.py --save-model, or its state dict",
         epilog=f"example: {EXAMPLE}",
     )
     _common(dlrm, "dlrm")
     dlrm.add_argument(
-        "--interaction", choices=["dot", "cat"], default="dot", help="--arch-interaction-op (default dot)"
+        "--interaction",
+        choices=["dot", "cat"],
+        default="dot",
+        help="the model's --arch-interaction-op (default dot)",
     )
     dlrm.add_argument(
         "--interact-itself", action="store_true", help="the model had --arch-interaction-itself"
@@ -31,28 +34,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     torchrec.add_argument(
         "--tables",
         metavar="NAME,...",
-        help="the table of each feature, in the model's order; a shared one several times "
-        "(default: every table once, as they stand in the file)",
+        help="table of each feature in the model's order, a shared one repeatedly "
+        "(default: every table once, in the order of the file)",
     )
     torchrec.add_argument(
-        "--pooling", choices=["sum", "mean"], default="sum", help="of the tables (default sum)"
+        "--pooling", choices=["sum", "mean"], default="sum", help="pooling of the tables (default sum)"
     )
 
 
 def _common(parser: argparse.ArgumentParser, name: str) -> None:
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="file that torch.save wrote")
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="file written by torch.save")
     parser.add_argument("--out", required=True, help="folder to write the bundle to")
     parser.add_argument("--replace", action="store_true", help="replace the bundle at --out")
     parser.add_argument("--name", default=name, help=f"name of the bundle's schema (default {name})")
     parser.add_argument(
-        "--single-valued", action="store_true", help="one id a feature and row, instead of a list"
+        "--single-valued", action="store_true", help="one id per feature and row, instead of a list"
     )
-    parser.add_argument("--max-length", type=int, default=256, help="ids of one list, at most (default 256)")
+    parser.add_argument("--max-length", type=int, default=256, help="most ids in one list (default 256)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Reads, writes, prints. Raises PolyrecError."""
+    """Converts and prints. Raises PolyrecError."""
     import json
 
     import torch

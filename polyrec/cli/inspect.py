@@ -1,4 +1,4 @@
-"""`polyrec inspect`: what a bundle, a profile, a plan or a machine is."""
+"""`polyrec inspect`: describes a bundle, a profile, a plan or a machine."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
     from polyrec.models.bundle.bundle import Bundle
 
-HELP = "show what a bundle, a profile, a plan or a machine file is"
+HELP = "describe a bundle, a profile, a plan or a machine file"
 EXAMPLE = "polyrec inspect runs/demo/table"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", help="folder of a bundle, or a file: a profile, a plan, a machine's YAML")
+    parser.add_argument("path", help="folder of a bundle, or file of a profile, a plan or a machine (YAML)")
     parser.add_argument(
-        "--vocabulary", metavar="TABLE", help="print id<TAB>value of every row of a bundle's table instead"
+        "--vocabulary", metavar="TABLE", help="print id<TAB>value of every row of this table instead"
     )
-    parser.add_argument("--json", action="store_true", help="print it as JSON")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -72,14 +72,14 @@ def _vocabulary(bundle: Bundle, table: str) -> int:
 
 
 def _file(args: argparse.Namespace) -> int:
-    """A file says what it is: a machine is YAML, a profile and a plan differ in their keys."""
+    """Describes a file by its type: a machine is YAML, a profile and a plan differ in their keys."""
     from polyrec.models.errors import BundleError
     from polyrec.planner.devices import load_machine
     from polyrec.planner.plan import load_plan
     from polyrec.planner.profile import load_profile
 
     if args.vocabulary:
-        raise BundleError(f"'{args.path}' is a file; --vocabulary is of a bundle's folder")
+        raise BundleError(f"'{args.path}' is a file; --vocabulary needs the folder of a bundle")
     if Path(args.path).suffix in (".yaml", ".yml"):
         from polyrec.report.profile.summary import machine_lines
 
@@ -97,7 +97,7 @@ def _file(args: argparse.Namespace) -> int:
 
 
 def _is_profile(file: Path) -> bool:
-    """Whether a JSON file has a profile's key; one that cannot be read is left to whoever loads it."""
+    """True if a JSON file has a profile's key; an unreadable file is reported when it is loaded."""
     from polyrec.models.files import MOST_BYTES, read_regular
 
     try:

@@ -1,7 +1,7 @@
 """The command line: `polyrec VERB`, one module a verb.
 
-A verb's module says what it is (`HELP`), shows a use (`EXAMPLE`), and has `add_arguments(parser)` and
-`run(args) -> exit status`. It imports what is heavy inside `run`, so that `--help` is fast.
+A verb's module has `HELP`, `EXAMPLE`, `add_arguments(parser)` and `run(args) -> exit status`. Heavy imports
+are inside `run`, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ VERBS = (
 
 
 def build_parser() -> Parser:
-    """The parser of all verbs; what a verb runs is in `args.run`."""
+    """The parser of all verbs; the function of the chosen verb is in `args.run`."""
     parser = Parser(
         prog="polyrec",
         description="Serves deep learning recommendation models: many representations, many devices, "
-        "one latency promise.",
+        "one latency SLO.",
     )
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
     for verb in VERBS:
         module = import_module(f"polyrec.cli.{verb if verb != 'import' else 'import_'}")
-        one = verbs.add_parser(
+        subparser = verbs.add_parser(
             verb, help=module.HELP, description=module.HELP, epilog=f"example: {module.EXAMPLE}"
         )
-        module.add_arguments(one)
-        one.set_defaults(run=module.run)
+        module.add_arguments(subparser)
+        subparser.set_defaults(run=module.run)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; a user's mistake is one line and status 2, an interrupt status 130."""
+    """Runs a command; returns its status: 2 after a user's mistake (one line), 130 after an interrupt."""
     parser = build_parser()
     args = parser.parse_args(argv)
     if args.version:
@@ -77,11 +77,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # whoever read our output has left; the interpreter must not complain about it while it ends
+        # the reader of our output is gone; the interpreter must not fail on it at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as e:
-        # a full disk, a folder without permission: the machine's, not a defect
+        # a full disk or a folder without permission is no defect
         if e.filename is None:
             raise
         print(f"polyrec: error: '{printable(str(e.filename))}': {e.strerror}", file=sys.stderr)

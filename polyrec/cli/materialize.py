@@ -1,4 +1,4 @@
-"""`polyrec materialise`: computed vectors become stored rows."""
+"""`polyrec materialize`: stores the vectors that a bundle computes."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import argparse
 import json
 
 HELP = "store the vectors that a dhe, select or hybrid bundle computes"
-EXAMPLE = "polyrec materialise runs/dhe --rows 20000 --out runs/dhe-hot"
+EXAMPLE = "polyrec materialize runs/dhe --rows 20000 --out runs/dhe-hot"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", help="folder of the bundle")
     parser.add_argument("--out", required=True, help="folder to write the new bundle to")
     parser.add_argument(
-        "--rows", type=int, help="store only this many rows, the most accessed of all tables (default: all)"
+        "--rows", type=int, help="number of rows to store, the most accessed of all tables (default: all)"
     )
     parser.add_argument("--replace", action="store_true", help="replace the bundle at --out")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     torch.set_num_threads(1)
     bundle = load_bundle(args.bundle)
     model, representation = materialize(bundle, args.rows)
-    derived = {"derived_from": bundle.manifest.version, "by": "materialise", "rows": args.rows}
+    derived = {"derived_from": bundle.manifest.version, "by": "materialize", "rows": args.rows}
     out = write_bundle(
         args.out, model, representation, bundle.encoder, bundle.manifest.metrics, derived, args.replace
     )

@@ -1,4 +1,4 @@
-"""Runs `polyrec load`: requests from files or from rows of a bundle, figures and a report out."""
+"""Runs `polyrec load`: sends requests from files or from rows, prints figures, writes the report."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from polyrec.planner.arrivals import arrival_times
 from polyrec.planner.traffic import Traffic, parse_traffic
 from polyrec.report.page import make_folder, require_matplotlib
 
-OWNERS = (
+SERVICE_FIGURES = (
     *("ok", "late", "refused", "expired", "unavailable", "other", "degraded"),
     *("goodput", "correct", "accuracy", "mix"),
 )
-"""Figures that a service owner asks for, beyond latencies."""
+"""Service-level figures that are printed after the latencies."""
 
 T = TypeVar("T")
 
 
 def bodies(whole: str | None, lines: str | None) -> Body:
-    """The body of every request from a file, or one line of a file each, taken in turn; else GETs.
+    """Bodies by request number: a file, or the lines of a file in turn; None for GETs.
 
-    Raises LoadError: a file that cannot be read or is empty.
+    Raises LoadError for a file that cannot be read or is empty.
     """
     if whole is None and lines is None:
         return lambda index: None
@@ -65,11 +65,11 @@ def _headers(given: Sequence[str], post: bool) -> dict[str, str]:
 
 
 def _load(args: argparse.Namespace) -> tuple[Target, Load]:
-    """What the flags ask for. Raises LoadError and what reading data raises."""
+    """Builds target and load from the flags. Raises LoadError, BundleError or DataError."""
     if args.bundle is None and (args.data or args.replay):
-        raise LoadError("--data and --replay need --bundle: it says what the columns mean")
+        raise LoadError("--data and --replay need --bundle for its schema")
     if args.replay and not args.data:
-        raise LoadError("--replay needs --data: invented rows have no times")
+        raise LoadError("--replay needs --data: synthetic rows have no times")
     post = args.body is not None or args.bodies is not None or args.bundle is not None
     url = args.url
     if args.bundle is not None and urlsplit(url).path in ("", "/"):
@@ -82,7 +82,7 @@ def _load(args: argparse.Namespace) -> tuple[Target, Load]:
     if args.bundle is None:
         due = arrival_times(traffic.arrivals, traffic.rate, seconds, random)
         return target, load_of(target, due, seconds, bodies(args.body, args.bodies), budget_s=budget_s)
-    # seconds of imports, which the other loads need not wait for
+    # slow imports that other loads do not need
     from polyrec.loadtest.traffic.source import MAX_ROWS, open_source
     from polyrec.models.bundle.bundle import load_bundle
 
@@ -104,7 +104,7 @@ def _load(args: argparse.Namespace) -> tuple[Target, Load]:
 def run_load(args: argparse.Namespace) -> int:
     """Returns the exit status: 0, DRIVER_TOO_SLOW or SLO_MISSED. Raises PolyrecError."""
     if args.slo_share is not None and args.budget_ms is None:
-        raise LoadError("--slo-share needs --budget-ms: it is the share answered in budget")
+        raise LoadError("--slo-share needs --budget-ms")
     if args.core is not None:
         os.sched_setaffinity(0, {args.core})
     target, load = _load(args)
@@ -121,7 +121,7 @@ def run_load(args: argparse.Namespace) -> int:
         print(f"polyrec: error: {e}", file=sys.stderr)
         return DRIVER_TOO_SLOW
     accuracy = _from_server(args.url, path_accuracies) or {}
-    result |= _owners(outcome, accuracy)
+    result |= _service_figures(outcome, accuracy)
     if args.report is not None:
         _write(args, outcome, accuracy, before)
     if args.json:
@@ -132,15 +132,15 @@ def run_load(args: argparse.Namespace) -> int:
     return SLO_MISSED if args.slo_share is not None and result["ok"] < args.slo_share else 0
 
 
-def _owners(outcome: Outcome, accuracy: dict[str, float]) -> dict[str, object]:
+def _service_figures(outcome: Outcome, accuracy: dict[str, float]) -> dict[str, object]:
     from polyrec.loadtest.results.figures import figures
 
     found = asdict(figures(outcome, accuracy))
-    return {name: round(v, 6) if isinstance(v := found[name], float) else v for name in OWNERS}
+    return {name: round(v, 6) if isinstance(v := found[name], float) else v for name in SERVICE_FIGURES}
 
 
 def _from_server(url: str, read: Callable[[str], T]) -> T | None:
-    """What `read` reads of the server itself; None where what answers is no Polyrec server."""
+    """Calls `read` on the server; None if it is no Polyrec server."""
     try:
         return read(f"http://{urlsplit(url).netloc}")
     except (OSError, ValueError, KeyError, TypeError):
@@ -154,7 +154,7 @@ def _write(
 
     after = _from_server(args.url, read_counters)
     hits = {} if before is None or after is None else after.hits_since(before)
-    made = {
+    setup = {
         "requests to": args.url,
         "traffic": args.traffic or f"Poisson, {args.rate:g} requests/s",
         "what was asked": args.data or args.body or args.bodies or args.bundle or "GET",
@@ -162,5 +162,5 @@ def _write(
         **machine(),
     }
     if after is not None:
-        made = {"server": after.plan, **made}
-    write_run(Path(args.report), outcome, accuracy, made, hits=hits)
+        setup = {"server": after.plan, **setup}
+    write_run(Path(args.report), outcome, accuracy, setup, hits=hits)

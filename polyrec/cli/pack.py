@@ -1,38 +1,37 @@
-"""`polyrec pack`: store each request's context once, and rows of one session together."""
+"""`polyrec pack`: stores each request's context once, and rows of one session together."""
 
 from __future__ import annotations
 
 import argparse
 
-HELP = "store data packed: one row a request, its context once, sessions together"
+HELP = "pack data: one row per request, its context once, sessions together"
 EXAMPLE = "polyrec pack clicks.parquet --schema trivago --cluster-by session_id --out clicks.packed"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The verb's arguments."""
     parser.add_argument("data", metavar="DATA", help="Parquet file or folder, or Criteo TSV")
     parser.add_argument("--schema", required=True, help="schema file, or the name of a shipped one")
     parser.add_argument(
-        "--out", required=True, metavar="DIR", help="folder to write; use it wherever data go"
+        "--out", required=True, metavar="DIR", help="folder to write, usable as DATA of all commands"
     )
     parser.add_argument(
         "--cluster-by",
         metavar="COLUMN",
-        help="a session: its rows stand together, in the order in which sessions begin "
-        "(default: rows of one request do)",
+        help="column of a session, whose rows are stored together, in the order of the sessions' first rows "
+        "(default: the request)",
     )
     parser.add_argument("--replace", action="store_true", help="replace the packed data at --out")
     parser.add_argument(
         "--on-malformed",
         choices=("fatal", "count"),
         default="fatal",
-        help="stop at a malformed row, or leave it out and count it (default: fatal)",
+        help="stop at a malformed row, or skip and count it (default fatal)",
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Packs, prints. Raises PolyrecError."""
+    """Packs and prints. Raises PolyrecError."""
     import json
     from pathlib import Path
 
@@ -74,13 +73,13 @@ def run(args: argparse.Namespace) -> int:
     print(f"stored once a request: {', '.join(done.shared)}")
     if done.stored > done.requests:
         print(
-            f"something of that changes within a {schema.group}: "
-            f"{done.requests:,} different ones took {done.stored:,} rows"
+            f"the context changes within a {schema.group}: "
+            f"{done.requests:,} requests took {done.stored:,} rows"
         )
     if done.moved:
-        print(f"rows were moved, so that each {args.cluster_by or schema.group} stands together")
+        print(f"rows were moved to keep each {args.cluster_by or schema.group} together")
     if done.left_out:
-        print(f"left out, because the schema does not know these lists: {', '.join(done.left_out)}")
+        print(f"skipped lists that the schema does not name: {', '.join(done.left_out)}")
     if reader.malformed:
-        print(f"{reader.malformed:,} malformed rows left out")
+        print(f"{reader.malformed:,} malformed rows skipped")
     return 0

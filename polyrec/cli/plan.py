@@ -1,4 +1,4 @@
-"""`polyrec plan`: which paths to deploy, where every row lives, and why; or what other asks would give."""
+"""`polyrec plan`: chooses paths, lanes and the placement of rows; or sweeps requirements."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from polyrec.planner.plan import Plan
     from polyrec.planner.profile import Profile
 
-HELP = "choose paths, lanes and the place of every row for a promise, a traffic and memory budgets"
+HELP = "choose paths, lanes and the placement of rows for an SLO, a traffic and memory budgets"
 EXAMPLE = "polyrec plan --profile profile.json --slo-ms 10 --traffic rate=400,sizes=mlperf --out plan.json"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--profile", metavar="FILE", help="what `polyrec profile` measured")
-    parser.add_argument("--slo-ms", type=float, metavar="MS", help="the promise: 99%% of answers within this")
+    parser.add_argument("--profile", metavar="FILE", help="profile file of `polyrec profile`")
+    parser.add_argument("--slo-ms", type=float, metavar="MS", help="latency SLO: 99%% of answers within this")
     parser.add_argument(
         "--traffic",
         metavar="TEXT|FILE",
@@ -31,12 +31,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "or a YAML or JSON file",
     )
     parser.add_argument(
-        "--memory", metavar="DEVICE=SIZE,...", help="budgets like gpu0=200MB,cpu=1GB (default: the machine's)"
+        "--memory",
+        metavar="DEVICE=SIZE,...",
+        help="memory budgets like gpu0=200MB,cpu=1GB (default: the machine's)",
     )
     parser.add_argument(
         "--machine",
         metavar="FILE",
-        help="YAML file that changes the profiled machine's memories, lanes, links, disk, store, prices",
+        help="YAML file of changes to the profiled machine's memories, lanes, links, disk, store, prices",
     )
     parser.add_argument("--cores", type=int, help="CPU cores to use (default: the machine's)")
     parser.add_argument(
@@ -48,72 +50,72 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--swing",
         type=float,
         default=4.0,
-        help="memory left over takes paths in reserve for so many times the rate, and as many times less; "
-        "1: none (default 4)",
+        help="use free memory for reserve paths, for traffic from 1/SWING to SWING times the rate; "
+        "1 for none (default 4)",
     )
     parser.add_argument("--out", metavar="FILE", help="plan file to write")
-    parser.add_argument("--explain", metavar="PLAN", help="print a plan file as a page instead of making one")
+    parser.add_argument("--explain", metavar="PLAN", help="explain this plan file instead of making one")
     parser.add_argument(
         "--sweep",
         action="append",
         default=[],
         metavar="KEY=V,V,...",
-        help="plan for each value of slo (ms), rate, cores, memory.DEVICE or copies.DEVICE, and show what "
-        "each gives; repeatable, all combinations",
+        help="plan for each value of slo (ms), rate, cores, memory.DEVICE or copies.DEVICE, and compare; "
+        "repeatable, for all combinations",
     )
-    parser.add_argument("--pictures", metavar="DIR", help="draw the plan (or the sweep) into this folder")
+    parser.add_argument("--pictures", metavar="DIR", help="folder for pictures of the plan (or the sweep)")
     parser.add_argument("--json", action="store_true", help="print the plan (or the sweep) as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     if args.explain:
-        return _explained(args)
-    _refuse(args)
+        return _explain(args)
+    _check_flags(args)
     if args.pictures:
         from polyrec.report.page import require_matplotlib
 
         require_matplotlib()
-    profile, requirements = _asked(args)
+    profile, requirements = _load_inputs(args)
     if args.sweep:
-        return _swept(args, profile, requirements)
+        return _sweep(args, profile, requirements)
     from polyrec.planner.deployment.proposal import propose
 
-    with _stray_lines_aside():
+    with _stdout_to_stderr():
         proposal = propose(profile, requirements)
     if args.out:
-        _saved(proposal.plan, args.out)
+        _save(proposal.plan, args.out)
     if args.pictures:
-        _drawn(proposal, args.pictures)
-    _shown(proposal.plan, args.json)
+        _draw(proposal, args.pictures)
+    _show(proposal.plan, args.json)
     if args.out and not args.json:
         print(f"\nplan: {args.out}; serve it: polyrec serve --plan {args.out}")
     return 0
 
 
 @contextmanager
-def _stray_lines_aside() -> Iterator[None]:
-    """The solver prints a line now and then, from C, whatever it is told; --json must stay JSON."""
+def _stdout_to_stderr() -> Iterator[None]:
+    """Redirects stdout: the solver prints lines from C that would break --json."""
     import os
     import sys
 
     sys.stdout.flush()
-    kept = os.dup(1)
+    saved = os.dup(1)
     os.dup2(2, 1)
     try:
         yield
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(saved, 1)
+        os.close(saved)
 
 
-def _explained(args: argparse.Namespace) -> int:
+def _explain(args: argparse.Namespace) -> int:
     from polyrec.planner.plan import load_plan
 
-    _shown(load_plan(args.explain), args.json)
+    _show(load_plan(args.explain), args.json)
     return 0
 
 
-def _shown(plan: Plan, as_json: bool) -> None:
+def _show(plan: Plan, as_json: bool) -> None:
     if as_json:
         print(plan.model_dump_json(exclude_none=True))
         return
@@ -122,17 +124,17 @@ def _shown(plan: Plan, as_json: bool) -> None:
     print("\n".join(page(plan)))
 
 
-def _refuse(args: argparse.Namespace) -> None:
-    """Raises PlanError for flags that are missing or mean nothing."""
+def _check_flags(args: argparse.Namespace) -> None:
+    """Raises PlanError for missing or invalid flags."""
     import math
 
     from polyrec.planner.plan import MOST_BUDGET_MS, PlanError
 
     for flag in ("profile", "slo_ms", "traffic"):
-        each_its_own = flag == "slo_ms" and any(text.startswith("slo=") for text in args.sweep or ())
-        if getattr(args, flag) is None and not each_its_own:
+        from_sweep = flag == "slo_ms" and any(text.startswith("slo=") for text in args.sweep or ())
+        if getattr(args, flag) is None and not from_sweep:
             named = "--" + flag.replace("_", "-")
-            raise PlanError(f"{named} is missing; like {EXAMPLE} (or --explain PLAN)")
+            raise PlanError(f"{named} is missing; example: {EXAMPLE} (or --explain PLAN)")
     for flag, least in (("slo_ms", 0.0), ("swing", None), ("cores", None)):
         value = getattr(args, flag)
         if value is None:
@@ -144,10 +146,10 @@ def _refuse(args: argparse.Namespace) -> None:
     if args.slo_ms is not None and args.slo_ms > MOST_BUDGET_MS:
         raise PlanError(f"--slo-ms {args.slo_ms:g} is more than an hour, {MOST_BUDGET_MS:,}")
     if args.sweep and args.out:
-        raise PlanError("--sweep makes many plans, --out writes one: leave one of them out")
+        raise PlanError("--sweep makes many plans, --out writes one: omit one of them")
 
 
-def _asked(args: argparse.Namespace) -> tuple[Profile, Requirements]:
+def _load_inputs(args: argparse.Namespace) -> tuple[Profile, Requirements]:
     from polyrec.planner.deployment.requirements import Requirements
     from polyrec.planner.devices import load_machine, parse_memory
     from polyrec.planner.profile import load_profile, on_machine
@@ -157,7 +159,7 @@ def _asked(args: argparse.Namespace) -> tuple[Profile, Requirements]:
     if args.machine:
         profile = on_machine(profile, load_machine(args.machine), args.machine)
     requirements = Requirements(
-        slo_s=1.0 if args.slo_ms is None else args.slo_ms / 1e3,  # None: each step of the sweep has its own
+        slo_s=1.0 if args.slo_ms is None else args.slo_ms / 1e3,  # None: by each step of the sweep
         traffic=parse_traffic(args.traffic),
         memory=parse_memory(args.memory, profile.machine) if args.memory else {},
         cores=args.cores,
@@ -167,13 +169,13 @@ def _asked(args: argparse.Namespace) -> tuple[Profile, Requirements]:
     return profile, requirements
 
 
-def _saved(plan: Plan, out: str) -> None:
+def _save(plan: Plan, out: str) -> None:
     from pathlib import Path
 
     from polyrec.planner.plan import PlanError, save_plan
 
     target = Path(out)
-    paths = tuple(p.model_copy(update={"bundle": _beside(p.bundle, target)}) for p in plan.paths)
+    paths = tuple(p.model_copy(update={"bundle": _relative_bundle(p.bundle, target)}) for p in plan.paths)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         save_plan(plan.model_copy(update={"paths": paths}), target)
@@ -181,8 +183,8 @@ def _saved(plan: Plan, out: str) -> None:
         raise PlanError(f"cannot write plan '{out}': {e.strerror}") from None
 
 
-def _beside(bundle: Path, plan: Path) -> Path:
-    """A bundle as the plan file names it: relative, unless it was given absolute."""
+def _relative_bundle(bundle: Path, plan: Path) -> Path:
+    """The bundle relative to the plan file, unless it was given absolute."""
     import os
     from pathlib import Path
 
@@ -191,7 +193,7 @@ def _beside(bundle: Path, plan: Path) -> Path:
     return Path(os.path.relpath(bundle.resolve(), plan.parent.resolve()))
 
 
-def _swept(args: argparse.Namespace, profile: Profile, requirements: Requirements) -> int:
+def _sweep(args: argparse.Namespace, profile: Profile, requirements: Requirements) -> int:
     import json
     import sys
 
@@ -202,7 +204,7 @@ def _swept(args: argparse.Namespace, profile: Profile, requirements: Requirement
 
     axes = [parse_sweep(text, profile.machine) for text in args.sweep]
     tables = tables_of(profile.paths)
-    with _stray_lines_aside():
+    with _stdout_to_stderr():
         points = [
             plan_step(profile, step, tables)
             for step in tqdm(
@@ -212,7 +214,7 @@ def _swept(args: argparse.Namespace, profile: Profile, requirements: Requirement
     if args.pictures:
         from polyrec.report.plan.sweep import draw
 
-        _written(args.pictures, {"frontier.png": draw(points, axes)})
+        _write_figures(args.pictures, {"frontier.png": draw(points, axes)})
     if args.json:
         print(json.dumps([point.as_dict() for point in points]))
     else:
@@ -220,13 +222,15 @@ def _swept(args: argparse.Namespace, profile: Profile, requirements: Requirement
     return 0
 
 
-def _drawn(proposal: Proposal, folder: str) -> None:
+def _draw(proposal: Proposal, folder: str) -> None:
     from polyrec.report.plan import memory, routing_map
 
-    _written(folder, {"choice.png": routing_map.draw(proposal), "memory.png": memory.draw(proposal.plan)})
+    _write_figures(
+        folder, {"choice.png": routing_map.draw(proposal), "memory.png": memory.draw(proposal.plan)}
+    )
 
 
-def _written(folder: str, figures: dict[str, Figure]) -> None:
+def _write_figures(folder: str, figures: dict[str, Figure]) -> None:
     from pathlib import Path
 
     from polyrec.planner.plan import PlanError

@@ -1,4 +1,4 @@
-"""`polyrec profile`: bundles in, what each costs and how good it is on this machine out."""
+"""`polyrec profile`: measures latency, memory and quality of bundles on this machine."""
 
 from __future__ import annotations
 
@@ -28,41 +28,43 @@ BUSY = 0.05
 FRONT_SECONDS = 6.0
 HOP_SECONDS = 3.0
 FRONT_ROWS = 23
-"""The path that answers a usual request soonest is the one that the front is measured with."""
+"""Rows of a usual request: the front is measured with the path that is fastest at it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundles", metavar="BUNDLE", nargs="*", help="folder of a bundle")
     parser.add_argument("--out", help="profile file to write (default profile.json)", default="profile.json")
     parser.add_argument("--devices", default="auto", help="auto, or names like cpu,gpu0 (default auto)")
-    parser.add_argument("--list", action="store_true", help="show this machine's devices and stop")
+    parser.add_argument("--list", action="store_true", help="show this machine's devices and exit")
+    parser.add_argument("--runtimes", help="runtimes, torch,onnx (default: onnx on a CPU, torch on a GPU)")
     parser.add_argument(
-        "--runtimes", help="torch,onnx (default: a device's best, onnx on a CPU, torch on a GPU)"
+        "--precisions", help="precisions of the dense net, fp32,bf16,int8 (default: all of a runtime)"
     )
-    parser.add_argument(
-        "--precisions", help="of the dense net: fp32,bf16,int8 (default: all that a runtime has)"
-    )
-    parser.add_argument("--data", help="measure accuracy on this file's test rows, by each path itself")
+    parser.add_argument("--data", help="measure the accuracy of each path on this file's test rows")
     parser.add_argument(
         "--accuracy",
         metavar="BUNDLE=SHARE",
         action="append",
         default=[],
-        help="share of rows a bundle predicts right, where it has no figure and there are no data",
+        help="share of rows that a bundle predicts right, if it has no figure and there is no --data",
     )
-    parser.add_argument("--seconds", type=float, default=8.0, help="measuring time of a path (default 8)")
+    parser.add_argument("--seconds", type=float, default=8.0, help="measuring time per path (default 8)")
     parser.add_argument("--max-rows", type=int, default=4096, help="rows of the largest batch (default 4096)")
-    parser.add_argument(
-        "--seed", type=non_negative_int, default=0, help="of the requests that are drawn (default 0)"
-    )
+    parser.add_argument("--seed", type=non_negative_int, default=0, help="seed of the requests (default 0)")
     parser.add_argument(
         "--front",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="measure what the server spends beside a lane (default: yes)",
+        help="measure the server's time outside lanes (default: yes)",
     )
-    parser.add_argument("--fresh", action="store_true", help="do not go on where an interrupted run stopped")
-    parser.add_argument("--plot", metavar="PNG", help="draw the latency curves; without bundles: of --out")
+    parser.add_argument(
+        "--fresh", action="store_true", help="start anew instead of resuming an interrupted run"
+    )
+    parser.add_argument(
+        "--plot",
+        metavar="PNG",
+        help="file for a plot of the latencies; without bundles, of the profile in --out",
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
@@ -81,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         from polyrec.planner.profile import load_profile
 
         return _plot(args, load_profile(args.out))
-    profile = _measured(args)
+    profile = _measure(args)
     if args.plot:
         _plot(args, profile)
     if args.json:
@@ -109,7 +111,7 @@ def _list(args: argparse.Namespace) -> int:
     return 0
 
 
-def _measured(args: argparse.Namespace) -> Profile:
+def _measure(args: argparse.Namespace) -> Profile:
     import torch
 
     from polyrec.cli.evaluate import labels_of
@@ -121,54 +123,59 @@ def _measured(args: argparse.Namespace) -> Profile:
     from polyrec.models.bundle.bundle import load_bundle
     from polyrec.planner.profile import Profile, ProfileError
 
-    _refuse(args)
+    _check_flags(args)
     torch.set_num_threads(1)
     labels = labels_of(args.bundles)
     bundles = {labels[path]: load_bundle(path) for path in args.bundles}
-    given = {labels[path]: share for path, share in _given(args.accuracy, args.bundles).items()}
+    given = {labels[path]: share for path, share in _parse_accuracy(args.accuracy, args.bundles).items()}
     out = Path(args.out)
-    print("looking at the machine ...", file=sys.stderr)
+    print("detecting devices ...", file=sys.stderr)
     inventory = discover(out.parent)
     devices = chosen(inventory.machine, args.devices)
     found = candidates(
         {label.replace("/", "-"): bundle for label, bundle in bundles.items()},
         devices,
-        _listed(args.runtimes),
-        _listed(args.precisions),
+        _split_names(args.runtimes),
+        _split_names(args.precisions),
         out.parent,
         _versions(),
     )
     if not found:
         raise ProfileError(
-            "there is no path to measure: the devices asked for have none of the runtimes and precisions"
+            "there is no path to measure: the devices have none of the runtimes and precisions"
         )
     caches = [size for device in inventory.machine.devices for size in device.caches.values()]
-    asked = ProfileSettings(args.max_rows, args.seconds, eviction_bytes(max(caches, default=0)), args.seed)
+    settings = ProfileSettings(args.max_rows, args.seconds, eviction_bytes(max(caches, default=0)), args.seed)
     partial = out.with_name(f"{out.name}.partial")
     if args.fresh:
         partial.unlink(missing_ok=True)
     place = [d.model_dump(include={"name", "lanes", "description"}) for d in inventory.machine.devices]
-    about = {"largest": asked.largest, "seconds": asked.seconds, "seed": asked.seed, "machine": place}
+    about = {
+        "largest": settings.largest,
+        "seconds": settings.seconds,
+        "seed": settings.seed,
+        "machine": place,
+    }
     with SampleLog(partial, about) as log:
         if log.resumed:
-            print(f"going on where an earlier run stopped ({partial}); --fresh starts anew", file=sys.stderr)
+            print(f"resuming an earlier run ({partial}); --fresh starts anew", file=sys.stderr)
         if not args.data:
             for candidate in found:
-                bundle_accuracy(candidate, bundles, given)  # what is not known is told before the work
-        found, refused = _with_bar(found, asked, log, out.parent)
-        for line in refused:
-            print(f"left out: {line}", file=sys.stderr)
+                bundle_accuracy(candidate, bundles, given)  # reports missing accuracy before the work
+        found, skipped = _measure_with_bar(found, settings, log, out.parent)
+        for line in skipped:
+            print(f"skipped: {line}", file=sys.stderr)
         if not found:
-            raise ProfileError(f"no path could be measured: {refused[0]}")
-        others = cpu_wait_share(found, asked, log)
+            raise ProfileError(f"no path could be measured: {skipped[0]}")
+        others = cpu_wait_share(found, settings, log)
         if others is not None and others > BUSY:
             print(
                 f"warning: this machine is busy: other work held the core for {others:.0%} of the measuring "
-                "time, and latencies have it in them; measure it quiet, or as root with chrt -r 1",
+                "time, which is part of the latencies; measure on an idle machine, or as root with chrt -r 1",
                 file=sys.stderr,
             )
         accuracies = _accuracies(args.data, found, bundles, given, log)
-        paths = tuple(path_profile(c, asked, log, accuracies[c.name]) for c in found)
+        paths = tuple(path_profile(c, settings, log, accuracies[c.name]) for c in found)
         profile = Profile(machine=inventory.machine, paths=paths)
         _save(profile, out)
         log.remove()
@@ -188,8 +195,8 @@ def _save(profile: Profile, out: Path) -> None:
         raise ProfileError(f"cannot write '{out}': {e.strerror}") from None
 
 
-def _with_bar(
-    found: list[Candidate], asked: ProfileSettings, log: SampleLog, folder: Path
+def _measure_with_bar(
+    found: list[Candidate], settings: ProfileSettings, log: SampleLog, folder: Path
 ) -> tuple[list[Candidate], list[str]]:
     from tqdm import tqdm
 
@@ -207,7 +214,7 @@ def _with_bar(
             bar.set_description(f"{what:<28}", refresh=False)
             bar.update(round(1000 * share) - bar.n)
 
-        return measure(found, asked, log, advance, folder)
+        return measure(found, settings, log, advance, folder)
 
 
 def _accuracies(
@@ -227,7 +234,7 @@ def _accuracies(
 
 
 def _fastest(paths: Sequence[PathProfile], found: Sequence[Candidate]) -> Candidate | None:
-    """Of the CPU: what is beside a lane hardly depends on the path."""
+    """The fastest path on the CPU: the time outside lanes hardly depends on the path."""
     served = [(p.latency.median(FRONT_ROWS), i) for i, p in enumerate(paths) if p.path.device == "cpu"]
     return found[min(served)[1]] if served else None
 
@@ -239,7 +246,7 @@ def _front(paths: Sequence[PathProfile], found: Sequence[Candidate], seed: int) 
 
     candidate = _fastest(paths, found)
     if candidate is None:
-        print("the front is not measured: no path is on the CPU", file=sys.stderr)
+        print("the front is not measured: there is no path on the CPU", file=sys.stderr)
         return None
     print(f"measuring the server's front with {candidate.name} ...", file=sys.stderr)
     path = candidate.path.model_copy(update={"bundle": candidate.bundle.path})
@@ -258,12 +265,12 @@ def _hops(paths: Sequence[PathProfile], found: Sequence[Candidate], seed: int) -
     candidate = _fastest(paths, found)
     if candidate is None:
         return {}
-    print("measuring the way to a lane on another core ...", file=sys.stderr)
+    print("measuring the hop to a lane on another core ...", file=sys.stderr)
     path = candidate.path.model_copy(update={"bundle": candidate.bundle.path})
     try:
         return measure_hops(path, candidate.bundle, HOP_SECONDS, seed)
     except (PolyrecError, LaneDied) as e:
-        print(f"the way to a lane is not measured: {e}", file=sys.stderr)
+        print(f"the hop to a lane is not measured: {e}", file=sys.stderr)
         return {}
 
 
@@ -279,12 +286,12 @@ def _plot(args: argparse.Namespace, profile: Profile) -> int:
     return 0
 
 
-def _refuse(args: argparse.Namespace) -> None:
-    """What can be told before the work. Raises ProfileError."""
+def _check_flags(args: argparse.Namespace) -> None:
+    """Raises ProfileError for invalid flags."""
     from polyrec.planner.profile import ProfileError
 
     if not args.bundles:
-        raise ProfileError("name the folder of a bundle, or --list to see the devices")
+        raise ProfileError("give the folder of a bundle, or --list to see the devices")
     for path in args.bundles:
         if args.bundles.count(path) > 1:
             raise ProfileError(f"bundle '{path}' is named twice")
@@ -293,15 +300,15 @@ def _refuse(args: argparse.Namespace) -> None:
     if not 1 <= args.max_rows <= 1_000_000:
         raise ProfileError(f"--max-rows must be between 1 and 1000000, not {args.max_rows}")
     for flag, known in (("runtimes", ("torch", "onnx")), ("precisions", ("fp32", "bf16", "int8"))):
-        for name in _listed(getattr(args, flag)) or ():
+        for name in _split_names(getattr(args, flag)) or ():
             if name not in known:
                 raise ProfileError(f"--{flag}: there is no '{name}'; known: {', '.join(known)}")
     if not Path(args.out).resolve().parent.is_dir():
         raise ProfileError(f"--out '{args.out}': there is no folder '{Path(args.out).parent}'")
 
 
-def _given(texts: Sequence[str], bundles: Sequence[str]) -> dict[str, float]:
-    """--accuracy -> share by bundle, as the command line names it. Raises ProfileError."""
+def _parse_accuracy(texts: Sequence[str], bundles: Sequence[str]) -> dict[str, float]:
+    """Parses --accuracy into shares by bundle. Raises ProfileError."""
     from polyrec.planner.profile import ProfileError
 
     given = {}
@@ -318,13 +325,13 @@ def _given(texts: Sequence[str], bundles: Sequence[str]) -> dict[str, float]:
     return given
 
 
-def _listed(text: str | None) -> list[Any] | None:
-    """The names of a flag, which `_refuse` has checked."""
+def _split_names(text: str | None) -> list[Any] | None:
+    """The names of a flag, which `_check_flags` has checked."""
     return None if text is None else [part.strip() for part in text.split(",")]
 
 
 def _versions() -> str:
-    """Software whose change makes old samples another thing's."""
+    """Versions of software that invalidate old samples when they change."""
     from importlib.metadata import version
 
     return " ".join(f"{name} {version(name)}" for name in ("torch", "onnxruntime-gpu", "numpy"))

@@ -1,7 +1,4 @@
-"""Progress on standard error: one bar at a time, for passes over data and for training steps.
-
-Only where a person watches: in a file or a pipe there is none.
-"""
+"""Progress on standard error, if it is a terminal: bars for passes over data and training steps."""
 
 from __future__ import annotations
 
@@ -16,17 +13,17 @@ from polyrec.models.training.trainer import Check
 
 
 class Bars:
-    """Bars for models/training/pipeline.py; each new one closes the one before."""
+    """Bars for models/training/pipeline.py; each new one closes the previous one."""
 
     def __init__(self) -> None:
         self._bar: tqdm[NoReturn] | None = None
 
     def phase(self, name: str, rows: int | None) -> Callable[[int], object]:
-        """A bar of a pass over `rows` rows; gives what is told the rows done."""
+        """Opens a bar of a pass over `rows` rows; returns the function that advances it."""
         return self._open(name, rows, "row").update
 
     def training(self, step: int, total: int, loss: float, check: Check | None) -> None:
-        """Moves the bar of training: steps taken, the loss, what the validation rows last said."""
+        """Advances the bar of training, with the loss and the last validation figures."""
         bar = self._bar
         if bar is None or step == 1:
             bar = self._open("train", total, "step")
@@ -44,7 +41,7 @@ class Bars:
         return self._bar
 
     def close(self) -> None:
-        """Ends the open bar, if any."""
+        """Closes the open bar, if any."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
@@ -58,20 +55,20 @@ class Bars:
         self.close()
 
 
-class Doing:
-    """One line that says what is being done, where nobody knows how long it will take."""
+class StatusLine:
+    """A line with the current activity, for work of unknown length."""
 
     def __init__(self, name: str) -> None:
         self._bar: tqdm[NoReturn] = tqdm(
             desc=name, bar_format="{desc} {n} [{elapsed}] {postfix}", file=sys.stderr, disable=None
         )
 
-    def tell(self, what: str) -> None:
-        """The next thing begins."""
-        self._bar.set_postfix_str(what, refresh=False)
+    def show(self, activity: str) -> None:
+        """Shows the next activity."""
+        self._bar.set_postfix_str(activity, refresh=False)
         self._bar.update()
 
-    def __enter__(self) -> Doing:
+    def __enter__(self) -> StatusLine:
         return self
 
     def __exit__(

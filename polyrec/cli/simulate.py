@@ -1,4 +1,4 @@
-"""`polyrec simulate`: a plan under traffic that is only imagined; the router is the live server's own."""
+"""`polyrec simulate`: runs a plan's router, the code of the live server, on simulated traffic and lanes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from polyrec.loadtest.arguments import non_negative_int
 if TYPE_CHECKING:
     from polyrec.planner.simulation.outcomes import Figures
 
-HELP = "simulate a plan under traffic: goodput, latency, quality, what faults cost"
+HELP = "simulate a plan under traffic: goodput, latency, quality, effect of faults"
 EXAMPLE = "polyrec simulate --plan plan.json --traffic rate=400,sizes=mlperf,arrivals=bursty --bound"
 STEPS = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--plan", required=True, metavar="FILE", help="a plan whose paths have figures")
+    parser.add_argument(
+        "--plan", required=True, metavar="FILE", help="plan file whose paths have measured figures"
+    )
     parser.add_argument(
         "--traffic",
         required=True,
@@ -28,26 +30,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--policy",
         action="append",
         metavar="POLICY",
-        help="priced, mprec, deeprecsys, static:PATH, or all; several times to compare (default: the plan's)",
+        help="priced, mprec, deeprecsys, static:PATH, or all; repeatable to compare (default: the plan's)",
     )
-    parser.add_argument("--seconds", type=float, default=10.0, help="of virtual time (default 10)")
+    parser.add_argument("--seconds", type=float, default=10.0, help="virtual time (default 10)")
     parser.add_argument("--budget-ms", type=float, help="latency budget (default: the plan's)")
     parser.add_argument(
         "--fault",
         action="append",
         default=[],
         metavar="FAULT",
-        help="slow:LANE:10:2-4, stall:LANE:2-4 or kill:LANE:2[-4], in seconds; several times for several",
+        help="slow:LANE:10:2-4, stall:LANE:2-4 or kill:LANE:2[-4], in seconds; repeatable",
     )
     parser.add_argument(
         "--costs",
         metavar="FILE",
-        help="costs of serving beside the profile, by python -m polyrec.loadtest.comparison.calibration",
+        help="costs of serving beside the profile, made by python -m polyrec.loadtest.comparison.calibration",
     )
-    parser.add_argument("--bound", action="store_true", help="compare with what a clairvoyant could do")
-    parser.add_argument("--seed", type=non_negative_int, default=0)
+    parser.add_argument("--bound", action="store_true", help="compare with the clairvoyant bound")
+    parser.add_argument("--seed", type=non_negative_int, default=0, help="seed of the traffic (default 0)")
     parser.add_argument(
-        "--json", action="store_true", help="print the result as JSON, with its course in time"
+        "--json", action="store_true", help="print the result as JSON, with its course over time"
     )
 
 
@@ -88,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     rows = traffic.sizes.sample(arrival_s.size, rng)
     best = bound(paths, lanes, plan.limits, arrival_s, rows, budget_s) if args.bound else None
 
-    told = []
+    results = []
     for routing in routings:
         began = perf_counter()
         with tqdm(
@@ -114,11 +116,11 @@ def run(args: argparse.Namespace) -> int:
             entry["of_bound"] = float(correct(outcomes).sum() / best.correct) if best.correct else None
         entry["simulated_queries_s"] = arrival_s.size / took_s
         entry["course"] = outcomes.over_time(args.seconds / STEPS)
-        told.append(entry)
+        results.append(entry)
         if not args.json:
             _print(routing.policy, figures, entry)
     if args.json:
-        print(json.dumps({"budget_ms": 1e3 * budget_s, "seconds": args.seconds, "policies": told}))
+        print(json.dumps({"budget_ms": 1e3 * budget_s, "seconds": args.seconds, "policies": results}))
     return 0
 
 
@@ -128,7 +130,7 @@ def _routing(routing: dict[str, Any], policy: str, paths: list[str]) -> Any:
 
     kind, _, path = policy.partition(":")
     if kind == "static" and path not in paths:
-        raise PlanError(f"policy '{policy}': there is no such path; paths: {', '.join(paths)}")
+        raise PlanError(f"policy '{policy}': unknown path; paths: {', '.join(paths)}")
     return validate_as(Routing, routing | {"policy": policy}, f"policy '{policy}' is unknown", PlanError)
 
 
@@ -136,8 +138,8 @@ def _print(policy: str, figures: Figures, entry: dict[str, Any]) -> None:
     mix = ", ".join(f"{share:.1%} {name}" for name, share in figures.paths.items() if share >= 0.0005)
     print(f"{policy}: {figures.queries:,} queries, {figures.rows_s:,.0f} rows/s offered")
     print(
-        f"  in budget {figures.in_budget:.2%} (refused {figures.refused:.2%}, expired {figures.expired:.2%}, "
-        f"late {figures.late:.2%}); goodput {figures.goodput:,.0f} rows/s"
+        f"  in budget {figures.in_budget:.2%} (rejected {figures.refused:.2%}, "
+        f"expired {figures.expired:.2%}, late {figures.late:.2%}); goodput {figures.goodput:,.0f} rows/s"
     )
     print(
         f"  p50 {1e3 * figures.p50_s:.2f} ms, p99 {1e3 * figures.p99_s:.2f} ms; "

@@ -1,4 +1,4 @@
-"""`polyrec train`: data and a schema in, a bundle out."""
+"""`polyrec train`: trains a bundle on data of a schema."""
 
 from __future__ import annotations
 
@@ -14,25 +14,33 @@ EXAMPLE = "polyrec train --data clicks.parquet --schema trivago --representation
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", required=True, help="Parquet file or folder, or Criteo TSV[.gz]")
     parser.add_argument("--schema", required=True, help="schema file, or the name of a shipped one")
-    parser.add_argument("--representation", default="table", choices=["table", "dhe", "select", "hybrid"])
+    parser.add_argument(
+        "--representation",
+        default="table",
+        choices=["table", "dhe", "select", "hybrid"],
+        help="representation of ids (default table)",
+    )
     parser.add_argument("--out", required=True, help="folder to write the bundle to")
     parser.add_argument("--replace", action="store_true", help="replace the bundle at --out")
     parser.add_argument(
-        "--recipe", help="recipe file or shipped name (default: the one of the schema's name, if any)"
+        "--recipe", help="recipe file or shipped name (default: that of the schema's name, if any)"
     )
-    parser.add_argument("--epochs", type=int, help="passes over the training rows, at most")
+    parser.add_argument("--epochs", type=int, help="most passes over the training rows")
     parser.add_argument("--batch-rows", type=int, help="rows of one optimizer step")
     parser.add_argument(
         "--by-request",
         action="store_true",
         default=None,
-        help="batches of whole requests, whose contexts are then computed once",
+        help="batches of whole requests, with each context computed once",
     )
-    parser.add_argument("--seed", type=non_negative_int, help="seed of initial weights, order and hiding")
-    parser.add_argument("--sample", type=float, help="share of rows that makes the popularity order")
-    parser.add_argument("--calibration", help="file of `polyrec calibrate`, instead of counting again")
+    parser.add_argument("--seed", type=non_negative_int, help="seed of initial weights, order and hidden ids")
+    parser.add_argument("--sample", type=float, help="share of rows counted for the popularity order")
+    parser.add_argument("--calibration", help="file of `polyrec calibrate`, instead of counting")
     parser.add_argument(
-        "--on-malformed", choices=["fatal", "count"], default="fatal", help="what a malformed line does"
+        "--on-malformed",
+        choices=["fatal", "count"],
+        default="fatal",
+        help="stop at a malformed line, or skip and count it (default fatal)",
     )
     parser.add_argument("--threads", type=positive_int, default=1, help="torch threads (default 1)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -50,8 +58,8 @@ def run(args: argparse.Namespace) -> int:
     torch.set_num_threads(args.threads)
     schema = load_schema(args.schema)
     training = load_training(args.recipe) if args.recipe else default_training(schema)
-    asked = {name: getattr(args, name) for name in ("epochs", "batch_rows", "by_request", "seed")}
-    training = training.with_recipe({k: v for k, v in asked.items() if v is not None})
+    given = {name: getattr(args, name) for name in ("epochs", "batch_rows", "by_request", "seed")}
+    training = training.with_recipe({k: v for k, v in given.items() if v is not None})
     reader = open_data(args.data, schema, args.on_malformed)
     with Bars() as bars:
         bundle = Learner(
@@ -73,5 +81,5 @@ def run(args: argparse.Namespace) -> int:
     print(f"{bundle.path}: {manifest.name} {bundle.name}, version {manifest.version}, {bundle.bytes:,} bytes")
     print("test  " + "  ".join(f"{k} {v:.5g}" for k, v in test.items() if v is not None))
     if reader.malformed:
-        print(f"{reader.malformed:,} malformed lines were left out")
+        print(f"{reader.malformed:,} malformed lines skipped")
     return 0

@@ -32,7 +32,7 @@ WIDTH, HEIGHT = 7.5, 4.8
 POINT = DPI / 72
 """Pixels of a typographic point."""
 MARKER = 7.5
-LONGEST_BAR = 58
+LONGEST_BAR = 50
 """Characters of the legend's second part that fit beside its first."""
 RADIUS = (MARKER / 2 + 1) * POINT
 

@@ -33,7 +33,7 @@ def test_policies_are_named_alone_or_in_groups() -> None:
     assert policies_of(plan(), "static") == static
     assert policies_of(plan(), "all") == (*static, "mprec", "deeprecsys", "priced")
     assert policies_of(plan(), "priced, static:fast@cpu,priced") == ("priced", "static:fast@cpu")
-    with pytest.raises(LoadError, match="'static:slow' is none; there are all, static"):
+    with pytest.raises(LoadError, match="'static:slow' is unknown; known: all, static"):
         policies_of(plan(), "static:slow")
 
 

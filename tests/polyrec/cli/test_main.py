@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from polyrec.cli.main import VERBS, build_parser, main
-from polyrec.cli.progress import Bars, Doing
+from polyrec.cli.progress import Bars, StatusLine
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -73,8 +73,8 @@ def test_progress_is_shown_to_people_only(capsys: pytest.CaptureFixture[str]) ->
         bars.phase("read", 10)(3)
         bars.training(1, 2, 0.5, None)
         bars.training(2, 2, 0.4, None)
-    with Doing("bench") as doing:
-        doing.tell("the next thing")
+    with StatusLine("bench") as status:
+        status.show("the next thing")
     assert capsys.readouterr().err == ""
 
 
