@@ -131,7 +131,7 @@ def test_a_served_torchrec_model_with_one_id_a_feature(torchrec: State, folder: 
     assert answer.json()["error"].startswith("feature 'c1': a value is required")
 
 
-def test_the_result_can_be_had_as_json(
+def test_the_result_is_printed_as_json(
     dlrm: State, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run("dlrm", folder / "dlrm.pt", "--out", tmp_path / "b", "--json", "--max-length", 9)
@@ -153,7 +153,7 @@ def test_the_result_can_be_had_as_json(
     assert [f.max_length for f in bundle.manifest.schema_.categorical] == [9, 9, 9]
 
 
-def test_people_are_told_which_feature_is_which_table(
+def test_the_table_of_each_feature_is_printed(
     torchrec: State, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tables = ["--tables", "t_0,t_1,t_2", "--pooling", "mean"]
@@ -184,7 +184,7 @@ def test_people_are_told_which_feature_is_which_table(
         (["torchrec", "TORCHREC", "--tables", "t_0"], "--tables leaves out table t_1"),
     ],
 )
-def test_a_mistake_is_one_line(
+def test_a_users_mistake_is_one_line(
     arguments: list[str], message: str, dlrm: State, torchrec: State, folder: Path, tmp_path: Path
 ) -> None:
     files = {"DLRM": folder / "dlrm.pt", "TORCHREC": folder / "torchrec.pt"}

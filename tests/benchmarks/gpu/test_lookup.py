@@ -33,7 +33,7 @@ def test_ways_that_differ_are_not_timed(world: World) -> None:
         agree(tried, [world.batch(1, 1.0)])
 
 
-def test_a_batch_has_the_hit_rate_it_is_asked_for(world: World) -> None:
+def test_a_batch_has_the_given_hit_rate(world: World) -> None:
     for hit in HITS:
         ranks = world.batch(2000, hit).candidate.ranks
         assert (ranks < world.near).mean() == pytest.approx(hit, abs=0.01)

@@ -30,7 +30,7 @@ def test_every_body_is_within_the_limit_and_most_are_as_large(reader: Reader, bo
     assert len({shape.name for shape in bodies}) == len(bodies)
 
 
-def test_every_body_is_read_or_refused_in_a_short_line(reader: Reader, bodies: list[Shape]) -> None:
+def test_every_body_is_decoded_or_an_error_of_one_short_line(reader: Reader, bodies: list[Shape]) -> None:
     for shape in bodies:
         rows, outcome, length = reader.read(shape)
         if rows is None:

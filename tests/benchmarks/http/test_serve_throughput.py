@@ -37,7 +37,7 @@ def test_every_workload_is_measured_with_its_split(bundle_dir: Path, clicks: Pat
         assert 0 < result["p50_us"] <= result["p99_us"]
 
 
-def test_for_people_it_is_a_table(bundle_dir: Path, clicks: Path) -> None:
+def test_text_output_is_a_table(bundle_dir: Path, clicks: Path) -> None:
     table = run(
         "--bundle", str(bundle_dir), "--data", str(clicks), "--connections", "1", "--workload", "rank"
     )

@@ -18,7 +18,7 @@ CALM = Footprint(processes=2, rss_bytes=10**9, descriptors=100)
 
 
 @pytest.mark.long
-def test_a_minute_of_load_and_disturbance_leaves_nothing_wrong(tmp_path: Path) -> None:
+def test_a_minute_of_load_and_disturbance_has_no_failures(tmp_path: Path) -> None:
     file = tmp_path / "soak.json"
     command = [sys.executable, "-m", "benchmarks.http.soak", "--seconds", "60", "--json", str(file)]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
@@ -31,7 +31,7 @@ def test_a_minute_of_load_and_disturbance_leaves_nothing_wrong(tmp_path: Path) -
         assert (server["wrong"], server["unanswered"]) == (0, 0)
 
 
-def test_the_verdict_names_what_is_wrong() -> None:
+def test_the_verdict_names_failures() -> None:
     fine = Told(sent=1, answered=1)
     assert verdict([fine], CALM, CALM, [], "") == []
     wrong = Told(sent=1, answered=1, wrong=1, first_wrong=["table@cpu: off by 0.1"])

@@ -25,7 +25,7 @@ def test_a_context_that_is_sent_once_saves_bytes_in_every_format(bundle_dir: Pat
         assert all(figures["parse_us"] > 0 < figures["encode_us"] for figures in (ranked, exploded))
 
 
-def test_for_people_it_is_a_table(bundle_dir: Path, clicks: Path) -> None:
+def test_text_output_is_a_table(bundle_dir: Path, clicks: Path) -> None:
     _, head, _, *rows = run(bundle_dir, clicks).splitlines()
     assert len(rows) == 3
     assert {row.count("|") for row in rows} == {head.count("|")}

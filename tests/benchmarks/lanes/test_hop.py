@@ -11,7 +11,7 @@ from polyrec.models.bundle.bundle import Bundle
 KINDS = ("inline", "thread, own core", "process, own core", "bare, own core")
 
 
-def test_every_kind_is_measured_at_every_size_and_told(
+def test_every_kind_is_measured_at_every_size_and_reported(
     bundle: Bundle, clicks: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hop, "LANES", {name: hop.LANES[name] for name in KINDS})

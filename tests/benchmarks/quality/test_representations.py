@@ -11,7 +11,7 @@ from benchmarks.quality.tables import between_markers, markdown
 from benchmarks.quality.variants import BASELINE, VARIANTS, Derived, Trained
 
 
-def test_every_variant_comes_of_one_that_is_there() -> None:
+def test_every_variant_derives_from_an_earlier_one() -> None:
     assert isinstance(VARIANTS[BASELINE], Trained)
     seen: set[str] = set()
     for name, variant in VARIANTS.items():
@@ -59,7 +59,7 @@ def found_with(low: float, high: float, deviation: float) -> dict[str, object]:
     return {"variants": {"table": table, "other": other}}
 
 
-def test_the_table_says_which_differences_are_real() -> None:
+def test_the_table_marks_real_differences() -> None:
     real, noise = (markdown(found_with(low, 0.3, 0.01), "table") for low in (0.1, -0.1))
     assert "0.50000 ± 0.01000" in real
     assert "| 250 kB | 0.250 | 0.100 | 0.1 |" in real

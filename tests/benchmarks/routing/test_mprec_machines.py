@@ -27,7 +27,7 @@ def test_counts_agree_with_what_is_published() -> None:
 
 @pytest.mark.parametrize("assumed", ASSUMED)
 @pytest.mark.parametrize("model", MODELS, ids=lambda m: m.name)
-def test_the_small_machine_computes_or_quantises(model: Model, assumed: Assumed) -> None:
+def test_the_small_machine_computes_or_quantizes(model: Model, assumed: Assumed) -> None:
     for queries in (10, 1000):
         assert kinds(model, "small-accelerator", queries, assumed) <= {"dhe", "table-int8", "table-int4"}
 
@@ -40,7 +40,7 @@ def test_the_large_machine_keeps_tables_and_hybrids(model: Model, assumed: Assum
     assert kinds(model, "mprec-large", 100_000, assumed) == {"table"}
 
 
-def test_the_command_writes_what_it_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_its_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--json", str(tmp_path / "m.json")]) == 0
     printed = capsys.readouterr().out
     results = json.loads((tmp_path / "m.json").read_text())["results"]

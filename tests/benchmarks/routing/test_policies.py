@@ -8,7 +8,7 @@ from benchmarks.routing.machines import MACHINES
 from benchmarks.routing.policies import capacity, compare, plot, policies, summary, verdict
 
 
-def test_every_policy_is_told_as_a_share_of_the_bound(tmp_path: Path) -> None:
+def test_every_policy_is_reported_as_a_share_of_the_bound(tmp_path: Path) -> None:
     found = compare(["cpu"], [("poisson", "lognormal", (0.2,))], seconds=0.36, seeds=1)
     assert [r["policy"] for r in found] == policies(MACHINES["cpu"])
     assert all(0 < r["of_bound"] <= 1.001 for r in found)

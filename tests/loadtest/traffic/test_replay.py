@@ -29,7 +29,7 @@ def test_a_rate_sets_the_speed() -> None:
     times = np.arange(0.0, 600.0, 0.5) + 0.25
     made = replay(times, np.arange(times.size), rate=100)
     assert times.size / made.due_s[-1] == pytest.approx(100)
-    assert made.part(2.0).due_s.size == pytest.approx(200, abs=1)
+    assert made.first(2.0).due_s.size == pytest.approx(200, abs=1)
 
 
 def test_times_that_cannot_be_replayed_are_an_error() -> None:

@@ -49,5 +49,5 @@ def test_numbers_have_the_distribution_of_the_training_rows(bundle: Bundle) -> N
 
 
 def test_the_encoder_accepts_all_values(bundle: Bundle) -> None:
-    with pytest.raises(LoadError, match="cannot invent 0 requests"):
+    with pytest.raises(LoadError, match="cannot make 0 requests"):
         synthetic_rows(bundle.encoder, 0, 3, np.random.default_rng(0))

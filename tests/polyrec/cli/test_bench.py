@@ -21,7 +21,7 @@ def plan(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def test_policies_take_turns_on_a_live_server_and_everything_is_written(
+def test_policies_take_turns_on_a_live_server_and_a_report_is_written(
     plan: Path, clicks: Path, tmp_path: Path
 ) -> None:
     # a process of its own: the driver pins itself to a core
@@ -57,7 +57,7 @@ def test_policies_take_turns_on_a_live_server_and_everything_is_written(
     [
         (
             ("--policies", "static:c@cpu"),
-            "--policies: 'static:c@cpu' is none; there are all, static, dynamic",
+            "--policies: 'static:c@cpu' is unknown; known: all, static, dynamic",
         ),
         (("--rates", "10,fast"), "--rates '10,fast': give requests a second, like 100,200,400"),
         (("--no-search",), "--no-search needs --rates"),
@@ -66,7 +66,7 @@ def test_policies_take_turns_on_a_live_server_and_everything_is_written(
         (("--margin-ms", "20"), "leaves the server nothing"),
     ],
 )
-def test_a_mistake_is_one_line(
+def test_a_users_mistake_is_one_line(
     plan: Path, flags: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["bench", "--plan", str(plan), *flags]) == 2

@@ -36,7 +36,7 @@ def test_the_order_is_saved_and_the_skew_printed(
         assert line.split()[1:3] == [f"{v.rows:,}", f"{v.counts.sum():,}"]
 
 
-def test_the_result_can_be_had_as_json(
+def test_the_result_is_printed_as_json(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "c"
@@ -60,7 +60,7 @@ def test_the_result_can_be_had_as_json(
         (["DATA", "--schema", "trivago", "--sample", "2"], "a sample of 2.0 is not a share"),
     ],
 )
-def test_a_mistake_is_one_line(arguments: list[str], message: str, data: Path, tmp_path: Path) -> None:
+def test_a_users_mistake_is_one_line(arguments: list[str], message: str, data: Path, tmp_path: Path) -> None:
     filled = [data if a == "DATA" else a for a in arguments]
     with pytest.raises(PolyrecError) as error:
         run(*filled, "--out", tmp_path / "c")

@@ -24,7 +24,7 @@ def test_the_demo_trains_plans_serves_and_answers(tmp_path: Path, capsys: pytest
     assert all(path.latency is not None and path.accuracy is not None for path in plan.paths)
 
 
-def test_a_port_in_use_is_told_before_the_training(
+def test_a_port_in_use_is_reported_before_the_training(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from polyrec.server.app.run import listen

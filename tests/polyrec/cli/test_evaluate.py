@@ -61,7 +61,7 @@ def test_several_bundles_give_a_list_with_differences_to_the_baseline(
     assert table["to_baseline"]["log_loss"]["verdict"] == "better"
 
 
-def test_several_bundles_are_shown_in_a_table_and_in_words(
+def test_several_bundles_are_shown_in_a_table_with_findings(
     bundle_dir: Path, worse: Path, clicks: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(bundle_dir, worse, "--data", clicks, "--resamples", 50) == 0
@@ -98,18 +98,18 @@ def test_predictions_are_saved_in_the_order_of_the_bundles(
         (["--resamples", "0"], "--resamples must be at least 1"),
     ],
 )
-def test_a_mistake_is_said_in_one_line(bundle_dir: Path, clicks: Path, more: list[str], reason: str) -> None:
+def test_a_users_mistake_is_one_line(bundle_dir: Path, clicks: Path, more: list[str], reason: str) -> None:
     with pytest.raises(PolyrecError, match=reason) as error:
         run(bundle_dir, "--data", clicks, *more)
     assert "\n" not in str(error.value)
 
 
-def test_the_same_bundle_twice_is_refused(bundle_dir: Path, clicks: Path) -> None:
+def test_the_same_bundle_twice_is_an_error(bundle_dir: Path, clicks: Path) -> None:
     with pytest.raises(PolyrecError, match="is named twice"):
         run(bundle_dir, bundle_dir, "--data", clicks)
 
 
-def test_bundles_are_called_by_as_much_of_their_path_as_tells_them_apart(tmp_path: Path) -> None:
+def test_labels_are_the_shortest_different_path_ends(tmp_path: Path) -> None:
     assert evaluate.labels_of(["runs/table", "runs/dhe"]) == {"runs/table": "table", "runs/dhe": "dhe"}
     assert evaluate.labels_of(["a/1/x", "a/2/x"]) == {"a/1/x": "1/x", "a/2/x": "2/x"}
     assert evaluate.labels_of(["a/x", "a/./x"]) == {"a/x": "a/x", "a/./x": "a/./x"}

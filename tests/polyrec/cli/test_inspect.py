@@ -46,7 +46,7 @@ def test_a_machine_shows_its_devices(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"paths": []}', '{"machine": 1}'])
-def test_a_file_that_is_nothing_of_these_is_one_line(
+def test_a_file_of_another_kind_is_an_error_of_one_line(
     content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "x.json"
@@ -57,7 +57,7 @@ def test_a_file_that_is_nothing_of_these_is_one_line(
     assert str(file) in said
 
 
-def test_a_vocabulary_is_of_a_bundle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_vocabulary_needs_a_bundle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_profile(MADE, tmp_path / "p.json")
     assert main(["inspect", str(tmp_path / "p.json"), "--vocabulary", "item"]) == 2
     assert "--vocabulary is of a bundle's folder" in capsys.readouterr().err

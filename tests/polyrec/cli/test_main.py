@@ -51,7 +51,7 @@ def test_a_line_end_in_a_files_name_ends_no_line(flag: str, capsys: pytest.Captu
         (["bench", "--plan", "p", "--seconds", "nan"], "nan is not a positive number"),
     ],
 )
-def test_an_unknown_word_is_one_line_and_status_2(
+def test_an_unknown_verb_or_flag_is_one_line_and_status_2(
     arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as left:
@@ -63,12 +63,12 @@ def test_an_unknown_word_is_one_line_and_status_2(
     assert said.count("\n") == 1
 
 
-def test_what_the_machine_refuses_is_one_line_that_names_the_file(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_os_error_is_one_line_that_names_the_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", "x" * 300]) == 2
     assert capsys.readouterr().err == f"polyrec: error: '{'x' * 300}': File name too long\n"
 
 
-def test_progress_is_shown_to_people_only(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_shown_on_terminals_only(capsys: pytest.CaptureFixture[str]) -> None:
     with Bars() as bars:
         bars.phase("read", 10)(3)
         bars.training(1, 2, 0.5, None)
@@ -78,7 +78,7 @@ def test_progress_is_shown_to_people_only(capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().err == ""
 
 
-def test_without_a_verb_it_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_verb_help_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     assert "serve" in capsys.readouterr().out
 

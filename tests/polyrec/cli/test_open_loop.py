@@ -15,7 +15,7 @@ from polyrec.server.app.run import start
 from tests.loadtest.serving import OK, serving
 
 
-def test_bodies_are_taken_in_turn(tmp_path: Path) -> None:
+def test_bodies_are_sent_in_turn(tmp_path: Path) -> None:
     lines = tmp_path / "bodies.jsonl"
     lines.write_bytes(b'{"a": 1}\n{"a": 2}\n')
     each = bodies(None, str(lines))
@@ -24,7 +24,7 @@ def test_bodies_are_taken_in_turn(tmp_path: Path) -> None:
     assert bodies(None, None)(0) is None
 
 
-def test_body_that_cannot_be_read_or_is_empty_is_refused(tmp_path: Path) -> None:
+def test_unreadable_or_empty_body_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="cannot read body"):
         bodies(str(tmp_path / "absent"), None)
     (tmp_path / "empty").touch()
@@ -70,7 +70,7 @@ def test_command_reports_as_json(tmp_path: Path) -> None:
     assert made["p50_ms"] <= made["p99_ms"] <= made["p99_9_ms"] <= made["max_ms"]
 
 
-def test_command_prints_no_figures_when_it_could_not_keep_up() -> None:
+def test_command_prints_no_figures_if_the_driver_was_late() -> None:
     status, out, err, _ = command("--rate", "200", "--seconds", "0.5", "--max-lag-ms", "0")
     assert status == DRIVER_TOO_SLOW
     assert out == ""
@@ -78,7 +78,7 @@ def test_command_prints_no_figures_when_it_could_not_keep_up() -> None:
     assert err.count("\n") == 1
 
 
-def test_command_asks_rankings_of_a_bundle_and_writes_a_report(
+def test_command_sends_rankings_of_a_bundle_and_writes_a_report(
     bundle_dir: Path, clicks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with start({"bundle": bundle_dir, "drain_grace_s": 0, "default_budget_ms": 60_000}) as server:
@@ -93,7 +93,7 @@ def test_command_asks_rankings_of_a_bundle_and_writes_a_report(
         assert made["accuracy"] is not None
         assert {p.name for p in tmp_path.iterdir()} == {"report.html", "report.png", "report.json"}
         page, written = ((tmp_path / f"report.{kind}").read_text() for kind in ("html", "json"))
-        assert "Embedding rows by tier" in page
+        assert "Embedding rows by memory tier" in page
         assert "policy priced" in page
         (tier,) = json.loads(written)["tiers"].values()
         assert tier["lookups"] >= 30 * made["requests"]
@@ -111,7 +111,7 @@ def test_command_asks_rankings_of_a_bundle_and_writes_a_report(
         (("--slo-share", "0.99"), "--slo-share needs --budget-ms"),
     ],
 )
-def test_flags_that_need_others_say_which(
+def test_flags_name_the_flags_that_they_need(
     flags: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["load", "http://127.0.0.1:9/", "--rate", "1", *flags]) == 2

@@ -29,7 +29,7 @@ def run(*arguments: object) -> int:
     return pack.run(parser.parse_args([str(a) for a in arguments]))
 
 
-def test_what_was_stored_is_told(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_summary_is_printed(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "packed"
     assert run(data, "--schema", "trivago", "--out", out) == 0
     printed = capsys.readouterr().out
@@ -40,7 +40,7 @@ def test_what_was_stored_is_told(data: Path, tmp_path: Path, capsys: pytest.Capt
     assert reader.rows_hint == 6000
 
 
-def test_the_result_can_be_had_as_json(
+def test_the_result_is_printed_as_json(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shuffled = tmp_path / "shuffled.parquet"
@@ -58,7 +58,7 @@ def test_the_result_can_be_had_as_json(
     assert all(group["factor"] > 1 for group in result["repeats"])
 
 
-def test_packed_data_train_as_plain_data_do(
+def test_packed_data_train_like_plain_data(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["pack", str(data), "--schema", "trivago", "--out", str(tmp_path / "packed")]) == 0
@@ -82,7 +82,7 @@ def test_packed_data_train_as_plain_data_do(
         (["DATA", "--schema", "GROUPLESS"], "has no group, so there is nothing to cluster"),
     ],
 )
-def test_a_mistake_is_one_line(arguments: list[str], message: str, data: Path, tmp_path: Path) -> None:
+def test_a_users_mistake_is_one_line(arguments: list[str], message: str, data: Path, tmp_path: Path) -> None:
     groupless = tmp_path / "schema.json"
     groupless.write_text(load_schema("trivago").model_copy(update={"group": None}).model_dump_json())
     filled = [data if a == "DATA" else groupless if a == "GROUPLESS" else a for a in arguments]

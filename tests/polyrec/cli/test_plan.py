@@ -121,7 +121,7 @@ def test_pictures_are_drawn(profiled: Path, tmp_path: Path, capsys: pytest.Captu
     assert {f.name for f in tmp_path.iterdir()} == {"choice.png", "memory.png"}
 
 
-def test_a_description_changes_what_the_machine_has(
+def test_a_machine_file_changes_the_machine(
     profiled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "made.yaml"
@@ -167,7 +167,7 @@ def test_a_users_mistake_is_one_line(
     assert says in refused([word for pair in asked.items() for word in pair], capsys)
 
 
-def test_what_is_missing_is_named(profiled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_flags_are_named(profiled: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "--profile is missing" in refused([], capsys)
     assert "--traffic is missing" in refused(["--profile", str(profiled), "--slo-ms", "5"], capsys)
 

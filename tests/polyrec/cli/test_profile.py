@@ -41,7 +41,7 @@ def told(capsys: pytest.CaptureFixture[str], *args: str) -> str:
     return line
 
 
-def test_a_profile_says_what_a_path_costs_and_how_good_it_is(profile: Profile, bundle_dir: Path) -> None:
+def test_a_profile_has_cost_and_quality_of_a_path(profile: Profile, bundle_dir: Path) -> None:
     (path,) = profile.paths
     assert path.path.name == "table@cpu"
     assert path.path.bundle == bundle_dir
@@ -70,11 +70,11 @@ def test_a_profile_has_every_size_with_its_percentiles(profile: Profile) -> None
     assert path.error is not None
 
 
-def test_nothing_but_the_profile_is_left(written: Path) -> None:
+def test_no_other_file_than_the_profile_is_left(written: Path) -> None:
     assert [file.name for file in written.parent.iterdir() if file.suffix != ".png"] == ["profile.json"]
 
 
-def test_an_interrupted_profile_goes_on_where_it_stopped(
+def test_an_interrupted_profile_is_resumed(
     bundle_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import polyrec.measure.profile.measure as measuring
@@ -127,7 +127,7 @@ def full(bundle_dir: Path, clicks: Path, tmp_path_factory: pytest.TempPathFactor
     return load_profile(out)
 
 
-def test_accuracy_is_measured_by_each_path_where_there_are_data(full: Profile, bundle_dir: Path) -> None:
+def test_accuracy_of_each_path_is_measured_on_data(full: Profile, bundle_dir: Path) -> None:
     fp32, int8 = full.paths
     assert [p.path.name for p in full.paths] == ["table@cpu", "table.int8@cpu"]
     assert fp32.accuracy_from == int8.accuracy_from == "data"
@@ -146,19 +146,19 @@ def test_the_front_of_a_real_server_is_measured(full: Profile) -> None:
     assert 1e-6 < full.front.query_s + 270 * full.front.row_s < 0.1
 
 
-def test_the_way_to_lanes_of_both_kinds_is_measured(full: Profile) -> None:
+def test_the_hop_to_lanes_of_both_kinds_is_measured(full: Profile) -> None:
     assert set(full.hops) == {"thread", "process"}
     assert all(1e-6 < hop.median_s <= hop.tail_s < 1 for hop in full.hops.values())
 
 
-def test_the_picture_is_drawn_of_a_written_profile(written: Path, profile: Profile) -> None:
+def test_a_saved_profile_is_plotted(written: Path, profile: Profile) -> None:
     plot = written.with_suffix(".png")
     assert main(["profile", "--out", str(written), "--plot", str(plot)]) == 0
     assert plot.read_bytes() == png(draw(profile))
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_profile_in_words_has_every_path_and_what_was_assumed(profile: Profile) -> None:
+def test_the_summary_has_every_path_and_assumptions(profile: Profile) -> None:
     (path,) = profile.paths
     assumed = path.model_copy(update={"accuracy_from": "assumed", "note": "as its neighbour's"})
     text = "\n".join(profile_lines(profile.model_copy(update={"paths": (assumed,)})))
@@ -176,7 +176,7 @@ def test_devices_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert 1 <= listed["machine"]["devices"][0]["lanes"] <= len(os.sched_getaffinity(0))
 
 
-def test_mistakes_are_told_in_one_line(
+def test_users_mistakes_are_one_line(
     bundle_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bundle = str(bundle_dir)

@@ -28,7 +28,7 @@ def serve(*arguments: str, **environ: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
-def test_it_says_where_it_serves_and_ends_when_told(bundle_dir: Path, stop: signal.Signals) -> None:
+def test_it_prints_its_url_and_ends_on_sigterm(bundle_dir: Path, stop: signal.Signals) -> None:
     with serve("--bundle", str(bundle_dir), "--port", "0", "--drain-grace-s", "0", "--json") as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -40,7 +40,7 @@ def test_it_says_where_it_serves_and_ends_when_told(bundle_dir: Path, stop: sign
         assert process.stderr.read() == ""
 
 
-def test_the_log_says_as_much_as_was_asked_for(bundle_dir: Path) -> None:
+def test_the_log_level_is_respected(bundle_dir: Path) -> None:
     quick = ("--port", "0", "--drain-grace-s", "0", "--log-level", "info")
     with serve("--bundle", str(bundle_dir), *quick) as process:
         assert process.stdout is not None
@@ -51,7 +51,7 @@ def test_the_log_says_as_much_as_was_asked_for(bundle_dir: Path) -> None:
         assert "INFO polyrec.serving: lane cpu: inline on cpu" in process.stderr.read()
 
 
-def test_without_json_it_is_told_to_people(bundle_dir: Path) -> None:
+def test_without_json_a_line_of_text_is_printed(bundle_dir: Path) -> None:
     with serve("--bundle", str(bundle_dir), POLYREC_PORT="0", POLYREC_DRAIN_GRACE_S="0") as process:
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -69,7 +69,7 @@ def failure(*arguments: str, **environ: str) -> str:
     return err
 
 
-def test_mistakes_are_one_line_each(bundle_dir: Path, tmp_path: Path) -> None:
+def test_users_mistakes_are_one_line(bundle_dir: Path, tmp_path: Path) -> None:
     with listen("127.0.0.1", 0) as taken:
         port = str(taken.getsockname()[1])
         said = [

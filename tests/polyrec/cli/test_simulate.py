@@ -48,7 +48,7 @@ def test_policies_are_compared_on_the_same_traffic(plan: Path, capsys: pytest.Ca
     assert len(told["priced"]["course"]) == 10
 
 
-def test_a_fault_is_told_in_words(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_faults_are_simulated(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--traffic", "rate=100", "--seconds", "1", "--fault", "kill:cpu0:0.3-0.6"]
     assert main(["simulate", "--plan", str(plan), *arguments]) == 0
     said = capsys.readouterr().out
@@ -74,7 +74,7 @@ def test_a_fault_is_told_in_words(plan: Path, capsys: pytest.CaptureFixture[str]
         (["--traffic", "rate=5", "--fault", "slow:cpu0:nan:0-1"], "a factor be above 0"),
     ],
 )
-def test_mistakes_are_one_line(
+def test_users_mistakes_are_one_line(
     plan: Path, arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["simulate", "--plan", str(plan), *arguments]) == 2
@@ -83,7 +83,9 @@ def test_mistakes_are_one_line(
     assert said.count("\n") == 1
 
 
-def test_a_plan_without_figures_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_without_figures_is_an_error_with_a_remedy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "plan.json"
     save_plan(Plan(paths=(PlannedPath(name="table@cpu", bundle=Path("b"), runtime="onnx"),)), file)
     assert main(["simulate", "--plan", str(file), "--traffic", "rate=5"]) == 2

@@ -26,7 +26,7 @@ def test_a_picture_is_a_png() -> None:
     assert png(memory.draw(plan())).startswith(b"\x89PNG")
 
 
-def test_segments_add_up_to_what_the_placement_says() -> None:
+def test_segments_add_up_to_the_placement() -> None:
     made = plan()
     assert made.placement is not None
     found = {m.place: rows_by_bundle(made, m) for m in made.placement.memories}

@@ -40,7 +40,7 @@ def test_idle_the_most_accurate_path_that_is_fast_enough_is_shown() -> None:
                 assert names[int(shown[b, r])] == expected
 
 
-def test_at_a_full_machine_time_has_its_price() -> None:
+def test_at_high_load_the_price_of_time_counts() -> None:
     made = proposal(60_000)
     options = [made.problem.options[i] for i in made.choice.options]
     names = [made.problem.paths[o.path].path.name for o in options]

@@ -35,7 +35,7 @@ def test_a_comparison_holds_each_bundles_quality_cost_and_standing(bundle: Bundl
     assert b.standing.to_baseline is None
 
 
-def test_json_says_every_number_with_its_interval_and_verdict(comparison: ModelComparison) -> None:
+def test_json_has_every_number_with_its_interval_and_verdict(comparison: ModelComparison) -> None:
     read = json.loads(json.dumps(comparison.as_dict()))
     assert read["baseline"] == "table"
     assert [b["label"] for b in read["bundles"]] == ["table", "better", "worse", "same", "other"]

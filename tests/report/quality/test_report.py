@@ -38,7 +38,7 @@ def test_the_page_needs_nothing_outside_itself(folder: Path) -> None:
     assert "prefers-color-scheme: dark" in text
 
 
-def test_page_and_text_say_which_differences_are_real(folder: Path) -> None:
+def test_page_and_text_name_real_differences(folder: Path) -> None:
     outline = Outline((folder / "report.html").read_text(encoding="utf-8"))
     for said in (outline.text, (folder / "report.md").read_text(encoding="utf-8")):
         assert "better is better than table in AUC" in said

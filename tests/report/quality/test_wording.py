@@ -12,7 +12,7 @@ from polyrec.report.quality.wording import difference, findings, joined, mflop, 
 Make = Callable[..., ModelComparison]
 
 
-def test_numbers_are_short_and_what_is_not_defined_is_a_dash() -> None:
+def test_numbers_are_short_and_undefined_ones_a_dash() -> None:
     assert number(0.8479123) == "0.84791"
     assert number(None) == number(math.nan) == "\N{EN DASH}"
     assert mflop(83_456) == "0.0835"
