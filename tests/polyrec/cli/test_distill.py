@@ -16,10 +16,10 @@ def test_another_precision_is_measured_and_not_trained(
 ) -> None:
     hybrid, out = tmp_path / "hybrid", tmp_path / "hybrid-int8"
     derived = ["--representation", "hybrid", "--steps", "3", "--out", str(hybrid)]
-    assert main(["distil", str(bundle_dir), *derived]) == 0
+    assert main(["distill", str(bundle_dir), *derived]) == 0
     capsys.readouterr()
-    asked = ["--representation", "int8", "--data", str(clicks), "--out", str(out), "--json"]
-    assert main(["distil", str(hybrid), *asked]) == 0
+    quantize = ["--representation", "int8", "--data", str(clicks), "--out", str(out), "--json"]
+    assert main(["distill", str(hybrid), *quantize]) == 0
     metrics = json.loads(capsys.readouterr().out)["metrics"]
     assert metrics.keys() == {"source", "test"}
     assert metrics["test"]["auc"] == pytest.approx(metrics["source"]["auc"], abs=0.01)

@@ -60,4 +60,4 @@ def test_a_file_of_another_kind_is_an_error_of_one_line(
 def test_a_vocabulary_needs_a_bundle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_profile(MADE, tmp_path / "p.json")
     assert main(["inspect", str(tmp_path / "p.json"), "--vocabulary", "item"]) == 2
-    assert "--vocabulary is of a bundle's folder" in capsys.readouterr().err
+    assert "--vocabulary needs the folder of a bundle" in capsys.readouterr().err

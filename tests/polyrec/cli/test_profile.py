@@ -106,7 +106,7 @@ def test_an_interrupted_profile_is_resumed(
 
     monkeypatch.setattr(measuring, "_timed", counted)
     assert main(["profile", str(bundle_dir), "--out", str(out), *QUICK]) == 0
-    assert "going on where an earlier run stopped" in capsys.readouterr().err
+    assert "resuming an earlier run" in capsys.readouterr().err
     assert not set(asked) & {line["what"] for line in measured}
     # 10 sizes in 5 rounds, and 3 with the caches emptied, were to be measured
     assert len(asked) + len(measured) == 10 * 5 + 3
@@ -181,7 +181,7 @@ def test_users_mistakes_are_one_line(
 ) -> None:
     bundle = str(bundle_dir)
     out = ("--out", str(tmp_path / "p.json"))
-    assert "name the folder of a bundle" in told(capsys)
+    assert "give the folder of a bundle" in told(capsys)
     assert "is named twice" in told(capsys, bundle, bundle)
     assert "--seconds must be a time above 0, not 0" in told(capsys, bundle, "--seconds", "0")
     assert "--max-rows must be between" in told(capsys, bundle, "--max-rows", "0")

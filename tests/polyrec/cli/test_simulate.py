@@ -60,7 +60,7 @@ def test_faults_are_simulated(plan: Path, capsys: pytest.CaptureFixture[str]) ->
     ("arguments", "says"),
     [
         (["--traffic", "rate=x"], "'x' is not a number"),
-        (["--traffic", "rate=5", "--policy", "static:best@cpu"], "no such path"),
+        (["--traffic", "rate=5", "--policy", "static:best@cpu"], "unknown path"),
         (["--traffic", "rate=5", "--policy", "clever"], "policy 'clever' is unknown"),
         (["--traffic", "rate=5", "--fault", "slow:gpu:2:1-2"], "names no lane"),
         (["--traffic", "rate=5", "--seconds", "0"], "--seconds 0"),
