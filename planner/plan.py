@@ -161,9 +161,9 @@ class Plan(Strict):
             if name not in names:
                 known = ", ".join(f"'{path.name}'" for path in self.paths)
                 raise ValueError(f"routing names path '{name}', which is not planned; planned: {known}")
-        asked = [p for p in self.paths if static in (self.routing.policy, p.name)]
-        if not any(p.accuracy != 0 and self.routing.weights.get(p.name, 1) for p in asked):
-            named = ", ".join(f"'{p.name}'" for p in asked)
+        routed = [p for p in self.paths if static in (self.routing.policy, p.name)]
+        if not any(p.accuracy != 0 and self.routing.weights.get(p.name, 1) for p in routed):
+            named = ", ".join(f"'{p.name}'" for p in routed)
             raise ValueError(f"no path would answer: of {named}, accuracy or weight is 0")
         for placed in self.placement.paths if self.placement else ():
             if placed.path not in names:

@@ -58,7 +58,7 @@ def bound_words(bound: Bottleneck) -> str:
     """`time of cpu (+2,090 correct/s without it)`."""
     gain = f" (+{rate(bound.gain)} correct/s without it)"
     if bound.kind == "promise":
-        return f"the promise: {bound.what}{gain}"
+        return f"the SLO: {bound.what}{gain}"
     return f"{bound.kind} of {bound.what}{gain}"
 
 
@@ -74,7 +74,7 @@ def _summary(e: Expected) -> Iterator[str]:
         f"{rate(e.correct_per_s)} of them right (accuracy {e.accuracy:.5f})"
     )
     if e.unserved:
-        yield f"{percent(e.unserved)} of the rows come in queries that no path answers within the promise"
+        yield f"{percent(e.unserved)} of the rows come in queries that no path answers within the SLO"
     if e.cost_per_million is not None:
         yield f"A million predictions cost {e.cost_per_million:.3g} at the prices of the devices used"
     if e.gap > 1e-6:

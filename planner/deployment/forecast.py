@@ -31,7 +31,7 @@ def forecast(problem: Problem, choice: Choice, bounds: bool = True, others: Othe
     stated = np.array([level.share for level in levels])
     rates = np.array([level.rate for level in levels])
     shares = np.array([c.share for c in problem.classes])
-    asked = float((rates * stated).sum() * (shares * problem.rows).sum())
+    offered = float((rates * stated).sum() * (shares * problem.rows).sum())
     options = [problem.options[i] for i in choice.options]
     # queries a second, [deployed, classes]
     queries = (choice.served * problem.queries * stated).sum(axis=2)
@@ -56,14 +56,14 @@ def forecast(problem: Problem, choice: Choice, bounds: bool = True, others: Othe
     best = max(p.accuracy for p in problem.paths)
     bound: tuple[Bottleneck, ...] = ()
     more: tuple[Upgrade, ...] = ()
-    if choice.correct < asked * best * (1 - MIN_GAIN):
-        bound = _bounds(problem, choice, asked * unserved * best) if bounds else ()
+    if choice.correct < offered * best * (1 - MIN_GAIN):
+        bound = _bounds(problem, choice, offered * unserved * best) if bounds else ()
         more = _more(problem, choice, others) if others is not None else ()
     return Expected(
         traffic=problem.requirements.traffic,
         slo_ms=1e3 * problem.requirements.slo_s,
         machine=problem.machine.name,
-        asked_rows_per_s=asked,
+        asked_rows_per_s=offered,
         rows_per_s=choice.rows,
         correct_per_s=choice.correct,
         accuracy=min(choice.correct / choice.rows, 1.0) if choice.rows else 0.0,
@@ -90,7 +90,7 @@ def _bounds(problem: Problem, choice: Choice, unserved: float) -> tuple[Bottlene
     """Resources whose limit, if lifted alone, would raise correct predictions; the largest gain first."""
     found = []
     if unserved > MIN_GAIN * choice.correct:
-        found.append(Bottleneck(kind="promise", what="queries too large for the promise", gain=unserved))
+        found.append(Bottleneck(kind="promise", what="queries too large for the SLO", gain=unserved))
     for place, budget in problem.budget.items():
         if budget is not None:
             found += _gained(choice, without_memory_limit(problem, place), "memory", place)
@@ -115,24 +115,24 @@ def _gained(choice: Choice, freed: Problem, kind: str, what: str) -> list[Bottle
 def _more(problem: Problem, choice: Choice, others: Others) -> tuple[Upgrade, ...]:
     """Plans again with one more core, one more of each accelerator, and one more GB of each memory."""
     requirements = problem.requirements
-    asks: dict[str, Requirements] = {}
+    upgraded: dict[str, Requirements] = {}
     for device, on in problem.lanes.items():
         if on.device.kind == "cpu":
-            asks[f"1 core of {device}"] = replace(
+            upgraded[f"1 core of {device}"] = replace(
                 requirements, cores=(requirements.cores or on.device.lanes) + 1
             )
         else:
-            asks[f"1 {device}"] = replace(
+            upgraded[f"1 {device}"] = replace(
                 requirements, copies={**requirements.copies, device: requirements.copies.get(device, 1) + 1}
             )
     for place, budget in problem.budget.items():
         used = place != "disk" or any(problem.options[i].tier == "disk" for i in choice.options)
         if budget is not None and used:
-            asks[f"{size(MORE_BYTES)} of {place}"] = replace(
+            upgraded[f"{size(MORE_BYTES)} of {place}"] = replace(
                 requirements, memory={**requirements.memory, place: int(budget) + MORE_BYTES}
             )
     found = []
-    for what, other in asks.items():
+    for what, other in upgraded.items():
         if (then := others(other)) is not None:
             correct, rows = then.correct - choice.correct, then.rows - choice.rows
             telling = abs(correct) > MIN_GAIN * choice.correct

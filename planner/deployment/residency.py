@@ -42,12 +42,12 @@ class Tables:
 
     @cached_property
     def bytes(self) -> float:
-        """Of all rows."""
+        """Bytes of all rows."""
         return sum(t.size * b for t, b in zip(self.accesses_by_rank, self.row_bytes, strict=True))
 
     @cached_property
     def accesses(self) -> float:
-        """Of all rows."""
+        """Accesses of all rows."""
         return sum(t.total for t in self.accesses_by_rank)
 
     @cached_property

@@ -1,7 +1,7 @@
 """Cost of tier misses: the tiers below a memory, and the time that a batch waits for them.
 
-A simple additive model: the look-ups of a batch that miss are served one after the other, each for the
-tier's latency and its bytes over the tier's bandwidth, and execution follows. A remote store is asked once a
+A simple additive model: the look-ups of a batch that miss are served one after the other, each for the tier's
+latency and its bytes over the tier's bandwidth, and execution follows. A remote store is queried once a
 batch, so its latency counts once. Nothing overlaps, so a runtime that fetches rows while others are computed
 does better.
 """
@@ -30,7 +30,7 @@ class Tier:
     once_s: float = 0.0
 
     def seconds(self, row_bytes: float) -> float:
-        """Of one look-up."""
+        """Seconds of one look-up."""
         return self.latency_s + max(row_bytes, self.block) / self.bandwidth
 
     def miss_cost(self, per_row: float, row_bytes: float) -> MissCost:

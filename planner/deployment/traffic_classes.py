@@ -25,7 +25,7 @@ from polyrec.planner.traffic import (
 )
 
 EDGES = (0.0, 0.1, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999, 1.0)
-"""Quantiles between classes: finer where queries are large, for those decide what a path can promise."""
+"""Quantiles between classes: finer where queries are large, as those decide which paths meet the SLO."""
 GRID = 20_000
 SINE_LEVELS = 4
 

@@ -14,10 +14,9 @@ from polyrec.planner.plan import Routing
 from polyrec.planner.routing import explain as explaining
 from polyrec.planner.routing.admission.attempt import worth_accepting
 from polyrec.planner.routing.admission.reading_round import ReadingRound
-from polyrec.planner.routing.decision import decide
+from polyrec.planner.routing.decision import decide, other_usable_lanes
 from polyrec.planner.routing.dispatching import dispatch_batch
 from polyrec.planner.routing.explanation import Explanation, RouterSnapshot
-from polyrec.planner.routing.lanes import probing
 from polyrec.planner.routing.lanes.breaker import CLOSED, OPEN, BreakerState
 from polyrec.planner.routing.lanes.lane import LaneState
 from polyrec.planner.routing.latency.front_cost import LoopTime
@@ -140,7 +139,7 @@ class Router:
             else:
                 lane_state.last_done_s = now_s
             # with other lanes, the query stays in the queue for them and the probe executes a copy
-            is_probe = bool(probing.other_usable_lanes(state, lane_state))
+            is_probe = bool(other_usable_lanes(state, lane_state))
         if not is_probe and self.policy.binds_at_arrival:
             self.policy.dispatched(state, choice.path, choice.rows)
         return dispatch_batch(state, lane_state, choice, now_s, is_probe)
@@ -166,7 +165,7 @@ class Router:
             if dispatch.lost:
                 breaker.retry_s = min(breaker.retry_s, now_s)
             elif breaker.state is BreakerState.PROBING or not breaker.broken:
-                factors = [other.correction.factor for other in probing.other_usable_lanes(state, lane)]
+                factors = [other.correction.factor for other in other_usable_lanes(state, lane)]
                 breaker.probed(took_s, latency.tail[rows] * max(1.0, min(factors, default=INF)), now_s)
                 if factors and not breaker.open:
                     lane.correction.reset()

@@ -17,14 +17,14 @@ ALL = [
 
 
 @given(arrivals=st.sampled_from(ALL), seed=st.integers(0, 2**32), rate=st.floats(0.1, 500))
-def test_times_ascend_within_the_time_asked_for(arrivals, seed, rate):
+def test_times_ascend_within_the_requested_time(arrivals, seed, rate):
     times = arrival_times(arrivals, rate, 7.0, np.random.default_rng(seed))
     assert (np.diff(times) >= 0).all()
     assert times.size == 0 or (times[0] >= 0 and times[-1] <= 7.0)
 
 
 @pytest.mark.parametrize("arrivals", ALL[:3], ids=lambda a: a.kind)
-def test_mean_rate_is_as_asked(arrivals):
+def test_mean_rate_is_the_requested_one(arrivals):
     counts = [
         arrival_times(arrivals, 200.0, 20.0, np.random.default_rng(seed)).size / 20.0 for seed in range(60)
     ]
@@ -73,7 +73,7 @@ def test_a_trace_is_stretched_to_the_rate(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["a\n", "1\n", "3\n3\n", "nan\n1\n"])
-def test_a_bad_trace_is_told_in_one_line(tmp_path, content):
+def test_a_bad_trace_raises_one_line(tmp_path, content):
     file = tmp_path / "times.txt"
     file.write_text(content)
     with pytest.raises(TrafficError, match="trace") as caught:
@@ -81,6 +81,6 @@ def test_a_bad_trace_is_told_in_one_line(tmp_path, content):
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_trace_is_told():
+def test_a_missing_trace_raises():
     with pytest.raises(TrafficError, match="cannot read"):
         arrival_times(Arrivals(kind="trace", file="/none.txt"), 1.0, 1.0, np.random.default_rng(0))

@@ -95,7 +95,7 @@ def test_sizes_in_a_file_may_be_text_or_numbers(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_wrong_description_is_told_in_one_line(tmp_path: Path, text: str, named: str) -> None:
+def test_a_wrong_description_raises_one_line(tmp_path: Path, text: str, named: str) -> None:
     with pytest.raises(MachineError, match=r"machine '.*box.yaml'") as told:
         load_machine(written(tmp_path, text))
     assert named in str(told.value)
@@ -147,7 +147,7 @@ def test_budgets_are_given_by_the_devices_own_names() -> None:
         ("cpu=infGB", "'infGB' is not a size"),
     ],
 )
-def test_a_wrong_budget_is_told_in_one_line(text: str, told: str) -> None:
+def test_a_wrong_budget_raises_one_line(text: str, told: str) -> None:
     with pytest.raises(MachineError) as error:
         parse_memory(text, TWO)
     assert told in str(error.value)

@@ -18,7 +18,7 @@ def written(folder: Path, content: Any) -> Path:
     return file
 
 
-def test_what_is_saved_is_loaded_with_bundles_relative_to_the_file(tmp_path: Path) -> None:
+def test_a_saved_file_is_loaded_with_bundles_relative_to_the_file(tmp_path: Path) -> None:
     plan = single_path_plan(Path("table"), "table", "onnx")
     save_plan(plan, tmp_path / "plan.json")
     loaded = load_plan(tmp_path / "plan.json")
@@ -41,7 +41,7 @@ def test_a_plan_file_is_readable_by_people(tmp_path: Path) -> None:
     assert written["limits"]["max_request_rows"] == 4096
 
 
-def test_a_plan_of_version_1_is_read_and_one_of_the_future_is_refused(tmp_path: Path) -> None:
+def test_a_plan_of_version_1_is_read_and_one_of_the_future_is_rejected(tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     limits = {"max_body_bytes": 2**24, "max_request_rows": 4096}
     file.write_text(json.dumps({"version": 1, "paths": [PATH], "limits": limits}))
@@ -97,14 +97,14 @@ def test_a_bad_plan_gives_one_line_that_names_file_and_key(tmp_path: Path, conte
     assert "\n" not in line
 
 
-def test_a_missing_plan_and_a_folder_are_said_so(tmp_path: Path) -> None:
+def test_a_missing_plan_and_a_folder_raise(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="no plan file"):
         load_plan(tmp_path / "nothing.json")
     with pytest.raises(PlanError, match="cannot read plan"):
         load_plan(tmp_path)
 
 
-def test_a_runtime_that_does_not_exist_is_refused() -> None:
+def test_a_runtime_that_does_not_exist_is_rejected() -> None:
     with pytest.raises(PlanError, match="runtime"):
         single_path_plan(Path("table"), "table", "tpu")
 

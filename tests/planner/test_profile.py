@@ -31,7 +31,7 @@ def changed(folder: Path, **changes: Any) -> Path:
     return file
 
 
-def test_what_is_saved_is_loaded_with_bundles_relative_to_the_file(tmp_path: Path) -> None:
+def test_a_saved_file_is_loaded_with_bundles_relative_to_the_file(tmp_path: Path) -> None:
     save_profile(PROFILE, tmp_path / "profile.json")
     loaded = load_profile(tmp_path / "profile.json")
     assert loaded.paths[0].path.bundle == tmp_path / "runs/table"
@@ -54,14 +54,14 @@ def test_a_missing_profile_says_how_to_make_one(tmp_path: Path) -> None:
         ({"machine": {"name": "none", "devices": []}}, "machine.devices"),
     ],
 )
-def test_a_wrong_profile_is_told_in_one_line(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
+def test_a_wrong_profile_raises_one_line(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
     with pytest.raises(ProfileError) as error:
         load_profile(changed(tmp_path, **changes))
     assert told in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_text_that_is_no_profile_is_told(tmp_path: Path) -> None:
+def test_text_that_is_no_profile_raises(tmp_path: Path) -> None:
     file = tmp_path / "profile.json"
     file.write_text("{")
     with pytest.raises(ProfileError, match="is not JSON"):

@@ -28,6 +28,6 @@ def test_ids_go_over_the_link_to_an_accelerator_alone() -> None:
     assert latency(work, CPU, ASSUMED).median(64) == pytest.approx(1e-4 + 64e6 / 1e9)
 
 
-def test_a_device_without_speeds_is_told() -> None:
+def test_a_device_without_speeds_raises() -> None:
     with pytest.raises(ProfileError, match="device 'cpu' needs flops and bandwidth"):
         latency(Work(1, 1, 1, 1, 1), CPU.model_copy(update={"flops": None}), ASSUMED)

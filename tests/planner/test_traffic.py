@@ -47,14 +47,14 @@ def test_files_are_read(tmp_path, suffix):
         ("none.yaml", "no traffic file"),
     ],
 )
-def test_mistakes_are_told_in_one_line(text, says):
+def test_mistakes_raise_one_line(text, says):
     with pytest.raises(TrafficError, match=says) as caught:
         parse_traffic(text)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("content", ["- 1\n", "rate: [", "rate: 5\nsize: 3\n"])
-def test_malformed_files_are_told_in_one_line(tmp_path, content):
+def test_malformed_files_raise_one_line(tmp_path, content):
     file = tmp_path / "t.yaml"
     file.write_text(content)
     with pytest.raises(TrafficError, match=r"t\.yaml") as caught:
@@ -62,7 +62,7 @@ def test_malformed_files_are_told_in_one_line(tmp_path, content):
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_is_not_json_is_told_so(tmp_path):
+def test_a_file_that_is_not_json_raises(tmp_path):
     file = tmp_path / "t.json"
     file.write_text("{")
     with pytest.raises(TrafficError, match="is not JSON"):
@@ -81,7 +81,7 @@ KINDS = st.one_of(
 
 
 @given(sizes=KINDS, seed=st.integers(0, 2**32))
-def test_drawn_sizes_are_rows_with_the_mean_that_is_told(sizes, seed):
+def test_drawn_sizes_are_rows_with_the_stated_mean(sizes, seed):
     rows = sizes.sample(4000, np.random.default_rng(seed))
     assert rows.dtype == np.int64
     assert rows.min() >= 1

@@ -66,7 +66,7 @@ class Problem:
         At most twice what all devices could answer of the class alone: more changes no choice, and its shares
         would be below the solver's tolerances.
         """
-        asked = np.outer([c.share for c in self.classes], [level.rate for level in self.levels])
+        offered = np.outer([c.share for c in self.classes], [level.rate for level in self.levels])
         best = dict.fromkeys(self.lanes, np.zeros(len(self.classes)))
         for option in self.options:
             device = self.paths[option.path].path.device
@@ -74,7 +74,7 @@ class Problem:
             most = np.inf if capacity is None else capacity / option.cost_s
             best[device] = np.maximum(best[device], np.where(np.isfinite(option.cost_s), most, 0.0))
         able: F64 = 2 * np.sum(list(best.values()), axis=0)
-        capped: F64 = np.minimum(asked, np.where(able > 0, able, np.inf)[:, None])
+        capped: F64 = np.minimum(offered, np.where(able > 0, able, np.inf)[:, None])
         return capped
 
     def costing(self, path: int) -> Costing:

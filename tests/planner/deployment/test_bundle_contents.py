@@ -28,17 +28,17 @@ def test_a_bundles_tables_are_read_with_its_access_counts(bundle: Bundle) -> Non
         np.testing.assert_array_equal(ranked.rows, counts.rows)
 
 
-def test_a_profile_of_another_bundle_is_told(bundle: Bundle) -> None:
+def test_a_profile_of_another_bundle_raises(bundle: Bundle) -> None:
     with pytest.raises(ProfileError, match="not the one that was profiled: it stores no rows of table 'x'"):
         read_tables(bundle.path, Memory(tables={"x": 10}, fixed=0))
 
 
-def test_a_missing_bundle_is_told(tmp_path: Path) -> None:
+def test_a_missing_bundle_raises(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="no bundle at"):
         read_tables(tmp_path, Memory(tables={}, fixed=0))
 
 
-def test_a_sample_foresees_the_look_ups_of_rows_that_it_missed() -> None:
+def test_a_sample_predicts_accesses_of_rows_that_it_missed() -> None:
     random = np.random.default_rng(5)
     chances = 1 / np.arange(1, 20_001)
     chances /= chances.sum()
@@ -59,7 +59,7 @@ def test_counts_without_gaps_stay_as_they_are() -> None:
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=30))
-def test_foreseen_accesses_keep_the_order(drawn: list[int]) -> None:
+def test_expected_accesses_keep_the_order(drawn: list[int]) -> None:
     counts = np.array(sorted(drawn, reverse=True))
     found = expected_accesses(counts)
     assert (np.diff(found) <= 1e-12).all()

@@ -34,7 +34,7 @@ def test_a_reserve_is_called_so() -> None:
     assert "in reserve" in line
 
 
-def test_a_full_machine_says_what_bounds_it_and_what_more_buys() -> None:
+def test_a_full_machine_says_what_limits_it_and_what_upgrades_gain() -> None:
     shown = text(1e6)
     assert "of it:" in shown
     assert "Serves 100%" not in shown
@@ -74,10 +74,10 @@ def test_remote_rows_are_shown_with_what_memory_and_disk_hold() -> None:
     assert any(line.split()[:6] == ["disk", "500", "kB", "500", "kB", "500"] for line in shown)
 
 
-def test_queries_that_nobody_can_answer_are_told() -> None:
+def test_queries_that_no_path_answers_are_shown() -> None:
     mixed = Traffic(rate=10, sizes=Sizes(kind="measured", values=(10, 4000), shares=(0.9, 0.1)))
     shown = "\n".join(page(propose(profile(FAST), Requirements(0.005, mixed), [None]).plan))
-    assert "97.8% of the rows come in queries that no path answers within the promise" in shown
+    assert "97.8% of the rows come in queries that no path answers within the SLO" in shown
 
 
 def test_a_plan_made_by_hand_has_a_page_too() -> None:

@@ -23,13 +23,13 @@ def planned(*paths: PathProfile, slo_s: float = 0.01, rate: float = 100.0) -> Pl
     return propose(profile(*paths), Requirements(slo_s, traffic(rate)), [None] * len(paths)).plan
 
 
-def test_what_is_planned_is_saved_and_loaded(tmp_path: Path) -> None:
+def test_a_plan_is_saved_and_loaded(tmp_path: Path) -> None:
     plan = planned(GOOD, FAST, rate=5000)
     save_plan(plan, tmp_path / "plan.json")
     assert load_plan(tmp_path / "plan.json") == plan
 
 
-def test_a_promise_that_no_path_keeps_says_by_how_much() -> None:
+def test_an_slo_that_no_path_meets_says_by_how_much() -> None:
     with pytest.raises(PlanImpossible) as told:
         planned(GOOD, FAST, slo_s=0.0002)
     # 120 us and half of that again at the tail, doubled by the wait for the one lane
@@ -39,7 +39,7 @@ def test_a_promise_that_no_path_keeps_says_by_how_much() -> None:
     )
 
 
-def test_a_promise_of_exactly_what_is_needed_is_kept() -> None:
+def test_an_slo_of_exactly_the_needed_time_is_met() -> None:
     assert planned(GOOD, FAST, slo_s=0.00036).paths[0].name == "table@cpu"
 
 
@@ -63,7 +63,7 @@ def test_a_rate_beyond_the_machine_gives_a_plan_that_serves_its_share() -> None:
     assert e.devices[0].load == pytest.approx(1.0)
 
 
-def test_a_rate_beyond_all_reason_is_served_as_far_as_a_machine_goes() -> None:
+def test_an_absurd_rate_is_served_to_the_machines_capacity() -> None:
     most = [planned(GOOD, FAST, rate=rate).expected for rate in (1e6, 1e15)]
     assert most[0] is not None
     assert most[1] is not None
@@ -71,7 +71,7 @@ def test_a_rate_beyond_all_reason_is_served_as_far_as_a_machine_goes() -> None:
     assert most[1].served == pytest.approx(most[1].rows_per_s / 2e16)
 
 
-def test_queries_too_large_for_the_promise_are_a_share_that_is_told() -> None:
+def test_queries_too_large_for_the_slo_are_counted_as_unserved() -> None:
     mixed = Traffic(rate=10, sizes=Sizes(kind="measured", values=(10, 4000), shares=(0.9, 0.1)))
     e = propose(profile(FAST), Requirements(0.005, mixed), [None]).plan.expected
     assert e is not None
@@ -85,7 +85,7 @@ def test_at_little_load_nothing_binds() -> None:
     assert (e.served, e.accuracy, e.bound, e.more) == (1.0, pytest.approx(0.81), (), ())
 
 
-def test_a_core_more_buys_what_planning_with_it_gives() -> None:
+def test_an_upgrade_gains_what_planning_with_it_gives() -> None:
     paths, rate = (GOOD, FAST), 1e6
     e = planned(*paths, rate=rate).expected
     more = propose(
@@ -97,7 +97,7 @@ def test_a_core_more_buys_what_planning_with_it_gives() -> None:
     assert e.more[0].correct_per_s == pytest.approx(more.correct_per_s - e.correct_per_s)
 
 
-def test_memory_that_binds_is_told_with_what_a_gigabyte_buys() -> None:
+def test_binding_memory_comes_with_the_gain_of_a_gigabyte() -> None:
     small = path("dhe@cpu", accuracy=0.7, tables={"t": 1000})
     requirements = Requirements(0.01, traffic(10), memory={"cpu": 500_000})
     e = propose(profile(GOOD, small), requirements, [None, None]).plan.expected
@@ -158,7 +158,7 @@ def test_two_cores_read_on_the_one_and_execute_on_the_other_where_that_serves_mo
     assert [lane.kind for lane in one.lanes] == ["inline"]
 
 
-def test_the_way_to_a_lane_takes_what_the_profile_measured() -> None:
+def test_the_hop_to_a_lane_takes_what_the_profile_measured() -> None:
     requirements = Requirements(0.01, traffic(1e6), lane="process")
     quick, slow = (
         build_problem(profile(FAST).model_copy(update={"hops": {"process": hop}}), requirements, [None])
@@ -199,7 +199,7 @@ def test_prices_give_the_cost_of_a_million_predictions() -> None:
     assert e.cost_per_million == pytest.approx(0.0001 / 2000 * 1e6)
 
 
-def test_a_missing_bundle_of_a_measured_path_is_told(tmp_path: Path) -> None:
+def test_a_missing_bundle_of_a_measured_path_raises(tmp_path: Path) -> None:
     measured = path("table@cpu", bundle=tmp_path / "gone", origin="measured")
     with pytest.raises(BundleError, match=r"path 'table@cpu' of the profile: no bundle at .*gone"):
         propose(profile(measured), Requirements(0.01, traffic(10)))
@@ -214,13 +214,13 @@ def test_tables_are_read_once_a_bundle(bundle: Bundle) -> None:
     assert one is two
 
 
-def test_a_description_of_another_machine_is_refused() -> None:
+def test_a_description_of_another_machine_is_rejected() -> None:
     other = machine().model_copy(update={"name": "other"})
     with pytest.raises(ProfileError, match=r"the profile is of machine 'made', 'f\.yaml' describes 'other'"):
         on_machine(profile(FAST), other, "f.yaml")
 
 
-def test_a_description_without_a_profiled_device_is_refused() -> None:
+def test_a_description_without_a_profiled_device_is_rejected() -> None:
     made = profile(path("table@cuda:0"), on=machine(gpu=10**9))
     with pytest.raises(ProfileError, match=r"profiled on device 'cuda:0', which 'f\.yaml' does not describe"):
         on_machine(made, machine(), "f.yaml")

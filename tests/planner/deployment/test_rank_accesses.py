@@ -11,7 +11,7 @@ COUNTS = st.lists(st.integers(0, 5), min_size=1, max_size=12).map(lambda c: np.a
 
 
 @given(COUNTS, st.integers(0, 13))
-def test_runs_say_what_the_counts_say(counts: np.ndarray, rank: int) -> None:
+def test_runs_equal_the_counts(counts: np.ndarray, rank: int) -> None:
     ranked = RankedAccesses.from_counts(counts)
     assert ranked.size == counts.size
     assert ranked.total == counts.sum()

@@ -101,7 +101,7 @@ def test_memory_disk_and_remote_are_divided_as_well_as_exhaustive_search_can(
     assert sum(cost(n, down, c) for n, down, c in zip(cuts, reach, counts, strict=True)) == best
 
 
-def test_what_the_next_memory_has_no_room_for_lies_beyond_it() -> None:
+def test_rows_that_exceed_the_next_memory_lie_beyond_it() -> None:
     made = tables([[9, 5, 1], [8, 4, 0]], [4.0, 4.0])
     assert rows_reached(made, (1, 1), 4.0) == (2, 1)
     assert rows_reached(made, (1, 1), 0.0) == (1, 1)

@@ -84,7 +84,7 @@ def test_more_of_anything_never_gives_less() -> None:
         assert all(a <= b * (1 + 1e-6) for a, b in pairwise(correct)), text
 
 
-def test_what_cannot_be_done_is_a_point_with_its_reason() -> None:
+def test_an_impossible_combination_is_a_point_with_its_reason() -> None:
     points, axes = swept("slo=0.01,10")
     assert points[0].shares is None
     assert points[0].reason.startswith("no path answers 20 rows")

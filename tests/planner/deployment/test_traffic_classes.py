@@ -31,7 +31,7 @@ def test_classes_cover_all_queries_and_keep_their_mean(sizes: Sizes) -> None:
     assert all(c.rows <= c.largest for c in classes)
 
 
-def test_the_largest_class_reaches_what_is_drawn() -> None:
+def test_the_largest_class_includes_the_largest_drawn_size() -> None:
     drawn = Sizes(kind="heavy", mean=64).sample(20_000, np.random.default_rng(0))
     largest = size_classes(Sizes(kind="heavy", mean=64))[-1].largest
     assert np.quantile(drawn, 0.999) < largest

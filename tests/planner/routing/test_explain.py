@@ -58,7 +58,7 @@ def test_any_sequence_of_operations_gives_the_same_decisions_when_it_is_explaine
 @pytest.mark.parametrize("policy", EVERY)
 @pytest.mark.parametrize("budget_s", [0.0004, 0.002, 0.02])
 @pytest.mark.parametrize("slow", [False, True])
-def test_what_an_idle_server_explains_is_what_it_then_does(policy, budget_s, slow):
+def test_an_idle_server_does_what_it_explained(policy, budget_s, slow):
     driver = RouterDriver(router(policy=policy, lanes=cpu_lanes(1)))
     for _ in range(8 if slow else 0):  # so that its models believe that nothing can be made
         driver.offer(23, 0.02)
@@ -77,7 +77,7 @@ def test_what_an_idle_server_explains_is_what_it_then_does(policy, budget_s, slo
         assert query.reason.value == told.reason
 
 
-def test_explaining_books_no_load_under_mprec():
+def test_explaining_records_no_load_under_mprec():
     def bound(explained: bool) -> list[str]:
         driver = RouterDriver(router(BOTH, (GPU_LANE, *cpu_lanes(2)), policy="mprec"))
         found = []

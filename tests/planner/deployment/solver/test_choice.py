@@ -177,7 +177,7 @@ def test_the_plan_is_as_good_as_exhaustive_search(problem: Problem) -> None:
 
 @settings(max_examples=25)
 @given(problems())
-def test_load_is_shared_within_everything_there_is(problem: Problem) -> None:
+def test_load_is_shared_within_all_limits(problem: Problem) -> None:
     try:
         choice = choose(problem)
     except PlanImpossible:
@@ -213,7 +213,7 @@ def test_at_little_load_the_most_accurate_path_serves_all_and_time_costs_nothing
     assert choice.prices == {"cpu": pytest.approx(0.0, abs=1e-3)}
 
 
-def test_the_price_of_time_is_what_a_little_more_of_it_gives() -> None:
+def test_the_price_of_time_is_the_gain_of_a_little_more() -> None:
     good, fast = path("hybrid@cpu", accuracy=0.81, row_s=1e-5), path("table@cpu", accuracy=0.8)
     problem = build_problem(
         profile(fast, good), Requirements(0.01, traffic(6000), lane="process"), (None, None)
@@ -259,7 +259,7 @@ def test_when_the_load_falls_a_more_accurate_path_is_in_reserve() -> None:
     assert len(add_reserve(problem, choice).options) == 2
 
 
-def test_what_is_unlimited_no_longer_binds() -> None:
+def test_an_unlimited_resource_does_not_bind() -> None:
     good, small = path("table@cpu", accuracy=0.81), path("dhe@cpu", accuracy=0.7, tables={"t": 1000})
     requirements = Requirements(0.01, traffic(200), memory={"cpu": 500_000})
     problem = build_problem(profile(good, small), requirements, (None, None))
@@ -270,7 +270,7 @@ def test_what_is_unlimited_no_longer_binds() -> None:
     assert choose(without_time_limit(busy, "cpu")).rows == pytest.approx(100_000 * 20)
 
 
-def test_where_rows_do_not_fit_the_hottest_stay_and_the_rest_goes_to_the_disk() -> None:
+def test_rows_that_do_not_fit_go_to_disk_but_the_hottest() -> None:
     table = path("table@cpu", accuracy=0.81, tables={"t": 1_000_000})
     tables: list[Tables | None] = [skewed(1000)]
     requirements = Requirements(0.05, traffic(20), memory={"cpu": 500_000})

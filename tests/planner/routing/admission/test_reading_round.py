@@ -28,9 +28,7 @@ def test_a_round_takes_as_long_as_reading_what_came_since_the_earliest_of_its_qu
     size=st.integers(1, 5),
     deadline_s=st.integers(1, 5),
 )
-def test_the_first_of_the_smallest_refused_stands_for_who_is_no_smaller_with_no_more_time(
-    rejection, size, deadline_s
-):
+def test_the_smallest_rejected_query_covers_larger_ones_with_no_more_time(rejection, size, deadline_s):
     reading = ReadingRound()
     reading.expected_end_s(0.0, 0.0, 0.0)
     for i, (own, service_time_s) in enumerate(rejection):

@@ -26,14 +26,14 @@ def noise(n: int, seed: int = 0) -> np.ndarray:
     return np.exp(SPREAD * np.random.default_rng(seed).standard_normal(n))
 
 
-def test_what_was_profiled_stays_as_profiled():
+def test_batches_as_profiled_leave_the_factors_at_one():
     correction = fed(MEDIAN_S * noise(3000))
     assert correction.median[0] == pytest.approx(1.0, abs=0.12)
     assert correction.tail[0] == pytest.approx(1.0, abs=0.35)
     assert correction.factor == 1.0
 
 
-def test_tenfold_slowness_is_believed_after_two_batches_for_all_paths_and_so_is_recovery():
+def test_tenfold_slowness_and_recovery_are_known_after_two_batches():
     correction = fed(MEDIAN_S * noise(50))
     fed([10 * MEDIAN_S] * 2, correction)
     assert correction.factor == pytest.approx(10, rel=0.3)
@@ -57,7 +57,7 @@ def test_a_wrong_model_of_one_path_is_corrected_for_that_path_only(error):
     assert correction.median[1] == 1.0
 
 
-def test_a_heavier_tail_than_profiled_is_learnt():
+def test_a_heavier_tail_than_profiled_is_learned():
     rng = np.random.default_rng(1)
     took = np.where(rng.random(3000) < 0.05, 2.4, 1.0) * MEDIAN_S
     assert fed(took).tail[0] * TAIL_S > 2.0 * MEDIAN_S
@@ -70,7 +70,7 @@ def test_reset_forgets_slowness():
     assert correction.median[0] < 1.2
 
 
-def test_what_is_new_of_a_path_is_believed_soon():
+def test_a_new_path_is_learned_quickly():
     assert fed(1.5 * MEDIAN_S * noise(20)).median[0] == pytest.approx(1.5, rel=0.12)
 
 
@@ -79,7 +79,7 @@ def test_of_two_paths_six_per_cent_apart_the_faster_one_is_known():
     assert fast.median[0] < slow.median[0]
 
 
-def test_first_batches_of_a_path_are_not_believed_if_they_are_slow():
+def test_slow_first_batches_of_a_path_are_ignored():
     correction = fed([50 * MEDIAN_S] * FIRST_BATCHES)
     assert (correction.factor, correction.median, correction.tail) == (1.0, [1.0, 1.0], [1.0, 1.0])
     fed([50 * MEDIAN_S] * 2, correction)
@@ -89,7 +89,7 @@ def test_first_batches_of_a_path_are_not_believed_if_they_are_slow():
     assert correction.factor == 1.0
 
 
-def test_what_is_not_confirmed_is_forgotten_within_seconds():
+def test_unconfirmed_corrections_decay_within_seconds():
     correction = fed(MEDIAN_S * noise(50))
     fed([30 * MEDIAN_S] * 20, correction)
     for i in range(30):
@@ -118,7 +118,7 @@ def test_at_ten_batches_a_second_the_present_outweighs_a_disturbance_within_two_
         max_size=120,
     )
 )
-def test_no_prediction_exceeds_what_was_seen_in_the_last_seconds(steps):
+def test_no_prediction_exceeds_what_was_observed_in_the_last_seconds(steps):
     """A shift of the lane, a bias and a wide tail do not multiply each other without bound."""
     correction = Correction([CURVE, CURVE])
     now_s = 0.0

@@ -11,7 +11,7 @@ def two_devices() -> RouterDriver:
     return RouterDriver(router((GPU_HYBRID, TABLE), (GPU_LANE, *cpu_lanes(1))))
 
 
-def test_a_dead_lane_is_said_to_be_a_failure():
+def test_a_dead_lane_gives_reason_failure():
     driver = two_devices()
     driver.router.lane_down(0, 0.0)
     query = driver.offer(23, 0.1)
@@ -20,7 +20,7 @@ def test_a_dead_lane_is_said_to_be_a_failure():
     assert query.reason is Reason.FAILURE
 
 
-def test_a_query_whose_batch_was_lost_says_failure_if_a_cheaper_path_answers_it():
+def test_a_lost_batch_gives_reason_failure_if_a_cheaper_path_answers():
     driver = two_devices()
     query = driver.offer(23, 0.1)
     driver.turn()
@@ -45,7 +45,7 @@ def test_a_lane_that_only_stalls_is_no_failure():
     assert query.reason is Reason.DEADLINE
 
 
-def test_a_best_path_that_is_believed_slow_is_left_for_what_bound_it_and_not_for_a_failure():
+def test_a_slow_best_path_gives_reason_load_or_deadline_but_not_failure():
     """Three batches of the only lane took fifty times their time; nothing failed."""
     driver = RouterDriver(router(lanes=cpu_lanes(1, "inline")))
     for slow in (1, 1, 1, 50, 50, 50, 50):
@@ -61,7 +61,7 @@ def test_a_best_path_that_is_believed_slow_is_left_for_what_bound_it_and_not_for
     assert query.reason is Reason.DEADLINE
 
 
-def test_a_probe_says_so_where_it_answers_on_a_path_that_is_not_the_best():
+def test_a_probe_on_a_worse_path_gives_reason_probe():
     driver = RouterDriver(router(lanes=cpu_lanes(2)))
     driver.router.lane_down(0, 0.0)
     driver.router.lane_up(0, 0.0)
