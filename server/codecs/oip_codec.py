@@ -101,7 +101,7 @@ _REQUEST = msgspec.json.Decoder(RequestHeader)
 
 @dataclass(frozen=True, slots=True)
 class InferRequest:
-    """What a client asked: rows, and the form of the answer. timeout_us 0: the default budget."""
+    """A decoded request, with the form of its answer. timeout_us: budget, 0 for the default."""
 
     rows: Tensors | RankedTensors
     id: str | None
@@ -170,15 +170,15 @@ class OipCodec:
                 raise Malformed(
                     f"unknown output '{shortened(output.name)}'; the model has one output, '{OUTPUT}'"
                     if not i
-                    else f"output '{shortened(output.name)}' is asked for more than once or unknown"
+                    else f"output '{shortened(output.name)}' is requested more than once or unknown"
                 )
-            asked = output.parameters or TensorParameters()
-            if asked.classification is not None:
+            parameters = output.parameters or TensorParameters()
+            if parameters.classification is not None:
                 raise Malformed(f"output '{OUTPUT}': the classification extension is not supported")
-            if asked.shared_memory_region is not None:
+            if parameters.shared_memory_region is not None:
                 raise Malformed(f"output '{OUTPUT}': shared memory is not supported")
-            if asked.binary_data is not None:
-                binary = asked.binary_data
+            if parameters.binary_data is not None:
+                binary = parameters.binary_data
         return binary
 
     def _tensors(self, headers: Sequence[TensorHeader], rest: memoryview) -> dict[str, Array]:
@@ -188,10 +188,10 @@ class OipCodec:
             if header.name in tensors:
                 raise Malformed(f"input '{header.name}' is given twice")
             shape = self.inputs.check_shape(declared, header.datatype, header.shape)
-            asked = header.parameters or TensorParameters()
-            if asked.shared_memory_region is not None:
+            parameters = header.parameters or TensorParameters()
+            if parameters.shared_memory_region is not None:
                 raise Malformed(f"input '{header.name}': shared memory is not supported")
-            size = asked.binary_data_size
+            size = parameters.binary_data_size
             raw = bytes(header.data)
             if (size is None) == (not raw):
                 raise Malformed(f"input '{header.name}' needs either data or parameter binary_data_size")

@@ -33,9 +33,9 @@ def encode_parts(parts: list[Part], encoder: Encoder) -> tuple[list[Part], Batch
             fail(parts[0].query, e)
             return [], None
     sound: list[Part] = []
-    for part, own in zip(parts, rows, strict=True):
+    for part, part_rows in zip(parts, rows, strict=True):
         try:
-            own.encode(encoder)
+            part_rows.encode(encoder)
         except FeatureError as e:
             fail(part.query, e)
         else:
@@ -54,26 +54,26 @@ def scatter(dispatch: Dispatch, parts: Sequence[Part], probabilities: F32, took_
     finite = math.isfinite(float(probabilities.sum()))
     first = 0
     for part in parts:
-        query, own = part.query, probabilities[first : first + part.rows]
+        query, answered = part.query, probabilities[first : first + part.rows]
         first += part.rows
         payload: QueryPayload = query.payload
         if payload.answer.done():
             continue
         payload.lost |= lost
-        if not finite and not math.isfinite(float(own.sum())):
+        if not finite and not math.isfinite(float(answered.sum())):
             fail(query, Invalid("the features give no finite probability; a dense value is far too large"))
             continue
         if part.rows < query.rows:
             if payload.probabilities is None:
                 payload.probabilities = np.full(query.rows, np.nan, np.float32)
-            whole = _joined(payload.probabilities, part, own)
+            whole = _joined(payload.probabilities, part, answered)
             if whole is None:
                 continue
-            own = whole
+            answered = whole
         query.settled = True
         queue_s = max(0.0, dispatch.started_s - query.arrival_s)
-        why = Reason.FAILURE.value if payload.lost else reason
-        payload.answer.settle(Answer(own, dispatch.path, why, queue_s, took_s, rows))
+        reason_of_query = Reason.FAILURE.value if payload.lost else reason
+        payload.answer.settle(Answer(answered, dispatch.path, reason_of_query, queue_s, took_s, rows))
 
 
 def _rows(part: Part) -> Rows:
@@ -81,7 +81,7 @@ def _rows(part: Part) -> Rows:
     return rows if part.rows == rows.rows else rows.part(part.first, part.rows)
 
 
-def _joined(whole: F32, part: Part, own: F32) -> F32 | None:
+def _joined(whole: F32, part: Part, answered: F32) -> F32 | None:
     """Adds a part to a split query's probabilities; returns them once all rows are complete."""
-    whole[part.first : part.first + part.rows] = own
+    whole[part.first : part.first + part.rows] = answered
     return None if np.isnan(whole).any() else whole

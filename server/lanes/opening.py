@@ -45,13 +45,13 @@ def open_lane(
     if planned.kind == "process":
         files = [bundle.files for _, bundle in paths]
         return ProcessLane(planned.name, task_of(planned, paths), on_death, files)
-    own = {
+    lane_runtimes = {
         path.name: runtimes.get(path.name) or open_path(path, bundle, stacks.get(path.name))
         for path, bundle in paths
     }
     if planned.kind == "inline":
-        return InlineLane(planned.name, own)
-    return ThreadedLane(planned.name, own, planned.cores)
+        return InlineLane(planned.name, lane_runtimes)
+    return ThreadedLane(planned.name, lane_runtimes, planned.cores)
 
 
 @dataclass(frozen=True, slots=True)

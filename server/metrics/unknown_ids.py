@@ -81,7 +81,7 @@ class RoleCounter:
             missed = np.concatenate(ranks) == self._single_oov
             if missed.any():
                 _add(self._singles, missed.sum(axis=0))
-        if self._bags and any(own.size for own in values):
+        if self._bags and any(ids.size for ids in values):
             _add(self._bags, np.bincount(self._missed(values, offsets), minlength=len(self._bags)))
 
     def _missed(self, bag_values: Arrays, bag_offsets: Arrays) -> I64:

@@ -46,11 +46,14 @@ def records(fd: int) -> Iterator[RequestRecord]:
 
 def resource() -> Resource:
     """The resource of the spans; its service is `polyrec` unless the environment names one."""
-    own = {"service.version": code_version(), "service.instance.id": f"{os.uname().nodename}:{os.getppid()}"}
+    attributes = {
+        "service.version": code_version(),
+        "service.instance.id": f"{os.uname().nodename}:{os.getppid()}",
+    }
     found = Resource.create({})
     if str(found.attributes["service.name"]).startswith("unknown_service"):
-        own["service.name"] = "polyrec"
-    return found.merge(Resource(own))
+        attributes["service.name"] = "polyrec"
+    return found.merge(Resource(attributes))
 
 
 def main() -> None:

@@ -161,8 +161,8 @@ class Client:
         async def run() -> list[httpx.Response]:
             transport = httpx.ASGITransport(app=self.app)
             async with httpx.AsyncClient(transport=transport, base_url="http://polyrec") as client:
-                asked = [client.request(method, path, **named) for method, path, named in calls]
-                return await asyncio.gather(*asked)
+                requests = [client.request(method, path, **named) for method, path, named in calls]
+                return await asyncio.gather(*requests)
 
         return self.runner.run(run())
 
@@ -191,7 +191,7 @@ def opened() -> Iterator[Callable[[Plan], Engine]]:
 
 
 @pytest.fixture
-def asked(client: Client, opened: Callable[[Plan], Engine]) -> Callable[[Plan], Client]:
+def client_of(client: Client, opened: Callable[[Plan], Engine]) -> Callable[[Plan], Client]:
     """A client of an engine of that plan, which can be administered."""
 
     def ask(plan: Plan) -> Client:

@@ -39,7 +39,7 @@ def lanes(plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serv
         yield child
 
 
-def told(server: ServerProcess) -> list[dict[str, Any]]:
+def lanes_of(server: ServerProcess) -> list[dict[str, Any]]:
     page = httpx.get(f"{server.url}/v1/paths").json()
     routed = {lane["name"]: lane for lane in page["routing"]["lanes"]}
     return [lane | routed[lane["name"]] for lane in page["lanes"]]
@@ -65,26 +65,26 @@ def answered(server: ServerProcess) -> bool:
 def wait_until(server: ServerProcess, true_of: Callable[[list[dict[str, Any]]], bool]) -> None:
     """Asks (with requests, which are what probes are made of) until it is so."""
     end = time.monotonic() + COMES_BACK_S
-    while not true_of(told(server)):
-        assert time.monotonic() < end, told(server)
+    while not true_of(lanes_of(server)):
+        assert time.monotonic() < end, lanes_of(server)
         answered(server)
 
 
 def test_a_killed_lane_costs_no_answer_and_restarts(lanes: ServerProcess) -> None:
-    pid = told(lanes)[0]["pid"]
+    pid = lanes_of(lanes)[0]["pid"]
     outcome = under_load(lanes, lambda: os.kill(pid, signal.SIGKILL))
     assert not outcome.errors
     assert set(outcome.status.tolist()) <= MEANT
     assert Counter(outcome.status.tolist())[200] > 50
     wait_until(lanes, lambda now: all(lane["alive"] and lane["breaker"] == "closed" for lane in now))
-    assert told(lanes)[0]["pid"] != pid
+    assert lanes_of(lanes)[0]["pid"] != pid
     text = httpx.get(f"{lanes.url}/metrics").text
     assert 'polyrec_lane_deaths_total{lane="cpu.0"} 1' in text
     assert answered(lanes)
 
 
 def test_a_lane_that_stalls_loses_its_work_and_gets_it_back(lanes: ServerProcess) -> None:
-    pid = told(lanes)[1]["pid"]
+    pid = lanes_of(lanes)[1]["pid"]
     try:
         outcome = under_load(lanes, lambda: os.kill(pid, signal.SIGSTOP))
         assert not outcome.errors
@@ -94,15 +94,15 @@ def test_a_lane_that_stalls_loses_its_work_and_gets_it_back(lanes: ServerProcess
     finally:
         os.kill(pid, signal.SIGCONT)
     wait_until(lanes, lambda now: all(lane["breaker"] == "closed" for lane in now))
-    assert told(lanes)[1]["pid"] == pid
+    assert lanes_of(lanes)[1]["pid"] == pid
 
 
 def test_a_server_without_any_lane_refuses_until_one_is_back(lanes: ServerProcess) -> None:
-    for lane in told(lanes):
+    for lane in lanes_of(lanes):
         os.kill(lane["pid"], signal.SIGKILL)
     seen: set[int] = set()
     end = time.monotonic() + COMES_BACK_S
-    while 200 not in seen or not all(lane["alive"] for lane in told(lanes)):
+    while 200 not in seen or not all(lane["alive"] for lane in lanes_of(lanes)):
         assert time.monotonic() < end
         seen.add(httpx.post(f"{lanes.url}/v1/rank", content=BODY, timeout=COMES_BACK_S).status_code)
     assert seen <= MEANT

@@ -60,10 +60,10 @@ def in_binary(client: Any, content: bytes, headers: dict[str, str] | None, numbe
     """The same request for binary output gets the same numbers."""
     headers = dict(headers or {})
     length = int(headers.get(LENGTH, len(content)))
-    asked = json.loads(content[:length])
-    asked["parameters"] = {**(asked.get("parameters") or {}), "binary_data_output": True}
-    asked.pop("outputs", None)
-    top = json.dumps(asked).encode()
+    document = json.loads(content[:length])
+    document["parameters"] = {**(document.get("parameters") or {}), "binary_data_output": True}
+    document.pop("outputs", None)
+    top = json.dumps(document).encode()
     if LENGTH in headers:
         headers[LENGTH] = str(len(top))
     answer = client.post(INFER, top + content[length:], headers)

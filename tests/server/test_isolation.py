@@ -64,10 +64,10 @@ def asked_at_once(url: str, calls: list[Call]) -> list[httpx.Response]:
 
 def probabilities(answer: httpx.Response) -> list[float]:
     assert answer.status_code == 200, answer.text
-    told: Mapping[str, Any] = answer.json()
-    if "predictions" in told:
-        return list(told["predictions"])
-    return [score for _, score in sorted(zip(told["order"], told["scores"], strict=True))]
+    document: Mapping[str, Any] = answer.json()
+    if "predictions" in document:
+        return list(document["predictions"])
+    return [score for _, score in sorted(zip(document["order"], document["scores"], strict=True))]
 
 
 def counted(url: str) -> tuple[float, float]:

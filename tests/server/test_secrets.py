@@ -41,9 +41,9 @@ def test_no_page_answer_or_log_line_shows_a_secret_or_a_folder(
         answer = http.post("/v1/predict", content=BODY)
         assert answer.json()["reason"] == "failure"  # rows of the store are missing
         allowed = {"Authorization": f"Bearer {TOKEN}"}
-        for asked in ({"plan": str(folder / "none.json")}, {"plan": str(folder)}, {}):
-            said = http.post("/v1/admin/reload", content=json.dumps(asked), headers=allowed)
-            seen[f"reload {asked}"] = said.text
+        for document in ({"plan": str(folder / "none.json")}, {"plan": str(folder)}, {}):
+            said = http.post("/v1/admin/reload", content=json.dumps(document), headers=allowed)
+            seen[f"reload {document}"] = said.text
         wrong = {"Authorization": f"Bearer {TOKEN}x"}
         seen["token"] = http.post("/v1/admin/drain", content=b"{}", headers=wrong).text
         http.close()

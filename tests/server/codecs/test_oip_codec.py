@@ -133,12 +133,12 @@ def test_parameters_say_budget_priority_and_form_of_the_answer() -> None:
     inputs = [as_json("dense", DENSE), as_json("sparse", SPARSE)]
     plain = decoded(inputs)
     assert (plain.timeout_us, plain.priority, plain.binary_output, plain.id) == (0, 0, False, None)
-    asked = decoded(
+    request = decoded(
         inputs,
         id="q7",
         parameters={"timeout": 2500, "priority": 1, "binary_data_output": True, "own": {"a": 1}},
     )
-    assert (asked.timeout_us, asked.priority, asked.binary_output, asked.id) == (2500, 1, True, "q7")
+    assert (request.timeout_us, request.priority, request.binary_output, request.id) == (2500, 1, True, "q7")
     named = [{"name": "probability", "parameters": {"binary_data": False}}]
     assert not decoded(inputs, outputs=named, parameters={"binary_data_output": True}).binary_output
 
@@ -197,7 +197,7 @@ def test_bad_inputs_are_rejected_and_named(inputs: list[Any], says: str) -> None
     ("more", "says"),
     [
         ({"outputs": [{"name": "score"}]}, "unknown output 'score'; the model has one output, 'probability'"),
-        ({"outputs": [{"name": "probability"}] * 2}, "asked for more than once"),
+        ({"outputs": [{"name": "probability"}] * 2}, "requested more than once"),
         ({"outputs": [{"name": "probability", "parameters": {"classification": 3}}]}, "classification"),
         (
             {"outputs": [{"name": "probability", "parameters": {"shared_memory_region": "r"}}]},

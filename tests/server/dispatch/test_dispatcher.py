@@ -35,7 +35,7 @@ from polyrec.server.lanes.threaded import ThreadedLane
 
 
 class Tally:
-    """Remembers the batches it was told about: (rows, queries)."""
+    """Remembers the batches that it observed: (rows, queries)."""
 
     def __init__(self) -> None:
         self.batches: list[tuple[int, int]] = []
@@ -52,7 +52,7 @@ class Tally:
 
 
 class Troubled:
-    """A runtime around another: fails on batches with an item of a given rank, or answers what it is told."""
+    """A runtime around another: fails on batches with an item of a given rank, or gives a fixed answer."""
 
     def __init__(
         self, runtime: Runtime, breaks_at_rank: int | None = None, answers: float | None = None
@@ -137,7 +137,7 @@ def ranking(bundle: Bundle) -> Callable[..., Columns]:
     return rows
 
 
-def ask(lane: Dispatcher, rows: Rows, budget_s: float = 60, arrived_s: float = 0.0) -> Pending:
+def submit(lane: Dispatcher, rows: Rows, budget_s: float = 60, arrived_s: float = 0.0) -> Pending:
     """arrived_s: seconds ago."""
     answer: Pending = lane.submit(rows, clock() - arrived_s, budget_s).payload.answer
     return answer
@@ -157,13 +157,13 @@ def test_queries_that_wait_together_are_one_batch_and_each_gets_its_own(
     bundle: Bundle, runtime: Runtime, make: Make, ranking: Ranking
 ) -> None:
     known = items(bundle, 6)
-    asked = [ranking(*known[:3]), ranking(*known[3:5]), ranking(known[5])]
+    requests = [ranking(*known[:3]), ranking(*known[3:5]), ranking(known[5])]
 
     async def run() -> None:
         lane, tally = make()
-        answers = await asyncio.gather(*(ask(lane, rows) for rows in asked))
+        answers = await asyncio.gather(*(submit(lane, rows) for rows in requests))
         assert tally.batches == [(6, 3)]
-        for rows, answer in zip(asked, answers, strict=True):
+        for rows, answer in zip(requests, answers, strict=True):
             expected = runtime.predict(rows.encode(bundle.encoder))
             np.testing.assert_allclose(answer.probabilities, expected, atol=1e-6)
             assert answer.batch_rows == 6
@@ -180,13 +180,13 @@ def test_answers_leave_before_the_loop_reads_more(make: Make, ranking: Ranking) 
 
     async def run() -> None:
         lane, _ = make()
-        told: list[Pending] = []
-        asked = [ask(lane, ranking("a")) for _ in range(3)]
-        for answer in asked:
-            answer.listen(told.append)
-        while not asked[0].done():
+        delivered: list[Pending] = []
+        pending = [submit(lane, ranking("a")) for _ in range(3)]
+        for answer in pending:
+            answer.listen(delivered.append)
+        while not pending[0].done():
             await asyncio.sleep(0)
-        assert told == asked
+        assert delivered == pending
 
     asyncio.run(run())
 
@@ -199,7 +199,7 @@ def test_batches_stop_at_their_limit_and_a_larger_query_is_split_and_joined(
     async def run() -> None:
         lane, tally = make(max_batch_rows=4)
         sizes = (2, 2, 1, 6, 3)
-        answers = await asyncio.gather(*(ask(lane, ranking(*known[:n])) for n in sizes))
+        answers = await asyncio.gather(*(submit(lane, ranking(*known[:n])) for n in sizes))
         assert tally.batches == [(4, 2), (1, 1), (3, 1), (3, 1), (3, 1)]
         expected = runtime.predict(ranking(*known).encode(bundle.encoder))
         np.testing.assert_allclose(answers[3].probabilities, expected, atol=1e-6)
@@ -210,14 +210,14 @@ def test_batches_stop_at_their_limit_and_a_larger_query_is_split_and_joined(
 def test_a_full_queue_refuses_and_says_when_to_come_again(make: Make, ranking: Ranking) -> None:
     async def run() -> None:
         lane, _ = make(max_queued_rows=8)
-        first = ask(lane, ranking(*"abcdefg"))
+        first = submit(lane, ranking(*"abcdefg"))
         with pytest.raises(Overloaded) as refused:
-            ask(lane, ranking("a", "b"))
+            submit(lane, ranking("a", "b"))
         assert refused.value.retry_after_s >= 1
-        second = ask(lane, ranking("a"))
+        second = submit(lane, ranking("a"))
         await asyncio.gather(first, second)
         assert lane.waiting == 0
-        await ask(lane, ranking("a", "b"))
+        await submit(lane, ranking("a", "b"))
 
     asyncio.run(run())
 
@@ -226,8 +226,8 @@ def test_a_query_whose_time_has_passed_is_not_executed(make: Make, ranking: Rank
     async def run() -> None:
         lane, tally = make()
         with pytest.raises(DeadlinePassed, match="500 ms"):
-            ask(lane, ranking("a"), 0.5, arrived_s=1)
-        await ask(lane, ranking("b", "c"))
+            submit(lane, ranking("a"), 0.5, arrived_s=1)
+        await submit(lane, ranking("b", "c"))
         assert tally.batches == [(2, 1)]
         assert lane.waiting == 0
 
@@ -238,7 +238,7 @@ def test_a_canceled_query_is_not_executed(make: Make, ranking: Ranking) -> None:
     async def run() -> None:
         lane, tally = make()
         query = lane.submit(ranking("a"), clock(), 60)
-        stays = ask(lane, ranking("b"))
+        stays = submit(lane, ranking("b"))
         lane.cancel(query, ClientGone("the client closed the connection"))
         with pytest.raises(ClientGone):
             await query.payload.answer
@@ -257,13 +257,13 @@ def test_a_query_that_breaks_a_batch_fails_alone(
 
     async def run() -> None:
         lane, tally = make(Troubled(runtime, breaks_at_rank=bad))
-        asked = [ask(lane, ranking(item)) for item in known]
+        pending = [submit(lane, ranking(item)) for item in known]
         with caplog.at_level(logging.CRITICAL, "polyrec.dispatcher"):
-            answers = await asyncio.gather(*asked, return_exceptions=True)
+            answers = await asyncio.gather(*pending, return_exceptions=True)
         assert isinstance(answers[1], Defect)
         assert "on fire" not in str(answers[1])
         assert [a.batch_rows for i, a in enumerate(answers) if i != 1] == [1, 1]
-        assert (await ask(lane, ranking(known[0]))).batch_rows == 1
+        assert (await submit(lane, ranking(known[0]))).batch_rows == 1
         assert len(tally.batches) == 3
 
     asyncio.run(run())
@@ -278,8 +278,8 @@ def test_a_query_that_cannot_be_encoded_fails_and_the_others_stay_one_batch(
 
     async def run() -> None:
         lane, tally = make()
-        asked = [ask(lane, ranking("a")), ask(lane, too_long), ask(lane, ranking("b", "c"))]
-        answers = await asyncio.gather(*asked, return_exceptions=True)
+        pending = [submit(lane, ranking("a")), submit(lane, too_long), submit(lane, ranking("b", "c"))]
+        answers = await asyncio.gather(*pending, return_exceptions=True)
         assert isinstance(answers[1], FeatureError)
         assert "filters" in str(answers[1])
         assert tally.batches == [(3, 2)]
@@ -293,8 +293,8 @@ def test_a_probability_that_is_no_number_is_rejected_for_its_query_only(
 ) -> None:
     async def run() -> None:
         lane, _ = make(Troubled(runtime, answers=nonsense))
-        asked = [ask(lane, ranking("a", "b")), ask(lane, ranking("c"))]
-        bad, good = await asyncio.gather(*asked, return_exceptions=True)
+        pending = [submit(lane, ranking("a", "b")), submit(lane, ranking("c"))]
+        bad, good = await asyncio.gather(*pending, return_exceptions=True)
         assert isinstance(bad, Invalid)
         assert np.isfinite(good.probabilities).all()
 
@@ -304,7 +304,7 @@ def test_a_probability_that_is_no_number_is_rejected_for_its_query_only(
 def test_closing_a_lane_cancels_what_waits(bundle: Bundle, runtime: Runtime, ranking: Ranking) -> None:
     async def run() -> None:
         lane, _ = dispatcher(bundle, InlineLane("cpu", {"table@cpu": runtime}), "inline")
-        waiting = ask(lane, ranking("a"))
+        waiting = submit(lane, ranking("a"))
         lane.close()
         with pytest.raises(asyncio.CancelledError):
             await waiting
@@ -316,10 +316,10 @@ def test_a_thread_executes_while_the_loop_goes_on(bundle: Bundle, runtime: Runti
     async def run() -> None:
         held = Held(runtime)
         lane, tally = dispatcher(bundle, ThreadedLane("cpu", {"table@cpu": held}), "thread")
-        first = ask(lane, ranking("a"))
+        first = submit(lane, ranking("a"))
         while not held.entered.is_set():
             await asyncio.sleep(0)
-        rest = [ask(lane, ranking(item)) for item in "bcd"]
+        rest = [submit(lane, ranking(item)) for item in "bcd"]
         assert lane.waiting == 4
         held.release.set()
         await asyncio.gather(first, *rest)
@@ -332,15 +332,15 @@ def test_a_thread_executes_while_the_loop_goes_on(bundle: Bundle, runtime: Runti
 def test_a_query_behind_a_long_batch_expires_at_its_deadline(
     bundle: Bundle, runtime: Runtime, ranking: Ranking
 ) -> None:
-    """triton-inference-server/server#7512: there it is told only when the batch in front is over."""
+    """triton-inference-server/server#7512: there it is answered only when the batch in front is over."""
 
     async def run() -> None:
         held = Held(runtime)
         lane, tally = dispatcher(bundle, ThreadedLane("cpu", {"table@cpu": held}), "thread")
-        first = ask(lane, ranking("a"))
+        first = submit(lane, ranking("a"))
         while not held.entered.is_set():
             await asyncio.sleep(0)
-        behind = ask(lane, ranking("b"), budget_s=0.05)
+        behind = submit(lane, ranking("b"), budget_s=0.05)
         with pytest.raises(DeadlinePassed):
             await behind
         assert not first.done()

@@ -45,17 +45,17 @@ def test_rows_are_read_ahead_for_queries_that_wait(
         stack = engine.stacks()["table@cpu"]
 
         async def run() -> None:
-            asked = []
+            answers = []
             for request in requests[:40]:
                 rows = serving.decoder.predict(orjson.dumps({"columns": request.columns}))
-                asked.append(serving.dispatcher.submit(rows, clock(), 60).payload.answer)
+                answers.append(serving.dispatcher.submit(rows, clock(), 60).payload.answer)
                 for _ in range(4):  # turns of the loop, in which the first goes to the lane
                     await asyncio.sleep(0)
             until_s = clock() + 30
             while prefetch and not stack.figures().prefetched_pages and clock() < until_s:
                 await asyncio.sleep(0.001)
             release.set()
-            await asyncio.gather(*asked)
+            await asyncio.gather(*answers)
 
         asyncio.run(run())
         assert (serving.tiers.prefetcher is not None) == prefetch

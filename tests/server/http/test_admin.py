@@ -225,13 +225,13 @@ def scaled(bundle: Bundle, folder: Path, factor: float) -> Path:
 
 
 def test_a_rollback_brings_back_what_answered_although_its_files_were_replaced(
-    asked: Any, plan: Plan, bundle: Bundle, tmp_path: Path
+    client_of: Any, plan: Plan, bundle: Bundle, tmp_path: Path
 ) -> None:
     folder = scaled(bundle, tmp_path / "table", 1.0)
     file = tmp_path / "plan.json"
     path = plan.paths[0].model_copy(update={"bundle": folder})
     save_plan(plan.model_copy(update={"paths": (path,)}), file)
-    admin = asked(load_plan(file))
+    admin = client_of(load_plan(file))
 
     def answers() -> Any:
         return admin.post("/v1/predict", BODY).json()["predictions"]

@@ -222,7 +222,7 @@ def test_kserve_client_gets_the_bundles_probabilities(
         inputs.append(kserve.InferInput(name=name, shape=list(array.shape), datatype=kind))
         inputs[-1].set_data_from_numpy(array, binary_data=binary_in)
     outputs = [RequestedOutput("probability", parameters={"binary_data": binary_in})] if named else None
-    asked = kserve.InferRequest(
+    infer_request = kserve.InferRequest(
         model_name="dlrm", infer_inputs=inputs, request_id="q2", request_outputs=outputs
     )
 
@@ -232,11 +232,11 @@ def test_kserve_client_gets_the_bundles_probabilities(
             assert await client.is_server_ready(server.url)
             assert await client.is_model_ready(server.url, "dlrm")
             assert not await client.is_model_ready(server.url, "other")
-            result = await client.infer(server.url, asked, model_name="dlrm")
+            result = await client.infer(server.url, infer_request, model_name="dlrm")
             assert result.id == "q2"
             np.testing.assert_allclose(result.outputs[0].as_numpy(), offline(request_), atol=1e-5)
             with pytest.raises(httpx.HTTPStatusError, match="unknown model 'other'"):
-                await client.infer(server.url, asked, model_name="other")
+                await client.infer(server.url, infer_request, model_name="other")
 
     asyncio.run(run())
 

@@ -309,12 +309,12 @@ def test_rejected_clients_are_answered_as_documented(
 
 
 def test_administration_is_as_documented(
-    contract: Contract, asked: Callable[[Plan], Any], plan: Plan, paged: Bundle, tmp_path: Path
+    contract: Contract, client_of: Callable[[Plan], Any], plan: Plan, paged: Bundle, tmp_path: Path
 ) -> None:
     file = tmp_path / "plan.json"
     path = plan.paths[0].model_copy(update={"bundle": plan.paths[0].bundle.absolute()})
     save_plan(plan.model_copy(update={"paths": (path,)}), file)
-    checked = CheckedClient(asked(placed_plan(paged, tmp_path)), contract, set())
+    checked = CheckedClient(client_of(placed_plan(paged, tmp_path)), contract, set())
     item = {"ids": [1], "rows": [[0.5] * 64]}
 
     def act(status: int, name: str, body: Any) -> None:

@@ -11,7 +11,7 @@ from polyrec.server.lanes.lane import Executed, Lane
 LIVENESS_S = 30
 
 
-def asked(lane: Lane, path: str, batch: Batch) -> asyncio.Future[Executed | Exception]:
+def settled_future(lane: Lane, path: str, batch: Batch) -> asyncio.Future[Executed | Exception]:
     """The outcome, as a result in either case. Settling twice fails the test."""
     outcome: asyncio.Future[Executed | Exception] = asyncio.get_running_loop().create_future()
     lane.execute(path, batch, outcome.set_result)
@@ -20,7 +20,7 @@ def asked(lane: Lane, path: str, batch: Batch) -> asyncio.Future[Executed | Exce
 
 async def executed(lane: Lane, path: str, batch: Batch) -> Executed:
     """What the lane makes of a batch; raises what it settles with."""
-    outcome = await asyncio.wait_for(asked(lane, path, batch), LIVENESS_S)
+    outcome = await asyncio.wait_for(settled_future(lane, path, batch), LIVENESS_S)
     if isinstance(outcome, Exception):
         raise outcome
     return outcome

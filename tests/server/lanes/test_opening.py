@@ -13,7 +13,7 @@ from polyrec.models.runtimes.runtime import Runtime
 from polyrec.planner.plan import LaneKind, PlanError, PlannedLane
 from polyrec.server.lanes.opening import LaneOpening, Paths, open_lane, open_lanes
 from tests.server.lanes.conftest import MakeBatch
-from tests.server.lanes.lane_calls import asked, executed
+from tests.server.lanes.lane_calls import executed, settled_future
 
 PATH = "table-torch@cpu"
 
@@ -83,7 +83,7 @@ def test_a_thread_is_pinned_and_leaves_the_loop_free(
     lane = open_lane(planned, paths[:1], lambda _: None, given)
 
     async def open_the_gate() -> None:
-        outcome = asked(lane, PATH, make_batch(2, 3))
+        outcome = settled_future(lane, PATH, make_batch(2, 3))
         await asyncio.sleep(0)
         gate.set()
         assert not isinstance(await asyncio.wait_for(outcome, 30), Exception)

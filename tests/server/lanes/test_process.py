@@ -25,7 +25,7 @@ from polyrec.server.lanes.lane import ExecutionFailed, Lane, LaneDied
 from polyrec.server.lanes.opening import Paths, open_lane, task_of
 from polyrec.server.lanes.process import ProcessLane
 from tests.server.lanes.conftest import MakeBatch
-from tests.server.lanes.lane_calls import LIVENESS_S, asked, ends, executed
+from tests.server.lanes.lane_calls import LIVENESS_S, ends, executed, settled_future
 
 ROOT = Path(__file__).parents[3]
 PATH = "table-torch@cpu"
@@ -78,7 +78,7 @@ def test_a_worker_killed_while_executing_settles_its_batch_and_comes_back(
     async def kill_and_restart() -> None:
         first = pid_of(lane)
         os.kill(first, signal.SIGSTOP)  # so that it is surely not done before it is killed
-        outcome = asked(lane, PATH, batch)
+        outcome = settled_future(lane, PATH, batch)
         os.kill(first, signal.SIGKILL)
         died = await asyncio.wait_for(outcome, LIVENESS_S)
         assert isinstance(died, LaneDied)
@@ -135,7 +135,7 @@ def test_every_death_is_logged_whether_the_lane_was_busy_or_not(
 
     async def kill() -> None:
         os.kill(pids[0], signal.SIGSTOP)
-        outcome = asked(both[0], PATH, make_batch(1, 3))
+        outcome = settled_future(both[0], PATH, make_batch(1, 3))
         both[1].attach()
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
@@ -169,17 +169,17 @@ def test_a_lane_closed_while_it_restarts_leaves_no_process(lane: Lane, deaths: D
 def test_a_lane_closed_while_it_restarts_leaves_no_unhandled_error(
     lane: Lane, deaths: Deaths, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As at a reload: who asked for the restart is cancelled, then the lane is closed."""
+    """As at a reload: the restart is canceled, then the lane is closed."""
 
     async def close_after_cancelling() -> None:
         lane.attach()
         os.kill(pid_of(lane), signal.SIGKILL)
         await asyncio.wait_for(deaths.heard.wait(), LIVENESS_S)
-        asked = asyncio.ensure_future(lane.restart())
+        restart = asyncio.ensure_future(lane.restart())
         while not _children():  # until the next worker is starting
             await asyncio.sleep(0)
-        (restarting,) = asyncio.all_tasks() - {asyncio.current_task(), asked}
-        asked.cancel()
+        (restarting,) = asyncio.all_tasks() - {asyncio.current_task(), restart}
+        restart.cancel()
         lane.close()
         await asyncio.wait([restarting])
 
@@ -195,7 +195,7 @@ def test_a_stalled_worker_answers_when_it_goes_on(
 
     async def stall() -> None:
         os.kill(pid_of(steady), signal.SIGSTOP)
-        outcome = asked(steady, PATH, batch)
+        outcome = settled_future(steady, PATH, batch)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(asyncio.shield(outcome), 0.05)
         os.kill(pid_of(steady), signal.SIGCONT)
@@ -210,8 +210,8 @@ def test_signals_of_a_terminal_or_a_supervisor_are_the_servers_affair(
     steady: Lane, make_batch: MakeBatch
 ) -> None:
     pid = pid_of(steady)
-    for told in (signal.SIGINT, signal.SIGTERM):
-        os.kill(pid, told)
+    for signal_number in (signal.SIGINT, signal.SIGTERM):
+        os.kill(pid, signal_number)
     asyncio.run(executed(steady, PATH, make_batch(3, 3)))
     assert os.getpgid(pid) != os.getpgid(0)
     assert steady.pid == pid
@@ -269,7 +269,7 @@ def test_a_worker_outlives_the_thread_that_opened_it_but_not_its_lane(
 
     async def close_while_it_stands_still() -> None:
         os.kill(pid, signal.SIGSTOP)
-        asked(lane, PATH, make_batch(8, 3))
+        settled_future(lane, PATH, make_batch(8, 3))
         lane.close()
 
     asyncio.run(close_while_it_stands_still())

@@ -7,18 +7,18 @@ from polyrec.server.metrics.metrics import Metrics
 
 
 def test_every_collection_is_reported_inside_the_context() -> None:
-    told: list[tuple[int, float]] = []
+    reported: list[tuple[int, float]] = []
     before = list(gc.callbacks)
     gc.disable()
     try:
-        with GcTimer(lambda generation, took_s: told.append((generation, took_s))):
+        with GcTimer(lambda generation, took_s: reported.append((generation, took_s))):
             for generation in (0, 2, 1):
                 gc.collect(generation)
         gc.collect()
     finally:
         gc.enable()
-    assert [generation for generation, _ in told] == [0, 2, 1]
-    assert all(took_s > 0 for _, took_s in told)
+    assert [generation for generation, _ in reported] == [0, 2, 1]
+    assert all(took_s > 0 for _, took_s in reported)
     assert gc.callbacks == before
 
 

@@ -157,10 +157,10 @@ def test_a_reload_keeps_counters_and_drops_old_paths(plan: Plan, client: Any) ->
 
 def test_figures_of_tiers_are_added_as_they_grow() -> None:
     metrics = Metrics()
-    told = [Level(100, 60, 6000, 0.5), Level(150, 80, 8000, 0.75)]
-    metrics.tiers([lambda: Figures({"host": told[0]}, {}, 1, 0, 0, 0)])
+    reported = [Level(100, 60, 6000, 0.5), Level(150, 80, 8000, 0.75)]
+    metrics.tiers([lambda: Figures({"host": reported[0]}, {}, 1, 0, 0, 0)])
     metrics.refresh()
-    del told[0]
+    del reported[0]
     metrics.refresh()
     metrics.refresh()
     text = metrics.render().decode()
@@ -176,8 +176,8 @@ def test_scraped_text_passes_the_linter(fresh: Any) -> None:
         pytest.skip("no promtool on this machine (Debian: apt-get install prometheus)")
     fresh.post("/v1/predict", b'{"instances": [{}]}')
     text = fresh.send("GET", "/metrics").content
-    told = subprocess.run([program, "check", "metrics"], input=text, capture_output=True)
-    assert (told.returncode, told.stdout, told.stderr) == (0, b"", b"")
+    reported = subprocess.run([program, "check", "metrics"], input=text, capture_output=True)
+    assert (reported.returncode, reported.stdout, reported.stderr) == (0, b"", b"")
 
 
 def test_before_any_query_the_usual_budget_is_the_default(plan: Plan) -> None:

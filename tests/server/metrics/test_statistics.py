@@ -10,10 +10,10 @@ def test_counts_and_nanoseconds_add_up() -> None:
     statistics.failed(5e-4)
     statistics.executed([5, 5], [3e-4, 3e-4])
     statistics.executed([1], [1e-4])
-    told = statistics.document("dlrm", "v1")
-    assert (told["inference_count"], told["execution_count"]) == (5, 3)
-    assert told["last_inference"] > 0
-    parts = told["inference_stats"]
+    reported = statistics.document("dlrm", "v1")
+    assert (reported["inference_count"], reported["execution_count"]) == (5, 3)
+    assert reported["last_inference"] > 0
+    parts = reported["inference_stats"]
     assert {k: (v["count"], v["ns"] // 1000) for k, v in parts.items()} == {
         "success": (2, 2000),
         "fail": (1, 500),
@@ -24,4 +24,7 @@ def test_counts_and_nanoseconds_add_up() -> None:
         "cache_hit": (0, 0),
         "cache_miss": (0, 0),
     }
-    assert [(b["batch_size"], b["compute_infer"]["count"]) for b in told["batch_stats"]] == [(1, 1), (5, 2)]
+    assert [(b["batch_size"], b["compute_infer"]["count"]) for b in reported["batch_stats"]] == [
+        (1, 1),
+        (5, 2),
+    ]

@@ -19,13 +19,13 @@ from tests.server.placing import placed_plan
 
 
 def test_no_wrong_row_is_served_while_rows_follow_their_popularity(
-    asked: Callable[[Plan], Client],
+    client_of: Callable[[Plan], Client],
     paged: Bundle,
     requests: list[Request],
     whole: Callable[[Request], F32],
     tmp_path: Path,
 ) -> None:
-    client = asked(placed_plan(paged, tmp_path, lanes=2, drift_s=0.02))
+    client = client_of(placed_plan(paged, tmp_path, lanes=2, drift_s=0.02))
     # popular as calibration never saw it: the last of the data, again and again
     chosen = [r for r in requests if r.table.num_rows > 2][-6:]
     bodies = [orjson.dumps({"columns": r.columns}) for r in chosen]

@@ -33,13 +33,13 @@ from tests.server.placing import ALLOWED, an_eighth, placed_plan
 @pytest.mark.parametrize("lane", ["inline", "thread"])
 def test_answers_are_those_of_the_flat_table_to_the_bit(
     lane: str,
-    asked: Callable[[Plan], Client],
+    client_of: Callable[[Plan], Client],
     paged: Bundle,
     requests: list[Request],
     whole: Callable[[Request], F32],
     tmp_path: Path,
 ) -> None:
-    client = asked(placed_plan(paged, tmp_path, lane=lane))
+    client = client_of(placed_plan(paged, tmp_path, lane=lane))
     for request in requests[:20]:
         given = client.predict(request)
         assert given["reason"] is None
@@ -80,9 +80,9 @@ def test_a_planned_server_below_the_bundles_size_answers_as_one_with_all_in_memo
         for request in requests[:30]:
             body = {"context": request.context, "candidates": request.candidates}
             answers = [
-                http.post(f"{server.url}/v1/{page}", json=asked).json()
+                http.post(f"{server.url}/v1/{page}", json=content).json()
                 for server in (placed, whole)
-                for page, asked in (("rank", body), ("predict", {"columns": request.columns}))
+                for page, content in (("rank", body), ("predict", {"columns": request.columns}))
             ]
             assert answers[0] == answers[2]
             assert answers[1] == answers[3]
@@ -118,8 +118,8 @@ def test_a_plan_of_memory_disk_and_a_named_store_opens_and_answers_as_one_with_a
             httpx.Client(timeout=60) as http,
         ):
             for request in requests[:30]:
-                asked = {"columns": request.columns}
-                answers = [http.post(f"{s.url}/v1/predict", json=asked).json() for s in (placed, whole)]
+                content = {"columns": request.columns}
+                answers = [http.post(f"{s.url}/v1/predict", json=content).json() for s in (placed, whole)]
                 assert answers[0] == answers[1]
             counted = http.get(f"{placed.url}/metrics").text.splitlines()
     finally:
@@ -214,9 +214,9 @@ def test_another_generation_takes_over_and_the_old_tiers_close_after_their_last_
 
 
 def test_an_update_is_seen_by_all_answers_that_come_after_it(
-    asked: Callable[[Plan], Client], paged: Bundle, request_: Request, tmp_path: Path
+    client_of: Callable[[Plan], Client], paged: Bundle, request_: Request, tmp_path: Path
 ) -> None:
-    client = asked(placed_plan(paged, tmp_path))
+    client = client_of(placed_plan(paged, tmp_path))
     before = client.predict(request_)["predictions"]
     items = paged.encoder.vocabularies["item"]
     update = {"tables": {"item": {"ids": list(range(items.rows)), "rows": [[0.25] * 64] * items.rows}}}
@@ -224,16 +224,16 @@ def test_an_update_is_seen_by_all_answers_that_come_after_it(
     assert answer.json() == {"path": "table@cpu", "rows": items.rows}
     after = client.predict(request_)["predictions"]
     assert after != before
-    flat = asked(placed_plan(paged, tmp_path, lambda rows: {"host": rows - 1, "disk": 1}))
+    flat = client_of(placed_plan(paged, tmp_path, lambda rows: {"host": rows - 1, "disk": 1}))
     assert flat.post("/v1/admin/embeddings", orjson.dumps(update), ALLOWED).status_code == 200
     assert flat.predict(request_)["predictions"] == pytest.approx(after, abs=1e-6)
     assert client.post("/v1/admin/embeddings", b"{}", {}).status_code == 401
 
 
 def test_no_answer_is_made_of_half_an_update(
-    asked: Callable[[Plan], Client], paged: Bundle, requests: list[Request], tmp_path: Path
+    client_of: Callable[[Plan], Client], paged: Bundle, requests: list[Request], tmp_path: Path
 ) -> None:
-    client = asked(placed_plan(paged, tmp_path, lanes=2))
+    client = client_of(placed_plan(paged, tmp_path, lanes=2))
     items = paged.encoder.vocabularies["item"]
 
     def update(value: float) -> bytes:
@@ -265,7 +265,7 @@ def test_no_answer_is_made_of_half_an_update(
 
 
 def test_answers_without_the_remote_store_are_flagged(
-    asked: Callable[[Plan], Client],
+    client_of: Callable[[Plan], Client],
     paged: Bundle,
     request_: Request,
     whole: Callable[[Request], F32],
@@ -278,7 +278,7 @@ def test_answers_without_the_remote_store_are_flagged(
         def beyond(rows: int) -> dict[str, int]:
             return {"host": rows // 8, "disk": rows // 8, "remote": rows - 2 * (rows // 8)}
 
-        client = asked(placed_plan(paged, tmp_path, beyond, remote=remote))
+        client = client_of(placed_plan(paged, tmp_path, beyond, remote=remote))
         given = client.predict(request_)
         assert (given["degraded"], given["reason"]) == (False, None)
         np.testing.assert_allclose(
@@ -298,14 +298,14 @@ def test_answers_without_the_remote_store_are_flagged(
 
 
 def test_a_reload_and_a_rollback_serve_from_tiers_too(
-    asked: Callable[[Plan], Client],
+    client_of: Callable[[Plan], Client],
     paged: Bundle,
     plan: Plan,
     request_: Request,
     whole: Callable[[Request], F32],
     tmp_path: Path,
 ) -> None:
-    client = asked(placed_plan(paged, tmp_path))
+    client = client_of(placed_plan(paged, tmp_path))
     save_plan(plan, tmp_path / "flat.json")
     act = orjson.dumps({"plan": str(tmp_path / "flat.json")})
     assert client.post("/v1/admin/reload", act, ALLOWED).status_code == 200

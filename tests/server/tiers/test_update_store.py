@@ -28,7 +28,7 @@ def updated(client: Client, value: float, rows: int) -> None:
 
 
 def test_a_reload_of_the_same_bundle_keeps_its_updates_and_another_has_its_own_rows(
-    asked: Callable[[Plan], Client], paged: Bundle, request_: Request, tmp_path: Path
+    client_of: Callable[[Plan], Client], paged: Bundle, request_: Request, tmp_path: Path
 ) -> None:
     int8 = write_bundle(
         tmp_path / "int8", *quantize_bundle(paged, "int8"), paged.encoder, paged.manifest.metrics, {}
@@ -38,7 +38,7 @@ def test_a_reload_of_the_same_bundle_keeps_its_updates_and_another_has_its_own_r
         plans[name] = orjson.dumps({"plan": str(tmp_path / f"{name}.json")})
         save_plan(placed_plan(own, tmp_path), tmp_path / f"{name}.json")
     rows = paged.encoder.vocabularies["item"].rows
-    client = asked(placed_plan(paged, tmp_path))
+    client = client_of(placed_plan(paged, tmp_path))
 
     def act(name: str, body: bytes = b"{}") -> Any:
         answer = client.post(f"/v1/admin/{name}", body, ALLOWED)
@@ -66,9 +66,9 @@ def test_a_reload_of_the_same_bundle_keeps_its_updates_and_another_has_its_own_r
 
 
 def test_updates_are_reported_and_kept_if_a_plan_has_no_tiers(
-    asked: Callable[[Plan], Client], paged: Bundle, request_: Request, tmp_path: Path
+    client_of: Callable[[Plan], Client], paged: Bundle, request_: Request, tmp_path: Path
 ) -> None:
-    client = asked(placed_plan(paged, tmp_path))
+    client = client_of(placed_plan(paged, tmp_path))
     rows = paged.encoder.vocabularies["item"].rows
     updated(client, 0.25, rows)
     after = client.predict(request_)["predictions"]
@@ -82,13 +82,13 @@ def test_updates_are_reported_and_kept_if_a_plan_has_no_tiers(
 
 
 def test_an_update_that_comes_during_a_reload_is_served_before_and_after_it(
-    asked: Callable[[Plan], Client],
+    client_of: Callable[[Plan], Client],
     paged: Bundle,
     request_: Request,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    client = asked(placed_plan(paged, tmp_path))
+    client = client_of(placed_plan(paged, tmp_path))
     save_plan(placed_plan(paged, tmp_path), tmp_path / "plan.json")
     rows = paged.encoder.vocabularies["item"].rows
     updated(client, 0.25, rows)

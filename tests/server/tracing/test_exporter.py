@@ -80,9 +80,9 @@ def test_a_batch_and_its_requests_are_linked_both_ways(bundle_dir: Path, collect
         (back,) = batch.links
         assert (back.trace_id, back.span_id) == (request.trace_id, request.span_id)
         assert batch.trace_id == link.trace_id != request.trace_id
-        told = attributes(batch.attributes)
-        assert told["polyrec.rows"] == attributes(request.attributes)["polyrec.rows"]
-        assert told["polyrec.queries"] == 1
+        reported = attributes(batch.attributes)
+        assert reported["polyrec.rows"] == attributes(request.attributes)["polyrec.rows"]
+        assert reported["polyrec.queries"] == 1
         assert [s.name for s in collector.inside(batch)] == ["encode", "embed", "dense"]
 
 

@@ -38,7 +38,7 @@ MOST_KEPT = 20_000
 
 
 class Reference:
-    """Answers of one application, each asked for once."""
+    """Answers of one application, each computed once."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -49,11 +49,11 @@ class Reference:
         if call not in self._known:
             if len(self._known) >= MOST_KEPT:
                 self._known.clear()
-            self._known[call] = await asked(self._app, call)
+            self._known[call] = await answer_of(self._app, call)
         return self._known[call]
 
 
-async def asked(app: ASGIApp, call: Call) -> Answer:
+async def answer_of(app: ASGIApp, call: Call) -> Answer:
     """One call by ASGI."""
     path, _, query = call.target.partition("?")
     headers = [(name.lower(), value) for name, value in call.headers]
