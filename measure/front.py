@@ -1,7 +1,7 @@
-"""What the server spends beside a lane: a real server, real requests, its processor time less the lane's.
+"""Measures the server's CPU time outside of lanes, with a real server and real requests.
 
-server CPU time (its threads' own count) - time of encode, embed and dense (its own metrics)
-  = parsing, routing, HTTP, writing; a query and a row, by a line through three sizes
+server CPU time (of its threads) - time of encode, embed and dense (its metrics)
+  = parsing, routing, HTTP, writing; cost per query and per row by a line through three sizes
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LANE_PHASES = ("encode", "embed", "dense")
 
 
 def measure_front(path: PlannedPath, bundle: Bundle, seconds: float, seed: int = 0) -> Front:
-    """Serves one path of a CPU in the event loop and asks it in a closed loop, for about `seconds`.
+    """Serves one CPU path in the event loop and loads it in a closed loop, for about `seconds`.
 
     Raises StartFailed or LoadError.
     """
@@ -39,7 +39,7 @@ def measure_front(path: PlannedPath, bundle: Bundle, seconds: float, seed: int =
         "device": path.device,
         "precision": path.precision,
     }
-    # (share of its time that the server waited for a core, seconds a query)
+    # (share of time the server waited for a core, seconds per query)
     costs: dict[int, list[tuple[float, float]]] = {rows: [] for rows in ROWS}
     with start(settings) as child:
         pid = child.process.pid
@@ -51,22 +51,22 @@ def measure_front(path: PlannedPath, bundle: Bundle, seconds: float, seed: int =
                 answered = closed_loop(child.url, requests[rows], CONNECTIONS, each)
                 after, lane = core_seconds(pid), lane_seconds(child.url) - lane
                 had, waited = (b - a for a, b in zip(before, after, strict=True))
-                # the lane's clock went on while the process waited for a core, its processor time did not
+                # lane times are wall-clock and include waiting for a core, CPU time does not
                 spent = max(had - lane * had / (had + waited), 0.0)
                 costs[rows].append((waited / had, spent / answered))
-    # of the rounds the one that neighbors disturbed least
+    # the round with the least waiting for a core
     query_s, row_s = relative_line(ROWS, [min(costs[rows])[1] for rows in ROWS])
     return Front(query_s=query_s, row_s=row_s)
 
 
 def lane_seconds(url: str) -> float:
-    """Time that the server's lanes have executed so far, as its metrics say."""
+    """Returns the seconds that the server's lanes have executed so far, by its metrics."""
     counted = read_metrics(url)
     return sum(counted.total("polyrec_phase_seconds_sum", phase=phase) for phase in LANE_PHASES)
 
 
 def _requests(url: str, drawn: Requests, rows: int) -> list[bytes]:
-    """Whole requests, no two alike: rankings, or predictions where the schema has one role only."""
+    """Builds distinct HTTP requests: rankings, or predictions if the schema has only one role."""
     target = Target(url + (RANK if drawn.ranking else PREDICT), ENDLESS)
     made = []
     for _ in range(DIFFERENT_REQUESTS):

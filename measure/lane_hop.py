@@ -1,9 +1,9 @@
-"""What the way to a lane on another core and back takes, beside execution, on this machine.
+"""Measures the round trip to a lane on another core, without execution.
 
-time from handing a batch over to hearing of its end - time that the lane executed
-  = two wake-ups, and for a process the batch through shared memory; half of the batches after a rest
+time from submitting a batch to its completion - time that the lane executed
+  = two wake-ups, and for a process the transfer through shared memory; half of the batches after a pause
 
-`python -m benchmarks.lanes.hop` tells the same by size and load, for reading.
+`python -m benchmarks.lanes.hop` measures the same by size and load.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ REST_S = 0.002
 
 
 def measure_hops(path: PlannedPath, bundle: Bundle, seconds: float, seed: int = 0) -> dict[LaneKind, Hop]:
-    """Of lanes that execute one path of the CPU, in turns, for about `seconds`. The loop keeps the first core
-    that this process may use, the lanes the last. Raises what opening a lane raises.
+    """Measures thread and process lanes with one CPU path, alternating, for about `seconds`.
+
+    The event loop is pinned to the first usable core, the lanes to the last. Raises what opening a lane
+    raises.
     """
     drawn = Requests(bundle.encoder, np.random.default_rng(seed))
     batches = [drawn.encode(*drawn.request(ROWS), ROWS) for _ in range(BATCHES)]
@@ -68,7 +70,7 @@ def measure_hops(path: PlannedPath, bundle: Bundle, seconds: float, seed: int = 
 async def hops(
     lane: Lane, path: str, batches: Sequence[Batch], count: int, rest_s: float
 ) -> list[tuple[float, float]]:
-    """(seconds to the lane and back, seconds executed) of `count` batches, a rest before each."""
+    """Returns (seconds of the round trip, seconds executed) of `count` batches, with a pause before each."""
     loop = asyncio.get_running_loop()
     lane.attach()
     found = []

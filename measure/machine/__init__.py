@@ -1,7 +1,7 @@
-"""Discovers this machine: what executes here, how much memory it has, and how fast both are, measured.
+"""Discovers this machine: devices, runtimes, memory, and their measured speed.
 
-Listed is not usable: every runtime has to execute something on a device before the device counts as
-having it, because ONNX Runtime lists providers that it cannot load, and falls back to the CPU in silence.
+A runtime counts only after it has executed something on a device, because ONNX Runtime lists providers that
+it cannot load, and silently falls back to the CPU.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from polyrec.planner.devices import Device, Machine, MachineError
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """The machine, and what is installed or listed but does not work here: name -> why."""
+    """The machine, and runtimes that are installed but do not work: name -> reason."""
 
     machine: Machine
     unusable: dict[str, str]
 
 
 def discover(folder: str | Path = ".", measure: bool = True) -> Inventory:
-    """Looks at this machine; with `measure` it takes some seconds and 300 MB, else speeds are None.
+    """Discovers this machine; with `measure` it takes some seconds and 300 MB, else speeds are None.
 
-    folder: on the disk that tier files would lie on.
+    folder: on the disk for tier files.
     """
     unusable: dict[str, str] = {}
     devices: list[Device] = [cpu_device(measure, unusable), *gpu_devices(measure, unusable)]
@@ -44,7 +44,7 @@ def discover(folder: str | Path = ".", measure: bool = True) -> Inventory:
 
 
 def chosen(machine: Machine, names: str) -> Sequence[Device]:
-    """`auto`: every device of the machine; else those named, like `cpu,gpu0`. Raises MachineError."""
+    """Returns the devices named like `cpu,gpu0`, or all for `auto`. Raises MachineError."""
     if names == "auto":
         return machine.devices
     found = [machine.device(name.strip()) for name in names.split(",")]

@@ -1,7 +1,7 @@
-"""The CPU: cores and memory that this process may use, not those that the board has.
+"""Discovers the CPU cores and memory that this process may use.
 
-A container's share is told by the affinity mask and by its cgroups, version 1 or 2, of which every
-ancestor may set a lower limit.
+A container's share is given by the affinity mask and its cgroups, version 1 or 2, where every ancestor may
+set a lower limit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PROC = Path("/proc")
 
 
 def cpu_device(measure: bool, unusable: dict[str, str]) -> Device:
-    """All usable cores as one device; a runtime that does not work is told in `unusable`."""
+    """Returns all usable cores as one device; adds runtimes that do not work to `unusable`."""
     cores = usable_cores()
     quota = cpu_quota()
     lanes = len(cores) if quota is None else max(1, min(len(cores), int(quota)))
@@ -50,14 +50,14 @@ def cpu_device(measure: bool, unusable: dict[str, str]) -> Device:
 
 
 def usable_cores() -> set[int]:
-    """Cores of the affinity mask."""
+    """Returns the cores of the affinity mask."""
     if hasattr(os, "sched_getaffinity"):
         return os.sched_getaffinity(0)
     return set(range(os.cpu_count() or 1))
 
 
 def cpu_quota() -> float | None:
-    """Cores' worth of time that the cgroups allow; None without a limit."""
+    """Returns the CPU quota of the cgroups in cores; None without a limit."""
     limits = []
     for folder in cgroups("cpu"):
         if parts := _words(folder / "cpu.max"):
@@ -69,7 +69,7 @@ def cpu_quota() -> float | None:
 
 
 def memory_bytes() -> int:
-    """The machine's memory, or what the cgroups allow of it."""
+    """Returns the machine's memory, or the limit of the cgroups."""
     try:
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError):
@@ -84,7 +84,7 @@ def memory_bytes() -> int:
 
 
 def cgroups(controller: str) -> list[Path]:
-    """Folders of this process's cgroup and its ancestors, for one controller, version 2 and 1."""
+    """Returns the folders of this process's cgroup and its ancestors, for one controller, version 2 and 1."""
     roots: list[tuple[Path, str]] = []
     for line in _lines(PROC / "self/cgroup"):
         number, names, path = line.split(":", 2)
@@ -95,13 +95,13 @@ def cgroups(controller: str) -> list[Path]:
     folders: list[Path] = []
     for root, path in roots:
         here = root / path.lstrip("/")
-        # inside a container the path is the host's, and the limits stand at the root that one sees
+        # inside a container the path is the host's, and the limits are at the visible root
         folders += [p for p in (here, *here.parents) if p == root or root in p.parents]
     return [p for p in dict.fromkeys(folders) if p.is_dir()]
 
 
 def numa_nodes(cores: set[int]) -> list[int]:
-    """NUMA nodes that have any of the cores."""
+    """Returns the NUMA nodes of the cores."""
     nodes = []
     for folder in (SYS / "devices/system/node").glob("node[0-9]*"):
         if cores & _ranges("".join(_lines(folder / "cpulist"))):
@@ -110,7 +110,9 @@ def numa_nodes(cores: set[int]) -> list[int]:
 
 
 def caches(core: int) -> dict[str, int]:
-    """Bytes by level, as one core sees them: `L1d`, `L2`, `L3`; instruction caches are left out."""
+    """Returns cache sizes in bytes by level, as seen by one core: `L1d`, `L2`, `L3`; without
+    instruction caches.
+    """
     found = {}
     for index in sorted((SYS / f"devices/system/cpu/cpu{core}/cache").glob("index[0-9]*")):
         level, kind, size = ("".join(_lines(index / f)) for f in ("level", "type", "size"))
@@ -121,7 +123,7 @@ def caches(core: int) -> dict[str, int]:
 
 
 def vectors() -> tuple[str, ...]:
-    """What the cores can do on many numbers at once, of what matters to products."""
+    """Returns the vector instruction sets of the cores that matter to matrix products."""
     for line in _lines(PROC / "cpuinfo"):
         if line.startswith(("flags", "Features")):
             flags = set(line.partition(":")[2].split())
@@ -130,7 +132,7 @@ def vectors() -> tuple[str, ...]:
 
 
 def model() -> str:
-    """The maker's name of the processor."""
+    """Returns the model name of the processor."""
     for line in _lines(PROC / "cpuinfo"):
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
@@ -138,7 +140,7 @@ def model() -> str:
 
 
 def _ranges(text: str) -> set[int]:
-    """`0-3,8` -> the numbers."""
+    """Parses `0-3,8` as a set of numbers."""
     found: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")

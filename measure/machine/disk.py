@@ -1,7 +1,8 @@
-"""The disk that tier files would lie on: free space, long reads, and reads of one page, past the cache.
+"""Measures the disk for tier files: free space, sequential reads, and reads of one page, without the page
+cache.
 
-Measured on a temporary file, with direct reads where the file system has them; elsewhere the file's
-pages are dropped from the cache first. Bounded: some tens of megabytes, under two seconds.
+Uses a temporary file, with direct reads where the file system has them; elsewhere the file's pages are
+dropped from the cache first. Takes some tens of megabytes and less than two seconds.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ READS = 400
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """free_bytes: of the file system. bandwidth: bytes/s of long reads; latency_s: median of one page's."""
+    """free_bytes: of the file system.
+
+    bandwidth: bytes/s of sequential reads; latency_s: median read of a page.
+    """
 
     free_bytes: int | None
     bandwidth: float | None = None
@@ -34,7 +38,7 @@ class Disk:
 
 
 def measure_disk(folder: Path, measure: bool) -> Disk:
-    """The disk of a folder, or of its nearest ancestor that is there; unmeasured if it cannot be written."""
+    """Measures the disk of a folder, or of its nearest existing ancestor; only free space if not writable."""
     while not folder.is_dir() and folder != folder.parent:
         folder = folder.parent
     try:
@@ -45,7 +49,7 @@ def measure_disk(folder: Path, measure: bool) -> Disk:
         return Disk(free)
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".polyrec-disk-") as file:
-            # random bytes: some disks store repeated ones without writing them
+            # random bytes, because some disks compress repeated ones
             file.write(np.random.default_rng(0).bytes(FILE))
             file.flush()
             os.fsync(file.fileno())
@@ -55,9 +59,9 @@ def measure_disk(folder: Path, measure: bool) -> Disk:
 
 
 def _read(name: str) -> tuple[float, float]:
-    """(bytes/s of long reads, seconds of a page's)."""
+    """Returns (bytes/s of sequential reads, seconds per page)."""
     descriptor, direct = _open(name)
-    # direct reads need memory that begins at a page
+    # direct reads need page-aligned memory
     buffer = mmap.mmap(-1, LONG)
     view = memoryview(buffer)
     page = view[:PAGE]
@@ -88,7 +92,7 @@ def _read(name: str) -> tuple[float, float]:
 
 
 def _open(name: str) -> tuple[int, bool]:
-    """(descriptor, whether reads go past the page cache)."""
+    """Returns (descriptor, whether reads bypass the page cache)."""
     if hasattr(os, "O_DIRECT"):
         with contextlib.suppress(OSError):
             return os.open(name, os.O_RDONLY | os.O_DIRECT), True
@@ -96,7 +100,7 @@ def _open(name: str) -> tuple[int, bool]:
 
 
 def drop_page_cache(descriptor: int, direct: bool) -> None:
-    """Has the system drop the file's pages, where reads would otherwise be answered from memory."""
+    """Drops the file's pages from the page cache, unless reads bypass it."""
     if not direct and hasattr(os, "posix_fadvise"):
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)

@@ -1,4 +1,4 @@
-"""GPUs: through torch where it has CUDA, else through the driver's tool and ONNX Runtime's provider."""
+"""Discovers GPUs by torch if it has CUDA, else by nvidia-smi and ONNX Runtime's provider."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NVIDIA_SMI = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,nohea
 
 
 def gpu_devices(measure: bool, unusable: dict[str, str]) -> list[Device]:
-    """Every CUDA device that some runtime executes on; why one does not is told in `unusable`."""
+    """Returns every CUDA device on which a runtime works; adds failures to `unusable`."""
     import torch
 
     if not torch.cuda.is_available():
@@ -58,7 +58,7 @@ def _runtimes(device: str, unusable: dict[str, str]) -> tuple[RuntimeName, ...]:
 
 
 def _without_torch(unusable: dict[str, str]) -> list[Device]:
-    """torch has no CUDA here; ONNX Runtime may."""
+    """Discovers GPUs where torch has no CUDA, but ONNX Runtime may."""
     why = onnx_works("cuda:0")
     if why is not None:
         unusable["onnx on cuda:0"] = why
@@ -87,7 +87,7 @@ def _without_torch(unusable: dict[str, str]) -> list[Device]:
 
 
 def _speeds(index: int) -> dict[str, float]:
-    """Measured on the device: copies in its memory, copies to it from pinned memory, rows, products."""
+    """Measures a device: copies in its memory, copies from pinned host memory, random rows, products."""
     import torch
 
     device = torch.device("cuda", index)
@@ -114,7 +114,7 @@ def _speeds(index: int) -> dict[str, float]:
 
 
 def _peers(device: Device, others: list[Device]) -> dict[str, float]:
-    """Bytes/s from each other GPU, by whatever joins them: NVLink, or PCIe."""
+    """Measures bytes/s from each other GPU, by NVLink or PCIe."""
     import torch
 
     speeds = {}
@@ -129,7 +129,7 @@ def _peers(device: Device, others: list[Device]) -> dict[str, float]:
 
 
 def _seconds(index: int, work: Callable[[], object]) -> float:
-    """Of one call, by the device's own clock; the best of some, after one that does not count."""
+    """Returns seconds per call by the device's clock: the best of several, after a warm-up call."""
     import torch
 
     work()

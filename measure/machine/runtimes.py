@@ -1,4 +1,4 @@
-"""Whether a runtime works on a device: it has to execute a product there, and say that it did."""
+"""Tests whether a runtime works on a device, by executing a product there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from polyrec.models.errors import RuntimeUnavailable
 
 
 def onnx_works(device: str) -> str | None:
-    """None, or why ONNX Runtime does not execute on this device (`cpu`, `cuda:0`, `tensorrt:0`)."""
+    """Returns why ONNX Runtime does not work on this device (`cpu`, `cuda:0`, `tensorrt:0`), or None."""
     try:
         from polyrec.models.runtimes.onnx import open_session
 
@@ -27,7 +27,7 @@ def onnx_works(device: str) -> str | None:
 
 
 def torch_works(device: str) -> str | None:
-    """None, or why torch does not execute on this device."""
+    """Returns why torch does not work on this device, or None."""
     import torch
 
     try:
@@ -40,7 +40,7 @@ def torch_works(device: str) -> str | None:
 
 @cache
 def product_graph() -> bytes:
-    """ONNX: `c` = `a` times `b`, float32 of any size."""
+    """Builds an ONNX graph of `c` = `a` times `b`, float32 of any size."""
     from onnx import TensorProto, helper
 
     a, b, c = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [None, None]) for n in "abc")

@@ -1,6 +1,6 @@
-"""How fast the CPU and its memory are: copies, random rows, products; a fraction of a second each.
+"""Measures the CPU and its memory: copies, random rows, products; a fraction of a second each.
 
-The best of several passes counts: a neighbor can only make a machine slower than it is.
+The best of several passes counts, because other processes can only slow the machine down.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ COPIED = 64 * 2**20
 TABLE = 256 * 2**20
 ROW = 64
 MOST_THREADS = 32
-"""More add nothing: a few cores fill the memory's channels."""
+"""Maximum threads: a few cores saturate the memory channels."""
 
 
 def copy_bandwidth(lanes: int, memory: int) -> float:
-    """Bytes/s read and written by all lanes at once, in copies larger than the caches."""
+    """Measures bytes/s read and written by all lanes together, in copies larger than the caches."""
     threads = min(lanes, MOST_THREADS)
     size = _affordable(COPIED, memory, 2 * threads) // 8
     pairs = [(np.ones(size), np.ones(size)) for _ in range(threads)]
@@ -29,13 +29,13 @@ def copy_bandwidth(lanes: int, memory: int) -> float:
     def copy(pair: tuple[np.ndarray, np.ndarray]) -> None:
         np.copyto(pair[1], pair[0])
 
-    # numpy lets go of the interpreter while it copies, so the threads run at once
+    # numpy releases the GIL while it copies, so the threads run in parallel
     with ThreadPoolExecutor(threads) as pool:
         return 2 * 8 * size * threads * best_rate(lambda: list(pool.map(copy, pairs)))
 
 
 def gathers(memory: int) -> float:
-    """Rows of 64 bytes that one lane reads a second from random places of a table beyond the caches."""
+    """Measures random rows of 64 bytes per second that one lane reads from a table larger than the caches."""
     import torch
 
     before = torch.get_num_threads()
@@ -51,7 +51,7 @@ def gathers(memory: int) -> float:
 
 
 def products(onnx: bool) -> float:
-    """fp32 FLOP/s of one lane in a product of the size of a dense net's layers, by the faster runtime."""
+    """Measures fp32 FLOP/s of one lane in a product of typical layer size, by the faster runtime."""
     m, k, n = 256, 512, 512
     a, b = np.ones((m, k), np.float32), np.ones((k, n), np.float32)
     rates = [_torch_rate(a, b)]
@@ -77,7 +77,7 @@ def _torch_rate(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def best_rate(work: Callable[[], object]) -> float:
-    """Calls of `work` a second, in the best of some passes after a first call that does not count."""
+    """Returns calls of `work` per second in the best of several passes, after a warm-up call."""
     work()
     rates = []
     for _ in range(PASSES):
@@ -90,5 +90,5 @@ def best_rate(work: Callable[[], object]) -> float:
 
 
 def _affordable(wanted: int, memory: int, copies: int) -> int:
-    """`wanted` bytes, or less where so many copies of them would take over an eighth of the memory."""
+    """Returns `wanted` bytes, or less if this many copies would exceed an eighth of the memory."""
     return min(wanted, max(2**20, memory // 8 // copies)) if memory else wanted

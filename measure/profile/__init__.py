@@ -1,1 +1,3 @@
-"""Measuring paths: requests drawn by popularity, one worker process a path, samples kept as they come."""
+"""Profiles paths: synthetic requests, one worker process per path, a log of samples, fitted latency
+models.
+"""

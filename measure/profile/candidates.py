@@ -1,4 +1,4 @@
-"""Which paths there are to measure: bundles x runtimes x devices x dense precisions, each with its name."""
+"""Enumerates the paths to measure: bundles x runtimes x devices x dense precisions, with their names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PRECISIONS: dict[RuntimeName, tuple[DensePrecision, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A path to measure. bundle: as it was loaded; identity: changes if what would be measured does."""
+    """A path to measure. bundle: loaded; identity: changes if anything that affects measurements changes."""
 
     path: PlannedPath
     bundle: Bundle
@@ -35,7 +35,7 @@ class Candidate:
 
 
 def best_runtimes(device: Device) -> tuple[RuntimeName, ...]:
-    """What a device is measured with unless one asks: onnx on a CPU, torch elsewhere, if they work."""
+    """Returns the default runtimes of a device: onnx on a CPU, torch elsewhere, if they work."""
     preferred: RuntimeName = "onnx" if device.kind == "cpu" else "torch"
     return (preferred,) if preferred in device.runtimes else device.runtimes[:1]
 
@@ -48,22 +48,23 @@ def candidates(
     beside: Path,
     versions: str,
 ) -> list[Candidate]:
-    """All of them, bundle by bundle.
+    """Returns all candidates, bundle by bundle.
 
-    bundles: by what each is called if another has its representation. runtimes: None means the best of
-    each device; precisions: None means all that a runtime has. beside: the folder that bundles are
-    named relative to. versions: of the software, part of the identity.
+    bundles: by the label to use if several have the same representation. runtimes: None: the best of each
+    device.
+    precisions: None: all of a runtime. beside: folder that bundle paths are relative to. versions: of the
+    software, part of the identity.
     """
     names = [b.name for b in bundles.values()]
     found: list[Candidate] = []
     for label, bundle in bundles.items():
-        own = bundle.name if names.count(bundle.name) == 1 else label
+        base = bundle.name if names.count(bundle.name) == 1 else label
         for device in devices:
             known = best_runtimes(device) if runtimes is None else runtimes
             for runtime in (r for r in known if r in device.runtimes):
                 # the first runtime of a device has the plain name, as `polyrec serve` gives it
                 called = (
-                    own if runtime == next(r for r in known if r in device.runtimes) else f"{own}.{runtime}"
+                    base if runtime == next(r for r in known if r in device.runtimes) else f"{base}.{runtime}"
                 )
                 for precision in PRECISIONS[runtime]:
                     if precisions is not None and precision not in precisions:
@@ -76,12 +77,12 @@ def candidates(
 
 
 def relative(bundle: Path, folder: Path) -> Path:
-    """The bundle as a file in `folder` names it: an absolute path stays one."""
+    """Returns the bundle's path relative to `folder`; absolute paths are kept."""
     return bundle if bundle.is_absolute() else Path(os.path.relpath(bundle, folder))
 
 
 def path_memory(bundle: Bundle, peak: int) -> Memory:
-    """Bytes of a path by table; what is no row of a table (decoders, net) is fixed."""
+    """Returns the memory of a path: rows by table, fixed bytes (decoders, net), and peak."""
     stage = bundle.stage()
     precision = bundle.manifest.representation.precision
     each = bytes_per_row(stage.width, precision)

@@ -1,14 +1,14 @@
-"""Measured batches of a path -> its latency model: monotone, piecewise linear, robust.
+"""Fits the latency model of a path to measured batches: monotone, piecewise linear, robust.
 
-    samples of a size, in rounds        rounds are minutes apart, so a disturbance is in one of them
-      -> median: that of the rounds' medians
+    samples of a size, in rounds        rounds are minutes apart, so a disturbance affects one of them
+      -> median: of the rounds' medians
       -> tail: median x ratio, the ratio being the 99th percentile of sample / its round's median,
          pooled over neighboring sizes where one size has too few samples for a percentile
-      -> never falling with rows: isotonic regression in its robust form, by medians
-      -> as few knots as keep both curves within a tolerance
+      -> non-decreasing in rows: isotonic regression by medians
+      -> the fewest knots that keep both curves within a tolerance
 
-Sizes that the model was not fitted to tell its error; their own percentiles are pooled only among
-themselves, so that nothing of them is in the model.
+The error is measured on sizes that the model was not fitted to; their percentiles are pooled only among
+themselves.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from polyrec.planner.latency_model import LatencyModel
 from polyrec.planner.profile import FitError, Point
 
 TAIL_SAMPLES = 500
-"""Samples that a 99th percentile should have: so many that five of them lie beyond it."""
+"""Samples for a 99th percentile: five of them lie beyond it."""
 TAIL_SAMPLES_PER_ROUND = 100
 MEDIAN_SAMPLES = 8
 NEIGHBORS = 2
-"""Sizes to each side that are pooled at most: with a ladder of doublings, a factor of four."""
+"""Maximum pooled sizes on each side: a factor of four in rows."""
 TOLERANCE = 0.02
 TAIL_TOLERANCE = 0.05
 LEAST_S = 1e-9
@@ -35,7 +35,7 @@ LEAST_S = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class SizeSamples:
-    """Batches of `rows` rows: seconds of each, one array a round, none of them empty."""
+    """Batches of `rows` rows: seconds of each, one non-empty array per round."""
 
     rows: int
     rounds: tuple[F64, ...]
@@ -53,15 +53,17 @@ class SizeSamples:
         return max(float(r.max()) for r in self.rounds)
 
     def ratios(self) -> list[F64]:
-        """Samples over their round's median, since drift between rounds is no tail; over that of all
-        rounds where a round is too small to have one of its own."""
+        """Returns samples divided by their round's median, because drift between rounds is no tail.
+
+        Rounds with too few samples use the median of all rounds.
+        """
         if self.samples < MEDIAN_SAMPLES * len(self.rounds):
             return [r / max(self.median_s, LEAST_S) for r in self.rounds]
         return [r / max(float(np.median(r)), LEAST_S) for r in self.rounds]
 
 
 def points(sizes: Sequence[SizeSamples], fitted: bool = True) -> tuple[Point, ...]:
-    """Quantiles of each size, ascending in rows. The 90th and 99th percentile are median x ratio."""
+    """Computes quantiles of each size, ascending in rows. Percentiles 90 and 99 are median x ratio."""
     ordered = sorted(sizes, key=lambda s: s.rows)
     made = []
     for i, size in enumerate(ordered):
@@ -81,11 +83,11 @@ def points(sizes: Sequence[SizeSamples], fitted: bool = True) -> tuple[Point, ..
 
 
 def tail_ratio(sizes: Sequence[SizeSamples], at: int, share: float = 0.99) -> float:
-    """The quantile `share` of sample / median at one of the sizes, at least 1.
+    """Returns the quantile `share` of sample / median at one of the sizes, at least 1.
 
-    Of the size alone where it has ENOUGH samples, else with as many neighbors as that takes, NEIGHBORS
-    to each side at most. The median over the rounds of each round's quantile where the rounds are large
-    enough, which forgives a disturbed round; else the quantile of all of them together.
+    Pools up to NEIGHBORS sizes on each side until there are TAIL_SAMPLES samples. If rounds are large enough,
+    takes the median of the rounds' quantiles, which tolerates a disturbed round; else the quantile of all
+    samples.
     """
     for reach in range(NEIGHBORS + 1):
         near = sizes[max(0, at - reach) : at + reach + 1]
@@ -104,10 +106,10 @@ def _by_round(sizes: Sequence[SizeSamples]) -> list[list[F64]]:
 
 
 def fit(measured: Sequence[Point], tolerance: float = TOLERANCE) -> LatencyModel:
-    """The model of points, ascending in rows: at least one.
+    """Fits the model of at least one point, ascending in rows.
 
-    tolerance: relative error of the median that leaving out a knot may bring at a point; the tail may
-    have TAIL_TOLERANCE / TOLERANCE as much. With 0 only knots on a straight line are left out.
+    tolerance: maximum relative error of the median from dropping knots; TAIL_TOLERANCE / TOLERANCE times as
+    much for the tail. With 0 only knots on a straight line are dropped.
     """
     rows = np.array([p.rows for p in measured], np.float64)
     weights = np.sqrt([max(p.samples, 1) for p in measured])
@@ -116,7 +118,7 @@ def fit(measured: Sequence[Point], tolerance: float = TOLERANCE) -> LatencyModel
     limits = np.array([[tolerance], [tolerance * TAIL_TOLERANCE / TOLERANCE]]) + 1e-9
     kept = knots(rows, np.stack((median, tail)), limits)
     if len(kept) > 1:
-        # beyond the last knot both go on by their slopes, and the tail must stay above the median
+        # both are extrapolated beyond the last knot, and the tail must stay above the median
         before, last = kept[-2:]
         tail[last] = max(tail[last], tail[before] + median[last] - median[before])
     return LatencyModel(
@@ -127,7 +129,7 @@ def fit(measured: Sequence[Point], tolerance: float = TOLERANCE) -> LatencyModel
 
 
 def fit_error(model: LatencyModel, unseen: Sequence[Point]) -> FitError | None:
-    """Mean relative error at points that the model was not fitted to; None without any."""
+    """Returns the mean relative error at points that the model was not fitted to; None without any."""
     if not unseen:
         return None
     median = [abs(model.median(p.rows) / max(p.p50_s, LEAST_S) - 1) for p in unseen]
@@ -136,10 +138,10 @@ def fit_error(model: LatencyModel, unseen: Sequence[Point]) -> FitError | None:
 
 
 def isotonic(values: F64, weights: F64) -> F64:
-    """The non-descending sequence with the least weighted absolute deviation from `values`.
+    """Returns the non-decreasing sequence with the least weighted absolute deviation from `values`.
 
-    Pool adjacent violators with weighted medians (Robertson, Waltman 1968): an outlier moves its
-    neighbors as far as one sample moves a median.
+    Pool adjacent violators with weighted medians (Robertson, Waltman 1968): an outlier has
+    only the influence of one sample on a median.
     """
     blocks: list[tuple[list[float], list[float], float]] = []
     for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
@@ -152,7 +154,7 @@ def isotonic(values: F64, weights: F64) -> F64:
 
 
 def _median(values: list[float], weights: list[float]) -> float:
-    """The weighted median; the middle between two where half the weight is on either side."""
+    """Returns the weighted median; the mean of two values if half the weight is on either side."""
     order = np.argsort(values, kind="stable")
     v, ends = np.array(values)[order], np.cumsum(np.array(weights)[order])
     half = ends[-1] / 2
@@ -161,10 +163,10 @@ def _median(values: list[float], weights: list[float]) -> float:
 
 
 def knots(rows: F64, curves: F64, limits: F64) -> list[int]:
-    """Indices of the points to keep so that straight lines between them stay near all points.
+    """Returns the points to keep so that linear interpolation stays near all points.
 
     curves: float64 [curves, points], positive; limits: [curves, 1], relative errors. The first and the
-    last stay, and of the others that one is dropped first whose going brings the least error.
+    last stay; of the others, the one that causes the least error is dropped first.
     """
     kept = list(range(rows.size))
     while len(kept) > 2:
@@ -177,6 +179,6 @@ def knots(rows: F64, curves: F64, limits: F64) -> list[int]:
 
 
 def _worst(rows: F64, curves: F64, limits: F64, kept: list[int]) -> float:
-    """The largest error of lines through `kept`, in units of its curve's limit."""
+    """Returns the largest interpolation error through `kept`, in units of the curve's limit."""
     lines = np.stack([np.interp(rows, rows[kept], curve[kept]) for curve in curves])
     return float((np.abs(lines / curves - 1) / limits).max())

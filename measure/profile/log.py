@@ -1,8 +1,7 @@
-"""Samples as they come: one line of JSON each, appended, so that an interrupted profile goes on.
+"""Log of measurements, one JSON line each, so that an interrupted profile can be resumed.
 
-The first line says what the run was asked; a run that is asked otherwise starts anew. A line belongs to
-a path's identity (its bundle's version, its runtime, the software): of a bundle that has changed since,
-nothing is believed.
+The first line has the settings of the run; other settings start a new log. Each line has the identity of a
+path (its bundle's version, runtime, software), so that measurements of a changed bundle are ignored.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from polyrec.planner.profile import ProfileError
 
 
 class SampleLog:
-    """What is known of each path, in a file. Use it in a `with` block.
+    """Measurements of each path, in a file. Use it in a `with` block.
 
-    resumed: whether an earlier run's lines were taken over.
+    resumed: whether lines of an earlier run were read.
     """
 
     def __init__(self, file: Path, asked: Mapping[str, Any]) -> None:
@@ -51,7 +50,7 @@ class SampleLog:
             self._stream.close()
 
     def add(self, path: str, identity: str, what: str, found: dict[str, Any]) -> None:
-        """Keeps what was found of a path, and forgets what was known before."""
+        """Stores a measurement of a path, replacing an earlier one."""
         self._known[path, identity, what] = found
         self._write({"path": path, "identity": identity, "what": what, "found": found})
 
@@ -59,7 +58,7 @@ class SampleLog:
         return self._known.get((path, identity, what))
 
     def remove(self) -> None:
-        """Once all of it is in a profile."""
+        """Deletes the log after the profile is written."""
         if self._stream is not None:
             self._stream.close()
         self._file.unlink(missing_ok=True)
@@ -70,7 +69,7 @@ class SampleLog:
         self._stream.flush()
 
     def _read(self) -> list[dict[str, Any]]:
-        """The lines of an earlier run; what an interrupt cut off is left out."""
+        """Reads the lines of an earlier run, except a truncated one."""
         lines: list[dict[str, Any]] = []
         with contextlib.suppress(OSError, UnicodeDecodeError):
             for text in self._file.read_text(encoding="utf-8").splitlines():

@@ -1,4 +1,4 @@
-"""Candidates in, their profiles out: opens each in a worker, times it, keeps every sample, fits the model."""
+"""Measures candidates: opens each in a worker, times it, logs every sample, and fits its latency model."""
 
 from __future__ import annotations
 
@@ -21,25 +21,28 @@ from polyrec.measure.profile.schedule import ROUNDS, Block, blocks, evicted_size
 from polyrec.planner.profile import PathProfile
 
 OPEN_AT_ONCE = 16
-"""Paths that are open at a time: each process takes some hundred megabytes for its libraries alone."""
+"""Maximum open paths: each process takes some hundred megabytes for libraries."""
 OPENING = 0.1
-"""Share of the progress bar."""
+"""Share of opening in the progress bar."""
 SCOUT_ROWS = (1, 64)
 SCOUT_BATCHES = 9
 MIN_EVICT_BYTES = 8 * 2**20
 MAX_EVICT_BYTES = 256 * 2**20
 REST_SHARE = 0.08
-"""Share of a block's time to rest after it in the real-time class: what never rests there is stopped by
-Linux for 50 ms in each second (sched_rt_runtime_us), and that would be measured."""
+"""Share of a block's time to sleep after it under real-time scheduling: Linux stops a process that never
+sleeps there for 50 ms per second (sched_rt_runtime_us), which would be measured."""
 
 Advance = Callable[[float, str], object]
-"""(share of the whole that is done, what is being done)."""
+"""Called with (share done, current step)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileSettings:
-    """largest: rows of the largest batch. seconds: measuring time of a path, in the caches' favor;
-    evicted batches take a seventh more. wiped: bytes written to empty the caches."""
+    """Settings of a profile.
+
+    largest: rows of the largest batch. seconds: measuring time per path with warm caches; batches with empty
+    caches take a seventh more. evict_bytes: bytes written to empty the caches.
+    """
 
     largest: int
     seconds: float
@@ -48,17 +51,17 @@ class ProfileSettings:
 
 
 def eviction_bytes(last_level: int) -> int:
-    """Twice the last-level cache: one pass replaces all of it."""
+    """Returns the bytes to write to empty the caches: twice the last-level cache, within limits."""
     return min(max(2 * last_level, MIN_EVICT_BYTES), MAX_EVICT_BYTES)
 
 
 def measure(
     found: Sequence[Candidate], asked: ProfileSettings, log: SampleLog, advance: Advance, folder: Path
 ) -> tuple[list[Candidate], list[str]]:
-    """Fills the log with everything that is not in it yet.
+    """Measures everything that is not in the log yet.
 
-    folder: what the candidates' bundles are relative to. Gives the candidates that could be measured,
-    and a line for each of the others that says why not. Raises MeasureError if one breaks meanwhile.
+    folder: that the candidates' bundles are relative to. Returns the candidates that could be measured, and
+    for each of the others a line with the reason. Raises MeasureError if a worker fails.
     """
     opened: list[Candidate] = []
     unusable: list[str] = []
@@ -69,9 +72,9 @@ def measure(
         def within(done: float, what: str, before: float = before, share: float = share) -> None:
             advance(before + share * done, what)
 
-        own, complaints = _group(group, asked, log, within, folder)
-        opened += own
-        unusable += complaints
+        measured, failures = _group(group, asked, log, within, folder)
+        opened += measured
+        unusable += failures
     advance(1.0, "done")
     return opened, unusable
 
@@ -79,7 +82,7 @@ def measure(
 def _group(
     found: Sequence[Candidate], asked: ProfileSettings, log: SampleLog, advance: Advance, folder: Path
 ) -> tuple[list[Candidate], list[str]]:
-    """`measure` of candidates that are open, and interleaved, together."""
+    """Measures candidates that are open at the same time, interleaved."""
     unusable: list[str] = []
     scouted: dict[str, dict[int, float]] = {}
     opened: dict[str, Candidate] = {}
@@ -124,13 +127,13 @@ def _real_time() -> bool:
 def _scouted(
     candidate: Candidate, asked: ProfileSettings, log: SampleLog, worker: Callable[[Candidate], Worker]
 ) -> dict[int, float]:
-    """rows -> seconds of one batch with drawing it, at a few sizes."""
+    """Measures a few sizes to plan the schedule: rows -> seconds per batch, with drawing it."""
     known = log.get(candidate.name, candidate.identity, "scouted")
     if known is None or log.get(candidate.name, candidate.identity, "opened") is None:
-        own = worker(candidate)
+        opened = worker(candidate)
         known = {}
         for rows in sorted({*(r for r in SCOUT_ROWS if r < asked.largest), asked.largest}):
-            answer = own.measure(rows, SCOUT_BATCHES, asked.seconds / 20)
+            answer = opened.measure(rows, SCOUT_BATCHES, asked.seconds / 20)
             known[str(rows)] = answer["batch_s"]
         log.add(candidate.name, candidate.identity, "scouted", known)
     return {int(rows): float(s) for rows, s in known.items()}
@@ -141,7 +144,7 @@ def _timed(
 ) -> dict[str, Any]:
     at = sorted(scouted)
     expected = block.batches * float(np.interp(block.rows, at, [scouted[r] for r in at]))
-    # twice what was expected: a disturbed block ends with fewer samples rather than late
+    # at most twice the expected time: a disturbed block ends with fewer samples rather than late
     most = 2 * expected + asked.seconds / 100
     if block.evicted:
         most += block.batches * asked.seconds / 100
@@ -149,7 +152,7 @@ def _timed(
 
 
 def cpu_wait_share(found: Sequence[Candidate], asked: ProfileSettings, log: SampleLog) -> float | None:
-    """Share of the measuring time in which paths on the CPU waited for a core; None without any."""
+    """Returns the share of the time in which paths on the CPU waited for a core; None without any."""
     sizes = [rows for part in ladder(asked.largest) for rows in part]
     blocks = [
         log.get(c.name, c.identity, f"warm {rows} {k}")
@@ -166,7 +169,7 @@ def cpu_wait_share(found: Sequence[Candidate], asked: ProfileSettings, log: Samp
 def path_profile(
     candidate: Candidate, asked: ProfileSettings, log: SampleLog, accuracy: Accuracy
 ) -> PathProfile:
-    """What the log knows of a candidate, as a profile has it."""
+    """Builds the profile of a candidate from the log."""
 
     def size(rows: int, kind: str, rounds: int) -> SizeSamples:
         found = (log.get(candidate.name, candidate.identity, f"{kind} {rows} {k}") for k in range(rounds))

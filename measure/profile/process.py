@@ -1,4 +1,4 @@
-"""The owner's end of a worker: starts the process, asks one thing at a time, ends it."""
+"""Starts a worker process, sends it commands, and ends it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ ROOT = Path(__file__).parents[3]
 
 
 class MeasureError(PolyrecError):
-    """A path that cannot be measured; the message says which and why."""
+    """A path that cannot be measured."""
 
 
 class Worker:
-    """A process that has one path open. Ends with the `with` block."""
+    """A worker process with one open path. Ends with the `with` block."""
 
     def __init__(self, path: PlannedPath) -> None:
         self._path = path
         environ = dict(os.environ)
-        # one thread a lane, as the server has it; and the packages wherever this process found them
+        # one thread per lane like the server, and the import path of this process
         environ |= {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), environ.get("PYTHONPATH"))))
         self._process = subprocess.Popen(
@@ -38,7 +38,7 @@ class Worker:
         )
 
     def open(self, largest: int, seed: int) -> dict[str, Any]:
-        """Opens the path. Raises MeasureError where this machine or the bundle does not let it."""
+        """Opens the path. Raises MeasureError if it cannot be opened on this machine."""
         path = self._path
         return self._ask(
             do="open",
@@ -51,7 +51,7 @@ class Worker:
         )
 
     def measure(self, rows: int, batches: int, seconds: float, evict: int = 0) -> dict[str, Any]:
-        """As Opened.measure. Raises MeasureError."""
+        """Measures batches, see PathUnderTest.measure. Raises MeasureError."""
         return self._ask(do="measure", rows=rows, batches=batches, seconds=seconds, evict=evict)
 
     def _ask(self, **asked: Any) -> dict[str, Any]:

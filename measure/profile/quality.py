@@ -1,4 +1,4 @@
-"""How good each path is: measured on held-out rows by the path itself, or from the bundles' own figures."""
+"""Determines the quality of each path: measured on held-out rows, or from the metrics in the bundles."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ TEST = (NAMES.index("test"),)
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """A path's accuracy, its quality, and where they are from.
+    """A path's accuracy and quality, and their origin.
 
-    origin: `bundle`, its own test figures; `data`, measured on held-out rows with this very path; or
-    `assumed`, another bundle's or another precision's figures, as `note` says.
+    origin: `bundle`, test metrics of its bundle; `data`, measured on held-out rows with this path; or
+    `assumed`, metrics of another bundle or precision, explained by `note`.
     """
 
     accuracy: float
@@ -42,16 +42,16 @@ NONE_GIVEN: Mapping[str, float] = {}
 def bundle_accuracy(
     candidate: Candidate, bundles: Mapping[str, Bundle], given: Mapping[str, float] = NONE_GIVEN
 ) -> Accuracy:
-    """From the figures that bundles carry, or that a user gives: accuracy by what the bundle is called.
+    """Returns the accuracy from metrics in the bundles, or given by the user by bundle label.
 
-    A derived bundle (materialized, quantized) carries none: it has the dense net of the one it was made
-    from, whose figures stand in, as those of fp32 stand in for another dense precision. Both are said.
-    Raises ProfileError if neither it nor a bundle with its net has any.
+    A derived bundle (materialized, quantized) has no metrics; those of a bundle with the same dense net are
+    used, as those of fp32 are used for another dense precision. The note says so. Raises ProfileError if
+    neither it nor a bundle with its net has metrics.
     """
     bundle, precision = candidate.bundle, candidate.path.precision
     source, notes = bundle, []
-    for label, own in bundles.items():
-        if own is bundle and label in given:
+    for label, labeled in bundles.items():
+        if labeled is bundle and label in given:
             return Accuracy(given[label], {}, "assumed", f"accuracy of '{label}' as it was given")
     if _accuracy(bundle) is None:
         net = bundle.manifest.files[NET].sha256
@@ -75,9 +75,9 @@ def bundle_accuracy(
 def measure_accuracy(
     found: Sequence[Candidate], bundles: Mapping[str, Bundle], data: str, log: SampleLog, phase: Phase
 ) -> dict[str, Accuracy]:
-    """Each path's figures on the test rows of a file, by its name; what the log knows is not done again.
+    """Measures each path on the test rows of a file, by name; results in the log are reused.
 
-    Raises DataError where the data do not fit the bundles.
+    Raises DataError if the data do not fit the bundles.
     """
     file = Path(data)
     stamp = file.stat().st_mtime_ns if file.is_file() else 0
@@ -86,18 +86,24 @@ def measure_accuracy(
     for runtime, device, precision in dict.fromkeys(
         (c.path.runtime, c.path.device, c.path.precision) for c in absent
     ):
-        own = {
+        same_runtime = {
             c.name: c
             for c in absent
             if (c.path.runtime, c.path.device, c.path.precision) == (runtime, device, precision)
         }
         made = predict_all(
-            {n: c.bundle for n, c in own.items()}, data, TEST, runtime, device, precision, phase=phase
+            {n: c.bundle for n, c in same_runtime.items()},
+            data,
+            TEST,
+            runtime,
+            device,
+            precision,
+            phase=phase,
         )
         for name, probabilities in made.probabilities.items():
             figures = evaluate(probabilities, made.label, made.group).as_dict()
             quality = {k: float(v) for k, v in figures.items() if v is not None}
-            log.add(name, own[name].identity, what, quality)
+            log.add(name, same_runtime[name].identity, what, quality)
     known = {c.name: log.get(c.name, c.identity, what) for c in found}
     return {
         name: Accuracy(quality["accuracy"], quality, "data") for name, quality in known.items() if quality

@@ -1,10 +1,9 @@
-"""Requests as the calibration saw them: raw values drawn by their popularity, another batch each time.
+"""Draws synthetic requests with the popularity of the calibration, different for every batch.
 
-A bundle keeps the access counts of every table's rows. A feature's values are drawn from its table's
-counts, missing and unknown values among them, so that a measurement meets the skew of the data: hot
-rows often, cold ones seldom. Lengths of multi-valued features are drawn around the mean that the
-counts imply; numbers around their mean with their deviation. What is lost is what ties features to each
-other (a user's own items).
+A bundle has the access counts of every table's rows. A feature's values are drawn from its table's counts,
+including missing and unknown values, so that measurements have the skew of the data. Lengths of multi-valued
+features are drawn around the mean that the counts imply, numbers by mean and deviation. Correlations between
+features (a user's items) are not reproduced.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Columns = dict[str, list[Any]]
 
 AT_ONCE = 8192
 UNKNOWN_BAG = 4
-"""Mean values of a multi-valued feature where the counts do not tell."""
+"""Mean length of a multi-valued feature if the counts do not imply one."""
 
 
 class Requests:
@@ -42,31 +41,31 @@ class Requests:
         self.ranking = bool(schema.context.names) and bool(schema.candidate.names)
         tables = encoder.vocabularies
         values = {t: _Values(v) for t, v in tables.items()}
-        # a list has no missing values: what was counted as missing is the single-valued features'
+        # lists have no missing values: these counts belong to single-valued features
         listed = {f.table_name for f in schema.categorical if f.multi}
         inside = {t: _Values(tables[t], missing=False) for t in listed}
         lengths = bag_lengths(schema, tables)
         self._columns: dict[Role, dict[str, Callable[[int], list[Any]]]] = {}
         for role in ROLES:
             layout = schema.layout(role)
-            own = self._columns[role] = {}
+            draws = self._columns[role] = {}
             for d in layout.dense:
-                own[d.name] = _Numbers(d, encoder.standards.get(d.name, Standard()), random)
+                draws[d.name] = _Numbers(d, encoder.standards.get(d.name, Standard()), random)
             for f in layout.singles:
-                own[f.name] = _Singles(values[f.table_name], random)
+                draws[f.name] = _Singles(values[f.table_name], random)
             for f in layout.bags:
-                own[f.name] = _Bags(inside[f.table_name], f, lengths[f.name], random)
+                draws[f.name] = _Bags(inside[f.table_name], f, lengths[f.name], random)
 
     def columns(self, role: Role, rows: int) -> Columns:
-        """Raw values of one role's features, as a JSON request has them."""
+        """Draws raw values of one role's features, in the format of a JSON request."""
         return {name: draw(rows) for name, draw in self._columns[role].items()}
 
     def request(self, rows: int) -> tuple[Columns, Columns]:
-        """(context, candidates): a ranking request of `rows` candidates, or `rows` plain rows."""
+        """Draws (context, candidates): a ranking request of `rows` candidates, or `rows` plain rows."""
         return self.columns("context", 1 if self.ranking else rows), self.columns("candidate", rows)
 
     def encode(self, context: Columns, candidates: Columns, rows: int) -> Batch:
-        """A drawn request -> the batch that a lane makes of it."""
+        """Encodes a drawn request as a batch."""
         shared = np.zeros(rows, np.int64) if self.ranking else None
         return Batch(
             self._encoder.block("context", context, 1 if self.ranking else rows),
@@ -76,10 +75,10 @@ class Requests:
 
 
 def bag_lengths(schema: Schema, vocabularies: Mapping[str, Vocabulary]) -> dict[str, float]:
-    """Mean number of values of each multi-valued feature, from the counts alone.
+    """Estimates the mean length of each multi-valued feature from the counts.
 
-    A single-valued feature is one access for each context or candidate, so tables that only such features use
-    tell how many were counted; what a table has beyond its single-valued features' share is its bags'.
+    A single-valued feature is one access per context or candidate, so tables of only such features show their
+    number; accesses of a table beyond its single-valued features belong to its bags.
     """
     accesses = {t: int(vocabularies[t].counts.sum()) for t in schema.tables}
     blocks = counted_lookups(schema, accesses)
@@ -96,7 +95,7 @@ def bag_lengths(schema: Schema, vocabularies: Mapping[str, Vocabulary]) -> dict[
 
 
 class _Values:
-    """Draws raw values of one table by its access counts; all alike where nothing was counted."""
+    """Draws raw values of one table by its access counts; uniformly without counts."""
 
     def __init__(self, vocabulary: Vocabulary, missing: bool = True) -> None:
         v = self._vocabulary = vocabulary
@@ -128,7 +127,7 @@ class _Values:
 
 
 class _Singles:
-    """Draws many at once and gives them out piece by piece: most requests are small."""
+    """Draws many values at once and returns them in pieces, because most requests are small."""
 
     def __init__(self, values: _Values, random: np.random.Generator) -> None:
         self._values, self._random = values, random
@@ -155,7 +154,7 @@ class _Bags:
 
 
 class _Numbers:
-    """Normal after the feature's transforms, so what a request carries is their inverse."""
+    """Draws numbers that are normal after the feature's transforms, by inverting these."""
 
     def __init__(self, feature: Dense, standard: Standard, random: np.random.Generator) -> None:
         self._log = "log1p" in feature.transform

@@ -1,9 +1,8 @@
-"""What to measure, in which order, for how long: pure.
+"""Plans what to measure, in which order, and how often (pure).
 
-A ladder of sizes, twice as many rows each; between them, sizes that only test the model. A path's time is
-shared so that small batches, of which many fit a second, are sampled enough for a percentile, and large
-ones a few times at least. Rounds interleave paths and sizes: a neighbor that takes the machine for some
-seconds hits all of them a little rather than one of them much.
+Sizes double; between them are sizes that only test the model. A path's time is divided so that small batches
+have enough samples for a percentile, and large ones at least a few. Rounds interleave paths and sizes, so
+that a disturbance of some seconds affects all of them a little rather than one of them much.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ MOST_EVICTED = 20
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Batches of one size of one path, to be measured in one go. evicted: caches emptied before each."""
+    """Batches of one size of one path, measured consecutively. evicted: caches emptied before each."""
 
     path: str
     rows: int
@@ -39,7 +38,7 @@ class Block:
 
 
 def ladder(largest: int) -> tuple[list[int], list[int]]:
-    """(sizes to fit, sizes to test with): doublings up to `largest`, and the geometric means between."""
+    """Returns (sizes to fit, sizes to test): doublings up to `largest`, and the geometric means between."""
     if largest < 1:
         raise ProfileError(f"the largest batch must have at least 1 row, not {largest}")
     fitted = [1 << i for i in range(largest.bit_length()) if 1 << i <= largest]
@@ -50,14 +49,14 @@ def ladder(largest: int) -> tuple[list[int], list[int]]:
 
 
 def evicted_sizes(largest: int) -> list[int]:
-    """Fewer: every third doubling and the largest."""
+    """Returns the sizes to measure with empty caches: every third doubling and the largest."""
     return sorted({1 << i for i in range(0, largest.bit_length(), 3) if 1 << i <= largest} | {largest})
 
 
 def batches(sizes: Sequence[int], batch_s: NDArray[np.float64], budget_s: float) -> dict[int, int]:
-    """How many batches of each size fit the budget together: shares fall with the root of a batch's time.
+    """Divides the budget among sizes: batches in inverse proportion to the square root of a batch's time.
 
-    batch_s: float64 [sizes], seconds that one batch takes. At least one batch a round.
+    batch_s: float64 [sizes], seconds per batch. At least one batch per round.
     """
     low, high = 0.0, 1e9
     counts = np.full(len(sizes), ROUNDS)
@@ -74,7 +73,7 @@ def batches(sizes: Sequence[int], batch_s: NDArray[np.float64], budget_s: float)
 def blocks(
     scouted: Mapping[str, Mapping[int, float]], largest: int, budget_s: float, seed: int
 ) -> list[Block]:
-    """All blocks of all paths, round by round, in a seeded random order of sizes and paths.
+    """Returns all blocks of all paths, round by round, in a seeded random order of sizes and paths.
 
     scouted: path -> rows -> seconds of one batch, at a few sizes.
     """

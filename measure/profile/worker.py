@@ -1,13 +1,13 @@
-"""One path in a process of its own: opened, weighed, and timed as its owner asks.
+"""Worker process that opens one path and measures its memory and latency.
 
     {"do": "open", "bundle": ..., "runtime": ..., "device": ..., "precision": ..., "largest": rows}
         -> {"startup_s": ..., "peak_bytes": ...}
     {"do": "measure", "rows": n, "batches": most, "seconds": most, "evict": bytes}
         -> {"seconds": [...], "batch_s": ..., "executed": ...}
 
-One JSON object a line, on stdin and stdout. A process of its own makes memory figures its own, keeps
-one path's libraries from another's, and lets its owner go from path to path without opening anything
-twice. What is timed is what a lane executes: raw values encoded, embedded, and through the dense net.
+One JSON object per line, on stdin and stdout. A separate process isolates memory figures and libraries of
+paths, and lets the parent alternate between open paths. It times what a lane executes: encode, embed and the
+dense net.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ WARM_BATCHES = 2
 
 
 class PathUnderTest:
-    """A path ready to execute.
+    """An open path.
 
-    startup_s: to load and check the bundle, open the runtime and execute its first batches, without
-    the libraries. peak_bytes: what it needs beside its rows, decoders and net while it executes the
-    largest batch, on its device: vocabulary, the runtime's own, activations.
+    startup_s: time to load and check the bundle, open the runtime and execute its first batches, without
+    loading libraries. peak_bytes: device memory beyond rows, decoders and net while executing the largest
+    batch: vocabulary, runtime, activations.
     """
 
     def __init__(self, asked: dict[str, Any]) -> None:
         device = asked["device"]
-        # libraries are loaded and have executed once: their memory and time are not the path's
+        # load libraries and execute once: their memory and time are not the path's
         (onnx_works if asked["runtime"] == "onnx" else torch_works)(device)
         pa.array(["a"]).take(pa.array([0]))
         before = _free(device) if device != "cpu" else _status("RssAnon")
@@ -68,16 +68,16 @@ class PathUnderTest:
         grown = before - _free(device) if device != "cpu" else loaded - before + peak
         self.peak_bytes = max(0, grown - own)
         self._wiper = np.zeros(0, np.uint8)
-        # What is loaded stays: the server, too, spares the collector from looking at it again.
+        # like the server, exclude loaded objects from garbage collection
         gc.collect()
         gc.freeze()
 
     def measure(self, rows: int, batches: int, seconds: float, evict: int) -> dict[str, Any]:
         """Times up to `batches` different batches of `rows` rows, at least one, within `seconds`.
 
-        evict: bytes to write to before each batch, so that the caches hold nothing of the path; 0: none.
-        Gives `seconds` of each, and `batch_s`, the median with what is around one, and
-        `executed`, the share of the time in which this process had a core.
+        evict: bytes to write before each batch, to evict the path from the caches; 0: none. Returns `seconds`
+        of each batch, `batch_s`, the median including overhead, and `executed`, the share of the time in
+        which this process had a core.
         """
         if evict > self._wiper.size:
             self._wiper = np.zeros(evict, np.uint8)
@@ -111,15 +111,15 @@ class PathUnderTest:
 
 
 def _copied(bundle: Bundle) -> int:
-    """Bytes of the net: on a CPU a runtime maps rows and decoders, but copies the net."""
+    """Bytes of the net, which a CPU runtime copies, while rows and decoders are mapped."""
     return sum(p.numel() * p.element_size() for p in bundle.net().parameters())
 
 
 def _peak_of(work: Any) -> int:
-    """Bytes by which memory rises while `work` runs, above what is resident before it."""
+    """Returns the peak growth of resident memory, in bytes, while `work` runs."""
     before = _status("VmRSS")
     try:
-        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew from here
+        Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
     except OSError:
         work()
         return max(0, _status("VmRSS") - before)
@@ -128,7 +128,7 @@ def _peak_of(work: Any) -> int:
 
 
 def _status(key: str) -> int:
-    """Bytes of one line of /proc/self/status."""
+    """Returns one line of /proc/self/status in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{key}:"):
             return int(line.split()[1]) * 1024
@@ -136,7 +136,7 @@ def _status(key: str) -> int:
 
 
 def _free(device: str) -> int:
-    """Free bytes of a CUDA device, as its driver says: of whichever library took them."""
+    """Returns free bytes of a CUDA device by its driver, which includes all libraries."""
     import torch
 
     index = int(device.partition(":")[2] or 0)
@@ -145,14 +145,14 @@ def _free(device: str) -> int:
 
 
 def main() -> int:
-    """Answers until stdin ends."""
+    """Answers commands until stdin ends."""
     import torch
 
-    # an interrupt is the owner's affair, who then closes stdin
+    # the parent handles interrupts, and then closes stdin
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     retain_freed_memory()
-    # what libraries print must not look like an answer
+    # output of libraries must not mix with answers
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     opened: PathUnderTest | None = None
