@@ -73,7 +73,7 @@ class Told:
     late: int = 0
     rejected: Counter[int] = field(default_factory=Counter)
     other: Counter[int] = field(default_factory=Counter)
-    find_non_finite_row: int = 0
+    unanswered: int = 0
     flagged: int = 0
     wrong: int = 0
     first_wrong: list[str] = field(default_factory=list)
@@ -87,7 +87,7 @@ class Told:
     def hear(self, subject: Subject, which: int, answer: Answer, late: bool) -> None:
         """Counts one answer."""
         if answer.error:
-            self.find_non_finite_row += 1
+            self.unanswered += 1
             self.first_wrong += [answer.error][: 5 - len(self.first_wrong)]
         elif answer.status == 200:
             self.answered += 1
@@ -226,9 +226,9 @@ def verdict(told: Sequence[Told], start: Footprint, end: Footprint, failed: list
     """What is not as it must be."""
     found = [f"an act failed: {line}" for line in failed[:5]]
     for one in told:
-        if one.wrong or one.find_non_finite_row or one.other:
+        if one.wrong or one.unanswered or one.other:
             found.append(
-                f"{one.wrong} wrong, {one.find_non_finite_row} unanswered, other statuses {dict(one.other)}: "
+                f"{one.wrong} wrong, {one.unanswered} unanswered, other statuses {dict(one.other)}: "
                 + "; ".join(one.first_wrong)
             )
     most = MOST_GROWTH * start.rss_bytes + SLACK_BYTES

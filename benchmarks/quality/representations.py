@@ -1,4 +1,4 @@
-"""The quality of every representation, over several training seeds: docs/quality.md's tables by one command.
+"""Measures the quality of every representation over several seeds; writes docs/results/quality.md.
 
     python -m benchmarks.quality.representations
 
@@ -6,7 +6,7 @@ For every data set and seed, each variant (benchmarks/quality/variants.py) is tr
 predicts the same test rows. Bundles are kept under --runs: one that was made from the same data, recipe
 and source before is not made again, so that an interrupted run goes on where it was. One process, one
 thread. A whole run writes docs/results/quality.json and the tables between the markers in
-docs/quality.md; a part of it (--data, --variants) and `--quick`, which tries it on a few generated
+docs/results/quality.md; a part of it (--data, --variants) and `--quick`, which tries it on a few generated
 clicks, write quality.json beside their bundles.
 """
 
@@ -264,7 +264,7 @@ def _write(results: Mapping[str, Any], args: argparse.Namespace) -> None:
     (folder / "quality.json").write_text(json.dumps(_defined(results), indent=1) + "\n")
     if part:
         return
-    page = ROOT / "docs" / "quality.md"
+    page = folder / "quality.md"
     text = page.read_text(encoding="utf-8")
     for name, found in results["data"].items():
         text = between_markers(text, name, markdown(found, BASELINE))

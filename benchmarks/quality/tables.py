@@ -1,4 +1,4 @@
-"""The tables of docs/quality.md: figures in, Markdown between the page's markers out."""
+"""The tables of docs/results/quality.md: figures in, Markdown between the page's markers out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def markdown(found: Mapping[str, Any], baseline: str) -> str:
         "representation",
         "AUC",
         "log-loss",
-        "normalised entropy",
+        "normalized entropy",
         "accuracy",
         "size",
         f"of {baseline}'s",
@@ -53,6 +53,6 @@ def between_markers(page: str, name: str, text: str) -> str:
     """`page` with what stands between the markers of `name` replaced."""
     begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
     if begin not in page or end not in page:
-        raise SystemExit(f"docs/quality.md has no place for '{name}': write '{begin}' and '{end}' there")
+        raise SystemExit(f"docs/results/quality.md lacks the markers '{begin}' and '{end}'")
     pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
     return pattern.sub(lambda _: f"{begin}\n{text}\n{end}", page)

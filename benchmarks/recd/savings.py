@@ -6,7 +6,7 @@ trivago first: the same rows as plain Parquet (shuffled row by row; requests tog
 into encoded batches; trained on in random rows, in whole requests, and in whole requests that share their
 contexts. Then generated data with 1 to 50 candidates a request, to see where each begins to pay. Every
 measurement is a process of its own on one core; forms take turns (A, B, C, A, B, C), medians over rounds.
-The figures go to docs/results/recd.json; the tables of docs/recd.md are printed.
+The figures go to docs/results/recd.json; the tables of docs/results/recd.md are printed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tables of docs/recd.md: the figures of benchmarks/recd/savings.py in, Markdown out."""
+"""The tables of docs/results/recd.md: the figures of benchmarks/recd/savings.py in, Markdown out."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Result:
     in_time: float
     fates: dict[str, int]
     statuses: dict[str, int]
-    find_non_finite_row: int
+    unanswered: int
     p99_ms: float
     lateness_ms: float
     over_5_ms_late: int
@@ -145,7 +145,7 @@ def told(name: str, outcome: Outcome, slo_s: float, back_s: float | None) -> Res
         in_time=round(float((fate == Fate.OK).mean()), 5),
         fates={f.name.lower(): int((fate == f).sum()) for f in Fate},
         statuses={str(k): v for k, v in sorted(Counter(outcome.status.tolist()).items())},
-        find_non_finite_row=int((outcome.status == 0).sum()),
+        unanswered=int((outcome.status == 0).sum()),
         p99_ms=round(1e3 * float(np.percentile(outcome.latency_s[outcome.answered], 99)), 3),
         lateness_ms=round(float(late[heard].max()), 3),
         over_5_ms_late=int((late[heard] > 5).sum()),

@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
-    from polyrec.measure.machine import discover
+    from polyrec.measure.machine.discover import discover
     from polyrec.report.profile.summary import machine_lines
 
     inventory = discover(Path(args.out).parent)
@@ -115,7 +115,7 @@ def _measure(args: argparse.Namespace) -> Profile:
     import torch
 
     from polyrec.cli.evaluate import labels_of
-    from polyrec.measure.machine import chosen, discover
+    from polyrec.measure.machine.discover import chosen, discover
     from polyrec.measure.profile.candidates import candidates
     from polyrec.measure.profile.log import SampleLog
     from polyrec.measure.profile.measure import ProfileSettings, cpu_wait_share, eviction_bytes, path_profile

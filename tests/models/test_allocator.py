@@ -11,9 +11,9 @@ from polyrec.models.allocator import retain_freed_memory
 
 FAULTS = """
 import resource, sys
-from polyrec.models.allocator import keep_memory
+from polyrec.models.allocator import retain_freed_memory
 if sys.argv[1] == "keep":
-    keep_memory()
+    retain_freed_memory()
 [b"x" * size for size in [12 * 2**20] * 6]
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(20):

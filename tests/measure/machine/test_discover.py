@@ -7,7 +7,7 @@ import onnxruntime as ort
 import pytest
 import torch
 
-from polyrec.measure.machine import chosen, discover
+from polyrec.measure.machine.discover import chosen, discover
 from polyrec.measure.machine.disk import measure_disk
 from polyrec.measure.machine.runtimes import onnx_works, torch_works
 from polyrec.measure.machine.speed import best_rate, copy_bandwidth, gathers, products

@@ -116,7 +116,7 @@ def test_data_of_the_invented_columns_can_be_evaluated(
 
 
 def test_large_tables_are_copied_piece_by_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polyrec.models.importers.parts._CHUNK", 8)
+    monkeypatch.setattr("polyrec.models.importers.foreign_model._CHUNK", 8)
     shape = Shape(dense=1, rows=(5, 1, 4), width=3, bottom=(), top=())
     state = dlrm_state(np.random.default_rng(1), shape)
     torch.save(state, tmp_path / "model.pt")

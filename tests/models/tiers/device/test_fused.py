@@ -155,7 +155,7 @@ def test_look_ups_placed_by_the_device_are_counted_as_those_placed_by_the_host(
     assert told[0][2] > 0
 
 
-@pytest.mark.parametrize("way", [DIRECT, COPIED])
+@pytest.mark.parametrize("mode", [DIRECT, COPIED])
 def test_new_values_are_seen_before_and_after_they_are_written(tmp_path: Path, mode: int) -> None:
     world = World(tmp_path)
     stage, _ = world.over(mode)
@@ -203,7 +203,7 @@ def test_on_the_cpu_look_ups_are_not_fused_unless_asked(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "int8", "int4"])
-@pytest.mark.parametrize("way", [DIRECT, COPIED, None])
+@pytest.mark.parametrize("mode", [DIRECT, COPIED, None])
 @pytest.mark.parametrize("bags", [False, True])
 def test_on_a_gpu_look_ups_are_the_flat_tables(
     tmp_path: Path, precision: Precision, mode: int | None, bags: bool
