@@ -1,4 +1,4 @@
-"""Arrival times: of the rate that is asked for, varying as described."""
+"""Arrival times have the requested mean rate and shape."""
 
 import numpy as np
 import pytest

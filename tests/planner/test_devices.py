@@ -96,10 +96,10 @@ def test_sizes_in_a_file_may_be_text_or_numbers(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_description_raises_one_line(tmp_path: Path, text: str, named: str) -> None:
-    with pytest.raises(MachineError, match=r"machine '.*box.yaml'") as told:
+    with pytest.raises(MachineError, match=r"machine '.*box.yaml'") as error:
         load_machine(written(tmp_path, text))
-    assert named in str(told.value)
-    assert "\n" not in str(told.value)
+    assert named in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_a_missing_file_names_the_shipped_machines(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_budgets_are_given_by_the_devices_own_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("", "write DEVICE=SIZE"),
         ("cpu", "memory 'cpu': write DEVICE=SIZE"),
@@ -147,8 +147,8 @@ def test_budgets_are_given_by_the_devices_own_names() -> None:
         ("cpu=infGB", "'infGB' is not a size"),
     ],
 )
-def test_a_wrong_budget_raises_one_line(text: str, told: str) -> None:
+def test_a_wrong_budget_raises_one_line(text: str, message: str) -> None:
     with pytest.raises(MachineError) as error:
         parse_memory(text, TWO)
-    assert told in str(error.value)
+    assert message in str(error.value)
     assert "\n" not in str(error.value)

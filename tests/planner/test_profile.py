@@ -46,7 +46,7 @@ def test_a_missing_profile_says_how_to_make_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"paths": []}, "paths"),
         ({"version": 2}, "version"),
@@ -54,10 +54,10 @@ def test_a_missing_profile_says_how_to_make_one(tmp_path: Path) -> None:
         ({"machine": {"name": "none", "devices": []}}, "machine.devices"),
     ],
 )
-def test_a_wrong_profile_raises_one_line(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
+def test_a_wrong_profile_raises_one_line(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ProfileError) as error:
         load_profile(changed(tmp_path, **changes))
-    assert told in str(error.value)
+    assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 

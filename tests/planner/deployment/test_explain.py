@@ -13,8 +13,8 @@ GOOD = path("hybrid@cpu", accuracy=0.81, row_s=1e-5)
 FAST = path("table@cpu", accuracy=0.8)
 
 
-def text(rate: float, **asked: int) -> str:
-    requirements = Requirements(0.01, traffic(rate), memory=asked)
+def text(rate: float, **memory: int) -> str:
+    requirements = Requirements(0.01, traffic(rate), memory=memory)
     return "\n".join(page(propose(profile(GOOD, FAST), requirements, [None, None]).plan))
 
 

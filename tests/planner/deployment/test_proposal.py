@@ -30,10 +30,10 @@ def test_a_plan_is_saved_and_loaded(tmp_path: Path) -> None:
 
 
 def test_an_slo_that_no_path_meets_says_by_how_much() -> None:
-    with pytest.raises(PlanImpossible) as told:
+    with pytest.raises(PlanImpossible) as error:
         planned(GOOD, FAST, slo_s=0.0002)
     # 120 us and half of that again at the tail, doubled by the wait for the one lane
-    assert str(told.value) == (
+    assert str(error.value) == (
         "no path answers 20 rows (the smallest queries) within 0.2 ms: the fastest, table@cpu, needs "
         "0.36 ms (execution 0.18 ms, waiting for a lane 0.18 ms, reading and writing 0 ms), 0.16 ms more"
     )
@@ -44,9 +44,9 @@ def test_an_slo_of_exactly_the_needed_time_is_met() -> None:
 
 
 def test_memory_below_the_smallest_path_says_by_how_much() -> None:
-    with pytest.raises(PlanImpossible) as told:
+    with pytest.raises(PlanImpossible) as error:
         propose(profile(FAST), Requirements(0.01, traffic(10), memory={"cpu": 400_000}), [None])
-    assert str(told.value) == (
+    assert str(error.value) == (
         "no path that keeps 10 ms fits the memory: the smallest, table@cpu, needs 1 MB of cpu, which has "
         "400 kB; 601 kB are missing"
     )

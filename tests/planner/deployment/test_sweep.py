@@ -54,10 +54,10 @@ def test_an_axis_is_read(text: str, axis: Axis) -> None:
     ],
 )
 def test_a_bad_sweep_is_one_line(text: str, says: str) -> None:
-    with pytest.raises((PlanError, MachineError)) as told:
+    with pytest.raises((PlanError, MachineError)) as error:
         parse_sweep(text, MADE)
-    assert says in str(told.value)
-    assert "\n" not in str(told.value)
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_all_combinations_are_planned_the_last_axis_fastest() -> None:

@@ -1,4 +1,4 @@
-"""Explanations: they change no decision under any policy, and say what is then done."""
+"""Explanations change no decision under any policy, and predict the decision."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ EVERY = ("priced", "mprec", "deeprecsys", "static:table@cpu", "static:hybrid@cpu
     steps=STEPS,
     server=st.sampled_from(SERVERS),
     policy=st.sampled_from(EVERY),
-    asked=st.lists(st.tuples(ROWS, BUDGET_S, st.booleans()), min_size=1, max_size=4),
+    queries=st.lists(st.tuples(ROWS, BUDGET_S, st.booleans()), min_size=1, max_size=4),
     slow=st.sampled_from([1.0, 8.0]),
 )
 def test_any_sequence_of_operations_gives_the_same_decisions_when_it_is_explained(
-    steps, server, policy, asked, slow
+    steps, server, policy, queries, slow
 ):
     def run(explained: bool) -> list:
         driver = RouterDriver(router(*server, policy=policy))
@@ -32,7 +32,7 @@ def test_any_sequence_of_operations_gives_the_same_decisions_when_it_is_explaine
 
         def look() -> None:
             if explained:
-                for rows, budget_s, required in asked:
+                for rows, budget_s, required in queries:
                     driver.router.explain(rows, budget_s, driver.now_s, required)
                 driver.router.snapshot(driver.now_s)
 
@@ -65,16 +65,16 @@ def test_an_idle_server_does_what_it_explained(policy, budget_s, slow):
         driver.turn()
         driver.now_s += 0.01
         driver.done(0, 0.01)
-    told = driver.router.explain(23, budget_s, driver.now_s)
-    json.dumps(told.as_dict())
+    explanation = driver.router.explain(23, budget_s, driver.now_s)
+    json.dumps(explanation.as_dict())
     query = driver.offer(23, budget_s)
     driver.turn()
-    if told.path is None:
+    if explanation.path is None:
         assert driver.ends[query] in ([], ["rejected"], ["expired"])
         assert not driver.running
     else:
-        assert driver.router.paths[query.path].name == told.path
-        assert query.reason.value == told.reason
+        assert driver.router.paths[query.path].name == explanation.path
+        assert query.reason.value == explanation.reason
 
 
 def test_explaining_records_no_load_under_mprec():

@@ -1,4 +1,4 @@
-"""The kept share: no backlog of privileged queries keeps ordinary ones out, of a lane or of the queue."""
+"""Fair share: no backlog of privileged queries keeps ordinary ones out of lanes or queue."""
 
 from __future__ import annotations
 

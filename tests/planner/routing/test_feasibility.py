@@ -1,4 +1,4 @@
-"""Reasons: a failure only where a lane died or lost work, else what bound the choice; a probe says so."""
+"""Degraded reasons: failure only if a lane died or lost work, else what bound the choice, or probe."""
 
 from __future__ import annotations
 

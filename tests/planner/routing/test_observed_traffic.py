@@ -1,4 +1,4 @@
-"""What is observed of the traffic."""
+"""Observed traffic: rates, sizes and budgets follow the arrivals."""
 
 import numpy as np
 import pytest

@@ -370,18 +370,18 @@ def test_an_explanation_changes_nothing_and_is_json(policy):
     driver.turn()
     before = driver.router.snapshot(0.0)
     pieces = list(driver.router.state.queue.pieces)
-    told = driver.router.explain(23, 0.02, 0.0)
-    json.dumps(told.as_dict())
+    explanation = driver.router.explain(23, 0.02, 0.0)
+    json.dumps(explanation.as_dict())
     json.dumps(before.as_dict())
     assert driver.router.snapshot(0.0) == before
     assert driver.router.state.queue.pieces == pieces
-    assert {c.path for c in told.candidates} == {p.name for p in driver.router.paths}
+    assert {c.path for c in explanation.candidates} == {p.name for p in driver.router.paths}
 
 
 def test_an_explanation_predicts_the_decision():
     driver = RouterDriver(router())
-    told = driver.router.explain(23, 0.1, 0.0)
+    explanation = driver.router.explain(23, 0.1, 0.0)
     query = driver.offer(23, 0.1)
     driver.turn()
-    assert told.path == driver.router.paths[query.path].name == "hybrid@cpu"
+    assert explanation.path == driver.router.paths[query.path].name == "hybrid@cpu"
     assert driver.router.explain(4000, 0.001, 0.0).path is None

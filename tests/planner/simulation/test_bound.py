@@ -28,7 +28,7 @@ def groupings(order: tuple[int, ...]):
 
 
 def best_schedule(paths, arrival, rows, deadline) -> float:
-    """By trial of every order, grouping and path, on one lane: whole queries, medians."""
+    """The best by exhaustive search over orders, groups and paths on one lane, for whole queries."""
     best = 0.0
     n = len(arrival)
     for order in (o for k in range(n + 1) for o in permutations(range(n), k)):

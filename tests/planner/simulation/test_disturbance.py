@@ -1,4 +1,4 @@
-"""A server that is disturbed while it has little to do is soon back on its best path, and rejects nobody."""
+"""A server disturbed at low load returns to its best path within seconds and rejects nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A core that does something else at times: what meets such a span goes on after it."""
+"""Preemption: work that meets a span continues after it."""
 
 import numpy as np
 import pytest

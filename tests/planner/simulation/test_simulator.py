@@ -217,7 +217,7 @@ def test_preemptions_delay_a_busy_loop_but_not_an_idle_one():
 
 
 def served(rate, seconds, rows, costs, since_s=0.0):
-    """What became of Poisson arrivals of so many rows, 20 ms each, on a loop with these costs."""
+    """Figures of Poisson arrivals of `rows` rows with a budget of 20 ms, on a loop with these costs."""
     times = arrival_times(Arrivals(), rate, seconds, np.random.default_rng(3))
     routing, sizes = Routing(query_s=costs.query_s), np.full(times.size, rows)
     world = (*SERVERS["inline"], routing, Limits(), times, sizes, 0.02, np.random.default_rng(4))

@@ -39,7 +39,7 @@ def deployments(problem: Problem) -> Iterator[tuple[Option, ...]]:
 
 
 def bytes_of(problem: Problem, chosen: Sequence[Option]) -> dict[str, float]:
-    """By the rules: rows and cache once a bundle and device, fixed parts once a path, buffers once a lane."""
+    """Bytes by memory: rows and cache once per bundle and device, fixed parts per path, buffers per lane."""
     used: dict[str, float] = {}
     for device, on in problem.lanes.items():
         own = [o for o in chosen if problem.paths[o.path].path.device == device]
@@ -166,11 +166,11 @@ def test_the_plan_is_as_good_as_exhaustive_search(problem: Problem) -> None:
     except PlanImpossible:
         assert best == 0.0
         return
-    asked = sum(
+    offered = sum(
         level.rate * level.share * c.share * c.rows for level in problem.levels for c in problem.classes
     )
     # ties are broken by less time and fewer paths, worth a millionth each
-    allowed = TIE * asked * (len(problem.options) + len(problem.lanes))
+    allowed = TIE * offered * (len(problem.options) + len(problem.lanes))
     assert best - allowed <= choice.correct <= best * (1 + 1e-7) + 1e-9
     assert fits(problem, choice.options)
 

@@ -64,7 +64,7 @@ def test_predicted_lateness_grows_with_the_queue(kind):
 
 
 def test_a_running_reading_round_leaves_less_time():
-    """What came in 4 ms takes a loop that is three quarters busy 3 ms to read; its lane stands still."""
+    """A loop that reads 3/4 of its time takes 3 ms for the arrivals of 4 ms; its lane is idle meanwhile."""
     admitted = {}
     for busy in (0.0, 0.75):
         router = inline_router(1e-4, 0.0)
@@ -86,7 +86,7 @@ def test_expire_ends_the_reading_round():
 
 @given(st.lists(sizes, min_size=1, max_size=3), st.floats(0.003, 0.02), st.floats(0.0, 0.8))
 def test_a_query_rejected_unparsed_would_have_been_rejected_by_offer(rounds, budget_s, busy):
-    """Of equal budgets. Among others a query with more time may come between, and open the door a little."""
+    """With equal budgets; otherwise a query with more time may come between and change the prediction."""
     looked, unparsed = inline_router(1e-4, 1e-6), inline_router(1e-4, 1e-6)
     looked.state.front.read_share = unparsed.state.front.read_share = busy
     now_s = 0.0

@@ -1,4 +1,4 @@
-"""What was slow for a moment is not thought slow for ever: without work, nothing would teach a router."""
+"""Attempts: a lane that was slow for a moment gets work again, which corrects its predictions."""
 
 from __future__ import annotations
 

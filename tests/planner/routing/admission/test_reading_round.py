@@ -1,4 +1,4 @@
-"""Rounds of reading: when they will be over, and whose refusal goes for others."""
+"""Reading rounds: their expected end, and which queries a rejection covers."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""The breaker: out at once, back by a probe, patience that grows with failure."""
+"""The breaker opens at once, closes after a good probe, and waits longer after each failure."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Corrections: slowdowns are believed fast, single outliers not, models' errors slowly."""
+"""Corrections follow slowdowns fast, model errors slowly, and single outliers hardly at all."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The front's cost: as planned until it is observed, then as it really is."""
+"""The front's cost: as planned until it is observed, then as observed."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def test_the_plan_counts_until_something_is_observed():
 
 @pytest.mark.parametrize("planned_s", [0.0, 1e-5, 5e-4])
 def test_observed_loop_time_is_learned(planned_s):
-    """Of 400 queries 100 were answered; the others were rejection, which takes less."""
+    """100 of 400 queries were answered; the others were rejected, which takes less time."""
     cost = front(planned_s)
     reading_s = 400 * (3e-5 + MEAN_ROWS * 5e-7)
     answering_s = 100 * (4e-5 + MEAN_ROWS * 5e-7)

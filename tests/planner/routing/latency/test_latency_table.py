@@ -1,4 +1,4 @@
-"""Tables of latency: the latency model's own numbers, and the batches that pay."""
+"""Latency tables: equal to the latency model, with the efficient batch size."""
 
 from itertools import pairwise
 from math import log
@@ -29,7 +29,7 @@ def test_tables_are_the_latency_model(model, rows):
 
 @given(model=models())
 def test_tables_never_fall_with_rows(model):
-    """Who is too slow for some rows is for more of them: late binding counts on it."""
+    """Batching relies on it: a path too slow for some rows is too slow for more."""
     latency = LatencyTable(model, 700)
     assert all(a <= b for a, b in pairwise(latency.median))
     assert all(a <= b for a, b in pairwise(latency.tail))
