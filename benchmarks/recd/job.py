@@ -132,7 +132,7 @@ def recipe_of(job: Job) -> Recipe:
 
 
 def train(job: Job) -> dict[str, Any]:
-    """Rows/s of optimiser steps behind ten that warm up; peak memory of reading and training."""
+    """Rows/s of optimizer steps behind ten that warm up; peak memory of reading and training."""
     schema = load_schema("trivago")
     recipe = recipe_of(job)
     reader = open_data(job.source, schema)

@@ -77,14 +77,14 @@ def _span(profile: Profile) -> tuple[float, float]:
 
 
 def _marks(profile: Profile, theme: Theme) -> list[Line2D | Patch]:
-    grey = theme.faint
+    gray = theme.faint
 
-    def mark(marker: str, label: str, face: str = grey) -> Line2D:
-        return Line2D([], [], linestyle="", marker=marker, color=grey, mfc=face, ms=5, label=label)
+    def mark(marker: str, label: str, face: str = gray) -> Line2D:
+        return Line2D([], [], linestyle="", marker=marker, color=gray, mfc=face, ms=5, label=label)
 
     marks: list[Line2D | Patch] = [
-        Line2D([], [], color=grey, linewidth=1.4, label="model, median"),
-        Patch(color=grey, alpha=0.25, linewidth=0, label="model, up to the 99th percentile"),
+        Line2D([], [], color=gray, linewidth=1.4, label="model, median"),
+        Patch(color=gray, alpha=0.25, linewidth=0, label="model, up to the 99th percentile"),
         mark("o", "measured median"),
         mark("o", "the same, kept from the model", theme.page),
         mark("_", "measured 99th percentile"),

@@ -44,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def dlrm(folder: Path) -> State:
-    """Saved as dlrm_s_pytorch.py saves it: counters, NumPy losses and the optimiser beside the weights."""
+    """Saved as dlrm_s_pytorch.py saves it: counters, NumPy losses and the optimizer beside the weights."""
     state = dlrm_state(np.random.default_rng(1), SHAPE)
     saved = {
         "epoch": 0,

@@ -32,7 +32,7 @@ MISTAKES: list[tuple[str, str | bytes, dict[str, str], int, str]] = [
     ),
     ("/v1/predict", b"\xff\xfe", {}, 400, "JSON is malformed: invalid character (byte 0)"),
     ("/v1/predict", '{"rows": []}', {}, 422, "unknown key 'rows'; expected 'instances' or 'columns'"),
-    ("/v1/predict", '{"instances": [{"colour": 1}]}', {}, 422, "unknown feature 'colour' at $.instances[0]"),
+    ("/v1/predict", '{"instances": [{"color": 1}]}', {}, 422, "unknown feature 'color' at $.instances[0]"),
     ("/v1/predict", '{"instances": [{"price": "9"}]}', {}, 422, "got str - at $.instances[0].price"),
     ("/v1/predict", '{"instances": [{"price": 1e400}]}', {}, 422, "out of range - at $.instances[0].price"),
     ("/v1/predict", '{"instances": [{"price_rank": 1e300}]}', {}, 422, "feature 'price_rank': value 1e+300"),

@@ -133,7 +133,7 @@ function meter(share, text) {
   return [make("span", { class: "meter", "aria-hidden": "true" }, fill), text];
 }
 
-/** Most accurate first, which is how colours and stacks are ordered; index -> colour name. */
+/** Most accurate first, which is how colors and stacks are ordered; index -> color name. */
 function pathOrder() {
   const paths = last.serving ? [...last.serving.paths] : [];
   return paths.sort((a, b) => b.accuracy - a.accuracy).map((p) => p.name);

@@ -40,7 +40,7 @@ def test_an_axis_is_read(text: str, axis: Axis) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("colour=1", "unknown key 'colour'; sweep one of slo, rate, cores, memory.DEVICE, copies.DEVICE"),
+        ("color=1", "unknown key 'color'; sweep one of slo, rate, cores, memory.DEVICE, copies.DEVICE"),
         ("memory=1GB", "unknown key 'memory'"),
         ("slo", "write KEY=VALUE"),
         ("slo=", "write KEY=VALUE"),

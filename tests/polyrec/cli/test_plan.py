@@ -148,7 +148,7 @@ def test_a_machine_file_changes_the_machine(
         ({"--memory": "gpu0=1GB"}, "machine 'made' has no device 'gpu0'; it has cpu"),
         ({"--memory": "cpu=lots"}, "'lots' is not a size"),
         ({"--memory": "cpu=100B"}, "no path that keeps 10 ms fits the memory: the smallest"),
-        ({"--sweep": "colour=1"}, "unknown key 'colour'"),
+        ({"--sweep": "color=1"}, "unknown key 'color'"),
         ({"--sweep": "slo=1e9"}, "1e9 is more than 3,600,000"),
         ({"--slo-ms": "1e9"}, "--slo-ms 1e+09 is more than an hour"),
         ({"--traffic": "rate=1e300"}, "rate: "),

@@ -107,7 +107,7 @@ def test_top_k_beyond_the_candidates_means_all_of_them() -> None:
         (b'{"rows": [{}]}', Invalid, "unknown key 'rows'"),
         (b'{"item": ["i"]}', Invalid, "feature 'item' belongs inside"),
         (
-            b'{"columns": {"colour": ["red"]}}',
+            b'{"columns": {"color": ["red"]}}',
             Invalid,
             "unknown feature 'colour' at $.columns; known: age, user",
         ),
@@ -148,7 +148,7 @@ def test_a_bad_predict_body_is_rejected_and_named(content: bytes, error: type[Ex
         (b'{"candidates": [{"user": "u"}]}', Invalid, "'user' is a context feature: it belongs in 'context'"),
         (b'{"context": {"item": "i"}, "candidates": [{}]}', Invalid, "'item' is a candidate feature"),
         (
-            b'{"context": {"colour": "i"}, "candidates": [{}]}',
+            b'{"context": {"color": "i"}, "candidates": [{}]}',
             Invalid,
             "at $.context; known: age, user, tags",
         ),
@@ -241,7 +241,7 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=8,
 )
-NAMES = st.sampled_from([*ROW, "candidates", "context", "columns", "instances", "top_k", "colour"])
+NAMES = st.sampled_from([*ROW, "candidates", "context", "columns", "instances", "top_k", "color"])
 DOCUMENTS = st.dictionaries(
     NAMES, VALUES | st.dictionaries(NAMES, VALUES) | st.lists(st.dictionaries(NAMES, VALUES))
 )

@@ -152,7 +152,7 @@ D, S = as_json("dense", DENSE), as_json("sparse", SPARSE)
         ([], "input 'dense' is missing"),
         ([D], "input 'sparse' is missing"),
         ([D, D, S], "input 'dense' is given twice"),
-        ([D, S, {**S, "name": "colour"}], "unknown input 'colour'; the model has dense, sparse, tags.values"),
+        ([D, S, {**S, "name": "color"}], "unknown input 'color'; the model has dense, sparse, tags.values"),
         ([{**D, "datatype": "FP64"}, S], "input 'dense' has datatype FP64; expected FP32"),
         ([D, {**S, "datatype": "BYTES"}], "input 'sparse' has datatype BYTES; expected INT64"),
         ([{**D, "shape": [2, 3]}, S], "input 'dense' has shape [2, 3]; expected [-1, 2]"),
