@@ -134,7 +134,7 @@ def test_top_k_is_how_many_come_back(http: httpx.Client) -> None:
 
 
 def test_error_answers_are_raised_with_the_servers_message(http: httpx.Client) -> None:
-    with pytest.raises(ServerError, match="unknown feature 'colour'"):
+    with pytest.raises(ServerError, match="unknown feature 'color'"):
         read_prediction(http.post(PREDICT, content=predict_body({"color": [1]})).content)
 
 

@@ -109,7 +109,7 @@ def test_top_k_beyond_the_candidates_means_all_of_them() -> None:
         (
             b'{"columns": {"color": ["red"]}}',
             Invalid,
-            "unknown feature 'colour' at $.columns; known: age, user",
+            "unknown feature 'color' at $.columns; known: age, user",
         ),
         (b'{"columns": {"item": [1]}}', Invalid, "got int - at $.columns.item[0]"),
         (b'{"columns": {"item": "i"}}', Invalid, "got str - at $.columns.item"),
