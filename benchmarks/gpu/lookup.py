@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.model import WIDTH, Predict, World, predictions, ways
+from benchmarks.gpu.model import WIDTH, GpuModel, Predict, predictions, ways
 from polyrec.models.schema.batch import Batch
 from polyrec.models.tiers.device.fused import bags_in_slot_order
 from polyrec.models.tiers.device.kernels import PRECISIONS, available, sums
@@ -138,7 +138,7 @@ def bandwidths(device: torch.device, size: Size) -> dict[str, float]:
     return {"memory": 2 * source.nbytes / memory_us * 1e6, "bus": host.nbytes / statistics.median(times)}
 
 
-def kernel(world: World, size: Size, rates: Mapping[str, float]) -> Iterator[dict[str, Any]]:
+def kernel(world: GpuModel, size: Size, rates: Mapping[str, float]) -> Iterator[dict[str, Any]]:
     """The kernel alone, its look-ups already on the device."""
     hot, slab, row_format = world.stack.tiers.device, world.stack.tiers.slab, world.row_format
     assert hot is not None
@@ -188,7 +188,7 @@ def kernel(world: World, size: Size, rates: Mapping[str, float]) -> Iterator[dic
 
 
 def timed(
-    world: World, tried: Mapping[str, Predict], size: Size, batches: tuple[int, ...]
+    world: GpuModel, tried: Mapping[str, Predict], size: Size, batches: tuple[int, ...]
 ) -> Iterator[dict[str, Any]]:
     for rows in batches:
         for hit in HITS:
@@ -246,7 +246,7 @@ def measure(device: torch.device, size: Size) -> dict[str, Any]:
         "predictions": [],
     }
     for precision in PRECISIONS:
-        world = World(device, size.rows, precision)
+        world = GpuModel(device, size.rows, precision)
         # modules cannot be moved within inference mode
         looking, predicting = ways(world), predictions(world) if precision == "fp32" else {}
         with torch.inference_mode():

@@ -34,7 +34,7 @@ WIDTH = 64
 Predict = Callable[[Batch], Any]
 
 
-class World:
+class GpuModel:
     """One model's rows on the host, on the device, and over tiers. rows: of each table."""
 
     def __init__(self, device: torch.device, rows: int, precision: Precision = "fp32", seed: int = 0) -> None:
@@ -85,7 +85,7 @@ class World:
         self.stack.close()
 
 
-def ways(world: World) -> dict[str, Predict]:
+def ways(world: GpuModel) -> dict[str, Predict]:
     """Batch -> vectors on the device, [rows, tables, WIDTH].
 
     tiers, direct, copied: through the stack, choosing the way of misses or held to one. all_on_gpu: a plain
@@ -108,7 +108,7 @@ def ways(world: World) -> dict[str, Predict]:
     return found
 
 
-def predictions(world: World) -> dict[str, Predict]:
+def predictions(world: GpuModel) -> dict[str, Predict]:
     """Batch -> probabilities on the host: each way of looking up, then the dense net in its bucket.
 
     embedding_bag_plain: without buckets, as plain torch is written.
@@ -127,12 +127,12 @@ def predictions(world: World) -> dict[str, Predict]:
     return found | {"embedding_bag_plain": plain}
 
 
-def _inputs(world: World, batch: Batch, vectors: Tensor) -> Inputs:
+def _inputs(world: GpuModel, batch: Batch, vectors: Tensor) -> Inputs:
     none = torch.empty((vectors.shape[0], 0, WIDTH), device=world.device)
     return inputs_of(batch, Vectors(none, vectors))
 
 
-def _gather_and_copy(world: World) -> Predict:
+def _gather_and_copy(world: GpuModel) -> Predict:
     rows = world.flat("cpu").rows
     row_format, cuda = world.row_format, world.device.type == "cuda"
     stored = world.weight
@@ -154,7 +154,7 @@ def _gather_and_copy(world: World) -> Predict:
     return look_up
 
 
-def _embedding_bag(world: World) -> Predict:
+def _embedding_bag(world: GpuModel) -> Predict:
     rows = world.flat("cpu").rows
     bag = torch.nn.EmbeddingBag.from_pretrained(world.weight.to(world.device), mode="sum")
 

@@ -52,13 +52,13 @@ def settle() -> None:
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """On the server's kind of loop."""
+    """Runs a coroutine on the server's kind of loop."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(work)
 
 
-class Taking(asyncio.Transport):
-    """A transport that keeps the one answer that is waited for."""
+class AnswerTransport(asyncio.Transport):
+    """A transport that captures one answer."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()
@@ -76,24 +76,25 @@ class Taking(asyncio.Transport):
         return False
 
 
-class Asking:
-    """One connection to the application. To be made on the loop that asks."""
+class InProcessClient:
+    """One connection to the application, created on the loop that sends."""
 
     def __init__(self, app: Application) -> None:
         loop = asyncio.get_running_loop()
-        self._transport = Taking(loop)
+        self._transport = AnswerTransport(loop)
         self._protocol = Connection(HttpFrontend(app, app.hot, app.engine), ServerState())
         self._protocol.connection_made(self._transport)
 
     async def ask(self, request: bytes = REQUEST) -> bytes:
-        """One request: the bytes of its answer."""
+        """Sends one request; returns the bytes of its answer."""
         answer = self._transport.expect()
         self._protocol.data_received(request)
         return await answer
 
     async def block_s(self) -> float:
-        """Processor seconds a request, of a block of them one after another. Others' work on this core is
-        not in it, what it does to the caches is."""
+        """Processor seconds per request, over a block of sequential ones. Excludes other work on this core,
+        but not its effect on the caches.
+        """
         start = time.thread_time()
         for _ in range(REQUESTS):
             answer = await self.ask()

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.http.in_process import Asking, opened, run, settle
+from benchmarks.http.in_process import InProcessClient, opened, run, settle
 from polyrec.server.app.engine import Engine
 from polyrec.server.http.app import Application
 
@@ -66,11 +66,11 @@ class Switch:
 async def measure(app: Application, switch: Switch) -> dict[bool, list[float]]:
     """Seconds a request, of each block, by whether metrics were on."""
     found: dict[bool, list[float]] = {True: [], False: []}
-    asking = Asking(app)
+    client = InProcessClient(app)
     for block in range(2 * BLOCKS + 4):
         on = block % 2 == 0
         switch.turn(on)
-        took_s = await asking.block_s()
+        took_s = await client.block_s()
         if block >= 4:
             found[on].append(took_s)
     switch.turn(True)

@@ -38,7 +38,7 @@ from polyrec.server.app.run import start
 HERE = Path(__file__).parents[2]
 
 
-def asked(url: str, source: Source, rate: float, seconds: float, budget_s: float, seed: int) -> Outcome:
+def send_load(url: str, source: Source, rate: float, seconds: float, budget_s: float, seed: int) -> Outcome:
     due_s = arrival_times(Arrivals(), rate, seconds, np.random.default_rng(seed))
     rows, body = source.shuffled(due_s.size, seed)
     target = Target(url + RANK, {"Content-Type": "application/json"})
@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for i in range(args.repeats):
 
             def ask(url: str, seed: int = i) -> list[dict[str, float]]:
-                return [figures(asked(url, source, rate, args.seconds, budget_s, seed)) for rate in rates]
+                return [figures(send_load(url, source, rate, args.seconds, budget_s, seed)) for rate in rates]
 
             for name, tree in trees.items():
                 found[name].append(turn(tree, args.plan.resolve(), args.policy, args.budget_ms, ask))

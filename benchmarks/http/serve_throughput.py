@@ -51,7 +51,7 @@ MAX_ROWS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ThroughputResult:
     """One run. Times in microseconds a request; the queue is waiting, not work."""
 
     workload: str
@@ -155,7 +155,7 @@ def scrape(url: str, path: str) -> dict[str, float]:
 
 def measure(
     url: str, path: str, workload: str, rows: int, requests: Sequence[bytes], connections: int, seconds: float
-) -> Result:
+) -> ThroughputResult:
     host, port = url.removeprefix("http://").split(":")
     everything = cycle(requests)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -170,7 +170,7 @@ def measure(
     phases = {phase: spent[phase] / n * 1e6 for phase in PHASES}
     worked = sum(us for phase, us in phases.items() if phase != "queue")
     p50, p99 = np.quantile(latencies, (0.5, 0.99)) * 1e6
-    return Result(
+    return ThroughputResult(
         workload=workload,
         rows=rows,
         connections=connections,
@@ -217,7 +217,7 @@ def model(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Iterator
         yield (args.bundle, args.data) if args.bundle else small_model(Path(folder))
 
 
-def row(result: Result) -> str:
+def row(result: ThroughputResult) -> str:
     phases = "".join(f"{result.phases_us[p]:9.0f}" for p in PHASES)
     return (
         f"{result.workload:<14}{result.rows:>5}{result.connections:>6}{result.requests_per_s:>9.0f}"

@@ -34,7 +34,7 @@ import uvloop
 
 from benchmarks.http.soak_servers import (
     Footprint,
-    Subject,
+    SoakServer,
     footprint,
     lanes_server,
     opened_store,
@@ -61,11 +61,11 @@ MOST_LEAKED = 8
 
 
 @dataclass(slots=True)
-class Told:
-    """What became of the requests to one server.
+class AnswerCounts:
+    """Counts of the answers of one server.
 
-    late: answered 200 after the budget. rejected: 429, 503, 504. flagged: answers 200 that say that something
-    failed. wrong: answers 200 with other probabilities; first_wrong: how.
+    late: answered 200 after the budget. rejected: 429, 503, 504. flagged: answers 200 that are degraded by a
+    failure. wrong: answers 200 with other probabilities; first_wrong: how.
     """
 
     sent: int = 0
@@ -84,7 +84,7 @@ class Told:
         values = ((f.name, getattr(self, f.name)) for f in fields(self))
         return {name: dict(value) if isinstance(value, Counter) else value for name, value in values}
 
-    def hear(self, subject: Subject, which: int, answer: Answer, late: bool) -> None:
+    def count(self, server: SoakServer, which: int, answer: Answer, late: bool) -> None:
         """Counts one answer."""
         if answer.error:
             self.unanswered += 1
@@ -94,7 +94,7 @@ class Told:
             self.late += late
             self.paths[answer.path.decode()] += 1
             self.flagged += b'"reason":"failure"' in answer.body
-            wrong = subject.wrong(which, answer.body)
+            wrong = server.wrong(which, answer.body)
             if wrong:
                 self.wrong += 1
                 self.first_wrong += [wrong][: 5 - len(self.first_wrong)]
@@ -107,29 +107,31 @@ class Told:
             ]
 
 
-async def load(subject: Subject, rate: float, seconds: float, budget_s: float, seed: int, told: Told) -> None:
-    """Sends at Poisson times and hears every answer."""
+async def load(
+    server: SoakServer, rate: float, seconds: float, budget_s: float, seed: int, counts: AnswerCounts
+) -> None:
+    """Sends at Poisson times and counts every answer."""
     random = np.random.default_rng(seed)
     due_s = arrival_times(Arrivals(), rate, seconds, random)
-    which = random.integers(0, len(subject.requests), due_s.size)
+    which = random.integers(0, len(server.requests), due_s.size)
     pending: set[int] = set()
     heard = asyncio.Event()
 
     def answered(index: int, answer: Answer) -> None:
         pending.discard(index)
         late = time.perf_counter() - begin - due_s[index] > budget_s
-        told.hear(subject, int(which[index]), answer, bool(late))
+        counts.count(server, int(which[index]), answer, bool(late))
         heard.set()
 
-    pool = Pool(Target(subject.url), MOST_CONNECTIONS, answered, bodies=True)
+    pool = Pool(Target(server.url), MOST_CONNECTIONS, answered, bodies=True)
     await pool.open(CONNECTIONS)
     begin = time.perf_counter()
     for index, due in enumerate(due_s.tolist()):
         if (wait := begin + due - time.perf_counter()) > 0:
             await asyncio.sleep(wait)
-        told.sent += 1
+        counts.sent += 1
         pending.add(index)
-        pool.send(index, subject.requests[which[index]].raw)
+        pool.send(index, server.requests[which[index]].raw)
     until = time.perf_counter() + GRACE_S
     while pending and time.perf_counter() < until:
         heard.clear()
@@ -140,15 +142,15 @@ async def load(subject: Subject, rate: float, seconds: float, budget_s: float, s
     await pool.close()  # reports what has no answer
 
 
-def capacity(subjects: Sequence[Subject], seconds: float) -> list[float]:
+def capacity(servers: Sequence[SoakServer], seconds: float) -> list[float]:
     """Requests/s of each when all are busy at once."""
-    answered = [0.0] * len(subjects)
+    answered = [0.0] * len(servers)
 
-    def measure(i: int, subject: Subject) -> None:
-        patient = [a.raw.replace(b"\r\n", b"\r\nX-Latency-Budget-Ms: 60000\r\n", 1) for a in subject.requests]
-        answered[i] = closed_loop(subject.url, patient, 8, seconds) / seconds
+    def measure(i: int, server: SoakServer) -> None:
+        patient = [a.raw.replace(b"\r\n", b"\r\nX-Latency-Budget-Ms: 60000\r\n", 1) for a in server.requests]
+        answered[i] = closed_loop(server.url, patient, 8, seconds) / seconds
 
-    _together([lambda i=i, s=s: measure(i, s) for i, s in enumerate(subjects)])
+    _together([lambda i=i, s=s: measure(i, s) for i, s in enumerate(servers)])
     return answered
 
 
@@ -170,7 +172,7 @@ class Disturbance:
         self._threads: list[threading.Thread] = []
 
     def every(self, seconds: float, name: str, act: Callable[[int], object]) -> None:
-        """From now on. act: is told how often it was done before."""
+        """From now on. act: called with the number of earlier calls."""
 
         def run() -> None:
             while not self._over.wait(seconds):
@@ -203,29 +205,31 @@ LONG = Pace(reload_s=60.0, kill_s=120.0, store_s=300.0, look_s=60.0)
 SHORT = Pace(reload_s=10.0, kill_s=15.0, store_s=20.0, look_s=10.0)
 
 
-def settled(subjects: Sequence[Subject], wanted: int | None = None) -> Footprint:
+def settled(servers: Sequence[SoakServer], wanted: int | None = None) -> Footprint:
     """The servers at rest: once there are no more descriptors than `wanted`, or after ten seconds."""
     until = time.monotonic() + 10
     while True:
-        now = total(subjects)
+        now = total(servers)
         enough = wanted is not None and now.descriptors <= wanted
         if enough or time.monotonic() > until:
             return now
         time.sleep(0.5)
 
 
-def total(subjects: Sequence[Subject]) -> Footprint:
+def total(servers: Sequence[SoakServer]) -> Footprint:
     """Of all servers together."""
-    each = [footprint(subject.child.process.pid) for subject in subjects]
+    each = [footprint(server.child.process.pid) for server in servers]
     return Footprint(
         sum(f.processes for f in each), sum(f.rss_bytes for f in each), sum(f.descriptors for f in each)
     )
 
 
-def verdict(told: Sequence[Told], start: Footprint, end: Footprint, failed: list[str], log: str) -> list[str]:
-    """What is not as it must be."""
+def verdict(
+    counts: Sequence[AnswerCounts], start: Footprint, end: Footprint, failed: list[str], log: str
+) -> list[str]:
+    """The failures of a soak, in words; empty if there are none."""
     found = [f"an act failed: {line}" for line in failed[:5]]
-    for one in told:
+    for one in counts:
         if one.wrong or one.unanswered or one.other:
             found.append(
                 f"{one.wrong} wrong, {one.unanswered} unanswered, other statuses {dict(one.other)}: "
@@ -260,41 +264,41 @@ def main() -> int:
         clicks, table = trained(folder)
         _, hybrid = trained(folder, "hybrid")
         bundles = {"hybrid@cpu": hybrid, "table@cpu": table}
-        subjects = [lanes_server(clicks, bundles, folder, args.budget_ms)]
-        stack.enter_context(subjects[0].child)
+        servers = [lanes_server(clicks, bundles, folder, args.budget_ms)]
+        stack.enter_context(servers[0].child)
         store = opened_store(folder)
         if store is None:
             print("no redis-server here: only the server with lanes is soaked", file=sys.stderr)
         else:
             stack.callback(store.kill)
-            subjects.append(tiers_server(clicks, table, folder, args.budget_ms, store))
-            stack.enter_context(subjects[-1].child)
-        rates = [args.share * c for c in capacity(subjects, WARM_UP_S)]
-        for subject in subjects:
-            subject.reload()
-        start = settled(subjects)
+            servers.append(tiers_server(clicks, table, folder, args.budget_ms, store))
+            stack.enter_context(servers[-1].child)
+        rates = [args.share * c for c in capacity(servers, WARM_UP_S)]
+        for server in servers:
+            server.reload()
+        start = settled(servers)
         looks = [start]
-        told = [Told() for _ in subjects]
+        counts = [AnswerCounts() for _ in servers]
         disturbance = Disturbance()
 
         def look(number: int) -> None:
-            now = total(subjects)
+            now = total(servers)
             looks.append(now)
-            line = {s.name: {"sent": t.sent, "wrong": t.wrong} for s, t in zip(subjects, told, strict=True)}
+            line = {s.name: {"sent": t.sent, "wrong": t.wrong} for s, t in zip(servers, counts, strict=True)}
             print(json.dumps({"at_s": (number + 1) * pace.look_s} | asdict(now) | line), file=sys.stderr)
 
         disturbance.every(pace.look_s, "looks", look)
-        disturbance.every(pace.reload_s, "reloads", lambda n: [s.reload() for s in subjects])
-        disturbance.every(pace.kill_s, "killed lanes", subjects[0].kill_lane)
-        disturbance.every(ABORT_EVERY_S, "aborted clients", lambda n: [s.abort(n) for s in subjects])
+        disturbance.every(pace.reload_s, "reloads", lambda n: [s.reload() for s in servers])
+        disturbance.every(pace.kill_s, "killed lanes", servers[0].kill_lane)
+        disturbance.every(ABORT_EVERY_S, "aborted clients", lambda n: [s.abort(n) for s in servers])
         if store is not None:
             disturbance.every(pace.store_s, "restarts of Redis", lambda n: restart(store))
 
         async def run() -> None:
             await asyncio.gather(
                 *(
-                    load(subject, rate, seconds, args.budget_ms / 1e3, args.seed + i, one)
-                    for i, (subject, rate, one) in enumerate(zip(subjects, rates, told, strict=True))
+                    load(server, rate, seconds, args.budget_ms / 1e3, args.seed + i, one)
+                    for i, (server, rate, one) in enumerate(zip(servers, rates, counts, strict=True))
                 )
             )
 
@@ -303,16 +307,16 @@ def main() -> int:
                 runner.run(run())
         finally:
             disturbance.end()
-        end = settled(subjects, start.descriptors + MOST_LEAKED)
+        end = settled(servers, start.descriptors + MOST_LEAKED)
         log = "".join(file.read_text() for file in sorted(folder.glob("*.log")))
-    found = verdict(told, start, end, disturbance.failed, log)
+    found = verdict(counts, start, end, disturbance.failed, log)
     document = {
         "command": "python -m benchmarks.http.soak " + " ".join(sys.argv[1:]),
         "machine": machine(),
         "seconds": seconds,
-        "rates": dict(zip([s.name for s in subjects], np.round(rates, 1).tolist(), strict=True)),
+        "rates": dict(zip([s.name for s in servers], np.round(rates, 1).tolist(), strict=True)),
         "done": dict(disturbance.done),
-        "servers": {s.name: t.document() for s, t in zip(subjects, told, strict=True)},
+        "servers": {s.name: t.document() for s, t in zip(servers, counts, strict=True)},
         "start": asdict(start),
         "end": asdict(end),
         "looks": [asdict(one) for one in looks],

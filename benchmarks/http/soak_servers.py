@@ -41,7 +41,7 @@ LINGER_NOT = struct.pack("ii", 1, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class KnownRequest:
     """One request and, by path, the probabilities that answer it: float32 [rows]."""
 
     raw: bytes
@@ -49,12 +49,12 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class SoakServer:
     """One running server. excused: paths whose answers differ while they say that something failed."""
 
     name: str
     child: ServerProcess
-    requests: tuple[Asked, ...]
+    requests: tuple[KnownRequest, ...]
     excused: frozenset[str] = frozenset()
 
     @property
@@ -87,12 +87,12 @@ class Subject:
     def wrong(self, index: int, body: bytes) -> str:
         """How an answer of status 200 differs from the right one; empty if it does not."""
         answer = json.loads(body)
-        asked = self.requests[index]
-        told = answer.get("parameters", answer)
-        path = told["path"]
-        if told.get("reason") == "failure" and path in self.excused:
+        requests = self.requests[index]
+        described = answer.get("parameters", answer)
+        path = described["path"]
+        if described.get("reason") == "failure" and path in self.excused:
             return ""
-        right = asked.right[path]
+        right = requests.right[path]
         if "order" in answer:
             given = np.empty(right.size, np.float32)
             given[answer["order"]] = answer["scores"]
@@ -101,7 +101,7 @@ class Subject:
         else:
             given = np.array(answer["predictions"], np.float32)
         if given.shape != right.shape:
-            return f"{path}: {given.size} probabilities, {right.size} rows were asked"
+            return f"{path}: {given.size} probabilities, {right.size} rows were requests"
         off = float(np.abs(given - right).max())
         return "" if off <= TOLERANCE else f"{path}: off by {off:g}"
 
@@ -133,7 +133,7 @@ def footprint(pid: int) -> Footprint:
     return Footprint(processes, rss, descriptors)
 
 
-def asked_of(clicks: Path, bundles: Mapping[str, Bundle]) -> tuple[Asked, ...]:
+def known_requests(clicks: Path, bundles: Mapping[str, Bundle]) -> tuple[KnownRequest, ...]:
     """Predictions, rankings and inference requests of the data, and what each path answers to them."""
     first = next(iter(bundles.values()))
     schema = first.manifest.schema_
@@ -141,7 +141,7 @@ def asked_of(clicks: Path, bundles: Mapping[str, Bundle]) -> tuple[Asked, ...]:
     queries = Queries(data, schema, first.encoder)
     runtimes = {name: open_runtime(RUNTIME, bundle) for name, bundle in bundles.items()}
     targets = {page: Target(f"http://soak{page}") for page in (PREDICT, RANK, INFER)}
-    asked = []
+    requests = []
     for i in range(min(QUERIES, len(queries))):
         query = queries[i]
         rows = data.take(query.candidates).combine_chunks()
@@ -155,11 +155,11 @@ def asked_of(clicks: Path, bundles: Mapping[str, Bundle]) -> tuple[Asked, ...]:
             (RANK, queries.rank(query)),
             (INFER, queries.infer(query, binary=False)),
         ):
-            asked.append(Asked(targets[page].request(body, headers), right))
-    return tuple(asked)
+            requests.append(KnownRequest(targets[page].request(body, headers), right))
+    return tuple(requests)
 
 
-def lanes_server(clicks: Path, bundles: Mapping[str, Bundle], folder: Path, budget_ms: float) -> Subject:
+def lanes_server(clicks: Path, bundles: Mapping[str, Bundle], folder: Path, budget_ms: float) -> SoakServer:
     """All bundles as paths on two lanes in processes of their own."""
     plan = Plan.model_validate(
         {
@@ -170,10 +170,12 @@ def lanes_server(clicks: Path, bundles: Mapping[str, Bundle], folder: Path, budg
             "default_budget_ms": budget_ms,
         }
     )
-    return Subject("lanes", _started(plan, folder / "lanes.json"), asked_of(clicks, bundles))
+    return SoakServer("lanes", _started(plan, folder / "lanes.json"), known_requests(clicks, bundles))
 
 
-def tiers_server(clicks: Path, bundle: Bundle, folder: Path, budget_ms: float, store: RedisServer) -> Subject:
+def tiers_server(
+    clicks: Path, bundle: Bundle, folder: Path, budget_ms: float, store: RedisServer
+) -> SoakServer:
     """One path with an eighth of its rows in memory and the rest in `store`, on a lane in a thread."""
     rows = {table: v.rows for table, v in bundle.encoder.vocabularies.items()}
     tables = {table: {"host": n // 8, "remote": n - n // 8} for table, n in rows.items()}
@@ -187,7 +189,7 @@ def tiers_server(clicks: Path, bundle: Bundle, folder: Path, budget_ms: float, s
         }
     )
     child = _started(plan, folder / "tiers.json")
-    return Subject("tiers", child, asked_of(clicks, {"tiers@cpu": bundle}), frozenset({"tiers@cpu"}))
+    return SoakServer("tiers", child, known_requests(clicks, {"tiers@cpu": bundle}), frozenset({"tiers@cpu"}))
 
 
 def opened_store(folder: Path) -> RedisServer | None:

@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
-from benchmarks.http.in_process import Asking, opened, run, settle
+from benchmarks.http.in_process import InProcessClient, opened, run, settle
 from polyrec.server.app.engine import Engine
 from polyrec.server.http.app import Application
 from polyrec.server.tracing.tracer import Tracer, open_tracer
@@ -54,11 +54,11 @@ def collect(port: Connection) -> None:
 async def measure(app: Application, engine: Engine, tracers: Sequence[Tracer | None]) -> list[list[float]]:
     """Seconds a request, of each block, by tracer."""
     found: list[list[float]] = [[] for _ in tracers]
-    asking = Asking(app)
+    client = InProcessClient(app)
     for turn in range(ROUNDS + 2):
         for blocks_s, tracer in zip(found, tracers, strict=True):
             engine.tracer = tracer
-            took_s = await asking.block_s()
+            took_s = await client.block_s()
             if turn >= 2:
                 blocks_s.append(took_s)
     engine.tracer = None

@@ -66,7 +66,7 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class WireResult:
     """One format at one size, both ways."""
 
     format: str
@@ -103,7 +103,7 @@ def formats(bundle: Bundle, queries: Queries) -> dict[str, tuple[Form, Form]]:
 
 def measure(
     name: str, forms: tuple[Form, Form], queries: Sequence[Query], bundle: Bundle, rounds: int
-) -> Result:
+) -> WireResult:
     requests = [[form.build(query) for query in queries] for form in forms]
     for ranked, exploded in zip(*requests, strict=True):
         batches = [
@@ -142,7 +142,7 @@ def measure(
                 round(1e6 * float(np.median(encoded[way])), 1),
             )
         )
-    return Result(name, queries[0].candidates.size, *figures)
+    return WireResult(name, queries[0].candidates.size, *figures)
 
 
 def inflated_s(bodies: Sequence[bytes]) -> float:
@@ -170,7 +170,7 @@ def check_equal(ranked: Batch, exploded: Batch) -> None:
                 raise SystemExit(f"ranked and exploded requests differ in {role}.{part}")
 
 
-def table(results: Sequence[Result]) -> str:
+def table(results: Sequence[WireResult]) -> str:
     heads = ["format", "candidates", "bytes, ranked", "exploded", "factor", "gzip, ranked", "exploded"]
     heads += [
         "inflate us, ranked",

@@ -34,7 +34,7 @@ import uvloop
 from tqdm import tqdm
 
 from benchmarks.http.serve_throughput import add_model, machine, model
-from benchmarks.lanes.hop_served import COLUMNS, Served, served
+from benchmarks.lanes.hop_served import COLUMNS, ServedHop, served
 from polyrec.loadtest.traffic.queries import read_rows
 from polyrec.measure.lane_hop import hops
 from polyrec.models.allocator import retain_freed_memory
@@ -175,7 +175,7 @@ def measure(bundle: Bundle, data: Path, runtime: str, rounds: int) -> list[Hop]:
     return found
 
 
-def table(hops_: Sequence[Hop], served_: Sequence[Served]) -> str:
+def table(hops_: Sequence[Hop], served_: Sequence[ServedHop]) -> str:
     """For people."""
     lines = [f"{'lane':<24}{'rows':>5}  {'load':<11}{'p50 us':>8}{'p99 us':>9}{'executed us':>13}"]
     for h in sorted(hops_, key=lambda h: (h.load, h.rows)):
@@ -202,7 +202,7 @@ def main() -> int:
         bundle = load_bundle(bundle_path)
         os.sched_setaffinity(0, {LOOP_CORE})
         found = measure(bundle, data, args.runtime, args.rounds)
-        answers: list[Served] = []
+        answers: list[ServedHop] = []
         if args.served:
             answers = served(bundle, data, args.runtime, args.rounds, args.seconds, Path(folder))
     if args.json:

@@ -65,7 +65,7 @@ class Signal(Protocol):
     def wait(self) -> None: ...
 
 
-class Written:
+class FileSignal:
     """By a byte, or eight, written to a descriptor and read from another or the same one."""
 
     def __init__(self, *fds: int) -> None:
@@ -104,18 +104,18 @@ class Futex:
 
 
 def signal_over(kind: str, fds: tuple[int, ...]) -> Signal:
-    return Futex(*fds) if kind == "futex" else Written(*fds)
+    return Futex(*fds) if kind == "futex" else FileSignal(*fds)
 
 
 def fresh(kind: str) -> Signal:
     """A new one."""
     if kind == "eventfd":
         fd = os.eventfd(0)
-        return Written(fd, fd)
+        return FileSignal(fd, fd)
     if kind == "pipe":
-        return Written(*reversed(os.pipe()))
+        return FileSignal(*reversed(os.pipe()))
     if kind == "socket":
-        return Written(*(end.detach() for end in socket.socketpair()))
+        return FileSignal(*(end.detach() for end in socket.socketpair()))
     fd = os.memfd_create("futex")
     os.ftruncate(fd, mmap.PAGESIZE)
     return Futex(fd)

@@ -54,7 +54,7 @@ LANES: Mapping[str, tuple[PlannedLane, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedHop:
     """Medians over rounds, latencies in us. alone: over one connection; many: over sixteen."""
 
     model: str
@@ -83,7 +83,7 @@ COLUMNS = {
 
 def served(
     bundle: Bundle, data: Path, runtime: str, rounds: int, seconds: float, folder: Path
-) -> list[Served]:
+) -> list[ServedHop]:
     """Every kind of lane with both models."""
     os.sched_setaffinity(0, {CLIENT_CORE})
     models = {bundle.name: bundle, "hybrid": hybrid_of(bundle, folder / "hybrid")}
@@ -126,7 +126,7 @@ def server(folder: Path, bundle: Bundle, lanes: tuple[PlannedLane, ...], runtime
 
 def turns(
     urls: Mapping[str, str], model: str, requests: list[bytes], rounds: int, seconds: float
-) -> list[Served]:
+) -> list[ServedHop]:
     """The servers' figures; each round asks all of them."""
     runs: dict[tuple[str, int], list[NDArray[Any]]] = {}
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -146,7 +146,7 @@ def turns(
     for name in urls:
         rates = [took.size / seconds for took in runs[name, MANY]]
         found.append(
-            Served(
+            ServedHop(
                 model=model,
                 lane=name,
                 rows=ROWS,

@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """0 when it was ended by Ctrl-C, or with --once after the load; 2 with one line for a mistake."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.operations.observe", description=__doc__)
     parser.add_argument("--plan", type=Path, help=f"what to serve ({DEMO})")
-    parser.add_argument("--data", help="real rows to ask about (default: invented ones)")
+    parser.add_argument("--data", help="rows of requests (default: synthetic rows)")
     parser.add_argument("--rate", type=float, help="mean requests a second (default: by the capacity)")
     parser.add_argument("--budget-ms", type=float, default=50.0, help="of each request (50)")
     parser.add_argument("--seconds", type=float, default=60.0, help="of load: one day (60)")

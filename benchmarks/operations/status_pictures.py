@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m benchmarks.operations.status_pictures", description=__doc__
     )
     parser.add_argument("--plan", type=Path, required=True)
-    parser.add_argument("--data", help="real rows to ask about (default: invented ones)")
+    parser.add_argument("--data", help="rows of requests (default: synthetic rows)")
     parser.add_argument("--calm", type=float, default=100, help="requests a second that it can bear (100)")
     parser.add_argument("--peak", type=float, default=3000, help="that it can with less quality (3000)")
     parser.add_argument("--overload", type=float, default=10000, help="that it cannot (10000)")

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from benchmarks.quality.tables import between_markers, markdown
-from benchmarks.quality.variants import BASELINE, VARIANTS, Derived, Served, Trained, Variant
+from benchmarks.quality.variants import BASELINE, VARIANTS, Derived, ServedVariant, Trained, Variant
 from polyrec.cli.progress import Bars
 from polyrec.loadtest.machine import processor
 from polyrec.models.allocator import retain_freed_memory
@@ -73,7 +73,7 @@ class Plan:
 def bundle_of(plan: Plan, name: str, seed: int, bars: Bars) -> Bundle:
     """The bundle of one run: as it is if it was made before, else made now."""
     variant = plan.variants[name]
-    if isinstance(variant, Served):
+    if isinstance(variant, ServedVariant):
         return bundle_of(plan, variant.source, seed, bars)
     path = plan.folder / f"{name}-{seed}"
     training = plan.training(name, seed)
@@ -134,7 +134,7 @@ def predictions_of(plan: Plan, runs: Mapping[tuple[str, int], Bundle], bars: Bar
     for (name, seed), bundle in runs.items():
         variant = plan.variants[name]
         way: tuple[str, DensePrecision] = ("torch", "fp32")
-        if isinstance(variant, Served):
+        if isinstance(variant, ServedVariant):
             way = (variant.runtime, variant.precision)
         ways.setdefault(way, {})[f"{name}-{seed}"] = bundle
     found: dict[str, Any] = {}

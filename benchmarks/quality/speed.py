@@ -3,7 +3,7 @@
     python -m benchmarks.quality.speed --data ../shared/data/trivago/impressions.parquet
 
 Trains a table, a dhe and a hybrid bundle with trivago's recipe (or takes them from --bundles), derives
-int8 rows and the materialised hot prefix, and times `predict` on real test rows, a different batch each
+int8 rows and the materialized hot prefix, and times `predict` on real test rows, a different batch each
 time. Prints a Markdown table and, with --json, writes the figures to a file.
 """
 

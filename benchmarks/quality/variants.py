@@ -2,7 +2,7 @@
 
 Trained    learned from the data, with the data set's recipe; `changes` to it where a kind wants its own
 Derived    made of another variant's bundle of the same seed, by a function
-Served     another variant's bundle as it is, its dense net executed in another precision
+ServedVariant     another variant's bundle as it is, its dense net executed in another precision
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Derived:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedVariant:
     """runtime, precision: as polyrec.models.runtimes.open_runtime takes them."""
 
     source: str
@@ -53,7 +53,7 @@ class Served:
     precision: DensePrecision
 
 
-Variant = Trained | Derived | Served
+Variant = Trained | Derived | ServedVariant
 
 
 def rows_in(source: str, precision: Precision) -> Derived:
@@ -63,11 +63,11 @@ def rows_in(source: str, precision: Precision) -> Derived:
 
 def hot(source: str, rows: int) -> Derived:
     """The source's most accessed computed rows, stored."""
-    return Derived(source, f"{rows} rows materialised", lambda bundle, *_: materialize(bundle, rows))
+    return Derived(source, f"{rows} rows materialized", lambda bundle, *_: materialize(bundle, rows))
 
 
-def distil(source: str, kind: Kind, with_data: bool = False, steps: int = 3000) -> Derived:
-    """Another kind that learned the source's rows, then fine-tuned where data may be used."""
+def distilled(source: str, kind: Kind, with_data: bool = False, steps: int = 3000) -> Derived:
+    """Another kind fitted to the source's rows, then fine-tuned if data may be used."""
 
     def by(bundle: Bundle, training: Training, reader: DataReader) -> tuple[DLRM, Representation]:
         representation = training.representation(kind, bundle.encoder.vocabularies)
@@ -84,11 +84,11 @@ VARIANTS: dict[str, Variant] = {
     "table-bf16": rows_in("table", "bf16"),
     "table-int8": rows_in("table", "int8"),
     "table-int4": rows_in("table", "int4"),
-    "table, net bf16": Served("table", "torch", "bf16"),
-    "table, net int8": Served("table", "onnx", "int8"),
+    "table, net bf16": ServedVariant("table", "torch", "bf16"),
+    "table, net int8": ServedVariant("table", "onnx", "int8"),
     "dhe": Trained("dhe"),
-    "dhe-distilled": distil("table", "dhe", steps=1000),
-    "select-distilled": distil("table", "select", steps=1000),
+    "dhe-distilled": distilled("table", "dhe", steps=1000),
+    "select-distilled": distilled("table", "select", steps=1000),
     "select": Trained("select"),
     "select-int8": rows_in("select", "int8"),
     "hybrid": Trained("hybrid"),

@@ -121,7 +121,7 @@ DISTURBANCES: dict[str, Callable[[int], None] | None] = {
 }
 
 
-def asked(
+def send_load(
     url: str, source: Source, rate: float, seconds: float, budget_s: float, seed: int, steady: bool = False
 ) -> Outcome:
     """Requests of the source's own sizes, at Poisson or steady moments."""
@@ -150,7 +150,7 @@ def reasons(url: str) -> dict[str, float]:
     return found
 
 
-def fates(outcome: Outcome) -> dict[str, int]:
+def count_fates(outcome: Outcome) -> dict[str, int]:
     return {f.name.lower(): n for f in Fate if (n := int((outcome.fate == f).sum()))}
 
 
@@ -167,15 +167,15 @@ def at_rest(
     with chdir(tree), PolicyServer(plan, ("priced",), {SERVER_CORE}, {}) as server:
         disturb = DISTURBANCES[name]
         if disturb is None:
-            asked(server.url, source, RATE, SETTLED_S, budget_s, seed, steady=True)
+            send_load(server.url, source, RATE, SETTLED_S, budget_s, seed, steady=True)
         else:
             striker = threading.Timer(BEFORE_S, disturb, (server.pid,))
             striker.start()
             took_s = 2.0 if disturb is slow_lane else STOP_S
-            asked(server.url, source, RATE, BEFORE_S + took_s + SETTLED_S, budget_s, seed, steady=True)
+            send_load(server.url, source, RATE, BEFORE_S + took_s + SETTLED_S, budget_s, seed, steady=True)
             striker.join()
         before = reasons(server.url)
-        outcome = asked(server.url, source, RATE, seconds, budget_s, seed + 1, steady=True)
+        outcome = send_load(server.url, source, RATE, seconds, budget_s, seed + 1, steady=True)
         after = reasons(server.url)
         latency_ms = 1e3 * outcome.latency_s[outcome.answered]
         return Rest(
@@ -183,7 +183,7 @@ def at_rest(
             outcome.due_s.size,
             round(share_of(outcome, best_path(server.url)), 4),
             {k: int(n) for k, v in after.items() if (n := v - before.get(k, 0.0))},
-            fates(outcome),
+            count_fates(outcome),
             round(float(np.median(latency_ms)), 2),
             round(float(latency_ms.max()), 2),
         )
@@ -214,7 +214,7 @@ def beside(
         for policy in static:
             server.set_policy(policy)
             for rate in RATES:
-                outcome = asked(server.url, source, rate, 1.0, NEIGHBOR_BUDGET_S, 0)
+                outcome = send_load(server.url, source, rate, 1.0, NEIGHBOR_BUDGET_S, 0)
                 capacity = max(capacity, float((outcome.fate == Fate.OK).sum()) / outcome.seconds)
         time.sleep(2.0)
         with neighbor():
@@ -222,8 +222,8 @@ def beside(
                 for policy in server.policies:
                     server.set_policy(policy)
                     rate = SHARE * capacity
-                    asked(server.url, source, rate, 1.0, NEIGHBOR_BUDGET_S, 1000 + turn)
-                    outcome = asked(server.url, source, rate, seconds, NEIGHBOR_BUDGET_S, turn)
+                    send_load(server.url, source, rate, 1.0, NEIGHBOR_BUDGET_S, 1000 + turn)
+                    outcome = send_load(server.url, source, rate, seconds, NEIGHBOR_BUDGET_S, turn)
                     lost = float((outcome.fate != Fate.OK).mean())
                     found.append(
                         Beside(
@@ -231,7 +231,7 @@ def beside(
                             outcome.due_s.size,
                             round(rate, 1),
                             round(lost, 5),
-                            fates(outcome),
+                            count_fates(outcome),
                             round(share_of(outcome, best), 4),
                         )
                     )

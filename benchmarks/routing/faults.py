@@ -4,7 +4,7 @@
         --data ../shared/data/trivago/impressions.parquet
 
 A plan with process lanes is served for real, open-loop Poisson load at a share of its capacity runs for some
-seconds for each fault, and the fault strikes in the middle. Told for each: how many requests were answered
+seconds for each fault, and the fault strikes in the middle. Reports for each how many requests were answered
 in time, refused, expired or unavailable; whether any got no answer or another 5xx; and the latest that any
 answer came after its deadline. Lanes are killed by SIGKILL, stalled by SIGSTOP, slowed by a duty cycle of
 SIGSTOP and SIGCONT (1 ms of 10): nothing in the server is changed for it. `none` is the same load
@@ -48,7 +48,7 @@ CYCLE_S, SHARE = 0.010, 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class FaultResult:
     """lateness_ms: latest answer of any kind after its deadline, by the client's clock. back_s: from the
     fault until every lane was given work again. Shares are of all requests."""
 
@@ -100,8 +100,8 @@ def lanes(url: str) -> list[dict[str, object]]:
     return [lane | views[lane["name"]] for lane in page["lanes"]]
 
 
-def strike(url: str, fault: Callable[[int], None], at_s: float, told: list[float]) -> None:
-    """Does it to the first lane, and notes how long it took until all lanes had work again."""
+def inject(url: str, fault: Callable[[int], None], at_s: float, times_s: list[float]) -> None:
+    """Injects a fault into the first lane, and records the time until all lanes work again."""
     time.sleep(at_s)
     pid = lanes(url)[0]["pid"]
     assert isinstance(pid, int)
@@ -111,34 +111,34 @@ def strike(url: str, fault: Callable[[int], None], at_s: float, told: list[float
     while time.perf_counter() < until:
         now = lanes(url)
         if all(lane["alive"] and lane["breaker"] == "closed" for lane in now) and now[0]["pid"]:
-            told.append(time.perf_counter() - start)
+            times_s.append(time.perf_counter() - start)
             return
         time.sleep(0.02)
 
 
 def measure(
     url: str, name: str, rate: float, slo_s: float, seconds: float, source: Source, seed: int
-) -> Result:
-    """One fault under load."""
+) -> FaultResult:
+    """Measures one fault under load."""
     total = WARM_UP_S + seconds
     due = arrival_times(Arrivals(), rate, total, np.random.default_rng(seed))
     rows, body = source.shuffled(due.size, seed)
     target = Target(url + RANK, {"Content-Type": "application/json"})
     load = load_of(target, due, total, body, rows=rows, budget_s=slo_s, prepare=True)
     back: list[float] = []
-    striker = threading.Thread(target=strike, args=(url, FAULTS[name], WARM_UP_S + seconds / 4, back))
-    striker.start()
+    injector = threading.Thread(target=inject, args=(url, FAULTS[name], WARM_UP_S + seconds / 4, back))
+    injector.start()
     outcome = run(target, load, Limits()).since(WARM_UP_S)
-    striker.join()
-    return told(name, outcome, slo_s, back[0] if back and name != "none" else None)
+    injector.join()
+    return result_of(name, outcome, slo_s, back[0] if back and name != "none" else None)
 
 
-def told(name: str, outcome: Outcome, slo_s: float, back_s: float | None) -> Result:
+def result_of(name: str, outcome: Outcome, slo_s: float, back_s: float | None) -> FaultResult:
     """The figures of one run."""
     fate = outcome.fate
     late = 1e3 * (outcome.latency_s - outcome.lag_s - slo_s)
     heard = np.isfinite(late)
-    return Result(
+    return FaultResult(
         fault=name,
         requests=fate.size,
         rate=round(fate.size / outcome.seconds, 1),
@@ -159,7 +159,7 @@ def main() -> int:
     )
     parser.add_argument("--profile", type=Path, required=True, help="of this machine, by polyrec profile")
     parser.add_argument("--paths", nargs="+", default=["hybrid-hot@cpu", "table@cpu"])
-    parser.add_argument("--data", help="rows of requests; without, they are invented from the bundle")
+    parser.add_argument("--data", help="rows of requests (default: synthetic rows of the bundle)")
     parser.add_argument("--lanes", type=int, default=2)
     parser.add_argument("--rate", type=float, default=700.0, help="requests/s: 70%% of what this plan does")
     parser.add_argument("--slo-ms", type=float, default=50.0)
@@ -172,13 +172,11 @@ def main() -> int:
     source = open_source(args.data, load_bundle(plan.paths[0].bundle), 0)
     results = []
     cores = os.sched_getaffinity(0) if args.core is None else {args.core}
-    with PolicyServer(plan, ("priced",), cores, {}) as subjects:
-        subjects.set_policy("priced")
+    with PolicyServer(plan, ("priced",), cores, {}) as server:
+        server.set_policy("priced")
         for repeat in range(args.repeats):
             for name in FAULTS:
-                result = measure(
-                    subjects.url, name, args.rate, args.slo_ms / 1e3, args.seconds, source, repeat
-                )
+                result = measure(server.url, name, args.rate, args.slo_ms / 1e3, args.seconds, source, repeat)
                 results.append(asdict(result))
                 print(json.dumps(asdict(result)), file=sys.stderr)
     document = {

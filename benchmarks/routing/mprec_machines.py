@@ -1,11 +1,11 @@
-"""Plans for MP-Rec's two machines, from described devices and published costs.
+"""Plans for MP-Rec's two machines, from load_machine_of devices and published costs.
 
     python -m benchmarks.routing.mprec_machines [--json docs/results/mprec-machines.json] [--pictures DIR]
 
 Machines: planner/machines/{mprec-large,small-accelerator}.yaml, 32 GB DRAM + 32 GB GPU and 1 GB DRAM +
 200 MB GPU, without a disk tier, which the paper has not. Models: its DLRMs for Criteo Kaggle and Terabyte;
 sizes and FLOP are counted from their published shapes, accuracies are the paper's as recalled ([M] in FACTS:
-not checked against it). Latencies are rooflines (planner/roofline.py), origin `derived`. Quantised
+not checked against it). Latencies are rooflines (planner/roofline.py), origin `derived`. Quantized
 rows are not in the paper; of the fp32 rows' accuracy they lose what docs/quality.md measured on trivago.
 Traffic: lognormal sizes of mean 128, Poisson.
 """
@@ -34,7 +34,7 @@ TABLES, DENSE = 26, 13
 HASHES = 1024
 DECODER = (512, 256)
 LINE = 64
-QUANTISED = {"": 0.0, "-int8": 0.00001, "-int4": 0.00005}
+QUANTIZED = {"": 0.0, "-int8": 0.00001, "-int4": 0.00005}
 """Accuracy that rows in a precision lose; int8's is what trivago's test rows cannot tell from nothing."""
 MACHINES = ("mprec-large", "small-accelerator")
 SLO_MS = (10, 50)
@@ -44,7 +44,7 @@ PICTURED = {"mprec-large": 1, "small-accelerator": 2}
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class PublishedModel:
     """One of the paper's DLRMs. accuracy: by representation, [M]."""
 
     name: str
@@ -56,7 +56,7 @@ class Model:
 
 
 MODELS = (
-    Model(
+    PublishedModel(
         "kaggle",
         16,
         33.8e6,
@@ -64,7 +64,7 @@ MODELS = (
         (512, 256),
         {"table": 0.7879, "dhe": 0.7894, "hybrid": 0.7898},
     ),
-    Model(
+    PublishedModel(
         "terabyte",
         64,
         49.1e6,
@@ -80,7 +80,7 @@ def weights(widths: Sequence[int]) -> int:
     return sum(a * b for a, b in pairwise(widths))
 
 
-def cost(model: Model, kind: str, row_bytes: float) -> tuple[Work, Memory]:
+def cost(model: PublishedModel, kind: str, row_bytes: float) -> tuple[Work, Memory]:
     """What a representation computes, moves and stores. row_bytes: of a stored row."""
     slots = (2 if kind == "hybrid" else 1) * TABLES + 1
     joined = slots * (slots - 1) // 2 + model.width
@@ -101,7 +101,7 @@ def cost(model: Model, kind: str, row_bytes: float) -> tuple[Work, Memory]:
     return work, Memory(tables={"all": int(tables)} if tables else {}, fixed=int(fixed))
 
 
-def profile(model: Model, machine: Machine, assumed: Assumed) -> Profile:
+def profile(model: PublishedModel, machine: Machine, assumed: Assumed) -> Profile:
     """Every representation of a model on every device."""
     precisions = {"": 4.0 * model.width, "-int8": model.width + 3.0, "-int4": model.width / 2 + 3.0}
     paths = []
@@ -119,24 +119,24 @@ def profile(model: Model, machine: Machine, assumed: Assumed) -> Profile:
                     device=device.name,
                 ),
                 representation=name,
-                accuracy=model.accuracy[kind] - QUANTISED[suffix],
+                accuracy=model.accuracy[kind] - QUANTIZED[suffix],
                 memory=memory,
                 latency=latency(work, device, assumed),
                 origin="derived",
                 accuracy_from="assumed",
-                note="accuracy as recalled of MP-Rec; latency a roofline of described devices",
+                note="accuracy as recalled of MP-Rec; latency a roofline of load_machine_of devices",
             )
         )
     return Profile(machine=machine, paths=tuple(paths))
 
 
-def described(name: str) -> Machine:
+def load_machine_of(name: str) -> Machine:
     """A shipped machine without its disk."""
     none: dict[str, Any] = {"disk_bytes": None, "disk_bandwidth": None, "disk_latency_s": None}
     return load_machine(name).model_copy(update=none)
 
 
-def proposed(made: Profile, slo_ms: float, queries: float) -> Proposal:
+def propose_plan(made: Profile, slo_ms: float, queries: float) -> Proposal:
     """The plan for so many queries a second. Raises PlanImpossible."""
     traffic = Traffic(rate=queries, sizes=Sizes(kind="lognormal", mean=128))
     return propose(made, Requirements(slo_ms / 1e3, traffic, swing=1.0), [None] * len(made.paths), more=False)
@@ -147,7 +147,7 @@ def plan(made: Profile, slo_ms: float, queries: float, only: str = "") -> dict[s
     if only:
         made = made.model_copy(update={"paths": tuple(p for p in made.paths if p.path.name == only)})
     try:
-        proposal = proposed(made, slo_ms, queries)
+        proposal = propose_plan(made, slo_ms, queries)
     except PlanImpossible as impossible:
         return {"reason": str(impossible)}
     e = proposal.plan.expected
@@ -177,18 +177,18 @@ def fits(made: Profile) -> list[dict[str, Any]]:
     ]
 
 
-def drawn(made: Profile, queries: float, folder: Path, name: str) -> None:
+def draw_plan(made: Profile, queries: float, folder: Path, name: str) -> None:
     """Draws a plan's choice and memory."""
     from polyrec.report.chart import png
     from polyrec.report.plan import memory, routing_map
 
-    proposal = proposed(made, SLO_MS[0], queries)
+    proposal = propose_plan(made, SLO_MS[0], queries)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}-choice.png").write_bytes(png(routing_map.draw(proposal)))
     (folder / f"{name}-memory.png").write_bytes(png(memory.draw(proposal.plan)))
 
 
-def shown(
+def print_machine(
     sizes: list[dict[str, Any]], plans: list[dict[str, Any]], most: float, alone: dict[str, float]
 ) -> None:
     """Prints one machine with one model."""
@@ -217,7 +217,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     assumed = Assumed(args.cpu_start_us * 1e-6, args.gpu_start_us * 1e-6)
     results: list[dict[str, Any]] = []
     for name, model in product(MACHINES, MODELS):
-        made = profile(model, described(name), assumed)
+        made = profile(model, load_machine_of(name), assumed)
         plans = [
             {"slo_ms": slo_ms, "queries_per_s": queries, **plan(made, slo_ms, queries)}
             for slo_ms, queries in product(SLO_MS, RATES[name])
@@ -227,13 +227,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         alone = {path: found["correct_per_s"] for path, found in each.items() if "correct_per_s" in found}
         sizes = fits(made)
         print(f"\n{name}, {model.name}")
-        shown(sizes, plans, most["correct_per_s"], alone)
+        print_machine(sizes, plans, most["correct_per_s"], alone)
         results.append(
             {"machine": name, "model": model.name, "sizes": sizes, "plans": plans}
             | {"swamped": most, "alone": alone}
         )
         if args.pictures:
-            drawn(made, RATES[name][PICTURED[name]], args.pictures, f"mprec-{name}-{model.name}")
+            draw_plan(made, RATES[name][PICTURED[name]], args.pictures, f"mprec-{name}-{model.name}")
     if args.json:
         args.json.write_text(json.dumps({"assumed": asdict(assumed), "results": results}, indent=2) + "\n")
     return 0

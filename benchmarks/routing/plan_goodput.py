@@ -66,7 +66,7 @@ class Turn:
     figures: Figures | None
 
 
-def subjects(profile: Profile, requirements: Requirements, only: Sequence[str]) -> dict[str, Plan]:
+def plans_to_compare(profile: Profile, requirements: Requirements, only: Sequence[str]) -> dict[str, Plan]:
     """The plan, and by path a plan of it alone; paths that cannot keep the promise are left out, aloud."""
     tables = tables_of(profile.paths)
     found = {PLAN: propose(profile, requirements, tables, bounds=False, more=False).plan}
@@ -179,7 +179,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     profile = load_profile(args.profile)
     # the server has one core, the driver another
     requirements = Requirements(args.slo_ms / 1e3, parse_traffic(args.traffic), cores=1)
-    plans = subjects(profile, requirements, args.paths)
+    plans = plans_to_compare(profile, requirements, args.paths)
     accuracy = {p.path.name: p.accuracy for p in profile.paths}
     source = open_source(args.data, load_bundle(plans[PLAN].paths[0].bundle), seed=0)
     rates = [round(requirements.traffic.rate * times, 1) for times in args.times]

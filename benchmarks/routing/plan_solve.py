@@ -54,7 +54,7 @@ REPRESENTATIONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class SolveResult:
     """rows: of all tables. served: share of the traffic. gap: relative, to the relaxation; proven: to the
     solver's own bound."""
 
@@ -137,7 +137,7 @@ def instance(seed: int, tables: int = 500, held: float = 1.0) -> tuple[Profile, 
     return Profile(machine=on, paths=tuple(paths), front=Front(query_s=1e-5, row_s=1e-8)), tuple(found)
 
 
-def measure(seed: int, tables: int, rate: float, held: float, limit_s: float) -> Result:
+def measure(seed: int, tables: int, rate: float, held: float, limit_s: float) -> SolveResult:
     profile, found = instance(seed, tables, held)
     requirements = Requirements(0.02, Traffic(rate=rate, sizes=Sizes(kind="lognormal")))
     start = time.perf_counter()
@@ -149,7 +149,7 @@ def measure(seed: int, tables: int, rate: float, held: float, limit_s: float) ->
     asked = rate * requirements.traffic.sizes.mean_rows
     first = found[0]
     assert first is not None
-    return Result(
+    return SolveResult(
         seed=seed,
         tables=tables,
         rows=sum(t.size for t in first.accesses_by_rank),

@@ -149,12 +149,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     policies = args.policies.split(",")
     with (
         raised_priority() if args.ahead else nullcontext(),
-        PolicyServer(plan, policies, servers, {}) as subjects,
+        PolicyServer(plan, policies, servers, {}) as server,
         nullcontext() if args.even else CoreSpeedMonitor(servers) as monitor,
     ):
         made = machine()
         tell = partial(print, file=sys.stderr)
-        comparison = PolicyComparison(subjects, source, conditions, tell, monitor)
+        comparison = PolicyComparison(server, source, conditions, tell, monitor)
         begun_s = perf_counter()
         comparison.calibrate(plan)
         whole = comparison.completed(plan)

@@ -27,7 +27,7 @@ STEP = 2.0**-16
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class GeneratedModel:
     """large_rows: of each of the five large tables. Tables are the schema's, the large ones first."""
 
     schema: Schema
@@ -44,8 +44,8 @@ class Model:
         return list(self.schema.tables)[:LARGE]
 
 
-def model(large_rows: int) -> Model:
-    return Model(load_schema("criteo"), large_rows)
+def model(large_rows: int) -> GeneratedModel:
+    return GeneratedModel(load_schema("criteo"), large_rows)
 
 
 _NOISE = np.random.default_rng(0).normal(0, 0.05, (CHUNK, WIDTH)).astype(np.float32)
@@ -112,7 +112,7 @@ class Queries:
 
     def __init__(
         self,
-        model: Model,
+        model: GeneratedModel,
         exponent: float,
         batches: int,
         batch_rows: int,

@@ -20,7 +20,7 @@ import torch
 from benchmarks.tiers.generated_model import (
     LARGE,
     WIDTH,
-    Model,
+    GeneratedModel,
     Queries,
     model,
     right,
@@ -50,7 +50,7 @@ AHEAD = 2
 clock = time.perf_counter
 
 
-def prefix_rows(m: Model, budget: int, cache: int) -> int:
+def prefix_rows(m: GeneratedModel, budget: int, cache: int) -> int:
     """Rows of each large table in host memory: all small tables, the page cache and its books come first.
 
     All large tables have the same law, so one threshold gives each of them the same rows.
@@ -60,7 +60,7 @@ def prefix_rows(m: Model, budget: int, cache: int) -> int:
     return int((budget - cache - small * FORM.bytes - pages * 5) // (LARGE * FORM.bytes))
 
 
-def tiered(case: dict[str, Any], m: Model) -> TieredRows:
+def tiered(case: dict[str, Any], m: GeneratedModel) -> TieredRows:
     cut = prefix_rows(m, case["budget"], case["cache"])
     layout = TierLayout(m.tables, {t: (0, cut, m.large_rows - cut, 0) for t in m.large})
     slab = Slab(FORM, layout.rows[HOST], case["cache"] // PAGE, PAGE)
@@ -78,7 +78,7 @@ def tiered(case: dict[str, Any], m: Model) -> TieredRows:
     return TieredRows(TierStack(TierSet(layout, slab, disk=disk)))
 
 
-def _keep_next(disk: DiskTier, m: Model, cut: int) -> None:
+def _keep_next(disk: DiskTier, m: GeneratedModel, cut: int) -> None:
     """As opening a bundle does: the cache of single rows begins with those next in popularity."""
     next_ = np.arange(cut, min(cut + disk.row_cache.slots // LARGE, m.large_rows))
     # the file begins with the large tables, as the fused weight does
@@ -86,7 +86,7 @@ def _keep_next(disk: DiskTier, m: Model, cut: int) -> None:
     disk.keep(local, lambda which: rows_at(local[which]))
 
 
-def mapped(case: dict[str, Any], m: Model) -> torch.Tensor:
+def mapped(case: dict[str, Any], m: GeneratedModel) -> torch.Tensor:
     """The whole weight as one map of the file, which ends with the small tables."""
     file = os.open(case["file"], os.O_RDONLY)
     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -103,7 +103,7 @@ def mapped(case: dict[str, Any], m: Model) -> torch.Tensor:
     return torch.from_numpy(flat).view(torch.float32).view(-1, WIDTH)
 
 
-def in_memory(m: Model) -> torch.Tensor:
+def in_memory(m: GeneratedModel) -> torch.Tensor:
     weight = torch.empty(sum(m.tables.values()), WIDTH)
     flat = weight.view(torch.uint8).numpy()
     for start in range(0, len(flat), 1 << 16):

@@ -63,7 +63,7 @@ SHIFTED = ("generated-few", "trivago")
 
 
 @dataclass(frozen=True)
-class World:
+class SkewData:
     """A data set as a server that was calibrated on its training rows meets it."""
 
     encoder: Encoder
@@ -83,7 +83,7 @@ def streams(data: EncodedRows, fused: FusedRows, *splits: int) -> Iterator[I64]:
         yield fused.lookups(data.batch(rows[start : start + BATCH_ROWS])).rows()
 
 
-def world_of(path: Path, schema_name: str, on_validation: bool) -> World:
+def world_of(path: Path, schema_name: str, on_validation: bool) -> SkewData:
     schema = load_schema(schema_name)
     reader = open_data(path, schema)
     splitter = fit_splitter(reader, schema)
@@ -93,7 +93,7 @@ def world_of(path: Path, schema_name: str, on_validation: bool) -> World:
     fused = FusedRows(schema, {t: v.rows for t, v in encoder.vocabularies.items()})
     with encode(reader, encoder, splitter) as data:
         warm = np.concatenate(list(streams(data, fused, *past)))
-        return World(encoder, fused, warm, list(streams(data, fused, held_out)))
+        return SkewData(encoder, fused, warm, list(streams(data, fused, held_out)))
 
 
 def within(fused: FusedRows, cuts: dict[str, int]) -> np.ndarray[Any, np.dtype[np.bool_]]:
@@ -104,7 +104,7 @@ def within(fused: FusedRows, cuts: dict[str, int]) -> np.ndarray[Any, np.dtype[n
     return inside
 
 
-def served(world: World, budget: int, cached: float, follow: bool) -> dict[str, Any]:
+def served(world: SkewData, budget: int, cached: float, follow: bool) -> dict[str, Any]:
     """The hit rate of a real stack on the held-out rows, as a whole and in each tenth."""
     fused = world.fused
     vocabularies = {t: world.encoder.vocabularies[t] for t in fused.tables}
@@ -154,7 +154,7 @@ def served(world: World, budget: int, cached: float, follow: bool) -> dict[str, 
     return result
 
 
-def compare(name: str, world: World, cached: float) -> dict[str, Any]:
+def compare(name: str, world: SkewData, cached: float) -> dict[str, Any]:
     fused, held_out = world.fused, world.held_out
     looked = np.bincount(held_out, minlength=fused.total)
     unknown = sum(int(looked[fused.base[t] + world.encoder.vocabularies[t].oov_rank]) for t in fused.tables)
@@ -195,7 +195,7 @@ def compare(name: str, world: World, cached: float) -> dict[str, Any]:
     return found
 
 
-def shifted(name: str, world: World, cached: float) -> dict[str, Any]:
+def shifted(name: str, world: SkewData, cached: float) -> dict[str, Any]:
     """Hit rates by tenth where popularity changes hands in the middle; best static choice of each half."""
     random = np.random.default_rng(1)
     fused = world.fused
@@ -206,7 +206,7 @@ def shifted(name: str, world: World, cached: float) -> dict[str, Any]:
     tenth = max(-(-len(world.batches) // FOLLOWED), 1)
     middle = tenth * (FOLLOWED // 2)
     batches = [b if i < middle else other[b] for i, b in enumerate(world.batches)]
-    after = World(world.encoder, fused, world.warm, batches)
+    after = SkewData(world.encoder, fused, world.warm, batches)
     size = int(fused.total * SHARES[1])
     found: dict[str, Any] = {
         "clairvoyant_before": rivals.clairvoyant(np.concatenate(batches[:middle]), size),

@@ -7,33 +7,33 @@ import pytest
 import torch
 
 from benchmarks.gpu.lookup import HITS, Size, agree, measure, table
-from benchmarks.gpu.model import World, predictions, ways
+from benchmarks.gpu.model import GpuModel, predictions, ways
 from polyrec.models.tiers.device.kernels import PRECISIONS
 
 TINY = Size(rows=60, batches=(1, 5), kernel_batches=(3,), repeats=2, copied=1 << 12)
 
 
 @pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    world = World(torch.device("cpu"), 60)
+def world() -> Iterator[GpuModel]:
+    world = GpuModel(torch.device("cpu"), 60)
     yield world
     world.close()
 
 
 @pytest.mark.parametrize("hit", HITS)
-def test_every_way_gives_the_same_vectors_and_answers(world: World, hit: float) -> None:
+def test_every_way_gives_the_same_vectors_and_answers(world: GpuModel, hit: float) -> None:
     for tried in (ways(world), predictions(world)):
         with torch.inference_mode():
             agree(tried, [world.batch(rows, hit) for rows in (1, 7)])
 
 
-def test_ways_that_differ_are_not_timed(world: World) -> None:
+def test_ways_that_differ_are_not_timed(world: GpuModel) -> None:
     tried = {"right": lambda batch: np.zeros(batch.candidate.rows), "wrong": lambda batch: np.ones(1)}
     with pytest.raises(SystemExit, match="wrong gives other numbers"):
         agree(tried, [world.batch(1, 1.0)])
 
 
-def test_a_batch_has_the_given_hit_rate(world: World) -> None:
+def test_a_batch_has_the_given_hit_rate(world: GpuModel) -> None:
     for hit in HITS:
         ranks = world.batch(2000, hit).candidate.ranks
         assert (ranks < world.near).mean() == pytest.approx(hit, abs=0.01)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.http.soak import MOST_LEAKED, Told, verdict
+from benchmarks.http.soak import MOST_LEAKED, AnswerCounts, verdict
 from benchmarks.http.soak_servers import Footprint, footprint
 
 ROOT = Path(__file__).parents[3]
@@ -23,18 +23,18 @@ def test_a_minute_of_load_and_disturbance_has_no_failures(tmp_path: Path) -> Non
     command = [sys.executable, "-m", "benchmarks.http.soak", "--seconds", "60", "--json", str(file)]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert ran.returncode == 0, json.loads(file.read_text())["found"] if file.exists() else ran.stderr
-    told = json.loads(file.read_text())
-    assert told["done"]["reloads"] > 0
-    assert told["done"]["killed lanes"] > 0
-    for server in told["servers"].values():
+    counts = json.loads(file.read_text())
+    assert counts["done"]["reloads"] > 0
+    assert counts["done"]["killed lanes"] > 0
+    for server in counts["servers"].values():
         assert server["answered"] > 0
         assert (server["wrong"], server["unanswered"]) == (0, 0)
 
 
 def test_the_verdict_names_failures() -> None:
-    fine = Told(sent=1, answered=1)
+    fine = AnswerCounts(sent=1, answered=1)
     assert verdict([fine], CALM, CALM, [], "") == []
-    wrong = Told(sent=1, answered=1, wrong=1, first_wrong=["table@cpu: off by 0.1"])
+    wrong = AnswerCounts(sent=1, answered=1, wrong=1, first_wrong=["table@cpu: off by 0.1"])
     grown = Footprint(2, 2 * 10**9, 100 + MOST_LEAKED + 1)
     found = verdict([fine, wrong], CALM, grown, ["reloads: OSError: no"], "Traceback (most recent call last)")
     assert len(found) == 5

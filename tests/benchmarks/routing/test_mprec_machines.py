@@ -5,15 +5,23 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.routing.mprec_machines import MODELS, Model, cost, described, main, plan, profile
+from benchmarks.routing.mprec_machines import (
+    MODELS,
+    PublishedModel,
+    cost,
+    load_machine_of,
+    main,
+    plan,
+    profile,
+)
 from polyrec.planner.roofline import Assumed
 
 KAGGLE, TERABYTE = MODELS
 ASSUMED = (Assumed(0.0, 0.0), Assumed(), Assumed(200e-6, 2e-3))
 
 
-def kinds(model: Model, machine: str, queries: float, assumed: Assumed) -> set[str]:
-    found = plan(profile(model, described(machine), assumed), 10, queries)
+def kinds(model: PublishedModel, machine: str, queries: float, assumed: Assumed) -> set[str]:
+    found = plan(profile(model, load_machine_of(machine), assumed), 10, queries)
     return {path.partition("@")[0] for path in found["paths"]}
 
 
@@ -27,14 +35,14 @@ def test_counts_agree_with_what_is_published() -> None:
 
 @pytest.mark.parametrize("assumed", ASSUMED)
 @pytest.mark.parametrize("model", MODELS, ids=lambda m: m.name)
-def test_the_small_machine_computes_or_quantizes(model: Model, assumed: Assumed) -> None:
+def test_the_small_machine_computes_or_quantizes(model: PublishedModel, assumed: Assumed) -> None:
     for queries in (10, 1000):
         assert kinds(model, "small-accelerator", queries, assumed) <= {"dhe", "table-int8", "table-int4"}
 
 
 @pytest.mark.parametrize("assumed", ASSUMED)
 @pytest.mark.parametrize("model", MODELS, ids=lambda m: m.name)
-def test_the_large_machine_keeps_tables_and_hybrids(model: Model, assumed: Assumed) -> None:
+def test_the_large_machine_keeps_tables_and_hybrids(model: PublishedModel, assumed: Assumed) -> None:
     assert kinds(model, "mprec-large", 100, assumed) == {"hybrid"}
     assert kinds(model, "mprec-large", 2_000, assumed) == {"hybrid", "table"}
     assert kinds(model, "mprec-large", 100_000, assumed) == {"table"}
