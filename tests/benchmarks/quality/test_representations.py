@@ -71,5 +71,5 @@ def test_the_table_marks_real_differences() -> None:
 def test_only_what_stands_between_the_markers_is_replaced() -> None:
     page = "a\n<!-- begin x -->\nold\n<!-- end x -->\nb\n"
     assert between_markers(page, "x", r"new \1") == "a\n<!-- begin x -->\nnew \\1\n<!-- end x -->\nb\n"
-    with pytest.raises(SystemExit, match="no place for 'y'"):
+    with pytest.raises(SystemExit, match="lacks the markers '<!-- begin y -->'"):
         between_markers(page, "y", "new")
