@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import httpx
 import pytest
 
 ROOT = Path(__file__).parent.parent
+CLEAN = {k: v for k, v in os.environ.items() if k != "PYTHONPATH" and not k.startswith("POLYREC_")}
 ROOMS = {"cli", "loadtest", "measure", "models", "planner", "report", "server"}
 pytestmark = pytest.mark.long
 
@@ -58,7 +60,7 @@ def environment(folder: Path, archive: Path) -> Path:
     there = only(folder / "lib", "python*") / "site-packages"
     # a path in a .pth file is searched, but its own .pth files (an editable polyrec) are not read
     (there / "dependencies.pth").write_text(here + "\n")
-    subprocess.run([*pip, "--no-build-isolation", str(archive)], check=True)
+    subprocess.run([*pip, "--no-build-isolation", str(archive)], env=CLEAN, check=True)
     return folder / "bin"
 
 
@@ -74,18 +76,23 @@ def test_installed_polyrec_trains_and_serves_beside_a_hostile_folder(
 
     def polyrec(*arguments: str) -> str:
         command = [str(programs / "polyrec"), *arguments]
-        return subprocess.run(command, cwd=work, check=True, capture_output=True, text=True).stdout
+        return subprocess.run(command, cwd=work, env=CLEAN, check=True, capture_output=True, text=True).stdout
 
     assert polyrec("--version").strip()
     where = "import polyrec.models.errors as e; print(e.__file__)"
     found = subprocess.run(
-        [str(programs / "python"), "-c", where], cwd=work, check=True, capture_output=True, text=True
+        [str(programs / "python"), "-c", where],
+        cwd=work,
+        env=CLEAN,
+        check=True,
+        capture_output=True,
+        text=True,
     )
     assert str(tmp_path / "venv") in found.stdout
     shutil.copy(clicks, work / "clicks.parquet")
     polyrec("train", "--data", "clicks.parquet", "--schema", "trivago", "--out", "table", "--seed", "0")
     serve = [str(programs / "polyrec"), "serve", "--bundle", "table", "--port", "0", "--json"]
-    with subprocess.Popen(serve, cwd=work, stdout=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(serve, cwd=work, env=CLEAN, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
             url = json.loads(server.stdout.readline())["url"]
