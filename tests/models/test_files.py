@@ -28,7 +28,7 @@ class Small(Strict):
 
 
 @pytest.mark.parametrize("read", [read_json, read_yaml])
-def test_what_was_written_is_read(read: Read, tmp_path: Path) -> None:
+def test_written_updates_are_read(read: Read, tmp_path: Path) -> None:
     file = tmp_path / "small"
     file.write_text('{"rows": 3, "names": ["ä"]}', encoding="utf-8")
     small = validate_as(Small, read(file, "small", DataError), "small", DataError)
@@ -51,7 +51,7 @@ def test_what_was_written_is_read(read: Read, tmp_path: Path) -> None:
         (read_yaml, b"a: " + b"1" * 2**20, "cannot read thing 'x': it has more than 1048576 "),
     ],
 )
-def test_a_file_that_is_none_is_told_in_one_line(
+def test_an_irregular_file_is_reported_in_one_line(
     read: Read, content: bytes, says: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "small"
@@ -63,7 +63,7 @@ def test_a_file_that_is_none_is_told_in_one_line(
 
 
 @pytest.mark.parametrize("read", [read_json, read_yaml])
-def test_what_to_say_of_an_absent_file_is_the_callers(read: Read, tmp_path: Path) -> None:
+def test_a_missing_file_raises_file_not_found(read: Read, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         read(tmp_path / "absent", "thing", DataError)
     with pytest.raises(DataError, match="cannot read thing"):
@@ -71,7 +71,7 @@ def test_what_to_say_of_an_absent_file_is_the_callers(read: Read, tmp_path: Path
 
 
 @pytest.mark.parametrize("read", [read_json, read_yaml])
-def test_what_has_no_end_or_makes_one_wait_is_not_read(read: Read, tmp_path: Path) -> None:
+def test_pipes_and_devices_are_not_read(read: Read, tmp_path: Path) -> None:
     pipe, link = tmp_path / "pipe", tmp_path / "link"
     os.mkfifo(pipe)
     link.symlink_to("/dev/zero")
@@ -98,7 +98,7 @@ def test_the_first_offense_is_named() -> None:
         validate_as(Small, {"rows": 1, "more": 2}, "thing", DataError)
 
 
-def test_a_file_or_a_folder_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_files_and_folders_are_written_atomically(tmp_path: Path) -> None:
     file, folder = tmp_path / "file", tmp_path / "folder"
     for text in ("old", "new"):
         with atomic_path(file) as partial:
@@ -135,7 +135,7 @@ def test_text_is_written_and_replaced_and_a_link_stays_one(tmp_path: Path) -> No
     assert sorted(f.name for f in tmp_path.iterdir()) == ["file", "link"]
 
 
-def test_a_full_disk_leaves_the_text_that_was_there(tmp_path: Path) -> None:
+def test_a_full_disk_keeps_the_old_text(tmp_path: Path) -> None:
     file = tmp_path / "file"
     write_text(file, "old")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -165,7 +165,7 @@ def merge_bomb(levels: int) -> str:
     return "\n".join(lines)
 
 
-def test_aliases_and_merge_keys_are_counted_as_what_they_stand_for(tmp_path: Path) -> None:
+def test_aliases_and_merge_keys_count_as_their_expansion(tmp_path: Path) -> None:
     """407 bytes took nine seconds; each further line takes ten times as long."""
     file = tmp_path / "bomb.yaml"
     for text in (merge_bomb(5), merge_bomb(5).replace("<<: ", "x: ")):

@@ -10,14 +10,14 @@ from polyrec.models.text import printable, public
 
 
 @given(st.text(st.characters(), max_size=900))
-def test_whatever_comes_it_is_one_bounded_line_that_can_be_written(text: str) -> None:
+def test_any_text_becomes_one_bounded_printable_line(text: str) -> None:
     line = printable(text, 100)
     assert len(line.splitlines()) <= 1
     assert len(line) <= 6 * 100
     assert line.encode().decode() == line
 
 
-def test_what_does_not_print_is_written_as_its_escape() -> None:
+def test_unprintable_characters_are_escaped() -> None:
     assert printable("plan 'a\nb\x1b[2J\ud800'") == "plan 'a\\nb\\x1b[2J\\ud800'"
 
 

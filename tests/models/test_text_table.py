@@ -5,7 +5,7 @@ from polyrec.models.text_table import aligned
 ROWS = [("path", "rows", "of all"), ("a", "12,345", "1%")]
 
 
-def test_words_stand_to_the_left_and_numbers_to_the_right() -> None:
+def test_words_are_left_aligned_and_numbers_right_aligned() -> None:
     assert aligned(ROWS) == ["path    rows  of all", "a     12,345      1%"]
     assert aligned(ROWS, left=3) == ["path  rows    of all", "a     12,345  1%"]
 

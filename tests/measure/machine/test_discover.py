@@ -44,7 +44,7 @@ def test_a_gpu_is_measured(tmp_path: Path) -> None:
     assert device.bandwidth > device.link
 
 
-def test_what_does_not_exist_says_why() -> None:
+def test_missing_runtimes_give_a_reason() -> None:
     assert onnx_works("cpu") is None
     assert torch_works("cpu") is None
     assert "onnx has no device 'abacus'" in (onnx_works("abacus") or "")

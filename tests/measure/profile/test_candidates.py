@@ -46,13 +46,13 @@ def replace_runtimes(device: Device, *runtimes: str) -> Device:
     return device.model_copy(update={"runtimes": runtimes})
 
 
-def test_what_is_asked_narrows_the_paths(bundle: Bundle) -> None:
+def test_options_restrict_the_paths(bundle: Bundle) -> None:
     found = every({"table": bundle}, runtimes=["onnx", "torch"], precisions=["fp32"], devices=(CPU,))
     assert names(found) == ["table@cpu", "table.torch@cpu"]
     assert every({"table": bundle}, runtimes=["onnx"], devices=(GPU,)) == []
 
 
-def test_two_bundles_of_one_representation_are_told_apart(bundle: Bundle, small: Bundle) -> None:
+def test_two_bundles_of_one_representation_have_different_names(bundle: Bundle, small: Bundle) -> None:
     found = every({"new": bundle, "old": bundle, "small": small}, precisions=["fp32"], devices=(CPU,))
     assert names(found) == ["new@cpu", "old@cpu", "table-int8@cpu"]
 
@@ -80,7 +80,7 @@ def test_bytes_add_up_to_the_files(bundle: Bundle, small: Bundle) -> None:
     assert path_memory(small, 0).tables["item"] < path_memory(bundle, 0).tables["item"]
 
 
-def test_accuracy_is_the_bundles_own_or_said_to_be_assumed(bundle: Bundle, small: Bundle) -> None:
+def test_accuracy_is_the_bundles_or_marked_as_assumed(bundle: Bundle, small: Bundle) -> None:
     bundles = {"table": bundle, "small": small}
     own, int8, derived, both = (bundle_accuracy(c, bundles) for c in every(bundles, devices=(CPU,)))
     test = bundle.manifest.metrics["test"]
@@ -92,13 +92,13 @@ def test_accuracy_is_the_bundles_own_or_said_to_be_assumed(bundle: Bundle, small
     assert both.accuracy == own.accuracy
 
 
-def test_a_bundle_whose_accuracy_nobody_knows_is_refused(small: Bundle) -> None:
+def test_a_bundle_without_known_accuracy_is_refused(small: Bundle) -> None:
     (alone,) = every({"small": small}, precisions=["fp32"], devices=(CPU,))
     with pytest.raises(ProfileError, match=r"has no test accuracy.*measure it with --data FILE"):
         bundle_accuracy(alone, {"small": small})
 
 
-def test_an_accuracy_that_was_given_stands_and_is_said_to(small: Bundle) -> None:
+def test_a_given_accuracy_is_used_and_noted(small: Bundle) -> None:
     (alone,) = every({"small": small}, precisions=["fp32"], devices=(CPU,))
     found = bundle_accuracy(alone, {"small": small}, {"small": 0.75})
     assert (found.accuracy, found.origin) == (0.75, "assumed")

@@ -50,7 +50,7 @@ def test_a_model_of_anything_never_falls_and_its_tail_is_never_below_its_median(
 
 
 @given(lines(), st.floats(1.0, 3.0))
-def test_piecewise_linear_measurements_are_given_back(line: tuple[list[int], F64], ratio: float) -> None:
+def test_piecewise_linear_measurements_are_reproduced(line: tuple[list[int], F64], ratio: float) -> None:
     rows, medians = line
     model = fit([point(r, m, m * ratio) for r, m in zip(rows, medians.tolist(), strict=True)], tolerance=0)
     for r, m in zip(rows, medians.tolist(), strict=True):
@@ -74,7 +74,7 @@ def test_a_straight_line_takes_two_knots() -> None:
 
 
 @given(st.lists(seconds, min_size=1, max_size=30), st.data())
-def test_isotonic_never_falls_and_keeps_what_rises(values: list[float], data: st.DataObject) -> None:
+def test_isotonic_never_falls_and_keeps_rising_values(values: list[float], data: st.DataObject) -> None:
     weights = data.draw(st.lists(st.floats(0.1, 9), min_size=len(values), max_size=len(values)))
     level = isotonic(np.array(values), np.array(weights))
     assert (np.diff(level) >= 0).all()
@@ -137,7 +137,7 @@ def test_the_tail_of_few_samples_is_lent_by_neighbors_of_another_speed() -> None
     assert tail_ratio(sizes, 1) == pytest.approx(whole, rel=0.15)
 
 
-def test_enough_samples_of_its_own_are_not_mixed_with_neighbors() -> None:
+def test_a_size_with_enough_samples_is_not_pooled() -> None:
     random = np.random.default_rng(3)
     wild = SizeSamples(2, tuple(random.lognormal(0, 2, (5, 300))))
     assert tail_ratio([constant(1, 1e-3, 300), wild], 0) == 1.0

@@ -82,7 +82,7 @@ def test_missing_and_unknown_values_are_drawn_as_they_were_counted() -> None:
     assert values[-1] == pytest.approx(2000, rel=0.1)
 
 
-def test_what_a_table_refuses_is_not_drawn() -> None:
+def test_values_that_a_table_refuses_are_not_drawn() -> None:
     requests = one_table([500, 10, 0, 200], oov="refuse")
     context, candidates = requests.request(5000)
     assert set(candidates["item"]) == {0, 1}

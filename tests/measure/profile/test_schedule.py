@@ -20,7 +20,7 @@ def test_the_ladder_climbs_from_one_row_to_the_largest(largest: int) -> None:
     assert {1, largest} <= set(evicted_sizes(largest)) <= set(fitted)
 
 
-def test_sizes_that_test_the_model_lie_between_those_it_is_fitted_to() -> None:
+def test_test_sizes_are_between_fitted_sizes() -> None:
     assert ladder(64) == ([1, 2, 4, 8, 16, 32, 64], [3, 6, 11, 23, 45])
 
 

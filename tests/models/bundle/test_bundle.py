@@ -134,7 +134,7 @@ def test_a_manifest_of_the_format_without_a_checksum_is_checked_otherwise(
             load_bundle(copy)
 
 
-def test_a_loaded_bundle_stays_what_it_was_when_another_takes_its_place(copy: Path) -> None:
+def test_a_loaded_bundle_is_unchanged_when_its_folder_is_replaced(copy: Path) -> None:
     before = load_bundle(copy)
     expected = {n: t.clone() for n, t in before.model().state_dict().items()}
     other = deepcopy(before.model())
@@ -154,7 +154,7 @@ def test_a_loaded_bundle_stays_what_it_was_when_another_takes_its_place(copy: Pa
             os.fstat(descriptor)
 
 
-def test_no_bundle_and_no_json_are_told_apart(copy: Path, tmp_path: Path) -> None:
+def test_a_missing_bundle_and_invalid_json_have_different_errors(copy: Path, tmp_path: Path) -> None:
     for nothing, why in (("nothing", "there is no manifest"), ("/dev/zero", "Not a directory")):
         with pytest.raises(BundleError, match=f"no bundle at .*: {why}"):
             load_bundle(tmp_path / nothing)
@@ -213,9 +213,7 @@ def test_numbers_that_overflow_are_refused_although_each_is_finite(copy: Path) -
     )
 
 
-def test_one_row_that_overflows_is_found_where_all_unknown_values_share_it(
-    bundle: Bundle, copy: Path
-) -> None:
+def test_one_overflowing_out_of_vocabulary_row_is_found(bundle: Bundle, copy: Path) -> None:
     vocabularies, before = bundle.encoder.vocabularies, 0
     for table, vocabulary in vocabularies.items():
         if table == "item":
@@ -249,7 +247,7 @@ def test_a_manifest_that_promises_a_huge_net_takes_no_memory(
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
-def test_an_existing_bundle_is_replaced_only_when_asked(bundle: Bundle, copy: Path) -> None:
+def test_an_existing_bundle_is_replaced_only_with_replace(bundle: Bundle, copy: Path) -> None:
     parts = (bundle.model(), bundle.manifest.representation, bundle.encoder, {}, {})
     with pytest.raises(BundleError, match="exists already"):
         write_bundle(copy, *parts)
@@ -281,7 +279,7 @@ def test_a_metric_that_is_not_defined_is_none(bundle: Bundle, tmp_path: Path) ->
     assert again.manifest.metrics == {"validation": {"auc": None, "step": 3}}
 
 
-def test_replacing_never_deletes_what_is_no_bundle(bundle: Bundle, copy: Path, tmp_path: Path) -> None:
+def test_replacing_never_deletes_other_files(bundle: Bundle, copy: Path, tmp_path: Path) -> None:
     parts = (bundle.model(), bundle.manifest.representation, bundle.encoder, {}, {})
     (copy / "notes.txt").write_text("precious")
     (tmp_path / "file").write_text("precious")
@@ -293,12 +291,12 @@ def test_replacing_never_deletes_what_is_no_bundle(bundle: Bundle, copy: Path, t
 
 
 @pytest.mark.parametrize("target", ["/proc/bundle", "/dev/null/bundle", "x" * 300])
-def test_a_target_that_cannot_be_written_is_told_before_the_work(target: str) -> None:
+def test_an_unwritable_target_is_reported_before_the_work(target: str) -> None:
     with pytest.raises(BundleError, match="cannot write bundle"):
         require_target(target, replace=False)
 
 
-def test_a_full_disk_is_told_and_leaves_nothing_behind(bundle: Bundle, tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_leaves_no_files(bundle: Bundle, tmp_path: Path) -> None:
     parts = (bundle.model(), bundle.manifest.representation, bundle.encoder, {}, {})
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))

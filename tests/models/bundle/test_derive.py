@@ -98,7 +98,7 @@ def test_quantised_rows_stay_near_the_originals_predictions(
         assert abs(source.bytes - out.bytes - saved) < 100
 
 
-def test_what_cannot_be_derived_is_said(family: dict[str, Bundle], tmp_path: Path) -> None:
+def test_impossible_derivations_are_reported(family: dict[str, Bundle], tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="nothing to materialize"):
         materialize(family["table"])
     for kind in ("dhe", "hybrid"):

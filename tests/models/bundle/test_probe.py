@@ -15,7 +15,7 @@ def row(batch: Batch, i: int) -> Batch:
     return Batch(batch.context.take(np.array([i])), batch.candidate.take(np.array([i])))
 
 
-def test_its_rows_are_what_requests_of_such_values_are_read_as(bundle: Bundle) -> None:
+def test_probe_rows_equal_encoded_requests(bundle: Bundle) -> None:
     encoder, batch = bundle.encoder, probe(bundle.encoder)
     assert batch.rows == len(ROWS)
     missing = Batch(encoder.block("context", {}, 1), encoder.block("candidate", {}, 1))
@@ -31,7 +31,7 @@ def test_its_rows_are_what_requests_of_such_values_are_read_as(bundle: Bundle) -
     assert find_non_finite_row(bundle.model(), encoder) is None
 
 
-def test_where_a_table_refuses_unknown_values_the_most_frequent_one_is_asked(bundle: Bundle) -> None:
+def test_the_probe_takes_frequent_values_where_unknown_ones_are_refused(bundle: Bundle) -> None:
     encoder = bundle.encoder
     refusing = {t: replace(v, oov="refuse") for t, v in encoder.vocabularies.items()}
     strict = Encoder(encoder.schema, refusing, encoder.standards)

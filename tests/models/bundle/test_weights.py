@@ -16,7 +16,7 @@ from tests.models.random_batches import random_batch
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_weights_predict_what_their_bundle_predicts(
+def test_weights_predict_like_their_bundle(
     kind: Kind, bundle: Bundle, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     schema, vocabularies = bundle.manifest.schema_, bundle.encoder.vocabularies

@@ -85,7 +85,7 @@ def test_rows_come_back_in_any_order_as_the_encoder_made_them(
 
 
 @given(data=st.data())
-def test_only_the_splits_asked_for_are_kept(
+def test_only_the_requested_splits_are_kept(
     data: st.DataObject, small: Schema, small_rows: Callable[..., Any], write: Write
 ) -> None:
     rows = data.draw(st.lists(small_rows(), min_size=1, max_size=30))
@@ -148,7 +148,7 @@ def test_rows_in_memory_make_no_files(small: Schema, write: Write, temporary: Pa
         assert list(temporary.iterdir()) == []
 
 
-def test_positive_is_what_exceeds_the_label_threshold(small: Schema, write: Write) -> None:
+def test_labels_above_the_threshold_are_positive(small: Schema, write: Write) -> None:
     schema = small.model_copy(update={"label": small.label.model_copy(update={"positive_above": 1.0})})
     reader = open_data(write(rows_of(9)), schema)
     with encode(reader, encoder_of(reader, schema), by_request) as encoded:

@@ -43,7 +43,7 @@ def test_a_feature_that_never_varies_keeps_deviation_one(value: float) -> None:
     assert moments.standard() == Standard(pytest.approx(value), 1.0)
 
 
-def test_a_feature_that_is_always_missing_stays_as_it_is() -> None:
+def test_a_feature_that_is_always_missing_is_unchanged() -> None:
     moments = Moments(Dense(name="x"))
     moments.add(np.full(3, np.nan))
     assert moments.standard() == Standard(0.0, 1.0)

@@ -26,7 +26,7 @@ def row(**values: Any) -> Row:
 
 
 @given(data=st.data())
-def test_what_was_written_comes_back(
+def test_written_data_are_read_back(
     data: st.DataObject, small: Schema, small_rows: Callable[..., Any], write: Write
 ) -> None:
     rows = data.draw(st.lists(small_rows(), min_size=1, max_size=20))

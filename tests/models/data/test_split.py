@@ -98,7 +98,7 @@ def test_a_column_that_is_no_time_is_refused(
 
 
 @given(data=st.data())
-def test_a_hash_split_is_the_same_wherever_a_row_stands(
+def test_a_hash_split_does_not_depend_on_row_order(
     data: st.DataObject, small: Schema, small_rows: Callable[..., Any], write: Write
 ) -> None:
     schema = with_split(small, rule="hash", columns=["user", "code"])
@@ -111,7 +111,7 @@ def test_a_hash_split_is_the_same_wherever_a_row_stands(
     assert labels_of(reader, splitter, 3) == [there[i] for i in order]
 
 
-def test_a_hash_split_has_the_shares_asked_for(small: Schema) -> None:
+def test_a_hash_split_has_the_requested_shares(small: Schema) -> None:
     splitter = Splitter(Split(rule="hash", columns=("a", "b"), train=0.7, validation=0.2))
     random = np.random.default_rng(0)
     a = pa.array([f"user-{i}" for i in random.integers(0, 3000, 50_000)])
@@ -162,7 +162,7 @@ def test_a_column_says_which_rows_train(small: Schema, write: Write) -> None:
 
 
 @pytest.mark.parametrize("value", ["Train", "", None])
-def test_a_column_that_says_something_else_is_refused(value: str | None, small: Schema, write: Write) -> None:
+def test_a_split_column_with_another_value_is_refused(value: str | None, small: Schema, write: Write) -> None:
     schema = with_split(small, rule="column", columns=["item"])
     reader = open_data(write([{"clicked": 0, "item": name} for name in ["train", value]]), schema)
     with pytest.raises(DataError, match=f"'item' says {value!r}; it must be one of train, validation, test"):

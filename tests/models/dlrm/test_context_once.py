@@ -63,7 +63,7 @@ def test_computing_contexts_once_gives_the_exploded_rows_numbers(
 
 
 @pytest.mark.parametrize("interaction", INTERACTIONS)
-def test_a_plain_batch_goes_the_plain_way(interaction: str) -> None:
+def test_a_plain_batch_uses_the_plain_net(interaction: str) -> None:
     dense, slots = PerBlock(1, 1), PerBlock(2, 2)
     net = random_net(0, interaction, False, (6,), dense, slots)
     inputs = random_inputs(0, dense, slots, 5, 5)._replace(context_row=None)

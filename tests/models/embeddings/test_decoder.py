@@ -55,7 +55,7 @@ def test_gradients_reach_every_table_that_was_used() -> None:
 
 
 @pytest.mark.parametrize("spread", [0.01, 0.3])
-def test_initial_vectors_have_the_asked_deviation(spread: float) -> None:
+def test_initial_vectors_have_the_given_deviation(spread: float) -> None:
     decoders = Decoders(1, 256, (128,), 16)
     decoders.initialize(torch.Generator().manual_seed(0), [spread])
     codes = torch.rand((2000, 256), generator=torch.Generator().manual_seed(1)) * 2 - 1

@@ -68,7 +68,7 @@ def test_the_fused_gather_equals_number_by_number(seed: int, precision: Precisio
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_pooling_sums_what_gathering_gives(precision: Precision) -> None:
+def test_pooling_sums_gathered_rows(precision: Precision) -> None:
     random = np.random.default_rng(0)
     weight = torch.from_numpy(random.standard_normal((30, 4)).astype(np.float32))
     store = open_rows(quantize(weight, precision), precision)

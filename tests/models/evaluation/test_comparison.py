@@ -89,7 +89,7 @@ def test_values_are_those_of_the_rows_as_they_are() -> None:
         )
 
 
-def test_equally_good_models_are_told_apart_about_as_often_as_the_level_allows() -> None:
+def test_equally_good_models_differ_as_often_as_the_level_allows() -> None:
     called = 0
     for seed in range(200):
         y, predictions = noisy(200, 2, seed)
@@ -166,14 +166,14 @@ def test_a_difference_is_real_where_its_interval_excludes_zero(
     assert verdict(metric, difference) == said  # type: ignore[arg-type]
 
 
-def test_a_baseline_that_is_not_there_is_refused() -> None:
+def test_an_unknown_baseline_is_refused() -> None:
     y, predictions = noisy(10, 1, seed=0)
     with pytest.raises(ValueError, match="baseline 'nope'"):
         compare(y, predictions, "nope")
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=12))
-def test_the_pareto_front_is_what_nothing_beats(points: list[tuple[int, int]]) -> None:
+def test_the_pareto_front_is_undominated(points: list[tuple[int, int]]) -> None:
     def beats(a: tuple[int, int], b: tuple[int, int]) -> bool:
         return a[0] <= b[0] and a[1] >= b[1] and a != b
 

@@ -53,7 +53,7 @@ def alone(bundle: Bundle, clicks: Path) -> np.ndarray:
         return predict_rows(open_runtime("torch", bundle), data)
 
 
-def test_each_bundles_predictions_are_those_it_makes_alone(
+def test_each_bundles_predictions_equal_those_of_a_single_run(
     clicks: Path, bundle: Bundle, learn: Callable[..., Bundle]
 ) -> None:
     without_users = [f.model_dump() for f in load_schema("trivago").categorical if f.name != "user_id"]

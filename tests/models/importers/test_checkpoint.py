@@ -109,7 +109,7 @@ def test_counters_of_numpy_are_passed_over(save: Save, file: Path) -> None:
     assert torch.equal(weights.take("emb_l.0.weight", 2), STATE["emb_l.0.weight"])
 
 
-def test_the_names_that_numpy_1_wrote_are_known(file: Path, tmp_path: Path) -> None:
+def test_names_written_by_numpy_1_are_known(file: Path, tmp_path: Path) -> None:
     torch.save({"state_dict": STATE, "loss": np.float64(0.5), "lr": np.ones(2)}, tmp_path / "new")
     with zipfile.ZipFile(tmp_path / "new") as new, zipfile.ZipFile(file, "w") as old:
         for name in new.namelist():
@@ -165,7 +165,7 @@ def test_weights_stay_in_the_file_until_they_are_used(file: Path) -> None:
         ({"a\x1b[2J\n": 1}, r"the key 'a\x1b[2J\n', which is no name"),
     ],
 )
-def test_a_checkpoint_of_something_else_says_what_it_holds(saved: Any, offense: str, file: Path) -> None:
+def test_a_checkpoint_of_another_model_lists_its_content(saved: Any, offense: str, file: Path) -> None:
     torch.save(saved, file)
     assert offense in line_of(file)
 
@@ -199,7 +199,7 @@ def test_a_weight_may_be_a_view_or_a_parameter(file: Path) -> None:
     assert not weights.take("emb_l.1.weight", 2).requires_grad
 
 
-def test_what_is_no_file_of_weights_is_said(file: Path, tmp_path: Path) -> None:
+def test_a_file_without_weights_is_reported(file: Path, tmp_path: Path) -> None:
     assert line_of(file) == f"no checkpoint '{file}'"
     assert "is a folder (of a distributed run?)" in line_of(tmp_path)
     for content in (b"", b"hello", b"PK\x03\x04", b"\x80\x02}q\x00.", b"\x00" * 100):
@@ -207,7 +207,7 @@ def test_what_is_no_file_of_weights_is_said(file: Path, tmp_path: Path) -> None:
         assert str(file) in line_of(file)
 
 
-def test_the_oldest_form_is_refused_unread(file: Path, tmp_path: Path) -> None:
+def test_the_oldest_checkpoint_format_is_refused_unread(file: Path, tmp_path: Path) -> None:
     with tarfile.open(file, "w") as tar:
         for name in ("storages", "tensors", "pickle"):
             (tmp_path / name).write_bytes(pickle.dumps(Touch(tmp_path / "touched", exec), 2))

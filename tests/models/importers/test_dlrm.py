@@ -112,7 +112,7 @@ def test_another_interaction_is_found_by_the_shapes(
     assert line.endswith(remedy)
 
 
-def test_a_top_layer_that_fits_nothing_is_told_what_would(state: State, tmp_path: Path) -> None:
+def test_a_top_layer_that_fits_nothing_lists_the_interactions(state: State, tmp_path: Path) -> None:
     state["top_l.0.weight"] = torch.ones(5, 99)
     assert refusal(tmp_path, state).endswith(
         "top_l.0.weight reads 99 numbers a row, --interaction dot gives 10; no interaction of 4 vectors of 4 "
@@ -153,7 +153,7 @@ def test_a_missing_last_table_shows_in_the_interaction(state: State, tmp_path: P
         ("top_l.0.weight", torch.full((5, 10), torch.inf), "top_l.0.weight holds a number that is not"),
     ],
 )
-def test_what_is_not_this_model_is_refused_by_name(
+def test_unexpected_weights_are_refused_by_name(
     state: State, tmp_path: Path, name: str, tensor: torch.Tensor, offense: str
 ) -> None:
     assert offense in refusal(tmp_path, state | {name: tensor})

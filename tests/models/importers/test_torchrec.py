@@ -97,14 +97,14 @@ def test_the_bundle_gives_the_originals_probabilities(
 
 
 @pytest.mark.parametrize("prefix", ["model.", "module.", "dlrm_model.", "_dmp_wrapped_module.module.model."])
-def test_what_wraps_the_model_does_not_matter(dcn: State, tmp_path: Path, prefix: str) -> None:
+def test_wrappers_of_the_model_are_ignored(dcn: State, tmp_path: Path, prefix: str) -> None:
     plain = read_torchrec(save(tmp_path, dcn))
     wrapped = read_torchrec(save(tmp_path, {prefix + name: t for name, t in dcn.items()}))
     assert wrapped.architecture == plain.architecture
     assert wrapped.features == plain.features == ("t_0", "t_1", "t_2")
 
 
-def test_the_tables_names_stand_in_the_schema(dot: State, tmp_path: Path) -> None:
+def test_the_schema_has_the_tables_names(dot: State, tmp_path: Path) -> None:
     parts = read_torchrec(save(tmp_path, dot), ["t_0", "t_1", "t_2"])
     schema = write_foreign_model(parts, tmp_path / "bundle", "ads").manifest.schema_
     assert [(f.name, f.table, f.cardinality) for f in schema.categorical] == [
@@ -195,7 +195,7 @@ def test_a_missing_weight_is_named(dcn: State, tmp_path: Path, name: str) -> Non
     assert refusal(tmp_path, dcn).endswith(f"{name} is missing")
 
 
-def test_no_tables_are_said(dot: State, tmp_path: Path) -> None:
+def test_a_checkpoint_without_tables_is_reported(dot: State, tmp_path: Path) -> None:
     dense = {name: t for name, t in dot.items() if not name.startswith(SPARSE)}
     assert refusal(tmp_path, dense).endswith(f"{SPARSE}.TABLE.weight is missing: there is no table")
 
@@ -219,7 +219,7 @@ def test_no_tables_are_said(dot: State, tmp_path: Path) -> None:
         ("over_arch.model.0._mlp.0._linear.weight", torch.ones(3, 9), "reads 9 numbers a row, the cross net"),
     ],
 )
-def test_what_is_not_this_model_is_refused_by_name(
+def test_unexpected_weights_are_refused_by_name(
     dcn: State, tmp_path: Path, name: str, tensor: torch.Tensor, offense: str
 ) -> None:
     assert offense in refusal(tmp_path, dcn | {name: tensor})

@@ -63,7 +63,7 @@ def test_memory_that_is_bound_gives_the_answers_of_run(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("device", ["cuda:0", "tensorrt:0"])
-def test_a_session_on_the_gpu_reads_the_stages_vectors_there(bundle: Bundle, device: str) -> None:
+def test_a_gpu_session_reads_the_stages_vectors_in_place(bundle: Bundle, device: str) -> None:
     try:
         there = open_runtime("onnx", bundle, device)
     except RuntimeUnavailable as e:

@@ -64,7 +64,7 @@ def test_padded_batches_get_the_answers_of_plain_ones(interaction: str) -> None:
     assert set(buckets.shapes) == wanted
 
 
-def test_what_an_earlier_batch_left_in_the_padding_changes_nothing() -> None:
+def test_stale_padding_does_not_change_results() -> None:
     net = net_of("dot")
     with torch.inference_mode():
         buckets = Buckets(net, torch.device("cpu"), torch.float32, capture=False)
@@ -84,7 +84,7 @@ def test_an_answer_outlives_the_next_batch() -> None:
     np.testing.assert_array_equal(first, kept)
 
 
-def test_shapes_are_prepared_ahead() -> None:
+def test_shapes_are_prepared_when_opened() -> None:
     with torch.inference_mode():
         buckets = Buckets(net_of("dot"), torch.device("cpu"), torch.float32, capture=False)
         buckets.prepare(8)

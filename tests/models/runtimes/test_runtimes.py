@@ -44,7 +44,7 @@ def shaped(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_runtime_predicts_what_training_measured(name: str, bundle: Bundle, data: EncodedRows) -> None:
+def test_a_runtime_reproduces_the_quality_of_training(name: str, bundle: Bundle, data: EncodedRows) -> None:
     expected = predict(bundle.model(), data, np.arange(data.rows))
     got = predict_rows(open_runtime(name, bundle), data, batch_rows=1000)
     np.testing.assert_allclose(got, expected, atol=1e-6)
@@ -94,7 +94,7 @@ def test_an_empty_batch_gives_no_predictions(name: str, bundle: Bundle, data: En
         ("tea", "cpu", "no runtime 'tea'"),
     ],
 )
-def test_what_this_machine_lacks_is_said_and_never_replaced(
+def test_unavailable_devices_raise_an_error_without_fallback(
     bundle: Bundle, name: str, device: str, reason: str
 ) -> None:
     with pytest.raises(RuntimeUnavailable, match=reason):
@@ -154,6 +154,6 @@ def test_in_int8_products_too_small_to_gain_stay_as_they_are(bundle: Bundle, dat
 
 
 @pytest.mark.parametrize(("name", "precision"), [("torch", "int8"), ("onnx", "bf16")])
-def test_a_precision_that_a_runtime_lacks_is_said(name: str, precision: str, bundle: Bundle) -> None:
+def test_an_unsupported_precision_is_reported(name: str, precision: str, bundle: Bundle) -> None:
     with pytest.raises(RuntimeUnavailable, match=f"no dense precision '{precision}'"):
         open_runtime(name, bundle, precision=precision)

@@ -26,7 +26,7 @@ def test_importing_and_using_it_writes_no_file_into_the_home_folder(tmp_path: Pa
     assert used(tmp_path) == []
 
 
-def test_an_operator_who_allows_it_is_not_overruled(tmp_path: Path) -> None:
+def test_a_telemetry_setting_of_the_operator_is_kept(tmp_path: Path) -> None:
     script = "import polyrec.models.runtimes, os; print(os.environ['ORT_DISABLE_TELEMETRY'])"
     environ = os.environ | {"ORT_DISABLE_TELEMETRY": "0", "PYTHONPATH": str(ROOT)}
     said = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True)

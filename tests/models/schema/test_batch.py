@@ -47,7 +47,7 @@ def many_rows(draw: st.DrawFn, bags: int) -> Rows:
 
 
 @given(st.data(), st.integers(0, 3))
-def test_take_gives_the_rows_asked_for_in_their_order(data: st.DataObject, bags: int) -> None:
+def test_take_returns_the_requested_rows_in_order(data: st.DataObject, bags: int) -> None:
     rows = data.draw(many_rows(bags))
     which = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=8)) if rows else []
     taken = block_of(rows, bags).take(np.array(which, np.int64))
@@ -62,7 +62,7 @@ def test_concat_gives_all_rows_in_order(data: st.DataObject, bags: int) -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=4), min_size=1, max_size=6), st.data())
-def test_take_bags_gives_the_bags_asked_for(bags: list[Bag], data: st.DataObject) -> None:
+def test_take_bags_returns_the_requested_bags(bags: list[Bag], data: st.DataObject) -> None:
     which = data.draw(st.lists(st.integers(0, len(bags) - 1), max_size=9))
     values = np.array([v for bag in bags for v in bag], np.int64)
     offsets = np.cumsum([0, *map(len, bags)])

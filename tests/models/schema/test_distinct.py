@@ -65,7 +65,7 @@ def test_rows_are_taken_from_every_kind_of_column(rows: list[Row], data: st.Data
             assert got.tobytes() == wanted.tobytes()
 
 
-def test_rows_whose_hashes_collide_are_told_apart() -> None:
+def test_rows_with_colliding_hashes_are_distinguished() -> None:
     """The first hash of a row (a, b) is mix(mix(mix(0) ^ a) ^ b): b can be chosen so that two agree."""
     salt = mix(np.zeros(1, np.uint64))
     a = np.array([1, 2, 1], np.uint64)

@@ -55,7 +55,7 @@ def random_groups(random: np.random.Generator, names: list[str]) -> list[list[st
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 40))
-def test_the_way_back_is_exact_whatever_the_groups(seed: int, rows: int) -> None:
+def test_the_inverse_is_exact_for_any_groups(seed: int, rows: int) -> None:
     random = np.random.default_rng(seed)
     schema = random_schema(random)
     batch = repeating(random, schema, rows)

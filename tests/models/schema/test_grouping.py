@@ -33,7 +33,7 @@ def sample(seed: int) -> dict[str, Column]:
     }
 
 
-def test_features_that_change_together_are_grouped_and_others_kept_apart() -> None:
+def test_features_that_change_together_are_grouped() -> None:
     repeats = Repeats([sample(seed) for seed in range(3)])
     assert repeats.groups() == (("user", "tags", "device"), ("city",))
     assert repeats.factor(frozenset(("item",))) == 1

@@ -52,7 +52,7 @@ def keyed(torchrec: Any, columns: Columns) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_every_group_is_a_keyed_jagged_tensor_and_the_index_its_way_back(torchrec: Any, seed: int) -> None:
+def test_every_group_is_a_keyed_jagged_tensor_with_its_inverse(torchrec: Any, seed: int) -> None:
     random = np.random.default_rng(seed)
     table_rows = random_table_rows(random, SCHEMA)
     batch = random_batch(random, SCHEMA, table_rows, 40, contexts=7)

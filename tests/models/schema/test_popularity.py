@@ -107,7 +107,7 @@ def test_of_equally_popular_rows_the_one_looked_up_last_comes_first(
 
 
 @given(data=st.data())
-def test_standards_are_mean_and_deviation_of_what_is_there(
+def test_standards_are_mean_and_deviation_of_present_values(
     data: st.DataObject, small: Schema, small_rows: Callable[..., Any], write: Write
 ) -> None:
     rows = data.draw(st.lists(small_rows(), min_size=1, max_size=30))
@@ -210,7 +210,7 @@ def test_an_encoder_can_be_made_of_a_calibration(small: Schema, write: Write) ->
     assert np.array_equal(seen, found.vocabularies["item"].counts)
 
 
-def test_requests_are_told_apart_across_batches(small: Schema, write: Write) -> None:
+def test_requests_are_separated_across_batches(small: Schema, write: Write) -> None:
     # row groups of seven: requests of four rows lie across them
     reader = open_data(write(skewed(400)), small)
     found = calibrate(reader, small, everything_trains)
@@ -220,7 +220,7 @@ def test_requests_are_told_apart_across_batches(small: Schema, write: Write) -> 
     assert counted_lookups(small, sums) == {"context": 100, "candidate": 400}
 
 
-def test_only_a_whole_count_is_ahead_of_values_that_nobody_has_seen(small: Schema, write: Write) -> None:
+def test_only_a_full_count_estimates_unseen_values(small: Schema, write: Write) -> None:
     found = calibrate(open_data(write(skewed(500)), small), small, everything_trains)
     assert found.sampled_rows == found.rows
     some = calibrate(open_data(write(skewed(500)), small), small, everything_trains, sample=0.5)
@@ -256,9 +256,7 @@ def test_a_saved_calibration_loads_as_it_was(
     assert_same(found, load_calibration(path))
 
 
-def test_a_saved_calibration_can_be_read_by_whom_the_umask_allows(
-    small: Schema, write: Write, tmp_path: Path
-) -> None:
+def test_a_saved_calibration_has_the_mode_of_the_umask(small: Schema, write: Write, tmp_path: Path) -> None:
     found = calibrate(open_data(write(skewed(4)), small), small, everything_trains)
     save_calibration(found, tmp_path / "c")
     (tmp_path / "other").touch()

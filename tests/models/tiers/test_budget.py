@@ -47,7 +47,7 @@ def test_a_budget_for_every_row_needs_no_file() -> None:
     assert all(c.disk == 0 and c.host == SIZES[t] for t, c in share.cuts.items())
 
 
-def test_what_the_device_holds_the_host_does_not_hold_again() -> None:
+def test_device_rows_are_not_in_host_memory() -> None:
     encoder = encoder_of(SIZES)
     share = split_memory(encoder.vocabularies, 32, 32 * 2000, 32 * 1000)
     assert {t: c.device for t, c in share.cuts.items()} == {
@@ -74,7 +74,7 @@ def test_the_rows_next_in_popularity_are_in_memory_from_the_start(tmp_path: Path
     stack.close()
 
 
-def test_a_row_wanted_twice_by_a_batch_is_missed_once_and_then_kept(tmp_path: Path) -> None:
+def test_a_row_used_twice_by_a_batch_is_missed_once_and_then_cached(tmp_path: Path) -> None:
     stack = opened(tmp_path, int(sum(SIZES.values()) * FORM.bytes * 0.1))
     rows = TieredRows(stack)
     last = torch.tensor([SIZES["a"] - 1] * 5)

@@ -32,7 +32,7 @@ def test_every_row_has_one_place_and_a_tier_has_the_next_hottest_ranks(cuts: lis
     assert [in_file[a] for a in local[tier == DISK]] == np.flatnonzero(tier == DISK).tolist()
 
 
-def test_a_table_without_cuts_lies_in_host_memory() -> None:
+def test_a_table_without_cuts_is_in_host_memory() -> None:
     layout = TierLayout({"a": 3, "b": 2}, {"b": (1, 0, 1, 0)})
     assert layout.cuts["a"] == (0, 3, 0, 0)
     with pytest.raises(ValueError, match="table 'a' has 3 rows, its tier cuts are"):
@@ -40,7 +40,7 @@ def test_a_table_without_cuts_lies_in_host_memory() -> None:
 
 
 @pytest.mark.parametrize(("largest", "steps"), [(1, 15), (3, MOST_STEPS)])
-def test_many_tables_in_one_block_are_told_apart(largest: int, steps: int) -> None:
+def test_many_tables_in_one_block_are_located(largest: int, steps: int) -> None:
     layout = TierLayout({f"t{i}": 1 + i % largest for i in range(60)}, {})
     rows = np.random.default_rng(0).integers(0, layout.total, 1000)
     assert layout._steps == steps

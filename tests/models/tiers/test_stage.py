@@ -63,7 +63,7 @@ def test_lanes_share_one_stack(bundle: Bundle, tmp_path: Path) -> None:
     stack.close()
 
 
-def test_cuts_that_are_not_the_bundles_are_told_by_table(bundle: Bundle, bundle_dir: Path) -> None:
+def test_cuts_of_another_model_are_reported_by_table(bundle: Bundle, bundle_dir: Path) -> None:
     with pytest.raises(RuntimeUnavailable, match=r"table 'item' has \d+ rows, its tier cuts are"):
         open_tiers(load_bundle(bundle_dir), Placement.model_validate({"cuts": {"item": {"host": 1}}}))
     with pytest.raises(RuntimeUnavailable, match="'nothing', which the model does not have"):

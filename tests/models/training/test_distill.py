@@ -42,7 +42,7 @@ def test_computed_vectors_learn_the_rows(kind: str, bundle: Bundle, data: Encode
 
 @pytest.mark.parametrize("interaction", ["dot", "cat", "cross"])
 @pytest.mark.parametrize("itself", [False, True])
-def test_a_distilled_hybrid_predicts_what_its_table_does(
+def test_a_distilled_hybrid_predicts_like_its_table(
     interaction: str, itself: bool, bundle: Bundle, data: EncodedRows, tmp_path: Path
 ) -> None:
     torch.manual_seed(0)
@@ -60,7 +60,7 @@ def test_a_distilled_hybrid_predicts_what_its_table_does(
     np.testing.assert_allclose(predict(out.model(), data, rows), expected, atol=1e-5)
 
 
-def test_what_is_stored_is_the_tables_own_hot_rows(bundle: Bundle) -> None:
+def test_stored_rows_are_the_tables_hot_rows(bundle: Bundle) -> None:
     representation = TRAINING.representation("select", bundle.encoder.vocabularies)
     model, _ = distill(bundle, representation, Regression(steps=1, rows=8))
     table = bundle.stage()

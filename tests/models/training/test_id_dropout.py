@@ -11,7 +11,7 @@ from polyrec.models.data.split import fit_splitter
 from polyrec.models.training.id_dropout import make_id_dropout
 
 
-def test_hides_the_asked_share_of_large_tables_and_nothing_else(bundle: Bundle, clicks: Path) -> None:
+def test_id_dropout_affects_the_given_share_of_large_tables_only(bundle: Bundle, clicks: Path) -> None:
     schema, encoder = bundle.manifest.schema_, bundle.encoder
     reader = open_data(clicks, schema)
     with encode(reader, encoder, fit_splitter(reader, schema)) as data:

@@ -17,7 +17,7 @@ from polyrec.models.training.pipeline import RECIPES, Learner, Training, default
 from polyrec.models.training.trainer import Recipe
 
 
-def test_a_bundles_test_metrics_are_those_of_its_own_predictions(bundle: Bundle, clicks: Path) -> None:
+def test_a_bundles_test_metrics_equal_those_of_its_predictions(bundle: Bundle, clicks: Path) -> None:
     schema = bundle.manifest.schema_
     reader = open_data(clicks, schema)
     with encode(reader, bundle.encoder, fit_splitter(reader, schema), (TEST,)) as data:
@@ -37,7 +37,7 @@ def test_refit_learns_the_vocabulary_of_the_validation_rows_too(clicks: Path, tm
     assert sizes[1] > sizes[0]
 
 
-def test_the_fingerprint_tells_what_data_a_bundle_was_learnt_from(bundle: Bundle, clicks: Path) -> None:
+def test_the_fingerprint_identifies_the_training_data(bundle: Bundle, clicks: Path) -> None:
     fingerprint = open_data(clicks, bundle.manifest.schema_).fingerprint()
     assert bundle.manifest.training["data"] == {"fingerprint": fingerprint, "path": clicks.name}
 
@@ -64,7 +64,7 @@ def test_a_bad_recipe_is_named_in_one_line(tmp_path: Path, text: str, reason: st
     assert "\n" not in str(error.value)
 
 
-def test_a_recipe_that_is_not_there_names_those_that_are() -> None:
+def test_a_missing_recipe_lists_the_shipped_ones() -> None:
     with pytest.raises(DataError, match=r"shipped recipes: .*trivago"):
         load_training("nope")
 

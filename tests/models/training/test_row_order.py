@@ -37,7 +37,7 @@ def test_requests_of_one_row_are_rows() -> None:
     assert sizes == [4, 4, 2]
 
 
-def test_each_epoch_and_each_seed_has_its_own_order() -> None:
+def test_each_epoch_and_seed_has_another_order() -> None:
     group = np.arange(300) // 5
     random = np.random.default_rng(1)
     first, second = (np.concatenate(list(epoch(np.arange(300), group, 50, random))) for _ in range(2))

@@ -53,7 +53,7 @@ def by_first_mention(rows: list[Row], *names: str) -> list[Row]:
 
 @pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize("by", [None, "user"])
-def test_rows_of_a_cluster_stand_together_in_order_of_first_mention(
+def test_clusters_are_contiguous_in_order_of_first_occurrence(
     by: str | None, small: Schema, write: Write, tmp_path: Path
 ) -> None:
     @given(KEYS)

@@ -32,7 +32,7 @@ def test_each_column_gets_the_encoding_that_is_smallest() -> None:
     assert "lists.list.element" in {*found.dictionary, *found.others}
 
 
-def test_what_is_written_with_them_is_read_back() -> None:
+def test_data_with_these_encodings_are_read_back() -> None:
     nested = pa.array([[[1, 2], []], [], None, [[3], None]] * 50, pa.list_(pa.list_(pa.int64())))
     table = pa.table({"nested": nested, "empty": pa.array([None] * 200, pa.string())})
     sink = pa.BufferOutputStream()

@@ -93,7 +93,7 @@ def test_packed_rows_come_back_exactly_as_plain_rows(
     ],
     ids=lambda s: s.rule,
 )
-def test_every_row_lands_in_the_split_it_was_in(
+def test_every_row_stays_in_its_split(
     split: Split, small: Schema, write: Write, tmp_path: Path, arrow: ToArrow
 ) -> None:
     random = np.random.default_rng(3)
@@ -124,7 +124,7 @@ def test_every_row_lands_in_the_split_it_was_in(
     assert len(set(of_item[0].values())) == 3
 
 
-def test_sessions_stand_together_in_the_order_in_which_they_begin(
+def test_sessions_are_contiguous_in_the_order_in_which_they_begin(
     small: Schema, write: Write, tmp_path: Path
 ) -> None:
     rows = [
@@ -180,7 +180,7 @@ def test_other_columns_are_kept_and_shared_where_they_are_constant(
     assert batch.to_pydict() == {"row": list(range(12)), "session": [f"s{i // 6}" for i in range(12)]}
 
 
-def test_the_order_of_rows_is_kept_where_requests_stand_together(tmp_path: Path) -> None:
+def test_row_order_is_kept_if_requests_are_contiguous(tmp_path: Path) -> None:
     schema = load_schema("trivago")
     path = generate(tmp_path / "clicks.parquet", 5000, items=200, users=50).path
     plain = open_data(path, schema)
@@ -207,7 +207,7 @@ def test_precision_is_kept_where_single_would_lose_it(small: Schema, write: Writ
     assert batch.column("age").type == pa.float64()
 
 
-def test_packing_what_is_packed_changes_nothing(small: Schema, write: Write, tmp_path: Path) -> None:
+def test_packing_packed_data_changes_nothing(small: Schema, write: Write, tmp_path: Path) -> None:
     rows = [{"request": i % 3, "user": f"u{i % 3}", "item": f"i{i}", "clicked": 0} for i in range(9)]
     pack(open_data(write(rows), small), small, tmp_path / "a")
     again = pack(open_data(tmp_path / "a", small), small, tmp_path / "b")

@@ -154,7 +154,7 @@ def change(file: Path, edit: Callable[[pa.Table], pa.Table]) -> None:
     pq.write_table(edit(pq.read_table(file)), file)
 
 
-def test_damage_is_told_in_one_line(small: Schema, write: Write, tmp_path: Path) -> None:
+def test_damage_is_reported_in_one_line(small: Schema, write: Write, tmp_path: Path) -> None:
     out = tmp_path / "p"
 
     def offense(edit: Callable[[pa.Table], pa.Table]) -> str:

@@ -31,7 +31,7 @@ def clicks(file: Path) -> pa.Table:
     return pq.read_table(file)
 
 
-def test_exactly_the_rows_asked_for_are_written(tmp_path: Path) -> None:
+def test_exactly_the_requested_rows_are_written(tmp_path: Path) -> None:
     for rows in (1, 24, 5000):
         written = generate(tmp_path / "f.parquet", rows, 0, items=100, users=10)
         table = pq.read_table(written.path)
@@ -67,7 +67,7 @@ def test_requests_have_one_context_and_many_different_candidates(clicks: pa.Tabl
     assert len(pairs) == ROWS
 
 
-def test_seen_says_what_the_history_says(clicks: pa.Table) -> None:
+def test_seen_agrees_with_the_history(clicks: pa.Table) -> None:
     rows = clicks.slice(0, 5000).to_pylist()
     for row in rows:
         assert row["last_item"] == (row["recent_items"][0] if row["recent_items"] else None)
@@ -119,7 +119,7 @@ def test_clicks_are_drawn_from_the_planted_probability(clicks: pa.Table) -> None
         assert abs(clicked[part].sum() - expected) < 5 * spread
 
 
-def test_the_ceiling_is_far_above_what_one_feature_tells(clicks: pa.Table) -> None:
+def test_the_ceiling_is_far_above_a_single_feature(clicks: pa.Table) -> None:
     clicked = clicks["clicked"].to_numpy()
     ceiling = roc_auc_score(clicked, clicks["planted"].to_numpy())
     by_position = roc_auc_score(clicked, -clicks["position"].to_numpy())
@@ -158,7 +158,7 @@ def test_impossible_sizes_and_paths_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("candidates", [1, 3, 10, 50])
-def test_requests_have_as_many_candidates_as_asked_for(candidates: int, tmp_path: Path) -> None:
+def test_requests_have_the_given_number_of_candidates(candidates: int, tmp_path: Path) -> None:
     path = generate(tmp_path / "f.parquet", 4000, items=200, users=50, candidates=candidates).path
     request = pq.read_table(path, columns=["request_id"])["request_id"].to_numpy()
     lengths = np.unique(request, return_counts=True)[1]

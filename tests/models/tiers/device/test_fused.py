@@ -171,7 +171,7 @@ def test_new_values_are_seen_before_and_after_they_are_written(tmp_path: Path, m
     world.stack.close()
 
 
-def test_the_faster_way_is_learnt_while_serving(tmp_path: Path) -> None:
+def test_the_faster_mode_is_learned_while_serving(tmp_path: Path) -> None:
     world = World(tmp_path, bags=False)
     stage, fused = world.over(None)
     batch = world.batch(40, None)
@@ -194,7 +194,7 @@ def test_a_batch_of_no_rows_gives_no_vectors(tmp_path: Path) -> None:
     world.stack.close()
 
 
-def test_on_the_cpu_look_ups_are_not_fused_unless_asked(tmp_path: Path) -> None:
+def test_look_ups_on_the_cpu_are_not_fused_by_default(tmp_path: Path) -> None:
     world = World(tmp_path)
     assert not can_fuse(world.stack)
     assert TieredRows(world.stack).fused is None

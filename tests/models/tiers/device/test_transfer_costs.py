@@ -19,7 +19,7 @@ def serve(
 
 
 @pytest.mark.parametrize("cheaper", [DIRECT, COPIED])
-def test_the_way_that_took_less_is_taken_but_for_now_and_then(cheaper: int) -> None:
+def test_the_faster_mode_is_chosen_except_for_retries(cheaper: int) -> None:
     costs = (1e-4, 2e-4) if cheaper == DIRECT else (2e-4, 1e-4)
     taken = serve(TransferCosts(), 10 * EVERY, 26 * 64, 80, costs)
     assert set(taken[:2]) == {DIRECT, COPIED}
@@ -27,7 +27,7 @@ def test_the_way_that_took_less_is_taken_but_for_now_and_then(cheaper: int) -> N
     assert taken[-1] == 1 - cheaper  # and it is tried again for ever
 
 
-def test_each_miss_rate_and_size_has_a_choice_of_its_own() -> None:
+def test_each_miss_rate_and_size_is_chosen_separately() -> None:
     transfer_costs = TransferCosts()
     serve(transfer_costs, 10, 26 * 64, 10, (1e-4, 2e-4))
     serve(transfer_costs, 10, 26 * 64, 1000, (5e-4, 2e-4))
@@ -44,6 +44,6 @@ def test_a_machine_that_changes_is_noticed() -> None:
     assert taken[-10:].count(COPIED) >= 9
 
 
-def test_both_ways_are_tried_while_nothing_has_been_timed() -> None:
+def test_both_modes_are_tried_before_any_is_timed() -> None:
     transfer_costs = TransferCosts()
     assert {transfer_costs.choose(100, 5) for _ in range(4)} == {DIRECT, COPIED}

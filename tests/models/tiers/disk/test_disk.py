@@ -35,14 +35,14 @@ def look_up(disk: DiskTier, *pages: int) -> int:
     return held.pages_read
 
 
-def test_what_was_read_ahead_is_there_when_its_batch_comes(disk: DiskTier) -> None:
+def test_prefetched_pages_are_cached_for_their_batch(disk: DiskTier) -> None:
     assert disk.prefetch(np.array([40, 41, 42]) * 16) == 3
     for first in range(0, 24, 4):
         assert look_up(disk, *range(first, first + 4)) == 4
     assert look_up(disk, 40, 41, 42) == 0
 
 
-def test_what_is_here_when_it_is_asked_for_ahead_stays_until_its_batch_comes(disk: DiskTier) -> None:
+def test_prefetched_pages_that_are_cached_stay_until_their_batch(disk: DiskTier) -> None:
     look_up(disk, 40, 41)
     assert disk.prefetch(np.array([40, 41]) * 16) == 0
     for first in range(0, 24, 4):
@@ -50,7 +50,7 @@ def test_what_is_here_when_it_is_asked_for_ahead_stays_until_its_batch_comes(dis
     assert look_up(disk, 40, 41) == 0
 
 
-def test_half_the_cache_is_read_ahead_the_first_asked_first(disk: DiskTier) -> None:
+def test_prefetching_takes_at_most_half_the_cache_in_order(disk: DiskTier) -> None:
     assert disk.prefetch(np.arange(10, 13) * 16) == 3
     assert disk.prefetch(np.arange(20, 24) * 16) == 1
     assert disk.prefetch(np.arange(30, 34) * 16) == 0
@@ -58,7 +58,7 @@ def test_half_the_cache_is_read_ahead_the_first_asked_first(disk: DiskTier) -> N
     assert disk.prefetch(np.arange(30, 34) * 16) == 3
 
 
-def test_what_nobody_comes_for_gives_its_room_back(disk: DiskTier) -> None:
+def test_unused_prefetched_pages_are_unpinned(disk: DiskTier) -> None:
     assert disk.prefetch(np.arange(10, 14) * 16) == 4
     for i in range(AHEAD_BATCHES + 1):
         look_up(disk, 20 + i % 4)

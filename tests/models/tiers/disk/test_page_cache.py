@@ -18,7 +18,7 @@ def check(cache: PageCache) -> None:
 
 
 @given(st.integers(0, 2**32))
-def test_whatever_is_claimed_and_dropped_the_books_agree_and_pinned_pages_stay(seed: int) -> None:
+def test_the_index_is_consistent_and_pinned_pages_stay(seed: int) -> None:
     random = np.random.default_rng(seed)
     pages, slots = int(random.integers(1, 60)), int(random.integers(1, 20))
     heat = random.random(pages) if random.random() < 0.5 else None
@@ -65,7 +65,7 @@ def test_a_page_read_often_is_not_displaced_by_pages_read_once() -> None:
     assert (cache.slot_of_page[often] != NOWHERE).mean() > 0.9
 
 
-def test_what_was_hot_is_forgotten_when_other_pages_are() -> None:
+def test_formerly_hot_pages_are_evicted() -> None:
     cache = PageCache(400, 40, np.r_[np.full(40, 100.0), np.ones(360)])
     cache.fill(np.arange(40))
     now = np.arange(200, 230)

@@ -39,7 +39,7 @@ def numbers(memory: Bytes) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", ["io_uring", "threads"])
-def test_a_batch_larger_than_the_queue_lands_where_it_should(file: int, kind: Kind) -> None:
+def test_a_batch_larger_than_the_queue_is_read_correctly(file: int, kind: Kind) -> None:
     reader, memory = opened(file, kind, 5000)
     wanted = np.random.default_rng(0).integers(0, PAGES, 5000)
     places = np.random.default_rng(1).permutation(5000)
@@ -53,7 +53,7 @@ def test_a_batch_larger_than_the_queue_lands_where_it_should(file: int, kind: Ki
 
 
 @pytest.mark.parametrize("kind", ["io_uring", "threads"])
-def test_a_read_beyond_the_end_is_an_error_of_its_ticket_alone(file: int, kind: Kind) -> None:
+def test_a_read_beyond_the_end_fails_only_its_ticket(file: int, kind: Kind) -> None:
     reader, memory = opened(file, kind, 4)
     good = reader.submit(np.array([0, PAGE]), np.array([0, PAGE]), PAGE)
     bad = reader.submit(np.array([PAGE, PAGES * PAGE]), np.array([2 * PAGE, 3 * PAGE]), PAGE)

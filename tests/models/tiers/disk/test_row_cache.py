@@ -71,7 +71,7 @@ def claimed_one_by_one(cache: RowCache, rows: I64) -> list[tuple[int, int]]:
 
 
 @given(st.integers(0, 2**32))
-def test_rows_claimed_together_stand_where_they_would_one_by_one(seed: int) -> None:
+def test_claiming_rows_together_equals_claiming_one_by_one(seed: int) -> None:
     random = np.random.default_rng(seed)
     cache = RowCache(500, int(random.integers(1, 5)) * WAYS)
     for _ in range(10):
@@ -88,14 +88,14 @@ def test_rows_claimed_together_stand_where_they_would_one_by_one(seed: int) -> N
         assert (cache.pins == pins).all()
 
 
-def test_of_more_rows_than_find_a_place_the_most_wanted_are_kept() -> None:
+def test_of_too_many_rows_the_most_popular_are_kept() -> None:
     cache = RowCache(1000, WAYS)
     slots, which = cache.claim(np.arange(40, 100))
     assert which.tolist() == list(range(WAYS))
     assert (cache.find(np.arange(40, 40 + WAYS)) == slots).all()
 
 
-def test_the_clock_goes_on_when_it_is_full() -> None:
+def test_the_use_counter_wraps_around() -> None:
     cache = RowCache(100, WAYS)
     cache.claim(np.arange(WAYS))
     cache._now = module.LATEST - 3
@@ -107,6 +107,6 @@ def test_the_clock_goes_on_when_it_is_full() -> None:
     assert (cache.find(np.arange(1, WAYS)) != NOWHERE).all()
 
 
-def test_its_books_are_as_small_as_said() -> None:
+def test_the_index_has_the_documented_size() -> None:
     cache = RowCache(10_000, 1600)
     assert cache.nbytes == 1600 * ROW_INDEX_BYTES

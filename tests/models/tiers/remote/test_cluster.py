@@ -165,7 +165,7 @@ def test_a_row_that_a_cluster_lacks_is_the_out_of_vocabulary_row(
     assert rows.take_fallbacks() == 9
 
 
-def test_a_lost_server_costs_its_own_rows_only_and_comes_back_by_itself(
+def test_a_lost_server_affects_only_its_rows_and_recovers(
     cluster: RedisCluster, opened: Callable[..., TierStack], prefix: str
 ) -> None:
     encoder = encoder_of(SIZES)
@@ -262,7 +262,7 @@ def test_rows_are_right_while_their_slot_moves_to_another_server(
     assert rows.take_fallbacks() == 0
 
 
-def test_a_server_that_hangs_costs_nobody_elses_rows(cluster: RedisCluster, prefix: str) -> None:
+def test_a_hanging_server_does_not_affect_other_rows(cluster: RedisCluster, prefix: str) -> None:
     fallback = np.full((1, 4), 9, np.uint8)
     tier = RemoteTier(cluster.url, ["a"], fallback, timeout_s=2.0, prefix=prefix)
     ids = np.arange(300)
@@ -285,7 +285,7 @@ def test_a_server_that_hangs_costs_nobody_elses_rows(cluster: RedisCluster, pref
     tier.close()
 
 
-def test_a_cluster_that_is_away_at_the_start_is_found(cluster: RedisCluster, prefix: str) -> None:
+def test_a_cluster_that_is_down_at_the_start_is_found_later(cluster: RedisCluster, prefix: str) -> None:
     ids = np.arange(100)
     zeros = np.zeros_like(ids)
     cluster.nodes[0].kill()

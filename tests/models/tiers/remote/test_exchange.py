@@ -57,7 +57,7 @@ def get(link: Link, rows: int) -> tuple[Exchange, RowReplies]:
     return Exchange(link, commands(b"GET", keys("k:", np.arange(rows))), link.rows(taken)), taken
 
 
-def test_what_has_come_is_read_however_late_the_reader_is(servers: list[RedisServer], filled: Fill) -> None:
+def test_received_replies_are_read_after_the_deadline(servers: list[RedisServer], filled: Fill) -> None:
     link, values = filled(servers[0], 3)
     exchange, taken = get(link, 3)
     assert select.select([link], [], [], 20)[0]
@@ -66,7 +66,9 @@ def test_what_has_come_is_read_however_late_the_reader_is(servers: list[RedisSer
     np.testing.assert_array_equal(taken.values, values)
 
 
-def test_more_than_the_kernel_keeps_goes_both_ways_at_once(servers: list[RedisServer], filled: Fill) -> None:
+def test_requests_larger_than_the_socket_buffer_are_sent_and_read(
+    servers: list[RedisServer], filled: Fill
+) -> None:
     rows = 200_000
     asked = [(*get(link, rows), values) for link, values in (filled(server, rows) for server in servers)]
     finish([exchange for exchange, *_ in asked], clock() + 60)
@@ -76,7 +78,7 @@ def test_more_than_the_kernel_keeps_goes_both_ways_at_once(servers: list[RedisSe
         np.testing.assert_array_equal(taken.values, values)
 
 
-def test_one_that_hangs_is_given_up_and_the_others_are_read(servers: list[RedisServer], filled: Fill) -> None:
+def test_a_hanging_server_times_out_and_the_others_are_read(servers: list[RedisServer], filled: Fill) -> None:
     links = [filled(server, 100) for server in servers]
     servers[0].signal(signal.SIGSTOP)
     asked = [get(link, 100) for link, _ in links]
@@ -88,7 +90,7 @@ def test_one_that_hangs_is_given_up_and_the_others_are_read(servers: list[RedisS
     servers[0].signal(signal.SIGCONT)
 
 
-def test_a_row_that_is_refused_costs_the_others_nothing(servers: list[RedisServer], filled: Fill) -> None:
+def test_a_refused_row_does_not_affect_the_others(servers: list[RedisServer], filled: Fill) -> None:
     link, values = filled(servers[0], 4)
     link.call(b"DEL", bytes(keys("k:", np.array([1]))[0]), timeout_s=20.0)
     link.call(b"LPUSH", bytes(keys("k:", np.array([1]))[0]), b"not a row", timeout_s=20.0)

@@ -89,7 +89,7 @@ def test_answers_of_any_length_are_read_to_their_end_over_tls(guarded: RedisServ
         ({"ca_file": None}, "certificate verify failed"),
     ],
 )
-def test_who_may_not_enter_is_told_why_and_nothing_else(
+def test_a_refused_login_reports_only_the_error_code(
     guarded: RedisServer, changed: dict[str, object], why: str
 ) -> None:
     store = named(guarded, **changed)
@@ -112,7 +112,7 @@ def test_a_store_that_answers_again_is_entered_again(guarded: RedisServer) -> No
     tier.close()
 
 
-def test_a_file_that_cannot_be_read_is_said_without_its_folder(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_reported_without_its_folder(tmp_path: Path) -> None:
     for changed in ({"password_file": tmp_path / "none"}, {"ca_file": tmp_path / "none"}):
         with pytest.raises(RuntimeUnavailable, match="file cannot be read: No such file") as refused:
             login_of(RemoteStore.model_validate({"url": "rediss://host"} | changed))

@@ -183,7 +183,7 @@ def refill(stack: TierStack, encoder: Encoder) -> None:
         remote.write(np.full(v.rows, i), ids, values)
 
 
-def test_new_values_wait_for_a_store_that_is_away(server: RedisServer, tmp_path: Path) -> None:
+def test_updates_wait_for_a_store_that_is_down(server: RedisServer, tmp_path: Path) -> None:
     encoder = encoder_of(SIZES)
     stack = with_store(encoder, tmp_path, server.url)
     v = encoder.vocabularies["a"]
@@ -216,7 +216,7 @@ def test_a_store_that_does_not_answer_in_time_is_not_waited_for(server: RedisSer
     tier.close()
 
 
-def test_a_wrong_password_or_an_error_is_told(server: RedisServer, tmp_path: Path) -> None:
+def test_a_wrong_password_or_an_error_is_reported(server: RedisServer, tmp_path: Path) -> None:
     with pytest.raises(RespError, match="AUTH"):
         Link(f"redis://:secret@127.0.0.1:{server.port}", 5.0)
     server.kill()

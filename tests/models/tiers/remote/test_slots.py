@@ -40,7 +40,7 @@ def test_slots_of_a_batch_are_those_of_its_keys(prefixes: list[str], given_ids: 
         assert slot == crc_hqx(hash_tag(key), 0) % SLOTS
 
 
-def test_a_map_names_the_masters_and_a_host_left_out_is_the_one_asked() -> None:
+def test_a_slot_map_names_the_masters_and_missing_hosts_are_the_source() -> None:
     replica: list[object] = [b"10.0.0.9", 6390, b"id"]
     answer = [
         [0, 5, [b"10.0.0.1", 6379, b"id", []], replica],

@@ -146,7 +146,7 @@ def test_a_store_that_is_filled_again_is_filled_with_the_last_values(
         server.kill()
 
 
-def test_an_update_that_cannot_be_kept_changes_nothing(tmp_path: Path) -> None:
+def test_an_update_that_cannot_be_stored_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     changes = Changes(tmp_path / "file")
     stack = world(ENCODER, tmp_path, changes=changes)

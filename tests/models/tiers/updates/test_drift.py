@@ -94,7 +94,7 @@ def test_nothing_moves_while_the_popular_stay_popular(tmp_path: Path) -> None:
     stack.close()
 
 
-def test_ranks_of_an_older_order_are_refused_rather_than_answered_wrongly(tmp_path: Path) -> None:
+def test_ranks_of_an_outdated_order_raise_an_error(tmp_path: Path) -> None:
     encoder = encoder_of(SIZES)
     stack = world(encoder, tmp_path)
     bound = TieredRows(stack)

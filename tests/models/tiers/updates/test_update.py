@@ -56,7 +56,7 @@ def test_new_values_reach_every_tier_by_id(tmp_path: Path) -> None:
         ({"b": TableUpdate(np.array([1]), np.full((1, WIDTH), np.nan, np.float32))}, "not finite"),
     ],
 )
-def test_a_wrong_update_changes_nothing_and_is_told_in_one_line(
+def test_an_invalid_update_changes_nothing_and_is_reported_in_one_line(
     update: dict[str, TableUpdate], offense: str, tmp_path: Path
 ) -> None:
     encoder = encoder_of(SIZES)
@@ -69,7 +69,7 @@ def test_a_wrong_update_changes_nothing_and_is_told_in_one_line(
     stack.close()
 
 
-def test_a_file_that_is_no_update_is_told(tmp_path: Path) -> None:
+def test_an_invalid_update_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UpdateError, match="no file of updates"):
         load_update(tmp_path / "nothing")
     (tmp_path / "text").write_text("hello")
