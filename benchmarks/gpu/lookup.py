@@ -32,8 +32,8 @@ from torch import Tensor
 
 from benchmarks.gpu.model import WIDTH, GpuModel, Predict, predictions, ways
 from polyrec.models.schema.batch import Batch
-from polyrec.models.tiers.device.fused import bags_in_slot_order
 from polyrec.models.tiers.device.kernels import PRECISIONS, available, sums
+from polyrec.models.tiers.device.lookup_bags import bags_in_slot_order
 from polyrec.models.tiers.layout import DEVICE, RowLocations
 
 HITS = (1.0, 0.99, 0.95, 0.8)

@@ -17,7 +17,8 @@ from polyrec.models.errors import RuntimeUnavailable
 from polyrec.models.schema.batch import I64
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.vocabulary import Vocabulary, ids_of_ranks
-from polyrec.models.tiers.disk.disk import DiskTier, pages_of, write_pages
+from polyrec.models.tiers.disk.disk import DiskTier
+from polyrec.models.tiers.disk.page_file import pages_of, write_pages
 from polyrec.models.tiers.layout import DEVICE, DISK, HOST, REMOTE, TierLayout
 from polyrec.models.tiers.placement import PAGE_BYTES, Placement, RemoteStore
 from polyrec.models.tiers.remote.login import login_of

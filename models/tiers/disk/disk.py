@@ -16,7 +16,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.disk.page_cache import DEFAULT, NOWHERE, Admission, PageCache
+from polyrec.models.tiers.disk.page_file import open_direct, pages_of
 from polyrec.models.tiers.disk.reads import Kind, open_reader
 from polyrec.models.tiers.disk.row_cache import RowCache
 from polyrec.models.tiers.slab import Bytes, Slab
@@ -93,7 +94,7 @@ class DiskTier:
         if os.fstat(self._file).st_size < self.pages * slab.page_bytes:
             os.close(self._file)
             raise OSError(f"'{path}' is shorter than the {self.pages} pages that it should hold")
-        self._direct, self.direct = _open_direct(path)
+        self._direct, self.direct = open_direct(path)
         self._reader = open_reader(self._direct, slab.bytes, reader)
         self.reader = self._reader.kind
         self._ticket_of_slot = np.zeros(self.cache.slots, np.int64)
@@ -359,42 +360,3 @@ def _begins(ascending: I64) -> NDArray[np.bool_]:
     begins = np.ones(ascending.size, bool)
     np.not_equal(ascending[1:], ascending[:-1], out=begins[1:])
     return begins
-
-
-def pages_of(slab: Slab, rows: int) -> int:
-    """Number of pages that hold `rows` rows."""
-    return -(-rows // slab.rows_a_page)
-
-
-def write_pages(path: Path, slab: Slab, parts: Iterable[Bytes]) -> None:
-    """Writes the file of a disk tier. parts: uint8 [n, bytes of a row] each, in the order of addresses."""
-    size = slab.rows_a_page * slab.row_format.bytes
-    left = np.empty((0, slab.row_format.bytes), np.uint8)
-    with path.open("wb") as file:
-
-        def put(rows: Bytes) -> None:
-            pages = np.zeros((pages_of(slab, len(rows)), slab.page_bytes), np.uint8)
-            flat = pages[:, :size]
-            whole = len(rows) // slab.rows_a_page * slab.rows_a_page
-            flat[: whole // slab.rows_a_page] = rows[:whole].reshape(-1, size)
-            if whole < len(rows):
-                flat[-1, : (len(rows) - whole) * slab.row_format.bytes] = rows[whole:].ravel()
-            file.write(pages.data)
-
-        for part in parts:
-            rows = np.concatenate((left, part)) if len(left) else part
-            whole = len(rows) // slab.rows_a_page * slab.rows_a_page
-            put(rows[:whole])
-            left = rows[whole:].copy()
-        if len(left):
-            put(left)
-
-
-def _open_direct(path: Path) -> tuple[int, bool]:
-    try:
-        return os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC), True
-    except OSError:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        # accesses are random: read-ahead by the kernel would be wasted
-        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
-        return file, False

@@ -14,7 +14,7 @@ import pytest
 
 from polyrec.models.bundle.bundle import Bundle, write_bundle
 from polyrec.models.bundle.derive import quantize_bundle
-from polyrec.models.tiers.disk.disk import write_pages
+from polyrec.models.tiers.disk.page_file import write_pages
 from polyrec.planner.plan import Plan, save_plan
 from tests.server.conftest import Client, Request
 from tests.server.placing import ALLOWED, placed_plan

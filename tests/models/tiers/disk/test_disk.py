@@ -8,8 +8,9 @@ import pytest
 
 from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.disk import disk as module
-from polyrec.models.tiers.disk.disk import AHEAD_BATCHES, DiskTier, PinnedRows, write_pages
+from polyrec.models.tiers.disk.disk import AHEAD_BATCHES, DiskTier, PinnedRows
 from polyrec.models.tiers.disk.page_cache import Admission
+from polyrec.models.tiers.disk.page_file import write_pages
 from polyrec.models.tiers.row_format import RowFormat
 from polyrec.models.tiers.slab import Bytes, Slab
 
