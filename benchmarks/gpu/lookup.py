@@ -208,7 +208,7 @@ def timed(
 
 
 def table(report: Mapping[str, Any]) -> str:
-    """What was measured, for reading."""
+    """The results as a table."""
     lines = [f"{report['device']}: memory {report['bytes_per_s']['memory'] / 1e9:.0f} GB/s,"]
     lines[0] += f" bus {report['bytes_per_s']['bus'] / 1e9:.1f} GB/s"
     lines += ["", "| kernel | batch | hit | floor us | kernel us | over floor | embedding bag us |"]

@@ -1,4 +1,4 @@
-"""How long one request body holds the event loop: adversarial and large legal bodies, worst first.
+"""Measures how long one request body holds the event loop: adversarial and large legal bodies, worst first.
 
     python -m benchmarks.http.body_cost [--schema trivago] [--times 7]
 

@@ -25,7 +25,7 @@ from polyrec.server.http.connection.connection import Connection
 from polyrec.server.http.connection.frontend import HttpFrontend
 
 REQUESTS, ROWS = 64, 23
-"""Of a block; a multiple of the answers that are counted at a time (server/metrics/counting.py)."""
+"""Requests of a block; a multiple of the answers that are counted at a time (server/metrics/counting.py)."""
 BODY = json.dumps({"instances": [{}] * ROWS}).encode()
 REQUEST = (
     b"POST /v1/predict HTTP/1.1\r\nhost: 127.0.0.1:8000\r\ncontent-type: application/json\r\n"

@@ -1,4 +1,4 @@
-"""What metrics cost a request, and what a scrape costs everybody: measured on and off in one run.
+"""Measures the cost of metrics per request, and of a scrape, on and off in one run.
 
 A real engine answers the same requests in this process, by way of the server's own HTTP protocol
 (in_process.py). Blocks of requests with metrics and without alternate; the figure is the median of the

@@ -217,7 +217,7 @@ def settled(servers: Sequence[SoakServer], wanted: int | None = None) -> Footpri
 
 
 def total(servers: Sequence[SoakServer]) -> Footprint:
-    """Of all servers together."""
+    """The sum of the footprints of all servers."""
     each = [footprint(server.child.process.pid) for server in servers]
     return Footprint(
         sum(f.processes for f in each), sum(f.rss_bytes for f in each), sum(f.descriptors for f in each)

@@ -1,4 +1,4 @@
-"""What the soak runs: two real servers, what they must answer, and what can be done to them.
+"""Servers of the soak: two real servers, their expected answers, and disturbances.
 
 `lanes` has two paths on lanes in processes of their own, which can be killed. `tiers` has its rows in memory
 and in a Redis, which can be restarted, where there is a redis-server; rows in tiers belong to the server's
@@ -85,7 +85,7 @@ class SoakServer:
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_NOT)
 
     def wrong(self, index: int, body: bytes) -> str:
-        """How an answer of status 200 differs from the right one; empty if it does not."""
+        """Describes how an answer of status 200 differs from the right one; empty if it does not."""
         answer = json.loads(body)
         requests = self.requests[index]
         described = answer.get("parameters", answer)
@@ -108,7 +108,7 @@ class SoakServer:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Of a process and all of its children. rss_bytes: resident, shared pages counted in each."""
+    """Memory and descriptors of a process and its children. rss_bytes: resident, shared pages counted in each."""
 
     processes: int
     rss_bytes: int

@@ -43,7 +43,7 @@ DIFFERENT_REQUESTS = 50
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How one query is sent, and how the server reads it."""
+    """A request format: its encoding and the server's decoding."""
 
     path: str
     build: Callable[[Query], Request]

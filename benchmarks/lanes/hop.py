@@ -1,4 +1,4 @@
-"""What it costs to get a batch to a lane and its answer back, for every kind of lane, and what clients see.
+"""Measures the hop of a batch to a lane and back, for every kind of lane, and its effect on clients.
 
     chrt -r 1 python -m benchmarks.lanes.hop                          # trains a small model on generated data
     chrt -r 1 python -m benchmarks.lanes.hop --bundle DIR --data FILE --served --json

@@ -1,4 +1,4 @@
-"""What the hop to a process lane is made of: the signal there and back, and the four steps of the mailbox.
+"""Measures the parts of the hop to a process lane: the signal there and back, and the four steps of the mailbox.
 
     python -m benchmarks.lanes.hop_parts                          # trains a small model on generated data
     python -m benchmarks.lanes.hop_parts --bundle DIR --data FILE --json
@@ -135,7 +135,7 @@ def answer_for_ever(kind: str, core: int, *fds: int) -> None:
 
 
 def round_trips(wake: Signal, done: Signal, wait: str) -> list[float]:
-    """Of PINGS pings, less the work; seconds."""
+    """Round trips of PINGS pings without the work, seconds."""
     found = []
     if wait in ("blocking", "epoll"):
         poller = select.epoll() if wait == "epoll" else None

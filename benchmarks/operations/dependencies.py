@@ -1,4 +1,4 @@
-"""What each runtime dependency costs: its size on disk and the time to import it.
+"""Measures each runtime dependency: its size on disk and the time to import it.
 
 The installed distribution `polyrec` goes in, a table comes out, one line a dependency: its own files,
 the files of packages that only it brings, and the least of five imports, each in a fresh interpreter
@@ -24,7 +24,7 @@ TIMED_IMPORT = "import time; a = time.perf_counter(); import {0}; print(time.per
 
 
 def requirements(package: Distribution, extras: set[str]) -> list[Requirement]:
-    """What it needs on this machine, with the given extras."""
+    """The requirements of a package on this machine, with the given extras."""
     parsed = [Requirement(line) for line in package.requires or []]
     wanted = [{"extra": extra} for extra in ("", *extras)]
     return [r for r in parsed if not r.marker or any(r.marker.evaluate(w) for w in wanted)]

@@ -51,7 +51,7 @@ def requests(data: EncodedRows, candidates: int, count: int, seed: int) -> list[
 
 
 def set_distinct(stage: object, distinct: bool) -> None:
-    """Whether computed vectors are computed once per distinct id."""
+    """Switches computing of vectors once per distinct id on or off."""
     for part in (stage, getattr(stage, "computed", None)):
         if isinstance(part, ComputedStage):
             part.distinct = distinct

@@ -53,7 +53,7 @@ DATA = {"trivago": "trivago/impressions.parquet", "bookcrossing": "bookcrossing/
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is run: one data set, every variant, these seeds."""
+    """A run: one data set, every variant, these seeds."""
 
     data: str
     reader: DataReader

@@ -40,7 +40,7 @@ STATUS = Path("/proc/self/status")
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to measure.
+    """One measurement.
 
     share: whether equal contexts are stored and computed once. distinct: whether computed rows are
     computed once per distinct id. hide, batch_rows: None for the recipe's.

@@ -1,4 +1,4 @@
-"""What storing and computing a context once saves before serving: bytes, reading, training.
+"""Measures savings of storing and computing a context once, before serving: bytes, reading, training.
 
     python -m benchmarks.recd.savings
 

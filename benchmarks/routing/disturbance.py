@@ -155,7 +155,7 @@ def count_fates(outcome: Outcome) -> dict[str, int]:
 
 
 def share_of(outcome: Outcome, path: str) -> float:
-    """Of the answers, those by that path."""
+    """Share of the answers that came from a path."""
     at = outcome.paths.index(path) if path in outcome.paths else -2
     return float((outcome.path[outcome.answered] == at).mean()) if outcome.answered.any() else 0.0
 

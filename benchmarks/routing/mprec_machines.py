@@ -76,12 +76,12 @@ MODELS = (
 
 
 def weights(widths: Sequence[int]) -> int:
-    """Of a stack of dense layers, biases left out as they hardly weigh."""
+    """Weights of a stack of dense layers, without biases."""
     return sum(a * b for a, b in pairwise(widths))
 
 
 def cost(model: PublishedModel, kind: str, row_bytes: float) -> tuple[Work, Memory]:
-    """What a representation computes, moves and stores. row_bytes: of a stored row."""
+    """Work and memory of a representation. row_bytes: of a stored row."""
     slots = (2 if kind == "hybrid" else 1) * TABLES + 1
     joined = slots * (slots - 1) // 2 + model.width
     net = weights((DENSE, *model.bottom, model.width)) + weights((joined, *model.top, 1))
@@ -143,7 +143,7 @@ def propose_plan(made: Profile, slo_ms: float, queries: float) -> Proposal:
 
 
 def plan(made: Profile, slo_ms: float, queries: float, only: str = "") -> dict[str, Any]:
-    """What is chosen and given. only: with this path alone."""
+    """Plans for one SLO and rate; returns the chosen paths and their figures. only: plan with this path."""
     if only:
         made = made.model_copy(update={"paths": tuple(p for p in made.paths if p.path.name == only)})
     try:

@@ -146,7 +146,7 @@ def compare(
 
 
 def medians(turns: Sequence[Turn], name: str, per_s: float) -> dict[str, float]:
-    """Of one subject at one rate, over its turns; empty without any."""
+    """Medians of one plan at one rate over its turns; empty without any."""
     own = [t.figures for t in turns if t.subject == name and t.rate == per_s and t.figures is not None]
     if not own:
         return {}

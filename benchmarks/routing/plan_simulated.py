@@ -1,4 +1,4 @@
-"""What a plan expects against what the simulator makes of it: the same router, virtual lanes.
+"""Compares the expectations of a plan with its simulation: the same router, virtual lanes.
 
     python -m benchmarks.routing.plan_simulated \
         --profile runs/profile.json [--json docs/results/plan-simulated.json]

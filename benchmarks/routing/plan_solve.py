@@ -1,4 +1,4 @@
-"""How long the planner takes for a large model on a large machine, and how far from the best it stays.
+"""Measures planning time and optimality gap for a large model on a large machine.
 
 500 tables of 1,000 to 1,000,000 rows with Zipf accesses, 12 representations, 6 devices: a CPU of 64
 cores, four GPUs, an accelerator. Memories hold a part of it all, so that every choice is open: which

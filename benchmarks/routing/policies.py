@@ -36,7 +36,7 @@ OVERLOADED = 2.0
 """Traces from 100% on are that many times as long: the backlog at the beginning, which the bound does not
 have, weighs less."""
 WARM_S = 0.3
-"""What arrives before is left out: until its first ticks a policy knows no rate. The bound is that of the
+"""Earlier arrivals are not counted: until its first ticks a policy knows no rate. The bound is that of the
 rest with all lanes free at its beginning, so it still is one."""
 SIZES = {"lognormal": Sizes(kind="lognormal", mean=147), "mlperf": Sizes(kind="mlperf")}
 LOADS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.5)

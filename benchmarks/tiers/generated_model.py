@@ -64,7 +64,7 @@ def rows_at(number: NDArray[np.int64]) -> NDArray[np.uint8]:
 
 
 def right(gathered: NDArray[np.float32], number: NDArray[np.int64]) -> bool:
-    """Whether gathered rows [n, WIDTH] are those numbers'."""
+    """True if gathered rows [n, WIDTH] are those of the numbers."""
     return bool(
         np.array_equal(gathered[:, 0], (number % CHUNK * STEP).astype(np.float32))
         and np.array_equal(gathered[:, 1], (number // CHUNK * STEP).astype(np.float32))

@@ -26,7 +26,7 @@ from tqdm import tqdm
 from benchmarks.tiers.generated_model import CHUNK, LARGE, ROW_BYTES, model, rows, write
 
 PROCESS_BYTES = 900 << 20
-"""What a process needs beside rows: the interpreter, libraries, queries."""
+"""Memory of a process beside rows: the interpreter, libraries, queries."""
 
 
 def limited(bytes_: int) -> Path | None:

@@ -24,7 +24,7 @@ class DriverTooSlow(LoadError):
 
 
 class Fate(IntEnum):
-    """How a request ended: a status of the contract; for 2xx, in budget or not."""
+    """The end of a request: a status of the contract; for 2xx, in budget or not."""
 
     OK = 0
     LATE = 1
