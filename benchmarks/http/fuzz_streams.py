@@ -40,7 +40,7 @@ REPORT_S = 10.0
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of played streams. failed: the first streams that differ, by seed, with the lines that say how."""
+    """Counts of played streams. failed: the first streams that differ, by seed, with the differences."""
 
     streams: int = 0
     requests: int = 0

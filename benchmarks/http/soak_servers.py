@@ -108,7 +108,7 @@ class SoakServer:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Memory and descriptors of a process and its children. rss_bytes: resident, shared pages counted in each."""
+    """Memory and descriptors of a process and its children. rss_bytes: resident, with shared pages."""
 
     processes: int
     rss_bytes: int

@@ -1,4 +1,4 @@
-"""Measures the cost of traces per request, off and at several shares of sampled requests, in turns in one run.
+"""Measures the cost of traces per request, off and at several sampling rates, in turns in one run.
 
 A real engine answers the same requests in this process, by way of the server's own HTTP protocol
 (in_process.py); the exporter is the real one and sends to a collector that reads and forgets, both in

@@ -1,4 +1,4 @@
-"""Measures the parts of the hop to a process lane: the signal there and back, and the four steps of the mailbox.
+"""Measures the parts of the hop to a process lane: signals, and the four steps of the mailbox.
 
     python -m benchmarks.lanes.hop_parts                          # trains a small model on generated data
     python -m benchmarks.lanes.hop_parts --bundle DIR --data FILE --json

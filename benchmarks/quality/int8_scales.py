@@ -1,4 +1,4 @@
-"""Measures the cost of isolation: int8 with a scale per row against one per batch, and torch's batches filled up.
+"""Measures the cost of isolation: int8 scales per row against per batch, and torch's batches filled up.
 
     python -m benchmarks.quality.int8_scales --quality trivago=runs/t --quality bookcrossing=runs/b
 

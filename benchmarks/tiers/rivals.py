@@ -1,4 +1,4 @@
-"""Caching policies to compare tiers with: LRU, LFU, the clairvoyant static choice, Belady. Look-ups in, hit rates out.
+"""Caching policies to compare tiers with: LRU, LFU, clairvoyant static, Belady. Look-ups in, hit rates out.
 
 All take look-ups one by one, as int64 rows of all tables together; caches are warmed by the training rows'.
 Sizes are rows; what a policy's own books cost in bytes stands beside it.
