@@ -93,7 +93,7 @@ class Dispatcher:
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._outbox: Outbox | None = None
-        self._control = ControlLoop(router, observer, self._ticked, self._answering)
+        self._control = ControlLoop(router, observer, self._on_tick, self._answering)
         self._supervisor = LaneSupervisor(self._lanes, self._lane_restarted)
         self._shutdown_error: RequestError | None = None
 
@@ -249,7 +249,7 @@ class Dispatcher:
         self._timer = None
         self._schedule_dispatch()
 
-    def _ticked(self) -> bool:
+    def _on_tick(self) -> bool:
         """Dispatches what waits; returns whether anything does."""
         if not self.waiting:
             return False

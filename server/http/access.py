@@ -96,7 +96,7 @@ class Access:
         self._free = self._anonymous.client
         self.needs_tokens = file is not None
         """Whether predictions are for clients of the tokens file."""
-        self._take(Tokens(clients=()) if file is None else load_tokens(file))
+        self._install(Tokens(clients=()) if file is None else load_tokens(file))
 
     def reload(self) -> None:
         """Reads the tokens file again. If it is invalid, nothing changes and one line is logged."""
@@ -104,7 +104,7 @@ class Access:
             return
         try:
             tokens = load_tokens(self._file)
-            self._take(tokens)
+            self._install(tokens)
         except TokensError as e:
             log.warning("the tokens are as before: %s", e)
         else:
@@ -160,7 +160,7 @@ class Access:
             self._capped.inc()
         return allowed
 
-    def _take(self, tokens: Tokens) -> None:
+    def _install(self, tokens: Tokens) -> None:
         """Replaces the tokens in force. A token that stays keeps its remembered addresses."""
         now_s = self._clock()
         holders = {} if self._admin is None else {self._admin.digest[:PREFIX]: self._admin}

@@ -45,10 +45,10 @@ log = logging.getLogger("polyrec.http")
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A parsed body. asked: data of the request for `EndpointCodec.write`. options: those in the body."""
+    """A parsed body. request: data of the request for `EndpointCodec.write`. options: those in the body."""
 
     rows: Rows
-    asked: Any = None
+    request: Any = None
     options: RequestOptions = NO_OPTIONS
 
 

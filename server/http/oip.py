@@ -71,7 +71,7 @@ class InferCodec:
 
     def write(self, serving: Serving, parsed: Parsed, answer: Answer, path: OpenPath) -> Reply:
         body, header_bytes = encode(
-            parsed.asked, answer.probabilities, MODEL, serving.version, path.name, answer.reason
+            parsed.request, answer.probabilities, MODEL, serving.version, path.name, answer.reason
         )
         if header_bytes is None:
             return Reply(body, headers=(path.header,))

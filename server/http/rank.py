@@ -21,12 +21,12 @@ class RankCodec:
 
     def parse(self, serving: Serving, scope: Scope, body: bytes) -> Parsed:
         request = serving.decoder.rank(body)
-        return Parsed(request.rows, asked=request.top_k)
+        return Parsed(request.rows, request=request.top_k)
 
     def write(self, serving: Serving, parsed: Parsed, answer: Answer, path: OpenPath) -> Reply:
         # Stable: candidates of equal score keep the order in which they were sent.
         probabilities = answer.probabilities
-        order = (-probabilities).argsort(kind="stable")[: parsed.asked]
+        order = (-probabilities).argsort(kind="stable")[: parsed.request]
         content = {
             "order": order,
             "scores": probabilities[order],
