@@ -106,3 +106,19 @@ def test_every_test_that_the_findings_name_exists() -> None:
     for file, test in named:
         source = (ROOT / "tests" / file).read_text()
         assert not test or f"def {test}(" in source, f"{file} has no {test}"
+
+
+@pytest.mark.parametrize("page", ["docs/architecture.md", "docs/glossary.md"])
+def test_every_place_that_the_map_names_exists(page: str) -> None:
+    rooms = "models|planner|server|loadtest|measure|report|polyrec|deploy|benchmarks"
+    named = re.findall(rf"(?<![\w/])((?:{rooms})/[\w/{{}},.*]*)", (ROOT / page).read_text())
+    assert len(named) > 15
+    for place in named:
+        braces = re.search(r"\{([^}]*)\}", place)
+        each = (
+            [place]
+            if braces is None
+            else [place[: braces.start()] + one + place[braces.end() :] for one in braces.group(1).split(",")]
+        )
+        for one in each:
+            assert list(ROOT.glob(one.rstrip(".,"))), f"{page} names {one}"

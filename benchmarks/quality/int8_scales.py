@@ -34,7 +34,7 @@ from polyrec.models.dlrm.context_once import ContextOnce
 from polyrec.models.dlrm.dlrm import Architecture, DenseNet, Inputs
 from polyrec.models.embeddings.stage import PerBlock
 from polyrec.models.evaluation.metrics import evaluate
-from polyrec.models.runtimes import graph as graphs
+from polyrec.models.runtimes import onnx_graph as graphs
 from polyrec.models.runtimes.buckets import predict_unbucketed
 from polyrec.models.runtimes.onnx import OnnxRuntime, open_session
 from polyrec.models.runtimes.torch import DTYPES, min_rows

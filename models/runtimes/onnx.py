@@ -22,8 +22,8 @@ from polyrec.models.dlrm.dlrm import Inputs, inputs_of
 from polyrec.models.dlrm.precision import DensePrecision
 from polyrec.models.errors import RuntimeUnavailable
 from polyrec.models.runtimes.binding import BoundSession
-from polyrec.models.runtimes.graph import plain_graph, ranking_graph
 from polyrec.models.runtimes.mixed_batch import run_parts, split_plain_and_ranking
+from polyrec.models.runtimes.onnx_graph import plain_graph, ranking_graph
 from polyrec.models.schema.batch import F32, Batch
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.stage import open_stage

@@ -19,7 +19,7 @@ from polyrec.planner.routing.latency.service_time import LanePath, ServiceTimes,
 from polyrec.planner.routing.observed_traffic import ObservedTraffic
 from polyrec.planner.routing.path_option import path_options
 from polyrec.planner.routing.policies.loss_backoff import LossBackoff
-from polyrec.planner.routing.policies.prices import Prices, solve_prices
+from polyrec.planner.routing.prices import Prices, solve_prices
 from polyrec.planner.routing.query import Query
 from polyrec.planner.routing.queue import Queue
 

@@ -16,7 +16,7 @@ from polyrec.models.dlrm.dlrm import DLRM, Architecture, DenseNet, dense_slots
 from polyrec.models.dlrm.precision import DensePrecision
 from polyrec.models.errors import RuntimeUnavailable
 from polyrec.models.runtimes import NAMES, best_runtime, open_runtime, predict_rows
-from polyrec.models.runtimes.graph import QUANTIZED_FROM
+from polyrec.models.runtimes.onnx_graph import QUANTIZED_FROM
 from polyrec.models.schema.batch import Batch
 from polyrec.models.tiers.placement import Placement
 from polyrec.models.tiers.stage import open_tiers

@@ -136,7 +136,7 @@ def test_accuracy_of_each_path_is_measured_on_data(full: Profile, bundle_dir: Pa
     assert fp32.quality["rows"] == own["rows"]
     assert fp32.accuracy == pytest.approx(own["accuracy"], abs=1e-3)
     assert fp32.quality["log_loss"] == pytest.approx(own["log_loss"], rel=1e-3)
-    # a net this small has no product that int8 quantizes (models/runtimes/graph.py)
+    # a net this small has no product that int8 quantizes (models/runtimes/onnx_graph.py)
     assert int8.quality["log_loss"] == pytest.approx(fp32.quality["log_loss"], rel=1e-3)
 
 

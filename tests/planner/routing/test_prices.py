@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from polyrec.planner.routing.policies.prices import solve_prices
+from polyrec.planner.routing.prices import solve_prices
 
 OPTION = st.tuples(st.floats(0.5, 1.0), st.floats(1e-6, 1e-4))
 DEVICES = st.lists(
