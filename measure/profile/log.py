@@ -22,22 +22,22 @@ class SampleLog:
     resumed: whether lines of an earlier run were read.
     """
 
-    def __init__(self, file: Path, asked: Mapping[str, Any]) -> None:
+    def __init__(self, file: Path, settings: Mapping[str, Any]) -> None:
         self._file = file
-        self._asked = dict(asked)
+        self._settings = dict(settings)
         self._known: dict[tuple[str, str, str], dict[str, Any]] = {}
         self._stream: TextIO | None = None
         self.resumed = False
 
     def __enter__(self) -> SampleLog:
         lines = self._read()
-        self.resumed = bool(lines) and lines[0].get("asked") == self._asked
+        self.resumed = bool(lines) and lines[0].get("asked") == self._settings
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             self._stream = self._file.open("w", encoding="utf-8")
         except OSError as e:
             raise ProfileError(f"cannot write '{self._file}': {e.strerror}") from None
-        self._write({"asked": self._asked})
+        self._write({"asked": self._settings})
         for line in lines[1:] if self.resumed else []:
             with contextlib.suppress(KeyError):
                 self.add(line["path"], line["identity"], line["what"], line["found"])

@@ -56,7 +56,7 @@ def eviction_bytes(last_level: int) -> int:
 
 
 def measure(
-    found: Sequence[Candidate], asked: ProfileSettings, log: SampleLog, advance: Advance, folder: Path
+    found: Sequence[Candidate], settings: ProfileSettings, log: SampleLog, advance: Advance, folder: Path
 ) -> tuple[list[Candidate], list[str]]:
     """Measures everything that is not in the log yet.
 
@@ -72,7 +72,7 @@ def measure(
         def within(done: float, what: str, before: float = before, share: float = share) -> None:
             advance(before + share * done, what)
 
-        measured, failures = _group(group, asked, log, within, folder)
+        measured, failures = _group(group, settings, log, within, folder)
         opened += measured
         unusable += failures
     advance(1.0, "done")
@@ -80,7 +80,7 @@ def measure(
 
 
 def _group(
-    found: Sequence[Candidate], asked: ProfileSettings, log: SampleLog, advance: Advance, folder: Path
+    found: Sequence[Candidate], settings: ProfileSettings, log: SampleLog, advance: Advance, folder: Path
 ) -> tuple[list[Candidate], list[str]]:
     """Measures candidates that are open at the same time, interleaved."""
     unusable: list[str] = []
@@ -94,7 +94,7 @@ def _group(
             if candidate.name not in workers:
                 path = candidate.path.model_copy(update={"bundle": folder / candidate.path.bundle})
                 new = stack.enter_context(Worker(path))
-                answer = new.open(asked.largest, asked.seed)
+                answer = new.open(settings.largest, settings.seed)
                 workers[candidate.name] = new
                 if log.get(candidate.name, candidate.identity, "opened") is None:
                     log.add(candidate.name, candidate.identity, "opened", answer)
@@ -103,16 +103,16 @@ def _group(
         for i, candidate in enumerate(found):
             advance(OPENING * i / len(found), f"open {candidate.name}")
             try:
-                scouted[candidate.name] = _scouted(candidate, asked, log, worker)
+                scouted[candidate.name] = _scouted(candidate, settings, log, worker)
                 opened[candidate.name] = candidate
             except MeasureError as e:
                 unusable.append(str(e))
-        order = blocks(scouted, asked.largest, asked.seconds, asked.seed)
+        order = blocks(scouted, settings.largest, settings.seconds, settings.seed)
         for i, block in enumerate(order):
             advance(OPENING + (1 - OPENING) * i / len(order), f"{block.path} {block.rows}")
             candidate = opened[block.path]
             if log.get(block.path, candidate.identity, block.key) is None:
-                answer = _timed(worker(candidate), block, asked, scouted[block.path])
+                answer = _timed(worker(candidate), block, settings, scouted[block.path])
                 kept = {"seconds": answer["seconds"], "executed": answer["executed"]}
                 log.add(block.path, candidate.identity, block.key, kept)
                 time.sleep(rest * sum(answer["seconds"]))
@@ -125,35 +125,35 @@ def _real_time() -> bool:
 
 
 def _scouted(
-    candidate: Candidate, asked: ProfileSettings, log: SampleLog, worker: Callable[[Candidate], Worker]
+    candidate: Candidate, settings: ProfileSettings, log: SampleLog, worker: Callable[[Candidate], Worker]
 ) -> dict[int, float]:
     """Measures a few sizes to plan the schedule: rows -> seconds per batch, with drawing it."""
     known = log.get(candidate.name, candidate.identity, "scouted")
     if known is None or log.get(candidate.name, candidate.identity, "opened") is None:
         opened = worker(candidate)
         known = {}
-        for rows in sorted({*(r for r in SCOUT_ROWS if r < asked.largest), asked.largest}):
-            answer = opened.measure(rows, SCOUT_BATCHES, asked.seconds / 20)
+        for rows in sorted({*(r for r in SCOUT_ROWS if r < settings.largest), settings.largest}):
+            answer = opened.measure(rows, SCOUT_BATCHES, settings.seconds / 20)
             known[str(rows)] = answer["batch_s"]
         log.add(candidate.name, candidate.identity, "scouted", known)
     return {int(rows): float(s) for rows, s in known.items()}
 
 
 def _timed(
-    worker: Worker, block: Block, asked: ProfileSettings, scouted: Mapping[int, float]
+    worker: Worker, block: Block, settings: ProfileSettings, scouted: Mapping[int, float]
 ) -> dict[str, Any]:
     at = sorted(scouted)
     expected = block.batches * float(np.interp(block.rows, at, [scouted[r] for r in at]))
     # at most twice the expected time: a disturbed block ends with fewer samples rather than late
-    most = 2 * expected + asked.seconds / 100
+    most = 2 * expected + settings.seconds / 100
     if block.evicted:
-        most += block.batches * asked.seconds / 100
-    return worker.measure(block.rows, block.batches, most, asked.evict_bytes if block.evicted else 0)
+        most += block.batches * settings.seconds / 100
+    return worker.measure(block.rows, block.batches, most, settings.evict_bytes if block.evicted else 0)
 
 
-def cpu_wait_share(found: Sequence[Candidate], asked: ProfileSettings, log: SampleLog) -> float | None:
+def cpu_wait_share(found: Sequence[Candidate], settings: ProfileSettings, log: SampleLog) -> float | None:
     """Returns the share of the time in which paths on the CPU waited for a core; None without any."""
-    sizes = [rows for part in ladder(asked.largest) for rows in part]
+    sizes = [rows for part in ladder(settings.largest) for rows in part]
     blocks = [
         log.get(c.name, c.identity, f"warm {rows} {k}")
         for c in found
@@ -167,7 +167,7 @@ def cpu_wait_share(found: Sequence[Candidate], asked: ProfileSettings, log: Samp
 
 
 def path_profile(
-    candidate: Candidate, asked: ProfileSettings, log: SampleLog, accuracy: Accuracy
+    candidate: Candidate, settings: ProfileSettings, log: SampleLog, accuracy: Accuracy
 ) -> PathProfile:
     """Builds the profile of a candidate from the log."""
 
@@ -177,7 +177,7 @@ def path_profile(
 
     opened = log.get(candidate.name, candidate.identity, "opened")
     assert opened is not None
-    fitted, unseen = ladder(asked.largest)
+    fitted, unseen = ladder(settings.largest)
     seen = points([size(rows, "warm", ROUNDS) for rows in fitted])
     other = points([size(rows, "warm", ROUNDS) for rows in unseen], fitted=False) if unseen else ()
     model = fit(seen)
@@ -193,6 +193,6 @@ def path_profile(
         startup_s=opened["startup_s"],
         latency=model,
         points=tuple(sorted(seen + other, key=lambda p: p.rows)),
-        evicted=points([size(rows, "evicted", 1) for rows in evicted_sizes(asked.largest)]),
+        evicted=points([size(rows, "evicted", 1) for rows in evicted_sizes(settings.largest)]),
         error=fit_error(model, other),
     )

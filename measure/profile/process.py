@@ -40,7 +40,7 @@ class Worker:
     def open(self, largest: int, seed: int) -> dict[str, Any]:
         """Opens the path. Raises MeasureError if it cannot be opened on this machine."""
         path = self._path
-        return self._ask(
+        return self._send(
             do="open",
             bundle=str(path.bundle),
             runtime=path.runtime,
@@ -52,14 +52,14 @@ class Worker:
 
     def measure(self, rows: int, batches: int, seconds: float, evict: int = 0) -> dict[str, Any]:
         """Measures batches, see PathUnderTest.measure. Raises MeasureError."""
-        return self._ask(do="measure", rows=rows, batches=batches, seconds=seconds, evict=evict)
+        return self._send(do="measure", rows=rows, batches=batches, seconds=seconds, evict=evict)
 
-    def _ask(self, **asked: Any) -> dict[str, Any]:
+    def _send(self, **command: Any) -> dict[str, Any]:
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None
         try:
-            stdin.write(json.dumps(asked) + "\n")
+            stdin.write(json.dumps(command) + "\n")
             stdin.flush()
             line = stdout.readline()
         except BrokenPipeError:

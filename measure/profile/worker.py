@@ -46,20 +46,20 @@ class PathUnderTest:
     batch: vocabulary, runtime, activations.
     """
 
-    def __init__(self, asked: dict[str, Any]) -> None:
-        device = asked["device"]
+    def __init__(self, command: dict[str, Any]) -> None:
+        device = command["device"]
         # load libraries and execute once: their memory and time are not the path's
-        (onnx_works if asked["runtime"] == "onnx" else torch_works)(device)
+        (onnx_works if command["runtime"] == "onnx" else torch_works)(device)
         pa.array(["a"]).take(pa.array([0]))
         before = _free(device) if device != "cpu" else _status("RssAnon")
         start = clock()
-        self.bundle: Bundle = load_bundle(asked["bundle"])
+        self.bundle: Bundle = load_bundle(command["bundle"])
         self.bundle.encoder.prepare()
-        self.runtime: Runtime = open_runtime(asked["runtime"], self.bundle, device, asked["precision"])
+        self.runtime: Runtime = open_runtime(command["runtime"], self.bundle, device, command["precision"])
         self.startup_s = clock() - start
         loaded = _status("RssAnon")
-        self._drawn = Requests(self.bundle.encoder, np.random.default_rng(asked["seed"]))
-        first = [(self._drawn.request(rows), rows) for rows in (1, 64, asked["largest"])]
+        self._drawn = Requests(self.bundle.encoder, np.random.default_rng(command["seed"]))
+        first = [(self._drawn.request(rows), rows) for rows in (1, 64, command["largest"])]
         start = clock()
         peak = _peak_of(lambda: [self._predict(*r, rows) for r, rows in first[:2]])
         self.startup_s += clock() - start
@@ -157,16 +157,16 @@ def main() -> int:
     os.dup2(2, 1)
     opened: PathUnderTest | None = None
     for line in sys.stdin:
-        asked = json.loads(line)
-        do = asked.pop("do")
+        command = json.loads(line)
+        do = command.pop("do")
         try:
             answer: dict[str, Any]
             if do == "open":
-                opened = PathUnderTest(asked)
+                opened = PathUnderTest(command)
                 answer = {"startup_s": opened.startup_s, "peak_bytes": opened.peak_bytes}
             else:
                 assert opened is not None
-                answer = opened.measure(**asked)
+                answer = opened.measure(**command)
         except PolyrecError as e:
             answer = {"error": str(e)}
         except Exception as e:

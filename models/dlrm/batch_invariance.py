@@ -19,7 +19,7 @@ from torch.nn import functional as F
 BLOCK = 4
 """Rows of a dense net's batch, and columns of a decoder's product, are padded to a multiple of this."""
 MULTIPLICATIONS = {torch.float32: 400, torch.bfloat16: 16**3}
-"""By dtype, the most multiplications of a product for which ATen may use its own kernel."""
+"""Maximum multiplications of a product for which ATen may use its own kernel, by dtype."""
 
 
 def min_batch_rows(products: Iterable[int], dtype: torch.dtype) -> int:

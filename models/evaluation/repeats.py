@@ -57,7 +57,7 @@ class Difference:
 
     @property
     def verdict(self) -> Verdict:
-        """As polyrec.models.evaluation.comparison.verdict: better or worse where the interval excludes 0."""
+        """Better or worse if the interval excludes 0, see polyrec.models.evaluation.comparison.verdict."""
         return verdict(self.metric, self.interval)
 
 

@@ -60,13 +60,13 @@ def _check_interaction(
         ("cat", False): vectors * width,
     }
     flags = {key: f"--interaction {key[0]}" + (" --interact-itself" if key[1] else "") for key in gives}
-    asked = (interaction, itself)
-    if gives[asked] == reads:
+    chosen = (interaction, itself)
+    if gives[chosen] == reads:
         return
     fits = [flags[key] for key, n in gives.items() if n == reads]
     offer = "; ".join(f"{flags[key]} gives {n}" for key, n in gives.items())
     raise weights.error(
-        f"top_l.0.weight reads {reads} numbers a row, {flags[asked]} gives {gives[asked]}; "
+        f"top_l.0.weight reads {reads} numbers a row, {flags[chosen]} gives {gives[chosen]}; "
         + (
             f"it fits {fits[0]}: say so"
             if fits

@@ -2,7 +2,8 @@
 
 `run` takes host arrays and copies them to the device; with bound pointers ONNX Runtime reads the output of
 the embedding stage in place. Both use one stream of the device, so that neither waits for the other; only the
-copy of the answers waits. On the CPU nothing is copied either way, and `run` is cheaper (docs/tiers.md).
+copy of the answers waits. On the CPU nothing is copied either way, and `run` is cheaper
+(docs/results/tiers.md).
 """
 
 from __future__ import annotations

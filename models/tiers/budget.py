@@ -16,7 +16,9 @@ from polyrec.models.tiers.disk.row_cache import ROW_INDEX_BYTES
 from polyrec.models.tiers.placement import PAGE_BYTES, TierCuts
 
 CACHE_SHARE = 0.1
-"""Share of the host's budget for the cache: between 0.05 and 0.2 hit rates differ little (docs/tiers.md)."""
+"""Share of the host's budget for the cache: between 0.05 and 0.2 hit rates differ little
+(docs/results/tiers.md).
+"""
 
 
 @dataclass(frozen=True, slots=True)

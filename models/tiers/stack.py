@@ -207,18 +207,18 @@ class TierStack:
         start = clock()
         remote_rows = where.at(away)
         tables, ids = self.tiers.layout.table[remote_rows.segment], view.remote_ids[remote_rows.local]
-        fetching = remote.send(tables, ids)
-        asked = clock()
+        pending = remote.send(tables, ids)
+        sent = clock()
         try:
             self._stored(counters, where, out)
         except BaseException:
-            remote.abandon(fetching)
+            remote.abandon(pending)
             raise
-        waited = clock()
-        values, found = remote.receive(fetching)
+        gathered = clock()
+        values, found = remote.receive(pending)
         out.index_copy_(0, torch.from_numpy(away), torch.from_numpy(values).view(self.tiers.row_format.unit))
         with self._count:
-            counters.seconds["remote"] += clock() - waited + asked - start
+            counters.seconds["remote"] += clock() - gathered + sent - start
             counters.miss(remote_rows.segment[~found])
         return away[~found]
 

@@ -68,7 +68,7 @@ class FusedLookups:
         self._out = torch.empty((0, stack.tiers.row_format.width), device=self._hot.device)
         cuda: Any = torch.cuda
         self._copying = cuda.Stream(self._hot.device) if self._cuda else None
-        self._timing: deque[_Timed] = deque()
+        self._timing: deque[_PendingBatch] = deque()
         self._plan: DevicePlan | None = None
         self._planned = planned
         self._near = stack.tiers.layout.tier == DEVICE
@@ -76,7 +76,7 @@ class FusedLookups:
         if self._reaches_host and can_plan(stack.tiers.layout):
             self._plan = DevicePlan(stack.tiers.layout, stack.tiers.slab, self._hot.device)
         if can_fuse(stack):
-            with self._here():
+            with self._device_context():
                 self._compile()
 
     def _compile(self) -> None:
@@ -85,7 +85,7 @@ class FusedLookups:
         none, bags = np.zeros(2, np.int64), np.arange(2)
         out = torch.empty((2, row_format.width), device=hot.device)
         for offsets, scale in ((None, None), (np.arange(3), None), (np.arange(3), np.ones(2, np.float32))):
-            there = self._there(LookupBags(none, offsets, scale, ((0, 0), (1, 2))), none, bags)
+            there = self._to_device(LookupBags(none, offsets, scale, ((0, 0), (1, 2))), none, bags)
             self._sum(there, hot, there.which[0], out)
             if self._reaches_host:
                 self._sum(there, slab, None, out)
@@ -97,10 +97,10 @@ class FusedLookups:
         Raises OSError if a page of the disk tier cannot be read.
         """
         slots = bags_in_slot_order(lookups)
-        with self._here():
+        with self._device_context():
             return self._vectors(view, slots)
 
-    def _here(self) -> AbstractContextManager[Any]:
+    def _device_context(self) -> AbstractContextManager[Any]:
         """Makes the rows' device current for kernels, events and streams."""
         cuda: Any = torch.cuda
         context: AbstractContextManager[Any] = cuda.device_of(self._hot)
@@ -143,13 +143,13 @@ class FusedLookups:
     def _in_place(self, slots: LookupBags, out: Tensor) -> None:
         assert self._plan is not None
         begun = self._mark()
-        there = self._there(slots, slots.rows)
+        there = self._to_device(slots, slots.rows)
         codes, counts = self._plan.codes(there.rows)
         self._sum(replace(there, rows=codes), self.stack.tiers.slab.view, None, out)
-        told = torch.empty(counts.shape, dtype=torch.int64, pin_memory=self._cuda)
-        told.copy_(counts, non_blocking=True)
+        counts_copy = torch.empty(counts.shape, dtype=torch.int64, pin_memory=self._cuda)
+        counts_copy.copy_(counts, non_blocking=True)
         self.batches_by_transfer[DIRECT] += 1
-        self._timing.append(_Timed(DIRECT, slots.rows.size, told, begun, self._mark()))
+        self._timing.append(_PendingBatch(DIRECT, slots.rows.size, counts_copy, begun, self._mark()))
 
     def _read(
         self,
@@ -164,20 +164,20 @@ class FusedLookups:
         cold = where.tier != DEVICE
         cold[changed] = True
         misses = np.flatnonzero(cold)
-        mode = self._way(where, misses, changed)
+        mode = self._choose_mode(where, misses, changed)
         self.batches_by_transfer[mode] += 1
         begun = self._mark()
         if mode == DIRECT:
             slab = self.stack.tiers.slab
             codes = np.where(cold, -1 - slab.of_rows(where.local), where.local)
-            self._sum(self._there(slots, codes), slab.view, None, out)
+            self._sum(self._to_device(slots, codes), slab.view, None, out)
             lost = misses[:0]
         else:
             lost = self._copied(slots, out, where, misses, below)
-        self._timing.append(_Timed(mode, slots.rows.size, misses.size, begun, self._mark()))
+        self._timing.append(_PendingBatch(mode, slots.rows.size, misses.size, begun, self._mark()))
         return lost
 
-    def _way(self, where: RowLocations, misses: I64, changed: I64) -> int:
+    def _choose_mode(self, where: RowLocations, misses: I64, changed: I64) -> int:
         if not misses.size:
             return DIRECT
         # cached pages may be evicted and updates are in no tier yet: only host rows are read in place
@@ -198,7 +198,7 @@ class FusedLookups:
         codes[misses] = -1 - np.arange(misses.size)
         touched = slots.having(misses)
         popular, rest = np.flatnonzero(~touched), np.flatnonzero(touched)
-        there = self._there(slots, codes, popular, rest)
+        there = self._to_device(slots, codes, popular, rest)
         self._sum(there, self._hot, there.which[0], out)
         staged = torch.empty((misses.size, row_format.units), dtype=row_format.unit, pin_memory=self._cuda)
         lost = below(misses, staged)
@@ -213,12 +213,12 @@ class FusedLookups:
         self._sum(there, copied, there.which[1], out)
         return misses[lost]
 
-    def _sum(self, there: _There, cold: Tensor, which: Tensor | None, out: Tensor) -> None:
+    def _sum(self, there: _DeviceArrays, cold: Tensor, which: Tensor | None, out: Tensor) -> None:
         if which is None or which.numel():
             row_format = self.stack.tiers.row_format
             sums(row_format, self._hot, cold, there.rows, there.offsets, there.scale, which, out)
 
-    def _there(self, slots: LookupBags, codes: I64, *which: I64) -> _There:
+    def _to_device(self, slots: LookupBags, codes: I64, *which: I64) -> _DeviceArrays:
         """Copies the kernel's index arrays to the device, in one transfer from pinned memory."""
         parts = [codes, *([] if slots.offsets is None else [slots.offsets]), *which]
         device = self._hot.device
@@ -234,7 +234,7 @@ class FusedLookups:
         else:
             tensors = [torch.from_numpy(p) for p in parts]
         offsets = None if slots.offsets is None else tensors[1]
-        return _There(tensors[0], offsets, scale, tuple(tensors[1 if offsets is None else 2 :]))
+        return _DeviceArrays(tensors[0], offsets, scale, tuple(tensors[1 if offsets is None else 2 :]))
 
     def _mark(self) -> Any:
         """Marks the current time on the device: a CUDA event, or a clock reading on the CPU."""
@@ -268,7 +268,7 @@ class FusedLookups:
 
 
 @dataclass(frozen=True, slots=True)
-class _Timed:
+class _PendingBatch:
     """A batch in progress. misses: their number, or a tensor that receives the look-ups of each range."""
 
     mode: int
@@ -279,7 +279,7 @@ class _Timed:
 
 
 @dataclass(frozen=True, slots=True)
-class _There:
+class _DeviceArrays:
     rows: Tensor
     offsets: Tensor | None
     scale: Tensor | None

@@ -57,7 +57,7 @@ class Node:
             if self._idle:
                 return self._idle.pop()
         try:
-            return self.dial(timeout_s)
+            return self.open_link(timeout_s)
         except OSError:
             return None
 
@@ -65,7 +65,7 @@ class Node:
         """Opens a connection outside of the pool. Raises OSError."""
         return Link(self.url, timeout_s, self._login)
 
-    def dial(self, timeout_s: float) -> PooledLink:
+    def open_link(self, timeout_s: float) -> PooledLink:
         """Opens a connection. Raises OSError, counted as a failure."""
         with self._lock:
             generation = self._generation

@@ -63,7 +63,7 @@ class NodeRequest:
     part: NodeRows
     pooled: PooledLink
     exchange: Exchange
-    taken: RowReplies
+    replies: RowReplies
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,7 +108,7 @@ class RemoteTier:
         self._routes = Routes({url: seed})
         # a server that does not answer is retried in the background
         with contextlib.suppress(OSError):
-            seed.give_back(seed.dial(WRITE_TIMEOUT_S))
+            seed.give_back(seed.open_link(WRITE_TIMEOUT_S))
             self._discover(WRITE_TIMEOUT_S)
 
     @property
@@ -200,26 +200,26 @@ class RemoteTier:
         self, part: NodeRows, pooled: PooledLink, tables: I64, ids: I64, arrays: bool = False
     ) -> NodeRequest:
         """Sends the request for a part's rows. arrays: use MGET."""
-        taken = RowReplies.nothing(part.rows.size, self.fallback.shape[1])
+        replies = RowReplies.nothing(part.rows.size, self.fallback.shape[1])
         counts, keyed = self._keyed(tables[part.rows], ids[part.rows])
         if arrays:
             data = b"".join(command(b"MGET", key) for key in keyed)
-            reading = pooled.link.rows_of_arrays(taken, counts)
+            reading = pooled.link.rows_of_arrays(replies, counts)
         else:
             data = b"".join(commands(b"GET", key, asking=part.asking) for key in keyed)
-            reading = pooled.link.rows(taken, part.asking)
-        return NodeRequest(part, pooled, Exchange(pooled.link, data, reading), taken)
+            reading = pooled.link.rows(replies, part.asking)
+        return NodeRequest(part, pooled, Exchange(pooled.link, data, reading), replies)
 
     def _set(self, part: NodeRows, pooled: PooledLink, tables: I64, ids: I64, values: Bytes) -> NodeRequest:
         """Sends new values of a part's rows."""
-        taken = RowReplies.nothing(part.rows.size, 0)
+        replies = RowReplies.nothing(part.rows.size, 0)
         counts, keyed = self._keyed(tables[part.rows], ids[part.rows])
         split = np.split(values[part.rows], np.cumsum(counts)[:-1])
         data = b"".join(
             commands(b"SET", key, own, asking=part.asking) for key, own in zip(keyed, split, strict=True)
         )
-        reading = pooled.link.acknowledged(taken, part.asking)
-        return NodeRequest(part, pooled, Exchange(pooled.link, data, reading), taken)
+        reading = pooled.link.acknowledged(replies, part.asking)
+        return NodeRequest(part, pooled, Exchange(pooled.link, data, reading), replies)
 
     def _keyed(self, tables: I64, ids: I64) -> tuple[list[int], list[Bytes]]:
         """Returns the number of rows of each table that occurs, and their keys. tables: sorted."""
@@ -236,9 +236,9 @@ class RemoteTier:
         finish([request.exchange for request in requests], until_s)
         elsewhere: list[NodeRows] = []
         for request in requests:
-            taken, node, error = request.taken, request.part.node, request.exchange.error
-            there = request.part.rows[taken.found]
-            rows[there] = taken.values[taken.found]
+            replies, node, error = request.replies, request.part.node, request.exchange.error
+            there = request.part.rows[replies.found]
+            rows[there] = replies.values[replies.found]
             found[there] = True
             elsewhere += self._redirected(request)
             if error is None:
@@ -250,7 +250,7 @@ class RemoteTier:
     def _redirected(self, request: NodeRequest) -> list[NodeRows]:
         """Returns the redirected rows of a request by target server."""
         where: dict[tuple[str, bool], list[int]] = {}
-        for place, message in request.taken.errors:
+        for place, message in request.replies.errors:
             redirect = ELSEWHERE.fullmatch(message)
             if redirect is not None:
                 word, host, port = redirect.groups()
@@ -272,7 +272,7 @@ class RemoteTier:
                     raise RespError(f"the store at {part.node.place} does not answer")
                 target = part.node, part.asking
                 if target not in links:
-                    links[target] = part.node.dial(REPAIR_TIMEOUT_S)
+                    links[target] = part.node.open_link(REPAIR_TIMEOUT_S)
                 requests.append(self._set(part, links[target], tables, ids, values))
             finish([request.exchange for request in requests], clock() + WRITE_TIMEOUT_S)
             parts, message = [], b"no server of the cluster has their slots"
@@ -281,9 +281,9 @@ class RemoteTier:
                 if error is not None:
                     node.failed(error, request.pooled)
                     raise RespError(f"the store at {node.place} failed: {error}")
-                stored += int(request.taken.found.sum())
+                stored += int(request.replies.found.sum())
                 parts += self._redirected(request)
-                message = next((message for _, message in request.taken.errors), message)
+                message = next((message for _, message in request.replies.errors), message)
             if stored == ids.size:
                 return
             if stored + sum(part.rows.size for part in parts) < ids.size:

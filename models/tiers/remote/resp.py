@@ -193,33 +193,33 @@ class Link:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def rows_of_arrays(self, taken: RowReplies, counts: Sequence[int]) -> Reading[None]:
+    def rows_of_arrays(self, replies: RowReplies, counts: Sequence[int]) -> Reading[None]:
         """Parses replies of MGETs with these numbers of rows."""
         start = place = 0
         for count in counts:
             line, place = yield from self._line(place)
             if line != b"*%d" % count:
                 raise RespError(f"the store answered {_said(line)}")
-            place = yield from self._rows(taken, start, start + count, place, 0)
+            place = yield from self._rows(replies, start, start + count, place, 0)
             start += count
 
-    def rows(self, taken: RowReplies, asking: bool = False) -> Reading[None]:
+    def rows(self, replies: RowReplies, asking: bool = False) -> Reading[None]:
         """Parses replies of GETs, one per row. asking: each is preceded by that of ASKING."""
-        yield from self._rows(taken, 0, len(taken.values), 0, int(asking))
+        yield from self._rows(replies, 0, len(replies.values), 0, int(asking))
 
-    def acknowledged(self, taken: RowReplies, asking: bool = False) -> Reading[None]:
+    def acknowledged(self, replies: RowReplies, asking: bool = False) -> Reading[None]:
         """Parses replies of SETs, one per row; `found` are the stored ones."""
-        yield from self._records(taken, 0, len(taken.found), 0, int(asking), b"+OK\r\n", 0)
+        yield from self._records(replies, 0, len(replies.found), 0, int(asking), b"+OK\r\n", 0)
 
     def close(self) -> None:
         self._socket.close()
 
-    def _rows(self, taken: RowReplies, start: int, stop: int, place: int, before: int) -> Reading[int]:
-        size = taken.values.shape[1]
-        return (yield from self._records(taken, start, stop, place, before, b"$%d\r\n" % size, size))
+    def _rows(self, replies: RowReplies, start: int, stop: int, place: int, before: int) -> Reading[int]:
+        size = replies.values.shape[1]
+        return (yield from self._records(replies, start, stop, place, before, b"$%d\r\n" % size, size))
 
     def _records(
-        self, taken: RowReplies, start: int, stop: int, place: int, before: int, good: bytes, size: int
+        self, replies: RowReplies, start: int, stop: int, place: int, before: int, good: bytes, size: int
     ) -> Reading[int]:
         """Parses replies that begin with `good`, followed by `size` bytes, of rows `start` to `stop`.
 
@@ -238,8 +238,8 @@ class Link:
                 wrong = np.flatnonzero((seen[:, : len(head)] != first).any(axis=1))
                 right = int(wrong[0]) if wrong.size else whole
                 if size:
-                    taken.values[done : done + right] = seen[:right, value]
-                taken.found[done : done + right] = True
+                    replies.values[done : done + right] = seen[:right, value]
+                replies.found[done : done + right] = True
                 del seen
                 done += right
                 place += right * record
@@ -252,7 +252,7 @@ class Link:
                 _, place = yield from self._line(place)
             line, place = yield from self._line(place)
             if line[:1] == b"-":
-                taken.errors.append((done, line[1:]))
+                replies.errors.append((done, line[1:]))
             elif line[:1] != b"$":
                 raise RespError(f"the store answered {_said(line)}")
             elif (length := int(line[1:])) >= 0:

@@ -16,7 +16,7 @@ SLOTS, DENSE = 5, 3
 
 
 def counted(shape: Architecture, dense: int) -> int:
-    """What torch's own counter sees in the products of one row."""
+    """Counts the products of one row with torch's FLOP counter."""
     slots = PerBlock(0, SLOTS)
     net = DenseNet(shape, PerBlock(0, dense), slots).eval()
     with FlopCounterMode(display=False) as counter, torch.no_grad():

@@ -39,7 +39,7 @@ class Request:
     ids: list[list[list[int]]]
 
     def bags(self) -> dict[str, tuple[I64, I64]]:
-        """As the inference protocol carries them."""
+        """Returns the inputs in the format of the inference protocol."""
         return {
             f"c{i}": (
                 np.array([one for row in rows for one in row], np.int64),

@@ -1,4 +1,4 @@
-"""What the inverse keyed jagged form means, said in torchrec's terms, where torchrec is installed."""
+"""The inverse keyed jagged form against torchrec's KeyedJaggedTensor, where torchrec is installed."""
 
 from __future__ import annotations
 

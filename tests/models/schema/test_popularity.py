@@ -38,7 +38,7 @@ def everything_trains(data: pa.RecordBatch) -> np.ndarray[Any, np.dtype[np.int8]
 
 
 def accesses(schema: Schema, table: str, rows: Sequence[Row], served: bool = False) -> Counter[Any]:
-    """What each feature of a table looks up: row by row, or as served, a context once a request."""
+    """Yields the look-ups of each feature of a table: per row, or as served, a context once per request."""
     counter: Counter[Any] = Counter()
     for before, row in zip((None, *rows), rows, strict=False):
         again = before is not None and before["request"] == row["request"]

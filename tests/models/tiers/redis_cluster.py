@@ -61,7 +61,7 @@ class RedisCluster:
 
     @property
     def url(self) -> str:
-        """Of one of them."""
+        """URL of one server."""
         return self.nodes[0].url
 
     def send(self, node: int, *words: str) -> Answer:
@@ -90,7 +90,7 @@ class RedisCluster:
         return [key.decode() for key in keys if isinstance(key, bytes)]
 
     def refused(self, kind: str) -> int:
-        """How often all of them have answered with such an error."""
+        """Number of such error replies of all servers."""
         count = 0
         for i in range(len(self.nodes)):
             for line in self._told(i, "errorstats").decode().splitlines():

@@ -95,7 +95,7 @@ def test_batches_of_whole_requests_share_their_contexts(data: dict[str, EncodedR
 def test_ids_hidden_in_a_context_are_hidden_from_all_its_rows(
     data: dict[str, EncodedRows], bundle: Bundle
 ) -> None:
-    """What is drawn is drawn a context, so hiding keeps contexts shared; exploded, training is the same."""
+    """Ids are dropped per context, so contexts stay shared; exploded, training is the same."""
     hide = make_id_dropout(bundle.encoder, 0.5, 10)
     assert hide is not None
     shared = data["packed"]

@@ -111,7 +111,7 @@ def test_encoded_packed_rows_are_the_plain_ones_with_contexts_shared(
 def test_a_packed_file_is_read_with_another_schema_that_its_columns_fit(
     small: Schema, write: Write, tmp_path: Path
 ) -> None:
-    """What was shared is a candidate's feature here: contexts cannot be shared, rows are the same."""
+    """A shared column is a candidate feature here, so contexts cannot be shared; rows are the same."""
     rows = rows_of(5, 3)
     packed(rows, small, write, tmp_path / "p")
     features = [

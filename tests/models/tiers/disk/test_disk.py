@@ -29,7 +29,7 @@ def disk(tmp_path: Path) -> Iterator[DiskTier]:
 
 
 def look_up(disk: DiskTier, *pages: int) -> int:
-    """How many pages a batch had to read itself."""
+    """Number of pages that a batch had to read."""
     held = disk.acquire(np.array(pages, np.int64) * 16)
     disk.ready(held)
     disk.release(held)
@@ -85,7 +85,7 @@ def roomy(tmp_path: Path) -> Iterator[DiskTier]:
 
 
 def numbers(disk: DiskTier, held: PinnedRows) -> I64:
-    """Which rows stand where a batch was told to look."""
+    """Reads the row numbers at the addresses of a batch."""
     return disk._slab.view[held.addresses].contiguous().numpy().view(np.int64)[:, 0]
 
 

@@ -59,7 +59,7 @@ def test_within_one_set_it_is_a_cache_of_the_least_recently_used(seed: int) -> N
 
 
 def claimed_one_by_one(cache: RowCache, rows: I64) -> list[tuple[int, int]]:
-    """What `claim` is to give: each row in turn takes the slot of its set that was used longest ago."""
+    """Reference for `claim`: each row in turn takes the least recently used slot of its set."""
     ways = cache._row.shape[1]
     given: list[tuple[int, int]] = []
     for which, row in enumerate(rows.tolist()):

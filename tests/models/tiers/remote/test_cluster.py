@@ -33,7 +33,7 @@ PREFIXES = (f"t{i}:" for i in itertools.count())
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
-    """What is in it stays for the next test: each has a prefix of its own."""
+    """A cluster that keeps its keys between tests; each test has its own prefix."""
     cluster = RedisCluster(tmp_path_factory.mktemp("cluster"))
     yield cluster
     cluster.kill()

@@ -42,7 +42,7 @@ def update_of(table: str, ids: list[int], version: int) -> dict[str, TableUpdate
 
 
 def version_of_rows(stack: TierStack) -> dict[str, list[int]]:
-    """Of every row of each table, by id; checks that it is that row."""
+    """Reads the value of every row of each table by id, and checks that it is that row."""
     rows, found, base = TieredRows(stack), {}, 0
     for i, (table, v) in enumerate(ENCODER.vocabularies.items()):
         got = rows.gather(torch.from_numpy(base + v.rank_of_id)).numpy()
