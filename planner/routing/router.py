@@ -65,15 +65,17 @@ class Router:
             return Rejection(RejectReason.EXPIRED, 0.0, self.state.queue.rows)
         rejection = reading.rejection
         state = self.state
-        if rejection is None or not state.queue.pieces:
+        if rejection is None or not state.queue.pieces or not state.usable:
             return None
         if not reading.covers(size, deadline_s):
             likely_rows = reading.estimated_rows(size)
             if likely_rows == INF:
                 return None
             query = Query(max(1, int(LIKELY_ROWS_FACTOR * likely_rows)), arrival_s, deadline_s)
-            end_s = reading.expected_end_s(arrival_s, now_s, state.front.read_share)
-            excess_s = self.policy.admit(state, query, end_s)
+            excess_s = state.queue.excess_rows(query.rows, False, state.max_queued_rows) / state.total_rate
+            if excess_s <= 0:
+                end_s = reading.expected_end_s(arrival_s, now_s, state.front.read_share)
+                excess_s = self.policy.admit(state, query, end_s)
             if excess_s <= 0:
                 return None
             rejection = Rejection(RejectReason.OVERLOAD, excess_s, state.queue.rows)
@@ -98,7 +100,10 @@ class Router:
             return Rejection(RejectReason.UNAVAILABLE, 1.0, queue.rows)
         excess_rows = queue.excess_rows(rows, query.priority > 0, state.max_queued_rows)
         if excess_rows > 0:
-            return Rejection(RejectReason.OVERLOAD, excess_rows / state.total_rate, queue.rows)
+            rejection = Rejection(RejectReason.OVERLOAD, excess_rows / state.total_rate, queue.rows)
+            if not (query.priority or query.required):
+                self._round.record_rejection(rejection, size, deadline_s, rows)
+            return rejection
         if deadline_s <= now_s:
             return Rejection(RejectReason.EXPIRED, 0.0, queue.rows)
         policy = self.policy
