@@ -100,25 +100,26 @@ class Router:
             return Rejection(RejectReason.UNAVAILABLE, 1.0, queue.rows)
         excess_rows = queue.excess_rows(rows, query.priority > 0, state.max_queued_rows)
         if excess_rows > 0:
-            rejection = Rejection(RejectReason.OVERLOAD, excess_rows / state.total_rate, queue.rows)
-            if not (query.priority or query.required):
-                self._round.record_rejection(rejection, size, deadline_s, rows)
-            return rejection
+            return self._overload(query, excess_rows / state.total_rate, size)
         if deadline_s <= now_s:
             return Rejection(RejectReason.EXPIRED, 0.0, queue.rows)
         policy = self.policy
         excess_s = policy.admit(state, query, end_s)
         if excess_s > 0 and not worth_accepting(state, query, end_s):
             state.loss_backoff.record_loss()
-            rejection = Rejection(RejectReason.OVERLOAD, excess_s, queue.rows)
-            if not (query.priority or query.required):
-                # one that asks for more than others says nothing about them
-                self._round.record_rejection(rejection, size, deadline_s, rows)
-            return rejection
+            return self._overload(query, excess_s, size)
         if policy.binds_at_arrival:
             policy.accepted(state, query, end_s)
         queue.push(query, 0, rows, arrival_s if policy.fifo else deadline_s)
         return None
+
+    def _overload(self, query: Query, excess_s: float, size: float) -> Rejection:
+        """Makes the rejection of a query, and records it for the others of the reading round."""
+        rejection = Rejection(RejectReason.OVERLOAD, excess_s, self.state.queue.rows)
+        if not (query.priority or query.required):
+            # one that asks for more than others says nothing about them
+            self._round.record_rejection(rejection, size, query.deadline_s, query.rows)
+        return rejection
 
     def is_urgent(self, now_s: float) -> bool:
         """Whether the head of the queue has spent too much of its budget to wait for more arrivals."""
