@@ -50,6 +50,25 @@ def read_yaml(file: Path, what: str, error: type[PolyrecError]) -> dict[str, Any
     return _read(file, what, error, "YAML", "a mapping", parse_yaml, YAML_BYTES)
 
 
+def read_shipped(
+    kind: type[Model], name: str | Path, what: str, folder: Path, error: type[PolyrecError]
+) -> Model:
+    """Reads and validates a YAML or JSON file; a bare name means one of `folder`, which ships with Polyrec.
+
+    what: names the kind of file in messages, like "schema". Raises `error`.
+    """
+    file = Path(name)
+    if not file.suffix and not file.exists():
+        file = folder / f"{file.name}.yaml"
+    named = f"{what} '{name}'"
+    try:
+        raw = read_yaml(file, named, error)
+    except FileNotFoundError:
+        shipped = ", ".join(sorted(p.stem for p in folder.glob("*.yaml")))
+        raise error(f"no {what} file '{name}'; shipped {what}s: {shipped}") from None
+    return validate_as(kind, raw, named, error)
+
+
 def read_regular(file: Path, most_bytes: int) -> bytes:
     """Reads a whole file, which must be a regular one: pipes and devices may have no end or block.
 

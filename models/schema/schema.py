@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from polyrec.models.errors import SchemaError
-from polyrec.models.files import Strict, read_yaml, validate_as
+from polyrec.models.files import Strict, read_shipped
 
 Role = Literal["context", "candidate"]
 ROLES: tuple[Role, Role] = ("context", "candidate")
@@ -207,13 +207,4 @@ def load_schema(path: str | Path) -> Schema:
 
     Raises SchemaError, in one line that names the key and the offense.
     """
-    file = Path(path)
-    if not file.suffix and not file.exists():
-        file = BUILT_IN / f"{file.name}.yaml"
-    what = f"schema '{path}'"
-    try:
-        raw = read_yaml(file, what, SchemaError)
-    except FileNotFoundError:
-        shipped = ", ".join(sorted(p.stem for p in BUILT_IN.glob("*.yaml")))
-        raise SchemaError(f"no schema file '{path}'; shipped schemas: {shipped}") from None
-    return validate_as(Schema, raw, what, SchemaError)
+    return read_shipped(Schema, path, "schema", BUILT_IN, SchemaError)

@@ -24,7 +24,7 @@ from polyrec.models.embeddings.computed import Encoding
 from polyrec.models.embeddings.cuts import stored_but_largest, stored_within
 from polyrec.models.errors import DataError
 from polyrec.models.evaluation.metrics import Quality, evaluate
-from polyrec.models.files import Strict, one_line, read_yaml, validate_as
+from polyrec.models.files import Strict, one_line, read_shipped
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.popularity import Calibration, calibrate
 from polyrec.models.schema.schema import Schema
@@ -88,16 +88,7 @@ class Training(Strict):
 
 def load_training(name: str | Path) -> Training:
     """Reads a recipe file; a bare name means one that ships with Polyrec. Raises DataError."""
-    file = Path(name)
-    if not file.suffix and not file.exists():
-        file = RECIPES / f"{file.name}.yaml"
-    what = f"recipe '{name}'"
-    try:
-        raw = read_yaml(file, what, DataError)
-    except FileNotFoundError:
-        shipped = ", ".join(sorted(p.stem for p in RECIPES.glob("*.yaml")))
-        raise DataError(f"no recipe file '{name}'; shipped recipes: {shipped}") from None
-    return validate_as(Training, raw, what, DataError)
+    return read_shipped(Training, name, "recipe", RECIPES, DataError)
 
 
 def default_training(schema: Schema) -> Training:
