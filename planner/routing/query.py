@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from math import ceil
 from typing import Any
 
 MOST_PRIORITY = 999_999_999
@@ -107,3 +108,8 @@ class Rejection:
     reason: RejectReason
     retry_after_s: float
     queued_rows: int
+
+    @property
+    def retry_header_s(self) -> int:
+        """Whole seconds for Retry-After, at least 1."""
+        return max(1, ceil(self.retry_after_s))

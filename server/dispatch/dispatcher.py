@@ -144,9 +144,7 @@ class Dispatcher:
             control.start(loop)
         rejected = self.router.offer(query, clock(), size)
         if rejected is not None:
-            if rejected.reason is RejectReason.EXPIRED:
-                raise DeadlinePassed(budget_s)
-            raise rejection(rejected.reason, max(1, math.ceil(rejected.retry_after_s)))
+            raise rejection(rejected.reason, rejected.retry_header_s, budget_s)
         query.payload = QueryPayload(rows, Pending(outbox), trace=trace)
         if self._prefetcher is not None and None not in self._active:
             self._prefetcher.request(self._last_path, rows)
@@ -420,12 +418,12 @@ class Dispatcher:
         self._schedule_dispatch()
 
 
-def rejection(reason: RejectReason, retry_after_s: int) -> RequestError:
-    """The error for a query that the router rejects."""
+def rejection(reason: RejectReason, retry_after_s: int, budget_s: float | None = None) -> RequestError:
+    """The error for a query that the router rejects. budget_s: named in the message, if given."""
     if reason is RejectReason.UNAVAILABLE:
         return NotReady("no lane is alive; they are being restarted")
     if reason is RejectReason.EXPIRED:
-        return DeadlinePassed()
+        return DeadlinePassed(budget_s)
     return Overloaded(retry_after_s)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -297,7 +296,7 @@ class HotEndpoint:
         rejected = serving.dispatcher.reject_early(arrival_s, budget_s, size, now_s)
         if rejected is None:
             return None
-        outcome, reply = _rejection(rejected.reason, max(1, math.ceil(rejected.retry_after_s)))
+        outcome, reply = _rejection(rejected.reason, rejected.retry_header_s)
         engine.without_path[codec.endpoint].finished(outcome, now_s - arrival_s)
         serving.statistics.failed(now_s - arrival_s)
         if engine.tracer is not None:
