@@ -2,7 +2,7 @@
 
     manifest.json            schema, representation, architecture, metrics, checksums
     embeddings.safetensors   rows of all tables, in popularity order
-    net.safetensors          the dense net
+    net.safetensors          the dense net (with nested widths: one for each)
     vocabulary.safetensors   values, ids and ranks of every table
 
 A bundle is written under a temporary name and renamed, so that it appears atomically. Loading verifies every
@@ -19,9 +19,8 @@ import math
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from functools import cached_property
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as distribution_version
 from pathlib import Path
@@ -33,6 +32,14 @@ from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import save_file
 from torch import Tensor
 
+from polyrec.models.bundle.assembly import (
+    build_net,
+    build_stage,
+    checked_width,
+    head_at,
+    rows_at,
+    shape_at,
+)
 from polyrec.models.bundle.held_files import HeldFiles, HoldError, hold_files
 from polyrec.models.bundle.manifest import (
     EMBEDDINGS,
@@ -45,11 +52,12 @@ from polyrec.models.bundle.manifest import (
     Manifest,
     StandardEntry,
     read_manifest,
+    test_split,
     to_json_with_checksum,
 )
 from polyrec.models.bundle.probe import find_non_finite_row
-from polyrec.models.dlrm.dlrm import DLRM, DenseNet, dense_slots
-from polyrec.models.dlrm.representation import Representation, stage_from_tensors
+from polyrec.models.dlrm.dlrm import DLRM, Architecture, DenseNet
+from polyrec.models.dlrm.representation import Representation
 from polyrec.models.embeddings.stage import Stage
 from polyrec.models.errors import BundleError, PolyrecError
 from polyrec.models.files import atomic_path, validate_as
@@ -64,55 +72,85 @@ FILES = frozenset((MANIFEST, *NUMBERS))
 class Bundle:
     """A verified bundle. Models built from it share its mapped tensors.
 
-    path: where it was loaded from; the folder may have been replaced since. files: its open files.
+    path: where it was loaded from; the folder may have been replaced since. files: its open files. rows: the
+    mapped tensors of the embedding stage. width: one of nested widths, at which it is an ordinary model whose
+    rows are the first columns; None: all widths, of which the widest serves.
     """
 
     path: Path
     files: HeldFiles
     manifest: Manifest
     encoder: Encoder
-
-    @cached_property
-    def _rows(self) -> dict[str, Tensor]:
-        return map_tensors(self.files, EMBEDDINGS)
+    rows: Mapping[str, Tensor] = field(compare=False, repr=False)
+    width: int | None = None
 
     @property
     def name(self) -> str:
-        """The representation, as paths name it."""
-        return self.manifest.representation.name
+        """The representation and the width, as paths name them: `table`, `table.w16`."""
+        return self.manifest.representation.name + ("" if self.width is None else f".w{self.width}")
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Its nested widths, ascending; empty for a plain model."""
+        return self.manifest.architecture.widths
+
+    @property
+    def shape(self) -> Architecture:
+        """The shape of `net()`."""
+        return shape_at(self.manifest, self.width)
+
+    @property
+    def test_metrics(self) -> Mapping[str, float | int | None]:
+        """Metrics of the test rows, at this width; empty if unknown (imported and derived models)."""
+        return self.manifest.metrics.get(test_split(self.width), {})
+
+    @property
+    def rows_bytes(self) -> int:
+        """Bytes of the embedding stage: its file, or the columns read at a width."""
+        if self.width is None:
+            return self.manifest.files[EMBEDDINGS].bytes
+        return _bytes(rows_at(self.manifest, self.rows, self.width))
+
+    @property
+    def net_bytes(self) -> int:
+        """Bytes of the dense net: its file, or the head of a width."""
+        if self.width is None:
+            return self.manifest.files[NET].bytes
+        return _bytes(head_at(self.manifest, map_tensors(self.files, NET), self.width))
 
     @property
     def bytes(self) -> int:
         """Bytes of rows and net, without the vocabulary."""
-        return sum(self.manifest.files[f].bytes for f in (EMBEDDINGS, NET))
+        return self.rows_bytes + self.net_bytes
+
+    def at_width(self, width: int | None) -> Bundle:
+        """Returns the same bundle at another width. Raises BundleError if it has no such width."""
+        return replace(self, width=checked_width(self.manifest, width, self.path))
+
+    def by_width(self) -> tuple[Bundle, ...]:
+        """The bundle at each of its nested widths; itself for a plain model or one that is at a width."""
+        return tuple(self.at_width(w) for w in self.widths) if self.width is None and self.widths else (self,)
 
     def stage(self) -> Stage:
         """A new embedding stage over the mapped rows."""
-        m = self.manifest
-        return stage_from_tensors(m.representation, m.schema_, self.encoder.vocabularies, self._rows)
+        return build_stage(self.manifest, self.encoder.vocabularies, self.rows, self.width)
 
     def net(self) -> DenseNet:
-        """A new dense net, ready to evaluate."""
-        return net_from_tensors(self.manifest, self.stage(), map_tensors(self.files, NET))
+        """A new dense net (of nested widths the widest, unless at another), ready to evaluate."""
+        tensors = head_at(self.manifest, map_tensors(self.files, NET), self.width)
+        return build_net(self.shape, self.manifest, self.stage(), tensors).heads[-1]
 
     def model(self) -> DLRM:
-        """A new model, ready to evaluate."""
+        """A new model, ready to evaluate; nested if the bundle is, unless at a width."""
         stage = self.stage()
-        return DLRM(stage, net_from_tensors(self.manifest, stage, map_tensors(self.files, NET))).eval()
+        if self.width is not None:
+            return DLRM(stage, self.net()).eval()
+        tensors = map_tensors(self.files, NET)
+        return DLRM(stage, build_net(self.manifest.architecture, self.manifest, stage, tensors)).eval()
 
 
-def net_from_tensors(manifest: Manifest, stage: Stage, tensors: Mapping[str, Tensor]) -> DenseNet:
-    """Builds the dense net from tensors, ready to evaluate. Raises RuntimeError if their shapes differ."""
-
-    def net() -> DenseNet:
-        return DenseNet(manifest.architecture, dense_slots(manifest.schema_), stage.slots)
-
-    with torch.device("meta"):
-        # no memory is allocated before the manifest's shapes are known to match the file
-        net().load_state_dict(tensors, assign=True)
-    built = net()
-    built.load_state_dict(tensors)
-    return built.eval()
+def _bytes(tensors: Mapping[str, Tensor]) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors.values())
 
 
 def write_bundle(
@@ -223,7 +261,8 @@ def load_bundle(path: str | Path) -> Bundle:
             {k: v.numpy() for k, v in arrays.items()}, manifest.vocabularies
         )
         standards = {n: Standard(s.mean, s.deviation) for n, s in manifest.standards.items()}
-        bundle = Bundle(files.folder, files, manifest, Encoder(manifest.schema_, vocabularies, standards))
+        encoder = Encoder(manifest.schema_, vocabularies, standards)
+        bundle = Bundle(files.folder, files, manifest, encoder, map_tensors(files, EMBEDDINGS))
         model = bundle.model()
     except (KeyError, ValueError, RuntimeError, MemoryError, PolyrecError) as e:
         raise BundleError(f"bundle '{path}' contradicts itself: {' '.join(str(e).split())}") from None

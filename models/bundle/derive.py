@@ -60,6 +60,9 @@ def quantize_bundle(bundle: Bundle, precision: Precision) -> tuple[DLRM, Represe
     representation = bundle.manifest.representation
     if representation.precision != "fp32":
         raise BundleError(f"'{bundle.path}' has {representation.precision} rows; quantize from fp32")
+    odd = [width for width in bundle.widths if width % 2]
+    if odd and precision == "int4":
+        raise BundleError(f"'{bundle.path}': int4 packs two numbers a byte: a width of {odd[0]} is odd")
     state = bundle.stage().state_dict()
     try:
         tensors = {n: quantize(t, precision) if n.endswith("store.weight") else t for n, t in state.items()}
@@ -71,7 +74,7 @@ def quantize_bundle(bundle: Bundle, precision: Precision) -> tuple[DLRM, Represe
 
 def _with_stage(bundle: Bundle, new: Representation, tensors: Mapping[str, Tensor]) -> DLRM:
     schema, vocabularies = bundle.manifest.schema_, bundle.encoder.vocabularies
-    return DLRM(stage_from_tensors(new, schema, vocabularies, tensors), bundle.net()).eval()
+    return DLRM(stage_from_tensors(new, schema, vocabularies, tensors), bundle.model().net).eval()
 
 
 def _computed_part(bundle: Bundle, stage: object) -> ComputedStage:

@@ -82,6 +82,18 @@ class Manifest(Strict):
     files: dict[str, FileDigest]
     sha256: str | None = None
 
+    @model_validator(mode="after")
+    def _widths_are_whole_bytes(self) -> Manifest:
+        odd = [width for width in self.architecture.widths if width % 2]
+        if odd and self.representation.precision == "int4":
+            raise ValueError(f"int4 packs two numbers a byte: a width of {odd[0]} is odd")
+        return self
+
+
+def test_split(width: int | None) -> str:
+    """Key of `Manifest.metrics` for the test rows: of one of nested widths, None: of the whole model."""
+    return "test" if width is None else f"test.w{width}"
+
 
 def checksum(raw: dict[str, Any]) -> str:
     """Computes the `sha256` of a manifest's JSON object; a value already at that key is ignored."""

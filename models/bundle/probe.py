@@ -39,7 +39,7 @@ def find_non_finite_row(model: DLRM, encoder: Encoder) -> str | None:
         return None  # a table without rows cannot be looked up
     batch = probe(encoder)
     with torch.inference_mode(), _finite_outputs(model) as finite:
-        model(batch)
+        model.logits(batch)
     rows = torch.stack([layer.flatten(1).all(1).cpu() for layer in finite]).all(0)
     return None if rows.all() else f"a row of {ROWS[int(rows.int().argmin())]} has no finite answer"
 

@@ -6,19 +6,19 @@ read. Opening a bundle that another process has open is fast, because its mapped
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from polyrec.models.bundle.bundle import map_tensors, net_from_tensors
+from polyrec.models.bundle.assembly import build_net, build_stage, checked_width, head_at, shape_at
+from polyrec.models.bundle.bundle import map_tensors
 from polyrec.models.bundle.held_files import HeldFiles
 from polyrec.models.bundle.manifest import EMBEDDINGS, MANIFEST, NET, VOCABULARY, Manifest, read_manifest
 from polyrec.models.dlrm.dlrm import DenseNet
-from polyrec.models.dlrm.representation import stage_from_tensors
 from polyrec.models.embeddings.stage import Stage
 from polyrec.models.errors import BundleError
 
@@ -41,24 +41,27 @@ class StoredRanks:
 
 @dataclass(frozen=True)
 class BundleWeights:
-    """The stage and the dense net of a bundle."""
+    """The stage and the dense net of a bundle. width: see polyrec.models.bundle.bundle.Bundle."""
 
     files: HeldFiles
     manifest: Manifest
     ranks: dict[str, StoredRanks]
+    rows: Mapping[str, Tensor]
+    width: int | None = None
 
-    @cached_property
-    def _rows(self) -> dict[str, Tensor]:
-        return map_tensors(self.files, EMBEDDINGS)
+    def at_width(self, width: int | None) -> BundleWeights:
+        """Returns the same weights at another width. Raises BundleError if there is no such width."""
+        return replace(self, width=checked_width(self.manifest, width, self.files.folder))
 
     def stage(self) -> Stage:
         """A new embedding stage over the mapped rows."""
-        m = self.manifest
-        return stage_from_tensors(m.representation, m.schema_, self.ranks, self._rows)
+        return build_stage(self.manifest, self.ranks, self.rows, self.width)
 
     def net(self) -> DenseNet:
         """A new dense net, ready to evaluate."""
-        return net_from_tensors(self.manifest, self.stage(), map_tensors(self.files, NET))
+        tensors = head_at(self.manifest, map_tensors(self.files, NET), self.width)
+        shape = shape_at(self.manifest, self.width)
+        return build_net(shape, self.manifest, self.stage(), tensors).heads[-1]
 
 
 def open_weights(files: HeldFiles, version: str) -> BundleWeights:
@@ -73,6 +76,5 @@ def open_weights(files: HeldFiles, version: str) -> BundleWeights:
             f"it has version {manifest.version}, {version} is served; reload it"
         )
     stored = map_tensors(files, VOCABULARY)
-    return BundleWeights(
-        files, manifest, {t: StoredRanks(stored[f"{t}.rank_of_id"]) for t in manifest.vocabularies}
-    )
+    ranks = {t: StoredRanks(stored[f"{t}.rank_of_id"]) for t in manifest.vocabularies}
+    return BundleWeights(files, manifest, ranks, map_tensors(files, EMBEDDINGS))

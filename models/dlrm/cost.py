@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 
 from polyrec.models.bundle.bundle import Bundle
-from polyrec.models.bundle.manifest import EMBEDDINGS, NET
 from polyrec.models.dlrm.context_once import ContextOnce, first_layer
 from polyrec.models.dlrm.dlrm import Architecture, DenseNet
 from polyrec.models.dlrm.interaction import Cross, Dot
@@ -55,9 +54,8 @@ class Bytes:
 def flops(bundle: Bundle) -> Flops:
     """Counts operations per row."""
     stage = bundle.stage()
-    shape = bundle.manifest.architecture
     dense = len(bundle.manifest.schema_.dense)
-    return net_flops(shape, dense, sum(stage.slots), sum(stage.flops))
+    return net_flops(bundle.shape, dense, sum(stage.slots), sum(stage.flops))
 
 
 def net_flops(shape: Architecture, dense: int, slots: int, embedding: int = 0) -> Flops:
@@ -114,9 +112,8 @@ def ranking_net_flops(net: DenseNet) -> RankingFlops:
 
 
 def sizes(bundle: Bundle) -> Bytes:
-    """Returns bytes by file; their total is `bundle.bytes`."""
-    files = bundle.manifest.files
-    return Bytes(files[EMBEDDINGS].bytes, files[NET].bytes)
+    """Returns bytes of rows and net; their total is `bundle.bytes`."""
+    return Bytes(bundle.rows_bytes, bundle.net_bytes)
 
 
 def _products(widths: Sequence[int]) -> int:

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from polyrec.models.dlrm.interaction import Cat, Cross, Dot
@@ -30,18 +30,67 @@ from polyrec.models.transfer import on_device
 Width = Annotated[int, Field(ge=1, le=2**16)]
 """Width of a layer; the limit is far beyond any trained model and bounds memory."""
 Widths = tuple[Width, ...]
+VectorWidth = Annotated[int, Field(ge=1, le=4096)]
+LEAST_HIDDEN = 16
+"""Hidden layers of narrow heads are not scaled below this."""
+HEADS = "heads_by_width"
+"""Prefix of the names of a nested net's tensors: `heads_by_width.16.output.bias`."""
 
 
 class Architecture(Strict):
-    """The shape of a DLRM. Hidden widths only: the bottom MLP ends in `width`, the top MLP in 1."""
+    """The shape of a DLRM. Hidden widths only: the bottom MLP ends in `width`, the top MLP in 1.
 
-    width: Annotated[int, Field(ge=1, le=4096)] = 16
+    widths: of nested vectors, increasing, the last being `width`: the first w columns of a row are a vector
+    of width w, with a dense net (head) of its own. Empty: `width` only.
+    """
+
+    width: VectorWidth = 16
+    widths: Annotated[tuple[VectorWidth, ...], Field(max_length=32)] = ()
     bottom: Widths = (64,)
     top: Widths = (128, 64)
     interaction: Literal["dot", "cat", "cross"] = "dot"
     itself: bool = False
     cross_layers: Annotated[int, Field(ge=1, le=256)] = 3
     cross_rank: Width = 64
+
+    @model_validator(mode="before")
+    @classmethod
+    def _width_is_the_last_of_widths(cls, given: Any) -> Any:
+        if isinstance(given, dict) and "width" not in given:
+            widths = given.get("widths")
+            if widths and isinstance(widths, list | tuple):
+                return given | {"width": widths[-1]}
+        return given
+
+    @model_validator(mode="after")
+    def _widths_increase(self) -> Architecture:
+        if any(a >= b for a, b in pairwise(self.widths)):
+            raise ValueError(f"widths must increase: {list(self.widths)}")
+        if self.widths and self.widths[-1] != self.width:
+            raise ValueError(f"the last of widths {list(self.widths)} must be the width, {self.width}")
+        return self
+
+    @property
+    def blocks(self) -> tuple[tuple[int, int], ...]:
+        """Columns [first, last) that each width adds to the one before it."""
+        ends = self.widths or (self.width,)
+        return tuple(zip((0, *ends[:-1]), ends, strict=True))
+
+    def head(self, width: int) -> Architecture:
+        """The shape of the dense net of one of `widths`: its layers shrink in proportion to the width."""
+
+        def scaled(size: int) -> int:
+            return min(size, max(LEAST_HIDDEN, -(-size * width // self.width)))
+
+        return Architecture(
+            width=width,
+            bottom=tuple(map(scaled, self.bottom)),
+            top=tuple(map(scaled, self.top)),
+            interaction=self.interaction,
+            itself=self.itself,
+            cross_layers=self.cross_layers,
+            cross_rank=scaled(self.cross_rank),
+        )
 
 
 class Inputs(NamedTuple):
@@ -89,6 +138,11 @@ class DenseNet(nn.Module):
         self.top = mlp((joined, *shape.top), dropout)
         self.output = nn.Linear((joined, *shape.top)[-1], 1)
 
+    @property
+    def heads(self) -> tuple[DenseNet, ...]:
+        """The dense net of each width."""
+        return (self,)
+
     def forward(self, inputs: Inputs) -> Tensor:
         dense, context = inputs.dense_context, inputs.context
         if inputs.context_row is not None:
@@ -99,6 +153,33 @@ class DenseNet(nn.Module):
             parts.insert(0, self.bottom(torch.cat((dense, inputs.dense_candidate), dim=1)).unsqueeze(1))
         joined: Tensor = self.interaction(torch.cat(parts, dim=1))
         return self.output(self.top(self.dropout(joined))).squeeze(1)  # type: ignore[no-any-return]
+
+
+class NestedNet(nn.Module):
+    """A dense net for each width of nested vectors; that of width w reads their first w columns.
+
+    Matryoshka representation learning (arXiv 2205.13147) with a head per width. Heads that are slices of one
+    (its MRL-E) lose .0007 to .007 of information gain on MovieLens.
+    """
+
+    def __init__(self, shape: Architecture, dense: PerBlock, slots: PerBlock, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.shape, self.dense, self.slots = shape, dense, slots
+        nets = {str(w): DenseNet(shape.head(w), dense, slots, dropout) for w in shape.widths}
+        self.add_module(HEADS, nn.ModuleDict(nets))
+
+    @property
+    def heads(self) -> tuple[DenseNet, ...]:
+        """The dense net of each width, ascending."""
+        return tuple(self.get_submodule(f"{HEADS}.{w}") for w in self.shape.widths)  # type: ignore[misc]
+
+
+Net = DenseNet | NestedNet
+
+
+def initial_net(shape: Architecture, dense: PerBlock, slots: PerBlock, dropout: float = 0.0) -> Net:
+    """Creates an untrained dense net, nested if the shape has widths."""
+    return (NestedNet if shape.widths else DenseNet)(shape, dense, slots, dropout)
 
 
 def dense_slots(schema: Schema) -> PerBlock:
@@ -120,15 +201,26 @@ def mlp(widths: Sequence[int], dropout: float = 0.0) -> nn.Sequential:
 
 
 class DLRM(nn.Module):
-    """An embedding stage and a dense net. `forward(batch)` gives logits, float32 [rows]."""
+    """An embedding stage and a dense net, plain or nested."""
 
-    def __init__(self, stage: Stage, net: DenseNet) -> None:
+    def __init__(self, stage: Stage, net: Net) -> None:
         super().__init__()
         self.stage = stage
         self.net = net
 
     def forward(self, batch: Batch) -> Tensor:
-        return self.net(inputs_of(batch, self.stage(batch)))  # type: ignore[no-any-return]
+        """Returns logits of the widest head, float32 [rows]."""
+        return self.net.heads[-1](inputs_of(batch, self.stage(batch)))  # type: ignore[no-any-return]
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Returns logits of every head, float32 [heads, rows]; all read the vectors of one gather."""
+        inputs = inputs_of(batch, self.stage(batch))
+        return torch.stack([head(first_columns(inputs, head.shape.width)) for head in self.net.heads])
+
+
+def first_columns(inputs: Inputs, width: int) -> Inputs:
+    """Returns the same inputs with the first `width` columns of each vector."""
+    return inputs._replace(context=inputs.context[..., :width], candidate=inputs.candidate[..., :width])
 
 
 def inputs_of(batch: Batch, vectors: Vectors) -> Inputs:

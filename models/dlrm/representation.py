@@ -23,7 +23,7 @@ from torch import Tensor
 from polyrec.models.dlrm.precision import Precision
 from polyrec.models.embeddings.computed import ComputedStage, Encoding, HybridStage
 from polyrec.models.embeddings.stage import Stage
-from polyrec.models.embeddings.store import FloatRows
+from polyrec.models.embeddings.store import FloatRows, first_columns
 from polyrec.models.embeddings.table import TableStage
 from polyrec.models.files import Strict
 from polyrec.models.schema.schema import Schema
@@ -117,6 +117,23 @@ def stage_from_tensors(
         table = TableStage(schema, rows, tensors["table.store.weight"], precision)
         return HybridStage(table, stage)
     return stage
+
+
+def narrowed(representation: Representation, tensors: Mapping[str, Tensor], width: int) -> dict[str, Tensor]:
+    """Returns the tensors of a stage whose vectors are the first `width` columns of the given one's.
+
+    Rows are views of the given rows; of decoders, whose outputs nest, the last layer is copied in part.
+    Raises ValueError for an odd width of int4 rows.
+    """
+    last = 0 if representation.encoding is None else len(representation.encoding.hidden)
+    decoded = (f"decoders.weights.{last}", f"decoders.biases.{last}")
+    out = dict(tensors)
+    for name, tensor in tensors.items():
+        if name.endswith("store.weight"):
+            out[name] = first_columns(tensor, representation.precision, width)
+        elif name.endswith(decoded):
+            out[name] = tensor[..., :width].contiguous()
+    return out
 
 
 def _computed(

@@ -76,7 +76,8 @@ class FloatRows(nn.Module):
         return torch.index_select(self.weight, 0, index, out=out).float()
 
     def pool(self, index: Tensor, offsets: Tensor) -> Tensor:
-        if self.weight.dtype is torch.float32:
+        # embedding_bag would copy the whole of rows that are columns of wider ones
+        if self.weight.dtype is torch.float32 and self.weight.is_contiguous():
             return pool_rows(self.weight, index, offsets)
         return pool_gathered(self.gather(index), offsets)
 
@@ -166,6 +167,17 @@ def bytes_per_row(width: int, precision: Precision) -> int:
     """Bytes of one stored row."""
     sizes = {"fp32": 4 * width, "bf16": 2 * width, "int8": width + HEAD, "int4": width // 2 + HEAD}
     return sizes[precision]
+
+
+def first_columns(rows: Tensor, precision: Precision, width: int) -> Tensor:
+    """Returns a view of stored rows that has their first `width` numbers.
+
+    Raises ValueError for an odd width in int4.
+    """
+    if precision == "int4" and width % 2:
+        raise ValueError(f"int4 packs two numbers a byte: a width of {width} is odd")
+    sizes = {"fp32": width, "bf16": width, "int8": width + HEAD, "int4": width // 2 + HEAD}
+    return rows[:, : sizes[precision]]
 
 
 def as_index(rows: I64, device: torch.device) -> Tensor:

@@ -26,13 +26,16 @@ class OutdatedOrder(RuntimeError):
 class TieredRows:
     """Gathers through a stack into a reused buffer. Belongs to one lane: not thread-safe.
 
-    fused: fused look-ups of a whole batch, if rows are on a GPU; else None.
+    width: numbers of a row to return, its first ones; None: all. Tiers hold and move whole rows, so that all
+    widths of a bundle share them. fused: fused look-ups of a whole batch, if rows are on a GPU; else None.
     """
 
-    def __init__(self, stack: TierStack) -> None:
+    def __init__(self, stack: TierStack, width: int | None = None) -> None:
         self.stack = stack
         self.row_format = stack.tiers.row_format
-        self.rows, self.width = stack.tiers.layout.total, self.row_format.width
+        self.rows, self.width = stack.tiers.layout.total, width or self.row_format.width
+        if self.width > self.row_format.width:
+            raise ValueError(f"rows have {self.row_format.width} columns, not {self.width}")
         self._order = stack.views.newest.order
         self._view: View | None = None
         self._buffer = torch.empty((0, self.row_format.units), dtype=self.row_format.unit)
@@ -79,7 +82,7 @@ class TieredRows:
         out = self._buffer[:count]
         with self._seen() as view:
             self._fallbacks += self.stack.gather(view, index.numpy(), out)
-        return self.row_format.decode(out)
+        return self.row_format.decode(out)[:, : self.width]
 
     def pool(self, index: Tensor, offsets: Tensor) -> Tensor:
         """Returns sums, float32 [bags, width].
@@ -98,7 +101,7 @@ class TieredRows:
         with self._seen() as view:
             vectors, lost = self.fused.vectors(view, lookups)
         self._fallbacks += lost
-        return vectors
+        return Vectors(*(part[..., : self.width] for part in vectors))
 
     @contextmanager
     def _seen(self) -> Iterator[View]:

@@ -36,7 +36,8 @@ def open_tiers(
     encoder: Encoder | None = None,
     changes: Changes | None = None,
 ) -> TierStack:
-    """Copies the stored rows of a bundle into the tiers of a placement. Close the stack after its last use.
+    """Copies the stored rows of a bundle, of all widths, into the tiers of a placement. Close the stack after
+    its last use.
 
     device: of the device tier. encoder: one of the same order, in place of the bundle's. changes: updates of
     its rows on that device, to be included. Raises RuntimeUnavailable: no rows are stored, or what
@@ -44,7 +45,7 @@ def open_tiers(
     """
     from polyrec.models.bundle.bundle import Bundle
 
-    stage = _storing(bundle.stage())
+    stage = _storing(bundle.at_width(None).stage())
     weight = stage.state_dict()["store.weight"]
     row_format = RowFormat(stage.store.width, bundle.manifest.representation.precision)
     names = stage.rows.tables
@@ -72,7 +73,7 @@ def stage_over(bundle: Bundle | BundleWeights, stack: TierStack, device: torch.d
     """Creates a stage of the bundle that gathers through the stack; its other parts are on `device`."""
     stage = bundle.stage()
     storing = _storing(stage)
-    rows = TieredRows(stack)
+    rows = TieredRows(stack, bundle.width and storing.store.width)
     if rows.rows != storing.store.rows or rows.width != storing.store.width:
         raise ValueError("the tiers were opened for another bundle")
     del storing.store

@@ -20,7 +20,7 @@ from torch import nn
 
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.dlrm.context_once import first_layer
-from polyrec.models.dlrm.dlrm import DLRM, DenseNet
+from polyrec.models.dlrm.dlrm import DLRM, DenseNet, Net, initial_net
 from polyrec.models.dlrm.interaction import Cross, Dot
 from polyrec.models.dlrm.representation import Representation, initial_stage
 from polyrec.models.embeddings.computed import ComputedStage, HybridStage
@@ -81,7 +81,7 @@ def distill(
     computed.store = FloatRows(torch.cat(kept).clone())
     counts = np.concatenate([vocabularies[t].counts for t in schema.tables])
     fidelity = regress(computed, rows, counts.astype(np.float64), regression, progress)
-    net = bundle.net()
+    net = bundle.model().net
     if isinstance(stage, HybridStage):
         net = widen_net(net, table, stage)
     return DLRM(stage, net).eval(), fidelity
@@ -139,11 +139,17 @@ def _explained(stage: ComputedStage, rows: torch.Tensor, wanted: np.ndarray, wei
     return 1.0 - error / max(variance, 1e-30)
 
 
-def widen_net(net: DenseNet, table: TableStage, stage: HybridStage) -> DenseNet:
+def widen_net(net: Net, table: TableStage, stage: HybridStage) -> Net:
     """Returns a dense net for twice the vectors, with zero weights for the new inputs: it predicts
     like `net`.
     """
-    new = DenseNet(net.shape, net.dense, stage.slots)
+    new = initial_net(net.shape, net.dense, stage.slots)
+    for old_head, new_head in zip(net.heads, new.heads, strict=True):
+        _widen_head(old_head, new_head, table, stage)
+    return new
+
+
+def _widen_head(net: DenseNet, new: DenseNet, table: TableStage, stage: HybridStage) -> None:
     old_first, new_first = first_layer(net), first_layer(new)
     bottom = 0 if net.bottom is None else 1
     # the old vectors among the new: bottom, context, (its computed ones), candidate, (its computed ones)
@@ -159,7 +165,6 @@ def widen_net(net: DenseNet, table: TableStage, stage: HybridStage) -> DenseNet:
         new_first.weight.zero_()
         new_first.weight[:, columns] = old_first.weight
         new_first.bias.copy_(old_first.bias)
-    return new
 
 
 def _widen_cross(old: Cross, new: Cross, columns: torch.Tensor) -> None:

@@ -1,42 +1,66 @@
-"""Row-wise Adagrad for embedding rows: one accumulator a row, only touched rows move.
+"""Row-wise Adagrad for embedding rows: one accumulator a row and column block, only touched rows move.
 
 As in fbgemm's exact row-wise Adagrad, which DLRM training uses: duplicate look-ups of a row are
-summed first, the accumulator grows by the mean square of the row's gradient.
+summed first, the accumulator grows by the mean square of the row's gradient. With nested widths the columns
+that each width adds are a block: the first columns get gradients from every head, and with one accumulator
+for the row they would slow the others down.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+
+class ColumnBlock(NamedTuple):
+    """Columns [first, last) of every row. lr: their step size relative to the optimizer's."""
+
+    first: int
+    last: int
+    lr: float = 1.0
 
 
 class RowWiseAdagrad:
     """Updates parameters [rows, width] that carry sparse gradients.
 
     lr: step size. eps: added to the root of the accumulator. decay: decoupled weight decay, applied
-    to touched rows only, per update.
+    to touched rows only, per update. blocks: column blocks with an accumulator each; None: whole rows.
     """
 
     def __init__(
-        self, parameters: Iterable[nn.Parameter], lr: float, eps: float = 1e-8, decay: float = 0.0
+        self,
+        parameters: Iterable[nn.Parameter],
+        lr: float,
+        eps: float = 1e-8,
+        decay: float = 0.0,
+        blocks: Sequence[ColumnBlock] | None = None,
     ) -> None:
         self.lr, self.eps, self.decay = lr, eps, decay
-        self._state = [(p, torch.zeros(p.shape[0], device=p.device)) for p in parameters]
+        self._state = [(p, _accumulators(p, blocks)) for p in parameters]
 
     @torch.no_grad()
     def step(self, scale: float = 1.0) -> None:
         """One update with `lr * scale`, then forgets the gradients."""
-        for parameter, squares in self._state:
+        for parameter, accumulators in self._state:
             if parameter.grad is None:
                 continue
             gradient = parameter.grad.coalesce()
-            rows, values = gradient.indices()[0], gradient.values()
-            squares.index_add_(0, rows, values.square().mean(dim=1))
-            rate = -self.lr * scale / (squares[rows].sqrt() + self.eps)
-            change = values * rate.unsqueeze(1)
+            rows, change = gradient.indices()[0], gradient.values()
+            for (first, last, lr), squares in accumulators:
+                values = change[:, first:last]
+                squares.index_add_(0, rows, values.square().mean(dim=1))
+                values *= (-self.lr * lr * scale / (squares[rows].sqrt() + self.eps)).unsqueeze(1)
             if self.decay:
                 change -= parameter[rows] * (self.lr * scale * self.decay)
             parameter.index_add_(0, rows, change)
             parameter.grad = None
+
+
+def _accumulators(
+    parameter: nn.Parameter, blocks: Sequence[ColumnBlock] | None
+) -> list[tuple[ColumnBlock, Tensor]]:
+    blocks = blocks or [ColumnBlock(0, parameter.shape[1])]
+    return [(block, torch.zeros(parameter.shape[0], device=parameter.device)) for block in blocks]

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from polyrec.models.bundle.bundle import Bundle, require_target, write_bundle
+from polyrec.models.bundle.manifest import test_split
 from polyrec.models.data.encoded import EncodedRows, encode
 from polyrec.models.data.reader import DataReader
 from polyrec.models.data.split import TEST, TRAIN, VALIDATION, Splitter, fit_splitter
-from polyrec.models.dlrm.dlrm import DLRM, Architecture, DenseNet, dense_slots
+from polyrec.models.dlrm.dlrm import DLRM, Architecture, dense_slots, initial_net
 from polyrec.models.dlrm.representation import Kind, Representation, initial_stage
 from polyrec.models.embeddings.computed import Encoding
 from polyrec.models.embeddings.cuts import stored_but_largest, stored_within
@@ -30,7 +31,17 @@ from polyrec.models.schema.popularity import Calibration, calibrate
 from polyrec.models.schema.schema import Schema
 from polyrec.models.schema.vocabulary import Vocabulary
 from polyrec.models.training.id_dropout import make_id_dropout
-from polyrec.models.training.trainer import Check, History, Progress, Recipe, fine_tune, fit, predict, refit
+from polyrec.models.training.trainer import (
+    Check,
+    History,
+    Progress,
+    Recipe,
+    fine_tune,
+    fit,
+    predict,
+    predict_heads,
+    refit,
+)
 
 RECIPES = Path(__file__).parent / "recipes"
 
@@ -59,6 +70,13 @@ class Training(Strict):
     recipe: Recipe = Recipe()
     encoding: Encoding = Encoding()
     select: Select = Select()
+
+    @model_validator(mode="after")
+    def _one_step_size_for_each_width(self) -> Training:
+        given, widths = self.recipe.block_lr, self.architecture.widths
+        if given and len(given) != len(widths):
+            raise ValueError(f"recipe.block_lr has {len(given)} step sizes for {len(widths)} nested widths")
+        return self
 
     def representation(self, kind: Kind, vocabularies: Mapping[str, Vocabulary]) -> Representation:
         """Returns the representation of a kind, for tables of these sizes and popularity."""
@@ -123,14 +141,14 @@ class Learner:
         if recipe.refit:
             encoder, model = self._refit(splitter, history)
         with self._encode(encoder, splitter, (TEST,)) as test:
-            quality = measure(model, test)
+            quality = measure_widths(model, test)
         return write_bundle(
             out,
             model,
             self.training.representation(self.kind, encoder.vocabularies),
             encoder,
             metrics={
-                "test": quality.as_dict(),
+                **{test_split(width): found.as_dict() for width, found in quality.items()},
                 "validation": asdict(best_check(history)),
             },
             training={
@@ -190,7 +208,7 @@ class Learner:
             recipe.seed,
             recipe.row_spread,
         )
-        return DLRM(stage, DenseNet(shape, dense_slots(self.schema), stage.slots, recipe.dropout))
+        return DLRM(stage, initial_net(shape, dense_slots(self.schema), stage.slots, recipe.dropout))
 
 
 def best_check(history: History) -> Check:
@@ -199,9 +217,16 @@ def best_check(history: History) -> Check:
 
 
 def measure(model: DLRM, data: EncodedRows) -> Quality:
-    """Measures quality on all rows of `data`."""
+    """Measures quality on all rows of `data`; of the widest head."""
     rows = data.select(TRAIN, VALIDATION, TEST)
     return evaluate(predict(model, data, rows), data.label, data.group)
+
+
+def measure_widths(model: DLRM, data: EncodedRows) -> dict[int | None, Quality]:
+    """Measures quality on all rows of `data`, of the widest head (None), and of each of nested widths."""
+    heads = predict_heads(model, data, data.select(TRAIN, VALIDATION, TEST))
+    found = [evaluate(p, data.label, data.group) for p in heads]
+    return {None: found[-1], **dict(zip(model.net.shape.widths, found, strict=False))}
 
 
 def quality_on_test(

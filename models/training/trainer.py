@@ -26,7 +26,7 @@ from polyrec.models.evaluation.metrics import auc, log_loss
 from polyrec.models.files import Strict
 from polyrec.models.schema.batch import F32, I64, Batch
 from polyrec.models.training.id_dropout import IdDropout
-from polyrec.models.training.optimizer import RowWiseAdagrad
+from polyrec.models.training.optimizer import ColumnBlock, RowWiseAdagrad
 from polyrec.models.training.row_order import epoch
 
 
@@ -48,6 +48,8 @@ class Recipe(Strict):
     hide, hide_from_rows: id dropout, see models/training/id_dropout.py; an id dropped in a shared context is
     dropped for all its rows. average: see WeightAverage. by_request: batches are whole requests, see
     models/training/row_order.py.
+    block_lr: with nested widths, factor of `sparse_lr` for the columns that each width adds; empty: 1.
+    distill: with nested widths, the narrow heads' share of the target that is the widest head's probability.
     """
 
     epochs: Annotated[int, Field(ge=1)] = 3
@@ -55,6 +57,8 @@ class Recipe(Strict):
     by_request: bool = False
     dense_lr: Annotated[float, Field(gt=0)] = 1e-3
     sparse_lr: Annotated[float, Field(ge=0)] = 0.05
+    block_lr: tuple[Annotated[float, Field(gt=0)], ...] = ()
+    distill: Annotated[float, Field(ge=0, le=1)] = 0.5
     final_lr: Annotated[float, Field(ge=0, le=1)] = 0.0
     warm_up: Annotated[float, Field(ge=0, lt=1)] = 0.05
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -72,7 +76,10 @@ class Recipe(Strict):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One measurement on the validation rows."""
+    """One measurement on the validation rows.
+
+    log_loss: what selects the weights; the mean over the heads of nested widths. auc: of the widest head.
+    """
 
     step: int
     epoch: float
@@ -154,9 +161,10 @@ def fit(
         average.update(step)
         if step % every == 0 or step == total:
             average.swap()
-            p = predict(model, data, validation)
+            heads = predict_heads(model, data, validation)
             y = data.label[validation]
-            check = Check(step, step / steps_per_epoch, float(np.mean(losses)), log_loss(p, y), auc(p, y))
+            loss_now = float(np.mean([log_loss(p, y) for p in heads]))
+            check = Check(step, step / steps_per_epoch, float(np.mean(losses)), loss_now, auc(heads[-1], y))
             checks.append(check)
             losses = []
             if best is None or check.log_loss < best[0]:
@@ -202,7 +210,8 @@ def fine_tune(
 
     Embedding rows stay fixed: another epoch would overfit them (docs/quality.md).
     """
-    gentle = recipe.model_copy(update={"epochs": 1, "dense_lr": recipe.dense_lr / 5, "sparse_lr": 0.0})
+    fixed_rows = {"sparse_lr": 0.0, "block_lr": ()}
+    gentle = recipe.model_copy(update={"epochs": 1, "dense_lr": recipe.dense_lr / 5, **fixed_rows})
     _train(model, data, rows, gentle, -(-rows.size // recipe.batch_rows), hide, progress)
 
 
@@ -228,10 +237,31 @@ def _train(
 
 
 def start_at_base_rate(model: DLRM, label: F32) -> None:
-    """Sets the output's bias to the log-odds of the labels, so that no step is spent on learning it."""
+    """Sets the outputs' biases to the log-odds of the labels, so that no step is spent on learning them."""
     base = float(np.clip(label.mean(), 1e-6, 1 - 1e-6))
     with torch.no_grad():
-        model.net.output.bias.fill_(np.log(base / (1 - base)))
+        for head in model.net.heads:
+            head.output.bias.fill_(np.log(base / (1 - base)))
+
+
+def column_blocks(model: DLRM, recipe: Recipe) -> list[ColumnBlock]:
+    """The blocks of the rows' optimizer. Raises DataError if `block_lr` does not fit the widths."""
+    blocks = model.net.shape.blocks
+    factors = recipe.block_lr or (1.0,) * len(blocks)
+    if len(factors) != len(blocks):
+        raise DataError(f"block_lr: {len(factors)} step sizes, but the model has {len(blocks)} widths")
+    return [ColumnBlock(*block, lr) for block, lr in zip(blocks, factors, strict=True)]
+
+
+def loss_of_heads(logits: Tensor, label: Tensor, distill: float) -> Tensor:
+    """Sums the binary cross-entropies of all heads.
+
+    logits: [heads, rows], the widest last; label: [rows]. The target of the narrow heads is a mixture of the
+    label and the widest head's probability, of which the latter has weight `distill`.
+    """
+    soft = label.lerp(logits[-1].detach().sigmoid(), distill)
+    target = torch.cat((soft.expand(len(logits) - 1, -1), label.unsqueeze(0)))
+    return F.binary_cross_entropy_with_logits(logits, target, reduction="sum") / label.numel()
 
 
 def steps(
@@ -240,7 +270,8 @@ def steps(
     """Takes up to `total` optimizer steps, yielding (step, loss) after each."""
     torch.manual_seed(recipe.seed)
     dense = torch.optim.AdamW(dense_parameters(model), lr=recipe.dense_lr, weight_decay=recipe.dense_decay)
-    sparse = RowWiseAdagrad(model.stage.sparse_parameters(), recipe.sparse_lr, decay=recipe.row_decay)
+    rows_of_stage, blocks = model.stage.sparse_parameters(), column_blocks(model, recipe)
+    sparse = RowWiseAdagrad(rows_of_stage, recipe.sparse_lr, decay=recipe.row_decay, blocks=blocks)
     warm = max(1, int(total * recipe.warm_up))
     random = np.random.default_rng(recipe.seed)
     if recipe.by_request and data.group is None:
@@ -252,8 +283,8 @@ def steps(
             model.train()
             label = torch.from_numpy(data.label[chosen])
             batch = data.batch(chosen)
-            logits = model(hide(batch, random) if hide else batch)
-            loss = F.binary_cross_entropy_with_logits(logits, label.to(logits.device))
+            logits = model.logits(hide(batch, random) if hide else batch)
+            loss = loss_of_heads(logits, label.to(logits.device), recipe.distill)
             dense.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
             fall = recipe.final_lr + (1 - recipe.final_lr) * (1 - step / total)
@@ -268,11 +299,17 @@ def steps(
 
 
 def predict(model: DLRM, data: TrainingRows, rows: I64, batch_rows: int = 8192) -> F32:
-    """Returns click probabilities, float32 [rows.size], in the order of `rows`."""
+    """Returns click probabilities of the widest head, float32 [rows.size], in the order of `rows`."""
+    out: F32 = predict_heads(model, data, rows, batch_rows)[-1]
+    return out
+
+
+def predict_heads(model: DLRM, data: TrainingRows, rows: I64, batch_rows: int = 8192) -> F32:
+    """Returns click probabilities of every head, float32 [heads, rows.size]."""
     model.eval()
-    out = np.empty(rows.size, np.float32)
+    out = np.empty((len(model.net.heads), rows.size), np.float32)
     with torch.inference_mode():
         for start in range(0, rows.size, batch_rows):
             chosen = rows[start : start + batch_rows]
-            out[start : start + chosen.size] = model(data.batch(chosen)).sigmoid().cpu().numpy()
+            out[:, start : start + chosen.size] = model.logits(data.batch(chosen)).sigmoid().cpu().numpy()
     return out

@@ -6,7 +6,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from polyrec.models.dlrm.dlrm import DLRM, Architecture, DenseNet, dense_slots
+from polyrec.models.dlrm.dlrm import DLRM, Architecture, DenseNet, dense_slots, initial_net
 from polyrec.models.embeddings.stage import PerBlock
 from polyrec.models.embeddings.table import TableStage
 from polyrec.models.errors import SchemaError
@@ -55,3 +55,46 @@ def test_a_shape_without_size_is_refused(key: str) -> None:
 def test_a_single_vector_has_no_pairs_to_multiply() -> None:
     with pytest.raises(SchemaError, match="needs a second feature"):
         DenseNet(Architecture(interaction="dot"), PerBlock(0, 0), PerBlock(0, 1))
+
+
+def test_the_width_is_the_last_of_nested_widths() -> None:
+    shape = Architecture.model_validate({"widths": [4, 8, 32], "top": [256, 64], "cross_rank": 40})
+    assert shape.width == 32
+    assert shape.blocks == ((0, 4), (4, 8), (8, 32))
+    assert [shape.head(w).top for w in shape.widths] == [(32, 16), (64, 16), (256, 64)]
+    assert [shape.head(w).cross_rank for w in shape.widths] == [16, 16, 40]
+    assert Architecture(width=5).blocks == ((0, 5),)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"widths": [8, 8]}, "widths must increase"),
+        ({"widths": [8, 4]}, "widths must increase"),
+        ({"widths": [4, 8], "width": 16}, "the last of widths .* must be the width, 16"),
+        ({"widths": 8}, "widths"),
+        ({"widths": [0, 8]}, "widths"),
+    ],
+)
+def test_widths_that_do_not_nest_are_refused(given: dict[str, object], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        Architecture.model_validate(given)
+
+
+@given(st.integers(0, 10_000))
+def test_every_head_reads_the_first_columns_of_one_gather(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    schema = random_schema(random)
+    table_rows = random_table_rows(random, schema)
+    stage = TableStage.initial(schema, table_rows, 6, seed)
+    shape = Architecture(widths=(1, 4, 6), bottom=(5,), top=(6,), interaction="cat")
+    model = DLRM(stage, initial_net(shape, dense_slots(schema), stage.slots)).eval()
+    batch = random_batch(random, schema, table_rows, 5, contexts=2)
+    weight = stage.store.weight.detach()
+    with torch.inference_mode():
+        logits = model.logits(batch)
+        for at, head in enumerate(model.net.heads):
+            width = shape.widths[at]
+            plain = DLRM(TableStage(schema, table_rows, weight[:, :width].contiguous()), head).eval()
+            np.testing.assert_allclose(logits[at], plain(batch), rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(model(batch), logits[-1])

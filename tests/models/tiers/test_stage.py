@@ -7,7 +7,10 @@ import pytest
 
 from polyrec.models.bundle.bundle import Bundle, load_bundle, write_bundle
 from polyrec.models.bundle.derive import quantize_bundle
+from polyrec.models.dlrm.dlrm import DLRM, Architecture, dense_slots, initial_net
 from polyrec.models.dlrm.precision import Precision
+from polyrec.models.dlrm.representation import Kind, Representation, initial_stage
+from polyrec.models.embeddings.computed import Encoding
 from polyrec.models.errors import RuntimeUnavailable
 from polyrec.models.runtimes import open_runtime
 from polyrec.models.tiers.placement import Placement
@@ -46,6 +49,30 @@ def test_a_runtime_over_tiers_predicts_the_same_numbers(
     figures = rows.stack.figures()
     assert min(level.lookups for level in (figures.levels["device"], figures.levels["cache"])) > 0
     assert figures.batches == 2 * 2  # a gather of single values and a bag, for each batch
+    stack.close()
+
+
+@pytest.mark.parametrize("name", ["torch", "onnx"])
+@pytest.mark.parametrize(("kind", "precision"), [("table", "fp32"), ("table", "int8"), ("hybrid", "fp32")])
+def test_nested_widths_read_whole_rows_of_one_stack(
+    name: str, kind: Kind, precision: Precision, bundle: Bundle, tmp_path: Path
+) -> None:
+    schema, vocabularies = bundle.manifest.schema_, bundle.encoder.vocabularies
+    encoding = None if kind == "table" else Encoding(k=16, hidden=(8,))
+    representation = Representation(kind=kind, encoding=encoding)
+    stage = initial_stage(representation, schema, vocabularies, 16, 1, spread=0.5)
+    net = initial_net(Architecture(widths=(4, 6, 16)), dense_slots(schema), stage.slots)
+    nested = write_bundle(tmp_path / "b", DLRM(stage, net), representation, bundle.encoder, {}, {})
+    if precision != "fp32":
+        model, quantized = quantize_bundle(nested, precision)
+        nested = write_bundle(tmp_path / "q", model, quantized, bundle.encoder, {}, {})
+    stack = open_tiers(nested.at_width(4), spread(bundle, tmp_path / "tiers"))
+    table_rows = {t: v.rows for t, v in vocabularies.items()}
+    for contexts in (None, 3):
+        batch = random_batch(np.random.default_rng(0), schema, table_rows, 40, contexts)
+        for one in (nested, *nested.by_width()):
+            over, flat = open_runtime(name, one, tiers=stack), open_runtime(name, one)
+            np.testing.assert_allclose(over.predict(batch), flat.predict(batch), rtol=0, atol=1e-6)
     stack.close()
 
 

@@ -11,12 +11,13 @@ from polyrec.models.bundle.derive import quantize_bundle
 from polyrec.models.data.encoded import EncodedRows, encode
 from polyrec.models.data.reader import open_data
 from polyrec.models.data.split import fit_splitter
-from polyrec.models.dlrm.dlrm import DLRM, Architecture, DenseNet, dense_slots
+from polyrec.models.dlrm.dlrm import DLRM, Architecture, DenseNet, dense_slots, initial_net
+from polyrec.models.dlrm.representation import Representation, initial_stage
 from polyrec.models.embeddings.computed import Encoding
 from polyrec.models.errors import BundleError
 from polyrec.models.training.distill import Regression, distill
 from polyrec.models.training.pipeline import Select, Training
-from polyrec.models.training.trainer import predict
+from polyrec.models.training.trainer import predict, predict_heads
 
 TRAINING = Training(encoding=Encoding(k=64, hidden=(32,)), select=Select(share=0.3))
 
@@ -77,3 +78,26 @@ def test_only_a_fp32_table_can_be_distilled(bundle: Bundle, tmp_path: Path) -> N
     wanted = TRAINING.representation("dhe", bundle.encoder.vocabularies)
     with pytest.raises(BundleError, match="only a fp32 table"):
         distill(small, wanted, Regression(steps=1))
+
+
+@pytest.mark.parametrize("kind", ["dhe", "hybrid"])
+def test_a_nested_table_is_distilled_at_every_width(
+    kind: str, bundle: Bundle, data: EncodedRows, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    schema, vocabularies = bundle.manifest.schema_, bundle.encoder.vocabularies
+    stage = initial_stage(Representation(), schema, vocabularies, 8, 1, spread=0.5)
+    shape = Architecture(widths=(2, 8), bottom=(8,), top=(16,), interaction="cross")
+    model = DLRM(stage, initial_net(shape, dense_slots(schema), stage.slots))
+    source = write_bundle(tmp_path / "table", model, Representation(), bundle.encoder, {}, {})
+    representation = TRAINING.representation(kind, vocabularies)
+    made, fidelity = distill(source, representation, Regression(steps=300, rows=512))
+    assert made.net.shape == shape
+    rows = np.arange(300)
+    expected, got = (predict_heads(m, data, rows) for m in (source.model(), made))
+    if kind == "hybrid":
+        np.testing.assert_allclose(got, expected, atol=1e-6)
+    else:
+        assert fidelity.explained > 0.3
+        for now, then in zip(got, expected, strict=True):
+            assert np.corrcoef(now, then)[0, 1] > 0.5

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from polyrec.models.training.optimizer import RowWiseAdagrad
+from polyrec.models.training.optimizer import ColumnBlock, RowWiseAdagrad
 
 
 def test_updates_equal_row_wise_adagrad_written_out() -> None:
@@ -27,3 +27,28 @@ def test_updates_equal_row_wise_adagrad_written_out() -> None:
             weight[row] = weight[row] - 0.1 * 0.5 * gradient / (np.sqrt(squares[row]) + 1e-8) - decay
         assert parameter.grad is None
     np.testing.assert_allclose(parameter.detach().numpy(), weight, rtol=1e-5, atol=1e-6)
+
+
+def test_a_column_block_is_a_table_of_its_own() -> None:
+    random = np.random.default_rng(0)
+    weight = torch.from_numpy(random.standard_normal((6, 5)).astype(np.float32))
+    whole = nn.Parameter(weight.clone())
+    blocks = [ColumnBlock(0, 2), ColumnBlock(2, 5, lr=0.3)]
+    optimizer = RowWiseAdagrad([whole], lr=0.1, decay=0.01, blocks=blocks)
+    apart = [nn.Parameter(weight[:, b.first : b.last].clone()) for b in blocks]
+    # decay is relative to the optimizer's step size, not the block's
+    alone = [
+        RowWiseAdagrad([p], lr=0.1 * b.lr, decay=0.01 / b.lr) for p, b in zip(apart, blocks, strict=True)
+    ]
+    for _ in range(3):
+        index = torch.from_numpy(random.integers(0, 6, 5))
+        upstream = torch.from_numpy(random.standard_normal((5, 5)).astype(np.float32))
+        (F.embedding(index, whole, sparse=True) * upstream).sum().backward()
+        optimizer.step(scale=0.5)
+        for part, block, own in zip(apart, blocks, alone, strict=True):
+            out = F.embedding(index, part, sparse=True) * upstream[:, block.first : block.last]
+            out.sum().backward()
+            own.step(scale=0.5)
+    np.testing.assert_allclose(
+        whole.detach().numpy(), torch.cat([p.detach() for p in apart], 1).numpy(), rtol=1e-5, atol=1e-6
+    )

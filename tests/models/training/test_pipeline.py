@@ -53,6 +53,11 @@ def test_shipped_recipes_load_and_belong_to_their_schema(name: str) -> None:
         ("recipe: {epochs: 0}", "recipe.epochs"),
         ("recipe: {epoch: 1}", "recipe.epoch"),
         ("architecture: {interaction: sum}", "architecture.interaction"),
+        ("architecture: {widths: [8, 4]}", "widths must increase"),
+        (
+            "{architecture: {widths: [4, 8]}, recipe: {block_lr: [1.0]}}",
+            "block_lr has 1 step sizes for 2 nested widths",
+        ),
         ("[", "is not YAML"),
     ],
 )
@@ -67,6 +72,24 @@ def test_a_bad_recipe_is_named_in_one_line(tmp_path: Path, text: str, reason: st
 def test_a_missing_recipe_lists_the_shipped_ones() -> None:
     with pytest.raises(DataError, match=r"shipped recipes: .*trivago"):
         load_training("nope")
+
+
+def test_one_training_gives_a_bundle_of_all_widths(clicks: Path, tmp_path: Path) -> None:
+    schema = load_schema("trivago")
+    reader = open_data(clicks, schema)
+    training = Training.model_validate(
+        {
+            "architecture": {"widths": [2, 8], "bottom": [16], "top": [32]},
+            "recipe": {"epochs": 1, "batch_rows": 256, "block_lr": [1.0, 0.5], "average": 0.9, "refit": True},
+        }
+    )
+    bundle = Learner(reader, schema, training).learn(tmp_path / "nested")
+    assert bundle.widths == (2, 8)
+    assert bundle.test_metrics == bundle.at_width(8).test_metrics
+    with encode(reader, bundle.encoder, fit_splitter(reader, schema), (TEST,)) as data:
+        for view in bundle.by_width():
+            quality = evaluate(predict_rows(open_runtime("onnx", view), data), data.label, data.group)
+            assert quality.as_dict() == pytest.approx(view.test_metrics, rel=1e-3)
 
 
 def test_the_real_books_beat_logistic_regression(shared_data: Path, tmp_path: Path) -> None:

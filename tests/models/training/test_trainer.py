@@ -10,11 +10,21 @@ from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.data.encoded import EncodedRows, encode
 from polyrec.models.data.reader import open_data
 from polyrec.models.data.split import TRAIN, VALIDATION, fit_splitter
-from polyrec.models.dlrm.dlrm import DLRM, Architecture, DenseNet, dense_slots
+from polyrec.models.dlrm.dlrm import DLRM, Architecture, DenseNet, dense_slots, initial_net
 from polyrec.models.embeddings.table import TableStage
+from polyrec.models.errors import DataError
 from polyrec.models.evaluation.metrics import log_loss
 from polyrec.models.schema.batch import I64, Batch
-from polyrec.models.training.trainer import Recipe, WeightAverage, fit, predict, refit
+from polyrec.models.training.trainer import (
+    Recipe,
+    WeightAverage,
+    column_blocks,
+    fit,
+    loss_of_heads,
+    predict,
+    predict_heads,
+    refit,
+)
 
 
 @pytest.fixture(scope="module")
@@ -110,3 +120,49 @@ def test_hidden_batches_are_what_the_model_sees(bundle: Bundle, data: EncodedRow
     fit(fresh(bundle), data, data.select(TRAIN), data.select(VALIDATION), RECIPE, hide)
     assert seen
     assert all(b.rows <= RECIPE.batch_rows for b in seen)
+
+
+def fresh_nested(bundle: Bundle) -> DLRM:
+    torch.manual_seed(0)
+    schema = bundle.manifest.schema_
+    rows = {t: v.rows for t, v in bundle.encoder.vocabularies.items()}
+    stage = TableStage.initial(schema, rows, 8, 0)
+    shape = Architecture(widths=(2, 8), bottom=(8,), top=(16,), interaction="cat")
+    return DLRM(stage, initial_net(shape, dense_slots(schema), stage.slots))
+
+
+def test_nested_widths_all_learn_and_their_mean_selects(bundle: Bundle, data: EncodedRows) -> None:
+    model = fresh_nested(bundle)
+    validation = data.select(VALIDATION)
+    recipe = RECIPE.model_copy(update={"block_lr": (1.0, 0.5)})
+    history = fit(model, data, data.select(TRAIN), validation, recipe)
+    label = data.label[validation]
+    constant = log_loss(np.full_like(label, data.label[data.select(TRAIN)].mean()), label)
+    heads = predict_heads(model, data, validation)
+    np.testing.assert_array_equal(heads[-1], predict(model, data, validation))
+    losses = [log_loss(p, label) for p in heads]
+    assert max(losses) < 0.95 * constant
+    best = min(c.log_loss for c in history.checks)
+    assert np.mean(losses) == pytest.approx(best, abs=1e-9)
+
+
+def test_narrow_heads_learn_from_the_label_and_the_widest_head() -> None:
+    random = np.random.default_rng(0)
+    logits = random.standard_normal((3, 7))
+    label = random.integers(0, 2, 7).astype(float)
+    given = torch.from_numpy(logits).requires_grad_()
+    loss = loss_of_heads(given, torch.from_numpy(label), 0.25)
+    loss.backward()
+    p = 1 / (1 + np.exp(-logits))
+    target = np.stack([0.75 * label + 0.25 * p[-1]] * 2 + [label])
+    expected = -(target * np.log(p) + (1 - target) * np.log(1 - p)).mean(1).sum()
+    assert loss.item() == pytest.approx(expected)
+    # the widest head learns from the label only
+    np.testing.assert_allclose(given.grad, (p - target) / 7, rtol=1e-6, atol=1e-12)
+
+
+def test_a_step_size_for_each_width_or_none(bundle: Bundle) -> None:
+    model = fresh_nested(bundle)
+    assert [b.lr for b in column_blocks(model, RECIPE)] == [1.0, 1.0]
+    with pytest.raises(DataError, match="block_lr: 3 step sizes, but the model has 2 widths"):
+        column_blocks(model, RECIPE.model_copy(update={"block_lr": (1.0, 0.5, 0.2)}))
