@@ -33,12 +33,14 @@ def measure_front(path: PlannedPath, bundle: Bundle, seconds: float, seed: int =
     Raises StartFailed or LoadError.
     """
     drawn = Requests(bundle.encoder, np.random.default_rng(seed))
-    settings = {
+    settings: dict[str, object] = {
         "bundle": path.bundle,
         "runtime": path.runtime,
         "device": path.device,
         "precision": path.precision,
     }
+    if path.width is not None:
+        settings["width"] = path.width
     # (share of time the server waited for a core, seconds per query)
     costs: dict[int, list[tuple[float, float]]] = {rows: [] for rows in ROWS}
     with start(settings) as child:

@@ -74,6 +74,7 @@ class Limits(Strict):
 class PlannedPath(Strict):
     """One path: `bundle` executed by `runtime` on `device`, its dense net in a precision.
 
+    width: one of the bundle's nested widths; None: all columns (of nested widths, the widest).
     accuracy: share of rows predicted right on held-out data (MP-Rec's measure), what routing maximizes;
     None: the bundle's own figure. latency: of one batch on one lane of the device; None: measured
     roughly when the server loads.
@@ -84,6 +85,7 @@ class PlannedPath(Strict):
     runtime: Literal["torch", "onnx"]
     device: str = "cpu"
     precision: DensePrecision = "fp32"
+    width: Annotated[int, Field(ge=1)] | None = None
     accuracy: Annotated[float, Field(ge=0, le=1)] | None = None
     latency: LatencyModel | None = None
 
@@ -191,11 +193,12 @@ def single_path_plan(
     runtime: str,
     device: str = "cpu",
     precision: DensePrecision = "fp32",
+    width: int | None = None,
 ) -> Plan:
     """Makes the plan of `polyrec serve --bundle`: one bundle on one device, default limits.
 
-    A dense precision other than fp32 stands in the path's name: `table.int8@cpu`. Raises PlanError if
-    there is no such runtime.
+    representation: with the width, as `Bundle.name` has it. A dense precision other than fp32 stands in the
+    path's name: `table.int8@cpu`, `table.w16.int8@cpu`. Raises PlanError if there is no such runtime.
     """
     name = f"{representation}{'' if precision == 'fp32' else f'.{precision}'}@{device}"
     path = {
@@ -204,6 +207,7 @@ def single_path_plan(
         "runtime": runtime,
         "device": device,
         "precision": precision,
+        "width": width,
     }
     return validate_as(Plan, {"paths": (path,)}, f"path '{name}'", PlanError)
 

@@ -78,6 +78,18 @@ def bundle(bundle_dir: Path) -> Bundle:
 
 
 @pytest.fixture(scope="session")
+def nested(clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """A small bundle of nested widths 4 and 8, trained on `clicks` in a few seconds; read only."""
+    schema = load_schema("trivago")
+    training = Training(
+        architecture=Architecture(width=8, widths=(4, 8), bottom=(16,), top=(32,)),
+        recipe=Recipe(epochs=1, batch_rows=256, hide=0.5, hide_from_rows=100, sparse_lr=0.2),
+    )
+    learner = Learner(open_data(clicks, schema), schema, training)
+    return learner.learn(tmp_path_factory.mktemp("nested") / "table")
+
+
+@pytest.fixture(scope="session")
 def wide_dir(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Vectors and a net of random numbers, its products large enough to be executed in int8; read only."""
     schema, vocabularies = bundle.manifest.schema_, bundle.encoder.vocabularies

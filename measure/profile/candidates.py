@@ -1,4 +1,4 @@
-"""Enumerates the paths to measure: bundles x runtimes x devices x dense precisions, with their names."""
+"""Enumerates the paths to measure: bundles x widths x runtimes x devices x dense precisions, with names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ PRECISIONS: dict[RuntimeName, tuple[DensePrecision, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A path to measure. bundle: loaded; identity: changes if anything that affects measurements changes."""
+    """A path to measure.
+
+    bundle: loaded, at the path's width. identity: changes if anything that affects measurements changes.
+    """
 
     path: PlannedPath
     bundle: Bundle
@@ -48,7 +51,7 @@ def candidates(
     beside: Path,
     versions: str,
 ) -> list[Candidate]:
-    """Returns all candidates, bundle by bundle.
+    """Returns all candidates, bundle by bundle; of nested widths, each.
 
     bundles: by the label to use if several have the same representation. runtimes: None: the best of each
     device.
@@ -57,8 +60,10 @@ def candidates(
     """
     names = [b.name for b in bundles.values()]
     found: list[Candidate] = []
-    for label, bundle in bundles.items():
-        base = bundle.name if names.count(bundle.name) == 1 else label
+    for label, bundle in ((n, view) for n, whole in bundles.items() for view in whole.by_width()):
+        base = bundle.name
+        if names.count(bundle.at_width(None).name) > 1:
+            base = label if bundle.width is None else f"{label}.w{bundle.width}"
         for device in devices:
             known = best_runtimes(device) if runtimes is None else runtimes
             for runtime in (r for r in known if r in device.runtimes):
@@ -70,9 +75,10 @@ def candidates(
                     if precisions is not None and precision not in precisions:
                         continue
                     where = relative(bundle.path, beside)
-                    path = single_path_plan(where, called, runtime, device.name, precision).paths[0]
-                    identity = f"{bundle.manifest.version} {runtime} {device.name} {precision} {versions}"
-                    found.append(Candidate(path, bundle, identity))
+                    plan = single_path_plan(where, called, runtime, device.name, precision, bundle.width)
+                    version = f"{bundle.manifest.version} {bundle.width or ''}".rstrip()
+                    identity = f"{version} {runtime} {device.name} {precision} {versions}"
+                    found.append(Candidate(plan.paths[0], bundle, identity))
     return found
 
 
@@ -82,8 +88,11 @@ def relative(bundle: Path, folder: Path) -> Path:
 
 
 def path_memory(bundle: Bundle, peak: int) -> Memory:
-    """Returns the memory of a path: rows by table, fixed bytes (decoders, net), and peak."""
-    stage = bundle.stage()
+    """Returns the memory of a path: rows by table, fixed bytes (decoders, net), and peak.
+
+    Nested widths share rows, so that each of them needs whole ones.
+    """
+    stage = bundle.at_width(None).stage()
     precision = bundle.manifest.representation.precision
     each = bytes_per_row(stage.width, precision)
     tables = dict.fromkeys(bundle.manifest.schema_.tables, 0)

@@ -46,6 +46,7 @@ class Worker:
             runtime=path.runtime,
             device=path.device,
             precision=path.precision,
+            width=path.width,
             largest=largest,
             seed=seed,
         )

@@ -51,7 +51,7 @@ def bundle_accuracy(
     bundle, precision = candidate.bundle, candidate.path.precision
     source, notes = bundle, []
     for label, labeled in bundles.items():
-        if labeled is bundle and label in given:
+        if labeled.files is bundle.files and label in given:
             return Accuracy(given[label], {}, "assumed", f"accuracy of '{label}' as it was given")
     if _accuracy(bundle) is None:
         net = bundle.manifest.files[NET].sha256
@@ -61,12 +61,11 @@ def bundle_accuracy(
                 f"bundle '{bundle.path}' has no test accuracy, nor has one with its dense net: "
                 "measure it with --data FILE, or say it with --accuracy BUNDLE=SHARE"
             )
-        source = bundles[like[0]]
+        source = bundles[like[0]].at_width(bundle.width)
         notes.append(f"accuracy of '{like[0]}', which has the same dense net, assumed equal")
     if precision != "fp32":
         notes.append(f"accuracy of {precision} dense assumed equal to that of fp32")
-    test = source.manifest.metrics["test"]
-    quality = {k: float(v) for k, v in test.items() if v is not None and np.isfinite(v)}
+    quality = {k: float(v) for k, v in source.test_metrics.items() if v is not None and np.isfinite(v)}
     accuracy = _accuracy(source)
     assert accuracy is not None
     return Accuracy(accuracy, quality, "assumed" if notes else "bundle", "; ".join(notes))
@@ -111,5 +110,5 @@ def measure_accuracy(
 
 
 def _accuracy(bundle: Bundle) -> float | None:
-    found = bundle.manifest.metrics.get("test", {}).get("accuracy")
+    found = bundle.test_metrics.get("accuracy")
     return None if found is None else float(found)

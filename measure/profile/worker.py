@@ -1,6 +1,7 @@
 """Worker process that opens one path and measures its memory and latency.
 
-    {"do": "open", "bundle": ..., "runtime": ..., "device": ..., "precision": ..., "largest": rows}
+    {"do": "open", "bundle": ..., "runtime": ..., "device": ..., "precision": ..., "width": ...,
+     "largest": rows}
         -> {"startup_s": ..., "peak_bytes": ...}
     {"do": "measure", "rows": n, "batches": most, "seconds": most, "evict": bytes}
         -> {"seconds": [...], "batch_s": ..., "executed": ...}
@@ -53,7 +54,7 @@ class PathUnderTest:
         pa.array(["a"]).take(pa.array([0]))
         before = _free(device) if device != "cpu" else _status("RssAnon")
         start = clock()
-        self.bundle: Bundle = load_bundle(command["bundle"])
+        self.bundle: Bundle = load_bundle(command["bundle"]).at_width(command["width"])
         self.bundle.encoder.prepare()
         self.runtime: Runtime = open_runtime(command["runtime"], self.bundle, device, command["precision"])
         self.startup_s = clock() - start

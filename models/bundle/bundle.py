@@ -51,8 +51,8 @@ from polyrec.models.bundle.manifest import (
     FileDigest,
     Manifest,
     StandardEntry,
+    metrics_key,
     read_manifest,
-    test_split,
     to_json_with_checksum,
 )
 from polyrec.models.bundle.probe import find_non_finite_row
@@ -102,7 +102,7 @@ class Bundle:
     @property
     def test_metrics(self) -> Mapping[str, float | int | None]:
         """Metrics of the test rows, at this width; empty if unknown (imported and derived models)."""
-        return self.manifest.metrics.get(test_split(self.width), {})
+        return self.manifest.metrics.get(metrics_key("test", self.width), {})
 
     @property
     def rows_bytes(self) -> int:
@@ -125,6 +125,8 @@ class Bundle:
 
     def at_width(self, width: int | None) -> Bundle:
         """Returns the same bundle at another width. Raises BundleError if it has no such width."""
+        if width == self.width:
+            return self
         return replace(self, width=checked_width(self.manifest, width, self.path))
 
     def by_width(self) -> tuple[Bundle, ...]:

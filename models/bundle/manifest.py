@@ -90,9 +90,9 @@ class Manifest(Strict):
         return self
 
 
-def test_split(width: int | None) -> str:
-    """Key of `Manifest.metrics` for the test rows: of one of nested widths, None: of the whole model."""
-    return "test" if width is None else f"test.w{width}"
+def metrics_key(split: str, width: int | None) -> str:
+    """Key of `Manifest.metrics`: `test`, or `test.w16` for one of nested widths."""
+    return split if width is None else f"{split}.w{width}"
 
 
 def checksum(raw: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ import torch
 from pydantic import Field, ValidationError, model_validator
 
 from polyrec.models.bundle.bundle import Bundle, require_target, write_bundle
-from polyrec.models.bundle.manifest import test_split
+from polyrec.models.bundle.manifest import metrics_key
 from polyrec.models.data.encoded import EncodedRows, encode
 from polyrec.models.data.reader import DataReader
 from polyrec.models.data.split import TEST, TRAIN, VALIDATION, Splitter, fit_splitter
@@ -148,7 +148,7 @@ class Learner:
             self.training.representation(self.kind, encoder.vocabularies),
             encoder,
             metrics={
-                **{test_split(width): found.as_dict() for width, found in quality.items()},
+                **named_by_width("test", quality),
                 "validation": asdict(best_check(history)),
             },
             training={
@@ -229,14 +229,21 @@ def measure_widths(model: DLRM, data: EncodedRows) -> dict[int | None, Quality]:
     return {None: found[-1], **dict(zip(model.net.shape.widths, found, strict=False))}
 
 
+def named_by_width(
+    split: str, quality: Mapping[int | None, Quality]
+) -> dict[str, dict[str, float | int | None]]:
+    """Returns the figures as a manifest's `metrics` has them; JSON-able."""
+    return {metrics_key(split, width): found.as_dict() for width, found in quality.items()}
+
+
 def quality_on_test(
     model: DLRM, encoder: Encoder, reader: DataReader, phase: Phase
-) -> dict[str, float | int | None]:
-    """Measures a model on the test rows of data; JSON-able."""
+) -> dict[int | None, Quality]:
+    """Measures a model on the test rows of data, see `measure_widths`."""
     splitter = fit_splitter(reader, encoder.schema, phase("split", reader.rows_hint))
     progress = phase("encode", reader.rows_hint)
     with encode(reader, encoder, splitter, (TEST,), progress=progress) as data:
-        return measure(model, data).as_dict()
+        return measure_widths(model, data)
 
 
 def fine_tune_bundle(

@@ -50,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
         default_training,
         fine_tune_bundle,
         load_training,
+        named_by_width,
         quality_on_test,
     )
 
@@ -75,15 +76,17 @@ def run(args: argparse.Namespace) -> int:
 
             model, fidelity = distill(bundle, representation, regression, progress)
             result["explained_variance"] = round(fidelity.explained, 4)
-        metrics = {}
+        metrics: dict[str, dict[str, float | int | None]] = {}
         if args.data:
             reader = open_data(args.data, schema)
-            metrics["source"] = quality_on_test(bundle.model(), bundle.encoder, reader, bars.phase)
-            metrics["test"] = quality_on_test(model, bundle.encoder, reader, bars.phase)
+            before = quality_on_test(bundle.model(), bundle.encoder, reader, bars.phase)
+            quality = quality_on_test(model, bundle.encoder, reader, bars.phase)
+            metrics |= named_by_width("source", before)
             if args.representation not in PRECISIONS:
-                metrics["distilled"] = metrics["test"]
+                metrics |= named_by_width("distilled", quality)
                 fine_tune_bundle(model, bundle, reader, training.recipe, bars.phase, bars.training)
-                metrics["test"] = quality_on_test(model, bundle.encoder, reader, bars.phase)
+                quality = quality_on_test(model, bundle.encoder, reader, bars.phase)
+            metrics |= named_by_width("test", quality)
     derived = {"derived_from": bundle.manifest.version, "by": "distill", "steps": args.steps}
     out = write_bundle(args.out, model, representation, bundle.encoder, metrics, derived, args.replace)
     result |= {"bundle": str(out.path), "representation": out.name, "bytes": out.bytes}
@@ -94,8 +97,8 @@ def run(args: argparse.Namespace) -> int:
     print(f"{out.path}: {out.name}, {out.bytes:,} bytes (was {bundle.bytes:,}), {result['seconds']} s")
     if "explained_variance" in result:
         print(f"explains {result['explained_variance']} of the rows' variance, weighted by accesses")
-    for name, quality in metrics.items():
-        print(f"{name:>10}  auc {quality['auc']:.5f}  log_loss {quality['log_loss']:.5f}")
+    for name, figures in metrics.items():
+        print(f"{name:>10}  auc {figures['auc']:.5f}  log_loss {figures['log_loss']:.5f}")
     if not args.data:
         print("quality was not measured: give --data, or run `polyrec evaluate`")
     return 0

@@ -18,7 +18,10 @@ EXAMPLE = "polyrec evaluate runs/table runs/hybrid --data clicks.parquet --repor
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "bundles", metavar="BUNDLE", nargs="+", help="folder of a bundle; several are compared"
+        "bundles",
+        metavar="BUNDLE",
+        nargs="+",
+        help="folder of a bundle; several, and nested widths, are compared",
     )
     parser.add_argument("--data", required=True, help="Parquet file or folder, or Criteo TSV[.gz]")
     parser.add_argument(
@@ -27,7 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="test",
         help="rows to use, by the schema's split rule (default test)",
     )
-    parser.add_argument("--baseline", help="bundle that the others are compared with (default: the first)")
+    parser.add_argument(
+        "--baseline",
+        help="bundle that the others (nested widths: its widest) are compared with (default: first)",
+    )
     parser.add_argument("--report", metavar="DIR", help="folder for a report with tables and plots")
     parser.add_argument(
         "--resamples",
@@ -81,7 +87,14 @@ def run(args: argparse.Namespace) -> int:
         folder = make_folder(args.report)
     torch.set_num_threads(1)
     labels = labels_of(args.bundles)
-    bundles = {labels[path]: load_bundle(path) for path in args.bundles}
+    bundles, baseline_label = {}, labels[baseline]
+    for path in args.bundles:
+        # nested widths are compared like bundles; the widest stands for the bundle
+        for view in load_bundle(path).by_width():
+            label = labels[path] + ("" if view.width is None else f".w{view.width}")
+            bundles[label] = view
+            if path == baseline:
+                baseline_label = label
     which = tuple(range(len(NAMES))) if args.split == "all" else (NAMES.index(args.split),)
     with Bars() as bars:
         predictions = predict_all(
@@ -104,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
     comparison = compare_models(
         bundles,
         predictions,
-        labels[baseline],
+        baseline_label,
         data=args.data,
         split=args.split,
         runtime=runtime,

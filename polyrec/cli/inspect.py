@@ -30,6 +30,7 @@ def run(args: argparse.Namespace) -> int:
     if Path(args.path).is_file():
         return _file(args)
     from polyrec.models.bundle.bundle import load_bundle
+    from polyrec.models.dlrm.cost import flops
     from polyrec.models.schema.popularity import skew
 
     bundle = load_bundle(args.path)
@@ -40,14 +41,19 @@ def run(args: argparse.Namespace) -> int:
         print(manifest.model_dump_json(by_alias=True))
         return 0
     shape = manifest.architecture
+    nested = f" (nested {', '.join(map(str, bundle.widths))})" if bundle.widths else ""
     print(f"{manifest.name} {bundle.name}, version {manifest.version}, made {manifest.created}")
     print(f"by Polyrec {manifest.code_version}; {bundle.bytes:,} bytes of rows and dense net")
     print(
-        f"width {shape.width}, bottom {list(shape.bottom)}, {shape.interaction}, top {list(shape.top)}; "
+        f"width {shape.width}{nested}, bottom {list(shape.bottom)}, "
+        f"{shape.interaction}, top {list(shape.top)}; "
         f"{len(manifest.schema_.dense)} dense and {len(manifest.schema_.slots)} categorical features"
     )
     for split, metrics in manifest.metrics.items():
         print(f"{split:>10}  " + "  ".join(f"{k} {v:.5g}" for k, v in metrics.items() if v is not None))
+    for view in bundle.by_width() if bundle.widths else ():
+        each = flops(view).total / 1e6
+        print(f"{view.name:>10}  {each:.3f} MFLOP a row, {view.net_bytes:,} bytes of dense net")
     print(f"\n{'table':<16}{'rows':>12}{'accesses':>14}   hottest 1% / 5% / 10%   features")
     for table, features in manifest.schema_.tables.items():
         v = bundle.encoder.vocabularies[table]

@@ -18,6 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--device", help="with --bundle: device, like cpu or cuda:0 (default: the best)")
     parser.add_argument("--precision", choices=["fp32", "bf16", "int8"], help="precision of the dense net")
+    parser.add_argument("--width", type=int, help="with --bundle: one of nested widths (default: the widest)")
     parser.add_argument("--lanes", type=int, help="with --bundle: number of lanes (default 1)")
     parser.add_argument(
         "--lane",

@@ -76,13 +76,16 @@ def resolve_plan(settings: Settings, file: Path | None = None) -> tuple[Plan, Ma
         return settings.apply_to(load_plan(file)), {}
     assert settings.bundle is not None
     bundle = load_bundle(settings.bundle)
+    # the path of a nested bundle says which width it is
+    width = settings.width or (bundle.widths[-1] if bundle.widths else None)
+    name = bundle.at_width(width).name
     if settings.runtime == "auto":
         runtime, device = best_runtime(bundle)
         # an explicit device wins over the best one
         device = settings.device or device
     else:
         runtime, device = settings.runtime, settings.device or "cpu"
-    plan = single_path_plan(settings.bundle, bundle.name, runtime, device, settings.precision)
+    plan = single_path_plan(settings.bundle, name, runtime, device, settings.precision, width)
     if settings.lanes > 1 or settings.lane != "auto":
         kind = settings.lane if settings.lane != "auto" else "process"
         lanes = [{"name": f"{device}.{i}", "device": device, "kind": kind} for i in range(settings.lanes)]

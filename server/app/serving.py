@@ -99,7 +99,8 @@ class Serving:
     @property
     def generation(self) -> Generation:
         """The data for a rollback to this generation after its lanes and tiers are closed."""
-        return Generation(self.plan, {path.planned.bundle: path.bundle for path in self.paths})
+        whole = {path.planned.bundle: path.bundle.at_width(None) for path in self.paths}
+        return Generation(self.plan, whole)
 
     def close(self) -> None:
         """Closes the lanes, then the tiers, which may take seconds; waiting queries are canceled."""
@@ -147,13 +148,16 @@ def _open(
     for planned in plan.paths:
         inside = any(lane.device == planned.device and lane.kind != "process" for lane in lanes_of)
         if inside or planned.latency is None:
-            runtimes[planned.name] = open_path(planned, bundles[planned.bundle], stacks.get(planned.name))
+            bundle = bundles[planned.bundle].at_width(planned.width)
+            runtimes[planned.name] = open_path(planned, bundle, stacks.get(planned.name))
     paths = tuple(
         OpenPath(
             planned,
-            bundles[planned.bundle],
+            bundles[planned.bundle].at_width(planned.width),
             encoder,
-            planned.accuracy if planned.accuracy is not None else accuracy(bundles[planned.bundle]),
+            planned.accuracy
+            if planned.accuracy is not None
+            else accuracy(bundles[planned.bundle].at_width(planned.width)),
             planned.latency or measure(runtimes[planned.name], encoder),
             {e: metrics.endpoint(e, planned.name) for e in ENDPOINTS},
             (b"x-polyrec-path", planned.name.encode()),
@@ -226,7 +230,7 @@ def accuracy(bundle: Bundle) -> float:
 
     UNKNOWN_ACCURACY if it has none (an imported model); never 0, which would exclude the path.
     """
-    found = bundle.manifest.metrics.get("test", {}).get("accuracy")
+    found = bundle.test_metrics.get("accuracy")
     return float(found) if found else UNKNOWN_ACCURACY
 
 

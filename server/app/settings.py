@@ -42,9 +42,10 @@ class Settings(Strict):
     """Settings of one server.
 
     bundle, plan: the model to serve; exactly one of them.
-    runtime, device, precision, lanes, lane: only with a bundle (a plan names them for each path); `auto` is
-        the best on this machine. lanes, lane: number and kind of executors (docs/lanes.md); `auto` is inline
-        for a CPU, a thread for any other device, processes if there are several.
+    runtime, device, precision, width, lanes, lane: only with a bundle (a plan names them for each path);
+        `auto` is the best on this machine. width: one of nested widths; None: the widest. lanes, lane: number
+        and kind of executors (docs/lanes.md); `auto` is inline for a CPU, a thread for any other device,
+        processes if there are several.
     policy: replaces the plan's routing policy.
     admin_token: token that POST /v1/admin/... requires as `Authorization: Bearer`; None: no administration.
     tokens: file of the clients that may request predictions (server/app/tokens.py); None: all clients may.
@@ -69,6 +70,7 @@ class Settings(Strict):
     runtime: Literal["auto", "torch", "onnx"] = "auto"
     device: str | None = None
     precision: DensePrecision = "fp32"
+    width: Annotated[int, Field(ge=1)] | None = None
     lanes: Annotated[int, Field(ge=1, le=256)] = 1
     lane: Literal["auto", "inline", "thread", "process"] = "auto"
     policy: Policy | None = None
@@ -101,7 +103,7 @@ class Settings(Strict):
     def _one_thing_to_serve(self) -> Settings:
         if (self.bundle is None) == (self.plan is None):
             raise ValueError("give either --bundle DIR or --plan FILE")
-        bundle_only = {"runtime", "device", "precision", "lanes", "lane"} & self.model_fields_set
+        bundle_only = {"runtime", "device", "precision", "width", "lanes", "lane"} & self.model_fields_set
         if self.plan is not None and bundle_only:
             raise ValueError(f"the plan names paths and lanes; leave out {', '.join(sorted(bundle_only))}")
         if (self.tls_cert is None) != (self.tls_key is None):

@@ -182,13 +182,16 @@ class BundleDocument(Document):
 
 
 class PathDocument(Document):
-    """One open path. accuracy: what routing maximizes. quality: measures on held-out rows, by split."""
+    """One open path. width: one of nested widths. accuracy: what routing maximizes. quality: measures on
+    held-out rows, by split.
+    """
 
     name: str
     representation: str
     runtime: str
     device: str
     precision: str
+    width: int | None
     accuracy: float
     latency: LatencyModel
     bundle: BundleDocument

@@ -116,6 +116,7 @@ def _path(path: OpenPath) -> dict[str, Any]:
         "runtime": planned.runtime,
         "device": planned.device,
         "precision": planned.precision,
+        "width": planned.width,
         "accuracy": path.accuracy,
         "latency": path.latency.model_dump(),
         "bundle": {

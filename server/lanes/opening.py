@@ -117,6 +117,7 @@ def task_of(planned: PlannedLane, paths: Paths) -> WorkerTask:
                 runtime=path.runtime,
                 device=path.device,
                 precision=path.precision,
+                width=path.width,
             )
             for path, bundle in paths
         ),

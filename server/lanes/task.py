@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from polyrec.models.bundle.held_files import HeldFiles
-from polyrec.models.bundle.weights import open_weights
+from polyrec.models.bundle.weights import BundleWeights, open_weights
 from polyrec.models.dlrm.precision import DensePrecision
 from polyrec.models.files import Strict
 from polyrec.models.runtimes import open_runtime
@@ -28,11 +28,11 @@ class PathTask(Strict):
     runtime: Literal["torch", "onnx"]
     device: str
     precision: DensePrecision
+    width: int | None = None
 
-    def open(self, files: HeldFiles) -> Runtime:
+    def open(self, weights: BundleWeights) -> Runtime:
         """Opens and warms up its runtime. Raises BundleError or RuntimeUnavailable."""
-        weights = open_weights(files, self.version)
-        runtime = open_runtime(self.runtime, weights, self.device, self.precision)
+        runtime = open_runtime(self.runtime, weights.at_width(self.width), self.device, self.precision)
         warm_up(runtime, weights.manifest.schema_)
         return runtime
 
@@ -50,11 +50,12 @@ class WorkerTask(Strict):
 
     def open(self) -> tuple[Runtime, ...]:
         """Opens the runtime of every path, in the worker. Raises BundleError or RuntimeUnavailable."""
-        held: dict[frozenset[int], HeldFiles] = {}
+        opened: dict[frozenset[int], BundleWeights] = {}
         runtimes = []
         for path in self.paths:
             descriptors = frozenset(path.files.values())
-            if descriptors not in held:  # paths of one bundle share its descriptors, which one object closes
-                held[descriptors] = HeldFiles(path.folder, path.files)
-            runtimes.append(path.open(held[descriptors]))
+            if descriptors not in opened:  # paths of one bundle share its descriptors and its mapped rows
+                files = HeldFiles(path.folder, path.files)
+                opened[descriptors] = open_weights(files, path.version)
+            runtimes.append(path.open(opened[descriptors]))
         return tuple(runtimes)

@@ -107,3 +107,28 @@ def test_a_given_accuracy_is_used_and_noted(small: Bundle) -> None:
 
 def test_the_derived_bundle_really_has_the_net_of_its_origin(bundle: Bundle, small: Bundle) -> None:
     assert load_bundle(small.path).manifest.files[NET].sha256 == bundle.manifest.files[NET].sha256
+
+
+def test_nested_widths_are_paths_of_their_own(nested: Bundle, small: Bundle) -> None:
+    found = every({"ladder": nested}, devices=(CPU,))
+    assert names(found) == ["table.w4@cpu", "table.w4.int8@cpu", "table.w8@cpu", "table.w8.int8@cpu"]
+    assert [c.path.width for c in found] == [c.bundle.width for c in found] == [4, 4, 8, 8]
+    assert len({c.identity for c in found}) == len(found)
+    assert names(every({"a": nested, "b": nested}, devices=(GPU,), precisions=["fp32"])) == [
+        "a.w4@cuda:0", "a.w8@cuda:0", "b.w4@cuda:0", "b.w8@cuda:0",
+    ]  # fmt: skip
+
+
+def test_nested_widths_share_whole_rows_in_memory(nested: Bundle) -> None:
+    narrow, wide = (path_memory(view, peak=0) for view in nested.by_width())
+    assert narrow.tables == wide.tables == path_memory(nested, peak=0).tables
+    assert narrow.fixed < wide.fixed
+
+
+def test_each_width_has_its_own_figures(nested: Bundle, tmp_path: Path) -> None:
+    model, representation = quantize_bundle(nested, "int8")
+    derived = write_bundle(tmp_path / "int8", model, representation, nested.encoder, {}, {})
+    both = {"table": nested, "int8": derived}
+    for candidate in every(both, devices=(CPU,), precisions=["fp32"]):
+        expected = nested.manifest.metrics[f"test.w{candidate.bundle.width}"]["accuracy"]
+        assert bundle_accuracy(candidate, both).accuracy == expected

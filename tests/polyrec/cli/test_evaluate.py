@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from polyrec.cli import evaluate
-from polyrec.models.bundle.bundle import load_bundle, write_bundle
+from polyrec.models.bundle.bundle import Bundle, load_bundle, write_bundle
 from polyrec.models.errors import PolyrecError
 
 ONE = {"bundle", "split", "rows", "positives", "auc", "log_loss", "normalised_entropy", "accuracy"}
@@ -59,6 +59,20 @@ def test_several_bundles_give_a_list_with_differences_to_the_baseline(
     table, other = json.loads(capsys.readouterr().out)
     assert other["to_baseline"] is None
     assert table["to_baseline"]["log_loss"]["verdict"] == "better"
+
+
+def test_nested_widths_are_compared(
+    nested: Bundle, bundle_dir: Path, clicks: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(nested.path, "--data", clicks, "--resamples", 20, "--json") == 0
+    narrow, wide = json.loads(capsys.readouterr().out)
+    assert [narrow["label"], wide["label"]] == ["table.w4", "table.w8"]
+    assert wide["to_baseline"] is None
+    assert narrow["bytes"]["total"] < wide["bytes"]["total"]
+    assert narrow["flops_per_row"]["total"] < wide["flops_per_row"]["total"]
+    for one in (narrow, wide):
+        expected = nested.manifest.metrics[f"test.{one['label'].partition('.')[2]}"]["auc"]
+        assert one["auc"] == pytest.approx(expected, rel=1e-3)
 
 
 def test_several_bundles_are_shown_in_a_table_with_findings(

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from polyrec.cli.main import main
+from polyrec.models.bundle.bundle import Bundle
 from polyrec.planner.deployment.proposal import propose
 from polyrec.planner.deployment.requirements import Requirements
 from polyrec.planner.plan import save_plan
@@ -22,6 +24,12 @@ def shown(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_a_bundle_shows_its_tables(bundle_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "hottest 1% / 5% / 10%" in shown([str(bundle_dir)], capsys)
+
+
+def test_nested_widths_are_shown_with_their_cost(nested: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
+    said = shown([str(nested.path)], capsys)
+    assert "width 8 (nested 4, 8)" in said
+    assert re.search(r"table.w4  0.0\d\d MFLOP a row, [\d,]+ bytes of dense net", said)
 
 
 def test_a_profile_shows_its_machine_and_paths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,9 @@ import pytest
 
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.errors import BundleError, RuntimeUnavailable
+from polyrec.models.runtimes import open_runtime
+from polyrec.models.schema.batch import Batch
+from polyrec.models.schema.schema import ROLES
 from polyrec.planner.plan import Plan, PlannedPath, Routing, single_path_plan
 from polyrec.server.app.engine import Engine, LifecycleState
 from polyrec.server.dispatch.dispatcher import clock
@@ -48,6 +51,43 @@ def test_every_path_of_a_plan_answers_alike(bundle_dir: Path, bundle: Bundle, pl
     engine.close()
     with pytest.raises(NotReady):
         _ = engine.serving
+
+
+@pytest.mark.parametrize("kind", ["inline", "process"])
+def test_nested_widths_are_paths_of_one_bundle(kind: str, nested: Bundle) -> None:
+    plan = Plan.model_validate(
+        {
+            "paths": [
+                {"name": f"table.w{w}@cpu", "bundle": nested.path, "runtime": "onnx", "width": w}
+                for w in nested.widths
+            ],
+            "lanes": [{"name": "cpu", "kind": kind}],
+        }
+    )
+    engine = Engine()
+    engine.load(plan)
+    previous = engine.serving.generation
+    engine.load(previous.plan, previous.bundles)  # as a rollback does
+    serving = engine.serving
+    assert [p.bundle.width for p in serving.paths] == [4, 8]
+    assert len({id(p.bundle.rows) for p in serving.paths}) == 1
+
+    async def run() -> None:
+        rows = serving.decoder.predict(b'{"instances": [{"item": "1"}, {}]}')
+        blocks = []
+        for role in ROLES:
+            columns = dict.fromkeys(nested.manifest.schema_.layout(role).names)
+            given = columns | ({"item": ["1", None]} if role == "candidate" else {})
+            blocks.append(nested.encoder.block(role, given, 2))
+        batch = Batch(*blocks)
+        for path in serving.paths:
+            engine.route(Routing(policy=f"static:{path.name}"))
+            answer = await serving.dispatcher.submit(rows, clock(), 60).payload.answer
+            expected = open_runtime("onnx", nested.at_width(path.planned.width)).predict(batch)
+            np.testing.assert_allclose(answer.probabilities, expected, rtol=0, atol=1e-6)
+
+    asyncio.run(run())
+    engine.close()
 
 
 def test_another_plan_takes_over_and_the_old_one_ends_when_it_is_idle(

@@ -17,6 +17,7 @@ import httpx
 import pytest
 import uvloop
 
+from polyrec.models.bundle.bundle import Bundle
 from polyrec.planner.plan import save_plan, single_path_plan
 from polyrec.server.app.run import (
     ACCEPTS_PER_ITERATION,
@@ -146,6 +147,14 @@ def test_the_requested_runtime_and_lane_are_used(bundle_dir: Path, runtime: str)
         assert httpx.post(f"{server.url}/v1/predict", content=BODY).status_code == 200
 
 
+@pytest.mark.parametrize(("given", "name"), [({}, "table.w8@cpu"), ({"width": 4}, "table.w4@cpu")])
+def test_one_of_nested_widths_is_served(nested: Bundle, given: dict[str, int], name: str) -> None:
+    with start({"bundle": nested.path, "device": "cpu"} | given) as server:
+        (path,) = httpx.get(f"{server.url}/v1/paths").json()["paths"]
+        assert (path["name"], path["width"]) == (name, given.get("width", 8))
+        assert httpx.post(f"{server.url}/v1/predict", content=BODY).json()["path"] == name
+
+
 def test_a_port_in_use_is_one_clear_line(tmp_path: Path) -> None:
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
@@ -190,6 +199,7 @@ def test_a_server_that_cannot_start_says_why_in_one_line(bundle_dir: Path, tmp_p
             "corrupt": failure({"POLYREC_BUNDLE": str(corrupt), "POLYREC_PORT": "0"}),
             "port": failure({"POLYREC_BUNDLE": str(bundle_dir), "POLYREC_PORT": port}),
             "unknown": failure({"POLYREC_BUNDEL": str(bundle_dir)}),
+            "width": failure({"POLYREC_BUNDLE": str(bundle_dir), "POLYREC_WIDTH": "4"}),
         }
     for line in said.values():
         assert line.startswith("polyrec: error: ")
@@ -198,6 +208,7 @@ def test_a_server_that_cannot_start_says_why_in_one_line(bundle_dir: Path, tmp_p
     assert "is corrupt" in said["corrupt"]
     assert "Address already in use" in said["port"]
     assert "POLYREC_BUNDEL" in said["unknown"]
+    assert "has one width, 8, and none nested" in said["width"]
 
 
 def test_a_child_that_fails_to_start_raises_in_its_parent(tmp_path: Path) -> None:
