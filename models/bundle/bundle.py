@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as distribution_version
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,15 @@ class Bundle:
     def by_width(self) -> tuple[Bundle, ...]:
         """The bundle at each of its nested widths; itself for a plain model or one that is at a width."""
         return tuple(self.at_width(w) for w in self.widths) if self.width is None and self.widths else (self,)
+
+    @property
+    def test_metrics(self) -> dict[str, float]:
+        """Its metrics on test rows that are defined; `information` also of bundles older than it."""
+        found = self.manifest.metrics.get("test", {})
+        metrics = {k: float(v) for k, v in found.items() if v is not None and isfinite(v)}
+        if "normalised_entropy" in metrics:
+            metrics.setdefault("information", 1 - metrics["normalised_entropy"])
+        return metrics
 
     def stage(self) -> Stage:
         """A new embedding stage over the mapped rows."""

@@ -20,13 +20,14 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from polyrec.models.evaluation.metrics import row_losses
+from polyrec.models.evaluation.metrics import Ranks, binary_entropy, row_losses, row_weights
 from polyrec.models.schema.batch import F32, F64, I64
 
 Bools = NDArray[np.bool_]
 
-Metric = Literal["auc", "log_loss", "accuracy"]
-METRICS: tuple[Metric, ...] = ("auc", "log_loss", "accuracy")
+Metric = Literal["information", "auc", "log_loss", "accuracy", "mrr", "ndcg"]
+METRICS: tuple[Metric, ...] = ("information", "auc", "log_loss", "accuracy")
+"""Metrics of a comparison, for any data; mrr and ndcg need groups."""
 LOWER_IS_BETTER = frozenset({"log_loss"})
 RESAMPLES = 1000
 LEVEL = 0.95
@@ -63,7 +64,7 @@ class ComparedModel:
 
 
 def verdict(metric: Metric, difference: Interval) -> Verdict:
-    """See Standing.verdict."""
+    """See ComparedModel.verdict."""
     if not np.isfinite([difference.value, difference.low, difference.high]).all():
         return "undefined"
     if difference.value == difference.low == difference.high == 0:
@@ -107,30 +108,70 @@ def samples(
     groups: I64 | None = None,
     resamples: int = RESAMPLES,
     seed: int = 0,
+    metrics: Sequence[Metric] = METRICS,
+    negatives_kept: float = 1.0,
 ) -> F64:
-    """Returns metrics, float64 [1 + resamples, models, METRICS], of all rows, then of each resample.
+    """Returns metrics, float64 [1 + resamples, models, metrics], of all rows, then of each resample.
 
-    See `compare` for the arguments.
+    Resamples depend on the rows and the seed alone, so those of separate calls on the same rows are paired.
+    negatives_kept: as in polyrec.models.evaluation.metrics.evaluate. See `compare` for the other arguments.
     """
-    return np.stack(list(_metrics(labels, predictions, groups, resamples, seed)))
+    unit = None if groups is None else np.unique(groups, return_inverse=True)[1]
+    units = labels.size if unit is None else int(unit.max()) + 1
+    models = [_Resampled(p, labels, groups, unit, metrics, negatives_kept) for p in predictions]
+    every = chain((np.ones(units, np.int64),), draws(units, resamples, seed))
+    return np.stack([[model.measure(weights) for model in models] for weights in every])
 
 
-def _metrics(
-    labels: F32, predictions: Sequence[F32], groups: I64 | None, resamples: int, seed: int
-) -> Iterator[F64]:
-    if groups is None:
-        unit, sizes = None, np.ones(labels.size, np.int64)
-    else:
-        _, unit, sizes = np.unique(groups, return_inverse=True, return_counts=True)
-    losses = np.stack([_sums(row_losses(p, labels), unit) for p in predictions])
-    hits = np.stack([_sums((p > 0.5) == (labels > 0.5), unit) for p in predictions])
-    ranked = [SortedScores(p, labels) for p in predictions]
-    for weights in chain((np.ones(sizes.size, np.int64),), draws(sizes.size, resamples, seed)):
-        rows = weights if unit is None else weights[unit]
+class _Resampled:
+    """One model's metrics under any weights of the units that are drawn: rows, or requests.
+
+    unit: int64 [rows], the request of each row; None: each row is one.
+    """
+
+    def __init__(
+        self,
+        p: F32,
+        labels: F32,
+        groups: I64 | None,
+        unit: I64 | None,
+        metrics: Sequence[Metric],
+        negatives_kept: float,
+    ) -> None:
+        self._metrics, self._unit = metrics, unit
+        weights = row_weights(labels, negatives_kept)
+        self._rows = _sums(weights, unit)
+        self._clicks = _sums(labels > 0.5, unit)
+        self._losses = _sums(row_losses(p, labels) * weights, unit)
+        self._hits = _sums(((p > 0.5) == (labels > 0.5)) * weights, unit)
+        self._scores = SortedScores(p, labels) if "auc" in metrics else None
+        self._ranks = None if groups is None else Ranks(p, labels, groups)
+        if self._ranks is not None and groups is not None:
+            self._ranked = np.searchsorted(np.unique(groups), self._ranks.group)
+
+    def measure(self, weights: I64) -> list[float]:
+        """weights: int64 [units], how often each was drawn. Returns the metrics, nan where undefined."""
         weight = weights.astype(np.float64)
-        total = float(weights @ sizes)
-        aucs = [r.auc(rows) for r in ranked]
-        yield np.stack((aucs, losses @ weight / total, hits @ weight / total), axis=1)
+        rows = float(self._rows @ weight)
+        return [self._value(metric, weights, weight, rows) for metric in self._metrics]
+
+    def _value(self, metric: Metric, weights: I64, weight: F64, rows: float) -> float:
+        if metric == "auc":
+            assert self._scores is not None
+            return self._scores.auc(weights if self._unit is None else weights[self._unit])
+        if metric == "accuracy":
+            return float(self._hits @ weight) / rows
+        if metric in ("mrr", "ndcg"):
+            if self._ranks is None or not self._ranks.count:
+                return float("nan")
+            drawn = weight[self._ranked]
+            values = self._ranks.reciprocal if metric == "mrr" else self._ranks.ndcg
+            return float(drawn @ values / drawn.sum()) if drawn.any() else float("nan")
+        loss = float(self._losses @ weight) / rows
+        if metric == "log_loss":
+            return loss
+        entropy = binary_entropy(float(self._clicks @ weight) / rows)
+        return 1 - loss / entropy if entropy else float("nan")
 
 
 def _sums(values: NDArray[Any], unit: I64 | None) -> F64:

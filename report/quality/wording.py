@@ -10,23 +10,31 @@ from polyrec.models.evaluation.comparison import METRICS, Interval, Metric, verd
 from polyrec.report.page import Table
 from polyrec.report.quality.comparison import ModelComparison, ModelEntry
 
-NAMES: dict[Metric, str] = {"auc": "AUC", "log_loss": "log-loss", "accuracy": "accuracy"}
+NAMES: dict[Metric, str] = {
+    "information": "information",
+    "auc": "AUC",
+    "log_loss": "log-loss",
+    "accuracy": "accuracy",
+    "mrr": "MRR",
+    "ndcg": "NDCG",
+}
 MINUS = "\N{MINUS SIGN}"
 TERMS: tuple[tuple[str, str], ...] = (
+    (
+        "information",
+        "information gain, the share of the labels' entropy that the model explains: one minus its log-loss "
+        "over that of always predicting the mean click rate. 0 is that constant, 1 is perfect.",
+    ),
     (
         "AUC",
         "the chance that a positive row (a click) is scored above another; 0.5 is guessing, 1 is perfect.",
     ),
     ("log-loss", "the mean negative log-likelihood of the labels, in nats; lower is better."),
-    (
-        "normalized entropy",
-        "log-loss over that of always predicting the mean click rate; below 1 is better than that.",
-    ),
     ("accuracy", "the share of rows on the right side of a probability of one half."),
     (
-        "MRR, top-1",
-        "per request, the mean of 1/rank of the best-ranked positive row, "
-        "and how often that rank is the first.",
+        "MRR, top-1, NDCG",
+        "per request, the mean of 1/rank of the best-ranked positive row, how often that rank is the first, "
+        "and the gain of the positive rows, discounted by rank, over the best possible.",
     ),
     (
         "size",
@@ -151,7 +159,7 @@ def table(comparison: ModelComparison) -> Table:
     entries = comparison.entries
     columns: dict[str, list[str]] = {"model": [e.label for e in entries]}
     wordy = ["size"]
-    for metric in ("log_loss", "auc"):
+    for metric in ("information", "auc"):
         columns[NAMES[metric]] = [number(e.standing.metrics[metric].value) for e in entries]
         if len(entries) > 1:
             against = f"{NAMES[metric]} against {comparison.baseline}"
@@ -164,11 +172,12 @@ def table(comparison: ModelComparison) -> Table:
         f"{size(e.bytes.total)} ({size(e.bytes.rows)} rows, {size(e.bytes.net)} net)" for e in entries
     ]
     columns["MFLOP a row"] = [mflop(e.flops.total) for e in entries]
-    columns["normalized entropy"] = [number(e.quality.normalised_entropy) for e in entries]
+    columns["log-loss"] = [number(e.quality.log_loss) for e in entries]
     columns["accuracy"] = [number(e.quality.accuracy) for e in entries]
     if comparison.grouped:
         columns["MRR"] = [number(e.quality.mrr) for e in entries]
         columns["top-1"] = [number(e.quality.top1) for e in entries]
+        columns["NDCG"] = [number(e.quality.ndcg) for e in entries]
     head = tuple(columns)
     text_columns = frozenset(i for i, name in enumerate(head) if name in wordy)
     return Table(head, tuple(zip(*columns.values(), strict=True)), text_columns)

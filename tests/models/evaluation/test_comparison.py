@@ -53,8 +53,11 @@ def test_intervals_are_those_of_a_plain_loop_over_resamples(grouped: bool) -> No
         of_unit = [np.flatnonzero((groups if groups is not None else units) == u) for u in drawn]
         rows = np.concatenate(of_unit)
         for name, p in predictions.items():
+            base = y[rows].mean(dtype=np.float64)
+            entropy = -base * np.log(base) - (1 - base) * np.log(1 - base)
             samples[name].append(
                 [
+                    1 - metrics.log_loss(y[rows], p[rows].astype(np.float64)) / entropy,
                     metrics.roc_auc_score(y[rows], p[rows]),
                     metrics.log_loss(y[rows], p[rows].astype(np.float64)),
                     metrics.accuracy_score(y[rows], p[rows] > 0.5),

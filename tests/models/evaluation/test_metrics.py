@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics
 
+from polyrec.models.evaluation.comparison import samples
 from polyrec.models.evaluation.metrics import auc, evaluate, log_loss
 
 
@@ -22,12 +23,12 @@ def test_auc_and_log_loss_equal_scikit_learn(seed: int, rows: int, levels: int) 
 
 
 @given(st.integers(0, 10_000), st.integers(1, 8))
-def test_mrr_and_top1_equal_a_loop_over_groups(seed: int, groups: int) -> None:
+def test_ranking_metrics_equal_a_loop_over_groups(seed: int, groups: int) -> None:
     random = np.random.default_rng(seed)
     group = random.integers(0, groups, 40)
     p = random.integers(0, 6, 40).astype(np.float32) / 7
     y = (random.random(40) < 0.2).astype(np.float32)
-    reciprocal, top = [], []
+    reciprocal, top, gains = [], [], []
     for g in np.unique(group):
         scores, labels = p[group == g], y[group == g]
         if not labels.any():
@@ -36,11 +37,13 @@ def test_mrr_and_top1_equal_a_loop_over_groups(seed: int, groups: int) -> None:
         above, ties = (scores > best).sum(), (scores == best).sum()
         reciprocal.append(1 / (above + (ties + 1) / 2))
         top.append((1 / ties) if above == 0 else 0.0)
+        gains.append(metrics.ndcg_score([labels], [scores]) if labels.size > 1 else 1.0)
     quality = evaluate(p, y, group)
     assert quality.groups == len(reciprocal)
     if reciprocal:
         assert quality.mrr == pytest.approx(np.mean(reciprocal))
         assert quality.top1 == pytest.approx(np.mean(top))
+        assert quality.ndcg == pytest.approx(np.mean(gains))
 
 
 def test_a_constant_base_rate_has_normalised_entropy_and_calibration_of_one() -> None:
@@ -62,3 +65,27 @@ def test_metrics_that_are_not_defined_are_none_in_json() -> None:
 def test_predictions_of_another_length_are_refused() -> None:
     with pytest.raises(ValueError, match="predictions for"):
         evaluate(np.zeros(2, np.float32), np.zeros(3, np.float32))
+
+
+def test_sampled_negatives_count_as_the_rows_they_stand_for() -> None:
+    random = np.random.default_rng(0)
+    y = (random.random(400) < 0.2).astype(np.float32)
+    p = random.random(400).astype(np.float32)
+    copies = np.where(y > 0, 1, 4)
+    whole = evaluate(np.repeat(p, copies), np.repeat(y, copies))
+    sampled = evaluate(p, y, negatives_kept=0.25)
+    for name in ("auc", "log_loss", "information", "accuracy", "calibration"):
+        assert getattr(sampled, name) == pytest.approx(getattr(whole, name)), name
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_the_error_of_information_is_the_spread_of_resamples(grouped: bool) -> None:
+    random = np.random.default_rng(1)
+    y = (random.random(2000) < 0.3).astype(np.float32)
+    p = np.clip(0.3 + 0.3 * (y - 0.3) + random.normal(0, 0.1, 2000), 0.01, 0.99).astype(np.float32)
+    groups = np.arange(2000) // 8 if grouped else None
+    found = evaluate(p, y, groups).information_error
+    drawn = samples(y, [p], groups, 400, metrics=("log_loss",))[1:, 0, 0]
+    base = float(y.mean())
+    entropy = -base * np.log(base) - (1 - base) * np.log(1 - base)
+    assert found == pytest.approx(drawn.std() / entropy, rel=0.15)

@@ -41,7 +41,7 @@ def test_the_page_needs_nothing_outside_itself(folder: Path) -> None:
 def test_page_and_text_name_real_differences(folder: Path) -> None:
     outline = Outline((folder / "report.html").read_text(encoding="utf-8"))
     for said in (outline.text, (folder / "report.md").read_text(encoding="utf-8")):
-        assert "better is better than table in AUC" in said
+        assert "better is better than table in information" in said
         assert "same predicts the same as table." in said
         assert "no difference shown" in said
         assert "paired" in said

@@ -40,16 +40,16 @@ def test_lower_log_loss_is_better() -> None:
 def test_findings_name_real_differences(comparison: ModelComparison) -> None:
     by = {line.split()[0]: line for line in findings(comparison)}
     assert by["same"] == "same predicts the same as table."
-    assert by["better"].startswith("better is better than table in AUC and log-loss")
-    assert by["worse"].startswith("worse is worse than table in AUC, log-loss")
-    assert by["other"] == "other shows no difference to table in AUC, log-loss and accuracy."
+    assert by["better"].startswith("better is better than table in information, AUC and log-loss")
+    assert by["worse"].startswith("worse is worse than table in information, AUC, log-loss")
+    assert by["other"] == "other shows no difference to table in information, AUC, log-loss and accuracy."
     assert "table" not in by
 
 
 def test_the_table_compares_only_where_there_is_something_to_compare(make: Make) -> None:
     one = table(make("a")).head
     two = table(make("a", "b")).head
-    assert set(two) - set(one) == {"AUC against a", "log-loss against a"}
+    assert set(two) - set(one) == {"AUC against a", "information against a"}
     assert "MRR" in table(make("a", grouped=True)).head
     assert "MRR" not in one
 
