@@ -1,8 +1,9 @@
 """Expected results of a plan: its traffic, what it serves of it, its bottlenecks.
 
 `polyrec plan` writes them into the plan file, for people and for comparison with measurements; a server
-ignores them. Rates are rows per second. The objective is correct predictions per second, MP-Rec's
-correct-prediction throughput: rows answered within the SLO, each weighted by its path's accuracy.
+ignores them. Rates are rows per second. The objective is information per second within the
+SLO: rows answered in time, each weighted by its path's quality. MP-Rec's correct-prediction throughput, the
+same weighted by accuracy, stands beside it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from polyrec.models.files import Strict
+from polyrec.planner.quality import Finite
 from polyrec.planner.traffic import Traffic
 
 Real = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -29,7 +31,7 @@ class ExpectedPath(Strict):
 
     path: str
     share: Share
-    accuracy: Share
+    quality: Finite
     largest_rows: Annotated[int, Field(ge=1)]
     batch_rows: Annotated[int, Field(ge=1)]
 
@@ -37,7 +39,7 @@ class ExpectedPath(Strict):
 class ExpectedDevice(Strict):
     """One device, or `front`, the core that reads requests and writes answers.
 
-    load: share of its usable time under the SLO. price: correct predictions per second that one more lane's
+    load: share of its usable time under the SLO. price: information per second that one more lane's
     time would add (the dual of its time).
     """
 
@@ -48,10 +50,10 @@ class ExpectedDevice(Strict):
 
 
 class Bottleneck(Strict):
-    """A limit on correct predictions.
+    """A limit on information.
 
     what: a device, a memory, or queries that no path answers within the SLO. kind `promise`: the SLO. gain:
-    correct predictions per second that lifting it would add.
+    information per second that lifting it would add.
     """
 
     kind: BoundKind
@@ -63,17 +65,18 @@ class Upgrade(Strict):
     """Gain of one more core, device or GB, by planning again with it."""
 
     what: str
-    correct_per_s: float
+    information_per_s: float
     rows_per_s: float
 
 
 class Expected(Strict):
     """Averaged over the traffic's time.
 
-    asked_rows_per_s: arriving rows. rows_per_s: of those, answered within the SLO (goodput). accuracy: mean
-    over those. unserved: share of the rows that no path answers within the SLO at any load. gap: how far the
-    plan may be from the best one, relative (the solver's bound). cost_per_million: predictions, of the
-    devices used, where they have prices.
+    asked_rows_per_s: arriving rows. rows_per_s: of those, answered within the SLO (goodput).
+    information_per_s: of those; quality: their mean. correct_per_s: of those, expected to be right at 0.5,
+    where every path has an accuracy. unserved: share of the rows that no path answers within the SLO at any
+    load. gap: how far the plan may be from the best one, relative (the solver's bound). cost_per_million:
+    predictions, of the devices used, where they have prices.
     """
 
     traffic: Traffic
@@ -81,8 +84,9 @@ class Expected(Strict):
     machine: str
     asked_rows_per_s: Real
     rows_per_s: Real
-    correct_per_s: Real
-    accuracy: Share
+    information_per_s: Finite
+    quality: Finite
+    correct_per_s: Real | None = None
     unserved: Share = 0.0
     paths: tuple[ExpectedPath, ...]
     devices: tuple[ExpectedDevice, ...]

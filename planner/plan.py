@@ -1,7 +1,7 @@
 """The plan: which paths a server opens, on which lanes they run, how queries are routed, and limits.
 
 A readable JSON file in, one frozen, validated `Plan` out. A path is a representation on a device
-(`table@cpu`): a bundle, the runtime that executes it and where, with its measured latency and accuracy.
+(`table@cpu`): a bundle, the runtime that executes it and where, with its measured latency and quality.
 A lane is one executor on a device; several lanes of a CPU share its paths. Paths of bundles are
 relative to the plan file, so that a plan and its bundles travel together.
 """
@@ -19,6 +19,7 @@ from polyrec.models.files import MOST_SERVED_BYTES, Strict, read_json, validate_
 from polyrec.planner.expected import Expected
 from polyrec.planner.latency_model import LatencyModel
 from polyrec.planner.placement import Placement
+from polyrec.planner.quality import Finite, QualityDifference, QualityMetric
 
 PathName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.@:-]+$", max_length=64)]
 Rows = Annotated[int, Field(ge=1)]
@@ -74,9 +75,9 @@ class Limits(Strict):
 class PlannedPath(Strict):
     """One path: `bundle` executed by `runtime` on `device`, its dense net in a precision.
 
-    width: one of the bundle's nested widths; None: all columns (of nested widths, the widest).
-    accuracy: share of rows predicted right on held-out data (MP-Rec's measure), what routing maximizes;
-    None: the bundle's own figure. latency: of one batch on one lane of the device; None: measured
+    width: one of the bundle's nested widths; None: all columns (of nested widths, the widest). quality: in the
+    plan's metric, on test rows; None: the bundle's own figure. accuracy: share of test rows predicted right
+    at 0.5 (MP-Rec's measure), only reported. latency: of one batch on one lane of the device; None: measured
     roughly when the server loads.
     """
 
@@ -86,6 +87,7 @@ class PlannedPath(Strict):
     device: str = "cpu"
     precision: DensePrecision = "fp32"
     width: Annotated[int, Field(ge=1)] | None = None
+    quality: Finite | None = None
     accuracy: Annotated[float, Field(ge=0, le=1)] | None = None
     latency: LatencyModel | None = None
 
@@ -106,7 +108,7 @@ class PlannedLane(Strict):
 class Routing(Strict):
     """Routing policy and its parameters. policy: `priced`, `mprec`, `deeprecsys` or `static:PATH`.
 
-    weights: multiplies a path's accuracy in every decision, 1 where not named; 0 takes the path out.
+    weights: multiplies a path's value in every decision, 1 where not named; 0 takes the path out.
     query_s, row_s: seconds of the front (parsing, writing) for a query and for each of its rows.
     """
 
@@ -119,14 +121,18 @@ class Routing(Strict):
 class Plan(Strict):
     """Chosen paths, their lanes, the routing, the default latency budget in milliseconds, and the limits.
 
-    version: 2 since limits have a cap on budgets and a body limit that follows from the rows; 1 is read.
+    version: 3 since paths have a quality; 1 and 2, whose paths have only an accuracy, are read, and quality
+    is then that of the bundles. metric: of the paths' quality. differences: between two of them, with
+    intervals; paths whose difference was not shown are worth the same (planner/quality.py).
     lanes: empty means one for each device that a path names, inline on the CPU, a thread elsewhere.
     placement: which tier holds which rows; None: every path's device holds all. expected: the planner's
     forecast, which a server ignores.
     """
 
-    version: Literal[1, 2] = 2
+    version: Literal[1, 2, 3] = 3
     paths: Annotated[tuple[PlannedPath, ...], Field(min_length=1, max_length=MOST_PATHS)]
+    metric: QualityMetric = "information"
+    differences: tuple[QualityDifference, ...] = ()
     lanes: Annotated[tuple[PlannedLane, ...], Field(max_length=MOST_PATHS)] = ()
     routing: Routing = Routing()
     default_budget_ms: BudgetMs = 100.0
@@ -164,9 +170,13 @@ class Plan(Strict):
                 known = ", ".join(f"'{path.name}'" for path in self.paths)
                 raise ValueError(f"routing names path '{name}', which is not planned; planned: {known}")
         routed = [p for p in self.paths if static in (self.routing.policy, p.name)]
-        if not any(p.accuracy != 0 and self.routing.weights.get(p.name, 1) for p in routed):
+        if not any(self.routing.weights.get(p.name, 1) for p in routed):
             named = ", ".join(f"'{p.name}'" for p in routed)
-            raise ValueError(f"no path would answer: of {named}, accuracy or weight is 0")
+            raise ValueError(f"no path would answer: the weight of {named} is 0")
+        for d in self.differences:
+            for name in (d.path, d.other):
+                if name not in names:
+                    raise ValueError(f"differences name path '{name}', which is not planned")
         for placed in self.placement.paths if self.placement else ():
             if placed.path not in names:
                 raise ValueError(f"placement names path '{placed.path}', which is not planned")
@@ -219,6 +229,8 @@ def load_plan(file: str | Path) -> Plan:
         raw = read_json(Path(file), what, PlanError, MOST_SERVED_BYTES)
     except FileNotFoundError:
         raise PlanError(f"no plan file '{file}'") from None
+    if isinstance(raw, dict) and raw.get("version") in (1, 2):
+        raw.pop("expected", None)  # in correct predictions
     plan = validate_as(Plan, raw, what, PlanError)
     beside = Path(file).parent
     paths = tuple(p.model_copy(update={"bundle": beside / p.bundle}) for p in plan.paths)

@@ -6,6 +6,7 @@ also describe another machine; its figures are then derived (origin `derived`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -16,6 +17,7 @@ from polyrec.models.files import Strict, read_json, validate_as, write_text
 from polyrec.planner.devices import Machine
 from polyrec.planner.latency_model import LatencyModel
 from polyrec.planner.plan import LaneKind, PlannedPath
+from polyrec.planner.quality import Finite, QualityDifference, QualityMetric, given_differences
 
 Count = Annotated[int, Field(ge=0)]
 Real = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -63,16 +65,18 @@ class Memory(Strict):
 class PathProfile(Strict):
     """Latency, memory and quality of one path.
 
-    latency: of a lane that is warm; evicted: with the caches emptied between batches. accuracy and
-    quality: the bundle's own test figures, unless `accuracy_from` says that they were measured on `data`
-    with this very path, or `assumed` (`note` says from what). origin: whether the figures are of this
+    latency: of a lane that is warm; evicted: with the caches emptied between batches. quality: on test rows,
+    in the profile's metric, with its 95% interval; metrics: all that were measured. They are the bundle's
+    own test figures, unless `quality_from` says that they were measured on `data` with this very path,
+    `given` by the user, or `assumed` (`note` says from what). origin: whether the figures are of this
     machine. bundle_version: of the bundle that was measured.
     """
 
     path: PlannedPath
     representation: str
-    accuracy: Annotated[float, Field(ge=0, le=1)]
-    quality: dict[str, float] = Field(default_factory=dict)
+    quality: Finite
+    interval: tuple[Finite, Finite] | None = None
+    metrics: dict[str, float] = Field(default_factory=dict)
     memory: Memory
     startup_s: Real = 0.0
     latency: LatencyModel
@@ -80,9 +84,14 @@ class PathProfile(Strict):
     evicted: tuple[Point, ...] = ()
     error: FitError | None = None
     origin: Literal["measured", "derived"] = "measured"
-    accuracy_from: Literal["bundle", "data", "assumed"] = "bundle"
+    quality_from: Literal["bundle", "data", "given", "assumed"] = "bundle"
     note: str = ""
     bundle_version: str | None = None
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of test rows predicted right at 0.5, where it was measured."""
+        return self.metrics.get("accuracy")
 
 
 class Front(Strict):
@@ -100,13 +109,17 @@ class Hop(Strict):
 
 
 class Profile(Strict):
-    """The machine and its paths. front: None if it was not measured. hops: by kind of lane; one that is
-    missing was not.
+    """The machine and its paths.
+
+    metric: of the paths' quality; differences: between every two of them. front: None if it was not measured.
+    hops: by kind of lane; one that is missing was not. version: 2 since paths have a quality.
     """
 
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     machine: Machine
     paths: Annotated[tuple[PathProfile, ...], Field(min_length=1)]
+    metric: QualityMetric = "information"
+    differences: tuple[QualityDifference, ...] = ()
     front: Front | None = None
     hops: dict[LaneKind, Hop] = Field(default_factory=dict)
 
@@ -118,13 +131,34 @@ def load_profile(file: str | Path) -> Profile:
         raw = read_json(Path(file), what, ProfileError)
     except FileNotFoundError:
         raise ProfileError(f"no profile '{file}'; make one: polyrec profile BUNDLE --out {file}") from None
-    profile = validate_as(Profile, raw, what, ProfileError)
+    profile = validate_as(Profile, _upgraded(raw), what, ProfileError)
     beside = Path(file).parent
     paths = tuple(
         p.model_copy(update={"path": p.path.model_copy(update={"bundle": beside / p.path.bundle})})
         for p in profile.paths
     )
     return profile.model_copy(update={"paths": paths})
+
+
+def _upgraded(raw: object) -> object:
+    """Returns the content of a profile of version 1 as version 2, other content as it is.
+
+    Its paths have an accuracy, and metrics under `quality`.
+    """
+    if not isinstance(raw, dict) or raw.get("version") != 1 or not isinstance(raw.get("paths"), list):
+        return raw
+    old = [path for path in raw["paths"] if isinstance(path, dict)]
+    known = all("normalised_entropy" in (path.get("quality") or {}) for path in old)
+    paths = []
+    for path in raw["paths"]:
+        if isinstance(path, dict) and "accuracy" in path:
+            path = dict(path)
+            metrics = {**(path.pop("quality", None) or {}), "accuracy": path.pop("accuracy")}
+            entropy = metrics.get("normalised_entropy", 1.0)
+            path |= {"quality": 1 - entropy if known else metrics["accuracy"], "metrics": metrics}
+            path["quality_from"] = path.pop("accuracy_from", "bundle")
+        paths.append(path)
+    return raw | {"version": 2, "metric": "information" if known else "accuracy", "paths": paths}
 
 
 def on_machine(profile: Profile, machine: Machine, named: str) -> Profile:
@@ -146,6 +180,27 @@ def on_machine(profile: Profile, machine: Machine, named: str) -> Profile:
                 f"describe; it has {', '.join(sorted(known))}"
             )
     return profile.model_copy(update={"machine": machine})
+
+
+def with_given_quality(profile: Profile, given: Mapping[str, float]) -> Profile:
+    """Returns the profile with the qualities of some paths as the operator gives them.
+
+    Raises ProfileError for a path that is not in the profile.
+    """
+    if not given:
+        return profile
+    names = [p.path.name for p in profile.paths]
+    for name in given:
+        if name not in names:
+            raise ProfileError(f"quality of path '{name}': the profile has {', '.join(names)}")
+    paths = tuple(
+        p
+        if p.path.name not in given
+        else p.model_copy(update={"quality": given[p.path.name], "interval": None, "quality_from": "given"})
+        for p in profile.paths
+    )
+    differences = given_differences({p.path.name: p.quality for p in paths}, given, profile.differences)
+    return profile.model_copy(update={"paths": paths, "differences": differences})
 
 
 def save_profile(profile: Profile, file: str | Path) -> None:

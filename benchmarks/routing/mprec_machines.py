@@ -119,11 +119,11 @@ def profile(model: PublishedModel, machine: Machine, assumed: Assumed) -> Profil
                     device=device.name,
                 ),
                 representation=name,
-                accuracy=model.accuracy[kind] - QUANTIZED[suffix],
+                quality=model.accuracy[kind] - QUANTIZED[suffix],
                 memory=memory,
                 latency=latency(work, device, assumed),
                 origin="derived",
-                accuracy_from="assumed",
+                quality_from="assumed",
                 note="accuracy as recalled of MP-Rec; latency a roofline of load_machine_of devices",
             )
         )
@@ -155,8 +155,8 @@ def plan(made: Profile, slo_ms: float, queries: float, only: str = "") -> dict[s
     assert proposal.plan.placement is not None
     return {
         "served": e.served,
-        "accuracy": e.accuracy,
-        "correct_per_s": e.correct_per_s,
+        "accuracy": e.quality,
+        "information_per_s": e.information_per_s,
         "paths": {p.path: p.share for p in e.paths},
         "memory": {m.place: m.used_bytes for m in proposal.plan.placement.memories},
         "bound": [f"{b.kind} of {b.what}" for b in e.bound],
@@ -224,10 +224,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         ]
         most = plan(made, SLO_MS[0], SWAMPED)
         each = {p.path.name: plan(made, SLO_MS[0], SWAMPED, p.path.name) for p in made.paths}
-        alone = {path: found["correct_per_s"] for path, found in each.items() if "correct_per_s" in found}
+        alone = {
+            path: found["information_per_s"] for path, found in each.items() if "information_per_s" in found
+        }
         sizes = fits(made)
         print(f"\n{name}, {model.name}")
-        print_machine(sizes, plans, most["correct_per_s"], alone)
+        print_machine(sizes, plans, most["information_per_s"], alone)
         results.append(
             {"machine": name, "model": model.name, "sizes": sizes, "plans": plans}
             | {"swamped": most, "alone": alone}

@@ -73,7 +73,7 @@ def plans_to_compare(profile: Profile, requirements: Requirements, only: Sequenc
     best: dict[tuple[str, str], int] = {}
     for i, p in enumerate(profile.paths):
         key = (p.representation, p.path.device)
-        if key not in best or p.accuracy > profile.paths[best[key]].accuracy:
+        if key not in best or p.quality > profile.paths[best[key]].quality:
             best[key] = i
     for i in best.values():
         p = profile.paths[i]
@@ -153,9 +153,9 @@ def medians(turns: Sequence[Turn], name: str, per_s: float) -> dict[str, float]:
     middle = sorted(own, key=lambda f: f.goodput)[len(own) // 2]
     return {
         "goodput": median(f.goodput for f in own),
-        "correct": median(f.correct or 0.0 for f in own),
+        "correct": median(f.information or 0.0 for f in own),
         "ok": median(f.ok for f in own),
-        "accuracy": middle.accuracy or 0.0,
+        "accuracy": middle.quality or 0.0,
         "p99_ms": middle.p99_ms or 0.0,
         "lowest": min(f.goodput for f in own),
         "highest": max(f.goodput for f in own),
@@ -180,7 +180,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # the server has one core, the driver another
     requirements = Requirements(args.slo_ms / 1e3, parse_traffic(args.traffic), cores=1)
     plans = plans_to_compare(profile, requirements, args.paths)
-    accuracy = {p.path.name: p.accuracy for p in profile.paths}
+    accuracy = {p.path.name: p.quality for p in profile.paths}
     source = open_source(args.data, load_bundle(plans[PLAN].paths[0].bundle), seed=0)
     rates = [round(requirements.traffic.rate * times, 1) for times in args.times]
     os.sched_setaffinity(0, {CLIENT_CORE})

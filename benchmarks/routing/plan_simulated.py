@@ -60,16 +60,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             seen = outcomes.figures(1.0)
             served = seen.goodput / seen.rows_s
             print(
-                f"{sizes:<14}{rate:9,}{percent(expected.served):>15}{expected.accuracy:>10.5f}"
-                f"{percent(served):>20}{seen.accuracy:>10.5f}{1e3 * seen.p99_s:>8.1f}"
+                f"{sizes:<14}{rate:9,}{percent(expected.served):>15}{expected.quality:>10.5f}"
+                f"{percent(served):>20}{seen.quality:>10.5f}{1e3 * seen.p99_s:>8.1f}"
             )
             results.append(
                 {
                     "sizes": sizes,
                     "queries_per_s": rate,
-                    "plan": {"served": expected.served, "accuracy": expected.accuracy},
+                    "plan": {"served": expected.served, "accuracy": expected.quality},
                     "plan_paths": {p.path: p.share for p in expected.paths},
-                    "simulated": {"served": served, "accuracy": seen.accuracy, "p99_s": seen.p99_s},
+                    "simulated": {"served": served, "accuracy": seen.quality, "p99_s": seen.p99_s},
                     "simulated_paths": seen.paths,
                 }
             )

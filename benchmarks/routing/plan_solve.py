@@ -157,10 +157,10 @@ def measure(seed: int, tables: int, rate: float, held: float, limit_s: float) ->
         options=len(problem.options),
         pose_s=round(posed - start, 3),
         solve_s=round(solved - posed, 3),
-        gap=max(bound / choice.correct - 1, 0.0),
+        gap=max(bound / choice.value - 1, 0.0),
         proven=choice.gap,
         served=choice.rows / asked,
-        accuracy=choice.correct / choice.rows,
+        accuracy=choice.value / choice.rows,
         deployed=tuple(
             f"{problem.paths[o.path].path.name} ({o.lookups:.0%} of look-ups on the device)"
             for o in (problem.options[i] for i in choice.options)

@@ -23,7 +23,7 @@ def plan_of(profile: Path, paths: Sequence[str], lanes: int, kind: str, slo_ms: 
     if missing := [name for name in paths if name not in known]:
         raise SystemExit(f"the profile has no path '{missing[0]}'; it has {', '.join(known)}")
     chosen = tuple(
-        known[name].path.model_copy(update={"accuracy": known[name].accuracy, "latency": known[name].latency})
+        known[name].path.model_copy(update={"quality": known[name].quality, "latency": known[name].latency})
         for name in paths
     )
     executors = tuple(

@@ -28,7 +28,7 @@ from polyrec.planner.arrivals import arrival_times
 from polyrec.planner.plan import Routing
 from polyrec.planner.routing.router import Router
 from polyrec.planner.simulation.bound import bound
-from polyrec.planner.simulation.simulator import Simulator, correct
+from polyrec.planner.simulation.simulator import Simulator, information
 from polyrec.planner.traffic import Arrivals, Sizes
 
 BUDGET_S = 0.010
@@ -116,10 +116,10 @@ def compare(
                     "load": load,
                     "seed": seed,
                     "policy": policy,
-                    "of_bound": float(correct(outcomes)[told].sum() / best.correct),
+                    "of_bound": float(information(outcomes)[told].sum() / best.information),
                     "in_budget": figures.in_budget,
                     "refused": figures.refused,
-                    "accuracy": figures.accuracy,
+                    "accuracy": figures.quality,
                     "p50_ms": 1e3 * figures.p50_s,
                     "p99_ms": 1e3 * figures.p99_s,
                     "queries": figures.queries,
@@ -206,9 +206,9 @@ def plot(found: list[dict[str, Any]], file: Path) -> None:
         )
         axes[1][column].set(ylabel="accuracy of what was answered", xlabel="load, %")
         for p in MACHINES[machine].paths:
-            axes[1][column].axhline(p.accuracy, color="0.85", linewidth=0.8, zorder=0)
+            axes[1][column].axhline(p.quality, color="0.85", linewidth=0.8, zorder=0)
             axes[1][column].annotate(
-                p.name.partition("@")[0], (150, p.accuracy), fontsize=7, color="0.5", va="bottom", ha="right"
+                p.name.partition("@")[0], (150, p.quality), fontsize=7, color="0.5", va="bottom", ha="right"
             )
         for row in (0, 1):
             axes[row][column].grid(alpha=0.2)

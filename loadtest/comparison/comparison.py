@@ -22,7 +22,7 @@ from polyrec.loadtest.comparison.simulated import completed, simulated
 from polyrec.loadtest.drivers.connection import LoadError, Target
 from polyrec.loadtest.drivers.load import load_of
 from polyrec.loadtest.drivers.open_loop import Limits, run
-from polyrec.loadtest.drivers.server_pages import get_json, path_accuracies, request_buckets
+from polyrec.loadtest.drivers.server_pages import get_json, path_qualities, request_buckets
 from polyrec.loadtest.results.figures import Figures, figures
 from polyrec.loadtest.results.outcome import DriverTooSlow, Outcome
 from polyrec.loadtest.traffic.request_bodies import RANK
@@ -99,7 +99,7 @@ Progress = Callable[[str], object]
 
 
 class PolicyComparison:
-    """Policies of one server under the same conditions. accuracy: path -> share of rows right, by the server.
+    """Policies of one server under the same conditions. quality, accuracy: by path, from the server.
 
     costs: cost of serving beside the profile, once `calibrate` has measured it.
     """
@@ -115,7 +115,7 @@ class PolicyComparison:
         """monitor: measures the server's core, so that simulated runs have the speed of the live ones."""
         self.server = server
         self.conditions = conditions
-        self.accuracy = path_accuracies(server.url)
+        self.quality, self.accuracy = path_qualities(server.url)
         self.trials = {policy: Trial() for policy in server.policies}
         self.discarded_runs = 0
         self.costs: Costs | None = None
@@ -140,7 +140,7 @@ class PolicyComparison:
                     if discarded[policy] >= MAX_DISCARDED:
                         search.max_verdicts = len(search.verdicts)
                     continue
-                seen = figures(outcome, self.accuracy)
+                seen = figures(outcome, self.quality, self.accuracy)
                 search.record(rate, seen.meets_slo(self.conditions.slo_s, self.conditions.share))
                 self.trials[policy].tried.append(seen)
         for policy, search in searches.items():
@@ -177,7 +177,7 @@ class PolicyComparison:
         outcome = self._at(policy, rate, self.conditions.seconds, LADDER_SEED + repeat)
         if outcome is not None:
             since = request_buckets(self.server.url) - before
-            trial.ladder.setdefault(rate, []).append(figures(outcome, self.accuracy))
+            trial.ladder.setdefault(rate, []).append(figures(outcome, self.quality, self.accuracy))
             if self._monitor is not None and self.costs is not None and self.costs.unit_s is not None:
                 begun_s = outcome.started_s
                 trial.slowdowns[rate, repeat] = self._monitor.slowdown(
@@ -194,7 +194,7 @@ class PolicyComparison:
                 trial.simulated[rate] = self.simulate_run(whole, policy, rate)
 
     def completed(self, plan: Plan) -> Plan:
-        """The plan with the server's latencies and accuracies where it has none."""
+        """The plan with the server's latencies and qualities where it has none."""
         return completed(plan, get_json(self.server.url, "/v1/paths")["paths"])
 
     def simulate_run(
@@ -219,7 +219,7 @@ class PolicyComparison:
         outcome = simulated(
             whole, policy, due, rows, seconds, c.slo_s, sent_budget_s, c.seed, costs or self.costs, slowdown
         )
-        return figures(outcome.since(c.warmup_s), self.accuracy)
+        return figures(outcome.since(c.warmup_s), self.quality, self.accuracy)
 
     def step(self, base: float, factor: float = 5.0) -> None:
         """Runs every policy through a step from `base` requests/s to `factor` times that, and back."""
@@ -233,7 +233,7 @@ class PolicyComparison:
             outcome = self._run(policy, due, end, self.conditions.seed)
             if outcome is not None:
                 trial.stepped = outcome
-                trial.step = step_of(outcome, self.accuracy, up, down, base, factor)
+                trial.step = step_of(outcome, self.quality, up, down, base, factor)
 
     def _at(self, policy: str, rate: float, seconds: float, seed: int) -> Outcome | None:
         """Runs at a rate, returns the outcome without its warm-up; None if it was discarded."""

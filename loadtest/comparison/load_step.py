@@ -40,8 +40,8 @@ class Edge:
 class Step:
     """up, down: around the two edges. before, high, after: figures of the three parts.
 
-    bent_s: from the step up until accuracy had adapted; returned_s: from the step back until it was as
-    before. 0 if accuracy did not change, None if it had not returned by the end.
+    bent_s: from the step up until quality had adapted; returned_s: from the step back until it was as
+    before. 0 if quality did not change, None if it had not returned by the end.
     """
 
     base: float
@@ -56,19 +56,19 @@ class Step:
 
 
 def step_of(
-    outcome: Outcome, accuracy: Mapping[str, float], up_s: float, down_s: float, base: float, factor: float
+    outcome: Outcome, quality: Mapping[str, float], up_s: float, down_s: float, base: float, factor: float
 ) -> Step:
     """Computes the figures of a run with `base` requests/s before up_s and after down_s, `factor` times that
     between.
     """
-    before = figures(outcome.between(up_s - AROUND_S, up_s), accuracy)
-    high = figures(outcome.between((up_s + down_s) / 2, down_s), accuracy)
-    after = figures(outcome.between(down_s + AROUND_S, outcome.end_s), accuracy)
+    before = figures(outcome.between(up_s - AROUND_S, up_s), quality)
+    high = figures(outcome.between((up_s + down_s) / 2, down_s), quality)
+    after = figures(outcome.between(down_s + AROUND_S, outcome.end_s), quality)
     bent = returned = None
-    if before.accuracy is not None and high.accuracy is not None:
-        change = before.accuracy - high.accuracy
-        bent = _reached(outcome, accuracy, up_s, down_s, high.accuracy, change)
-        returned = _reached(outcome, accuracy, down_s, outcome.end_s, before.accuracy, change)
+    if before.quality is not None and high.quality is not None:
+        change = before.quality - high.quality
+        bent = _reached(outcome, quality, up_s, down_s, high.quality, change)
+        returned = _reached(outcome, quality, down_s, outcome.end_s, before.quality, change)
     return Step(
         base,
         factor,
@@ -96,27 +96,27 @@ def _edge(outcome: Outcome, at_s: float) -> Edge:
 
 
 def _reached(
-    outcome: Outcome, accuracy: Mapping[str, float], from_s: float, to_s: float, goal: float, change: float
+    outcome: Outcome, quality: Mapping[str, float], from_s: float, to_s: float, goal: float, change: float
 ) -> float | None:
-    """Seconds from from_s until smoothed mean accuracy is within a tenth of the change from its goal."""
+    """Seconds from from_s until smoothed mean quality is within a tenth of the change from its goal."""
     if abs(change) < NO_CHANGE:
         return 0.0
-    edges, mean = accuracy_by_time(outcome.between(from_s, to_s), accuracy)
+    edges, mean = quality_by_time(outcome.between(from_s, to_s), quality)
     kernel = np.ones(SMOOTHED_BINS) / SMOOTHED_BINS
     smooth = np.convolve(mean, kernel, "valid") if mean.size >= SMOOTHED_BINS else mean
     there = np.flatnonzero(np.abs(smooth - goal) <= ARRIVED * abs(change))
     return float(edges[there[0]] - from_s) if there.size else None
 
 
-def accuracy_by_time(outcome: Outcome, accuracy: Mapping[str, float]) -> tuple[F64, F64]:
-    """Mean accuracy over time: starts of bins of 0.1 s, and the mean over the rows answered of each.
+def quality_by_time(outcome: Outcome, quality: Mapping[str, float]) -> tuple[F64, F64]:
+    """Mean quality over time: starts of bins of 0.1 s, and the mean over the rows answered of each.
 
     A bin without answers has its predecessor's value.
     """
     bins = max(1, round(outcome.seconds / BIN_S))
     edges = np.linspace(outcome.begin_s, outcome.end_s, bins + 1)
     answered = outcome.answered
-    worth = np.array([*(accuracy.get(p, np.nan) for p in outcome.paths), np.nan])[outcome.path[answered]]
+    worth = np.array([*(quality.get(p, np.nan) for p in outcome.paths), np.nan])[outcome.path[answered]]
     due, rows = outcome.due_s[answered], outcome.rows[answered]
     of = np.clip(np.searchsorted(edges, due, side="right") - 1, 0, bins - 1)
     weight = np.bincount(of, weights=rows, minlength=bins)

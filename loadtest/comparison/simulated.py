@@ -1,7 +1,7 @@
 """Simulated runs in the form of measured ones.
 
 A plan, a policy and a schedule go in, an `Outcome` like a measured one comes out, so that the same code makes
-the figures of both. Latency models and accuracies that the plan lacks are taken from the live server, which
+the figures of both. Latency models and qualities that the plan lacks are taken from the live server, which
 measured them when it loaded.
 """
 
@@ -23,7 +23,7 @@ HTTP = {Status.ANSWERED: 200, Status.REJECTED: 429, Status.EXPIRED: 504, Status.
 
 
 def completed(plan: Plan, opened: list[dict[str, Any]]) -> Plan:
-    """Returns the plan with latency and accuracy of every path. opened: the paths of /v1/paths."""
+    """Returns the plan with latency and quality of every path. opened: the paths of /v1/paths."""
     served = {path["name"]: path for path in opened}
     paths = []
     for path in plan.paths:
@@ -32,6 +32,8 @@ def completed(plan: Plan, opened: list[dict[str, Any]]) -> Plan:
         if path.latency is None and found.get("latency"):
             curve = {key: tuple(values) for key, values in found["latency"].items()}
             more["latency"] = LatencyModel.model_validate(curve)
+        if path.quality is None and found.get("quality") is not None:
+            more["quality"] = float(found["quality"])
         if path.accuracy is None and found.get("accuracy") is not None:
             more["accuracy"] = float(found["accuracy"])
         paths.append(path.model_copy(update=more))

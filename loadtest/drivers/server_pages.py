@@ -1,4 +1,4 @@
-"""Pages of a live server that a load test reads: paths and their accuracy, plan, metrics."""
+"""Pages of a live server that a load test reads: paths and their quality, plan, metrics."""
 
 from __future__ import annotations
 
@@ -23,16 +23,14 @@ def get_json(url: str, page: str) -> Any:
         return json.load(answer)
 
 
-def path_accuracies(url: str) -> dict[str, float]:
-    """Path -> share of rows predicted right, by /v1/paths; without paths that have no figure."""
-    found: dict[str, float] = {}
-    for path in get_json(url, "/v1/paths")["paths"]:
-        accuracy = path.get("accuracy")
-        if accuracy is None:
-            accuracy = (path.get("quality") or {}).get("test", {}).get("accuracy")
-        if accuracy is not None:
-            found[path["name"]] = float(accuracy)
-    return found
+def path_qualities(url: str) -> tuple[dict[str, float], dict[str, float]]:
+    """Quality and accuracy by path, from /v1/paths; without paths that have no figure."""
+    paths = get_json(url, "/v1/paths")["paths"]
+    quality, accuracy = (
+        {path["name"]: float(path[key]) for path in paths if path.get(key) is not None}
+        for key in ("quality", "accuracy")
+    )
+    return quality, accuracy
 
 
 @dataclass(frozen=True, slots=True)

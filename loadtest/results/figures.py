@@ -1,8 +1,8 @@
-"""Service-level figures of a run: an `Outcome` and the accuracy of each path in, shares and rates out.
+"""Service-level figures of a run: an `Outcome` and the quality of each path in, shares and rates out.
 
-Goodput counts rows answered within their budget, a second of the schedule. Correct predictions weigh
-each of them with the accuracy of the path that answered (MP-Rec, ASPLOS'23, section 5: throughput of
-correct predictions), since the labels are not known while serving.
+Goodput counts rows answered within their budget, a second of the schedule. Information weighs each of them
+with the quality of the path that answered, since the labels are not known while serving; correct predictions
+(MP-Rec, ASPLOS'23, section 5) weigh them with its accuracy.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ MIN_IN_SLICE = 50
 class Figures:
     """Shares are of all requests. Latencies are of answers (2xx), from the intended departure.
 
-    rate: requests/s as due. goodput: rows/s within budget. correct: rows/s, weighed by accuracy; accuracy:
-    mean over those rows, None if a path's is unknown. mix: path -> share of the rows that were answered.
-    refused: rejected with 429. Names are the keys of the JSON results.
+    rate: requests/s as due. goodput: rows/s within budget. information: rows/s, weighed by quality; quality:
+    mean over those rows, None if a path's is unknown. correct: rows/s, weighed by accuracy. mix: path ->
+    share of the rows that were answered. refused: rejected with 429. Names are the keys of the JSON results.
     """
 
     requests: int
@@ -44,8 +44,9 @@ class Figures:
     p99_9_ms: float | None
     max_ms: float | None
     goodput: float
+    information: float | None
+    quality: float | None
     correct: float | None
-    accuracy: float | None
     mix: dict[str, float]
 
     def meets_slo(self, slo_s: float, share: float = 0.99) -> bool:
@@ -53,8 +54,13 @@ class Figures:
         return self.p99_ms is not None and self.p99_ms <= 1e3 * slo_s and self.ok >= share
 
 
-def figures(outcome: Outcome, accuracy: Mapping[str, float]) -> Figures:
-    """Computes the figures; zero or None without requests. accuracy: path -> share of rows right."""
+NOT_KNOWN: Mapping[str, float] = {}
+
+
+def figures(
+    outcome: Outcome, quality: Mapping[str, float], accuracy: Mapping[str, float] = NOT_KNOWN
+) -> Figures:
+    """Computes the figures; zero or None without requests. quality, accuracy: by path."""
     n = max(outcome.due_s.size, 1)
     fate = outcome.fate
     shares = np.bincount(fate, minlength=len(Fate)) / n
@@ -63,7 +69,8 @@ def figures(outcome: Outcome, accuracy: Mapping[str, float]) -> Figures:
     in_time = fate == Fate.OK
     rows_in_time = int(outcome.rows[in_time].sum())
     by_path = _rows_by_path(outcome, in_time)
-    correct = _correct(by_path, outcome.paths, accuracy)
+    information = _weighed(by_path, outcome.paths, quality)
+    correct = _weighed(by_path, outcome.paths, accuracy)
     seconds = max(outcome.seconds, 1e-9)
     answered_by = _rows_by_path(outcome, answered)
     mix = {path: float(rows) for path, rows in zip(outcome.paths, answered_by, strict=True) if rows}
@@ -84,8 +91,9 @@ def figures(outcome: Outcome, accuracy: Mapping[str, float]) -> Figures:
         p99_9_ms=p99_9,
         max_ms=top,
         goodput=rows_in_time / seconds,
+        information=None if information is None else information / seconds,
+        quality=None if information is None or not rows_in_time else information / rows_in_time,
         correct=None if correct is None else correct / seconds,
-        accuracy=None if correct is None or not rows_in_time else correct / rows_in_time,
         mix={path: rows / total for path, rows in sorted(mix.items(), key=lambda kv: -kv[1])},
     )
 
@@ -97,9 +105,9 @@ def _rows_by_path(outcome: Outcome, of: NDArray[np.bool_]) -> F64:
     ).astype(np.float64)
 
 
-def _correct(rows: F64, paths: Sequence[str], accuracy: Mapping[str, float]) -> float | None:
-    """Expected number of rows predicted right; None if a path that answered has no known accuracy."""
-    used = [(r, accuracy.get(path)) for r, path in zip(rows.tolist(), paths, strict=True) if r]
+def _weighed(rows: F64, paths: Sequence[str], figure: Mapping[str, float]) -> float | None:
+    """Rows weighed by a figure of their path; None if a path that answered has none."""
+    used = [(r, figure.get(path)) for r, path in zip(rows.tolist(), paths, strict=True) if r]
     if any(a is None for _, a in used):
         return None
     return float(sum(r * a for r, a in used if a is not None))
@@ -111,7 +119,7 @@ class Timeline:
 
     at_s: the middle of each. latency_ms: [percentiles, slices], of the answers due in it.
     rate: requests/s due. fates: [Fate, slices], requests/s. mix: [paths, slices], share of rows answered.
-    goodput: rows/s in budget. accuracy: mean over those rows. in_flight: requests out at the slice's end.
+    goodput: rows/s in budget. quality: mean over those rows. in_flight: requests out at the slice's end.
     """
 
     at_s: F64
@@ -123,11 +131,11 @@ class Timeline:
     paths: tuple[str, ...]
     mix: F64
     goodput: F64
-    accuracy: F64
+    quality: F64
     in_flight: F64
 
 
-def timeline(outcome: Outcome, accuracy: Mapping[str, float], slices: int = 120) -> Timeline:
+def timeline(outcome: Outcome, quality: Mapping[str, float], slices: int = 120) -> Timeline:
     """Cuts a run into slices by intended departure, so that rejections count where requests arrived."""
     slices = max(1, min(slices, outcome.due_s.size // MIN_IN_SLICE))
     edges = np.linspace(outcome.begin_s, outcome.end_s, slices + 1)
@@ -153,7 +161,7 @@ def timeline(outcome: Outcome, accuracy: Mapping[str, float], slices: int = 120)
     good_by_path = np.array(
         [per_slice(in_time & (outcome.path == i), rows) for i in range(len(outcome.paths))]
     ).reshape(len(outcome.paths), slices)
-    worth = np.array([accuracy.get(path, np.nan) for path in outcome.paths])
+    worth = np.array([quality.get(path, np.nan) for path in outcome.paths])
     with np.errstate(invalid="ignore", divide="ignore"):
         mix = by_path / by_path.sum(0)
         known = np.where(good_by_path > 0, good_by_path * worth[:, None], 0.0)
@@ -170,6 +178,6 @@ def timeline(outcome: Outcome, accuracy: Mapping[str, float], slices: int = 120)
         paths=outcome.paths,
         mix=mix,
         goodput=per_slice(in_time, rows) / slice_s,
-        accuracy=mean,
+        quality=mean,
         in_flight=out.astype(np.float64),
     )

@@ -16,7 +16,7 @@ from polyrec.measure.profile.candidates import Candidate, path_memory
 from polyrec.measure.profile.fit import SizeSamples, fit, fit_error, points
 from polyrec.measure.profile.log import SampleLog
 from polyrec.measure.profile.process import MeasureError, Worker
-from polyrec.measure.profile.quality import Accuracy
+from polyrec.measure.profile.quality import PathQuality
 from polyrec.measure.profile.schedule import ROUNDS, Block, blocks, evicted_sizes, ladder
 from polyrec.planner.profile import PathProfile
 
@@ -167,7 +167,7 @@ def cpu_wait_share(found: Sequence[Candidate], settings: ProfileSettings, log: S
 
 
 def path_profile(
-    candidate: Candidate, settings: ProfileSettings, log: SampleLog, accuracy: Accuracy
+    candidate: Candidate, settings: ProfileSettings, log: SampleLog, quality: PathQuality
 ) -> PathProfile:
     """Builds the profile of a candidate from the log."""
 
@@ -185,10 +185,11 @@ def path_profile(
         path=candidate.path,
         representation=candidate.bundle.name,
         bundle_version=candidate.bundle.manifest.version,
-        accuracy=accuracy.accuracy,
-        quality=accuracy.quality,
-        accuracy_from=accuracy.origin,
-        note=accuracy.note,
+        quality=quality.value,
+        interval=quality.interval,
+        metrics=quality.metrics,
+        quality_from=quality.origin,
+        note=quality.note,
         memory=path_memory(candidate.bundle, opened["peak_bytes"]),
         startup_s=opened["startup_s"],
         latency=model,

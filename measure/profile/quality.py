@@ -1,11 +1,18 @@
-"""Determines the quality of each path: measured on held-out rows, or from the metrics in the bundles."""
+"""Determines the quality of each path, and which differences of quality are shown.
+
+Quality is measured on test rows with each path, or taken from the test figures in the bundles. With test rows
+the intervals of differences are paired (one bootstrap, the same rows for all paths); from bundles they come
+from the models' standard errors, which is wider.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
+from math import hypot
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -14,73 +21,103 @@ from polyrec.measure.profile.log import SampleLog
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.bundle.manifest import NET
 from polyrec.models.data.split import NAMES
+from polyrec.models.evaluation.comparison import LEVEL, percentiles, samples
 from polyrec.models.evaluation.metrics import evaluate
 from polyrec.models.evaluation.predictions import predict_all
+from polyrec.models.schema.batch import F64
 from polyrec.models.training.pipeline import Phase
 from polyrec.planner.profile import ProfileError
+from polyrec.planner.quality import QualityDifference, QualityMetric
 
 TEST = (NAMES.index("test"),)
+RESAMPLES = 400
+DEVIATIONS = 1.96
+"""Standard errors of half a 95% interval."""
 
 
 @dataclass(frozen=True, slots=True)
-class Accuracy:
-    """A path's accuracy and quality, and their origin.
+class PathQuality:
+    """A path's quality and its origin.
 
-    origin: `bundle`, test metrics of its bundle; `data`, measured on held-out rows with this path; or
-    `assumed`, metrics of another bundle or precision, explained by `note`.
+    value: in the profile's metric. metrics: all that are known. origin: `bundle`, test metrics of its bundle;
+    `data`, measured on test rows with this path; `given` by the user; or `assumed`, metrics of another bundle
+    or precision, explained by `note`. source: equal for paths whose figures are those of one bundle. error:
+    standard error of value, None if unknown. resampled: value in each resample, [RESAMPLES].
     """
 
-    accuracy: float
-    quality: dict[str, float]
-    origin: Literal["bundle", "data", "assumed"]
+    value: float
+    metrics: dict[str, float]
+    origin: Literal["bundle", "data", "given", "assumed"]
+    source: str
     note: str = ""
+    error: float | None = None
+    resampled: F64 | None = None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95% interval of value, None if unknown."""
+        if self.resampled is not None:
+            return percentiles(self.resampled, LEVEL)
+        if self.error is None:
+            return None
+        return self.value - DEVIATIONS * self.error, self.value + DEVIATIONS * self.error
 
 
 NONE_GIVEN: Mapping[str, float] = {}
 
 
-def bundle_accuracy(
-    candidate: Candidate, bundles: Mapping[str, Bundle], given: Mapping[str, float] = NONE_GIVEN
-) -> Accuracy:
-    """Returns the accuracy from metrics in the bundles, or given by the user by bundle label.
+def bundle_quality(
+    candidate: Candidate,
+    bundles: Mapping[str, Bundle],
+    given: Mapping[str, float] = NONE_GIVEN,
+    metric: QualityMetric = "information",
+) -> PathQuality:
+    """Returns the quality from metrics in the bundles, or given by the user by bundle label.
 
     A derived bundle (materialized, quantized) has no metrics; those of a bundle with the same dense net are
     used, as those of fp32 are used for another dense precision. The note says so. Raises ProfileError if
-    neither it nor a bundle with its net has metrics.
+    neither it nor a bundle with its net has the metric.
     """
     bundle, precision = candidate.bundle, candidate.path.precision
     source, notes = bundle, []
     for label, labeled in bundles.items():
-        if labeled.files is bundle.files and label in given:
-            return Accuracy(given[label], {}, "assumed", f"accuracy of '{label}' as it was given")
-    if _accuracy(bundle) is None:
+        if labeled is bundle and label in given:
+            return PathQuality(given[label], {}, "given", label, f"quality of '{label}' as it was given")
+    if metric not in bundle.test_metrics:
         net = bundle.manifest.files[NET].sha256
-        like = [n for n, b in bundles.items() if b.manifest.files[NET].sha256 == net and _accuracy(b)]
+        like = [
+            n for n, b in bundles.items() if b.manifest.files[NET].sha256 == net and metric in b.test_metrics
+        ]
         if not like:
             raise ProfileError(
-                f"bundle '{bundle.path}' has no test accuracy, nor has one with its dense net: "
-                "measure it with --data FILE, or say it with --accuracy BUNDLE=SHARE"
+                f"bundle '{bundle.path}' has no test figure '{metric}', nor has one with its dense net: "
+                "measure it with --data FILE, or say it with --quality BUNDLE=VALUE"
             )
-        source = bundles[like[0]].at_width(bundle.width)
-        notes.append(f"accuracy of '{like[0]}', which has the same dense net, assumed equal")
+        source = bundles[like[0]]
+        notes.append(f"quality of '{like[0]}', which has the same dense net, assumed equal")
     if precision != "fp32":
-        notes.append(f"accuracy of {precision} dense assumed equal to that of fp32")
-    quality = {k: float(v) for k, v in source.test_metrics.items() if v is not None and np.isfinite(v)}
-    accuracy = _accuracy(source)
-    assert accuracy is not None
-    return Accuracy(accuracy, quality, "assumed" if notes else "bundle", "; ".join(notes))
+        notes.append(f"quality of {precision} dense assumed equal to that of fp32")
+    metrics = source.test_metrics
+    error = metrics.get("information_error") if metric == "information" else None
+    return PathQuality(
+        metrics[metric], metrics, "assumed" if notes else "bundle", str(source.path), "; ".join(notes), error
+    )
 
 
-def measure_accuracy(
-    found: Sequence[Candidate], bundles: Mapping[str, Bundle], data: str, log: SampleLog, phase: Phase
-) -> dict[str, Accuracy]:
+def measure_quality(
+    found: Sequence[Candidate],
+    data: str,
+    log: SampleLog,
+    phase: Phase,
+    metric: QualityMetric = "information",
+) -> dict[str, PathQuality]:
     """Measures each path on the test rows of a file, by name; results in the log are reused.
 
-    Raises DataError if the data do not fit the bundles.
+    Raises DataError if the data do not fit the bundles, ProfileError if they do not define the metric.
     """
     file = Path(data)
     stamp = file.stat().st_mtime_ns if file.is_file() else 0
-    what = f"quality on {data} {stamp}"
+    what = f"{metric} on {data} {stamp}"
     absent = [c for c in found if log.get(c.name, c.identity, what) is None]
     for runtime, device, precision in dict.fromkeys(
         (c.path.runtime, c.path.device, c.path.precision) for c in absent
@@ -99,16 +136,53 @@ def measure_accuracy(
             precision,
             phase=phase,
         )
-        for name, probabilities in made.probabilities.items():
-            figures = evaluate(probabilities, made.label, made.group).as_dict()
-            quality = {k: float(v) for k, v in figures.items() if v is not None}
-            log.add(name, same_runtime[name].identity, what, quality)
-    known = {c.name: log.get(c.name, c.identity, what) for c in found}
-    return {
-        name: Accuracy(quality["accuracy"], quality, "data") for name, quality in known.items() if quality
-    }
+        kept = found[0].bundle.manifest.schema_.label.negatives_kept
+        for name, p in made.probabilities.items():
+            figures = evaluate(p, made.label, made.group, kept).as_dict()
+            drawn = samples(made.label, [p], made.group, RESAMPLES, metrics=(metric,), negatives_kept=kept)
+            entry = {
+                "metrics": {k: float(v) for k, v in figures.items() if v is not None},
+                "resampled": drawn[1:, 0, 0].tolist(),
+            }
+            log.add(name, same_runtime[name].identity, what, entry)
+    return {c.name: _measured(c, log.get(c.name, c.identity, what), data, metric) for c in found}
 
 
-def _accuracy(bundle: Bundle) -> float | None:
-    found = bundle.test_metrics.get("accuracy")
-    return None if found is None else float(found)
+def _measured(
+    candidate: Candidate, entry: dict[str, Any] | None, data: str, metric: QualityMetric
+) -> PathQuality:
+    assert entry is not None
+    metrics = entry["metrics"]
+    if metric not in metrics:
+        raise ProfileError(
+            f"the test rows of '{data}' do not define '{metric}'"
+            + ("; the schema names no group" if metric in ("mrr", "ndcg") else "")
+        )
+    drawn = np.array(entry["resampled"], np.float64)
+    return PathQuality(metrics[metric], metrics, "data", candidate.name, resampled=drawn[np.isfinite(drawn)])
+
+
+def quality_differences(found: Mapping[str, PathQuality]) -> tuple[QualityDifference, ...]:
+    """Returns the difference of every two paths with its interval.
+
+    Pairs whose errors are unknown are left out; they differ at face value.
+    """
+    differences = []
+    for (path, a), (other, b) in combinations(found.items(), 2):
+        value = a.value - b.value
+        kind: Literal["paired", "unpaired", "given", "assumed"]
+        if a.resampled is not None and b.resampled is not None and a.resampled.size == b.resampled.size:
+            kind, (low, high) = "paired", percentiles(a.resampled - b.resampled, LEVEL)
+        elif "given" in (a.origin, b.origin):
+            kind, low, high = "given", value, value
+        elif a.source == b.source:
+            kind, low, high = "assumed", value, value
+        elif a.error is not None and b.error is not None:
+            half = DEVIATIONS * hypot(a.error, b.error)
+            kind, low, high = "unpaired", value - half, value + half
+        else:
+            continue
+        differences.append(
+            QualityDifference(path=path, other=other, value=value, low=low, high=high, kind=kind)
+        )
+    return tuple(differences)

@@ -85,10 +85,15 @@ class Categorical(Strict):
 
 
 class Label(Strict):
-    """The click: a row is positive where `column` exceeds `positive_above`."""
+    """The click: a row is positive where `column` exceeds `positive_above`.
+
+    negatives_kept: share of the negative rows that sampling left in the data. Probabilities are of the
+    unsampled traffic, and metrics count each negative 1 / negatives_kept times.
+    """
 
     column: str
     positive_above: float = 0.0
+    negatives_kept: Annotated[float, Field(gt=0, le=1)] = 1.0
 
 
 class Split(Strict):

@@ -15,7 +15,7 @@ from polyrec.planner.plan import Plan
 from polyrec.planner.traffic import Sizes, Traffic
 
 MIN_GAIN = 0.5
-"""Minimum correct predictions per second worth a line."""
+"""Minimum information per second worth a line."""
 
 
 def page(plan: Plan) -> list[str]:
@@ -55,8 +55,8 @@ def traffic_words(traffic: Traffic) -> str:
 
 
 def bound_words(bound: Bottleneck) -> str:
-    """`time of cpu (+2,090 correct/s without it)`."""
-    gain = f" (+{rate(bound.gain)} correct/s without it)"
+    """`time of cpu (+2,090 information/s without it)`."""
+    gain = f" (+{rate(bound.gain)} information/s without it)"
     if bound.kind == "promise":
         return f"the SLO: {bound.what}{gain}"
     return f"{bound.kind} of {bound.what}{gain}"
@@ -71,7 +71,7 @@ def _summary(e: Expected) -> Iterator[str]:
     yield f"Plan for machine '{e.machine}': {traffic_words(e.traffic)}, within {e.slo_ms:g} ms"
     yield (
         f"Serves {percent(e.served)} of it: {rate(e.rows_per_s)} of {rate(e.asked_rows_per_s)} rows/s, "
-        f"{rate(e.correct_per_s)} of them right (accuracy {e.accuracy:.5f})"
+        f"information {rate(e.information_per_s)}/s ({e.quality:.5f} a row)"
     )
     if e.unserved:
         yield f"{percent(e.unserved)} of the rows come in queries that no path answers within the SLO"
@@ -87,7 +87,7 @@ def _paths(plan: Plan) -> list[str]:
             "Paths",
             *(f"  {p.name:<24} {p.runtime} on {p.device}, bundle {p.bundle}" for p in plan.paths),
         ]
-    rows = [["path", "of the rows", "accuracy", "queries up to", "batches up to", "lies in"]]
+    rows = [["path", "of the rows", "quality", "queries up to", "batches up to", "lies in"]]
     where = {p.path: p for p in plan.placement.paths} if plan.placement else {}
     for p in plan.expected.paths:
         lies = ""
@@ -100,7 +100,7 @@ def _paths(plan: Plan) -> list[str]:
             )
         share = percent(p.share) if p.share else "in reserve"
         rows.append(
-            [p.path, share, f"{p.accuracy:.5f}", f"{p.largest_rows:,} rows", f"{p.batch_rows:,} rows", lies]
+            [p.path, share, f"{p.quality:.5f}", f"{p.largest_rows:,} rows", f"{p.batch_rows:,} rows", lies]
         )
     lines = aligned(rows)
     if any(len(p.bytes) > 1 for p in where.values()):
@@ -113,7 +113,7 @@ def _devices(plan: Plan, e: Expected) -> list[str]:
     rows = [["device", "lanes", "busy", "one more lane's time is worth"]]
     for d in e.devices:
         name = "front" if d.device == "front" else f"{d.device} ({kinds[d.device]})"
-        worth = f"{rate(d.price)} correct/s" if d.price > MIN_GAIN else "nothing"
+        worth = f"{rate(d.price)} information/s" if d.price > MIN_GAIN else "nothing"
         rows.append([name, str(d.lanes), percent(min(d.load, 1.0)) if d.load < 1 - 1e-6 else "full", worth])
     return aligned(rows)
 
@@ -140,16 +140,16 @@ def _memory(placement: Placement) -> list[str]:
 
 def _bounds(e: Expected) -> Iterator[str]:
     if not e.bound:
-        yield "Bound by nothing: everything is served by the most accurate path"
+        yield "Bound by nothing: everything is served by a path of the best quality"
     for i, bound in enumerate(e.bound):
         yield f"{'Bound by' if not i else '     and'} {bound_words(bound)}"
 
 
 def _more(e: Expected) -> Iterator[str]:
-    useful = [m for m in e.more if m.correct_per_s > MIN_GAIN]
+    useful = [m for m in e.more if m.information_per_s > MIN_GAIN]
     for m in useful:
         rows = "" if abs(m.rows_per_s) < MIN_GAIN else f", {m.rows_per_s:+,.0f} rows/s"
-        yield f"{m.what} more would buy {rate(m.correct_per_s)} correct/s{rows}"
-    useless = [m.what for m in e.more if m.correct_per_s <= MIN_GAIN]
+        yield f"{m.what} more would buy {rate(m.information_per_s)} information/s{rows}"
+    useless = [m.what for m in e.more if m.information_per_s <= MIN_GAIN]
     if useless:
         yield f"{', '.join(useless)} more would buy nothing"

@@ -36,6 +36,8 @@ def forecast(problem: Problem, choice: Choice, bounds: bool = True, others: Othe
     # queries a second, [deployed, classes]
     queries = (choice.served * problem.queries * stated).sum(axis=2)
     rows = (queries * problem.rows).sum(axis=1)
+    information = float(np.dot(rows, [problem.paths[o.path].quality for o in options]))
+    accuracy = [problem.paths[o.path].accuracy for o in options]
     front = float((queries * problem.front_s).sum())
     devices = []
     for device, on in problem.lanes.items():
@@ -53,10 +55,10 @@ def forecast(problem: Problem, choice: Choice, bounds: bool = True, others: Othe
     kept = {c for o in problem.options for c in np.flatnonzero(np.isfinite(o.cost_s)).tolist()}
     lost = [c for c in range(len(problem.classes)) if c not in kept]
     unserved = float((shares * problem.rows)[lost].sum() / (shares * problem.rows).sum())
-    best = max(p.accuracy for p in problem.paths)
+    best = max(problem.values)
     bound: tuple[Bottleneck, ...] = ()
     more: tuple[Upgrade, ...] = ()
-    if choice.correct < offered * best * (1 - MIN_GAIN):
+    if choice.value < offered * best * (1 - MIN_GAIN):
         bound = _bounds(problem, choice, offered * unserved * best) if bounds else ()
         more = _more(problem, choice, others) if others is not None else ()
     return Expected(
@@ -65,14 +67,15 @@ def forecast(problem: Problem, choice: Choice, bounds: bool = True, others: Othe
         machine=problem.machine.name,
         asked_rows_per_s=offered,
         rows_per_s=choice.rows,
-        correct_per_s=choice.correct,
-        accuracy=min(choice.correct / choice.rows, 1.0) if choice.rows else 0.0,
+        information_per_s=information,
+        quality=information / choice.rows if choice.rows else 0.0,
+        correct_per_s=None if None in accuracy else float(np.dot(rows, [a or 0.0 for a in accuracy])),
         unserved=min(unserved, 1.0),
         paths=tuple(
             ExpectedPath(
                 path=problem.paths[o.path].path.name,
                 share=min(float(r / max(choice.rows, 1e-300)), 1.0),
-                accuracy=problem.paths[o.path].accuracy,
+                quality=problem.paths[o.path].quality,
                 largest_rows=o.largest_rows,
                 batch_rows=o.batch_rows,
             )
@@ -87,9 +90,9 @@ def forecast(problem: Problem, choice: Choice, bounds: bool = True, others: Othe
 
 
 def _bounds(problem: Problem, choice: Choice, unserved: float) -> tuple[Bottleneck, ...]:
-    """Resources whose limit, if lifted alone, would raise correct predictions; the largest gain first."""
+    """Resources whose limit, if lifted alone, would raise the value; the largest gain first."""
     found = []
-    if unserved > MIN_GAIN * choice.correct:
+    if unserved > MIN_GAIN * choice.value:
         found.append(Bottleneck(kind="promise", what="queries too large for the SLO", gain=unserved))
     for place, budget in problem.budget.items():
         if budget is not None:
@@ -102,12 +105,12 @@ def _bounds(problem: Problem, choice: Choice, unserved: float) -> tuple[Bottlene
 
 def _gained(choice: Choice, freed: Problem, kind: str, what: str) -> list[Bottleneck]:
     try:
-        gain = choose(freed).correct - choice.correct
+        gain = choose(freed).value - choice.value
     except PlanImpossible:
         return []
     return (
         [Bottleneck.model_validate({"kind": kind, "what": what, "gain": gain})]
-        if gain > MIN_GAIN * choice.correct
+        if gain > MIN_GAIN * choice.value
         else []
     )
 
@@ -134,14 +137,16 @@ def _more(problem: Problem, choice: Choice, others: Others) -> tuple[Upgrade, ..
     found = []
     for what, other in upgraded.items():
         if (then := others(other)) is not None:
-            correct, rows = then.correct - choice.correct, then.rows - choice.rows
-            telling = abs(correct) > MIN_GAIN * choice.correct
+            value, rows = then.value - choice.value, then.rows - choice.rows
+            telling = abs(value) > MIN_GAIN * choice.value
             found.append(
                 Upgrade(
-                    what=what, correct_per_s=correct if telling else 0.0, rows_per_s=rows if telling else 0.0
+                    what=what,
+                    information_per_s=value if telling else 0.0,
+                    rows_per_s=rows if telling else 0.0,
                 )
             )
-    return tuple(sorted(found, key=lambda m: -m.correct_per_s))
+    return tuple(sorted(found, key=lambda m: -m.information_per_s))
 
 
 def _cost(problem: Problem, devices: list[str], rows_per_s: float) -> float | None:

@@ -25,6 +25,7 @@ from polyrec.planner.deployment.solver.program import PlanImpossible
 from polyrec.planner.deployment.tier_cost import tiers_below
 from polyrec.planner.plan import Limits, Plan, PlannedLane, PlannedPath, Routing
 from polyrec.planner.profile import PathProfile, Profile
+from polyrec.planner.quality import differences_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +78,11 @@ def propose(
     problem = fill_spare_memory(problem, choice)
     choice = add_reserve(problem, share_load(problem, list(choice.options), choice.gap))
     others = (lambda other: _chosen(profile, other, tables, time_limit_s)) if more else None
+    chosen = [problem.paths[problem.options[i].path].path.name for i in choice.options]
     plan = Plan(
         paths=tuple(_planned(problem, i) for i in choice.options),
+        metric=profile.metric,
+        differences=differences_of(chosen, profile.differences),
         lanes=_lanes(problem, choice),
         routing=Routing(query_s=problem.front.query_s, row_s=problem.front.row_s),
         default_budget_ms=1e3 * requirements.slo_s,
@@ -119,8 +123,8 @@ def _best_lanes(
     if not found:
         check_feasible(problem)
         raise PlanImpossible("no path fits the memory given; give it more (--memory DEVICE=SIZE)")
-    unit = max(found[0][1].correct, 1e-300)
-    return max(found, key=lambda f: round(f[1].correct / unit, 6))
+    unit = max(found[0][1].value, 1e-300)
+    return max(found, key=lambda f: round(f[1].value / unit, 6))
 
 
 def _overflows(problem: Problem) -> bool:
@@ -190,7 +194,7 @@ def _planned(problem: Problem, index: int) -> PlannedPath:
     option = problem.options[index]
     p = problem.paths[option.path]
     latency = p.latency if option.tier is None else option.timing.model()
-    return p.path.model_copy(update={"accuracy": p.accuracy, "latency": latency})
+    return p.path.model_copy(update={"quality": p.quality, "accuracy": p.accuracy, "latency": latency})
 
 
 def _lanes(problem: Problem, choice: Choice) -> tuple[PlannedLane, ...]:

@@ -1,7 +1,7 @@
 """Sweeps: plans for combinations of SLO, rate, cores and memory, as a frontier.
 
 Texts like `slo=5,10,20` go in, one axis each; every combination is planned. Each gives a
-`SweepPoint`: goodput, accuracy, bottlenecks, cost. A combination without a plan is a point with a reason.
+`SweepPoint`: goodput, quality, bottlenecks, cost. A combination without a plan is a point with a reason.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class SweepPoint:
 
     values: dict[str, float]
     rows_per_s: float = 0.0
-    correct_per_s: float = 0.0
+    information_per_s: float = 0.0
     served: float = 0.0
-    accuracy: float | None = None
+    quality: float | None = None
     shares: dict[str, float] | None = None
     bound: str = ""
     cost_per_million: float | None = None
@@ -145,9 +145,9 @@ def plan_step(profile: Profile, step: SweepStep, tables: Sequence[Tables | None]
     return SweepPoint(
         step.values,
         e.rows_per_s,
-        e.correct_per_s,
+        e.information_per_s,
         e.served,
-        e.accuracy,
+        e.quality,
         {p.path: p.share for p in e.paths if p.share},
         ", ".join(f"{b.kind} of {b.what}" if b.kind != "promise" else "SLO" for b in e.bound) or "nothing",
         e.cost_per_million,
@@ -158,7 +158,7 @@ def lines(points: Iterable[SweepPoint], axes: Sequence[Axis]) -> list[str]:
     """Formats the points as a table."""
     points = list(points)
     priced = any(p.cost_per_million is not None for p in points)
-    head = [a.key for a in axes] + ["rows/s", "served", "accuracy", "correct/s"]
+    head = [a.key for a in axes] + ["rows/s", "served", "quality", "information/s"]
     rows = [[*head, *(["a million cost"] if priced else []), "bound by", "paths"]]
     for p in points:
         cells = [a.show(p.values[a.key]) for a in axes]
@@ -167,7 +167,7 @@ def lines(points: Iterable[SweepPoint], axes: Sequence[Axis]) -> list[str]:
             rows.append([*cells, *none, "", f"none: {p.reason}"])
             continue
         cost = ["-" if p.cost_per_million is None else f"{p.cost_per_million:.3g}"] if priced else []
-        figures = [rate(p.rows_per_s), percent(p.served), f"{p.accuracy:.5f}", rate(p.correct_per_s)]
+        figures = [rate(p.rows_per_s), percent(p.served), f"{p.quality:.5f}", rate(p.information_per_s)]
         paths = ", ".join(
             f"{name} {percent(share)}" for name, share in sorted(p.shares.items(), key=lambda s: -s[1])
         )

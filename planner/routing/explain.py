@@ -92,10 +92,10 @@ def _explain(
 
 _TRIED = "no path is predicted to answer within the budget; one is tried nevertheless"
 _WORDS = {
-    "best": "the most accurate path makes it, and leaves room for what waits and comes",
-    "load": "a more accurate path would make others miss their deadline",
-    "deadline": "a more accurate path takes longer than the budget",
-    "failure": "the lanes of more accurate paths died or lost work",
+    "best": "the path of best quality makes it, and leaves room for what waits and comes",
+    "load": "a path of better quality would make others miss their deadline",
+    "deadline": "a path of better quality takes longer than the budget",
+    "failure": "the lanes of paths of better quality died or lost work",
     "probe": "a lane that was slow or out is tried again",
     "policy": "the policy is set to this path",
 }
@@ -142,7 +142,7 @@ def _candidate(
     elif path not in state.allowed_paths:
         why = "the policy does not use it"
     elif query.required and spec.value < state.best_value:
-        why = "the request requires the most accurate path"
+        why = "the request requires the path of best quality"
     elif not feasible:
         why = f"takes {1e3 * total:.2f} ms with the queue, more than the budget"
     else:

@@ -24,7 +24,7 @@ class LaneView:
 
 @dataclass(frozen=True, slots=True)
 class PathView:
-    """A path. value: accuracy times weight. share: of the rows dispatched recently.
+    """A path. value: worth of an answered row times weight. share: of the rows dispatched recently.
 
     latency_s: corrected median in seconds by rows, on the fastest usable lane of its device; empty without
     one.

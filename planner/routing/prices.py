@@ -1,8 +1,8 @@
 """Prices of device time: the dual of a small linear program over the observed traffic.
 
 Rows arrive at a rate and each is executed on one path, or on none; an executed row is worth the path's
-accuracy; each lane of a device has one second per second. With v the values, c the seconds a row costs and
-L the lanes,
+value; each lane of a device has one second per second. With v the values, c the seconds a row costs and L the
+lanes,
 
     maximize  sum v[p] x[p]   with  sum over p of d  c[p] x[p] <= L[d]  for each device,  sum x[p] <= rate.
 
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """In correct predictions. device: by device, for one more second of a lane; row: for one more row."""
+    """In the values' unit. device: by device, of one more second of a lane; row: of one more row."""
 
     device: tuple[float, ...]
     row: float

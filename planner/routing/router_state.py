@@ -134,7 +134,7 @@ class RouterState:
         """Applies new weights. The front's cost stays as observed."""
         self.routing = routing
         for path in self.paths:
-            path.value = path.accuracy * routing.weights.get(path.name, 1.0)
+            path.value = path.worth * routing.weights.get(path.name, 1.0)
         self.best_value = max((p.value for p in self.paths), default=0.0)
         self.refresh()
 

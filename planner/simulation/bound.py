@@ -1,4 +1,4 @@
-"""The clairvoyant bound: an upper bound on correct predictions within deadlines for a trace.
+"""The clairvoyant bound: an upper bound on information within deadlines for a trace.
 
 All arrivals are known beforehand; a linear program assigns the rows that arrive in each time bin to paths and
 bins. It relaxes integral batches, queries as units, times within a bin and the noise of execution (it charges
@@ -34,18 +34,18 @@ SIZES = 32
 
 @dataclass(frozen=True, slots=True)
 class ClairvoyantBound:
-    """correct: most correct predictions within deadlines; rows: answered in that solution.
+    """information: the most within deadlines; rows: answered in that solution.
 
-    bin_s: width of the bins. by_bin: correct predictions by arrival bin, float64 [bins].
+    bin_s: width of the bins. by_bin: information by arrival bin, float64 [bins].
     """
 
-    correct: float
+    information: float
     rows: float
     bin_s: float
     by_bin: F64
 
     def between(self, since_s: float, until_s: float) -> float:
-        """Correct predictions of arrivals in a span of whole bins. Only approximately a bound by itself."""
+        """Information of arrivals in a span of whole bins. Only approximately a bound by itself."""
         return float(self.by_bin[round(since_s / self.bin_s) : round(until_s / self.bin_s)].sum())
 
 
@@ -83,7 +83,7 @@ def bound(
             at = groups[0] + offset
             chosen = np.flatnonzero(usable & (at <= groups[1]))
             if chosen.size:
-                variables.append((chosen, device * bins + at[chosen], cost[chosen], path.accuracy))
+                variables.append((chosen, device * bins + at[chosen], cost[chosen], path.quality))
     if not variables:
         return ClairvoyantBound(0.0, 0.0, width, np.zeros(bins))
     group = np.concatenate([v[0] for v in variables])

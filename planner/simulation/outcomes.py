@@ -25,16 +25,18 @@ class Status(IntEnum):
 class Figures:
     """Summary of a span of time; field names are JSON keys.
 
-    goodput: rows/s answered within their deadline; correct: the same weighted by accuracy. in_budget: share
+    goodput: rows/s answered within their deadline; information: the same weighted by quality;
+    correct: by accuracy, None where a path has none. in_budget: share
     of all queries; of_taken: share of those not rejected. refused: share rejected. late: answered after the
-    deadline. p50_s, p99_s: from arrival to answer. accuracy: mean over answered rows. paths: share of
+    deadline. p50_s, p99_s: from arrival to answer. quality: mean over answered rows. paths: share of
     answered rows.
     """
 
     queries: int
     rows_s: float
     goodput: float
-    correct: float
+    information: float
+    correct: float | None
     in_budget: float
     of_taken: float
     refused: float
@@ -42,7 +44,7 @@ class Figures:
     late: float
     p50_s: float
     p99_s: float
-    accuracy: float
+    quality: float
     paths: dict[str, float]
 
     def as_dict(self) -> dict[str, Any]:
@@ -57,7 +59,8 @@ class Outcomes:
     """
 
     names: tuple[str, ...]
-    accuracies: tuple[float, ...]
+    qualities: tuple[float, ...]
+    accuracies: tuple[float | None, ...]
     arrival_s: F64
     rows: I64
     deadline_s: F64
@@ -75,7 +78,8 @@ class Outcomes:
         finish, deadline = self.finish_s[chosen], self.deadline_s[chosen]
         answered = status == Status.ANSWERED
         good = answered & (finish <= deadline)
-        accuracy = np.asarray(self.accuracies)[path]
+        quality = np.asarray(self.qualities)[path]
+        accuracy = None if None in self.accuracies else np.asarray(self.accuracies, np.float64)[path]
         latency_s = (finish - self.arrival_s[chosen])[answered]
         n = max(1, rows.size)
         rejected = int((status == Status.REJECTED).sum())
@@ -85,7 +89,8 @@ class Outcomes:
             queries=int(rows.size),
             rows_s=float(rows.sum() / span),
             goodput=float(rows[good].sum() / span),
-            correct=float((rows * accuracy)[good].sum() / span),
+            information=float((rows * quality)[good].sum() / span),
+            correct=None if accuracy is None else float((rows * accuracy)[good].sum() / span),
             in_budget=float(good.sum() / n),
             of_taken=float(good.sum() / max(1, rows.size - rejected)),
             refused=rejected / n,
@@ -93,7 +98,7 @@ class Outcomes:
             late=float((answered & ~good).sum() / n),
             p50_s=float(np.quantile(latency_s, 0.5)) if latency_s.size else 0.0,
             p99_s=float(np.quantile(latency_s, 0.99)) if latency_s.size else 0.0,
-            accuracy=float((rows * accuracy)[answered].sum() / all_answered) if all_answered else 0.0,
+            quality=float((rows * quality)[answered].sum() / all_answered) if all_answered else 0.0,
             paths={
                 name: float(share / all_answered) if all_answered else 0.0
                 for name, share in zip(self.names, by_path, strict=True)

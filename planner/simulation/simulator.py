@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from polyrec.models.schema.batch import F64, I64
 from polyrec.planner.plan import Limits, Plan, PlanError, Routing
+from polyrec.planner.quality import routing_values
 from polyrec.planner.routing.lanes.lane import LaneSpec
 from polyrec.planner.routing.lanes.path import PathSpec
 from polyrec.planner.routing.latency.front_cost import LoopTime
@@ -47,19 +48,20 @@ def no_slowdown(now_s: float) -> float:
 def specs(plan: Plan) -> tuple[tuple[PathSpec, ...], tuple[LaneSpec, ...]]:
     """Returns paths and lanes of a plan for the router.
 
-    Raises PlanError if latency or accuracy is missing.
+    Raises PlanError if latency or quality is missing.
     """
     for path in plan.paths:
-        if path.latency is None or path.accuracy is None:
-            missing = "latency" if path.latency is None else "accuracy"
+        if path.latency is None or path.quality is None:
+            missing = "latency" if path.latency is None else "quality"
             raise PlanError(
                 f"path '{path.name}' has no {missing}: simulate a plan made from a profile "
                 "(polyrec profile, then polyrec plan)"
             )
+    values = routing_values({p.name: p.quality for p in plan.paths}, plan.differences)
     paths = tuple(
-        PathSpec(p.name, p.device, p.accuracy, p.latency)
+        PathSpec(p.name, p.device, p.quality, p.latency, values[p.name], p.accuracy)
         for p in plan.paths
-        if p.accuracy is not None and p.latency is not None
+        if p.quality is not None and p.latency is not None
     )
     return paths, tuple(LaneSpec(lane.name, lane.device, lane.kind) for lane in plan.all_lanes())
 
@@ -187,6 +189,7 @@ class Simulator:
         arrival_s, rows, deadline_s = self._arrays
         return Outcomes(
             tuple(p.name for p in self.router.paths),
+            tuple(p.quality for p in self.router.paths),
             tuple(p.accuracy for p in self.router.paths),
             arrival_s,
             rows,
@@ -351,8 +354,7 @@ def _changes(faults: Sequence[Fault]) -> list[tuple[float, str, int]]:
     return sorted(found, reverse=True)
 
 
-def correct(outcomes: Outcomes) -> NDArray[np.float64]:
-    """Returns expected correct predictions of each query within its deadline: float64 [queries]."""
+def information(outcomes: Outcomes) -> NDArray[np.float64]:
+    """Returns the information of each query answered within its deadline, rows times quality: [queries]."""
     good = (outcomes.status == Status.ANSWERED) & (outcomes.finish_s <= outcomes.deadline_s)
-    accuracy = np.asarray(outcomes.accuracies)[outcomes.path]
-    return np.where(good, outcomes.rows * accuracy, 0.0)
+    return np.where(good, outcomes.rows * np.asarray(outcomes.qualities)[outcomes.path], 0.0)

@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     begin = time.perf_counter()
     clicks, schema = _generate(out, args.rows, args.seed, say)
     test, ceiling = _train(out, clicks, schema, say)
-    _plan(out, say)
+    _plan(out, clicks, say)
     rank_body, predict_body = _request_bodies(clicks, schema)
     (out / "rank.json").write_bytes(rank_body)
     (out / "predict.json").write_bytes(predict_body)
@@ -118,20 +118,20 @@ def _train(out: Path, clicks: Path, schema: Schema, say: Say) -> tuple[Quality, 
     ceiling = best_possible_quality(clicks, fit_splitter(reader, schema)).as_dict()
     tests = [bundle.manifest.metrics["test"] for bundle in bundles]
     say("2. trained, and measured on the test rows, beside the ceiling that the generator planted:")
-    say(f"   {'':>9} {''.join(f'{kind:>10}' for kind in KINDS)}   planted")
-    for key in ("auc", "log_loss", "mrr", "accuracy"):
-        say(f"   {key:>9} {''.join(f'{test[key]:10.4f}' for test in tests)} {ceiling.get(key, nan):9.4f}")
+    say(f"   {'':>11} {''.join(f'{kind:>10}' for kind in KINDS)}   planted")
+    for key in ("information", "auc", "log_loss", "mrr"):
+        say(f"   {key:>11} {''.join(f'{test[key]:10.4f}' for test in tests)} {ceiling.get(key, nan):9.4f}")
     return tests[0], ceiling
 
 
-def _plan(out: Path, say: Say) -> None:
+def _plan(out: Path, clicks: Path, say: Say) -> None:
     """Writes profile.json and plan.json. Raises PolyrecError if this machine meets none of the SLOs."""
     from polyrec.models.errors import PolyrecError
     from polyrec.planner.plan import load_plan
 
     folders = [str(out / kind) for kind in KINDS]
     profile, planned = str(out / "profile.json"), str(out / "plan.json")
-    quickly = ("--seconds", "1", "--max-rows", "1024", "--fresh")
+    quickly = ("--seconds", "1", "--max-rows", "1024", "--fresh", "--data", str(clicks))
     if error := _run_verb("profile", *folders, *quickly, "--out", profile):
         raise PolyrecError(error)
     say(f"3. profiled on this machine: {profile} (quickly; `polyrec profile` takes its time)")

@@ -18,7 +18,7 @@ from polyrec.cli.load import DRIVER_TOO_SLOW, SLO_MISSED
 from polyrec.loadtest.drivers.connection import LoadError, Target
 from polyrec.loadtest.drivers.load import Body, Load, load_of
 from polyrec.loadtest.drivers.open_loop import Limits, run
-from polyrec.loadtest.drivers.server_pages import ServerCounters, path_accuracies, read_counters
+from polyrec.loadtest.drivers.server_pages import ServerCounters, path_qualities, read_counters
 from polyrec.loadtest.machine import machine
 from polyrec.loadtest.results.outcome import DriverTooSlow, Outcome, report
 from polyrec.loadtest.traffic.replay import read_times, replay
@@ -29,7 +29,7 @@ from polyrec.report.page import make_folder, require_matplotlib
 
 SERVICE_FIGURES = (
     *("ok", "late", "refused", "expired", "unavailable", "other", "degraded"),
-    *("goodput", "correct", "accuracy", "mix"),
+    *("goodput", "information", "quality", "correct", "mix"),
 )
 """Service-level figures that are printed after the latencies."""
 
@@ -120,10 +120,10 @@ def run_load(args: argparse.Namespace) -> int:
     except DriverTooSlow as e:
         print(f"polyrec: error: {e}", file=sys.stderr)
         return DRIVER_TOO_SLOW
-    accuracy = _from_server(args.url, path_accuracies) or {}
-    result |= _service_figures(outcome, accuracy)
+    quality, accuracy = _from_server(args.url, path_qualities) or ({}, {})
+    result |= _service_figures(outcome, quality, accuracy)
     if args.report is not None:
-        _write(args, outcome, accuracy, before)
+        _write(args, outcome, quality, before)
     if args.json:
         print(json.dumps(result))
     else:
@@ -132,10 +132,12 @@ def run_load(args: argparse.Namespace) -> int:
     return SLO_MISSED if args.slo_share is not None and result["ok"] < args.slo_share else 0
 
 
-def _service_figures(outcome: Outcome, accuracy: dict[str, float]) -> dict[str, object]:
+def _service_figures(
+    outcome: Outcome, quality: dict[str, float], accuracy: dict[str, float]
+) -> dict[str, object]:
     from polyrec.loadtest.results.figures import figures
 
-    found = asdict(figures(outcome, accuracy))
+    found = asdict(figures(outcome, quality, accuracy))
     return {name: round(v, 6) if isinstance(v := found[name], float) else v for name in SERVICE_FIGURES}
 
 
@@ -148,7 +150,7 @@ def _from_server(url: str, read: Callable[[str], T]) -> T | None:
 
 
 def _write(
-    args: argparse.Namespace, outcome: Outcome, accuracy: dict[str, float], before: ServerCounters | None
+    args: argparse.Namespace, outcome: Outcome, quality: dict[str, float], before: ServerCounters | None
 ) -> None:
     from polyrec.report.load.run import write_run
 
@@ -163,4 +165,4 @@ def _write(
     }
     if after is not None:
         setup = {"server": after.plan, **setup}
-    write_run(Path(args.report), outcome, accuracy, setup, hits=hits)
+    write_run(Path(args.report), outcome, quality, setup, hits=hits)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from polyrec.measure.profile.candidates import Candidate
     from polyrec.measure.profile.log import SampleLog
     from polyrec.measure.profile.measure import ProfileSettings
-    from polyrec.measure.profile.quality import Accuracy
+    from polyrec.measure.profile.quality import PathQuality
     from polyrec.models.bundle.bundle import Bundle
     from polyrec.planner.plan import LaneKind
     from polyrec.planner.profile import Front, Hop, PathProfile, Profile
@@ -27,6 +28,8 @@ EXAMPLE = "polyrec profile runs/table runs/hybrid --devices auto --out profile.j
 BUSY = 0.05
 FRONT_SECONDS = 6.0
 HOP_SECONDS = 3.0
+LEAST_RATE = 0.2
+"""Share of positive rows below which accuracy at 0.5 misleads."""
 FRONT_ROWS = 23
 """Rows of a usual request: the front is measured with the path that is fastest at it."""
 
@@ -40,13 +43,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--precisions", help="precisions of the dense net, fp32,bf16,int8 (default: all of a runtime)"
     )
-    parser.add_argument("--data", help="measure the accuracy of each path on this file's test rows")
     parser.add_argument(
-        "--accuracy",
-        metavar="BUNDLE=SHARE",
+        "--data", help="measure the quality of each path on this file's test rows, differences paired"
+    )
+    parser.add_argument(
+        "--metric",
+        choices=["information", "auc", "mrr", "ndcg", "accuracy"],
+        default="information",
+        help="what quality is: information gain (1 - NE, the default), auc, mrr, ndcg or accuracy at 0.5",
+    )
+    parser.add_argument(
+        "--quality",
+        metavar="BUNDLE=VALUE",
         action="append",
         default=[],
-        help="share of rows that a bundle predicts right, if it has no figure and there is no --data",
+        help="quality of a bundle, if it has no figure and there is no --data",
     )
     parser.add_argument("--seconds", type=float, default=8.0, help="measuring time per path (default 8)")
     parser.add_argument("--max-rows", type=int, default=4096, help="rows of the largest batch (default 4096)")
@@ -119,7 +130,7 @@ def _measure(args: argparse.Namespace) -> Profile:
     from polyrec.measure.profile.candidates import candidates
     from polyrec.measure.profile.log import SampleLog
     from polyrec.measure.profile.measure import ProfileSettings, cpu_wait_share, eviction_bytes, path_profile
-    from polyrec.measure.profile.quality import bundle_accuracy
+    from polyrec.measure.profile.quality import bundle_quality, quality_differences
     from polyrec.models.bundle.bundle import load_bundle
     from polyrec.planner.profile import Profile, ProfileError
 
@@ -127,7 +138,7 @@ def _measure(args: argparse.Namespace) -> Profile:
     torch.set_num_threads(1)
     labels = labels_of(args.bundles)
     bundles = {labels[path]: load_bundle(path) for path in args.bundles}
-    given = {labels[path]: share for path, share in _parse_accuracy(args.accuracy, args.bundles).items()}
+    given = {labels[path]: value for path, value in _parse_quality(args.quality, args.bundles).items()}
     out = Path(args.out)
     print("detecting devices ...", file=sys.stderr)
     inventory = discover(out.parent)
@@ -161,7 +172,8 @@ def _measure(args: argparse.Namespace) -> Profile:
             print(f"resuming an earlier run ({partial}); --fresh starts anew", file=sys.stderr)
         if not args.data:
             for candidate in found:
-                bundle_accuracy(candidate, bundles, given)  # reports missing accuracy before the work
+                # reports a missing figure before the work
+                bundle_quality(candidate, bundles, given, args.metric)
         found, skipped = _measure_with_bar(found, settings, log, out.parent)
         for line in skipped:
             print(f"skipped: {line}", file=sys.stderr)
@@ -174,9 +186,14 @@ def _measure(args: argparse.Namespace) -> Profile:
                 "time, which is part of the latencies; measure on an idle machine, or as root with chrt -r 1",
                 file=sys.stderr,
             )
-        accuracies = _accuracies(args.data, found, bundles, given, log)
-        paths = tuple(path_profile(c, settings, log, accuracies[c.name]) for c in found)
-        profile = Profile(machine=inventory.machine, paths=paths)
+        qualities = _qualities(args, found, bundles, given, log)
+        paths = tuple(path_profile(c, settings, log, qualities[c.name]) for c in found)
+        profile = Profile(
+            machine=inventory.machine,
+            paths=paths,
+            metric=args.metric,
+            differences=quality_differences(qualities),
+        )
         _save(profile, out)
         log.remove()
     if args.front:
@@ -217,20 +234,31 @@ def _measure_with_bar(
         return measure(found, settings, log, advance, folder)
 
 
-def _accuracies(
-    data: str | None,
+def _qualities(
+    args: argparse.Namespace,
     found: Sequence[Candidate],
     bundles: Mapping[str, Bundle],
     given: Mapping[str, float],
     log: SampleLog,
-) -> dict[str, Accuracy]:
+) -> dict[str, PathQuality]:
     from polyrec.cli.progress import Bars
-    from polyrec.measure.profile.quality import bundle_accuracy, measure_accuracy
+    from polyrec.measure.profile.quality import bundle_quality, measure_quality
 
-    if data is None:
-        return {c.name: bundle_accuracy(c, bundles, given) for c in found}
-    with Bars() as bars:
-        return measure_accuracy(found, bundles, data, log, bars.phase)
+    if args.data is None:
+        qualities = {c.name: bundle_quality(c, bundles, given, args.metric) for c in found}
+    else:
+        with Bars() as bars:
+            qualities = measure_quality(found, args.data, log, bars.phase, args.metric)
+    if args.metric == "accuracy":
+        metrics = next(iter(qualities.values())).metrics
+        rate = metrics.get("positives", 0.0) / metrics.get("rows", 1.0)
+        if 0 < rate < LEAST_RATE:
+            print(
+                f"warning: {rate:.1%} of the test rows are positive, so predicting none of them has an "
+                f"accuracy of {1 - rate:.1%}: accuracy hardly tells paths apart; --metric information does",
+                file=sys.stderr,
+            )
+    return qualities
 
 
 def _fastest(paths: Sequence[PathProfile], found: Sequence[Candidate]) -> Candidate | None:
@@ -307,21 +335,21 @@ def _check_flags(args: argparse.Namespace) -> None:
         raise ProfileError(f"--out '{args.out}': there is no folder '{Path(args.out).parent}'")
 
 
-def _parse_accuracy(texts: Sequence[str], bundles: Sequence[str]) -> dict[str, float]:
-    """Parses --accuracy into shares by bundle. Raises ProfileError."""
+def _parse_quality(texts: Sequence[str], bundles: Sequence[str]) -> dict[str, float]:
+    """Parses --quality into values by bundle. Raises ProfileError."""
     from polyrec.planner.profile import ProfileError
 
     given = {}
     for text in texts:
-        bundle, _, share = text.rpartition("=")
+        bundle, _, value = text.rpartition("=")
         if bundle not in bundles:
-            raise ProfileError(f"--accuracy '{text}': write BUNDLE=SHARE with one of {', '.join(bundles)}")
+            raise ProfileError(f"--quality '{text}': write BUNDLE=VALUE with one of {', '.join(bundles)}")
         try:
-            given[bundle] = float(share)
+            given[bundle] = float(value)
         except ValueError:
-            given[bundle] = -1.0
-        if not 0 <= given[bundle] <= 1:
-            raise ProfileError(f"--accuracy '{text}': '{share}' is not a share between 0 and 1")
+            given[bundle] = math.nan
+        if not math.isfinite(given[bundle]):
+            raise ProfileError(f"--quality '{text}': '{value}' is not a number")
     return given
 
 

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     from polyrec.planner.simulation.bound import bound
     from polyrec.planner.simulation.costs import load_costs
     from polyrec.planner.simulation.faults import parse_fault
-    from polyrec.planner.simulation.simulator import Simulator, correct, specs
+    from polyrec.planner.simulation.simulator import Simulator, information, specs
     from polyrec.planner.traffic import TrafficError, parse_traffic
 
     plan = load_plan(args.plan)
@@ -113,7 +113,9 @@ def run(args: argparse.Namespace) -> int:
         figures = outcomes.figures(until_s=args.seconds)
         entry: dict[str, Any] = {"policy": routing.policy, **figures.as_dict()}
         if best is not None:
-            entry["of_bound"] = float(correct(outcomes).sum() / best.correct) if best.correct else None
+            entry["of_bound"] = (
+                float(information(outcomes).sum() / best.information) if best.information else None
+            )
         entry["simulated_queries_s"] = arrival_s.size / took_s
         entry["course"] = outcomes.over_time(args.seconds / STEPS)
         results.append(entry)
@@ -143,7 +145,7 @@ def _print(policy: str, figures: Figures, entry: dict[str, Any]) -> None:
     )
     print(
         f"  p50 {1e3 * figures.p50_s:.2f} ms, p99 {1e3 * figures.p99_s:.2f} ms; "
-        f"accuracy {figures.accuracy:.5f}; correct predictions {figures.correct:,.0f}/s"
+        f"quality {figures.quality:.5f}; information {figures.information:,.0f}/s"
         + (f", {entry['of_bound']:.2%} of the bound" if entry.get("of_bound") is not None else "")
     )
     print(f"  {mix or 'nothing answered'}; {entry['simulated_queries_s']:,.0f} queries/s simulated")

@@ -15,12 +15,12 @@ STATIC = "static:"
 
 
 def best_run(trial: Trial, slo_s: float, share: float) -> Figures | None:
-    """The run of most correct predictions a second among those that met the SLO; of the ladder's, the
+    """The run of most information a second among those that met the SLO; of the ladder's, the
     median run of a rate.
     """
     runs = [*trial.tried, *(f for rate in trial.ladder if (f := trial.at(rate)) is not None)]
-    kept = [f for f in runs if f.meets_slo(slo_s, share) and f.correct is not None]
-    return max(kept, key=lambda f: f.correct or 0.0, default=None)
+    kept = [f for f in runs if f.meets_slo(slo_s, share) and f.information is not None]
+    return max(kept, key=lambda f: f.information or 0.0, default=None)
 
 
 def highest_rate(trial: Trial, slo_s: float, share: float) -> float | None:
@@ -57,7 +57,7 @@ def as_json(comparison: PolicyComparison, setup: Mapping[str, str]) -> dict[str,
         {
             "made": dict(setup),
             "conditions": asdict(c) | {"sizes": None if c.sizes is None else c.sizes.model_dump()},
-            "accuracy": comparison.accuracy,
+            "quality": comparison.quality,
             "refused_runs": comparison.discarded_runs,
             "costs": None if comparison.costs is None else comparison.costs.model_dump(mode="json"),
             "trials": trials,
@@ -70,7 +70,11 @@ def verdict(comparison: PolicyComparison) -> str:
     """The comparison in one sentence."""
     slo = f"{1e3 * comparison.conditions.slo_s:g} ms"
     ranked = sorted(
-        ((f.correct, p) for p, f in best_runs(comparison).items() if f is not None and f.correct is not None),
+        (
+            (f.information, p)
+            for p, f in best_runs(comparison).items()
+            if f is not None and f.information is not None
+        ),
         reverse=True,
     )
     if not ranked:
@@ -78,14 +82,16 @@ def verdict(comparison: PolicyComparison) -> str:
     top, first = ranked[0]
     static = next(((v, p) for v, p in ranked if p.startswith(STATIC)), None)
     ratio = "" if static is None or static[1] == first else f", {top / static[0]:.2f} times {static[1]}"
-    return f"{first} gave most correct predictions within {slo}: {top:,.0f} a second{ratio}."
+    return f"{first} gave most information within {slo}: {top:,.0f} a second{ratio}."
 
 
 def tables(comparison: PolicyComparison) -> tuple[Section, ...]:
     """The comparison, the ladder by rate, and simulated beside live."""
     c = comparison.conditions
     best = best_runs(comparison)
-    static = [f.correct for p, f in best.items() if p.startswith(STATIC) and f is not None and f.correct]
+    static = [
+        f.information for p, f in best.items() if p.startswith(STATIC) and f is not None and f.information
+    ]
     reference = max(static, default=None)
     rows = []
     for policy, trial in comparison.trials.items():
@@ -95,10 +101,12 @@ def tables(comparison: PolicyComparison) -> tuple[Section, ...]:
             (
                 policy,
                 number(highest_rate(trial, c.slo_s, c.share)),
-                number(None if top is None else top.correct),
-                "" if top is None or not top.correct or not reference else f"{top.correct / reference:.2f}",
-                _accuracy(top),
-                _accuracy(low),
+                number(None if top is None else top.information),
+                ""
+                if top is None or not top.information or not reference
+                else f"{top.information / reference:.2f}",
+                _quality(top),
+                _quality(low),
                 "" if step is None else f"{100 * min(step.up.ok, step.down.ok):.2f}%",
                 "" if step is None else f"{100 * max(step.up.refused, step.down.refused):.2f}%",
                 "" if step is None else _seconds(step.bent_s),
@@ -108,10 +116,10 @@ def tables(comparison: PolicyComparison) -> tuple[Section, ...]:
     head = (
         "policy",
         "capacity, requests/s",
-        "correct predictions/s at best",
+        "information/s at best",
         "x best static",
-        "accuracy there",
-        "accuracy at low load",
+        "quality there",
+        "quality at low load",
         "in budget, 10 s around step",
         "rejected around step",
         "quality adapts in",
@@ -132,9 +140,9 @@ def tables(comparison: PolicyComparison) -> tuple[Section, ...]:
 
     return (
         overview,
-        ladder("Correct predictions a second, by offered load", lambda f: number(f.correct)),
+        ladder("Information a second, by offered load", lambda f: number(f.information)),
         ladder("Share of requests in budget", lambda f: f"{100 * f.ok:.2f}%"),
-        ladder("Mean accuracy of the rows answered in budget", _accuracy),
+        ladder("Mean quality of the rows answered in budget", _quality),
         ladder("99th percentile of the answers, ms", lambda f: number(f.p99_ms)),
         ladder("Rejected (429)", lambda f: f"{100 * f.refused:.2f}%"),
         *_simulated(comparison),
@@ -153,11 +161,11 @@ def _simulated(comparison: PolicyComparison) -> tuple[Section, ...]:
             for figure in ("p50_ms", "p99_ms", "goodput"):
                 a, b = getattr(live, figure), getattr(model, figure)
                 cells += [number(a), number(b), f"{100 * (b / a - 1):+.0f}%" if a and b else ""]
-            rows.append((*cells, _accuracy(live), _accuracy(model)))
+            rows.append((*cells, _quality(live), _quality(model)))
     if not rows:
         return ()
     compared = (f"{name}, live|simulated|difference" for name in ("p50 ms", "p99 ms", "goodput rows/s"))
-    head = ("policy", "rate", *"|".join(compared).split("|"), "accuracy, live", "simulated")
+    head = ("policy", "rate", *"|".join(compared).split("|"), "quality, live", "simulated")
     return (Section("Simulated against live", table=Table(head, tuple(rows))),)
 
 
@@ -168,8 +176,8 @@ def number(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def _accuracy(found: Figures | None) -> str:
-    return "" if found is None or found.accuracy is None else f"{100 * found.accuracy:.3f}%"
+def _quality(found: Figures | None) -> str:
+    return "" if found is None or found.quality is None else f"{found.quality:.4f}"
 
 
 def _seconds(value: float | None) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from polyrec.loadtest.comparison.comparison import PolicyComparison
-from polyrec.loadtest.comparison.load_step import AROUND_S, accuracy_by_time
+from polyrec.loadtest.comparison.load_step import AROUND_S, quality_by_time
 from polyrec.loadtest.results.figures import Figures, timeline
 from polyrec.loadtest.results.outcome import Fate
 from polyrec.report.chart import Chart, Limit, Series, draw, pictures, png
@@ -45,8 +45,8 @@ def write_comparison(
         ),
         notes=(
             "Requests leave at Poisson times, whatever the server does; latency runs from the intended "
-            "departure. Policies took turns in one run, with the same requests. Correct predictions: rows "
-            "answered in budget, each weighted by the accuracy of its path.",
+            "departure. Policies took turns in one run, with the same requests. Information: rows "
+            "answered in budget, each weighted by the quality of its path.",
             f"Runs discarded because the load driver itself was late: {comparison.discarded_runs}.",
         ),
     )
@@ -77,11 +77,11 @@ def load_charts(comparison: PolicyComparison) -> tuple[Chart, ...]:
     name = "requests/s offered"
     return (
         Chart(
-            "Correct predictions",
-            "Rows answered in budget, weighted by their path's accuracy. Higher is better.",
+            "Information",
+            "Rows answered in budget, weighted by their path's quality. Higher is better.",
             name,
             "a second",
-            series(lambda f: f.correct),
+            series(lambda f: f.information),
         ),
         Chart(
             "In budget",
@@ -93,11 +93,11 @@ def load_charts(comparison: PolicyComparison) -> tuple[Chart, ...]:
             percent=True,
         ),
         Chart(
-            "Accuracy",
-            "Mean accuracy of the rows answered in budget. The axis does not begin at zero.",
+            "Quality",
+            "Mean quality of the rows answered in budget. The axis does not begin at zero.",
             name,
             "share of rows right",
-            series(lambda f: f.accuracy),
+            series(lambda f: f.quality),
             from_zero=False,
             percent=True,
         ),
@@ -122,18 +122,18 @@ def step_charts(comparison: PolicyComparison) -> tuple[Chart, ...]:
     up = comparison.conditions.warmup_s + AROUND_S
     factor = next(t.step.factor for t in stepped.values() if t.step is not None)
     marks = ((up, f"x{factor:g}"), (up + 2 * AROUND_S, "back"))
-    shares, accuracy, mixes = [], [], []
+    shares, quality, mixes = [], [], []
     for policy, trial in stepped.items():
         outcome = trial.stepped
         assert outcome is not None
-        line = timeline(outcome, comparison.accuracy, 80)
+        line = timeline(outcome, comparison.quality, 80)
         with np.errstate(invalid="ignore", divide="ignore"):
             shares.append(Series(policy, line.at_s, line.fates[Fate.OK] / line.rate, colors[policy]))
         if outcome.paths:
-            at, mean = accuracy_by_time(outcome, comparison.accuracy)
+            at, mean = quality_by_time(outcome, comparison.quality)
             smooth = np.convolve(mean, np.ones(SMOOTHED_BINS) / SMOOTHED_BINS, "valid")
             cut = SMOOTHED_BINS // 2
-            accuracy.append(Series(policy, at[cut:-cut], smooth, colors[policy]))
+            quality.append(Series(policy, at[cut:-cut], smooth, colors[policy]))
         if not policy.startswith(STATIC):
             mixes.append(
                 Chart(
@@ -160,11 +160,11 @@ def step_charts(comparison: PolicyComparison) -> tuple[Chart, ...]:
             marks=marks,
         ),
         Chart(
-            "Accuracy",
-            "Mean accuracy of the answers through the step. The axis does not begin at zero.",
+            "Quality",
+            "Mean quality of the answers through the step. The axis does not begin at zero.",
             "seconds",
             "share of rows right",
-            tuple(accuracy),
+            tuple(quality),
             from_zero=False,
             percent=True,
             marks=marks,

@@ -37,7 +37,7 @@ SLO_SHARE = 0.99
 def write_run(
     folder: Path,
     outcome: Outcome,
-    accuracy: Mapping[str, float],
+    quality: Mapping[str, float],
     setup: Mapping[str, str],
     *,
     title: str = "Load test",
@@ -49,8 +49,8 @@ def write_run(
     hits: memory tier -> embedding rows looked up there, and the share that was found.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    found = figures(outcome, accuracy)
-    line = timeline(outcome, accuracy)
+    found = figures(outcome, quality)
+    line = timeline(outcome, quality)
     charts = run_charts(outcome, line, marks)
     page = Page(
         title=title,
@@ -60,7 +60,7 @@ def write_run(
         sections=(
             _endings(found),
             Section("Over time", pictures=pictures(charts)),
-            *_paths(found, accuracy),
+            *_paths(found, quality),
             *_tiers(hits or {}),
             Section("Setup", terms=tuple(setup.items())),
         ),
@@ -136,13 +136,13 @@ def run_charts(
                 percent=True,
             )
         )
-    if np.isfinite(line.accuracy).any():
+    if np.isfinite(line.quality).any():
         charts.append(
             over_time(
-                title="Accuracy",
-                caption="Mean accuracy of the rows answered in budget. The axis does not begin at zero.",
+                title="Quality",
+                caption="Mean quality of the rows answered in budget. The axis does not begin at zero.",
                 y_name="share of rows right",
-                series=(series("accuracy", line.accuracy),),
+                series=(series("quality", line.quality),),
                 from_zero=False,
                 percent=True,
             )
@@ -188,8 +188,8 @@ def _tiles(outcome: Outcome, found: Figures) -> tuple[Tile, ...]:
         Tile(_ms(found.p99_ms), "99th percentile"),
         Tile(f"{found.goodput:,.0f}", "rows/s in budget"),
     ]
-    if found.accuracy is not None:
-        tiles.append(Tile(f"{100 * found.accuracy:.3f}%", "mean accuracy of the rows in budget"))
+    if found.quality is not None:
+        tiles.append(Tile(f"{found.quality:.4f}", "mean quality of the rows in budget"))
     tiles.append(Tile(f"{100 * found.degraded:.1f}%", "answered at degraded quality"))
     tiles.append(Tile(f"{100 * found.refused:.2f}%", "rejected (429)"))
     return tuple(tiles)
@@ -205,15 +205,15 @@ def _endings(found: Figures) -> Section:
     return Section("How requests ended", table=Table(("outcome", "requests", "share"), rows))
 
 
-def _paths(found: Figures, accuracy: Mapping[str, float]) -> tuple[Section, ...]:
+def _paths(found: Figures, quality: Mapping[str, float]) -> tuple[Section, ...]:
     if not found.mix:
         return ()
     rows = tuple(
-        (path, f"{100 * share:.2f}%", f"{100 * accuracy[path]:.3f}%" if path in accuracy else "not known")
+        (path, f"{100 * share:.2f}%", f"{quality[path]:.4f}" if path in quality else "not known")
         for path, share in found.mix.items()
     )
-    note = "A path is a model @ the device that executes it. Accuracy: share of rows that it predicts right."
-    return (Section("Paths that answered", note, table=Table(("path", "share of rows", "accuracy"), rows)),)
+    note = "A path is a model @ the device that executes it. Quality: by default information gain, 1 - NE."
+    return (Section("Paths that answered", note, table=Table(("path", "share of rows", "quality"), rows)),)
 
 
 def _tiers(hits: Mapping[str, tuple[float, float]]) -> tuple[Section, ...]:

@@ -1,7 +1,7 @@
 """The map of routing: which path answers a query, by its rows and budget, idle and at the plan's traffic.
 
 Idle, the most accurate path that is fast enough wins. At the stated traffic a device's time has a price
-(the dual of the plan's program), so a cheaper path wins where it gives more correct predictions for it.
+(the dual of the plan's program), so a cheaper path wins where it gives more information for it.
 """
 
 from __future__ import annotations
@@ -36,34 +36,32 @@ def draw(proposal: Proposal) -> Figure:
         f"{traffic_words(problem.requirements.traffic)} within {1e3 * problem.requirements.slo_s:g} ms",
     )  # fmt: skip
     left, right = figure.subplots(1, 2, sharey=True)
-    _panel(
-        left, "Idle: the most accurate path that is fast enough", idle(problem, options), len(paths), problem
-    )
-    title = "At the stated traffic: correct predictions less the price of time"
+    _panel(left, "Idle: the best path that is fast enough", idle(problem, options), len(paths), problem)
+    title = "At the stated traffic: information less the price of time"
     _panel(right, title, loaded(proposal, options), len(paths), problem)
     left.set_ylabel("latency budget, ms", size=FONT, color=LIGHT.text)
     served = {e.path: e.share for e in plan.expected.paths} if plan.expected else {}
     handles = []
-    for k in np.argsort([-p.accuracy for p in paths], kind="stable").tolist():
+    for k in np.argsort([-p.quality for p in paths], kind="stable").tolist():
         name, share = paths[k].path.name, served.get(paths[k].path.name, 0.0)
         use = f"{percent(share)} of the rows" if share else "in reserve"
-        handles.append(Patch(color=LIGHT.color(k), label=f"{name}, accuracy {paths[k].accuracy:.5f}, {use}"))
+        handles.append(Patch(color=LIGHT.color(k), label=f"{name}, quality {paths[k].quality:.5f}, {use}"))
     handles.append(Patch(color=NO_PATH, label="no path is fast enough, or worth its time: rejected"))
     add_legend(figure, handles=handles, loc="outside lower left", ncols=2)
     return figure
 
 
 def idle(problem: Problem, options: list[Option]) -> F64:
-    """The most accurate option whose tail, with the front, is within the budget, [budgets, rows]; NaN for
-    none. Of equally accurate ones the faster."""
-    value = [np.full((BUDGETS_MS.size, ROWS.size), problem.paths[o.path].accuracy) for o in options]
+    """The option of most value whose tail, with the front, is within the budget, [budgets, rows]; NaN for
+    none. Of equal ones the faster."""
+    value = [np.full((BUDGETS_MS.size, ROWS.size), problem.values[o.path]) for o in options]
     tails = [np.array([o.timing.tail(r) for r in ROWS]) for o in options]
     value = [v - 1e-9 * tail for v, tail in zip(value, tails, strict=True)]
     return _best(problem, value, tails)
 
 
 def loaded(proposal: Proposal, options: list[Option]) -> F64:
-    """The option that gives most correct predictions, less the price of the device's and the front's time,
+    """The option that gives most value, less the price of the device's and the front's time,
     and leaves a wait for a lane within the budget, [budgets, rows]; NaN where none is worth it."""
     problem, choice = proposal.problem, proposal.choice
     value, times = [], []
@@ -75,7 +73,9 @@ def loaded(proposal: Proposal, options: list[Option]) -> F64:
         front_price = choice.prices.get(problem.inline, 0.0) if problem.inline else choice.front_price
         front = np.interp(ROWS, problem.rows, problem.front_s / problem.rows)
         value.append(
-            ROWS * (p.accuracy - price * per_row - front_price * front) * np.ones((BUDGETS_MS.size, 1))
+            ROWS
+            * (problem.values[o.path] - price * per_row - front_price * front)
+            * np.ones((BUDGETS_MS.size, 1))
         )
         share = problem.lanes[p.path.device].share
         times.append(np.array([o.timing.tail(r) for r in ROWS]) / share)

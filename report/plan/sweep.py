@@ -1,4 +1,4 @@
-"""The frontier of a sweep: goodput and accuracy against the first axis, a line for each other combination."""
+"""The frontier of a sweep: goodput and quality against the first axis, a line for each other combination."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MB = 1e6
 
 
 def draw(points: Sequence[SweepPoint], axes: Sequence[Axis]) -> Figure:
-    """A panel for each of goodput, accuracy and, where prices are known, cost."""
+    """A panel for each of goodput, quality and, where prices are known, cost."""
     priced = any(p.cost_per_million is not None for p in points)
     infeasible = any(p.shares is None for p in points)
     first, others = axes[0], axes[1:]
@@ -27,7 +27,7 @@ def draw(points: Sequence[SweepPoint], axes: Sequence[Axis]) -> Figure:
         title=f"Plans against {against}{'; a cross: no plan is feasible' if infeasible else ''}",
     )  # fmt: skip
     panels = figure.subplots(1, 3 if priced else 2)
-    titles = ["goodput: 1,000 rows/s within the SLO", "accuracy of the answers, %"]
+    titles = ["goodput: 1,000 rows/s within the SLO", "quality of the answers"]
     for panel, title in zip(panels, [*titles, "cost of a million predictions"], strict=False):
         style_axes(panel, title=title)
         _scale(panel, first)
@@ -42,7 +42,7 @@ def draw(points: Sequence[SweepPoint], axes: Sequence[Axis]) -> Figure:
         wide = 2.6 - 0.5 * (k % 4)
         style = {"color": LIGHT.color(k), "linewidth": wide, "marker": "o", "ms": 2 + 2 * wide}
         panels[0].plot(x, [p.rows_per_s / 1e3 for p in found], label=label or None, **style)
-        panels[1].plot(x, [100 * (p.accuracy or 0.0) for p in found], **style)
+        panels[1].plot(x, [p.quality or 0.0 for p in found], **style)
         if priced:
             panels[2].plot(x, [p.cost_per_million for p in found], **style)
         crosses = [_at(first, p.values[first.key]) for p in line if p.shares is None]

@@ -6,6 +6,7 @@ from polyrec.models.amounts import size
 from polyrec.models.text_table import aligned
 from polyrec.planner.devices import Device, Machine
 from polyrec.planner.profile import PathProfile, Profile
+from polyrec.planner.quality import quality_groups
 
 SHOWN_ROWS = (1, 23, 270, 4096)
 
@@ -56,14 +57,14 @@ def profile_lines(profile: Profile) -> list[str]:
     largest = max(p.latency.rows[-1] for p in profile.paths)
     rows = [r for r in SHOWN_ROWS if r <= largest]
     heads = [f"{r} row{'' if r == 1 else 's'}" for r in rows]
-    table = [["path", "accuracy", "memory", "start", *heads]]
+    table = [["path", "quality", "memory", "start", *heads]]
     for path in profile.paths:
         cells = [f"{_ms(path.latency.median(r))} / {_ms(path.latency.tail(r))}" for r in rows]
-        star = "*" if path.accuracy_from == "assumed" else ""
+        star = "*" if path.quality_from in ("assumed", "given") else ""
         table.append(
             [
                 path.path.name,
-                f"{path.accuracy:.5f}{star}",
+                f"{path.quality:.5f}{star}",
                 size(path.memory.total),
                 f"{path.startup_s:.2f} s",
                 *cells,
@@ -71,6 +72,7 @@ def profile_lines(profile: Profile) -> list[str]:
         )
     made += ["", "median / 99th percentile of one batch, ms", *aligned(table)]
     made += [f"* {note}" for note in dict.fromkeys(p.note for p in profile.paths if p.note)]
+    made += quality_lines(profile)
     made += _errors(profile.paths)
     if profile.front is not None:
         made.append(
@@ -78,6 +80,14 @@ def profile_lines(profile: Profile) -> list[str]:
             f"{profile.front.row_s * 1e6:.2f} us a row beside the lane"
         )
     return made
+
+
+def quality_lines(profile: Profile) -> list[str]:
+    """The metric, and the groups of paths that differ in it, best first."""
+    groups = quality_groups({p.path.name: p.quality for p in profile.paths}, profile.differences)
+    meaning = " gain, 1 - NE" if profile.metric == "information" else ""
+    lines = [f"quality: {profile.metric}{meaning}, on test rows; differences that were shown, best first:"]
+    return lines + [f"  {' = '.join(group)}" for group in groups]
 
 
 def _errors(paths: tuple[PathProfile, ...]) -> list[str]:

@@ -21,6 +21,7 @@ from polyrec.models.schema.batch import I64, Batch
 from polyrec.models.schema.encoder import Encoder
 from polyrec.planner.latency_model import LatencyModel
 from polyrec.planner.plan import Plan, PlanError, PlannedPath
+from polyrec.planner.quality import routing_values
 from polyrec.planner.routing.lanes.lane import LaneSpec
 from polyrec.planner.routing.lanes.path import PathSpec
 from polyrec.planner.routing.router import Router
@@ -42,17 +43,21 @@ ENDPOINTS = ("predict", "rank", "infer")
 MEASURED_ROWS = (1, 16, 128, 1024)
 MEASURED_TIMES = 5
 TAIL_OVER_MEDIAN = 2.0
-UNKNOWN_ACCURACY = 0.5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpenPath:
-    """One open path. accuracy: the quality that routing maximizes. latency: its initial latency model."""
+    """One open path.
+
+    quality: in the plan's metric, None if unknown. accuracy: of test rows at 0.5, None if unknown. latency:
+    its initial latency model.
+    """
 
     planned: PlannedPath
     bundle: Bundle
     encoder: Encoder
-    accuracy: float
+    quality: float | None
+    accuracy: float | None
     latency: LatencyModel
     endpoints: dict[str, EndpointMetrics]
     header: tuple[bytes, bytes]
@@ -150,22 +155,26 @@ def _open(
         if inside or planned.latency is None:
             bundle = bundles[planned.bundle].at_width(planned.width)
             runtimes[planned.name] = open_path(planned, bundle, stacks.get(planned.name))
+    qualities = _qualities(plan, bundles)
     paths = tuple(
         OpenPath(
             planned,
             bundles[planned.bundle].at_width(planned.width),
             encoder,
-            planned.accuracy
-            if planned.accuracy is not None
-            else accuracy(bundles[planned.bundle].at_width(planned.width)),
+            qualities[planned.name],
+            bundles[planned.bundle].at_width(planned.width).test_metrics.get("accuracy", planned.accuracy),
             planned.latency or measure(runtimes[planned.name], encoder),
-            {e: metrics.endpoint(e, planned.name) for e in ENDPOINTS},
+            {e: metrics.endpoint(e, planned.name, qualities[planned.name]) for e in ENDPOINTS},
             (b"x-polyrec-path", planned.name.encode()),
         )
         for planned, encoder in zip(plan.paths, encoders, strict=True)
     )
+    values = routing_values(qualities, plan.differences)
     state = RouterState(
-        [PathSpec(p.name, p.planned.device, p.accuracy, p.latency) for p in paths],
+        [
+            PathSpec(p.name, p.planned.device, p.quality or 0.0, p.latency, values[p.name], p.accuracy)
+            for p in paths
+        ],
         [LaneSpec(lane.name, lane.device, lane.kind) for lane in lanes_of],
         plan.routing,
         plan.limits,
@@ -225,13 +234,14 @@ def _tier(path: OpenPath, tiers: TierSet) -> str | None:
     return "host" if path.planned.device == "cpu" else "device"
 
 
-def accuracy(bundle: Bundle) -> float:
-    """Share of held-out rows that the bundle predicts correctly, from its manifest.
-
-    UNKNOWN_ACCURACY if it has none (an imported model); never 0, which would exclude the path.
-    """
-    found = bundle.test_metrics.get("accuracy")
-    return float(found) if found else UNKNOWN_ACCURACY
+def _qualities(plan: Plan, bundles: Mapping[Path, Bundle]) -> dict[str, float | None]:
+    """The quality of each path: the plan's, or else its bundle's on test rows; None if neither has one."""
+    return {
+        p.name: bundles[p.bundle].at_width(p.width).test_metrics.get(plan.metric)
+        if p.quality is None
+        else p.quality
+        for p in plan.paths
+    }
 
 
 def measure(runtime: Runtime, encoder: Encoder) -> LatencyModel:

@@ -78,7 +78,7 @@ class OutputHeader(msgspec.Struct):
 class RequestParameters(msgspec.Struct):
     """timeout: microseconds, 0 is the default. priority: 0 is the default, 1 the highest.
 
-    quality: `required` forbids a less accurate path than the best one.
+    quality: `required` forbids a path of lower quality than the best one.
     """
 
     timeout: int | None = None
@@ -266,17 +266,26 @@ def _is_flat(row: Any) -> bool:
 
 
 def encode(
-    request: InferRequest, probabilities: F32, model: str, version: str, path: str, reason: str | None = None
+    request: InferRequest,
+    probabilities: F32,
+    model: str,
+    version: str,
+    path: str,
+    quality: float | None = None,
+    reason: str | None = None,
 ) -> tuple[bytes, int | None]:
     """Encodes an answer; returns the body and, if binary data follow, the length of its JSON.
 
-    probabilities: float32 [B]. reason: why quality was degraded, None if it was not.
+    probabilities: float32 [B]. quality: of the path, None if unknown. reason: why quality was degraded, None
+    if it was not.
     """
     output: dict[str, Any] = {"name": OUTPUT, "datatype": "FP32", "shape": [probabilities.size]}
     answer: dict[str, Any] = {"model_name": model, "model_version": version}
     if request.id is not None:
         answer["id"] = request.id
     answer["parameters"] = {"path": path, "degraded": reason is not None}
+    if quality is not None:
+        answer["parameters"]["quality"] = quality
     if reason is not None:
         answer["parameters"]["reason"] = reason
     answer["outputs"] = [output]

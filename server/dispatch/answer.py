@@ -34,7 +34,7 @@ class Answer:
 
     @property
     def degraded(self) -> bool:
-        """Whether a less accurate path than the best one answered, other than by the operator's choice."""
+        """Whether a path of lower quality than the best one answered, other than by the operator's choice."""
         return self.reason is not None
 
 

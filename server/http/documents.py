@@ -116,11 +116,13 @@ class PredictColumns(Document):
 class PredictResponse(Document):
     """Probabilities, one per row in the order of the request, and the path that computed them.
 
-    degraded: a path of lower quality than the best one answered, for `reason`.
+    quality: of that path on test rows, in the plan's metric; null if unknown. degraded: a path of lower
+    quality than the best one answered, for `reason`.
     """
 
     predictions: list[float]
     path: str
+    quality: float | None
     degraded: bool
     reason: DegradedReason | None
 
@@ -142,6 +144,7 @@ class RankingResponse(Document):
     order: list[int]
     scores: list[float]
     path: str
+    quality: float | None
     degraded: bool
     reason: DegradedReason | None
 
@@ -182,8 +185,10 @@ class BundleDocument(Document):
 
 
 class PathDocument(Document):
-    """One open path. width: one of nested widths. accuracy: what routing maximizes. quality: measures on
-    held-out rows, by split.
+    """One open path.
+
+    width: one of nested widths. quality: on test rows, in the plan's metric (by default information gain,
+    1 - NE); accuracy: of the same rows at 0.5; null if unknown. metrics: of its bundle, by split.
     """
 
     name: str
@@ -192,10 +197,11 @@ class PathDocument(Document):
     device: str
     precision: str
     width: int | None
-    accuracy: float
+    quality: float | None
+    accuracy: float | None
     latency: LatencyModel
     bundle: BundleDocument
-    quality: dict[str, dict[str, float | int | None]]
+    metrics: dict[str, dict[str, float | int | None]]
 
 
 class LaneDocument(Document):

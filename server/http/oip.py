@@ -71,7 +71,13 @@ class InferCodec:
 
     def write(self, serving: Serving, parsed: Parsed, answer: Answer, path: OpenPath) -> Reply:
         body, header_bytes = encode(
-            parsed.request, answer.probabilities, MODEL, serving.version, path.name, answer.reason
+            parsed.request,
+            answer.probabilities,
+            MODEL,
+            serving.version,
+            path.name,
+            path.quality,
+            answer.reason,
         )
         if header_bytes is None:
             return Reply(body, headers=(path.header,))

@@ -83,9 +83,13 @@ class InferenceRequest(ProtocolDocument):
 
 
 class ResponseParameters(Document):
-    """The path that answered. degraded: one of lower quality than the best, for `reason`."""
+    """The path that answered.
+
+    quality: of that path, if known. degraded: one of lower quality than the best answered, for `reason`.
+    """
 
     path: str
+    quality: float | Absent = None
     degraded: bool
     reason: DegradedReason | Absent = None
 

@@ -117,6 +117,7 @@ def _path(path: OpenPath) -> dict[str, Any]:
         "device": planned.device,
         "precision": planned.precision,
         "width": planned.width,
+        "quality": path.quality,
         "accuracy": path.accuracy,
         "latency": path.latency.model_dump(),
         "bundle": {
@@ -125,7 +126,7 @@ def _path(path: OpenPath) -> dict[str, Any]:
             "version": manifest.version,
             "bytes": path.bundle.bytes,
         },
-        "quality": manifest.metrics,
+        "metrics": manifest.metrics,
     }
 
 

@@ -26,6 +26,7 @@ class PredictCodec:
         content = {
             "predictions": answer.probabilities,
             "path": path.name,
+            "quality": path.quality,
             "degraded": answer.degraded,
             "reason": answer.reason,
         }

@@ -31,6 +31,7 @@ class RankCodec:
             "order": order,
             "scores": probabilities[order],
             "path": path.name,
+            "quality": path.quality,
             "degraded": answer.degraded,
             "reason": answer.reason,
         }

@@ -41,8 +41,9 @@ class Outcomes:
 
 
 class EndpointMetrics:
-    """Requests of one endpoint on one path. rows: counters of late answers and of those in time.
+    """Requests of one endpoint on one path.
 
+    rows: counters of late answers and of those in time. information: its counter, and that of a row.
     Answers are buffered, since counting one directly after others takes a third of the time.
     """
 
@@ -52,11 +53,13 @@ class EndpointMetrics:
         phases: Sequence[Histogram],
         rows: Sequence[Counter],
         degraded: dict[str, Counter],
+        information: tuple[Counter, float],
     ) -> None:
         self.outcomes = outcomes
         self._parse, self._queue, self._serialize = phases
         self._rows = tuple(rows)
         self._degraded = degraded
+        self._information, self._quality = information
         self._pending: list[tuple[bool, float, int, float, float, float, str | None]] = []
 
     def answered(
@@ -88,7 +91,10 @@ class EndpointMetrics:
             if within in in_time:
                 which = [one is within for one in in_time]
                 self.outcomes.finished(outcome, *compress(took_s, which))
-                self._rows[within].value += sum(compress(rows, which))
+                counted = sum(compress(rows, which))
+                self._rows[within].value += counted
+                if within:
+                    self._information.value += counted * self._quality
         for reason in filter(None, reasons):
             self._degraded[reason].value += 1
         self._parse.observe_all(parse_s)

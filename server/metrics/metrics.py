@@ -90,6 +90,11 @@ class Metrics:
             "Rows answered. outcome: ok (their rate is the goodput) or late.",
             *("endpoint", "path", "outcome"),
         )
+        self.information = registry.counter(
+            "polyrec_information",
+            "Rows answered in time, each times the quality of its path; a path of unknown quality adds 0.",
+            *("endpoint", "path"),
+        )
         self.degraded = registry.counter(
             "polyrec_degraded",
             "Answers of lower quality than the plan's best path. reason: load, deadline, failure, probe.",
@@ -187,13 +192,14 @@ class Metrics:
             lambda outcome: self.seconds.labels(endpoint, path, outcome),
         )
 
-    def endpoint(self, endpoint: str, path: str) -> EndpointMetrics:
-        """The instruments of one endpoint's requests on one path."""
+    def endpoint(self, endpoint: str, path: str, quality: float | None) -> EndpointMetrics:
+        """The instruments of one endpoint's requests on one path. quality: of the path, None if unknown."""
         answers = EndpointMetrics(
             self.outcomes(endpoint, path),
             [self.phases.labels(path, phase) for phase in ("parse", "queue", "serialise")],
             [self.rows.labels(endpoint, path, outcome) for outcome in ("late", OK)],
             {reason: self.degraded.labels(path, reason) for reason in REASONS},
+            (self.information.labels(endpoint, path), max(quality or 0.0, 0.0)),
         )
         self._buffering.add(answers)
         return answers

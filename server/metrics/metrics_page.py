@@ -33,6 +33,8 @@ and labels whose values are bounded by the plan.
   `histogram_quantile(0.99, sum by (le) (rate(polyrec_request_seconds_bucket{{outcome=~"ok|late"}}[5m])))`.
 - Goodput: `sum(rate(polyrec_rows_total{{outcome="ok"}}[5m]))`, rows per second; times `polyrec_path_accuracy`
   by path, correct predictions per second (recorded as `polyrec:correct_predictions:rate1m`).
+- Information per second, each row in time times the quality of its path:
+  `sum(rate(polyrec_information_total[5m]))`.
 - Hit rate of a tier: `rate(polyrec_embedding_hits_total[5m]) / rate(polyrec_embedding_lookups_total[5m])`.
 - Alerts and remedies: [runbook](runbook.md). Dashboards and rules: `deploy/`; `make observe` starts them all.
 

@@ -27,12 +27,22 @@ class RouterMetrics:
             "polyrec_default_budget_seconds", "Latency budget of a request that names none."
         )
         self._policy = registry.info("polyrec_policy_info", "The routing policy in force.", "policy")
-        self._accuracy = gauge(
-            "polyrec_path_accuracy",
-            "Share of held-out rows that a path predicts correctly, as routing uses it.",
+        self._quality = gauge(
+            "polyrec_path_quality",
+            "Quality of a path on test rows, in the plan's metric (by default information gain, 1 - NE).",
             "path",
         )
-        self._value = gauge("polyrec_path_value", "Accuracy times the operator's weight.", "path")
+        self._accuracy = gauge(
+            "polyrec_path_accuracy",
+            "Share of test rows that a path predicts correctly at 0.5, where that is known.",
+            "path",
+        )
+        self._value = gauge(
+            "polyrec_path_value",
+            "Worth of a row answered by a path: the quality of the best path that it is not shown worse than,"
+            " times the operator's weight.",
+            "path",
+        )
         self._predicted = gauge(
             "polyrec_path_predicted_seconds",
             "Predicted median time of a batch of that many rows, corrected by measurements.",
@@ -40,7 +50,7 @@ class RouterMetrics:
         )
         self._price = gauge(
             "polyrec_device_price",
-            "Price of a second of a device's time, in correct predictions; 0 under a policy without prices.",
+            "Price of a second of a device's time, in information; 0 under a policy without prices.",
             "device",
         )
         self._lane = registry.info(
@@ -63,13 +73,15 @@ class RouterMetrics:
 
     def watch(self, dispatcher: Dispatcher, default_budget_s: float) -> None:
         per_plan: tuple[Family[Gauge], ...] = (
-            *(self._accuracy, self._value, self._predicted, self._price),
+            *(self._quality, self._accuracy, self._value, self._predicted, self._price),
             *(self._lane, self._up, self._breaker, self._correction, self._used),
         )
         for labeled in per_plan:
             labeled.clear()
         for path in dispatcher.router.paths:
-            self._accuracy.labels(path.name).set(path.accuracy)
+            self._quality.labels(path.name).set(path.quality)
+            if path.accuracy is not None:
+                self._accuracy.labels(path.name).set(path.accuracy)
         for lane in dispatcher.router.lanes:
             self._lane.labels(lane.name, lane.device, lane.kind).set(1)
         self._default_budget.only.set(default_budget_s)

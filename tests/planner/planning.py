@@ -46,7 +46,7 @@ def machine(
 def path(
     name: str,
     *,
-    accuracy: float = 0.8,
+    quality: float = 0.8,
     fixed_s: float = 1e-4,
     row_s: float = 1e-6,
     tables: Mapping[str, int] | None = None,
@@ -63,7 +63,8 @@ def path(
             name=name, bundle=Path(bundle or f"/nowhere/{representation}"), runtime="onnx", device=device
         ),
         representation=representation,
-        accuracy=accuracy,
+        quality=quality,
+        metrics={"accuracy": quality},
         memory=Memory(tables=dict(tables or {"t": 1_000_000}), fixed=fixed, peak=peak),
         latency=LatencyModel(rows=ROWS, median_s=median, tail_s=tuple(1.5 * s for s in median)),
         origin=origin,

@@ -9,6 +9,7 @@ import pytest
 from polyrec.planner.plan import Limits, Plan, PlanError, load_plan, save_plan, single_path_plan
 
 PATH = {"name": "table@cpu", "bundle": "table", "runtime": "onnx"}
+UNPLANNED = {"path": "table@cpu", "other": "wide@cpu", "value": 0.1, "low": 0.0, "high": 0.2}
 HUGE = {"rows": [1], "median_s": [1e308], "tail_s": [1e308]}
 
 
@@ -35,18 +36,21 @@ def test_an_absolute_bundle_stays_where_it_is(tmp_path: Path) -> None:
 def test_a_plan_file_is_readable_by_people(tmp_path: Path) -> None:
     save_plan(single_path_plan(Path("table"), "table", "onnx"), tmp_path / "plan.json")
     written = json.loads((tmp_path / "plan.json").read_text())
-    assert written["version"] == 2
+    assert written["version"] == 3
     assert written["paths"] == [{**PATH, "device": "cpu", "precision": "fp32"}]
     assert "max_body_bytes" not in written["limits"]
     assert written["limits"]["max_request_rows"] == 4096
 
 
-def test_a_plan_of_version_1_is_read_and_one_of_the_future_is_rejected(tmp_path: Path) -> None:
+def test_an_older_plan_is_read_and_one_of_the_future_is_rejected(tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     limits = {"max_body_bytes": 2**24, "max_request_rows": 4096}
     file.write_text(json.dumps({"version": 1, "paths": [PATH], "limits": limits}))
     assert load_plan(file).limits.max_body_bytes == 2**24
-    file.write_text(json.dumps({"version": 3, "paths": [PATH]}))
+    older = {"paths": [{**PATH, "accuracy": 0.9}], "expected": {"correct_per_s": 3.0}}
+    file.write_text(json.dumps({"version": 2, **older}))
+    assert (load_plan(file).paths[0].quality, load_plan(file).expected) == (None, None)
+    file.write_text(json.dumps({"version": 4, "paths": [PATH]}))
     with pytest.raises(PlanError, match="version"):
         load_plan(file)
 
@@ -60,7 +64,7 @@ def test_a_plan_of_version_1_is_read_and_one_of_the_future_is_rejected(tmp_path:
         ({}, "paths: Field required"),
         ({"paths": []}, "paths: "),
         ({"paths": [PATH], "budget": 3}, "budget: "),
-        ({"paths": [PATH], "version": 3}, "version: "),
+        ({"paths": [PATH], "version": 4}, "version: "),
         ({"paths": [PATH, PATH]}, "path 'table@cpu' is planned twice"),
         ({"paths": [{**PATH, "runtime": "tpu"}]}, "paths.0.runtime: "),
         ({"paths": [{**PATH, "name": "a b"}]}, "paths.0.name: "),
@@ -72,14 +76,18 @@ def test_a_plan_of_version_1_is_read_and_one_of_the_future_is_rejected(tmp_path:
         ({"paths": [PATH], "routing": {"query_s": 1e308}}, "routing.query_s: "),
         ({"paths": [PATH], "lanes": [{"name": "a", "cores": [10**30]}]}, "lanes.0.cores.0: "),
         ({"paths": [{**PATH, "latency": HUGE}]}, "paths.0.latency.median_s.0: "),
-        ({"paths": [PATH], "routing": {"weights": {"table@cpu": 0}}}, "no path would answer: of 'table@cpu'"),
-        ({"paths": [{**PATH, "accuracy": 0}]}, "no path would answer: of 'table@cpu'"),
+        (
+            {"paths": [PATH], "routing": {"weights": {"table@cpu": 0}}},
+            "no path would answer: the weight of 'tab",
+        ),
+        ({"paths": [{**PATH, "quality": "high"}]}, "paths.0.quality: "),
+        ({"paths": [PATH], "differences": [UNPLANNED]}, "differences name path 'wide@cpu', which is not"),
         (
             {
                 "paths": [PATH, {**PATH, "name": "b@cpu"}],
                 "routing": {"policy": "static:b@cpu", "weights": {"b@cpu": 0}},
             },
-            "no path would answer: of 'b@cpu'",
+            "no path would answer: the weight of 'b@cpu' is 0",
         ),
         (f'{{"version": {"1" * 5000}}}', "is not JSON"),
         (" " * 2**22 + "{", "it has more than 4194304 bytes"),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,16 @@ import pytest
 from polyrec.planner.devices import Device, Machine
 from polyrec.planner.latency_model import LatencyModel
 from polyrec.planner.plan import PlannedPath
-from polyrec.planner.profile import Memory, PathProfile, Profile, ProfileError, load_profile, save_profile
+from polyrec.planner.profile import (
+    Memory,
+    PathProfile,
+    Profile,
+    ProfileError,
+    load_profile,
+    save_profile,
+    with_given_quality,
+)
+from polyrec.planner.quality import QualityDifference
 
 PROFILE = Profile(
     machine=Machine(name="here", devices=(Device(name="cpu", kind="cpu", lanes=2, memory_bytes=10**9),)),
@@ -17,7 +27,7 @@ PROFILE = Profile(
         PathProfile(
             path=PlannedPath(name="table@cpu", bundle=Path("runs/table"), runtime="onnx"),
             representation="table",
-            accuracy=0.9,
+            quality=0.9,
             memory=Memory(tables={"item": 100, "user": 10}, fixed=20, peak=3),
             latency=LatencyModel(rows=(1, 64), median_s=(1e-3, 2e-3), tail_s=(2e-3, 4e-3)),
         ),
@@ -49,7 +59,7 @@ def test_a_missing_profile_says_how_to_make_one(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"paths": []}, "paths"),
-        ({"version": 2}, "version"),
+        ({"version": 3}, "version"),
         ({"speed": 3}, "speed"),
         ({"machine": {"name": "none", "devices": []}}, "machine.devices"),
     ],
@@ -69,3 +79,40 @@ def test_text_that_is_no_profile_raises(tmp_path: Path) -> None:
     file.write_bytes(b"\xff")
     with pytest.raises(ProfileError, match="cannot read profile"):
         load_profile(file)
+
+
+def test_a_profile_of_version_1_is_read_with_information_from_its_entropy(tmp_path: Path) -> None:
+    old = json.loads(PROFILE.model_dump_json())
+    path = old["paths"][0]
+    del path["interval"], path["metrics"], path["quality_from"]
+    path |= {"accuracy": 0.9, "accuracy_from": "data", "quality": {"normalised_entropy": 0.75, "auc": 0.8}}
+    file = changed(tmp_path, version=1, paths=[path])
+    (found,) = load_profile(file).paths
+    assert (found.quality, found.accuracy, found.quality_from) == (0.25, 0.9, "data")
+    path["quality"] = {}
+    loaded = load_profile(changed(tmp_path, version=1, paths=[path]))
+    assert (loaded.metric, loaded.paths[0].quality) == ("accuracy", 0.9)
+
+
+def test_given_qualities_replace_measured_ones_and_are_exact() -> None:
+    names = ("a@cpu", "b@cpu", "c@cpu")
+    paths = tuple(
+        PROFILE.paths[0].model_copy(
+            update={"path": PROFILE.paths[0].path.model_copy(update={"name": name}), "quality": 0.2}
+        )
+        for name in names
+    )
+    unclear = [
+        QualityDifference(path=a, other=b, value=0, low=-0.1, high=0.1) for a, b in combinations(names, 2)
+    ]
+    profile = PROFILE.model_copy(update={"paths": paths, "differences": tuple(unclear)})
+    given = with_given_quality(profile, {"b@cpu": 0.21})
+    assert [p.quality_from for p in given.paths] == ["bundle", "given", "bundle"]
+    shown = {(d.path, d.other): (d.shown, d.kind) for d in given.differences}
+    assert shown == {
+        ("a@cpu", "b@cpu"): (True, "given"),
+        ("b@cpu", "c@cpu"): (True, "given"),
+        ("a@cpu", "c@cpu"): (False, "paired"),
+    }
+    with pytest.raises(ProfileError, match="'d@cpu': the profile has a@cpu, b@cpu, c@cpu"):
+        with_given_quality(profile, {"d@cpu": 0.3})

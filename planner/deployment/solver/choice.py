@@ -2,9 +2,9 @@
 
 A `Problem` in, a `Choice` out, by a mixed-integer program (HiGHS): a binary variable per deployed option, and
 a continuous one for the share of a size class's queries that it answers at a level of load. It maximizes
-correct predictions per second under the time of every device and of the front, and the bytes of every memory.
-A linear program with the deployment fixed then gives the dual prices. Spare memory takes reserve paths for
-other loads.
+the value of the answered rows per second under the time of every device and of the front, and the bytes of
+every memory. A linear program with the deployment fixed then gives the dual prices. Spare memory takes
+reserve paths for other loads.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class Choice:
     """A deployment and its shares of the load.
 
     options: deployed ones, as indices into the problem's, those in reserve last. served: float64
-    [deployed, classes, levels], share of `Problem.queries` that each answers. correct,
-    rows: a second. prices: correct predictions a second by one more lane's time, by device. gap:
+    [deployed, classes, levels], share of `Problem.queries` that each answers. value,
+    rows: a second. prices: value a second by one more lane's time, by device. gap:
     relative, to the best that the solver could not exclude.
     """
 
     options: tuple[int, ...]
     served: F64
-    correct: float
+    value: float
     rows: float
     prices: dict[str, float]
     front_price: float
@@ -66,16 +66,16 @@ def share_load(problem: Problem, deployed: list[int], gap: float) -> Choice:
     served, prices, front_price = Program(problem, deployed).solve_shares()
     weights, _ = weights_of(problem)
     rows = (served * weights).sum(axis=(1, 2))
-    accuracy = [problem.paths[problem.options[o].path].accuracy for o in deployed]
+    values = [problem.values[problem.options[o].path] for o in deployed]
     return Choice(
-        tuple(deployed), served, float(np.dot(rows, accuracy)), float(rows.sum()), prices, front_price, gap
+        tuple(deployed), served, float(np.dot(rows, values)), float(rows.sum()), prices, front_price, gap
     )
 
 
 def add_reserve(problem: Problem, choice: Choice) -> Choice:
     """Adds reserve paths, with all rows resident, in spare memory.
 
-    Cheaper ones for `swing` times the stated load, and more accurate ones for that load divided by `swing`.
+    Cheaper ones for `swing` times the stated load, and better ones for that load divided by `swing`.
     """
     deployed = list(choice.options)
     for factor in (problem.requirements.swing, 1 / problem.requirements.swing):
@@ -86,19 +86,19 @@ def add_reserve(problem: Problem, choice: Choice) -> Choice:
 
 
 def _add_reserve(problem: Problem, deployed: list[int]) -> None:
-    """Adds, one at a time, the path that gains most correct predictions, until none fits or gains."""
-    best = share_load(problem, deployed, 0.0).correct
+    """Adds, one at a time, the path that gains most value, until none fits or gains."""
+    best = share_load(problem, deployed, 0.0).value
     while True:
         paths = {problem.options[i].path for i in deployed}
         tried = [
-            (share_load(problem, [*deployed, i], 0.0).correct, -i)
+            (share_load(problem, [*deployed, i], 0.0).value, -i)
             for i, o in enumerate(problem.options)
             if o.tier is None and o.path not in paths and fits(problem, [*deployed, i])
         ]
-        correct, least = max(tried, default=(0.0, 0))
-        if correct <= best * (1 + WORTH):
+        value, least = max(tried, default=(0.0, 0))
+        if value <= best * (1 + WORTH):
             return
-        best = correct
+        best = value
         deployed.append(-least)
 
 

@@ -18,12 +18,12 @@ from polyrec.planner.deployment.option import Option
 from polyrec.planner.deployment.solver.problem import Problem
 
 GAP = 1e-8
-"""Relative. Accuracies of representations differ by as little as 1e-4 of themselves."""
+"""Relative. Qualities of paths differ by as little as 1e-4 of themselves."""
 TIE = 1e-7
 """Relative bonus for a path not deployed and for idle device time, to break ties between equal plans. Less
 than one test row of any realistic data set."""
 BEST = 1000.0
-"""Objective if everything were answered correctly; lifts tie-breaking above the solver's tolerances."""
+"""Objective if every row were worth 1; lifts tie-breaking above the solver's tolerances."""
 
 
 class PlanImpossible(PolyrecError):
@@ -66,19 +66,19 @@ class Program:
         self._limits: list[float] = []
         self.time_rows: dict[tuple[str, int], int] = {}
         self.gain: list[float] = [-BEST * TIE] * self.n
-        self.correct: list[float] = [0.0] * self.n
+        self.worth: list[float] = [0.0] * self.n
         self.share: dict[int, dict[int, int]] = {}
         lasting = np.array([level.share for level in problem.levels])
         self._unit = max(float(self.weights.sum()), 1e-300) / BEST
         for k, i in enumerate(candidates):
             option = problem.options[i]
-            accuracy, device = problem.paths[option.path].accuracy, problem.paths[option.path].path.device
+            value, device = problem.values[option.path], problem.paths[option.path].path.device
             self.share[k] = {}
             for c in np.flatnonzero(np.isfinite(option.cost_s)).tolist():
                 self.share[k][c] = len(self.gain)
                 time = option.cost_s[c] * self.queries[c] * lasting / problem.lanes[device].count
-                worth = accuracy * self.weights[c] / self._unit
-                self.correct += worth.tolist()
+                worth = value * self.weights[c] / self._unit
+                self.worth += worth.tolist()
                 self.gain += (worth - BEST * TIE * time).tolist()
         self.shares_end = len(self.gain)
         self._queries_once()
@@ -256,12 +256,12 @@ class Program:
         return Solution(deployed, max(bound - best, 0.0) / best if best > 0 else 0.0)
 
     def relaxation_bound(self) -> float:
-        """Upper bound of correct predictions per second, by the linear relaxation."""
+        """Upper bound of the value per second, by the linear relaxation."""
         n = len(self.gain)
         upper = np.full(n, np.inf)
         upper[: self.shares_end] = 1.0
         result = linprog(
-            -np.array([*self.correct, *([0.0] * (n - self.shares_end))]),
+            -np.array([*self.worth, *([0.0] * (n - self.shares_end))]),
             A_ub=self._matrix(len(self._limits), n),
             b_ub=self._limits,
             bounds=np.stack((np.zeros(n), upper), axis=1),

@@ -12,25 +12,35 @@ INF = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class PathSpec:
-    """A path: its device, its accuracy on held-out rows, and the latency of a batch on one lane."""
+    """A path: its device, its quality on test rows, and the latency of a batch on one lane.
+
+    value: what an answered row is worth to routing (planner/quality.py); None: its quality. accuracy: share
+    of test rows predicted right at 0.5, where known; only reported.
+    """
 
     name: str
     device: str
-    accuracy: float
+    quality: float
     latency: LatencyModel
+    value: float | None = None
+    accuracy: float | None = None
+
+    @property
+    def worth(self) -> float:
+        return self.quality if self.value is None else self.value
 
 
 class PathState:
     """A path's value, latency and recent use.
 
-    value: accuracy times weight. representation: index of the name before `@`. row_s: seconds of device time
-    per row in a merged batch, as corrected. efficient: no mix of two other paths of its device is better.
-    rows: dispatched recently.
+    worth: of an answered row; value: worth times the operator's weight. representation: index of the name
+    before `@`. row_s: seconds of device time per row in a merged batch, as corrected. efficient: no mix of
+    two other paths of its device is better. rows: dispatched recently.
     """
 
     __slots__ = (
-        "accuracy", "device", "efficient", "index", "latency", "name", "representation", "row_s", "rows",
-        "value",
+        "device", "efficient", "index", "latency", "name", "representation", "row_s", "rows",
+        "value", "worth",
     )  # fmt: skip
 
     def __init__(
@@ -38,7 +48,7 @@ class PathState:
     ) -> None:
         self.index, self.name, self.device = index, spec.name, device
         self.representation = representation
-        self.accuracy = self.value = spec.accuracy
+        self.worth = self.value = spec.worth
         self.latency = latency
         self.row_s = INF
         self.efficient = True

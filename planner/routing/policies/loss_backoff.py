@@ -1,4 +1,4 @@
-"""Backs off from accuracy after losses: limits how far the backlog may fill the time left.
+"""Backs off from quality after losses: limits how far the backlog may fill the time left.
 
 Latency models and rates know nothing of processor time lost to other processes or of the next burst; losses
 reveal both. A query rejected, expired or late costs as much as thousands of better answers gain, so the first

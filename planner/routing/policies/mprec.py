@@ -1,6 +1,6 @@
 """Policy `mprec`: MP-Rec's greedy rule (ASPLOS'23), as a baseline.
 
-At arrival, a query is bound to the first path, in order of accuracy, whose predicted latency fits its budget,
+At arrival, a query is bound to the first path, in order of quality, whose predicted latency fits its budget,
 or else to the fastest. First come, first served; only a full queue rejects. The paper does not say whether
 the prediction includes the queue; here it does (queries bound to the device, running batches, the batch that
 the query will join), which is the stronger variant. Queries bound to one path are merged.

@@ -68,7 +68,7 @@ class Policy(Protocol):
         ...
 
     def prices(self, state: RouterState) -> dict[str, float]:
-        """Returns correct predictions that a second of one lane is worth, by device; empty without prices."""
+        """Returns the information that a second of one lane is worth, by device; empty without prices."""
         ...
 
     def finished(self, query: Query, now_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Policy `priced`: maximizes correct predictions minus the price of device time; ties go to the best path
+"""Policy `priced`: maximizes information minus the price of device time; ties go to the best path
 that leaves the rest of the queue feasible."""
 
 from __future__ import annotations

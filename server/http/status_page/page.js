@@ -133,10 +133,10 @@ function meter(share, text) {
   return [make("span", { class: "meter", "aria-hidden": "true" }, fill), text];
 }
 
-/** Most accurate first, which is how colors and stacks are ordered; index -> color name. */
+/** Best first, which is how colors and stacks are ordered; index -> color name. */
 function pathOrder() {
   const paths = last.serving ? [...last.serving.paths] : [];
-  return paths.sort((a, b) => b.accuracy - a.accuracy).map((p) => p.name);
+  return paths.sort((a, b) => (b.quality ?? 0) - (a.quality ?? 0)).map((p) => p.name);
 }
 
 // ---------------------------------------------------------------- the verdict
@@ -213,13 +213,13 @@ function tiles() {
   const routing = last.serving && last.serving.routing;
   set("goodput-note", routing ? `the lanes can do about ${whole(routing.total_rate)}/s on their fastest paths` : "");
   const paths = last.serving ? last.serving.paths : [];
-  const best = Math.max(0, ...paths.map((p) => p.accuracy));
-  let right = 0;
-  for (const p of paths) right += p.accuracy * (d.rows[p.name] || 0);
-  set("accuracy", d.all ? (right / d.all).toFixed(4) : "–");
+  const best = Math.max(0, ...paths.map((p) => p.quality ?? 0));
+  let information = 0;
+  for (const p of paths) information += (p.quality ?? 0) * (d.rows[p.name] || 0);
+  set("quality", d.all ? (information / d.all).toFixed(4) : "–");
   const degraded = Object.entries(d.degraded).filter(([, n]) => n > 0).sort((a, b) => b[1] - a[1]);
   const answers = Math.max(1, d.outcomes.ok + d.outcomes.late);
-  set("accuracy-note", `share of rows predicted right; best path ${best.toFixed(4)}. ` + (degraded.length
+  set("quality-note", `information gain of a row; best path ${best.toFixed(4)}. ` + (degraded.length
     ? `${percent(Math.min(1, degraded.reduce((x, [, n]) => x + n, 0) / answers))} of answers degraded, because of ${REASONS[degraded[0][0]]}`
     : d.all ? "No answer degraded" : ""));
 }
@@ -357,7 +357,7 @@ function tables() {
     const p = byName[name], expected = views[name].latency_s;
     const share = d.all ? (d.rows[name] || 0) / d.all : 0;
     const precision = p.precision === "fp32" ? "" : `, ${p.precision}`;
-    return row([[key(`path${Math.min(i, 5)}`), name]], [meter(share, percent(share))], [p.accuracy.toFixed(4), "n"],
+    return row([[key(`path${Math.min(i, 5)}`), name]], [meter(share, percent(share))], [p.quality === null ? "–" : p.quality.toFixed(4), "n"],
       [ms(expected["1"]), "n"], [ms(expected["64"]), "n"], [ms(expected["256"]), "n"],
       [`${p.runtime} on ${p.device}${precision}, ${(p.bundle.bytes / 1e6).toFixed(1)} MB`]);
   }));

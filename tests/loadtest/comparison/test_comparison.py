@@ -16,15 +16,15 @@ from polyrec.planner.plan import Plan
 from polyrec.report.load.policies import best_run, highest_rate
 from tests.loadtest.runs import outcome_of
 
-ACCURACY = {"good@cpu": 0.9, "fast@cpu": 0.8}
+QUALITY = {"good@cpu": 0.9, "fast@cpu": 0.8}
 FAST = LatencyModel(rows=(1, 100), median_s=(0.0005, 0.001), tail_s=(0.0006, 0.0012))
 GOOD = LatencyModel(rows=(1, 100), median_s=(0.004, 0.02), tail_s=(0.005, 0.025))
 
 
 def plan(**more: object) -> Plan:
     path = {"bundle": "b", "runtime": "onnx"}
-    fast = {"name": "fast@cpu", "accuracy": 0.8, "latency": FAST, **path}
-    good = {"name": "good@cpu", "accuracy": 0.9, "latency": GOOD, **path}
+    fast = {"name": "fast@cpu", "quality": 0.8, "latency": FAST, **path}
+    good = {"name": "good@cpu", "quality": 0.9, "latency": GOOD, **path}
     return Plan.model_validate({"paths": ({**good, **more}, fast)})
 
 
@@ -44,7 +44,7 @@ def test_a_margin_as_large_as_the_budget_is_an_error() -> None:
 
 def test_the_best_run_met_the_slo() -> None:
     def run(rows: int, latency_s: float) -> object:
-        return figures(outcome_of(np.arange(100) / 100, latency_s, rows=rows, seconds=1.0), ACCURACY)
+        return figures(outcome_of(np.arange(100) / 100, latency_s, rows=rows, seconds=1.0), QUALITY)
 
     trial = Trial(tried=[run(10, 0.005), run(20, 0.005)], ladder={100.0: [run(50, 0.009), run(90, 0.02)]})
     best = best_run(trial, 0.01, 0.99)
@@ -66,8 +66,8 @@ def test_a_simulated_run_has_the_figures_of_a_measured_one() -> None:
     due = np.sort(np.random.default_rng(1).uniform(0, 4, 400))
     rows = np.full(due.size, 20)
     calm = simulated(plan(), "static:good@cpu", due, rows, 4.0, slo_s=0.05, sent_budget_s=0.05, seed=0)
-    found = figures(calm, ACCURACY)
-    assert found.accuracy == pytest.approx(0.9)
+    found = figures(calm, QUALITY)
+    assert found.quality == pytest.approx(0.9)
     assert found.p50_ms is not None
     assert 1e3 * GOOD.median(20) * 0.8 < found.p50_ms
     # three times what the good path can do: it refuses, and what it takes is in time
@@ -75,20 +75,20 @@ def test_a_simulated_run_has_the_figures_of_a_measured_one() -> None:
     rows = np.full(crowded.size, 20)
     found = figures(
         simulated(plan(), "static:good@cpu", crowded, rows, 4.0, slo_s=0.05, sent_budget_s=0.05, seed=0),
-        ACCURACY,
+        QUALITY,
     )
     assert found.refused + found.expired > 0.2
-    priced = figures(simulated(plan(), "priced", crowded, rows, 4.0, 0.05, 0.05, 0), ACCURACY)
+    priced = figures(simulated(plan(), "priced", crowded, rows, 4.0, 0.05, 0.05, 0), QUALITY)
     assert priced.ok > 0.98
     assert priced.mix.get("fast@cpu", 0) > 0.3
 
 
 def test_missing_figures_of_a_plan_are_taken_from_the_server() -> None:
-    lacking = plan(latency=None, accuracy=None)
-    said = [{"name": "good@cpu", "accuracy": 0.91, "latency": GOOD.model_dump(mode="json")}]
+    lacking = plan(latency=None, quality=None)
+    said = [{"name": "good@cpu", "quality": 0.91, "latency": GOOD.model_dump(mode="json")}]
     whole = completed(lacking, said)
     assert whole.paths[0].latency == GOOD
-    assert whole.paths[0].accuracy == 0.91
-    assert whole.paths[1].accuracy == 0.8
+    assert whole.paths[0].quality == 0.91
+    assert whole.paths[1].quality == 0.8
     with pytest.raises(PolyrecError, match="good@cpu"):
         simulated(lacking, "priced", np.zeros(1), np.ones(1, np.int64), 1.0, 0.05, 0.05, 0)

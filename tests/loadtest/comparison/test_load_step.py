@@ -3,10 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from polyrec.loadtest.comparison.load_step import accuracy_by_time, step_of
+from polyrec.loadtest.comparison.load_step import quality_by_time, step_of
 from tests.loadtest.runs import outcome_of
 
-ACCURACY = {"good@cpu": 0.9, "fast@cpu": 0.8}
+QUALITY = {"good@cpu": 0.9, "fast@cpu": 0.8}
 UP, DOWN, END = 6.0, 16.0, 26.0
 
 
@@ -19,16 +19,16 @@ def stepped(fast_from: float, fast_to: float, late: int = 0, refused: int = 0) -
     latency[first : first + late] = 0.02
     status[first + late : first + late + refused] = 429
     return step_of(
-        outcome_of(due, latency, status=status, path=path, seconds=END), ACCURACY, UP, DOWN, 100.0, 5.0
+        outcome_of(due, latency, status=status, path=path, seconds=END), QUALITY, UP, DOWN, 100.0, 5.0
     )
 
 
-def test_time_to_adapt_and_to_return_is_computed_from_the_accuracy_of_answers() -> None:
+def test_time_to_adapt_and_to_return_is_computed_from_the_quality_of_answers() -> None:
     step = stepped(UP + 0.5, DOWN + 1.2)
     assert step.bent_s == pytest.approx(0.5, abs=0.11)
     assert step.returned_s == pytest.approx(1.2, abs=0.11)
-    assert step.before.accuracy == 0.9
-    assert step.high.accuracy == pytest.approx(0.8)
+    assert step.before.quality == 0.9
+    assert step.high.quality == pytest.approx(0.8)
 
 
 def test_a_policy_of_constant_quality_returns_at_once() -> None:
@@ -50,8 +50,8 @@ def test_rejected_requests_are_not_late_ones() -> None:
     assert step.down.ok == 1.0
 
 
-def test_a_moment_without_answers_keeps_the_accuracy_before_it() -> None:
+def test_a_moment_without_answers_keeps_the_quality_before_it() -> None:
     run = outcome_of([0.05, 0.15, 0.55], path=[0, 1, 0], seconds=0.6)
-    at, mean = accuracy_by_time(run, ACCURACY)
+    at, mean = quality_by_time(run, QUALITY)
     assert at.tolist() == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4, 0.5])
     assert mean.tolist() == pytest.approx([0.9, 0.8, 0.8, 0.8, 0.8, 0.9])

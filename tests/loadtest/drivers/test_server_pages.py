@@ -9,7 +9,7 @@ import pytest
 
 from polyrec.loadtest.drivers.server_pages import (
     MetricSamples,
-    path_accuracies,
+    path_qualities,
     read_metrics,
     request_buckets,
 )
@@ -55,7 +55,7 @@ def test_a_total_is_of_the_series_that_carry_the_labels() -> None:
     assert found.total("polyrec_request_seconds") == 0
 
 
-def test_counters_and_accuracies_of_a_live_server_are_read(bundle_dir: Path) -> None:
+def test_counters_and_qualities_of_a_live_server_are_read(bundle_dir: Path) -> None:
     with start({"bundle": bundle_dir, "drain_grace_s": 0, "default_budget_ms": 60_000}) as server:
         body = {"context": {}, "candidates": {"item": ["1", "2"]}}
         for _ in range(5):
@@ -64,5 +64,5 @@ def test_counters_and_accuracies_of_a_live_server_are_read(bundle_dir: Path) -> 
         assert buckets.total == 5
         assert np.isfinite(buckets.quantile(0.99))
         assert read_metrics(server.url).total("polyrec_request_seconds_count", endpoint="rank") == 5
-        (accuracy,) = path_accuracies(server.url).values()
-    assert 0.5 < accuracy < 1
+        quality, accuracy = path_qualities(server.url)
+    assert quality["table@cpu"] < 0.5 < accuracy["table@cpu"] < 1

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from polyrec.measure.profile.candidates import Candidate, best_runtimes, candidates, path_memory
-from polyrec.measure.profile.quality import bundle_accuracy
+from polyrec.measure.profile.quality import bundle_quality
 from polyrec.models.bundle.bundle import Bundle, load_bundle, write_bundle
 from polyrec.models.bundle.derive import quantize_bundle
 from polyrec.models.bundle.manifest import NET
@@ -80,29 +80,29 @@ def test_bytes_add_up_to_the_files(bundle: Bundle, small: Bundle) -> None:
     assert path_memory(small, 0).tables["item"] < path_memory(bundle, 0).tables["item"]
 
 
-def test_accuracy_is_the_bundles_or_marked_as_assumed(bundle: Bundle, small: Bundle) -> None:
+def test_quality_is_the_bundles_or_marked_as_assumed(bundle: Bundle, small: Bundle) -> None:
     bundles = {"table": bundle, "small": small}
-    own, int8, derived, both = (bundle_accuracy(c, bundles) for c in every(bundles, devices=(CPU,)))
+    own, int8, derived, both = (bundle_quality(c, bundles) for c in every(bundles, devices=(CPU,)))
     test = bundle.manifest.metrics["test"]
-    assert own.accuracy == test["accuracy"]
+    assert own.value == test["information"]
     assert (own.origin, own.note) == ("bundle", "")
     assert int8.origin == derived.origin == both.origin == "assumed"
-    assert int8.note == "accuracy of int8 dense assumed equal to that of fp32"
-    assert derived.note == "accuracy of 'table', which has the same dense net, assumed equal"
-    assert both.accuracy == own.accuracy
+    assert int8.note == "quality of int8 dense assumed equal to that of fp32"
+    assert derived.note == "quality of 'table', which has the same dense net, assumed equal"
+    assert both.value == own.value
 
 
-def test_a_bundle_without_known_accuracy_is_refused(small: Bundle) -> None:
+def test_a_bundle_without_known_quality_is_refused(small: Bundle) -> None:
     (alone,) = every({"small": small}, precisions=["fp32"], devices=(CPU,))
-    with pytest.raises(ProfileError, match=r"has no test accuracy.*measure it with --data FILE"):
-        bundle_accuracy(alone, {"small": small})
+    with pytest.raises(ProfileError, match=r"has no test figure 'information'.*measure it with --data FILE"):
+        bundle_quality(alone, {"small": small})
 
 
-def test_a_given_accuracy_is_used_and_noted(small: Bundle) -> None:
+def test_a_given_quality_is_used_and_noted(small: Bundle) -> None:
     (alone,) = every({"small": small}, precisions=["fp32"], devices=(CPU,))
-    found = bundle_accuracy(alone, {"small": small}, {"small": 0.75})
-    assert (found.accuracy, found.origin) == (0.75, "assumed")
-    assert found.note == "accuracy of 'small' as it was given"
+    found = bundle_quality(alone, {"small": small}, {"small": 0.75})
+    assert (found.value, found.origin) == (0.75, "given")
+    assert found.note == "quality of 'small' as it was given"
 
 
 def test_the_derived_bundle_really_has_the_net_of_its_origin(bundle: Bundle, small: Bundle) -> None:

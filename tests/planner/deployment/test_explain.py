@@ -9,8 +9,8 @@ from polyrec.planner.plan import single_path_plan
 from polyrec.planner.traffic import Sizes, Traffic
 from tests.planner.planning import machine, path, profile, skewed, traffic
 
-GOOD = path("hybrid@cpu", accuracy=0.81, row_s=1e-5)
-FAST = path("table@cpu", accuracy=0.8)
+GOOD = path("hybrid@cpu", quality=0.81, row_s=1e-5)
+FAST = path("table@cpu", quality=0.8)
 
 
 def text(rate: float, **memory: int) -> str:
@@ -21,7 +21,7 @@ def text(rate: float, **memory: int) -> str:
 def test_a_page_says_what_is_served_by_which_paths() -> None:
     shown = text(100)
     assert "Plan for machine 'made': 100 queries/s of 20 rows, poisson, within 10 ms" in shown
-    assert "Serves 100% of it: 2,000 of 2,000 rows/s, 1,620 of them right (accuracy 0.81000)" in shown
+    assert "Serves 100% of it: 2,000 of 2,000 rows/s, information 1,620/s (0.81000 a row)" in shown
     (line,) = (row for row in shown.splitlines() if row.startswith("hybrid@cpu"))
     assert line.split() == [
         "hybrid@cpu", "100%", "0.81000", "323", "rows", "323", "rows", "1", "MB", "host",
@@ -40,18 +40,18 @@ def test_a_full_machine_says_what_limits_it_and_what_upgrades_gain() -> None:
     assert "Serves 100%" not in shown
     (device,) = (row for row in shown.splitlines() if row.startswith("cpu (inline)"))
     assert "full" in device
-    assert "correct/s" in device
+    assert "information/s" in device
     assert "Bound by time of cpu (+" in shown
     assert "1 core of cpu more would buy" in shown
     assert "1 GB of cpu more would buy nothing" in shown
 
 
 def test_memory_that_binds_is_named() -> None:
-    small = path("dhe@cpu", accuracy=0.7, tables={"t": 1000})
+    small = path("dhe@cpu", quality=0.7, tables={"t": 1000})
     requirements = Requirements(0.01, traffic(10), memory={"cpu": 500_000})
     shown = "\n".join(page(propose(profile(GOOD, small), requirements, [None, None]).plan))
-    assert "Bound by memory of cpu (+22 correct/s without it)" in shown
-    assert "1 GB of cpu more would buy 22 correct/s" in shown
+    assert "Bound by memory of cpu (+22 information/s without it)" in shown
+    assert "1 GB of cpu more would buy 22 information/s" in shown
 
 
 def test_tiers_are_shown_with_their_share_of_the_look_ups() -> None:

@@ -107,8 +107,8 @@ def test_more_memory_never_serves_fewer_look_ups_from_it() -> None:
 
 
 def test_paths_of_one_bundle_count_its_rows_once() -> None:
-    one = path("table@cpu", bundle="/b", accuracy=0.8, fixed=10)
-    two = path("table.int8@cpu", bundle="/b", accuracy=0.79, row_s=1e-7, fixed=20)
+    one = path("table@cpu", bundle="/b", quality=0.8, fixed=10)
+    two = path("table.int8@cpu", bundle="/b", quality=0.79, row_s=1e-7, fixed=20)
     on = machine(cores=2)
     proposal = propose(profile(one, two, on=on), Requirements(0.01, traffic(200_000)), [None, None])
     assert len(proposal.plan.paths) == 2
@@ -208,8 +208,8 @@ def test_without_a_disk_the_rest_is_remote() -> None:
 def test_two_bundles_share_the_disk_by_one_threshold() -> None:
     # the better one is too slow for all of it; the other's rows are twice as long
     paths = [
-        path("table@cpu", tables={"t": 400_000}, fixed=0, accuracy=0.8, row_s=2e-3),
-        path("wide@cpu", tables={"t": 800_000}, fixed=0, accuracy=0.7),
+        path("table@cpu", tables={"t": 400_000}, fixed=0, quality=0.8, row_s=2e-3),
+        path("wide@cpu", tables={"t": 800_000}, fixed=0, quality=0.7),
     ]
     tables: list[Tables | None] = [skewed(400), skewed(400, row_bytes=2000.0)]
     plan = remote_plan(*paths, memory={"cpu": 200_000, "disk": 700_000}, tables=tables, rate=100)

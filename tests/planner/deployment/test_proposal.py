@@ -15,8 +15,8 @@ from polyrec.planner.profile import Front, Hop, PathProfile, ProfileError, on_ma
 from polyrec.planner.traffic import Arrivals, Sizes, Traffic
 from tests.planner.planning import machine, path, profile, traffic
 
-GOOD = path("hybrid@cpu", accuracy=0.81, row_s=1e-5)
-FAST = path("table@cpu", accuracy=0.8)
+GOOD = path("hybrid@cpu", quality=0.81, row_s=1e-5)
+FAST = path("table@cpu", quality=0.8)
 
 
 def planned(*paths: PathProfile, slo_s: float = 0.01, rate: float = 100.0) -> Plan:
@@ -82,7 +82,7 @@ def test_queries_too_large_for_the_slo_are_counted_as_unserved() -> None:
 def test_at_little_load_nothing_binds() -> None:
     e = planned(GOOD, FAST).expected
     assert e is not None
-    assert (e.served, e.accuracy, e.bound, e.more) == (1.0, pytest.approx(0.81), (), ())
+    assert (e.served, e.quality, e.bound, e.more) == (1.0, pytest.approx(0.81), (), ())
 
 
 def test_an_upgrade_gains_what_planning_with_it_gives() -> None:
@@ -94,18 +94,18 @@ def test_an_upgrade_gains_what_planning_with_it_gives() -> None:
     assert e is not None
     assert more is not None
     assert e.more[0].what == "1 core of cpu"
-    assert e.more[0].correct_per_s == pytest.approx(more.correct_per_s - e.correct_per_s)
+    assert e.more[0].information_per_s == pytest.approx(more.information_per_s - e.information_per_s)
 
 
 def test_binding_memory_comes_with_the_gain_of_a_gigabyte() -> None:
-    small = path("dhe@cpu", accuracy=0.7, tables={"t": 1000})
+    small = path("dhe@cpu", quality=0.7, tables={"t": 1000})
     requirements = Requirements(0.01, traffic(10), memory={"cpu": 500_000})
     e = propose(profile(GOOD, small), requirements, [None, None]).plan.expected
     assert e is not None
     assert [(b.kind, b.what) for b in e.bound] == [("memory", "cpu")]
     assert e.bound[0].gain == pytest.approx(200 * 0.11)
     gigabyte = next(m for m in e.more if m.what == "1 GB of cpu")
-    assert gigabyte.correct_per_s == pytest.approx(200 * 0.11)
+    assert gigabyte.information_per_s == pytest.approx(200 * 0.11)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_bursts_count_for_as_long_as_they_last() -> None:
     assert found[0] is not None
     assert found[1] is not None
     assert found[0].asked_rows_per_s == pytest.approx(found[1].asked_rows_per_s)
-    assert found[1].correct_per_s < found[0].correct_per_s
+    assert found[1].information_per_s < found[0].information_per_s
 
 
 def test_limits_hold_what_the_paths_can_do() -> None:

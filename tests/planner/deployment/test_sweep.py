@@ -11,8 +11,8 @@ from polyrec.planner.plan import PlanError
 from tests.planner.planning import machine, path, profile, traffic
 
 MADE = machine(gpu=10**9, price=1.0)
-GOOD = path("hybrid@cpu", accuracy=0.81, row_s=1e-5)
-FAST = path("table@cpu", accuracy=0.8)
+GOOD = path("hybrid@cpu", quality=0.81, row_s=1e-5)
+FAST = path("table@cpu", quality=0.8)
 ASK = Requirements(0.01, traffic(100))
 
 
@@ -80,8 +80,8 @@ def test_a_key_is_swept_once_and_not_too_often() -> None:
 def test_more_of_anything_never_gives_less() -> None:
     for text in ("slo=2,5,10,50", "cores=1,2,3,8", "memory.cpu=1.2MB,2.2MB,10MB"):
         points, _ = swept(text, "rate=20000")
-        correct = [p.correct_per_s for p in points]
-        assert all(a <= b * (1 + 1e-6) for a, b in pairwise(correct)), text
+        information = [p.information_per_s for p in points]
+        assert all(a <= b * (1 + 1e-6) for a, b in pairwise(information)), text
 
 
 def test_an_impossible_combination_is_a_point_with_its_reason() -> None:

@@ -12,7 +12,7 @@ from polyrec.planner.latency_model import LatencyModel
 from polyrec.planner.plan import Limits, Routing
 from polyrec.planner.routing.lanes.path import PathSpec
 from polyrec.planner.simulation.bound import bound
-from polyrec.planner.simulation.simulator import Simulator, correct
+from polyrec.planner.simulation.simulator import Simulator, information
 from polyrec.planner.traffic import Arrivals, Sizes
 from tests.planner.routing.servers import BOTH, CPU, GPU_LANE, POLICIES, cpu_lanes
 
@@ -38,7 +38,7 @@ def best_schedule(paths, arrival, rows, deadline) -> float:
                 for batch, path in zip(batches, chosen, strict=True):
                     now = max(now, *(arrival[i] for i in batch))
                     now += path.latency.median(sum(rows[i] for i in batch))
-                    value += sum(path.accuracy * rows[i] for i in batch if now <= deadline[i])
+                    value += sum(path.quality * rows[i] for i in batch if now <= deadline[i])
                 best = max(best, value)
     return best
 
@@ -55,8 +55,8 @@ def test_above_the_best_of_all_schedules_of_a_tiny_trace(gaps, rows, budget_s, b
     sizes = np.asarray(rows[: arrival.size], np.int64)
     exact = best_schedule(CPU, arrival, sizes, arrival + budget_s)
     found = bound(CPU, cpu_lanes(1), Limits(), arrival, sizes, budget_s, bin_s=budget_s / bins)
-    assert found.correct >= exact - 1e-6
-    assert found.correct <= 0.79 * sizes.sum() + 1e-6
+    assert found.information >= exact - 1e-6
+    assert found.information <= 0.79 * sizes.sum() + 1e-6
 
 
 def quiet(path: PathSpec) -> PathSpec:
@@ -65,7 +65,7 @@ def quiet(path: PathSpec) -> PathSpec:
     return PathSpec(
         path.name,
         path.device,
-        path.accuracy,
+        path.quality,
         LatencyModel(rows=model.rows, median_s=model.median_s, tail_s=model.median_s),
     )
 
@@ -87,13 +87,13 @@ def test_above_every_policy_on_random_traces(server, policy, kind, rate, budget_
     paths, lanes = tuple(quiet(p) for p in server[0]), server[1]
     outcomes = Simulator(paths, lanes, Routing(policy=policy), Limits(), times, rows, budget_s, rng).run()
     found = bound(paths, lanes, Limits(), times, rows, budget_s)
-    assert found.correct >= correct(outcomes).sum() - 1e-6
+    assert found.information >= information(outcomes).sum() - 1e-6
 
 
 def test_at_low_load_it_is_every_row_on_the_most_accurate_path():
     times = np.arange(20) * 0.05
     rows = np.full(20, 100)
-    assert bound(CPU, cpu_lanes(1), Limits(), times, rows, 0.02).correct == pytest.approx(0.79 * 2000)
+    assert bound(CPU, cpu_lanes(1), Limits(), times, rows, 0.02).information == pytest.approx(0.79 * 2000)
 
 
 def test_overload_is_limited_by_the_lanes():
@@ -116,9 +116,9 @@ def test_a_fixed_cost_weighs_where_few_queries_meet():
     one, many = (
         bound((path,), cpu_lanes(1), Limits(), times, np.full(100, 10), 1.5e-3) for times in (sparse, crowded)
     )
-    assert one.correct < 0.97 * 800
-    assert many.correct == pytest.approx(800)
+    assert one.information < 0.97 * 800
+    assert many.information == pytest.approx(800)
 
 
 def test_no_traffic_is_no_prediction():
-    assert bound(CPU, cpu_lanes(1), Limits(), np.zeros(0), np.zeros(0, np.int64), 0.01).correct == 0
+    assert bound(CPU, cpu_lanes(1), Limits(), np.zeros(0), np.zeros(0, np.int64), 0.01).information == 0

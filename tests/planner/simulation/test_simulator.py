@@ -94,11 +94,11 @@ def test_same_seed_gives_same_outcomes():
     assert (one.path == other.path).all()
 
 
-def test_accuracy_bends_with_load_and_answers_stay_in_time():
+def test_quality_bends_with_load_and_answers_stay_in_time():
     light, heavy = (simulator("lanes", rate, 1.5).run().figures(0.5) for rate in (30, 6000))
-    assert light.accuracy == pytest.approx(0.79, abs=2e-4)
+    assert light.quality == pytest.approx(0.79, abs=2e-4)
     assert light.in_budget == 1.0
-    assert heavy.accuracy < 0.785
+    assert heavy.quality < 0.785
     assert heavy.in_budget > 0.995
 
 

@@ -16,7 +16,7 @@ def plan(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One bundle as two paths, so that there is something to choose."""
     file = tmp_path_factory.mktemp("plan") / "plan.json"
     path = {"bundle": bundle_dir, "runtime": "onnx"}
-    paths = ({**path, "name": "a@cpu", "accuracy": 0.9}, {**path, "name": "b@cpu", "precision": "int8"})
+    paths = ({**path, "name": "a@cpu", "quality": 0.9}, {**path, "name": "b@cpu", "precision": "int8"})
     save_plan(Plan.model_validate({"paths": paths}), file)
     return file
 
@@ -44,12 +44,12 @@ def test_policies_take_turns_on_a_live_server_and_a_report_is_written(
         assert set(trial["ladder"]) == set(trial["simulated"]) == {"40", "80"}
         for (run,) in trial["ladder"].values():
             assert run["ok"] == 1.0
-            assert run["correct"] > 0
+            assert run["information"] > 0
         # the same requests for all
         assert trial["ladder"]["80"][0]["requests"] == made["trials"]["priced"]["ladder"]["80"][0]["requests"]
     assert list(made["trials"]["static:a@cpu"]["ladder"]["40"][0]["mix"]) == ["a@cpu"]
     assert {p.name for p in tmp_path.iterdir()} == {"bench.html", "bench.png", "bench.json"}
-    assert "most correct predictions within 60000 ms" in (tmp_path / "bench.html").read_text()
+    assert "most information within 60000 ms" in (tmp_path / "bench.html").read_text()
 
 
 @pytest.mark.parametrize(

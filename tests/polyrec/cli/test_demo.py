@@ -21,7 +21,7 @@ def test_the_demo_trains_plans_serves_and_answers(tmp_path: Path, capsys: pytest
     plan = load_plan(out / "plan.json")
     assert told["answer"]["path"] in {path.name for path in plan.paths}
     assert {path.bundle.name for path in plan.paths} <= {"table", "hybrid"}
-    assert all(path.latency is not None and path.accuracy is not None for path in plan.paths)
+    assert all(path.latency is not None and path.quality is not None for path in plan.paths)
 
 
 def test_a_port_in_use_is_reported_before_the_training(

@@ -14,7 +14,7 @@ from polyrec.models.bundle.bundle import Bundle, load_bundle, write_bundle
 from polyrec.models.errors import PolyrecError
 
 ONE = {"bundle", "split", "rows", "positives", "auc", "log_loss", "normalised_entropy", "accuracy"}
-ONE |= {"calibration", "groups", "mrr", "top1"}
+ONE |= {"information", "information_error", "calibration", "groups", "mrr", "top1", "ndcg"}
 
 
 def run(*arguments: object) -> int:
@@ -80,8 +80,8 @@ def test_several_bundles_are_shown_in_a_table_with_findings(
 ) -> None:
     assert run(bundle_dir, worse, "--data", clicks, "--resamples", 50) == 0
     said = capsys.readouterr().out
-    assert "log-loss against table" in said
-    assert "worse is worse than table in AUC, log-loss and accuracy" in said
+    assert "information against table" in said
+    assert "worse is worse than table in information, AUC, log-loss and accuracy" in said
 
 
 def test_a_report_is_written_and_named(

@@ -22,9 +22,9 @@ def profiled(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = {t: 32 * v.rows for t, v in bundle.encoder.vocabularies.items()}
     paths = tuple(
         path(
-            name, bundle=bundle.path, tables=rows, origin="measured", accuracy=accuracy, row_s=row_s
+            name, bundle=bundle.path, tables=rows, origin="measured", quality=quality, row_s=row_s
         )
-        for name, accuracy, row_s in (("table@cpu", 0.9, 1e-5), ("table.int8@cpu", 0.89, 1e-6))
+        for name, quality, row_s in (("table@cpu", 0.9, 1e-5), ("table.int8@cpu", 0.89, 1e-6))
     )  # fmt: skip
     front = Front(query_s=5e-5, row_s=1e-7)
     save_profile(Profile(machine=machine(disk=True), paths=paths, front=front), folder / "profile.json")

@@ -48,8 +48,8 @@ def test_a_profile_has_cost_and_quality_of_a_path(profile: Profile, bundle_dir: 
     assert path.path.runtime == "onnx"
     manifest = json.loads((bundle_dir / "manifest.json").read_text())
     assert path.bundle_version == manifest["version"]
-    assert path.accuracy == manifest["metrics"]["test"]["accuracy"]
-    assert path.accuracy_from == "bundle"
+    assert path.quality == manifest["metrics"]["test"]["information"]
+    assert path.quality_from == "bundle"
     assert path.startup_s > 0
     assert path.memory.peak > 0
     assert path.origin == "measured"
@@ -127,17 +127,22 @@ def full(bundle_dir: Path, clicks: Path, tmp_path_factory: pytest.TempPathFactor
     return load_profile(out)
 
 
-def test_accuracy_of_each_path_is_measured_on_data(full: Profile, bundle_dir: Path) -> None:
+def test_quality_of_each_path_is_measured_on_data(full: Profile, bundle_dir: Path) -> None:
     fp32, int8 = full.paths
     assert [p.path.name for p in full.paths] == ["table@cpu", "table.int8@cpu"]
-    assert fp32.accuracy_from == int8.accuracy_from == "data"
+    assert fp32.quality_from == int8.quality_from == "data"
     # the rows that the bundle's own figures are of
     own = json.loads((bundle_dir / "manifest.json").read_text())["metrics"]["test"]
-    assert fp32.quality["rows"] == own["rows"]
+    assert fp32.metrics["rows"] == own["rows"]
+    assert fp32.quality == pytest.approx(own["information"], abs=1e-3)
     assert fp32.accuracy == pytest.approx(own["accuracy"], abs=1e-3)
-    assert fp32.quality["log_loss"] == pytest.approx(own["log_loss"], rel=1e-3)
+    assert fp32.interval is not None
+    assert fp32.interval[0] < fp32.quality < fp32.interval[1]
+    (difference,) = full.differences
+    assert (difference.path, difference.other, difference.kind) == ("table@cpu", "table.int8@cpu", "paired")
+    assert fp32.metrics["log_loss"] == pytest.approx(own["log_loss"], rel=1e-3)
     # a net this small has no product that int8 quantizes (models/runtimes/onnx_graph.py)
-    assert int8.quality["log_loss"] == pytest.approx(fp32.quality["log_loss"], rel=1e-3)
+    assert int8.metrics["log_loss"] == pytest.approx(fp32.metrics["log_loss"], rel=1e-3)
 
 
 def test_the_front_of_a_real_server_is_measured(full: Profile) -> None:
@@ -160,7 +165,7 @@ def test_a_saved_profile_is_plotted(written: Path, profile: Profile) -> None:
 
 def test_the_summary_has_every_path_and_assumptions(profile: Profile) -> None:
     (path,) = profile.paths
-    assumed = path.model_copy(update={"accuracy_from": "assumed", "note": "as its neighbour's"})
+    assumed = path.model_copy(update={"quality_from": "assumed", "note": "as its neighbour's"})
     text = "\n".join(profile_lines(profile.model_copy(update={"paths": (assumed,)})))
     assert "table@cpu" in text
     assert "* as its neighbour's" in text
@@ -191,7 +196,7 @@ def test_users_mistakes_are_one_line(
     assert "no bundle at" in told(capsys, str(tmp_path), *out)
     assert "has no device 'gpu7'; it has cpu" in told(capsys, bundle, "--devices", "gpu7", *out)
     assert "no profile" in told(capsys, "--plot", str(tmp_path / "p.png"), *out)
-    assert "write BUNDLE=SHARE with one of" in told(capsys, bundle, "--accuracy", "other=0.9", *out)
-    assert "'79%' is not a share" in told(capsys, bundle, "--accuracy", f"{bundle}=79%", *out)
+    assert "write BUNDLE=VALUE with one of" in told(capsys, bundle, "--quality", "other=0.9", *out)
+    assert "'79%' is not a number" in told(capsys, bundle, "--quality", f"{bundle}=79%", *out)
     only = ("--runtimes", "torch", "--precisions", "int8")
     assert "there is no path to measure" in told(capsys, bundle, "--devices", "cpu", *only, *out)

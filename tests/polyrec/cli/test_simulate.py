@@ -12,10 +12,10 @@ from polyrec.planner.latency_model import LatencyModel
 from polyrec.planner.plan import Plan, PlannedLane, PlannedPath, save_plan
 
 
-def path(name: str, accuracy: float, row_s: float) -> PlannedPath:
+def path(name: str, quality: float, row_s: float) -> PlannedPath:
     median = (1e-4 + row_s, 1e-4 + 1024 * row_s)
     latency = LatencyModel(rows=(1, 1024), median_s=median, tail_s=tuple(1.4 * m for m in median))
-    return PlannedPath(name=name, bundle=Path(name), runtime="onnx", accuracy=accuracy, latency=latency)
+    return PlannedPath(name=name, bundle=Path(name), runtime="onnx", quality=quality, latency=latency)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from polyrec.report.load.run import write_run
 from tests.loadtest.runs import outcome_of
 from tests.report.test_page import Outline
 
-ACCURACY = {"good@cpu": 0.961, "fast@cpu": 0.958}
+QUALITY = {"good@cpu": 0.961, "fast@cpu": 0.958}
 
 
 def busy() -> Outcome:
@@ -37,7 +37,7 @@ def busy() -> Outcome:
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     setup = {"machine": "a <test>", "plan": "good@cpu, fast@cpu"}
-    return write_run(tmp_path_factory.mktemp("report"), busy(), ACCURACY, setup, marks=((4.0, "x4"),))
+    return write_run(tmp_path_factory.mktemp("report"), busy(), QUALITY, setup, marks=((4.0, "x4"),))
 
 
 def test_the_page_needs_nothing_else_and_reports_what_happened(page: Path) -> None:
@@ -50,7 +50,7 @@ def test_the_page_needs_nothing_else_and_reports_what_happened(page: Path) -> No
         "requests were answered within 10 ms (target 99%)",
         "Latency",
         "Which path answered",
-        "Accuracy",
+        "Quality",
         "a <test>",
     ):
         assert expected in outline.text
@@ -61,7 +61,7 @@ def test_the_json_has_the_figures_and_the_whole_distribution(page: Path) -> None
     outcome = busy()
     assert made["figures"]["requests"] == outcome.due_s.size
     assert sum(made["latency_histogram"]["count"]) == int(outcome.answered.sum())
-    assert len(made["timeline"]["at_s"]) == len(made["timeline"]["accuracy"])
+    assert len(made["timeline"]["at_s"]) == len(made["timeline"]["quality"])
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

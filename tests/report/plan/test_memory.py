@@ -17,7 +17,7 @@ def plan() -> Plan:
     """A GPU path with rows in host memory, beside a CPU path of another bundle."""
     on = machine(cores=4, gpu=500_000, disk=True)
     gpu = path("table@cuda:0", fixed=0, row_s=1e-7)
-    cpu = path("dhe@cpu", accuracy=0.9, tables={"t": 5000}, fixed=100, row_s=1e-4)
+    cpu = path("dhe@cpu", quality=0.9, tables={"t": 5000}, fixed=100, row_s=1e-4)
     requirements = Requirements(0.05, traffic(2000))
     return propose(profile(gpu, cpu, on=on), requirements, [skewed(1000), None], more=False).plan
 

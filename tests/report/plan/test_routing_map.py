@@ -9,8 +9,8 @@ from polyrec.report.plan import routing_map
 from polyrec.report.plan.routing_map import BUDGETS_MS, ROWS
 from tests.planner.planning import path, profile, traffic
 
-GOOD = path("hybrid@cpu", accuracy=0.81, row_s=1e-5)
-FAST = path("table@cpu", accuracy=0.8)
+GOOD = path("hybrid@cpu", quality=0.81, row_s=1e-5)
+FAST = path("table@cpu", quality=0.8)
 
 
 def proposal(rate: float) -> Proposal:

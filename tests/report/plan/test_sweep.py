@@ -11,9 +11,9 @@ def test_a_picture_is_a_png_with_and_without_prices_and_gaps() -> None:
         SweepPoint(
             {"slo": slo, "memory.cpu": m},
             rows_per_s=1000 * slo,
-            correct_per_s=900 * slo,
+            information_per_s=900 * slo,
             served=0.5,
-            accuracy=0.9,
+            quality=0.9,
             shares={"a": 1.0},
             cost_per_million=None if m < 1e9 else 0.1,
         )

@@ -22,7 +22,7 @@ def test_plan_and_open_paths_are_served(client: Any, plan: Plan, bundle_dir: Any
     assert path["name"] == "table@cpu"
     assert (path["runtime"], path["device"]) == ("torch", "cpu")
     assert path["bundle"]["path"] == bundle_dir.name
-    assert "auc" in path["quality"]["test"]
+    assert path["quality"] == path["metrics"]["test"]["information"]
 
 
 def test_no_page_shows_a_folder_of_this_machine(client: Any, bundle_dir: Path) -> None:

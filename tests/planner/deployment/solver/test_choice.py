@@ -77,7 +77,7 @@ def most_correct(problem: Problem, chosen: Sequence[Option]) -> float:
             for c, one in enumerate(problem.classes):
                 if np.isfinite(o.cost_s[c]):
                     columns.append((o, c))
-                    gain.append(problem.paths[o.path].accuracy * one.rows)
+                    gain.append(problem.paths[o.path].quality * one.rows)
         for c, one in enumerate(problem.classes):
             rows.append([float(other == c) for _, other in columns])
             limits.append(level.rate * one.share)
@@ -108,7 +108,7 @@ def problems(draw: st.DrawFn) -> Problem:
         paths.append(
             path(
                 name,
-                accuracy=draw(st.sampled_from([0.75, 0.79] if table else [0.79, 0.8, 0.81])),
+                quality=draw(st.sampled_from([0.75, 0.79] if table else [0.79, 0.8, 0.81])),
                 fixed_s=draw(st.sampled_from([2e-5, 3e-4])),
                 row_s=slow * draw(st.sampled_from([0.2, 0.5] if table else [0.5, 1.0])),
                 tables={"t": rows},
@@ -171,7 +171,7 @@ def test_the_plan_is_as_good_as_exhaustive_search(problem: Problem) -> None:
     )
     # ties are broken by less time and fewer paths, worth a millionth each
     allowed = TIE * offered * (len(problem.options) + len(problem.lanes))
-    assert best - allowed <= choice.correct <= best * (1 + 1e-7) + 1e-9
+    assert best - allowed <= choice.value <= best * (1 + 1e-7) + 1e-9
     assert fits(problem, choice.options)
 
 
@@ -205,31 +205,31 @@ def test_load_is_shared_within_all_limits(problem: Problem) -> None:
 
 
 def test_at_little_load_the_most_accurate_path_serves_all_and_time_costs_nothing() -> None:
-    good, fast = path("hybrid@cpu", accuracy=0.81, row_s=1e-5), path("table@cpu", accuracy=0.8)
+    good, fast = path("hybrid@cpu", quality=0.81, row_s=1e-5), path("table@cpu", quality=0.8)
     problem = build_problem(profile(fast, good), Requirements(0.01, traffic(10)), (None, None))
     choice = choose(problem)
     assert [problem.paths[problem.options[i].path].path.name for i in choice.options] == ["hybrid@cpu"]
-    assert choice.correct == pytest.approx(10 * 20 * 0.81)
+    assert choice.value == pytest.approx(10 * 20 * 0.81)
     assert choice.prices == {"cpu": pytest.approx(0.0, abs=1e-3)}
 
 
 def test_the_price_of_time_is_the_gain_of_a_little_more() -> None:
-    good, fast = path("hybrid@cpu", accuracy=0.81, row_s=1e-5), path("table@cpu", accuracy=0.8)
+    good, fast = path("hybrid@cpu", quality=0.81, row_s=1e-5), path("table@cpu", quality=0.8)
     problem = build_problem(
         profile(fast, good), Requirements(0.01, traffic(6000), lane="process"), (None, None)
     )
     choice = choose(problem)
     more = replace(problem, capacity={"cpu": (problem.capacity["cpu"] or 0.0) + 1e-3})
     assert choice.prices["cpu"] > 0
-    assert choose(more).correct - choice.correct == pytest.approx(1e-3 * choice.prices["cpu"], rel=0.01)
+    assert choose(more).value - choice.value == pytest.approx(1e-3 * choice.prices["cpu"], rel=0.01)
 
 
 def test_a_bundle_is_held_once_by_paths_that_share_it() -> None:
     paths = [
-        path("table@cpu", accuracy=0.8, bundle="/b", row_s=1e-6),
-        path("table.int8@cpu", accuracy=0.799, bundle="/b", row_s=5e-7),
+        path("table@cpu", quality=0.8, bundle="/b", row_s=1e-6),
+        path("table.int8@cpu", quality=0.799, bundle="/b", row_s=5e-7),
     ]
-    apart = [paths[0], path("table.int8@cpu", accuracy=0.799, bundle="/c", row_s=5e-7)]
+    apart = [paths[0], path("table.int8@cpu", quality=0.799, bundle="/c", row_s=5e-7)]
     requirements = Requirements(0.01, traffic(20_000), memory={"cpu": 1_200_000}, lane="process")
     together, separate = (
         build_problem(profile(*p, on=machine(cores=2)), requirements, (None, None)) for p in (paths, apart)
@@ -239,7 +239,7 @@ def test_a_bundle_is_held_once_by_paths_that_share_it() -> None:
 
 
 def test_a_reserve_is_kept_in_memory_that_is_left_and_nowhere_else() -> None:
-    good, fast = path("hybrid@cpu", accuracy=0.81, row_s=2e-5), path("table@cpu", accuracy=0.8)
+    good, fast = path("hybrid@cpu", quality=0.81, row_s=2e-5), path("table@cpu", quality=0.8)
     for memory, expected in ((10**9, {"hybrid@cpu", "table@cpu"}), (1_500_000, {"hybrid@cpu"})):
         problem = build_problem(
             profile(fast, good), Requirements(0.01, traffic(1000), {"cpu": memory}), (None, None)
@@ -250,7 +250,7 @@ def test_a_reserve_is_kept_in_memory_that_is_left_and_nowhere_else() -> None:
 
 
 def test_when_the_load_falls_a_more_accurate_path_is_in_reserve() -> None:
-    good, fast = path("hybrid@cpu", accuracy=0.81, row_s=2e-5), path("table@cpu", accuracy=0.8)
+    good, fast = path("hybrid@cpu", quality=0.81, row_s=2e-5), path("table@cpu", quality=0.8)
     problem = build_problem(profile(fast, good), Requirements(0.01, traffic(60_000)), (None, None))
     choice = choose(problem)
     assert [problem.paths[problem.options[i].path].path.name for i in choice.options] == ["table@cpu"]
@@ -260,18 +260,18 @@ def test_when_the_load_falls_a_more_accurate_path_is_in_reserve() -> None:
 
 
 def test_an_unlimited_resource_does_not_bind() -> None:
-    good, small = path("table@cpu", accuracy=0.81), path("dhe@cpu", accuracy=0.7, tables={"t": 1000})
+    good, small = path("table@cpu", quality=0.81), path("dhe@cpu", quality=0.7, tables={"t": 1000})
     requirements = Requirements(0.01, traffic(200), memory={"cpu": 500_000})
     problem = build_problem(profile(good, small), requirements, (None, None))
-    assert choose(problem).correct == pytest.approx(200 * 20 * 0.7)
-    assert choose(without_memory_limit(problem, "cpu")).correct == pytest.approx(200 * 20 * 0.81)
+    assert choose(problem).value == pytest.approx(200 * 20 * 0.7)
+    assert choose(without_memory_limit(problem, "cpu")).value == pytest.approx(200 * 20 * 0.81)
     busy = build_problem(profile(good), Requirements(0.01, traffic(100_000)), (None,))
     assert choose(busy).rows < 100_000 * 20
     assert choose(without_time_limit(busy, "cpu")).rows == pytest.approx(100_000 * 20)
 
 
 def test_rows_that_do_not_fit_go_to_disk_but_the_hottest() -> None:
-    table = path("table@cpu", accuracy=0.81, tables={"t": 1_000_000})
+    table = path("table@cpu", quality=0.81, tables={"t": 1_000_000})
     tables: list[Tables | None] = [skewed(1000)]
     requirements = Requirements(0.05, traffic(20), memory={"cpu": 500_000})
     problem = build_problem(profile(table, on=machine(disk=True)), requirements, tables)
@@ -284,9 +284,9 @@ def test_rows_that_do_not_fit_go_to_disk_but_the_hottest() -> None:
 
 def test_rows_that_the_host_holds_for_itself_serve_a_gpu_without_a_second_copy() -> None:
     tables = {"t": 1_000_000}
-    cpu = path("table@cpu", accuracy=0.8, tables=tables, fixed=0, row_s=2e-5)
-    gpu = path("table@cuda:0", accuracy=0.8, tables=tables, fixed=0, row_s=1e-6)
-    other = path("other@cuda:0", accuracy=0.8, tables=tables, fixed=0, row_s=1e-6)
+    cpu = path("table@cpu", quality=0.8, tables=tables, fixed=0, row_s=2e-5)
+    gpu = path("table@cuda:0", quality=0.8, tables=tables, fixed=0, row_s=1e-6)
+    other = path("other@cuda:0", quality=0.8, tables=tables, fixed=0, row_s=1e-6)
     on = machine(cores=4, memory=1_000_000, gpu=400_000)
     requirements = Requirements(0.02, traffic(1e6))
     shared = build_problem(profile(cpu, gpu, on=on), requirements, (skewed(1000),) * 2)

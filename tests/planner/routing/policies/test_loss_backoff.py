@@ -12,7 +12,7 @@ def test_several_losses_in_one_tick_count_once():
     assert one.fill_share == many.fill_share < MAX_FILL_SHARE
 
 
-def test_losses_in_consecutive_ticks_leave_no_room_for_accuracy():
+def test_losses_in_consecutive_ticks_leave_no_room_for_quality():
     loss_backoff = LossBackoff()
     for _ in range(10):
         loss_backoff.record_loss()

@@ -10,7 +10,7 @@ from polyrec.planner.routing.policies.mprec import MPRec
 from polyrec.planner.routing.policies.registry import make_policy
 from polyrec.planner.routing.query import Query
 from polyrec.planner.routing.router_state import RouterState
-from polyrec.planner.simulation.simulator import Simulator, correct
+from polyrec.planner.simulation.simulator import Simulator, information
 from polyrec.planner.traffic import Arrivals, Sizes
 from tests.planner.routing.servers import BOTH, CPU, GPU_LANE, POLICIES, RouterDriver, cpu_lanes, router
 
@@ -25,7 +25,7 @@ def share(server: str, policy: str, rate: float, seed: int = 0, arrivals: Arriva
     rows = Sizes(kind="lognormal", mean=100).sample(times.size, rng)
     outcomes = Simulator(*SERVERS[server], Routing(policy=policy), LIMITS, times, rows, 0.01, rng).run()
     late = times >= times[-1] / 2
-    return float(correct(outcomes)[late].sum() / (0.79 * rows[late].sum()))
+    return float(information(outcomes)[late].sum() / (0.79 * rows[late].sum()))
 
 
 @pytest.mark.parametrize(("server", "full"), [("cpu", 4700.0), ("gpu", 12_000.0)])
@@ -45,7 +45,7 @@ def test_the_default_keeps_goodput_through_bursts():
     assert priced >= table - 0.003
 
 
-def test_mprec_binds_at_arrival_by_accuracy_then_by_speed():
+def test_mprec_binds_at_arrival_by_quality_then_by_speed():
     driver = RouterDriver(router(policy="mprec", lanes=cpu_lanes(1)))
     queries = [driver.offer(147, 0.01) for _ in range(12)]
     names = [driver.router.paths[q.path].name for q in queries]
