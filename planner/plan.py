@@ -75,10 +75,10 @@ class Limits(Strict):
 class PlannedPath(Strict):
     """One path: `bundle` executed by `runtime` on `device`, its dense net in a precision.
 
-    width: one of the bundle's nested widths; None: all columns (of nested widths, the widest). quality: in the
-    plan's metric, on test rows; None: the bundle's own figure. accuracy: share of test rows predicted right
-    at 0.5 (MP-Rec's measure), only reported. latency: of one batch on one lane of the device; None: measured
-    roughly when the server loads.
+    width: one of the bundle's nested widths; None: all columns (of nested widths, the widest). quality: in
+    the plan's metric, on test rows; None: the bundle's own figure. accuracy: share of test rows predicted
+    right at 0.5 (MP-Rec's measure), only reported. latency: of one batch on one lane of the device; None:
+    measured roughly when the server loads.
     """
 
     name: PathName

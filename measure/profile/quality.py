@@ -81,26 +81,30 @@ def bundle_quality(
     bundle, precision = candidate.bundle, candidate.path.precision
     source, notes = bundle, []
     for label, labeled in bundles.items():
-        if labeled is bundle and label in given:
+        if labeled.files is bundle.files and label in given:
             return PathQuality(given[label], {}, "given", label, f"quality of '{label}' as it was given")
     if metric not in bundle.test_metrics:
         net = bundle.manifest.files[NET].sha256
-        like = [
-            n for n, b in bundles.items() if b.manifest.files[NET].sha256 == net and metric in b.test_metrics
-        ]
+        same = {n: b for n, b in bundles.items() if b.manifest.files[NET].sha256 == net}
+        like = {n: at for n, b in same.items() if metric in (at := b.at_width(bundle.width)).test_metrics}
         if not like:
             raise ProfileError(
                 f"bundle '{bundle.path}' has no test figure '{metric}', nor has one with its dense net: "
                 "measure it with --data FILE, or say it with --quality BUNDLE=VALUE"
             )
-        source = bundles[like[0]]
-        notes.append(f"quality of '{like[0]}', which has the same dense net, assumed equal")
+        label, source = next(iter(like.items()))
+        notes.append(f"quality of '{label}', which has the same dense net, assumed equal")
     if precision != "fp32":
         notes.append(f"quality of {precision} dense assumed equal to that of fp32")
     metrics = source.test_metrics
     error = metrics.get("information_error") if metric == "information" else None
     return PathQuality(
-        metrics[metric], metrics, "assumed" if notes else "bundle", str(source.path), "; ".join(notes), error
+        metrics[metric],
+        metrics,
+        "assumed" if notes else "bundle",
+        f"{source.path} {source.width}",
+        "; ".join(notes),
+        error,
     )
 
 

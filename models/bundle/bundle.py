@@ -101,9 +101,16 @@ class Bundle:
         return shape_at(self.manifest, self.width)
 
     @property
-    def test_metrics(self) -> Mapping[str, float | int | None]:
-        """Metrics of the test rows, at this width; empty if unknown (imported and derived models)."""
-        return self.manifest.metrics.get(metrics_key("test", self.width), {})
+    def test_metrics(self) -> dict[str, float]:
+        """Defined metrics of the test rows, at this width; empty if unknown (imported and derived models).
+
+        Older bundles have no `information` but its complement.
+        """
+        found = self.manifest.metrics.get(metrics_key("test", self.width), {})
+        metrics = {k: float(v) for k, v in found.items() if v is not None and isfinite(v)}
+        if "normalised_entropy" in metrics:
+            metrics.setdefault("information", 1 - metrics["normalised_entropy"])
+        return metrics
 
     @property
     def rows_bytes(self) -> int:
@@ -133,15 +140,6 @@ class Bundle:
     def by_width(self) -> tuple[Bundle, ...]:
         """The bundle at each of its nested widths; itself for a plain model or one that is at a width."""
         return tuple(self.at_width(w) for w in self.widths) if self.width is None and self.widths else (self,)
-
-    @property
-    def test_metrics(self) -> dict[str, float]:
-        """Its metrics on test rows that are defined; `information` also of bundles older than it."""
-        found = self.manifest.metrics.get("test", {})
-        metrics = {k: float(v) for k, v in found.items() if v is not None and isfinite(v)}
-        if "normalised_entropy" in metrics:
-            metrics.setdefault("information", 1 - metrics["normalised_entropy"])
-        return metrics
 
     def stage(self) -> Stage:
         """A new embedding stage over the mapped rows."""

@@ -130,5 +130,5 @@ def test_each_width_has_its_own_figures(nested: Bundle, tmp_path: Path) -> None:
     derived = write_bundle(tmp_path / "int8", model, representation, nested.encoder, {}, {})
     both = {"table": nested, "int8": derived}
     for candidate in every(both, devices=(CPU,), precisions=["fp32"]):
-        expected = nested.manifest.metrics[f"test.w{candidate.bundle.width}"]["accuracy"]
-        assert bundle_accuracy(candidate, both).accuracy == expected
+        expected = nested.manifest.metrics[f"test.w{candidate.bundle.width}"]["information"]
+        assert bundle_quality(candidate, both).value == expected
