@@ -31,6 +31,8 @@ from polyrec.planner.roofline import Assumed, Work, latency
 from polyrec.planner.traffic import Sizes, Traffic
 
 TABLES, DENSE = 26, 13
+LARGEST = 5
+"""Tables that `select` computes; the others are stored."""
 HASHES = 1024
 DECODER = (512, 256)
 LINE = 64
@@ -45,11 +47,12 @@ PICTURED = {"mprec-large": 1, "small-accelerator": 2}
 
 @dataclass(frozen=True, slots=True)
 class PublishedModel:
-    """One of the paper's DLRMs. accuracy: by representation, [M]."""
+    """One of the paper's DLRMs. largest: rows in its LARGEST tables. accuracy: by representation, [M]."""
 
     name: str
     width: int
     rows: float
+    largest: float
     bottom: tuple[int, ...]
     top: tuple[int, ...]
     accuracy: dict[str, float]
@@ -60,6 +63,7 @@ MODELS = (
         "kaggle",
         16,
         33.8e6,
+        0.983 * 33.8e6,
         (512, 256, 64),
         (512, 256),
         {"table": 0.7879, "dhe": 0.7894, "hybrid": 0.7898},
@@ -68,6 +72,7 @@ MODELS = (
         "terabyte",
         64,
         49.1e6,
+        0.956 * 49.1e6,
         (512, 256),
         (512, 512, 256),
         {"table": 0.8081, "dhe": 0.8099, "hybrid": 0.8103},
@@ -80,25 +85,27 @@ def weights(widths: Sequence[int]) -> int:
     return sum(a * b for a, b in pairwise(widths))
 
 
-def cost(model: PublishedModel, kind: str, row_bytes: float) -> tuple[Work, Memory]:
-    """Work and memory of a representation. row_bytes: of a stored row."""
-    slots = (2 if kind == "hybrid" else 1) * TABLES + 1
+def cost(
+    model: PublishedModel, kind: str, row_bytes: float, decoder: Sequence[int] = DECODER
+) -> tuple[Work, Memory]:
+    """Work and memory of a representation. row_bytes: of a stored row; decoder: its hidden widths."""
+    computed = {"table": 0, "select": LARGEST}.get(kind, TABLES)
+    stored = {"select": TABLES - LARGEST, "dhe": 0}.get(kind, TABLES)
+    slots = computed + stored + 1
     joined = slots * (slots - 1) // 2 + model.width
     net = weights((DENSE, *model.bottom, model.width)) + weights((joined, *model.top, 1))
-    flops, fixed, moved, gathers, tables = 2.0 * net, 4.0 * net, 0.0, 0.0, 0.0
-    flops += 2.0 * slots * (slots - 1) // 2 * model.width
-    if kind != "table":
-        decoder = TABLES * weights((HASHES, *DECODER, model.width))
-        flops += 2.0 * decoder
-        fixed += 4.0 * decoder
-        # codes and hidden layers, written and read once
-        moved += TABLES * (HASHES + sum(DECODER)) * 4 * 2
-    if kind != "dhe":
-        tables = model.rows * row_bytes
-        gathers = TABLES
-        moved += TABLES * max(row_bytes, LINE)
-    work = Work(flops, fixed, moved, gathers, link_bytes=8.0 * TABLES + 4.0 * DENSE)
-    return work, Memory(tables={"all": int(tables)} if tables else {}, fixed=int(fixed))
+    decoders = computed * weights((HASHES, *decoder, model.width))
+    rows = model.rows - model.largest if kind == "select" else model.rows if stored else 0.0
+    work = Work(
+        flops=2.0 * (net + decoders) + 2.0 * slots * (slots - 1) // 2 * model.width,
+        batch_bytes=4.0 * (net + decoders),
+        # stored rows; codes and hidden layers of computed ones, written and read once
+        row_bytes=stored * max(row_bytes, LINE) + computed * (HASHES + sum(decoder)) * 4 * 2,
+        gathers=stored,
+        link_bytes=8.0 * TABLES + 4.0 * DENSE,
+    )
+    tables = {"all": int(rows * row_bytes)} if stored else {}
+    return work, Memory(tables=tables, fixed=int(work.batch_bytes))
 
 
 def profile(model: PublishedModel, machine: Machine, assumed: Assumed) -> Profile:

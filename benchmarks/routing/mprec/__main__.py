@@ -1,0 +1,46 @@
+"""MP-Rec's evaluation (ASPLOS'23) in the simulator: correct predictions a second by SLA, path and machine.
+
+    python -m benchmarks.routing.mprec     (writes docs/results/mprec.md; some minutes on one core)
+
+10,000 queries with lognormal sizes, Poisson; a CPU with a GPU, with a TPU v3 board, with an IPU-M2000; table,
+select, DHE and hybrid of the paper's two models. `page.py` tells what is assumed and puts the paper's figures
+beside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from benchmarks.routing.mprec.evaluation import run, variations
+from benchmarks.routing.mprec.page import write
+from benchmarks.routing.mprec.paths import Assumptions
+from benchmarks.routing.mprec_machines import MODELS
+from polyrec.loadtest.machine import processor
+from polyrec.report.page import require_matplotlib
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.routing.mprec", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument("--out", type=Path, default=Path("docs/results"), metavar="DIR", help="for mprec.md")
+    parser.add_argument("--quick", action="store_true", help="one model, SLA and load, few queries: a trial")
+    args = parser.parse_args(argv)
+    require_matplotlib()
+    if args.quick:
+        found = run(MODELS[:1], (10.0,), (0.5,), variations(Assumptions())[:1], queries=200, few=50)
+    else:
+        found = run()
+    found |= {"machine": processor(), "made": datetime.now(UTC).isoformat(timespec="seconds")}
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "mprec.json").write_text(json.dumps(found, indent=1) + "\n")
+    print(write(found, args.out))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

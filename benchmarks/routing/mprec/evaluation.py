@@ -1,0 +1,247 @@
+"""Simulates MP-Rec's query serving: a model on a machine with an SLA, under both rules and both baselines.
+
+Every policy sees the same trace at each of several loads, shares of the machine's capacity (all lanes on
+their fastest paths). What is compared is the correct predictions a second within the SLA, at the load at
+which a policy gives most.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from benchmarks.routing.mprec.paths import (
+    ACCELERATORS,
+    KINDS,
+    Assumptions,
+    Name,
+    accuracy,
+    devices_of,
+    make_path,
+    matching,
+)
+from benchmarks.routing.mprec_machines import MODELS, PublishedModel
+from polyrec.models.schema.batch import F64, I64
+from polyrec.planner.plan import Limits, Routing
+from polyrec.planner.routing.lanes.lane import LaneSpec
+from polyrec.planner.routing.lanes.path import PathSpec
+from polyrec.planner.simulation.outcomes import Outcomes, Status
+from polyrec.planner.simulation.simulator import Simulator
+
+SLA_MS = (10.0, 20.0, 50.0, 200.0)
+MERGED_SLA_MS = (10.0, 50.0)
+LOADS = (0.25, 0.5, 0.9, 1.0, 1.5)
+VARIED_LOADS = (0.5, 0.9, 1.0)
+QUERIES, FEW = 10_000, 2_500
+"""Queries of a run, and of one of the sensitivity."""
+WARM_S = 0.3
+"""Earlier arrivals are not counted: until its first ticks a policy knows no rate."""
+SIGMA = 0.2
+MATCHED_ROWS = (128, 4096)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A model on a machine with an SLA. merge: whether waiting queries share batches."""
+
+    model: str
+    machine: str
+    merge: bool
+    sla_s: float
+    assumed: Assumptions
+    paths: tuple[PathSpec, ...]
+    lanes: tuple[LaneSpec, ...]
+
+    @property
+    def most_rows(self) -> int:
+        """Rows of the largest batch."""
+        return 4096 if self.merge else round(1.48 * self.assumed.rows)
+
+    def trace(self, queries: int, rate: float) -> tuple[F64, I64]:
+        """Arrivals, seconds, and rows, [n], with `queries` after WARM_S; the same for all up to the rate."""
+        rng = np.random.default_rng(17)
+        n = queries + round(WARM_S * rate)
+        gaps = rng.exponential(1.0, n)
+        rows = np.rint(
+            np.random.default_rng(18).lognormal(np.log(self.assumed.rows) - SIGMA**2 / 2, SIGMA, n)
+        )
+        # clipped so that two queries never fit one batch
+        most = self.most_rows
+        low = 1 if self.merge else most // 2 + 1
+        return np.cumsum(gaps) / rate, np.clip(rows, low, most).astype(np.int64)
+
+    def capacity(self) -> float:
+        """Queries/s of all lanes on their fastest paths, in batches of half the SLA if queries are merged."""
+        total, usual = 0.0, round(self.assumed.rows)
+        for lane in self.lanes:
+            speeds = [0.0]
+            for path in self.paths:
+                if path.device == lane.device:
+                    rows = self.most_rows if self.merge else usual
+                    while rows > usual and path.latency.tail(rows) > self.sla_s / 2:
+                        rows = max(round(rows / 1.2), usual)
+                    speeds.append(rows / path.latency.median(rows))
+            total += max(speeds)
+        return total / self.assumed.rows
+
+    def simulate(self, policy: str, load: float, queries: int) -> dict[str, Any]:
+        """Figures of one run at `load` of the capacity."""
+        rate = load * self.capacity()
+        arrival_s, rows = self.trace(queries, rate)
+        outcomes = Simulator(
+            self.paths,
+            self.lanes,
+            Routing(policy=policy),
+            Limits(max_batch_rows=self.most_rows, max_request_rows=self.most_rows, max_queued_rows=1 << 20),
+            arrival_s,
+            rows,
+            self.sla_s,
+            np.random.default_rng(19),
+        ).run()
+        return {"policy": policy, "load": load, "queries_per_s": rate} | _figures(outcomes, self.accuracies)
+
+    @property
+    def accuracies(self) -> dict[str, float]:
+        """Accuracy by path."""
+        model = next(m for m in MODELS if m.name == self.model)
+        differences = self.assumed.differences
+        return {p.name: accuracy(model, p.name.partition("@")[0], differences) for p in self.paths}
+
+
+def serve(
+    model: PublishedModel,
+    name: Name,
+    assumed: Assumptions,
+    merge: bool,
+    sla_ms: float,
+) -> Case:
+    """The paths of a model on a machine, each on every device whose memory holds it."""
+    paths, lanes = [], []
+    for device in devices_of(name, ACCELERATORS[name][1], assumed):
+        where = "cpu" if device.kind == "cpu" else name
+        lanes += [LaneSpec(f"{where}{i}", device.name, "thread") for i in range(device.lanes)]
+        for kind in KINDS:
+            if (made := make_path(model, kind, device, where, assumed)) is not None:
+                paths.append(made)
+    return Case(model.name, name, merge, sla_ms / 1e3, assumed, tuple(paths), tuple(lanes))
+
+
+def evaluate(case: Case, loads: Sequence[float] = LOADS, queries: int = QUERIES) -> dict[str, Any]:
+    """The baselines that fit the machine and both rules at every load."""
+    baselines = [p.name for p in case.paths if p.name in ("table@cpu", f"table@{case.machine}")]
+    policies = [*(f"static:{name}" for name in baselines), "mprec", "priced"]
+    return {
+        "model": case.model,
+        "machine": case.machine,
+        "merge": case.merge,
+        "sla_ms": 1e3 * case.sla_s,
+        "runs": [case.simulate(policy, load, queries) for load in loads for policy in policies],
+    }
+
+
+def best(found: dict[str, Any], policy: str) -> dict[str, Any] | None:
+    """The policy's run with the most correct predictions a second in time; None: it has no runs."""
+    runs = [run for run in found["runs"] if run["policy"] == policy]
+    return max(runs, key=lambda run: float(run["correct_per_s"]), default=None)
+
+
+def factor(found: dict[str, Any], policy: str, over: str) -> float | None:
+    """Correct predictions a second of a policy over another's, each at its best load; None: one has none."""
+    mine, other = best(found, policy), best(found, over)
+    if mine is None or other is None or not other["correct_per_s"]:
+        return None
+    return float(mine["correct_per_s"] / other["correct_per_s"])
+
+
+@dataclass(frozen=True, slots=True)
+class Variation:
+    """An assumption changed alone."""
+
+    name: str
+    assumed: Assumptions
+
+
+def variations(base: Assumptions) -> list[Variation]:
+    """Every assumption halved and doubled, one at a time, and DHE with one hidden layer."""
+    found = [Variation("as assumed", base)]
+    labels = {
+        "flops": "FLOP/s achieved",
+        "cpu_flops": "the CPU's alone",
+        "bandwidth": "bandwidth achieved",
+        "start_s": "start of a batch on the accelerator",
+        "cpu_start_s": "start of a batch on the CPU",
+        "link": "host to accelerator",
+        "differences": "differences of accuracy",
+        "rows": "rows of a query",
+    }
+    for name, label in labels.items():
+        for word, by in (("halved", 0.5), ("doubled", 2.0)):
+            found.append(Variation(f"{label}, {word}", replace(base, **{name: getattr(base, name) * by})))
+    found.append(Variation("DHE's decoder 1024-128", replace(base, decoder=(128,))))
+    return found
+
+
+def run(
+    models: Sequence[PublishedModel] = MODELS,
+    slas: Sequence[float] = SLA_MS,
+    loads: Sequence[float] = LOADS,
+    varied: Sequence[Variation] = (),
+    queries: int = QUERIES,
+    few: int = FEW,
+) -> dict[str, Any]:
+    """Everything that the page tells. varied: of the sensitivity, with `few` queries a run; all if empty."""
+    base = Assumptions()
+    first = slas[0]
+    jobs: list[tuple[PublishedModel, Name, bool, float]] = [
+        (m, "gpu", False, sla) for m in models for sla in slas
+    ]
+    jobs += [(m, "gpu", True, sla) for m in models for sla in slas if sla in MERGED_SLA_MS]
+    jobs += [(m, name, False, first) for m in models for name in ACCELERATORS if name != "gpu"]
+    serving = [
+        evaluate(serve(model, name, base, merge, sla), loads, queries)
+        for model, name, merge, sla in tqdm(jobs, desc="serving", file=sys.stderr)
+    ]
+    varied = varied or variations(base)
+    sensitivity = [
+        {"name": v.name, **evaluate(serve(model, "gpu", v.assumed, False, first), VARIED_LOADS, few)}
+        for model in models
+        for v in tqdm(varied, desc=f"sensitivity, {model.name}", file=sys.stderr)
+    ]
+    return {
+        "assumed": asdict(base),
+        "queries": queries,
+        "few": few,
+        "serving": serving,
+        "sensitivity": sensitivity,
+        "matching": [
+            {"model": model.name, "rows": rows, "factors": matching(model, base, rows)}
+            for model in models
+            for rows in MATCHED_ROWS
+        ],
+    }
+
+
+def _figures(outcomes: Outcomes, accuracies: dict[str, float]) -> dict[str, Any]:
+    """Shares of queries, correct predictions a second in time, and rows by path, of arrivals after WARM_S."""
+    told = outcomes.arrival_s >= WARM_S
+    answered = told & (outcomes.status == Status.ANSWERED)
+    good = answered & (outcomes.finish_s <= outcomes.deadline_s)
+    of_path = np.asarray([accuracies[name] for name in outcomes.names])
+    seconds = outcomes.seconds - WARM_S
+    rows = np.bincount(outcomes.path[answered], weights=outcomes.rows[answered], minlength=of_path.size)
+    right = outcomes.rows[good] * of_path[outcomes.path[good]]
+    total = max(float(rows.sum()), 1.0)
+    latency_s = (outcomes.finish_s - outcomes.arrival_s)[answered]
+    return {
+        "in_time": float(good.sum() / max(told.sum(), 1)),
+        "rejected": float((told & (outcomes.status == Status.REJECTED)).sum() / max(told.sum(), 1)),
+        "correct_per_s": float(right.sum() / seconds),
+        "accuracy": float((rows * of_path).sum() / total),
+        "p95_ms": 1e3 * float(np.quantile(latency_s, 0.95)) if latency_s.size else None,
+        "mix": {n: float(share / total) for n, share in zip(outcomes.names, rows, strict=True) if share},
+    }
