@@ -64,8 +64,17 @@ def bundle_dir(clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small real bundle, trained on `clicks` in a few seconds; read only."""
     schema = load_schema("trivago")
     training = Training(
-        architecture=Architecture(width=8, bottom=(16,), top=(32,)),
-        recipe=Recipe(epochs=1, batch_rows=256, hide=0.5, hide_from_rows=100),
+        architecture=Architecture(width=8, bottom=(16,), top=(32,), interaction="dot"),
+        recipe=Recipe(
+            epochs=1,
+            batch_rows=256,
+            sparse_lr=0.05,
+            final_lr=0.0,
+            hide=0.5,
+            hide_from_rows=100,
+            average=0.0,
+            checks_per_epoch=4,
+        ),
     )
     learner = Learner(open_data(clicks, schema), schema, training)
     return learner.learn(tmp_path_factory.mktemp("bundles") / "table").path
@@ -96,6 +105,10 @@ def wide_dir(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
     representation = Representation()
     stage = initial_stage(representation, schema, vocabularies, width=8, seed=5, spread=0.5)
     torch.manual_seed(5)
-    net = DenseNet(Architecture(width=8, bottom=(64,), top=(512, 128)), dense_slots(schema), stage.slots)
+    net = DenseNet(
+        Architecture(width=8, bottom=(64,), top=(512, 128), interaction="dot"),
+        dense_slots(schema),
+        stage.slots,
+    )
     out = tmp_path_factory.mktemp("wide") / "table"
     return write_bundle(out, DLRM(stage, net), representation, bundle.encoder, {}, {}).path

@@ -54,7 +54,7 @@ class GpuModel:
             device=device,
         )
         torch.manual_seed(seed)
-        shape = Architecture(width=WIDTH, bottom=(512, 256), top=(512, 256))
+        shape = Architecture(width=WIDTH, bottom=(512, 256), top=(512, 256), interaction="dot")
         net = DenseNet(shape, dense_slots(self.schema), PerBlock(0, len(self.tables)))
         self.net = ContextOnce(net).eval().to(device)
         self.buckets = Buckets(self.net, device, torch.float32, capture=device.type == "cuda")

@@ -45,8 +45,12 @@ BATCH_ROWS = 270
 FORMS = ("fp32", "per batch", "per row", "per row, all products")
 DATA = {"trivago": "trivago/impressions.parquet", "bookcrossing": "bookcrossing/ratings.parquet"}
 NETS: dict[str, tuple[Architecture, PerBlock, PerBlock]] = {
-    "Kaggle": (Architecture(bottom=(512, 256, 64), top=(512, 256)), PerBlock(0, 13), PerBlock(0, 26)),
-    "small": (Architecture(bottom=(64,), top=(128, 64)), PerBlock(0, 4), PerBlock(0, 8)),
+    "Kaggle": (
+        Architecture(bottom=(512, 256, 64), top=(512, 256), interaction="dot"),
+        PerBlock(0, 13),
+        PerBlock(0, 26),
+    ),
+    "small": (Architecture(bottom=(64,), top=(128, 64), interaction="dot"), PerBlock(0, 4), PerBlock(0, 8)),
 }
 """Shape, dense features and vectors of context and candidate."""
 

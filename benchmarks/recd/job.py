@@ -31,8 +31,7 @@ from polyrec.models.schema.batch import F32, I64, Batch
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.popularity import calibrate, load_calibration
 from polyrec.models.schema.schema import load_schema
-from polyrec.models.training.id_dropout import make_id_dropout
-from polyrec.models.training.pipeline import default_training, measure
+from polyrec.models.training.pipeline import default_training, id_dropout, measure
 from polyrec.models.training.trainer import Recipe, fit, refit, steps
 
 STATUS = Path("/proc/self/status")
@@ -141,7 +140,7 @@ def train(job: Job) -> dict[str, Any]:
     encoder = Encoder(schema, found.vocabularies, found.standards)
     before = forget()
     data = encode(reader, encoder, splitter, (TRAIN,), share=job.share)
-    hide = make_id_dropout(encoder, recipe.hide, recipe.hide_from_rows)
+    hide = id_dropout(recipe, encoder, data, data.select(TRAIN), {})
     counted = Counted(data)
     run = steps(model_of(job, encoder), counted, data.select(TRAIN), recipe, 1_000_000, hide)
     losses = [next(run)[1] for _ in range(10)]
@@ -174,11 +173,11 @@ def quality(job: Job) -> dict[str, Any]:
         return encoder, encode(reader, encoder, splitter, (TRAIN, VALIDATION), share=job.share)
 
     encoder, data = encoded((TRAIN,))
-    hide = make_id_dropout(encoder, recipe.hide, recipe.hide_from_rows)
+    hide = id_dropout(recipe, encoder, data, data.select(TRAIN), {})
     history = fit(model_of(job, encoder), data, data.select(TRAIN), data.select(VALIDATION), recipe, hide)
     data.close()
     encoder, data = encoded((TRAIN, VALIDATION))
-    hide = make_id_dropout(encoder, recipe.hide, recipe.hide_from_rows)
+    hide = id_dropout(recipe, encoder, data, data.select(TRAIN, VALIDATION), {})
     model = model_of(job, encoder)
     refit(model, data, data.select(TRAIN, VALIDATION), recipe, history, hide)
     data.close()

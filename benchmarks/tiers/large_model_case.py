@@ -156,7 +156,9 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         store = FloatRows(mapped(case, m) if case["kind"] == "mmap" else in_memory(m))
         stage = TableStage.over(m.schema, tables, store)  # type: ignore[arg-type]
     net = DenseNet(
-        Architecture(width=WIDTH, bottom=(512, 256), top=(512, 256)), dense_slots(m.schema), stage.slots
+        Architecture(width=WIDTH, bottom=(512, 256), top=(512, 256), interaction="dot"),
+        dense_slots(m.schema),
+        stage.slots,
     )
     session = open_session(plain_graph(net.eval()).SerializeToString(), "cpu")
     names = [i.name for i in session.get_inputs()]

@@ -61,7 +61,9 @@ def bundle_of(folder: Path, large_rows: int, exponent: float) -> Bundle:
     representation = Representation(kind="table")
     stage = initial_stage(representation, shape.schema, vocabularies, WIDTH, 0)
     net = DenseNet(
-        Architecture(width=WIDTH, bottom=(128,), top=(128,)), dense_slots(shape.schema), stage.slots
+        Architecture(width=WIDTH, bottom=(128,), top=(128,), interaction="dot"),
+        dense_slots(shape.schema),
+        stage.slots,
     )
     return write_bundle(folder, DLRM(stage, net), representation, encoder, {}, {})
 

@@ -41,16 +41,17 @@ class Architecture(Strict):
     """The shape of a DLRM. Hidden widths only: the bottom MLP ends in `width`, the top MLP in 1.
 
     widths: of nested vectors, increasing, the last being `width`: the first w columns of a row are a vector
-    of width w, with a dense net (head) of its own. Empty: `width` only.
+    of width w, with a dense net (head) of its own. Empty: `width` only. The defaults are best on average over
+    the public data at hand (docs/results/recipes.md).
     """
 
     width: VectorWidth = 16
     widths: Annotated[tuple[VectorWidth, ...], Field(max_length=32)] = ()
     bottom: Widths = (64,)
-    top: Widths = (128, 64)
-    interaction: Literal["dot", "cat", "cross"] = "dot"
+    top: Widths = (256,)
+    interaction: Literal["dot", "cat", "cross"] = "cross"
     itself: bool = False
-    cross_layers: Annotated[int, Field(ge=1, le=256)] = 3
+    cross_layers: Annotated[int, Field(ge=1, le=256)] = 2
     cross_rank: Width = 64
 
     @model_validator(mode="before")

@@ -1,52 +1,70 @@
 """Dropout for ids: replaces ids by the out-of-vocabulary row at random during training.
 
-With probability `rate`, a look-up in a large learned vocabulary takes the out-of-vocabulary row. This
-prevents the model from memorizing rare ids, which click models overfit within an epoch, and trains the
-out-of-vocabulary row for new ids in serving.
+With some probability a look-up takes the out-of-vocabulary row instead of its own. This prevents the model
+from memorizing rare ids, which click models overfit within an epoch, and trains the out-of-vocabulary row for
+new ids in serving. The probability is a recipe's constant for all large tables, or the one that
+models/training/unseen.py measures.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from polyrec.models.schema.batch import Batch, Block
+from polyrec.models.schema.batch import F32, Batch, Block
 from polyrec.models.schema.encoder import Encoder
-from polyrec.models.schema.schema import Role
+from polyrec.models.schema.schema import ROLES, Role
 
 IdDropout = Callable[[Batch, np.random.Generator], Batch]
+Probabilities = Mapping[str, F32]
+"""By feature: the probability that a look-up of each rank is dropped, float32 [rows of its table]."""
 
 
-def make_id_dropout(encoder: Encoder, rate: float, from_rows: int) -> IdDropout | None:
-    """Returns a function that drops ids of single-valued features in tables of at least `from_rows` rows.
+def drop_from_large_tables(encoder: Encoder, rate: float, from_rows: int) -> dict[str, F32]:
+    """Returns equal probabilities for single-valued features with vocabularies of at least `from_rows` rows.
 
-    Missing values stay missing, since serving knows whether a value is given. Returns None if no feature is
-    affected.
+    Missing values stay missing, since serving knows whether a value is given.
     """
-    chosen: dict[Role, list[tuple[int, int, int]]] = {"context": [], "candidate": []}
-    for role, columns in chosen.items():
-        for i, feature in enumerate(encoder.schema.layout(role).singles):
-            vocabulary = encoder.vocabulary(feature)
-            if vocabulary.rows >= from_rows and vocabulary.oov_rank >= 0 and not feature.cardinality:
-                columns.append((i, vocabulary.missing_rank, vocabulary.oov_rank))
-    if not rate or not any(chosen.values()):
+    found = {}
+    for feature in encoder.schema.categorical:
+        vocabulary = encoder.vocabulary(feature)
+        if feature.multi or feature.cardinality or vocabulary.oov_rank < 0 or vocabulary.rows < from_rows:
+            continue
+        found[feature.name] = np.full(vocabulary.rows, rate, np.float32)
+        found[feature.name][vocabulary.missing_rank] = 0.0
+    return found if rate else {}
+
+
+def make_id_dropout(encoder: Encoder, probabilities: Probabilities) -> IdDropout | None:
+    """Returns a function that drops ids of a batch; None if no feature is affected."""
+    if not probabilities:
         return None
 
     def block(data: Block, role: Role, random: np.random.Generator) -> Block:
-        if not chosen[role]:
-            return data
-        ranks = data.ranks.copy()
-        for column, missing, oov in chosen[role]:
-            hidden = (random.random(data.rows) < rate) & (ranks[:, column] != missing)
-            ranks[hidden, column] = oov
-        return Block(data.dense, ranks, data.bag_values, data.bag_offsets)
+        layout = encoder.schema.layout(role)
+        ranks, values = data.ranks, data.bag_values
+        for column, feature in enumerate(layout.singles):
+            if feature.name in probabilities:
+                dropped = random.random(data.rows) < probabilities[feature.name][ranks[:, column]]
+                ranks = ranks.copy() if ranks is data.ranks else ranks
+                ranks[dropped, column] = encoder.vocabulary(feature).oov_rank
+        bag = np.zeros(0, np.int64)
+        for column, feature in enumerate(layout.bags):
+            if feature.name in probabilities and data.rows:
+                if values is data.bag_values:
+                    values = values.copy()
+                    bag = np.repeat(np.tile(np.arange(data.bags), data.rows), np.diff(data.bag_offsets))
+                own = np.flatnonzero(bag == column)
+                dropped = random.random(own.size) < probabilities[feature.name][values[own]]
+                values[own[dropped]] = encoder.vocabulary(feature).oov_rank
+        return Block(data.dense, ranks, values, data.bag_offsets)
 
     def hide(batch: Batch, random: np.random.Generator) -> Batch:
-        return Batch(
-            block(batch.context, "context", random),
-            block(batch.candidate, "candidate", random),
-            batch.context_row,
+        context, candidate = (
+            block(data, role, random)
+            for role, data in zip(ROLES, (batch.context, batch.candidate), strict=True)
         )
+        return Batch(context, candidate, batch.context_row)
 
     return hide

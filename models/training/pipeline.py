@@ -6,6 +6,7 @@ measure the final model.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,22 +27,26 @@ from polyrec.models.embeddings.cuts import stored_but_largest, stored_within
 from polyrec.models.errors import DataError
 from polyrec.models.evaluation.metrics import Quality, evaluate
 from polyrec.models.files import Strict, one_line, read_shipped
+from polyrec.models.schema.batch import I64
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.popularity import Calibration, calibrate
 from polyrec.models.schema.schema import Schema
 from polyrec.models.schema.vocabulary import Vocabulary
-from polyrec.models.training.id_dropout import make_id_dropout
+from polyrec.models.training.baselines import Baselines
+from polyrec.models.training.id_dropout import IdDropout, drop_from_large_tables, make_id_dropout
 from polyrec.models.training.trainer import (
     Check,
     History,
     Progress,
     Recipe,
+    TrainingRows,
     fine_tune,
     fit,
     predict,
     predict_heads,
     refit,
 )
+from polyrec.models.training.unseen import hide_unseen, unseen_shares
 
 RECIPES = Path(__file__).parent / "recipes"
 
@@ -115,12 +120,33 @@ def default_training(schema: Schema) -> Training:
     return load_training(file) if file.exists() else Training()
 
 
+def id_dropout(
+    recipe: Recipe, encoder: Encoder, data: TrainingRows, training: I64, unseen: Mapping[str, float]
+) -> IdDropout | None:
+    """Returns the recipe's id dropout. unseen: shares to hide by feature, if the recipe measures them."""
+    if recipe.hide == "unseen":
+        return make_id_dropout(encoder, hide_unseen(encoder, data, training, unseen))
+    return make_id_dropout(encoder, drop_from_large_tables(encoder, recipe.hide, recipe.hide_from_rows))
+
+
+@dataclass(frozen=True, slots=True)
+class _Fitted:
+    """What a training gives. unseen: see models/training/unseen.py."""
+
+    encoder: Encoder
+    history: History
+    model: DLRM
+    unseen: dict[str, float]
+    baselines: Baselines | None
+
+
 @dataclass(frozen=True, slots=True)
 class Learner:
     """Trains bundles on one data set.
 
     sample: share of the rows that determine the popularity order, see models/schema/popularity.py.
     calibration: an existing one to use instead of counting.
+    baselines: whether to train and measure models/training/baselines.py too.
     """
 
     reader: DataReader
@@ -129,6 +155,7 @@ class Learner:
     kind: Kind = "table"
     sample: float | None = None
     calibration: Calibration | None = None
+    baselines: bool = True
     phase: Phase = lambda _name, _rows: lambda _done: None
     progress: Progress | None = None
 
@@ -137,11 +164,13 @@ class Learner:
         require_target(out, replace)
         recipe = self.training.recipe
         splitter = fit_splitter(self.reader, self.schema, self.phase("split", self.reader.rows_hint))
-        encoder, history, model = self._fit(splitter)
+        fitted = self._fit(splitter)
         if recipe.refit:
-            encoder, model = self._refit(splitter, history)
+            fitted = self._refit(splitter, fitted)
+        encoder, history, model = fitted.encoder, fitted.history, fitted.model
         with self._encode(encoder, splitter, (TEST,)) as test:
             quality = measure_widths(model, test)
+            baselines = fitted.baselines.measure(test) if fitted.baselines else {}
         return write_bundle(
             out,
             model,
@@ -150,17 +179,19 @@ class Learner:
             metrics={
                 **named_by_width("test", quality),
                 "validation": asdict(best_check(history)),
+                **{name: found.as_dict() for name, found in baselines.items()},
             },
             training={
                 "recipe": recipe.model_dump(),
                 "best_step": history.best_step,
                 "steps_per_epoch": history.steps_per_epoch,
+                "unseen": fitted.unseen,
                 "data": {"fingerprint": self.reader.fingerprint(), "path": self.reader.path.name},
             },
             replace=replace,
         )
 
-    def _fit(self, splitter: Splitter) -> tuple[Encoder, History, DLRM]:
+    def _fit(self, splitter: Splitter) -> _Fitted:
         encoder = self._calibrate(splitter, (TRAIN,))
         with self._encode(encoder, splitter, (TRAIN, VALIDATION)) as data:
             training, validation = data.select(TRAIN), data.select(VALIDATION)
@@ -169,17 +200,25 @@ class Learner:
                     raise DataError(f"{self.reader.path}: the split leaves no {name} rows")
             model = self._model(encoder)
             recipe = self.training.recipe
-            hide = make_id_dropout(encoder, recipe.hide, recipe.hide_from_rows)
-            return encoder, fit(model, data, training, validation, recipe, hide, self.progress), model
+            unseen = unseen_shares(encoder, data, training, validation) if recipe.hide == "unseen" else {}
+            hide = id_dropout(recipe, encoder, data, training, unseen)
+            history = fit(model, data, training, validation, recipe, hide, self.progress)
+            baselines = (
+                Baselines.fit(encoder, data, training, validation, recipe.seed) if self.baselines else None
+            )
+            return _Fitted(encoder, history, model, unseen, baselines)
 
-    def _refit(self, splitter: Splitter, history: History) -> tuple[Encoder, DLRM]:
+    def _refit(self, splitter: Splitter, fitted: _Fitted) -> _Fitted:
+        """Trains a fresh model on training and validation rows together."""
         encoder = self._calibrate(splitter, (TRAIN, VALIDATION))
         with self._encode(encoder, splitter, (TRAIN, VALIDATION)) as data:
-            model = self._model(encoder)
-            recipe = self.training.recipe
-            hide = make_id_dropout(encoder, recipe.hide, recipe.hide_from_rows)
-            refit(model, data, data.select(TRAIN, VALIDATION), recipe, history, hide, self.progress)
-        return encoder, model
+            model, rows = self._model(encoder), data.select(TRAIN, VALIDATION)
+            recipe, baselines = self.training.recipe, fitted.baselines
+            hide = id_dropout(recipe, encoder, data, rows, fitted.unseen)
+            refit(model, data, rows, recipe, fitted.history, hide, self.progress)
+            if baselines:
+                baselines = baselines.refit(encoder, data, rows, recipe.seed)
+        return dataclasses.replace(fitted, encoder=encoder, model=model, baselines=baselines)
 
     def _calibrate(self, splitter: Splitter, which: Sequence[int]) -> Encoder:
         found = self.calibration or calibrate(
@@ -264,5 +303,6 @@ def fine_tune_bundle(
     encoder = bundle.encoder
     splitter = fit_splitter(reader, encoder.schema, phase("split", reader.rows_hint))
     with encode(reader, encoder, splitter, which, progress=phase("encode", reader.rows_hint)) as data:
-        hide = make_id_dropout(encoder, recipe.hide, recipe.hide_from_rows)
-        fine_tune(model, data, data.select(*which), recipe, hide, progress)
+        rows = data.select(*which)
+        hide = id_dropout(recipe, encoder, data, rows, bundle.manifest.training.get("unseen", {}))
+        fine_tune(model, data, rows, recipe, hide, progress)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Protocol
+from typing import Annotated, Literal, Protocol
 
 import numpy as np
 import torch
@@ -39,39 +39,56 @@ class TrainingRows(Protocol):
     def batch(self, rows: I64) -> Batch: ...
 
 
-class Recipe(Strict):
-    """Hyperparameters of training.
+MOST_BATCH_ROWS, LEAST_BATCH_ROWS = 512, 64
+LEAST_STEPS = 100
 
-    dense_lr: Adam's step size; sparse_lr: row-wise Adagrad's. warm_up: share of all steps in which
-    both rise from zero; then they fall linearly to `final_lr` of their maximum. row_decay, dense_decay:
+
+class Recipe(Strict):
+    """Hyperparameters of training. The defaults are best on average over the public data at hand
+    (docs/results/recipes.md).
+
+    batch_rows: rows of a step; None: MOST_BATCH_ROWS, or as many less, down to LEAST_BATCH_ROWS, as give
+    LEAST_STEPS an epoch. by_request: batches are whole requests, see models/training/row_order.py.
+    dense_lr: Adam's step size; sparse_lr: row-wise Adagrad's. warm_up: share of all steps in which both
+    rise from zero; then they fall linearly to `final_lr` of their maximum. row_decay, dense_decay:
     decoupled weight decay (of touched rows; of the MLPs). row_spread: see TableStage.initial.
-    hide, hide_from_rows: id dropout, see models/training/id_dropout.py; an id dropped in a shared context is
-    dropped for all its rows. average: see WeightAverage. by_request: batches are whole requests, see
-    models/training/row_order.py.
+    hide: id dropout, see models/training/id_dropout.py; `unseen` measures its rates on the validation rows
+    (models/training/unseen.py), a number holds for every vocabulary of at least `hide_from_rows` rows. An id
+    dropped in a shared context is dropped for all its rows. average: see WeightAverage.
     block_lr: with nested widths, factor of `sparse_lr` for the columns that each width adds; empty: 1.
     distill: with nested widths, the narrow heads' share of the target that is the widest head's probability.
     """
 
     epochs: Annotated[int, Field(ge=1)] = 3
-    batch_rows: Annotated[int, Field(ge=1)] = 1024
+    batch_rows: Annotated[int, Field(ge=1)] | None = None
     by_request: bool = False
     dense_lr: Annotated[float, Field(gt=0)] = 1e-3
-    sparse_lr: Annotated[float, Field(ge=0)] = 0.05
+    sparse_lr: Annotated[float, Field(ge=0)] = 0.2
     block_lr: tuple[Annotated[float, Field(gt=0)], ...] = ()
     distill: Annotated[float, Field(ge=0, le=1)] = 0.5
-    final_lr: Annotated[float, Field(ge=0, le=1)] = 0.0
-    warm_up: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    final_lr: Annotated[float, Field(ge=0, le=1)] = 0.5
+    warm_up: Annotated[float, Field(ge=0, lt=1)] = 0.1
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     row_decay: Annotated[float, Field(ge=0)] = 0.0
     dense_decay: Annotated[float, Field(ge=0)] = 0.0
     row_spread: Annotated[float, Field(gt=0)] | None = None
-    hide: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    hide: Annotated[float, Field(ge=0, lt=1)] | Literal["unseen"] = "unseen"
     hide_from_rows: Annotated[int, Field(ge=1)] = 1000
-    average: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    checks_per_epoch: Annotated[int, Field(ge=1)] = 4
-    patience: Annotated[int, Field(ge=1)] = 4
+    average: Annotated[float, Field(ge=0, lt=1)] = 0.99
+    checks_per_epoch: Annotated[int, Field(ge=1)] = 8
+    patience: Annotated[int, Field(ge=1)] = 8
     refit: bool = False
     seed: int = 0
+
+    def rows_of_step(self, rows: int) -> int:
+        """The rows of a step, for a number of training rows."""
+        if self.batch_rows is not None:
+            return self.batch_rows
+        return min(MOST_BATCH_ROWS, max(LEAST_BATCH_ROWS, rows // LEAST_STEPS))
+
+    def steps_per_epoch(self, rows: int) -> int:
+        """The steps that take every one of a number of training rows once."""
+        return -(-rows // self.rows_of_step(rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +166,7 @@ def fit(
     improvement.
     """
     start_at_base_rate(model, data.label[training])
-    steps_per_epoch = -(-training.size // recipe.batch_rows)
+    steps_per_epoch = recipe.steps_per_epoch(training.size)
     total = steps_per_epoch * recipe.epochs
     every = max(1, steps_per_epoch // recipe.checks_per_epoch)
     checks: list[Check] = []
@@ -193,7 +210,7 @@ def refit(
     Uses the validated schedule, stopped at the same share of its length.
     """
     start_at_base_rate(model, data.label[rows])
-    steps_per_epoch = -(-rows.size // recipe.batch_rows)
+    steps_per_epoch = recipe.steps_per_epoch(rows.size)
     stop = round(history.best_step / history.steps_per_epoch * steps_per_epoch)
     _train(model, data, rows, recipe, stop, hide, progress)
 
@@ -212,7 +229,7 @@ def fine_tune(
     """
     fixed_rows = {"sparse_lr": 0.0, "block_lr": ()}
     gentle = recipe.model_copy(update={"epochs": 1, "dense_lr": recipe.dense_lr / 5, **fixed_rows})
-    _train(model, data, rows, gentle, -(-rows.size // recipe.batch_rows), hide, progress)
+    _train(model, data, rows, gentle, recipe.steps_per_epoch(rows.size), hide, progress)
 
 
 def _train(
@@ -225,7 +242,7 @@ def _train(
     progress: Progress | None,
 ) -> None:
     """Takes the first `stop` steps of the recipe's schedule and sets the model to the weight average."""
-    total = -(-rows.size // recipe.batch_rows) * recipe.epochs
+    total = recipe.steps_per_epoch(rows.size) * recipe.epochs
     average = WeightAverage(model, recipe.average)
     for step, loss in steps(model, data, rows, recipe, total, hide):
         average.update(step)
@@ -279,7 +296,7 @@ def steps(
     group = data.group if recipe.by_request else None
     step = 0
     while step < total:
-        for chosen in epoch(rows, group, recipe.batch_rows, random):
+        for chosen in epoch(rows, group, recipe.rows_of_step(rows.size), random):
             model.train()
             label = torch.from_numpy(data.label[chosen])
             batch = data.batch(chosen)

@@ -111,7 +111,13 @@ def _train(out: Path, clicks: Path, schema: Schema, say: Say) -> tuple[Quality, 
     with Bars() as bars:
         bundles = [
             Learner(
-                reader, schema, default_training(schema), kind=kind, phase=bars.phase, progress=bars.training
+                reader,
+                schema,
+                default_training(schema),
+                kind=kind,
+                baselines=kind == KINDS[0],
+                phase=bars.phase,
+                progress=bars.training,
             ).learn(out / kind, replace=True)
             for kind in KINDS
         ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 
 from polyrec.loadtest.arguments import non_negative_int, positive_int
 
@@ -53,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
     from polyrec.models.data.reader import open_data
     from polyrec.models.schema.popularity import load_calibration
     from polyrec.models.schema.schema import load_schema
+    from polyrec.models.training.baselines import CONSTANT, LOGISTIC, shortfalls
     from polyrec.models.training.pipeline import Learner, default_training, load_training
 
     torch.set_num_threads(args.threads)
@@ -73,13 +75,17 @@ def run(args: argparse.Namespace) -> int:
             progress=bars.training,
         ).learn(args.out, replace=args.replace)
     manifest = bundle.manifest
+    warnings = shortfalls(manifest.metrics)
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
     if args.json:
         result = {"bundle": str(bundle.path), "version": manifest.version, "metrics": manifest.metrics}
-        print(json.dumps(result | {"malformed": reader.malformed}))
+        print(json.dumps(result | {"malformed": reader.malformed, "warnings": warnings}))
         return 0
-    test = manifest.metrics["test"]
     print(f"{bundle.path}: {manifest.name} {bundle.name}, version {manifest.version}, {bundle.bytes:,} bytes")
-    print("test  " + "  ".join(f"{k} {v:.5g}" for k, v in test.items() if v is not None))
+    for name in ("test", CONSTANT, LOGISTIC):
+        shown = (f"{k} {v:.5g}" for k, v in manifest.metrics[name].items() if v is not None)
+        print(f"{name:<9} " + "  ".join(shown))
     if reader.malformed:
         print(f"{reader.malformed:,} malformed lines skipped")
     return 0

@@ -207,7 +207,7 @@ def paged(clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """A bundle with rows so long that its few hundred fill pages of a disk."""
     schema = load_schema("trivago")
     training = Training(
-        architecture=Architecture(width=64, bottom=(16,), top=(32,)),
+        architecture=Architecture(width=64, bottom=(16,), top=(32,), interaction="dot"),
         recipe=Recipe(epochs=1, batch_rows=256, hide=0.5, hide_from_rows=100),
     )
     folder = tmp_path_factory.mktemp("placed") / "table"

@@ -27,7 +27,7 @@ def family(clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     """One small trained bundle of each representation."""
     schema = load_schema("trivago")
     training = Training(
-        architecture=Architecture(width=8, bottom=(16,), top=(32,)),
+        architecture=Architecture(width=8, bottom=(16,), top=(32,), interaction="dot"),
         recipe=Recipe(epochs=1, batch_rows=512),
         encoding=Encoding(k=32, hidden=(16,)),
         select=Select(largest=2),

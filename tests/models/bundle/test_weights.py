@@ -24,7 +24,9 @@ def test_weights_predict_like_their_bundle(
     stored = {} if kind == "table" else {t: v.rows // 2 for t, v in vocabularies.items()}
     representation = Representation(kind=kind, encoding=encoding, cuts=stored)
     stage = initial_stage(representation, schema, vocabularies, 8, 0)
-    net = DenseNet(Architecture(width=8, bottom=(8,), top=(8,)), dense_slots(schema), stage.slots)
+    net = DenseNet(
+        Architecture(width=8, bottom=(8,), top=(8,), interaction="dot"), dense_slots(schema), stage.slots
+    )
     folder = tmp_path_factory.mktemp(kind) / "bundle"
     written = write_bundle(folder, DLRM(stage, net), representation, bundle.encoder, {}, {})
     weights = open_weights(written.files, written.manifest.version)

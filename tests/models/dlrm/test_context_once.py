@@ -72,7 +72,9 @@ def test_a_plain_batch_uses_the_plain_net(interaction: str) -> None:
 
 
 def test_the_products_of_a_net_are_all_counted() -> None:
-    net = DenseNet(Architecture(width=8, bottom=(16,), top=(32,)), PerBlock(0, 2), PerBlock(2, 3))
+    net = DenseNet(
+        Architecture(width=8, bottom=(16,), top=(32,), interaction="dot"), PerBlock(0, 2), PerBlock(2, 3)
+    )
     # bottom, top and output; own and shared columns of the first top layer; the vectors' products
     layers = [2 * 16, 16 * 8, (8 + 15) * 32, 32]
     own, shared = (8 + 4 * 2 + 4 * 4) * 32, (2 * 2) * 32

@@ -18,7 +18,7 @@ from polyrec.models.schema.schema import Schema, load_schema
 from polyrec.models.training.pipeline import Learner, Training
 from polyrec.models.training.trainer import Recipe
 
-SMALL = Architecture(width=4, bottom=(8,), top=(8,))
+SMALL = Architecture(width=4, bottom=(8,), top=(8,), interaction="dot")
 
 
 class Phases:

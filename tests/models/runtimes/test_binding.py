@@ -24,7 +24,9 @@ WIDTH, SLOTS, DENSE = 8, PerBlock(2, 3), PerBlock(2, 4)
 def both(inputs: Inputs, precision: DensePrecision) -> tuple[F32, F32]:
     """(by run, by binding)"""
     torch.manual_seed(1)
-    net = DenseNet(Architecture(width=WIDTH, bottom=(16,), top=(32, 8)), DENSE, SLOTS).eval()
+    net = DenseNet(
+        Architecture(width=WIDTH, bottom=(16,), top=(32, 8), interaction="dot"), DENSE, SLOTS
+    ).eval()
     graph = plain_graph if inputs.context_row is None else ranking_graph
     session = open_session(graph(net, precision).SerializeToString(), "cpu")
     names = [i.name for i in session.get_inputs()]

@@ -8,7 +8,7 @@ from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.data.encoded import encode
 from polyrec.models.data.reader import open_data
 from polyrec.models.data.split import fit_splitter
-from polyrec.models.training.id_dropout import make_id_dropout
+from polyrec.models.training.id_dropout import drop_from_large_tables, make_id_dropout
 
 
 def test_id_dropout_affects_the_given_share_of_large_tables_only(bundle: Bundle, clicks: Path) -> None:
@@ -16,7 +16,7 @@ def test_id_dropout_affects_the_given_share_of_large_tables_only(bundle: Bundle,
     reader = open_data(clicks, schema)
     with encode(reader, encoder, fit_splitter(reader, schema)) as data:
         batch = data.batch(np.arange(data.rows))
-    hide = make_id_dropout(encoder, rate=0.3, from_rows=100)
+    hide = make_id_dropout(encoder, drop_from_large_tables(encoder, rate=0.3, from_rows=100))
     assert hide is not None
     hidden = hide(batch, np.random.default_rng(0))
     for role in ("context", "candidate"):
@@ -35,5 +35,6 @@ def test_id_dropout_affects_the_given_share_of_large_tables_only(bundle: Bundle,
 
 
 def test_nothing_to_hide_gives_no_function(bundle: Bundle) -> None:
-    assert make_id_dropout(bundle.encoder, rate=0.0, from_rows=1) is None
-    assert make_id_dropout(bundle.encoder, rate=0.5, from_rows=10**9) is None
+    for rate, from_rows in ((0.0, 1), (0.5, 10**9)):
+        nothing = drop_from_large_tables(bundle.encoder, rate, from_rows)
+        assert make_id_dropout(bundle.encoder, nothing) is None

@@ -18,7 +18,7 @@ from polyrec.models.dlrm.representation import Kind, Representation, initial_sta
 from polyrec.models.embeddings.computed import Encoding
 from polyrec.models.errors import DataError
 from polyrec.models.schema.batch import F32, I64, Batch
-from polyrec.models.training.id_dropout import make_id_dropout
+from polyrec.models.training.id_dropout import drop_from_large_tables, make_id_dropout
 from polyrec.models.training.trainer import Recipe, fit, predict, steps
 
 RECIPE = Recipe(batch_rows=256, by_request=True, dense_lr=3e-3, sparse_lr=0.05)
@@ -47,7 +47,7 @@ def fresh(bundle: Bundle, kind: Kind) -> DLRM:
     )
     torch.manual_seed(0)
     stage = initial_stage(representation, schema, bundle.encoder.vocabularies, 4, 0)
-    shape = Architecture(width=4, bottom=(8,), top=(16,))
+    shape = Architecture(width=4, bottom=(8,), top=(16,), interaction="dot")
     return DLRM(stage, DenseNet(shape, dense_slots(schema), stage.slots))
 
 
@@ -96,7 +96,7 @@ def test_ids_hidden_in_a_context_are_hidden_from_all_its_rows(
     data: dict[str, EncodedRows], bundle: Bundle
 ) -> None:
     """Ids are dropped per context, so contexts stay shared; exploded, training is the same."""
-    hide = make_id_dropout(bundle.encoder, 0.5, 10)
+    hide = make_id_dropout(bundle.encoder, drop_from_large_tables(bundle.encoder, 0.5, 10))
     assert hide is not None
     shared = data["packed"]
     rows = shared.select(TRAIN)

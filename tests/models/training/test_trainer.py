@@ -89,7 +89,7 @@ def test_refitting_takes_as_many_epochs_as_were_best(bundle: Bundle, data: Encod
     taken: list[int] = []
     everything = data.select(TRAIN, VALIDATION)
     refit(fresh(bundle), data, everything, RECIPE, history, progress=lambda step, *_: taken.append(step))
-    per_epoch = -(-everything.size // RECIPE.batch_rows)
+    per_epoch = RECIPE.steps_per_epoch(everything.size)
     assert len(taken) == round(history.best_step / history.steps_per_epoch * per_epoch)
 
 
@@ -119,7 +119,7 @@ def test_hidden_batches_are_what_the_model_sees(bundle: Bundle, data: EncodedRow
 
     fit(fresh(bundle), data, data.select(TRAIN), data.select(VALIDATION), RECIPE, hide)
     assert seen
-    assert all(b.rows <= RECIPE.batch_rows for b in seen)
+    assert all(b.rows <= 128 for b in seen)
 
 
 def fresh_nested(bundle: Bundle) -> DLRM:

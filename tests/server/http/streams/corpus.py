@@ -111,7 +111,7 @@ def trained(folder: Path, kind: Kind = "table") -> tuple[Path, Bundle]:
     if not clicks.exists():
         generate(clicks, 6000, seed=7, items=300, users=200)
     training = Training(
-        architecture=Architecture(width=8, bottom=(16,), top=(32,)),
+        architecture=Architecture(width=8, bottom=(16,), top=(32,), interaction="dot"),
         recipe=Recipe(epochs=1, batch_rows=256, hide=0.5, hide_from_rows=100),
     )
     path = Learner(open_data(clicks, schema), schema, training, kind).learn(folder / kind).path

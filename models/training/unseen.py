@@ -1,0 +1,120 @@
+"""Measures how often new rows look up ids that training has not seen, to hide as many in training.
+
+In training rows nearly every id is known; in later rows many are not (85% of trivago's users), and a model
+that learned to rely on ids is then worse than one that never had them. So id dropout replaces as many
+look-ups of each feature by the out-of-vocabulary row as the validation rows have unseen ids beyond those of
+the training rows. Rare ids are dropped more often than popular ones, in inverse proportion to their look-ups:
+they are the ones that a model memorizes, and popular ids are those that will be met again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from polyrec.models.schema.batch import F32, I64, Batch, take_bags
+from polyrec.models.schema.encoder import Encoder
+from polyrec.models.schema.schema import Categorical
+from polyrec.models.training.trainer import TrainingRows
+
+SLICE_ROWS = 65536
+LEAST_SHARE = 0.01
+"""A feature with a smaller share of unseen ids is left alone."""
+MOST_PROBABILITY = 0.95
+"""Even the rarest ids are kept now and then, so that no row stays untrained."""
+
+
+def count_lookups(encoder: Encoder, data: TrainingRows, rows: I64) -> dict[str, I64]:
+    """Counts the look-ups of each rank, feature by feature: int64 [rows of its table].
+
+    A context counts once for every row. Features without an out-of-vocabulary row, or whose values are given
+    by a cardinality, are left out.
+    """
+    counts = {
+        f.name: np.zeros(encoder.vocabulary(f).rows, np.int64)
+        for f in encoder.schema.categorical
+        if not f.cardinality and encoder.vocabulary(f).oov_rank >= 0
+    }
+    for start in range(0, rows.size, SLICE_ROWS):
+        for feature, ranks, times in _lookups(encoder, data.batch(rows[start : start + SLICE_ROWS])):
+            if feature.name in counts:
+                np.add.at(counts[feature.name], ranks, times)
+    return counts
+
+
+def _lookups(encoder: Encoder, batch: Batch) -> Iterator[tuple[Categorical, I64, I64]]:
+    """Yields (feature, ranks, times): each look-up of a block and how many rows of the batch share it."""
+    times = np.ones(batch.rows, np.int64)
+    shared = times if batch.context_row is None else np.bincount(batch.context_row, None, batch.context.rows)
+    schema = encoder.schema
+    for layout, block, rows in (
+        (schema.context, batch.context, shared),
+        (schema.candidate, batch.candidate, times),
+    ):
+        for column, feature in enumerate(layout.singles):
+            yield feature, block.ranks[:, column], rows
+        for column, feature in enumerate(layout.bags):
+            which = np.arange(column, block.bag_offsets.size - 1, len(layout.bags))
+            values, offsets = take_bags(block.bag_values, block.bag_offsets, which)
+            yield feature, values, np.repeat(rows, np.diff(offsets))
+
+
+def unseen_shares(encoder: Encoder, data: TrainingRows, training: I64, validation: I64) -> dict[str, float]:
+    """Returns, by feature, the share of known look-ups to hide, so that training resembles validation.
+
+    With a share t of the training rows' look-ups out of vocabulary, and a share u of the validation rows'
+    look-ups out of vocabulary or of an id that this feature never has in training rows: (u - t) / (1 - t).
+    Features below LEAST_SHARE are left out.
+    """
+    known, new = (count_lookups(encoder, data, rows) for rows in (training, validation))
+    shares = {}
+    for feature in encoder.schema.categorical:
+        before, after = known.get(feature.name), new.get(feature.name)
+        if before is None or after is None or not before.sum() or not after.sum():
+            continue
+        vocabulary = encoder.vocabulary(feature)
+        unseen = before == 0
+        unseen[vocabulary.oov_rank], unseen[vocabulary.missing_rank] = True, False
+        hidden = before[vocabulary.oov_rank] / before.sum()
+        share = (after[unseen].sum() / after.sum() - hidden) / max(1.0 - hidden, 1e-9)
+        if share >= LEAST_SHARE:
+            shares[feature.name] = round(float(share), 4)
+    return shares
+
+
+def hide_unseen(
+    encoder: Encoder, data: TrainingRows, training: I64, shares: Mapping[str, float]
+) -> dict[str, F32]:
+    """Returns the probability of each rank to be dropped, so that each feature's share of look-ups is hidden.
+
+    An id with n look-ups among the rows `training` is dropped with min(MOST_PROBABILITY, t / n), where t is
+    such that the share is met.
+    """
+    if not shares:
+        return {}
+    counts = count_lookups(encoder, data, training)
+    found = {}
+    for feature in encoder.schema.categorical:
+        share = shares.get(feature.name, 0.0)
+        if not share or feature.name not in counts:
+            continue
+        vocabulary = encoder.vocabulary(feature)
+        count = counts[feature.name].copy()
+        count[[vocabulary.oov_rank, vocabulary.missing_rank]] = 0
+        probability = np.minimum(MOST_PROBABILITY, _scale(count, share) / np.maximum(count, 1))
+        probability[[vocabulary.oov_rank, vocabulary.missing_rank]] = 0.0
+        found[feature.name] = probability.astype(np.float32)
+    return found
+
+
+def _scale(count: I64, share: float) -> float:
+    """Returns t such that dropping each of n look-ups with min(MOST_PROBABILITY, t / n) drops this share."""
+    n, ids = np.unique(count[count > 0], return_counts=True)
+    lookups = n * ids
+    low, high = 0.0, float(n.max(initial=1))
+    for _ in range(60):
+        middle = (low + high) / 2
+        dropped = (np.minimum(MOST_PROBABILITY, middle / n) * lookups).sum()
+        low, high = (middle, high) if dropped < share * lookups.sum() else (low, middle)
+    return high
