@@ -31,7 +31,7 @@ from polyrec.models.schema.batch import F32, I64, Batch
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.popularity import calibrate, load_calibration
 from polyrec.models.schema.schema import load_schema
-from polyrec.models.training.pipeline import default_training, id_dropout, measure
+from polyrec.models.training.pipeline import default_training, id_dropout, measure_widths
 from polyrec.models.training.trainer import Recipe, fit, refit, steps
 
 STATUS = Path("/proc/self/status")
@@ -182,7 +182,7 @@ def quality(job: Job) -> dict[str, Any]:
     refit(model, data, data.select(TRAIN, VALIDATION), recipe, history, hide)
     data.close()
     with encode(reader, encoder, splitter, (TEST,), share=job.share) as test:
-        found = measure(model, test)
+        found = measure_widths(model, test, schema)[None]
     return found.as_dict() | {"cpu_s": time.process_time() - begin}
 
 

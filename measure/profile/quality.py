@@ -140,7 +140,7 @@ def measure_quality(
             precision,
             phase=phase,
         )
-        kept = found[0].bundle.manifest.schema_.label.negatives_kept
+        kept = made.negatives_kept
         for name, p in made.probabilities.items():
             figures = evaluate(p, made.label, made.group, kept).as_dict()
             drawn = samples(made.label, [p], made.group, RESAMPLES, metrics=(metric,), negatives_kept=kept)

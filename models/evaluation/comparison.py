@@ -82,16 +82,19 @@ def compare(
     resamples: int = RESAMPLES,
     level: float = LEVEL,
     seed: int = 0,
+    negatives_kept: float = 1.0,
 ) -> dict[str, ComparedModel]:
     """Returns the metrics and differences of every model, by name.
 
     labels: float32 [rows], 0 or 1. predictions: name -> float32 [rows], click probabilities.
-    groups: int64 [rows], the request of each row; requests are drawn instead of rows.
+    groups: int64 [rows], the request of each row; requests are drawn instead of rows. negatives_kept: as in
+    polyrec.models.evaluation.metrics.evaluate.
     """
     if baseline not in predictions:
         raise ValueError(f"baseline '{baseline}' is not among {', '.join(predictions)}")
     names = list(predictions)
-    drawn = samples(labels, list(predictions.values()), groups, resamples, seed)
+    every = list(predictions.values())
+    drawn = samples(labels, every, groups, resamples, seed, negatives_kept=negatives_kept)
     base = names.index(baseline)
     return {
         name: ComparedModel(

@@ -26,11 +26,15 @@ from polyrec.models.training.pipeline import Phase
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """label: float32 [rows]. group: int64 [rows] or None. probabilities: name -> float32 [rows]."""
+    """label: float32 [rows]. group: int64 [rows] or None. probabilities: name -> float32 [rows].
+
+    negatives_kept: share of the negatives in the data, by the schema.
+    """
 
     label: F32
     group: I64 | None
     probabilities: dict[str, F32]
+    negatives_kept: float = 1.0
 
 
 def predict_all(
@@ -82,7 +86,8 @@ def predict_all(
                 model = open_runtime(runtime, bundles[name], device, precision)
                 found[name] = predict_rows(model, data, phase(f"predict {name}", data.rows))
     assert label is not None
-    return Predictions(label, group, {name: found[name] for name in names})
+    by_name = {name: found[name] for name in names}
+    return Predictions(label, group, by_name, first.label.negatives_kept)
 
 
 def _families(bundles: Mapping[str, Bundle]) -> list[list[str]]:

@@ -201,14 +201,15 @@ class Baselines:
         logistic = refit_logistic(terms, data, rows, self.epochs, seed)
         return Baselines(float(data.label[rows].mean()), terms, logistic, self.epochs)
 
-    def measure(self, data: TrainingRows) -> dict[str, Quality]:
-        """Measures both on all rows of `data`."""
+    def measure(self, data: TrainingRows, negatives_kept: float = 1.0) -> dict[str, Quality]:
+        """Measures both on all rows of `data`. negatives_kept: share of the negatives in the data."""
         label, rows = data.label, np.arange(data.label.size)
         probabilities = {
             CONSTANT: np.full(label.shape, self.base_rate, np.float32),
             LOGISTIC: predict_logistic(self.logistic, self.terms, data, rows),
         }
-        return {name: evaluate(p, label, data.group) for name, p in probabilities.items()}
+        odds = {name: negatives_kept * p / (1 - p) for name, p in probabilities.items()}
+        return {name: evaluate(o / (1 + o), label, data.group, negatives_kept) for name, o in odds.items()}
 
 
 def shortfalls(metrics: Mapping[str, Mapping[str, float | int | None]]) -> list[str]:

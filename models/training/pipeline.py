@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import log
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,9 +43,9 @@ from polyrec.models.training.trainer import (
     TrainingRows,
     fine_tune,
     fit,
-    predict,
     predict_heads,
     refit,
+    shift_log_odds,
 )
 from polyrec.models.training.unseen import hide_unseen, unseen_shares
 
@@ -168,9 +169,11 @@ class Learner:
         if recipe.refit:
             fitted = self._refit(splitter, fitted)
         encoder, history, model = fitted.encoder, fitted.history, fitted.model
+        kept = self.schema.label.negatives_kept
+        shift_log_odds(model, log(kept))
         with self._encode(encoder, splitter, (TEST,)) as test:
-            quality = measure_widths(model, test)
-            baselines = fitted.baselines.measure(test) if fitted.baselines else {}
+            quality = measure_widths(model, test, self.schema)
+            baselines = fitted.baselines.measure(test, kept) if fitted.baselines else {}
         return write_bundle(
             out,
             model,
@@ -255,16 +258,10 @@ def best_check(history: History) -> Check:
     return next(c for c in history.checks if c.step == history.best_step)
 
 
-def measure(model: DLRM, data: EncodedRows) -> Quality:
-    """Measures quality on all rows of `data`; of the widest head."""
-    rows = data.select(TRAIN, VALIDATION, TEST)
-    return evaluate(predict(model, data, rows), data.label, data.group)
-
-
-def measure_widths(model: DLRM, data: EncodedRows) -> dict[int | None, Quality]:
+def measure_widths(model: DLRM, data: EncodedRows, schema: Schema) -> dict[int | None, Quality]:
     """Measures quality on all rows of `data`, of the widest head (None), and of each of nested widths."""
     heads = predict_heads(model, data, data.select(TRAIN, VALIDATION, TEST))
-    found = [evaluate(p, data.label, data.group) for p in heads]
+    found = [evaluate(p, data.label, data.group, schema.label.negatives_kept) for p in heads]
     return {None: found[-1], **dict(zip(model.net.shape.widths, found, strict=False))}
 
 
@@ -282,7 +279,7 @@ def quality_on_test(
     splitter = fit_splitter(reader, encoder.schema, phase("split", reader.rows_hint))
     progress = phase("encode", reader.rows_hint)
     with encode(reader, encoder, splitter, (TEST,), progress=progress) as data:
-        return measure_widths(model, data)
+        return measure_widths(model, data, encoder.schema)
 
 
 def fine_tune_bundle(
@@ -305,4 +302,7 @@ def fine_tune_bundle(
     with encode(reader, encoder, splitter, which, progress=phase("encode", reader.rows_hint)) as data:
         rows = data.select(*which)
         hide = id_dropout(recipe, encoder, data, rows, bundle.manifest.training.get("unseen", {}))
+        by = log(encoder.schema.label.negatives_kept)
+        shift_log_odds(model, -by)
         fine_tune(model, data, rows, recipe, hide, progress)
+        shift_log_odds(model, by)

@@ -111,7 +111,8 @@ def run(args: argparse.Namespace) -> int:
         _save(args.predictions, predictions)
     if len(bundles) == 1 and not args.report:
         (p,) = predictions.probabilities.values()
-        _print_one(args, evaluate(p, predictions.label, predictions.group).as_dict())
+        kept = predictions.negatives_kept
+        _print_one(args, evaluate(p, predictions.label, predictions.group, kept).as_dict())
         return 0
     runtime = f"{args.runtime} on {args.device}, dense net in {args.precision}"
     comparison = compare_models(

@@ -87,14 +87,14 @@ def compare_models(
 ) -> ModelComparison:
     """Measures and compares. bundles, predictions, baseline: by the labels of the report."""
     p = predictions
-    standings = compare(p.label, p.probabilities, baseline, p.group, resamples, level, seed)
+    standings = compare(p.label, p.probabilities, baseline, p.group, resamples, level, seed, p.negatives_kept)
     entries = tuple(
         ModelEntry(
             label=label,
             path=str(bundle.path),
             representation=bundle.name,
             version=bundle.manifest.version,
-            quality=evaluate(p.probabilities[label], p.label, p.group),
+            quality=evaluate(p.probabilities[label], p.label, p.group, p.negatives_kept),
             bytes=sizes(bundle),
             flops=flops(bundle),
             standing=standings[label],

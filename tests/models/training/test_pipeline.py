@@ -3,14 +3,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.data.encoded import encode
 from polyrec.models.data.reader import open_data
-from polyrec.models.data.split import TEST, fit_splitter
+from polyrec.models.data.split import TEST, TRAIN, VALIDATION, fit_splitter
+from polyrec.models.dlrm.dlrm import Architecture
 from polyrec.models.errors import DataError
 from polyrec.models.evaluation.metrics import evaluate
+from polyrec.models.evaluation.predictions import predict_all
 from polyrec.models.runtimes import open_runtime, predict_rows
 from polyrec.models.schema.schema import load_schema
 from polyrec.models.training.pipeline import RECIPES, Learner, Training, default_training, load_training
@@ -90,6 +93,28 @@ def test_one_training_gives_a_bundle_of_all_widths(clicks: Path, tmp_path: Path)
         for view in bundle.by_width():
             quality = evaluate(predict_rows(open_runtime("onnx", view), data), data.label, data.group)
             assert quality.as_dict() == pytest.approx(view.test_metrics, rel=1e-3)
+
+
+def test_sampled_negatives_leave_probabilities_of_the_whole_traffic(clicks: Path, tmp_path: Path) -> None:
+    table = pq.read_table(clicks)
+    kept = (np.random.default_rng(0).random(table.num_rows) < 0.25) | (table["clicked"].to_numpy() > 0)
+    pq.write_table(table.filter(kept), tmp_path / "sampled.parquet")
+    schema = load_schema("trivago")
+    sampled = schema.model_copy(
+        update={"label": schema.label.model_copy(update={"negatives_kept": 0.25}), "name": "sampled"}
+    )
+    recipe = Recipe(epochs=2, batch_rows=128)
+    training = Training(architecture=Architecture(width=4, bottom=(8,), top=(16,)), recipe=recipe)
+    bundle = Learner(open_data(tmp_path / "sampled.parquet", sampled), sampled, training).learn(
+        tmp_path / "b"
+    )
+    # without the correction probabilities are up to four times too high
+    assert 0.5 < bundle.test_metrics["calibration"] < 1.6
+    assert bundle.manifest.metrics["constant"]["information"] == pytest.approx(0, abs=0.02)
+    every = predict_all({"b": bundle}, clicks, (TRAIN, VALIDATION, TEST))
+    whole = evaluate(every.probabilities["b"], every.label)
+    assert 0.6 < whole.calibration < 1.6
+    assert every.probabilities["b"].mean() < 0.5 * every.label[kept].mean()
 
 
 def test_the_real_books_beat_logistic_regression(shared_data: Path, tmp_path: Path) -> None:
