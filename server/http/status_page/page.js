@@ -1,5 +1,5 @@
-// Asks /v1/status every second and draws what it says. Counts are cumulative: everything shown is a difference
-// between two samples. All text is set as text; nothing from the server ever becomes markup.
+// Polls /v1/status every second and draws it. Counts are cumulative: everything shown is a difference between
+// two samples. All text is set as text; nothing from the server ever becomes markup.
 "use strict";
 
 const POLL_MS = 1000;
@@ -9,18 +9,18 @@ const SMOOTH_S = 6;
 const SPACING_S = 2;
 const SVG = "http://www.w3.org/2000/svg";
 const WORDS = {
-  ok: "in time", late: "late", overloaded: "refused (429)", expired: "expired (504)",
+  ok: "in time", late: "late", overloaded: "rejected (429)", expired: "expired (504)",
   unavailable: "unavailable (503)", error: "error (500)",
 };
 const CAUSES = {
-  late: "were answered, but late: execution takes longer than routing expected",
-  overloaded: "were refused at the door: more arrives than can be answered in time",
-  expired: "ran out of time while they waited",
-  unavailable: "found no lane alive, or the server still loading",
+  late: "were answered after their budget: execution takes longer than routing predicted",
+  overloaded: "were rejected on arrival: more arrives than can be answered in time",
+  expired: "expired in the queue",
+  unavailable: "found no lane alive, or the server was still loading",
   error: "failed inside the server; its log says why",
 };
-const REASONS = { load: "the load", deadline: "requests' own short budgets", failure: "lanes that failed",
-  probe: "lanes tried again after they were slow or out" };
+const REASONS = { load: "high load", deadline: "short latency budgets", failure: "failed lanes",
+  probe: "probes of lanes that were slow or had failed" };
 
 const $ = (id) => document.getElementById(id);
 let samples = [];
@@ -31,7 +31,7 @@ let windowS = 60;
 
 // ---------------------------------------------------------------- differences
 
-/** The sample at or before `t`, or the first there is. */
+/** Returns the last sample at or before `t`, else the first. */
 function sampleAt(t) {
   let found = samples[0];
   for (const s of samples) {
@@ -41,7 +41,7 @@ function sampleAt(t) {
   return found;
 }
 
-/** What happened between two samples. */
+/** Returns the differences between two samples. */
 function between(a, b) {
   const seconds = Math.max(b.t - a.t, 1e-9);
   const outcomes = {};
@@ -133,7 +133,7 @@ function meter(share, text) {
   return [make("span", { class: "meter", "aria-hidden": "true" }, fill), text];
 }
 
-/** Best first, which is how colors and stacks are ordered; index -> color name. */
+/** Returns path names, best first, as colors and stacks are ordered. */
 function pathOrder() {
   const paths = last.serving ? [...last.serving.paths] : [];
   return paths.sort((a, b) => (b.quality ?? 0) - (a.quality ?? 0)).map((p) => p.name);
@@ -145,29 +145,29 @@ function verdict() {
   const now = samples[samples.length - 1];
   const d = between(sampleAt(now.t - VERDICT_S), now);
   const share = d.counted ? d.outcomes.ok / d.counted : null;
-  const promised = last.promised_share;
+  const slo = last.promised_share;
   const span = d.seconds < VERDICT_S - 3 ? `the ${duration(d.seconds)} since it started` : "the last minute";
   let state = "unknown", mark = "…", word, sentence, because = "";
   if (last.state !== "ready") {
     word = last.state === "loading" ? "Loading" : "Draining";
-    sentence = last.state === "loading" ? "The server opens its plan and answers as soon as it is done."
-      : "The server finishes what it has and takes nothing new; a load balancer should send elsewhere.";
+    sentence = last.state === "loading" ? "The server is opening its plan."
+      : "The server finishes its requests and accepts no new ones; a load balancer should send elsewhere.";
   } else if (share === null) {
     mark = "○";
-    word = "Ready, nobody asks";
-    sentence = `No request in ${span}. When some come: ${percent(promised)} are promised an answer within their latency budget (${ms(last.default_budget_s)} unless a request says otherwise).`;
+    word = "Ready, no requests";
+    sentence = `No request in ${span}. SLO: ${percent(slo)} answered within their latency budget (${ms(last.default_budget_s)} unless a request says otherwise).`;
   } else {
-    const kept = share >= promised;
+    const kept = share >= slo;
     state = kept ? "kept" : "broken";
     mark = kept ? "✔" : "✘";
-    word = kept ? "Promise kept" : "Promise broken";
-    sentence = `${percent(share)} of ${whole(d.counted)} requests in ${span} were answered within their latency budget, usually ${ms(d.budget)}. Promised: ${percent(promised)}.`;
+    word = kept ? "SLO met" : "SLO missed";
+    sentence = `${percent(share)} of ${whole(d.counted)} requests in ${span} were answered within their latency budget, usually ${ms(d.budget)}. SLO: ${percent(slo)}.`;
     const worst = last.broken.filter((o) => d.outcomes[o] > 0).sort((a, b) => d.outcomes[b] - d.outcomes[a])[0];
     if (!kept) because = `Most of the others, ${whole(d.outcomes[worst])}, ${CAUSES[worst]}.`;
     else {
       const degraded = Object.values(d.degraded).reduce((x, y) => x + y, 0);
       const answers = d.outcomes.ok + d.outcomes.late;
-      if (degraded / Math.max(1, answers) > 0.01) because = `To keep it, ${percent(Math.min(1, degraded / answers))} of the answers came from a less accurate path.`;
+      if (degraded / Math.max(1, answers) > 0.01) because = `To meet it, ${percent(Math.min(1, degraded / answers))} of the answers came from a less accurate path.`;
     }
   }
   const box = $("verdict");
@@ -202,9 +202,9 @@ function tiles() {
   const d = between(sampleAt(now.t - 10), now);
   const total = Object.values(d.outcomes).reduce((x, y) => x + y, 0);
   set("requests", `${number(total / d.seconds)}/s`);
-  const refused = d.outcomes.overloaded + d.outcomes.expired;
+  const rejected = d.outcomes.overloaded + d.outcomes.expired;
   const theirs = d.outcomes.invalid + d.outcomes.cancelled;
-  set("requests-note", `${number(refused / d.seconds)}/s refused or expired` + (theirs ? `, ${number(theirs / d.seconds)}/s invalid or left` : ""));
+  set("requests-note", `${number(rejected / d.seconds)}/s rejected or expired` + (theirs ? `, ${number(theirs / d.seconds)}/s invalid or canceled` : ""));
   const p99 = quantile(d.latency, 0.99);
   set("p99", ms(p99));
   $("p99").className = p99 !== null && p99 > d.budget ? "big bad" : "big";
@@ -229,7 +229,7 @@ function tiles() {
 const H = 200, LEFT = 44, RIGHT = 8, TOP = 8, BOTTOM = 24;
 let W = 520;
 
-/** Differences over the window, one for each sample, each over the last few seconds. */
+/** Returns differences over the window, one for each sample, each over the last few seconds. */
 function series() {
   const now = samples[samples.length - 1];
   const out = [];
@@ -268,7 +268,7 @@ function frame(id, top, unit, label) {
   return { chart, x, y };
 }
 
-/** [first, end) of the stretches in which something was asked. */
+/** Returns the stretches [first, end) with requests. */
 function runs(data) {
   const found = [];
   let first = -1;
@@ -364,7 +364,7 @@ function tables() {
   const kinds = Object.fromEntries(serving.lanes.map((l) => [l.name, l.kind]));
   $("lanes").replaceChildren(...serving.routing.lanes.map((lane) => {
     const up = lane.alive && lane.breaker === "closed";
-    const word = !lane.alive ? "down, restarting" : lane.breaker === "open" ? "kept out" : lane.breaker === "probing" ? "being tried" : "in service";
+    const word = !lane.alive ? "down, restarting" : lane.breaker === "open" ? "breaker open" : lane.breaker === "probing" ? "probing" : "in service";
     return row([`${lane.name} (${[kinds[lane.name], lane.name === lane.device ? null : `on ${lane.device}`].filter(Boolean).join(" ")})`],
       [[make("span", { class: `state ${up ? "good" : "bad"}` }, word)]], [meter(lane.used, `${Math.round(100 * lane.used)}%`)],
       [lane.factor > 1.05 ? `${lane.factor.toFixed(1)}× slower` : lane.factor < 0.95 ? `${(1 / lane.factor).toFixed(1)}× faster` : "as profiled", "n"],
@@ -394,7 +394,7 @@ function take(answer) {
   const newest = samples.length ? samples[samples.length - 1].t : -1;
   for (const s of [...answer.history.filter((h) => h.t > newest), { ...answer.now, passing: true }]) {
     const before = samples[samples.length - 1];
-    // A server that nobody asks takes no samples: nothing happened until just before this one.
+    // An idle server takes no samples: nothing happened until just before this one.
     if (before && s.t - before.t > 3 * SPACING_S) samples.push({ ...before, t: before.t + SPACING_S }, { ...before, t: s.t - SPACING_S });
     samples.push(s);
   }
@@ -452,7 +452,7 @@ theme(preference.matches);
 $("pause").addEventListener("click", () => {
   paused = !paused;
   $("pause").setAttribute("aria-pressed", String(paused));
-  set("pause", paused ? "Go on" : "Pause");
+  set("pause", paused ? "Resume" : "Pause");
   if (last) draw();
 });
 $("window").addEventListener("change", (e) => {

@@ -101,10 +101,10 @@ def test_an_invalid_parameter_is_400(client: Any, query: str) -> None:
 
 
 def test_the_page_shows_a_missed_slo_and_why(page: Page) -> None:
-    # 20 of 21 are 95.2%, and 99% are promised
-    assert text(page, "#word") == "Promise broken"
+    # 20 of 21 are 95.2%, the SLO is 99%
+    assert text(page, "#word") == "SLO missed"
     assert "95.2% of 21 requests" in text(page, "#sentence")
-    assert "ran out of time" in text(page, "#because")
+    assert "expired in the queue" in text(page, "#because")
     assert "table@cpu" in text(page, "#paths")
     assert "in service" in text(page, "#lanes")
     assert "host" in text(page, "#tiers")
@@ -167,5 +167,5 @@ def test_controls_can_be_reached_by_keyboard(page: Page) -> None:
 def test_the_page_shows_that_the_server_is_gone(bundle_dir: Path, tab: Page) -> None:
     with start({"bundle": bundle_dir, "drain_grace_s": 0, "default_budget_ms": 60_000}) as child:
         tab.open(child.url)
-        tab.until("document.getElementById('word').innerText === 'Ready, nobody asks'")
+        tab.until("document.getElementById('word').innerText === 'Ready, no requests'")
     tab.until("document.getElementById('word').innerText === 'No answer'")
