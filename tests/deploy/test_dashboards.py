@@ -85,9 +85,10 @@ def observed(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
             # rates need two scrapes: one before and one after something happened
             prom.until("polyrec_ready == 1 and on () (up == 1)")
             asyncio.run(_ask(server.url))
-            prom.until(f"sum(polyrec_rows_total) >= {3 * ASKED} and on () count(polyrec:unkept:ratio_rate1h)")
+            recorded = "count(polyrec:slo_errors:ratio_rate1h)"
+            prom.until(f"sum(polyrec_rows_total) >= {3 * ASKED} and on () {recorded}")
             asyncio.run(_ask(server.url))
-            prom.until(f"sum(polyrec_rows_total) >= {6 * ASKED} and on () count(polyrec:unkept:ratio_rate1h)")
+            prom.until(f"sum(polyrec_rows_total) >= {6 * ASKED} and on () {recorded}")
             prom.until("sum(rate(polyrec_rows_total[20s])) > 0")
             prom.until("polyrec:correct_predictions:rate1m > 0")
             yield Observed(prom, time.time())
@@ -142,7 +143,7 @@ def test_alerts_are_evaluated(observed: Observed) -> None:
         if alert["state"] == "firing"
     }
     # two of 122 requests came with an impossible budget: 1.6%
-    assert states == {"PolyrecPromiseErodes"}
+    assert states == {"PolyrecSloErodes"}
 
 
 def test_uids_are_fixed_and_unique() -> None:

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "deploy" / "prometheus"
 RULES = yaml.safe_load((FOLDER / "rules.yml").read_text())["groups"]
 ALERTS = [rule for group in RULES for rule in group["rules"] if "alert" in rule]
-RATIOS = [rule for group in RULES for rule in group["rules"] if "unkept" in rule.get("record", "")]
+RATIOS = [rule for group in RULES for rule in group["rules"] if "slo_errors" in rule.get("record", "")]
 
 
 def promtool(*arguments: str) -> None:
@@ -55,20 +55,20 @@ def test_rules_count_what_the_server_counts_as_broken() -> None:
 
 
 def test_burn_rates_are_of_the_promise() -> None:
-    burning = [alert for alert in ALERTS if "unkept" in alert["expr"]]
+    burning = [alert for alert in ALERTS if "slo_errors" in alert["expr"]]
     allowed = {a["alert"]: re.findall(r"> ([\d.]+) \* ([\d.]+)", a["expr"]) for a in burning}
     windows = {a["alert"]: re.findall(r"rate(\w+)", a["expr"]) for a in burning}
     for factors in allowed.values():
         assert [float(share) for _, share in factors] == pytest.approx([1 - SLO_SHARE] * 2)
     assert {name: float(factors[0][0]) for name, factors in allowed.items()} == {
-        "PolyrecPromiseBurnsFast": 14.4,
-        "PolyrecPromiseBurns": 6,
-        "PolyrecPromiseErodes": 1,
+        "PolyrecSloBurnsFast": 14.4,
+        "PolyrecSloBurns": 6,
+        "PolyrecSloErodes": 1,
     }
     assert windows == {
-        "PolyrecPromiseBurnsFast": ["1h", "5m"],
-        "PolyrecPromiseBurns": ["6h", "30m"],
-        "PolyrecPromiseErodes": ["3d", "6h"],
+        "PolyrecSloBurnsFast": ["1h", "5m"],
+        "PolyrecSloBurns": ["6h", "30m"],
+        "PolyrecSloErodes": ["3d", "6h"],
     }
 
 
