@@ -73,7 +73,7 @@ class TieredRows:
         """Returns rows, float32 [n, width] on `device`, valid until the next call. index: int64 [n] on the
         host.
 
-        Raises OlderOrder; OSError if a page of the disk tier cannot be read.
+        Raises OutdatedOrder; OSError if a page of the disk tier cannot be read.
         """
         count = index.numel()
         if self._buffer.shape[0] < count or self._buffer.device != self.device:

@@ -41,7 +41,7 @@ class Regression:
 
 @dataclass(frozen=True, slots=True)
 class Fidelity:
-    """How well computed vectors approximate the rows.
+    """Error of computed vectors against the rows.
 
     explained: share of explained variance, each row weighted by its accesses.
     """

@@ -15,7 +15,7 @@ MOST_PRIORITY = 999_999_999
 
 
 class Reason(StrEnum):
-    """Why a path was chosen: it is the best one, or what ruled the best one out.
+    """Reason for the choice of a path: it is the best one, or what ruled the best one out.
 
     load: it would make other queries miss their deadlines. deadline: it takes longer than the budget.
     failure: a lane died or lost work. probe: the query tested a lane that had been slow or failed. policy:
@@ -35,7 +35,7 @@ DEGRADED = (Reason.LOAD, Reason.DEADLINE, Reason.FAILURE, Reason.PROBE)
 
 
 class RejectReason(StrEnum):
-    """Why a query is rejected or expires. The values are labels of metrics."""
+    """Reason for which a query is rejected or expires. The values are labels of metrics."""
 
     OVERLOAD = "overload"  # the backlog makes its deadline unreachable, or the queue is full
     EXPIRED = "expired"  # its deadline passed, or can no longer be met

@@ -17,7 +17,7 @@ from polyrec.planner.routing.query import Query
 LOWEST = 1 << 30
 """The level of queries without priority, beyond MOST_PRIORITY."""
 RESERVED_SHARE = 0.1
-"""Of room and lane time, kept for queries of other priorities than those that take the rest."""
+"""Share of room and lane time that is kept for queries of lower priorities."""
 
 
 class Piece(NamedTuple):

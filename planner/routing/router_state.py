@@ -311,7 +311,7 @@ class RouterState:
         return self.service_times[batch_rows if batch_rows > rows else rows]
 
     def best_service_time_s(self, rows: int) -> float:
-        """As `service_time_s`, alone and on paths of the highest value; infinity if no lane has one."""
+        """Returns `service_time_s`, alone and on paths of the highest value; infinity if no lane has one."""
         return service_time_s(self._lane_paths(required=True), rows)
 
     def _lane_paths(self, required: bool = False) -> list[LanePath]:

@@ -12,7 +12,7 @@ from polyrec.models.schema.batch import F64, I64
 
 
 class Status(IntEnum):
-    """How a query ended."""
+    """Outcome of a query."""
 
     PENDING = 0
     ANSWERED = 1

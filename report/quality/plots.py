@@ -62,7 +62,7 @@ class Plot:
 
     @property
     def file(self) -> str:
-        """Its name in the report's folder."""
+        """File name in the report's folder."""
         return f"{self.metric.replace('_', '-')}-{self.cost}.png"
 
     @property

@@ -113,7 +113,7 @@ class Engine:
         self.routing = routing
 
     def unready(self) -> str | None:
-        """Why the server is not ready, as text; None if it is."""
+        """Reason for which the server is not ready; None if it is."""
         if self.state is not LifecycleState.READY or self._serving is None:
             return f"the server is {self.state.value}"
         if not self._serving.dispatcher.can_answer:

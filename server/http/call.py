@@ -52,7 +52,7 @@ class Parsed:
 
 
 class EndpointCodec(Protocol):
-    """How one endpoint parses request bodies and writes replies."""
+    """Parser of request bodies and writer of replies of one endpoint."""
 
     @property
     def endpoint(self) -> str: ...

@@ -90,7 +90,7 @@ class RouteQuery(BaseModel):
 
 
 class StatusQuery(BaseModel):
-    """Which part of the history to leave out."""
+    """Limits the history."""
 
     since: Annotated[
         float,
@@ -153,7 +153,7 @@ class RankingResponse(Document):
 
 
 class LiveResponse(Document):
-    """The process runs."""
+    """The process is running."""
 
     live: Literal[True]
     state: StateName
@@ -214,7 +214,7 @@ class LaneDocument(Document):
 
 
 class PathsResponse(Document):
-    """What is open, and the router's state; no `routing` while the server loads."""
+    """Open paths and lanes, and the router's state; no `routing` while the server loads."""
 
     paths: list[PathDocument]
     lanes: list[LaneDocument]
@@ -239,7 +239,7 @@ class StatusSample(Document):
 
 
 class StatusResponse(Document):
-    """What the status page shows.
+    """Data of the status page.
 
     promised_share: the SLO. broken: outcomes that count against it. generation: of the plan. serving: null
     while the server loads. now: a sample of this moment. history: earlier ones, oldest first.
@@ -271,7 +271,7 @@ class MovedUpdates(Document):
 
 
 class ReloadResponse(Document):
-    """What answers from now on."""
+    """The paths that answer from now on."""
 
     paths: list[str]
     bundle_version: str
@@ -279,7 +279,7 @@ class ReloadResponse(Document):
 
 
 class DrainResponse(Document):
-    """The state of the server from now on."""
+    """The new state of the server."""
 
     state: StateName
 
@@ -295,7 +295,7 @@ class RoutingResponse(Document):
 
 
 class UpdateResponse(Document):
-    """How many rows have new values, and the path whose tiers hold them."""
+    """The number of updated rows, and the path whose tiers hold them."""
 
     path: str
     rows: int

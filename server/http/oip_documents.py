@@ -58,7 +58,7 @@ class OutputParameters(ProtocolDocument):
 
 
 class RequestedOutput(ProtocolDocument):
-    """The one output, `probability`."""
+    """The only output, `probability`."""
 
     name: Literal["probability"]
     parameters: OutputParameters | None = None
@@ -121,13 +121,13 @@ class InferenceResponse(Document):
 
 
 class ServerLive(Document):
-    """The process runs."""
+    """The process is running."""
 
     live: Literal[True]
 
 
 class ModelReady(Document):
-    """The model may be sent requests."""
+    """The model is ready for requests."""
 
     name: str
     ready: Literal[True]
@@ -217,7 +217,7 @@ class ModelConfiguration(Document):
 
 
 class CumulativeDuration(Document):
-    """How often something took place since the start, and how long it took in all."""
+    """Count of a phase since the start, and its total duration."""
 
     count: int
     ns: int

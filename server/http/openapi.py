@@ -30,10 +30,10 @@ Tag = Literal["predictions", "inference protocol", "plan", "health", "status", "
 TAGS: dict[Tag, str] = {
     "predictions": "Raw features in, probabilities out. The features are those of the model's schema.",
     "inference protocol": "The Open Inference Protocol (KServe, Triton): tensors of stable ids.",
-    "plan": "What is served, and what the router would do.",
+    "plan": "Served paths, and the router's choice for a hypothetical request.",
     "health": "For load balancers and Prometheus.",
-    "status": "The status page and what it shows.",
-    "administration": "Changes while the server answers. Needs a token with the right `admin`.",
+    "status": "The status page and its data.",
+    "administration": "Changes to a running server. Needs a token with the right `admin`.",
 }
 DESCRIPTION = """Recommendation models behind a latency SLO.
 
@@ -73,9 +73,9 @@ ERROR_HEADERS: dict[int, dict[str, Any]] = {
     },
 }
 CONNECTION_ERRORS = (400, 408, 414, 417, 429, 431, 500, 501, 505)
-"""What any request may get: the connection rejects it before an endpoint is called, or an endpoint fails."""
+"""Errors of any request: the connection rejects it before an endpoint is called, or an endpoint fails."""
 CLIENT_ERRORS = (401, 403, 413, 422, 503, 504)
-"""What requests for predictions may get besides."""
+"""Further errors of requests for predictions."""
 ADMIN_ERRORS = (401, 403, 413, 422, 503)
 BEARER = HTTPBearer(scheme_name="token", description="A token of the tokens file, or POLYREC_ADMIN_TOKEN.")
 PATH_PARAMETERS: dict[str, Any] = {

@@ -87,7 +87,7 @@ class Child:
         raise RuntimeUnavailable(f"lane '{self.name}': its process {how} while it started")
 
     def exit_reason(self) -> str:
-        """Why the ended process did so: `exited with status 1`, `was killed by SIGKILL`."""
+        """Returns why the process ended: `exited with status 1`, `was killed by SIGKILL`."""
         status = self._process.wait()
         if status >= 0:
             return f"exited with status {status}"

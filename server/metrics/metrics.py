@@ -37,7 +37,7 @@ SLO_MISSES = ("late", "overloaded", "expired", "unavailable", "error")
 """Outcomes that miss the SLO. `invalid` and `cancelled` are caused by the client and do not count."""
 OUTCOMES = (OK, *SLO_MISSES, "invalid", "cancelled")
 ACCESS_REASONS = ("unauthorized", "guessing", "forbidden", "limited")
-"""Why a request is rejected by authentication or rights; see the metric's help."""
+"""Reasons for rejection by authentication or rights; see the metric's help."""
 REASONS = tuple(reason.value for reason in DEGRADED)
 
 # Common latency targets (0.5, 1, 2, 5, 10, 20, 50, 60, 80, 100 ms ...) are edges, so that the share within
