@@ -1,4 +1,4 @@
-"""Credentials and TLS of a remote store, and its URL without them.
+"""Credentials of a remote store, and its URL without them.
 
 A URL may contain user and password; a password from the settings, or from the plan's `password_file`, takes
 precedence. `place` is the URL without secrets, for logs and pages.
@@ -6,36 +6,30 @@ precedence. `place` is the URL without secrets, for logs and pages.
 
 from __future__ import annotations
 
-import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from polyrec.models.errors import RuntimeUnavailable
 from polyrec.models.files import read_regular
-from polyrec.models.tiers.placement import RemoteStore
+from polyrec.models.tiers.tier_settings import RemoteStore
 
-TLS_SCHEME = "rediss"
 MOST_PASSWORD_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """username: None for the default user. tls: None for a plain connection."""
+    """username: None for the default user. ca_file: certificate authorities besides the system's, for TLS."""
 
     username: str | None = None
     password: str | None = field(default=None, repr=False)
-    tls: ssl.SSLContext | None = field(default=None, repr=False)
+    ca_file: Path | None = None
 
     @staticmethod
     def of_url(url: str) -> Login:
-        """Parses the credentials of a URL, with the system's certificate authorities."""
+        """Parses the credentials of a URL."""
         parts = urlsplit(url)
-        return Login(
-            unquote(parts.username) if parts.username else None,
-            unquote(parts.password) if parts.password else None,
-            ssl.create_default_context() if parts.scheme == TLS_SCHEME else None,
-        )
+        return Login(unquote(parts.username or "") or None, unquote(parts.password or "") or None)
 
 
 def login_of(store: RemoteStore) -> Login:
@@ -44,20 +38,19 @@ def login_of(store: RemoteStore) -> Login:
     Raises RuntimeUnavailable: the file of the password or of the authorities cannot be read.
     """
     in_url = Login.of_url(store.url)
-    password, tls = in_url.password, in_url.tls
+    password, file = in_url.password, "password_file"
     try:
         if store.password is not None:
             password = store.password.get_secret_value()
         elif store.password_file is not None:
             password = _password(store.password_file)
+        if store.ca_file is not None:
+            file = "ca_file"
+            store.ca_file.open().close()
     except (OSError, ValueError) as e:
-        raise RuntimeUnavailable(f"placement: the store's password_file cannot be read: {_why(e)}") from None
-    try:
-        if store.ca_file is not None and tls is not None:
-            tls = ssl.create_default_context(cafile=store.ca_file)
-    except OSError as e:
-        raise RuntimeUnavailable(f"placement: the store's ca_file cannot be read: {_why(e)}") from None
-    return Login(in_url.username, password, tls)
+        why = getattr(e, "strerror", None) or e
+        raise RuntimeUnavailable(f"placement: the store's {file} cannot be read: {why}") from None
+    return Login(in_url.username, password, store.ca_file)
 
 
 def bare(url: str) -> str:
@@ -78,7 +71,3 @@ def _password(file: Path) -> str:
     if not password:
         raise ValueError("it is empty")
     return password
-
-
-def _why(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error)

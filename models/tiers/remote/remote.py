@@ -1,69 +1,53 @@
 """The remote tier: rows in a Redis server or a Redis Cluster.
 
 The key of a row is `prefix`, its table and its stable id in twelve digits, `polyrec:item:000000000042`; the
-value is the row's bytes as in the bundle. Keys do not depend on the row order, so drift does not move them. A
-batch sends one pipelined request to each server that has rows of it, concurrently and within one timeout: one
-MGET per table to a single server, GETs to a cluster, which refuses an MGET over several slots. Redirected
-rows (MOVED, ASK) are requested from the other server in the remaining time.
+value is the row's bytes as in the bundle. Keys do not depend on the row order, so drift does not move them.
+
+A batch sends one pipelined request to each server that has rows of it: one MGET to a single server, GETs to
+a cluster, which refuses an MGET over several slots. Replies are read once all are sent, within one timeout;
+if a server hangs, those that the others have sent by then are read. Redirected rows (MOVED, ASK) are
+requested from the other server in the remaining time.
 
 If a server does not answer in time, or lacks a row, the table's out-of-vocabulary row is used and counted,
-and the answer is marked as degraded. A failed server gets no requests; a thread retries it until it answers
-and every slot is served.
+and the answer is marked as degraded.
 """
 
 from __future__ import annotations
 
-import contextlib
-import re
-import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from hiredis import pack_command
 from numpy.typing import NDArray
+from redis.connection import Connection
+from redis.exceptions import AskError, MovedError, RedisError, ResponseError
 
 from polyrec.models.schema.batch import I64
-from polyrec.models.tiers.remote.exchange import Exchange, finish
+from polyrec.models.tiers.remote.cluster import Cluster, ServerRows
 from polyrec.models.tiers.remote.login import Login, bare
-from polyrec.models.tiers.remote.node import Node, PooledLink
-from polyrec.models.tiers.remote.resp import RespError, RowReplies, clock, command, commands, keys
-from polyrec.models.tiers.remote.routes import NOBODY, Routes, discover, host_of, url_of
-from polyrec.models.tiers.remote.slots import KeySlots
+from polyrec.models.tiers.remote.server import Server
 from polyrec.models.tiers.slab import Bytes
 
-REPAIR_WAIT_S = (0.05, 1.0)
-"""First and longest wait between repair attempts; the wait doubles each time."""
-REPAIR_TIMEOUT_S = 1.0
 WRITE_TIMEOUT_S = 10.0
 WRITE_ROWS = 4096
 MAX_REDIRECTS = 4
 """Maximum redirects of rows to be written."""
 LEAST_S = 0.001
 """Minimum timeout of a new connection."""
-ELSEWHERE = re.compile(rb"(MOVED|ASK) \d+ (.*):(\d+)")
+
+clock = time.monotonic
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class NodeRows:
-    """The rows of a batch on one server.
+class ServerRequest:
+    """A request that has been sent to one server. replies: their number."""
 
-    rows: indices into the batch, int64 [n], sorted by table. asking: the slot is being migrated to this
-    server.
-    """
-
-    node: Node
-    rows: I64
-    asking: bool = False
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class NodeRequest:
-    """A request to one server in progress."""
-
-    part: NodeRows
-    pooled: PooledLink
-    exchange: Exchange
-    replies: RowReplies
+    part: ServerRows
+    connection: Connection
+    replies: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,8 +55,8 @@ class PendingBatch:
     """The requests of a batch in progress. until_s: deadline by `clock`."""
 
     tables: I64
-    ids: I64
-    requests: list[NodeRequest]
+    keys: list[bytes]
+    requests: list[ServerRequest]
     until_s: float
 
 
@@ -92,240 +76,184 @@ class RemoteTier:
         prefix: str = "polyrec:",
         login: Login | None = None,
     ) -> None:
-        self._login = login or Login.of_url(url)
-        url = bare(url)
-        self.url, self.timeout_s = url, timeout_s
+        self.url, self.timeout_s = bare(url), timeout_s
         self.fallback = fallback
-        self._prefixes = [f"{prefix}{table}:" for table in tables]
-        self._slots = KeySlots(self._prefixes)
-        self._lock = threading.Lock()
-        self._nodes: dict[str, Node] = {}
-        self._past_failures = 0
-        self._closed = threading.Event()
-        self._repairer: threading.Thread | None = None
-        self._repair_again = False
-        seed = self._node(url)
-        self._routes = Routes({url: seed})
-        # a server that does not answer is retried in the background
-        with contextlib.suppress(OSError):
-            seed.give_back(seed.open_link(WRITE_TIMEOUT_S))
-            self._discover(WRITE_TIMEOUT_S)
+        self._heads = [f"{prefix}{table}:".encode() for table in tables]
+        self._cluster = Cluster(self.url, login or Login.of_url(url), timeout_s)
 
     @property
     def up(self) -> bool:
         """Whether every slot is served, and all servers answered their last request."""
-        return self._routes.whole
+        return self._cluster.routes.whole
 
     @property
     def failures(self) -> int:
         """Number of failed connections so far."""
-        with self._lock:
-            return self._past_failures + sum(node.failures for node in self._nodes.values())
+        return self._cluster.failures
 
     def send(self, tables: I64, ids: I64) -> PendingBatch:
         """Sends requests for rows; the caller must then call `receive` or `abandon`.
 
         tables, ids: int64 [n], ids >= 0. New connections may take up to the timeout.
         """
-        routes = self._routes
-        linked = self._with_links(self._parts(routes, tables, ids), clock() + self.timeout_s)
+        keys, routes = self._keys(tables, ids), self._cluster.routes
         until_s = clock() + self.timeout_s
-        arrays = routes.of_slot is None
-        requests = [self._get(part, pooled, tables, ids, arrays) for part, pooled in linked]
-        return PendingBatch(tables, ids, requests, until_s)
+        requests = self._get(routes.parts(keys), keys, until_s, at_once=routes.of_slot is None)
+        return PendingBatch(tables, keys, requests, clock() + self.timeout_s)
 
     def receive(self, batch: PendingBatch) -> tuple[Bytes, NDArray[np.bool_]]:
         """Returns (rows, uint8 [n, bytes]; found, bool [n]) in the order of `send`."""
         rows = self.fallback[batch.tables]
         found = np.zeros(len(rows), bool)
-        elsewhere = self._collect(batch.requests, batch.until_s, rows, found)
+        moved = self._collect(batch.requests, batch.until_s, rows, found)
         # one redirect only; rows not found then use the fallback
-        linked = self._with_links(elsewhere, batch.until_s)
-        redirected = [self._get(part, pooled, batch.tables, batch.ids) for part, pooled in linked]
-        self._collect(redirected, batch.until_s, rows, found)
+        self._collect(self._get(moved, batch.keys, batch.until_s), batch.until_s, rows, found)
         return rows, found
 
     def abandon(self, batch: PendingBatch) -> None:
         """Discards a batch instead of `receive`."""
         for request in batch.requests:
-            request.pooled.link.close()
+            request.connection.disconnect()
 
     def write(self, tables: I64, ids: I64, values: Bytes) -> None:
         """Stores rows. values: uint8 [n, bytes of a row]. Raises OSError; some rows may then be written."""
-        # new connections: pooled ones may be to a server that has restarted since
-        links: dict[tuple[Node, bool], PooledLink] = {}
+        # connections of its own: those for reading have a shorter timeout
+        connections: dict[Server, Connection] = {}
         try:
             for start in range(0, ids.size, WRITE_ROWS):
                 own = slice(start, start + WRITE_ROWS)
-                self._write(links, tables[own], ids[own], values[own])
-        except OSError:
-            for pooled in links.values():
-                pooled.link.close()
-            raise
-        for (node, _), pooled in links.items():
-            node.give_back(pooled)
+                keys = self._keys(tables[own], ids[own])
+                self._write(connections, keys, [row.tobytes() for row in values[own]])
+        finally:
+            for connection in connections.values():
+                connection.disconnect()
 
     def close(self) -> None:
-        self._closed.set()
-        repairer = self._repairer
-        if repairer is not None:
-            repairer.join()
-        for node in self._nodes.values():
-            node.close()
+        self._cluster.close()
 
-    def _parts(self, routes: Routes, tables: I64, ids: I64) -> list[NodeRows]:
-        """Groups rows by server; rows of unserved slots are left out."""
-        nodes = list(routes.nodes.values())
-        if routes.of_slot is None:
-            return [NodeRows(nodes[0], np.argsort(tables, kind="stable"))]
-        owner = routes.of_slot[self._slots.of(tables, ids)].astype(np.int64)
-        order = np.argsort(owner * len(self._prefixes) + tables, kind="stable")
-        ends = np.searchsorted(owner[order], np.arange(NOBODY, len(nodes)), side="right").tolist()
-        return [
-            NodeRows(node, order[first:end])
-            for node, first, end in zip(nodes, ends, ends[1:], strict=False)
-            if end > first
-        ]
-
-    def _with_links(self, parts: Sequence[NodeRows], until_s: float) -> list[tuple[NodeRows, PooledLink]]:
-        """Takes a connection for each part; parts target server is down are left out."""
-        found = []
-        for part in parts:
-            pooled = part.node.take(max(until_s - clock(), LEAST_S))
-            if pooled is not None:
-                found.append((part, pooled))
-        return found
+    def _keys(self, tables: I64, ids: I64) -> list[bytes]:
+        return [b"%s%012d" % (self._heads[t], i) for t, i in zip(tables.tolist(), ids.tolist(), strict=True)]
 
     def _get(
-        self, part: NodeRows, pooled: PooledLink, tables: I64, ids: I64, arrays: bool = False
-    ) -> NodeRequest:
-        """Sends the request for a part's rows. arrays: use MGET."""
-        replies = RowReplies.nothing(part.rows.size, self.fallback.shape[1])
-        counts, keyed = self._keyed(tables[part.rows], ids[part.rows])
-        if arrays:
-            data = b"".join(command(b"MGET", key) for key in keyed)
-            reading = pooled.link.rows_of_arrays(replies, counts)
-        else:
-            data = b"".join(commands(b"GET", key, asking=part.asking) for key in keyed)
-            reading = pooled.link.rows(replies, part.asking)
-        return NodeRequest(part, pooled, Exchange(pooled.link, data, reading), replies)
-
-    def _set(self, part: NodeRows, pooled: PooledLink, tables: I64, ids: I64, values: Bytes) -> NodeRequest:
-        """Sends new values of a part's rows."""
-        replies = RowReplies.nothing(part.rows.size, 0)
-        counts, keyed = self._keyed(tables[part.rows], ids[part.rows])
-        split = np.split(values[part.rows], np.cumsum(counts)[:-1])
-        data = b"".join(
-            commands(b"SET", key, own, asking=part.asking) for key, own in zip(keyed, split, strict=True)
-        )
-        reading = pooled.link.acknowledged(replies, part.asking)
-        return NodeRequest(part, pooled, Exchange(pooled.link, data, reading), replies)
-
-    def _keyed(self, tables: I64, ids: I64) -> tuple[list[int], list[Bytes]]:
-        """Returns the number of rows of each table that occurs, and their keys. tables: sorted."""
-        present, counts = np.unique(tables, return_counts=True)
-        split = np.split(ids, np.cumsum(counts)[:-1])
-        return counts.tolist(), [
-            keys(self._prefixes[table], own) for table, own in zip(present.tolist(), split, strict=True)
-        ]
+        self, parts: Sequence[ServerRows], keys: Sequence[bytes], until_s: float, at_once: bool = False
+    ) -> list[ServerRequest]:
+        """Sends requests for rows; parts whose server is down are left out. at_once: by one MGET each."""
+        requests = []
+        for part in parts:
+            if not part.server.up or not part.rows:
+                continue
+            names = [keys[i] for i in part.rows]
+            commands = [(b"MGET", *names)] if at_once else [(b"GET", name) for name in names]
+            try:
+                connection = part.server.take(max(until_s - clock(), LEAST_S))
+                requests.append(_send(part, connection, commands))
+            except (OSError, RedisError) as e:
+                self._cluster.fail(part.server, e)
+        return requests
 
     def _collect(
-        self, requests: Sequence[NodeRequest], until_s: float, rows: Bytes, found: NDArray[np.bool_]
-    ) -> list[NodeRows]:
+        self, requests: Sequence[ServerRequest], until_s: float, rows: Bytes, found: NDArray[np.bool_]
+    ) -> list[ServerRows]:
         """Stores replies that arrive in time in `rows` and `found`; returns redirected rows."""
-        finish([request.exchange for request in requests], until_s)
-        elsewhere: list[NodeRows] = []
+        size = rows.shape[1]
+        moved: list[ServerRows] = []
         for request in requests:
-            replies, node, error = request.replies, request.part.node, request.exchange.error
-            there = request.part.rows[replies.found]
-            rows[there] = replies.values[replies.found]
-            found[there] = True
-            elsewhere += self._redirected(request)
+            part = request.part
+            replies, error = _replies(request, until_s)
             if error is None:
-                node.give_back(request.pooled)
+                part.server.give_back(request.connection)
             else:
-                node.failed(error, request.pooled)
-        return elsewhere
+                self._cluster.fail(part.server, error)
+            values = {
+                i: reply
+                for i, reply in zip(part.rows, replies, strict=False)
+                if isinstance(reply, bytes) and len(reply) == size
+            }
+            there = list(values)
+            rows[there] = np.frombuffer(b"".join(values.values()), np.uint8).reshape(-1, size)
+            found[there] = True
+            if len(there) < len(part.rows):
+                moved += self._redirected(part, replies)
+        return moved
 
-    def _redirected(self, request: NodeRequest) -> list[NodeRows]:
+    def _redirected(self, part: ServerRows, replies: Sequence[Any]) -> list[ServerRows]:
         """Returns the redirected rows of a request by target server."""
         where: dict[tuple[str, bool], list[int]] = {}
-        for place, message in request.replies.errors:
-            redirect = ELSEWHERE.fullmatch(message)
-            if redirect is not None:
-                word, host, port = redirect.groups()
-                address = host.decode() or host_of(request.part.node.url), int(port)
-                where.setdefault((url_of(self.url, address), word == b"ASK"), []).append(place)
-            if redirect is None or redirect[1] == b"MOVED":
-                self._start_repair()
-        rows = request.part.rows
-        return [NodeRows(self._node(url), rows[places], asking) for (url, asking), places in where.items()]
+        for i, reply in zip(part.rows, replies, strict=False):
+            if isinstance(reply, ResponseError):
+                # redis-py's MovedError is an AskError
+                asking = isinstance(reply, AskError) and not isinstance(reply, MovedError)
+                if isinstance(reply, AskError):
+                    url = part.server.sibling(reply.host, reply.port)
+                    where.setdefault((url, asking), []).append(i)
+                if not asking:
+                    self._cluster.repair()
+        return [ServerRows(self._cluster.server(url), rows, asking) for (url, asking), rows in where.items()]
 
     def _write(
-        self, links: dict[tuple[Node, bool], PooledLink], tables: I64, ids: I64, values: Bytes
+        self, connections: dict[Server, Connection], keys: Sequence[bytes], values: Sequence[bytes]
     ) -> None:
-        parts, stored = self._parts(self._routes, tables, ids), 0
+        parts, stored = self._cluster.routes.parts(keys), 0
+        why = "no server of the cluster has their slots"
         for _ in range(MAX_REDIRECTS):
-            requests = []
-            for part in parts:
-                if not part.node.up:
-                    raise RespError(f"the store at {part.node.place} does not answer")
-                target = part.node, part.asking
-                if target not in links:
-                    links[target] = part.node.open_link(REPAIR_TIMEOUT_S)
-                requests.append(self._set(part, links[target], tables, ids, values))
-            finish([request.exchange for request in requests], clock() + WRITE_TIMEOUT_S)
-            parts, message = [], b"no server of the cluster has their slots"
+            requests = [self._set(connections, part, keys, values) for part in parts]
+            until_s = clock() + WRITE_TIMEOUT_S
+            parts = []
             for request in requests:
-                node, error = request.part.node, request.exchange.error
+                replies, error = _replies(request, until_s)
                 if error is not None:
-                    node.failed(error, request.pooled)
-                    raise RespError(f"the store at {node.place} failed: {error}")
-                stored += int(request.replies.found.sum())
-                parts += self._redirected(request)
-                message = next((message for _, message in request.replies.errors), message)
-            if stored == ids.size:
+                    server = request.part.server
+                    self._cluster.fail(server, error)
+                    raise OSError(f"the store at {server.place} failed: {error}")
+                stored += replies.count(b"OK")
+                parts += self._redirected(request.part, replies)
+                why = next((str(reply) for reply in replies if isinstance(reply, ResponseError)), why)
+            if stored == len(keys):
                 return
-            if stored + sum(part.rows.size for part in parts) < ids.size:
+            if stored + sum(len(part.rows) for part in parts) < len(keys):
                 break
-        raise RespError(f"{ids.size - stored} rows are not stored: {message.decode(errors='replace')}")
+        raise OSError(f"{len(keys) - stored} rows are not stored: {why}")
 
-    def _node(self, url: str) -> Node:
-        with self._lock:
-            return self._nodes.setdefault(url, Node(url, self._start_repair, self._login))
+    def _set(
+        self,
+        connections: dict[Server, Connection],
+        part: ServerRows,
+        keys: Sequence[bytes],
+        values: Sequence[bytes],
+    ) -> ServerRequest:
+        """Sends new values of a part's rows. Raises OSError."""
+        server = part.server
+        if not server.up:
+            raise OSError(f"the store at {server.place} does not answer")
+        try:
+            if server not in connections:
+                connections[server] = server.connect(WRITE_TIMEOUT_S)
+            return _send(part, connections[server], [(b"SET", keys[i], values[i]) for i in part.rows])
+        except (OSError, RedisError) as e:
+            self._cluster.fail(server, e)
+            raise OSError(f"the store at {server.place} failed: {e}") from None
 
-    def _discover(self, timeout_s: float) -> None:
-        """Updates the routes and removes servers that have left. Raises OSError if no server answers."""
-        routes = discover(self.url, self._routes, self._node, timeout_s)
-        with self._lock:
-            self._routes = routes
-            gone = [self._nodes.pop(url) for url in self._nodes.keys() - routes.nodes.keys()]
-            self._past_failures += sum(node.failures for node in gone)
-        for node in gone:
-            node.close()
-        if not routes.whole:
-            self._start_repair()
 
-    def _start_repair(self) -> None:
-        """Starts the repair thread after a failure or a redirect."""
-        with self._lock:
-            self._repair_again = True
-            if self._repairer is None and not self._closed.is_set():
-                self._repairer = threading.Thread(target=self._repair, name="polyrec-remote", daemon=True)
-                self._repairer.start()
+def _send(part: ServerRows, connection: Connection, commands: Sequence[tuple[bytes, ...]]) -> ServerRequest:
+    """Sends commands at once. Raises OSError or RedisError."""
+    asking = pack_command((b"ASKING",)) if part.asking else b""
+    connection.send_packed_command([b"".join([asking + pack_command(command) for command in commands])])
+    return ServerRequest(part, connection, len(commands) * (2 if part.asking else 1))
 
-    def _repair(self) -> None:
-        wait_s, longest_s = REPAIR_WAIT_S
-        while not self._closed.wait(wait_s):
-            wait_s = min(2 * wait_s, longest_s)
-            with self._lock:
-                self._repair_again = False
-            with contextlib.suppress(OSError):
-                self._discover(max(self.timeout_s, REPAIR_TIMEOUT_S))
-            for node in self._routes.nodes.values():
-                with contextlib.suppress(OSError):
-                    node.revive(max(self.timeout_s, REPAIR_TIMEOUT_S))
-            with self._lock:
-                if self._routes.whole and not self._repair_again:
-                    self._repairer = None
-                    return
+
+def _replies(request: ServerRequest, until_s: float) -> tuple[list[Any], Exception | None]:
+    """Reads the replies that arrive in time, ResponseErrors included; returns also why the others did not."""
+    replies: list[Any] = []
+    failure: Exception | None = None
+    try:
+        for _ in range(request.replies):
+            try:
+                replies.append(request.connection.read_response(timeout=max(until_s - clock(), 0)))
+            except ResponseError as e:
+                replies.append(e)
+    except (OSError, RedisError) as e:
+        failure = e
+    if request.part.asking:
+        replies = replies[1::2]
+    # an MGET has one reply
+    return replies[0] if replies and isinstance(replies[0], list) else replies, failure

@@ -73,7 +73,7 @@ class Correction:
         self.quickest = [1.0] * paths
         self._latencies = latencies
         self._usual = [(table.tail[1], exp(-table.spread[1]), table.safe_factor) for table in latencies]
-        """Returns by path, for a batch of usual size: profiled tail, median over tail, and safe_factor."""
+        """For a batch of usual size, by path: profiled tail, median over tail, and safe_factor."""
         self._bias, self._wider, self._seen = [0.0] * paths, [0.0] * paths, [0.0] * paths
         self._biased = [1.0] * paths  # exp(bias)
         self._unproven = [FIRST_BATCHES] * paths
@@ -83,7 +83,7 @@ class Correction:
         self._shift = 0.0
         self._count, self._count_before = [0] * paths, [0] * paths
         self._slowest, self._slowest_before = [0.0] * paths, [0.0] * paths
-        """Returns by path the largest ratio of observed to profiled seconds, of this window and the one before."""
+        """Largest ratio of observed to profiled seconds by path, of this window and the one before."""
         self._delay_s = self._delay_before_s = 0.0
         """The longest delay of any batch beyond its biased tail, in the same two."""
 

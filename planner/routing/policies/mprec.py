@@ -111,7 +111,7 @@ class MPRec:
         return fastest
 
     def _waits(self, state: RouterState, now_s: float) -> list[float]:
-        """Returns, by device, the seconds until its lanes have executed what is bound to it and what is running."""
+        """Returns by device the seconds until its lanes have executed what is bound to it and running."""
         waits = [
             seconds / lanes if lanes else float("inf")
             for seconds, lanes in zip(self._bound_s, self._lanes, strict=True)

@@ -13,12 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from redis.crc import key_slot
 
 from polyrec.models.schema.batch import I64
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.tiers.remote.remote import RemoteTier
-from polyrec.models.tiers.remote.resp import keys
-from polyrec.models.tiers.remote.slots import KeySlots
 from polyrec.models.tiers.rows import TieredRows
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.updates.update import TableUpdate, apply_update
@@ -59,7 +58,7 @@ def opened(cluster: RedisCluster, tmp_path: Path, prefix: str) -> Iterator[Calla
 
 
 def slots_of(prefix: str, ids: I64, table: str = "a") -> I64:
-    return KeySlots([f"{prefix}{table}:"]).of(np.zeros_like(ids), ids).astype(np.int64)
+    return np.array([key_slot(f"{prefix}{table}:{id:012d}".encode()) for id in ids.tolist()])
 
 
 def up(stack: TierStack) -> bool:
@@ -107,13 +106,6 @@ def under_load(
     assert not wrong
 
 
-def test_slots_are_those_that_the_cluster_computes(cluster: RedisCluster) -> None:
-    ids = np.random.default_rng(0).integers(0, 10**12, 50)
-    for prefix in ("polyrec:item:", "{polyrec}:item:", "a{}b:", "x{y:"):
-        asked = [cluster.send(0, "CLUSTER", "KEYSLOT", bytes(key).decode()) for key in keys(prefix, ids)]
-        assert KeySlots([prefix]).of(np.zeros_like(ids), ids).tolist() == asked
-
-
 def test_rows_of_a_cluster_are_those_of_the_flat_table(
     cluster: RedisCluster, opened: Callable[..., TierStack], prefix: str
 ) -> None:
@@ -155,8 +147,13 @@ def test_a_row_that_a_cluster_lacks_is_the_out_of_vocabulary_row(
     v = encoder.vocabularies["a"]
     remote = np.flatnonzero(v.rank_of_id >= FIRST_REMOTE)
     owners = cluster.owners(slots_of(prefix, remote[:9]))
-    for id, owner in zip(remote[:9].tolist(), owners.tolist(), strict=True):
-        assert cluster.send(owner, "DEL", f"{prefix}a:{id:012d}") == 1
+    for place, (id, owner) in enumerate(zip(remote[:9].tolist(), owners.tolist(), strict=True)):
+        key = f"{prefix}a:{id:012d}"
+        assert cluster.send(owner, "DEL", key) == 1
+        if place == 0:
+            cluster.send(owner, "LPUSH", key, "not a row")
+        if place == 1:
+            cluster.send(owner, "SET", key, "short")
     rows = TieredRows(stack)
     got = rows.gather(torch.from_numpy(v.rank_of_id[remote]))
     expected = row_of(0, remote)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,7 @@ import torch
 
 from polyrec.models.errors import RuntimeUnavailable
 from polyrec.models.schema.encoder import Encoder
-from polyrec.models.tiers.remote.remote import RemoteTier
-from polyrec.models.tiers.remote.resp import Link, RespError, keys
+from polyrec.models.tiers.remote.remote import RemoteTier, clock
 from polyrec.models.tiers.rows import TieredRows
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.updates.drift import Drift
@@ -62,10 +62,7 @@ def test_keys_tell_people_the_table_and_the_id(server: RedisServer, tmp_path: Pa
     encoder = encoder_of(SIZES)
     stack = with_store(encoder, tmp_path, server.url)
     coldest = int(np.argmax(encoder.vocabularies["a"].rank_of_id))
-    link = Link(server.url, 5.0)
-    assert link.call(b"STRLEN", b"polyrec:a:%012d" % coldest, timeout_s=5.0) == FORM.bytes
-    assert bytes(keys("x:", np.array([0, 10**12 - 1]))[1]) == b"x:999999999999"
-    link.close()
+    assert server.send("STRLEN", f"polyrec:a:{coldest:012d}") == FORM.bytes
     stack.close()
 
 
@@ -75,10 +72,9 @@ def test_a_row_that_the_store_lacks_is_the_out_of_vocabulary_row(server: RedisSe
     v = encoder.vocabularies["a"]
     remote = np.flatnonzero(v.rank_of_id >= 1800)
     gone = remote[:10]
-    link = Link(server.url, 5.0)
     for id in gone[:9].tolist():
-        assert link.call(b"DEL", b"polyrec:a:%012d" % id, timeout_s=5.0) == 1
-    link.call(b"SET", b"polyrec:a:%012d" % gone[9], b"another model's", timeout_s=5.0)
+        assert server.send("DEL", f"polyrec:a:{id:012d}") == 1
+    server.send("SET", f"polyrec:a:{gone[9]:012d}", "another model's")
     rows = TieredRows(stack)
     got = rows.gather(torch.from_numpy(v.rank_of_id[remote]))
     expected = row_of(0, remote)
@@ -88,7 +84,6 @@ def test_a_row_that_the_store_lacks_is_the_out_of_vocabulary_row(server: RedisSe
     figures = stack.figures()
     assert figures.fallbacks == 10
     assert figures.levels["remote"].lookups - figures.levels["remote"].hits == 10
-    link.close()
     stack.close()
 
 
@@ -205,21 +200,53 @@ def test_updates_wait_for_a_store_that_is_down(server: RedisServer, tmp_path: Pa
 def test_a_store_that_does_not_answer_in_time_is_not_waited_for(server: RedisServer) -> None:
     fallback = np.full((1, 4), 9, np.uint8)
     tier = RemoteTier(server.url, ["a"], fallback, timeout_s=0.05)
-    link = Link(server.url, 5.0)
-    link.call(b"CLIENT", b"PAUSE", b"600", b"ALL", timeout_s=5.0)
+    server.send("CLIENT", "PAUSE", "600", "ALL")
     zeros = np.zeros(3, np.int64)
     rows, found = tier.receive(tier.send(zeros, np.arange(3)))
     assert not found.any()
     np.testing.assert_array_equal(rows, np.repeat(fallback, 3, axis=0))
     assert tier.failures == 1
-    link.close()
     tier.close()
 
 
-def test_a_wrong_password_or_an_error_is_reported(server: RedisServer, tmp_path: Path) -> None:
-    with pytest.raises(RespError, match="AUTH"):
-        Link(f"redis://:secret@127.0.0.1:{server.port}", 5.0)
+def test_replies_that_have_arrived_are_read_after_the_deadline(server: RedisServer) -> None:
+    tier = RemoteTier(server.url, ["a"], np.zeros((1, 4), np.uint8), timeout_s=5.0)
+    ids, zeros = np.arange(3), np.zeros(3, np.int64)
+    values = np.arange(12, dtype=np.uint8).reshape(3, 4)
+    tier.write(zeros, ids, values)
+    batch = tier.send(zeros, ids)
+    assert batch.requests[0].connection.can_read(20.0)
+    rows, found = tier.receive(replace(batch, until_s=clock() - 1))
+    assert found.all()
+    np.testing.assert_array_equal(rows, values)
+    tier.close()
+
+
+def test_requests_larger_than_the_socket_buffer_are_sent_and_read(server: RedisServer) -> None:
+    tier = RemoteTier(server.url, ["a"], np.zeros((1, 64), np.uint8), timeout_s=60.0)
+    ids = np.arange(100_000)
+    zeros = np.zeros_like(ids)
+    values = np.random.default_rng(0).integers(0, 256, (ids.size, 64), np.uint8)
+    tier.write(zeros, ids, values)
+    rows, found = tier.receive(tier.send(zeros, ids))
+    assert found.all()
+    np.testing.assert_array_equal(rows, values)
+    tier.close()
+
+
+def test_connections_that_the_server_closed_while_idle_cost_no_row(server: RedisServer) -> None:
+    tier = RemoteTier(server.url, ["a"], np.zeros((1, 4), np.uint8), timeout_s=5.0)
+    ids, zeros = np.arange(3), np.zeros(3, np.int64)
+    tier.write(zeros, ids, np.ones((3, 4), np.uint8))
+    for _ in range(2):
+        assert tier.receive(tier.send(zeros, ids))[1].all()
+        assert server.send("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes") == 1
+    assert tier.failures == 0
+    tier.close()
+
+
+def test_a_store_that_cannot_be_filled_is_reported(server: RedisServer, tmp_path: Path) -> None:
     server.kill()
-    with pytest.raises(RuntimeUnavailable, match="cannot be filled"):
+    with pytest.raises(RuntimeUnavailable, match=f"cannot be filled: .*127.0.0.1:{server.port}"):
         with_store(encoder_of(SIZES), tmp_path, server.url)
     server.start()

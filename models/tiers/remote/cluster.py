@@ -1,0 +1,154 @@
+"""The servers of a remote store: a single one, or the masters of a Redis Cluster by slot.
+
+They are discovered from the server of the URL: it reports whether it is part of a cluster, and each part
+knows the others. A failed server gets no requests; a thread retries it until it answers and every slot is
+served.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
+
+from polyrec.models.tiers.remote.login import Login
+from polyrec.models.tiers.remote.server import Server
+
+FIRST_TIMEOUT_S = 10.0
+"""Timeout of the first discovery."""
+REPAIR_WAIT_S = (0.05, 1.0)
+"""First and longest wait between repair attempts; the wait doubles each time."""
+REPAIR_TIMEOUT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ServerRows:
+    """The rows of a batch on one server.
+
+    rows: indices into the batch. asking: the slot is being migrated to this server.
+    """
+
+    server: Server
+    rows: Sequence[int]
+    asking: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Routes:
+    """of_slot: the server of each slot, None where there is none; None for a single server."""
+
+    servers: tuple[Server, ...]
+    of_slot: list[Server | None] | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether every slot has a server, and all servers answer."""
+        served_all = self.of_slot is None or None not in self.of_slot
+        return served_all and all(server.up for server in self.servers)
+
+    def parts(self, keys: Sequence[bytes]) -> list[ServerRows]:
+        """Groups rows by server; rows of unserved slots are left out."""
+        if self.of_slot is None:
+            return [ServerRows(server, range(len(keys))) for server in self.servers]
+        rows: dict[Server, list[int]] = {}
+        for i, key in enumerate(keys):
+            server = self.of_slot[key_slot(key)]
+            if server is not None:
+                rows.setdefault(server, []).append(i)
+        return [ServerRows(server, own) for server, own in rows.items()]
+
+
+class Cluster:
+    """Thread-safe. url: of the server, or of any server of the cluster; without credentials.
+
+    routes: the current ones. failures: number of failed connections so far.
+    """
+
+    def __init__(self, url: str, login: Login, timeout_s: float) -> None:
+        self._url, self._login = url, login
+        self._timeout_s = max(timeout_s, REPAIR_TIMEOUT_S)
+        self.failures = 0
+        self._lock = threading.Lock()
+        self._servers: dict[str, Server] = {}
+        self._closed = threading.Event()
+        self._repairer: threading.Thread | None = None
+        self._repair_again = False
+        seed = self.server(url)
+        self.routes = Routes((seed,))
+        try:
+            self._discover(FIRST_TIMEOUT_S)
+        except OSError as e:
+            self.fail(seed, e)
+
+    def server(self, url: str) -> Server:
+        with self._lock:
+            return self._servers.setdefault(url, Server(url, self._login))
+
+    def fail(self, server: Server, error: Exception) -> None:
+        """Counts a failure and stops using the server until it answers."""
+        with self._lock:
+            self.failures += 1
+        server.fail(error)
+        self.repair()
+
+    def repair(self) -> None:
+        """Starts the thread that updates the routes and retries servers, unless it runs."""
+        with self._lock:
+            self._repair_again = True
+            if self._repairer is None and not self._closed.is_set():
+                self._repairer = threading.Thread(target=self._repair, name="polyrec-remote", daemon=True)
+                self._repairer.start()
+
+    def close(self) -> None:
+        self._closed.set()
+        repairer = self._repairer
+        if repairer is not None:
+            repairer.join()
+        for server in self._servers.values():
+            server.close()
+
+    def _discover(self, timeout_s: float) -> None:
+        """Updates the routes and removes servers that have left. Raises OSError if no server answers."""
+        known = self.routes.servers
+        error = OSError("no server is known")
+        for server in dict.fromkeys([*(s for s in known if s.up), self.server(self._url), *known]):
+            try:
+                masters = server.masters(timeout_s)
+                break
+            except OSError as e:
+                error = e
+        else:
+            raise error
+        if masters is None:
+            routes = Routes((self.server(self._url),))
+        else:
+            of_slot: list[Server | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
+            for first, last, url in masters:
+                of_slot[first : last + 1] = [self.server(url)] * (last + 1 - first)
+            routes = Routes(tuple({server for server in of_slot if server is not None}), of_slot)
+        with self._lock:
+            self.routes = routes
+            gone = [self._servers.pop(url) for url in self._servers.keys() - {s.url for s in routes.servers}]
+        for server in gone:
+            server.close()
+        if not routes.whole:
+            self.repair()
+
+    def _repair(self) -> None:
+        wait_s, longest_s = REPAIR_WAIT_S
+        while not self._closed.wait(wait_s):
+            wait_s = min(2 * wait_s, longest_s)
+            with self._lock:
+                self._repair_again = False
+            with suppress(OSError):
+                self._discover(self._timeout_s)
+            for server in self.routes.servers:
+                with suppress(OSError):
+                    server.revive(self._timeout_s)
+            with self._lock:
+                if self.routes.whole and not self._repair_again:
+                    self._repairer = None
+                    return

@@ -1,0 +1,135 @@
+"""One Redis server: its idle connections, and whether it answers.
+
+Connections are redis-py's, with hiredis: they log in, speak TLS and parse replies. Its pools and clients are
+not used: they retry, and limit the time of each reply instead of a whole batch.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+from redis.connection import Connection, SSLConnection, parse_url
+from redis.exceptions import AuthenticationError, RedisError, ResponseError
+
+from polyrec.models.tiers.remote.login import Login, place
+
+log = logging.getLogger("polyrec.tiers")
+
+
+class Server:
+    """Thread-safe. url: redis[s]://host[:port][/database], or unix:///path. up: whether it gets requests."""
+
+    def __init__(self, url: str, login: Login) -> None:
+        self.url = url
+        self.up = True
+        self._login = login
+        self._idle: list[Connection] = []
+
+    @property
+    def place(self) -> str:
+        """The server's URL for display."""
+        return place(self.url)
+
+    def connect(self, timeout_s: float) -> Connection:
+        """Opens a connection and logs in. timeout_s: of each step, and of sending later. Raises OSError."""
+        options: dict[str, Any] = parse_url(self.url)
+        kind = options.pop("connection_class", Connection)
+        if kind is SSLConnection:
+            options["ssl_ca_certs"] = self._login.ca_file
+        connection: Connection = kind(
+            **options,
+            username=self._login.username,
+            password=self._login.password,
+            socket_timeout=timeout_s,
+            protocol=2,
+            driver_info=None,
+        )
+        try:
+            connection.connect()
+        except AuthenticationError:
+            # a server may quote the password
+            raise OSError(f"the store at {self.place} refused AUTH") from None
+        except (OSError, RedisError) as e:
+            raise OSError(f"the store at {self.place} cannot be reached: {e}") from None
+        return connection
+
+    def take(self, timeout_s: float) -> Connection:
+        """Returns an idle or a new connection. Raises OSError."""
+        while (connection := self._pop()) is not None:
+            # one that can be read was closed by the server
+            with suppress(RedisError):
+                if not connection.can_read(0):
+                    return connection
+            connection.disconnect()
+        return self.connect(timeout_s)
+
+    def give_back(self, connection: Connection) -> None:
+        """Keeps a connection after complete replies."""
+        self._idle.append(connection)
+
+    def fail(self, error: Exception) -> None:
+        """Marks the server as down and closes its idle connections."""
+        if self.up:
+            log.warning("the remote store at %s failed: %s", self.place, error)
+        self.up = False
+        self.close()
+
+    def revive(self, timeout_s: float) -> None:
+        """Marks the server as up if it answers. Raises OSError if it does not."""
+        if not self.up:
+            self._ask(timeout_s, ("PING",))
+            self.up = True
+            log.info("the remote store at %s answers again", self.place)
+
+    def masters(self, timeout_s: float) -> list[tuple[int, int, str]] | None:
+        """Asks for the masters of its cluster: (first slot, last slot, URL); None if it is in no cluster.
+
+        Raises OSError.
+        """
+        info = self._ask(timeout_s, ("INFO", "cluster"))
+        # a server that refuses INFO counts as a single server
+        if isinstance(info, ResponseError) or b"cluster_enabled:1" not in info:
+            return None
+        slots = self._ask(timeout_s, ("CLUSTER", "SLOTS"))
+        try:
+            return [
+                (first, last, self.sibling(host.decode(), port))
+                for first, last, (host, port, *_), *_ in slots
+            ]
+        except (TypeError, ValueError):
+            raise OSError(
+                f"the store at {self.place} sent a map of its cluster that cannot be read"
+            ) from None
+
+    def sibling(self, host: str, port: int) -> str:
+        """Returns the URL of another server of the cluster. host: "" or "?" is this server's."""
+        own = urlsplit(self.url)
+        host = own.hostname or "127.0.0.1" if host in ("", "?") else host
+        return f"{own.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+    def close(self) -> None:
+        """Closes idle connections."""
+        while (connection := self._pop()) is not None:
+            connection.disconnect()
+
+    def _pop(self) -> Connection | None:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
+
+    def _ask(self, timeout_s: float, words: tuple[str, ...]) -> Any:
+        """Sends a command over a new connection. Returns the reply, errors included. Raises OSError."""
+        connection = self.connect(timeout_s)
+        try:
+            connection.send_command(*words)
+            return connection.read_response()
+        except ResponseError as e:
+            return e
+        except RedisError as e:
+            raise OSError(f"the store at {self.place} failed: {e}") from None
+        finally:
+            connection.disconnect()
