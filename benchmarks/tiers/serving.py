@@ -50,7 +50,7 @@ REQUESTS = 4096
 CASES = ("in memory", "read ahead", "not ahead")
 
 
-def bundle_of(folder: Path, large_rows: int, exponent: float) -> Bundle:
+def bundle_of(folder: Path, large_rows: int, exponent: float, width: int = WIDTH) -> Bundle:
     """Integer vocabularies in the order of their ids, with the counts that the traffic will have."""
     shape = criteo(large_rows)
     vocabularies = {}
@@ -59,9 +59,9 @@ def bundle_of(folder: Path, large_rows: int, exponent: float) -> Bundle:
         vocabularies[table] = Vocabulary(table, "integer", rows, np.arange(rows + 2), counts)
     encoder = Encoder(shape.schema, vocabularies, {})
     representation = Representation(kind="table")
-    stage = initial_stage(representation, shape.schema, vocabularies, WIDTH, 0)
+    stage = initial_stage(representation, shape.schema, vocabularies, width, 0)
     net = DenseNet(
-        Architecture(width=WIDTH, bottom=(128,), top=(128,), interaction="dot"),
+        Architecture(width=width, bottom=(128,), top=(128,), interaction="dot"),
         dense_slots(shape.schema),
         stage.slots,
     )

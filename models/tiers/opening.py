@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,12 +23,14 @@ from polyrec.models.tiers.disk.page_file import pages_of, write_pages
 from polyrec.models.tiers.layout import DEVICE, DISK, HOST, REMOTE, TierLayout
 from polyrec.models.tiers.placement import PAGE_BYTES, Placement, RemoteStore
 from polyrec.models.tiers.remote.login import login_of
-from polyrec.models.tiers.remote.remote import RemoteTier
 from polyrec.models.tiers.row_format import RowFormat
 from polyrec.models.tiers.slab import Bytes, RowSource, Slab
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.tier_set import TierSet
 from polyrec.models.tiers.updates.changes import Changes
+
+if TYPE_CHECKING:
+    from polyrec.models.tiers.remote.remote import RemoteTier
 
 ROWS_AT_ONCE = 1 << 16
 
@@ -236,6 +239,9 @@ def _open_remote(
     ids: I64,
     changes: Changes | None,
 ) -> RemoteTier:
+    # redis-py takes a tenth of a second to import
+    from polyrec.models.tiers.remote.remote import RemoteTier
+
     fallback = np.zeros((len(layout.tables), row_format.bytes), np.uint8)
     first = 0
     for i, vocabulary in enumerate(vocabularies):

@@ -35,7 +35,7 @@ class RemoteStore(Strict):
     url: redis://[user@]host[:port][/database], rediss:// for TLS, or unix:///path.
     password: of that user, from the server's settings; never shown or written. password_file: contains it
     instead.
-    ca_file: CA certificates (PEM) for rediss://; None: the system's. Both files are relative to the plan
+    ca_file: CA certificates (PEM) for rediss://, besides the system's. Both files are relative to the plan
     file. A password in the URL works as well.
 
     timeout_ms: maximum wait of a batch for its rows. prefix: of every key, followed by the table, a colon and

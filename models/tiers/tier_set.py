@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from polyrec.models.tiers.disk.disk import DiskTier
 from polyrec.models.tiers.layout import TierLayout
-from polyrec.models.tiers.remote.remote import RemoteTier
 from polyrec.models.tiers.row_format import RowFormat
 from polyrec.models.tiers.slab import Slab
+
+if TYPE_CHECKING:
+    from polyrec.models.tiers.remote.remote import RemoteTier
 
 
 @dataclass(frozen=True, slots=True)

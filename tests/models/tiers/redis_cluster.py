@@ -5,16 +5,16 @@ from __future__ import annotations
 import socket
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from polyrec.models.schema.batch import I64
-from polyrec.models.tiers.remote.resp import Answer, Link
-from polyrec.models.tiers.remote.slots import SLOTS, parse_cluster_slots
 from tests.models.tiers.redis_server import RedisServer
 from tests.models.tiers.waiting import wait_until
 
 MASTERS = 3
+SLOTS = 16384
 
 
 class RedisCluster:
@@ -64,18 +64,14 @@ class RedisCluster:
         """URL of one server."""
         return self.nodes[0].url
 
-    def send(self, node: int, *words: str) -> Answer:
-        link = Link(self.nodes[node].url, 10.0)
-        try:
-            return link.call(*(word.encode() for word in words), timeout_s=10.0)
-        finally:
-            link.close()
+    def send(self, node: int, *words: str) -> Any:
+        return self.nodes[node].send(*words)
 
     def owners(self, slots: I64) -> I64:
         """The place in `nodes` of each slot's master, as the first one says."""
         of_slot = np.full(SLOTS, -1)
         ports = [node.port for node in self.nodes]
-        for first, last, (_, port) in parse_cluster_slots(self.send(0, "CLUSTER", "SLOTS"), "127.0.0.1"):
+        for first, last, (_, port, *_), *_ in self.send(0, "CLUSTER", "SLOTS"):
             of_slot[first : last + 1] = ports.index(port)
         return of_slot[slots]
 

@@ -7,8 +7,11 @@ import socket
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from redis.connection import Connection
+from redis.exceptions import RedisError
 
 
 class RedisServer:
@@ -62,6 +65,18 @@ class RedisServer:
             except OSError:
                 if time.monotonic() > until or self._process.poll() is not None:
                     raise RuntimeError("redis-server did not start") from None
+
+    def send(self, *words: str | bytes) -> Any:
+        """Returns the reply to a command, unconverted. Raises OSError: no reply, or an error."""
+        connection = Connection(port=self.port, protocol=2, socket_timeout=10.0)
+        try:
+            connection.connect()
+            connection.send_command(*words)
+            return connection.read_response()
+        except RedisError as e:
+            raise OSError(str(e)) from None
+        finally:
+            connection.disconnect()
 
     def kill(self) -> None:
         assert self._process is not None

@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from polyrec.models.tiers.remote.resp import RespError
-
 PATIENCE_S = 30
 
 
@@ -17,7 +15,7 @@ def wait_until(true: Callable[[], bool], otherwise: str) -> None:
         try:
             if true():
                 return
-        except RespError:
+        except OSError:
             pass
         assert time.monotonic() < until, otherwise
         time.sleep(0.01)

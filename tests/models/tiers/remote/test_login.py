@@ -12,7 +12,7 @@ import torch
 from pydantic import SecretStr
 
 from polyrec.models.errors import RuntimeUnavailable
-from polyrec.models.tiers.tier_settings import RemoteStore
+from polyrec.models.tiers.placement import RemoteStore
 from polyrec.models.tiers.remote.login import Login, bare, login_of, place
 from polyrec.models.tiers.remote.remote import RemoteTier
 from polyrec.models.tiers.remote.server import Server
