@@ -102,7 +102,7 @@ if triton is not None:
 
     # the number of bags varies by batch and must not trigger recompilation
     @triton.jit(do_not_specialize=["bags"])  # type: ignore[untyped-decorator, unused-ignore]
-    def _pool(  # type: ignore[no-untyped-def]
+    def pool_kernel(  # type: ignore[no-untyped-def]
         out, hot, cold, rows, offsets, scale, which, bags,
         WIDTH: tl.constexpr, HOT: tl.constexpr, COLD: tl.constexpr, BLOCK: tl.constexpr, BAGS: tl.constexpr,
         INT8: tl.constexpr, SINGLE: tl.constexpr, SCALED: tl.constexpr, CHOSEN: tl.constexpr,
@@ -155,7 +155,7 @@ def pool(
         return out
     block = triton.next_power_of_2(row_format.width)
     at_once = max(1, TILE // block)
-    kernel: Any = _pool
+    kernel: Any = pool_kernel
     kernel[(triton.cdiv(bags, at_once),)](
         out,
         hot,

@@ -96,7 +96,7 @@ def test_the_kernel_on_a_gpu() -> None:
 def test_the_kernel_by_tritons_interpreter() -> None:
     if not available():
         pytest.skip("no triton here (pip install triton: it runs the kernel on the cpu too)")
-    command = "from tests.models.embeddings.tiers.test_kernels import compare; compare('cpu')"
+    command = "from tests.models.tiers.device.test_kernels import compare; compare('cpu')"
     done = subprocess.run(
         [sys.executable, "-c", command],
         env=os.environ | {"TRITON_INTERPRET": "1"},
@@ -111,7 +111,7 @@ COMPILED = """
 from itertools import product
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from polyrec.models.tiers.device.kernels import _pool
+from polyrec.models.tiers.device.kernels import pool_kernel
 
 pointers = ("out", "hot", "cold", "rows", "offsets", "scale", "which")
 aligned = {(i,): [["tt.divisibility", 16]] for i in range(len(pointers))}
@@ -124,7 +124,7 @@ for (kind, units, step), single, scaled, chosen in product(
     }
     types = ("*fp32", kind, kind, "*i64", "*i64", "*fp32", "*i64")
     signature = dict(zip(pointers, types)) | {"bags": "i32"} | dict.fromkeys(constants, "constexpr")
-    source = ASTSource(fn=_pool, signature=signature, constexprs=constants, attrs=aligned)
+    source = ASTSource(fn=pool_kernel, signature=signature, constexprs=constants, attrs=aligned)
     built = compile(source, target=GPUTarget("cuda", 90, 32))
     assert built.asm["cubin"]
     # rows are read sixteen bytes at a time, where they are aligned
