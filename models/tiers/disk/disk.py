@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyrec.models.schema.batch import I64
-from polyrec.models.tiers.disk.page_cache import DEFAULT, NOWHERE, Admission, PageCache
+from polyrec.models.tiers.disk.page_cache import DEFAULT, NOWHERE, CacheSettings, PageCache
 from polyrec.models.tiers.disk.page_file import open_direct, pages_of
 from polyrec.models.tiers.disk.reads import Kind, open_reader
 from polyrec.models.tiers.disk.row_cache import RowCache
@@ -77,15 +77,15 @@ class DiskTier:
         slab: Slab,
         rows: int,
         heat: NDArray[np.float64] | None = None,
-        admission: Admission = DEFAULT,
+        settings: CacheSettings = DEFAULT,
         reader: Kind | None = None,
     ) -> None:
         self.path, self.rows = path, rows
         self._slab = slab
         self.pages = pages_of(slab, rows)
         # if every page has a slot, the row cache is useless
-        row_slots = admission.row_slots(slab.pages) if slab.pages < self.pages else 0
-        self.cache = PageCache(self.pages, slab.pages - row_slots, heat, admission.for_pages(slab.pages))
+        row_slots = settings.row_slots(slab.pages) if slab.pages < self.pages else 0
+        self.cache = PageCache(self.pages, slab.pages - row_slots, heat, settings.for_pages(slab.pages))
         self.row_cache = RowCache(rows, row_slots * slab.rows_a_page)
         self._paged = slab.paged_rows()
         self._lock = threading.Lock()

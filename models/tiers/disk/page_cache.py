@@ -28,7 +28,7 @@ SLOT_INDEX_BYTES = 4 + 4 + 8 + 8
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class CacheSettings:
     """Parameters of a disk tier's cache.
 
     window: share of the page slots in the window. period: counts are halved after `period` times the slots
@@ -49,12 +49,12 @@ class Admission:
         most = int(slots * self.rows)
         return most if slots < self.roomy else min(most, max(slots - self.ahead, slots // 2))
 
-    def for_pages(self, slots: int) -> Admission:
+    def for_pages(self, slots: int) -> CacheSettings:
         """Returns the parameters for the pages of a cache with this number of slots."""
         return self if slots < self.roomy else replace(self, window=1.0)
 
 
-DEFAULT = Admission()
+DEFAULT = CacheSettings()
 
 
 class PageCache:
@@ -69,7 +69,7 @@ class PageCache:
         pages: int,
         slots: int,
         heat: NDArray[np.float64] | None = None,
-        admission: Admission = DEFAULT,
+        settings: CacheSettings = DEFAULT,
         seed: int = 0,
     ) -> None:
         self.slots = slots
@@ -77,12 +77,12 @@ class PageCache:
         self.page_of_slot = np.full(slots, NOWHERE, np.int32)
         self.pins = np.zeros(slots, np.int32)
         self.heat = np.zeros(pages, np.uint8)
-        self._period = max(int(admission.period * slots), 1)
+        self._period = max(int(settings.period * slots), 1)
         if heat is not None and pages and heat.sum() > 0:
             # the counts that one period of such accesses would leave
             expected = heat * (self._period / heat.sum())
             self.heat = np.minimum(np.rint(expected), MOST_HEAT).astype(np.uint8)
-        self._window = np.arange(min(max(round(slots * admission.window), 1), slots), dtype=np.int64)
+        self._window = np.arange(min(max(round(slots * settings.window), 1), slots), dtype=np.int64)
         self._main = np.arange(self._window.size, slots, dtype=np.int64)
         self._head = 0
         self._random = np.random.default_rng(seed)

@@ -9,7 +9,7 @@ import pytest
 from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.disk import disk as module
 from polyrec.models.tiers.disk.disk import AHEAD_BATCHES, DiskTier, PinnedRows
-from polyrec.models.tiers.disk.page_cache import Admission
+from polyrec.models.tiers.disk.page_cache import CacheSettings
 from polyrec.models.tiers.disk.page_file import write_pages
 from polyrec.models.tiers.row_format import RowFormat
 from polyrec.models.tiers.slab import Bytes, Slab
@@ -23,7 +23,7 @@ def disk(tmp_path: Path) -> Iterator[DiskTier]:
     slab = Slab(RowFormat(64, "fp32"), 0, SLOTS, 4096)
     rows = PAGES * slab.rows_a_page
     write_pages(tmp_path / "rows", slab, [np.zeros((rows, 256), np.uint8)])
-    tier = DiskTier(tmp_path / "rows", slab, rows, admission=Admission(rows=0.0))
+    tier = DiskTier(tmp_path / "rows", slab, rows, settings=CacheSettings(rows=0.0))
     yield tier
     tier.close()
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrec.models.tiers.disk.page_cache import NOWHERE, Admission, PageCache
+from polyrec.models.tiers.disk.page_cache import NOWHERE, CacheSettings, PageCache
 
 
 def check(cache: PageCache) -> None:
@@ -22,7 +22,9 @@ def test_the_index_is_consistent_and_pinned_pages_stay(seed: int) -> None:
     random = np.random.default_rng(seed)
     pages, slots = int(random.integers(1, 60)), int(random.integers(1, 20))
     heat = random.random(pages) if random.random() < 0.5 else None
-    cache = PageCache(pages, slots, heat, Admission(float(random.random()), float(random.integers(1, 20))))
+    cache = PageCache(
+        pages, slots, heat, CacheSettings(float(random.random()), float(random.integers(1, 20)))
+    )
     if random.random() < 0.5:
         cache.fill(random.permutation(pages))
     pinned: dict[int, int] = {}
@@ -99,7 +101,7 @@ def test_it_finds_more_than_lru_where_accesses_are_skewed(slots: int) -> None:
 
 
 def test_in_a_roomy_cache_pages_go_in_the_order_in_which_they_came() -> None:
-    few = Admission(roomy=5)
+    few = CacheSettings(roomy=5)
     assert few.for_pages(4) == few
     cache = PageCache(100, 4, np.arange(100.0), few.for_pages(8))
     for page in (5, 6, 7, 8):
