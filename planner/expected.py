@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from polyrec.models.files import Strict
 from polyrec.planner.quality import Finite
@@ -19,7 +19,11 @@ from polyrec.planner.traffic import Traffic
 Real = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
-BoundKind = Literal["time", "memory", "promise"]
+BoundKind = Annotated[
+    Literal["time", "memory", "slo"],
+    # plans of older versions say promise
+    BeforeValidator(lambda kind: "slo" if kind == "promise" else kind),
+]
 
 
 class ExpectedPath(Strict):
@@ -52,7 +56,7 @@ class ExpectedDevice(Strict):
 class Bottleneck(Strict):
     """A limit on information.
 
-    what: a device, a memory, or queries that no path answers within the SLO. kind `promise`: the SLO. gain:
+    what: a device, a memory, or queries that no path answers within the SLO. gain:
     information per second that lifting it would add.
     """
 

@@ -57,7 +57,7 @@ def traffic_words(traffic: Traffic) -> str:
 def bound_words(bound: Bottleneck) -> str:
     """`time of cpu (+2,090 information/s without it)`."""
     gain = f" (+{rate(bound.gain)} information/s without it)"
-    if bound.kind == "promise":
+    if bound.kind == "slo":
         return f"the SLO: {bound.what}{gain}"
     return f"{bound.kind} of {bound.what}{gain}"
 

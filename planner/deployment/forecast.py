@@ -93,7 +93,7 @@ def _bounds(problem: Problem, choice: Choice, unserved: float) -> tuple[Bottlene
     """Resources whose limit, if lifted alone, would raise the value; the largest gain first."""
     found = []
     if unserved > MIN_GAIN * choice.value:
-        found.append(Bottleneck(kind="promise", what="queries too large for the SLO", gain=unserved))
+        found.append(Bottleneck(kind="slo", what="queries too large for the SLO", gain=unserved))
     for place, budget in problem.budget.items():
         if budget is not None:
             found += _gained(choice, without_memory_limit(problem, place), "memory", place)

@@ -149,7 +149,7 @@ def plan_step(profile: Profile, step: SweepStep, tables: Sequence[Tables | None]
         e.served,
         e.quality,
         {p.path: p.share for p in e.paths if p.share},
-        ", ".join(f"{b.kind} of {b.what}" if b.kind != "promise" else "SLO" for b in e.bound) or "nothing",
+        ", ".join(f"{b.kind} of {b.what}" if b.kind != "slo" else "SLO" for b in e.bound) or "nothing",
         e.cost_per_million,
     )
 

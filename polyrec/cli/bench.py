@@ -149,7 +149,7 @@ def _run(args: argparse.Namespace) -> int:
         "plan": f"{args.plan}: {', '.join(path.name for path in plan.paths)}",
         "lanes": ", ".join(f"{lane.name} ({lane.kind}, {lane.device})" for lane in plan.all_lanes()),
         "requests": f"{args.data or 'synthetic rows of the bundle'}; sizes {args.sizes or 'as in the data'}",
-        "promise": f"{args.slo_ms:g} ms, budget sent {args.slo_ms - args.margin_ms:g} ms",
+        "slo": f"{args.slo_ms:g} ms, budget sent {args.slo_ms - args.margin_ms:g} ms",
         "command": f"polyrec bench --plan {args.plan} --policies {args.policies} --slo-ms {args.slo_ms:g}",
         **machine(),
         "cores of server and driver": f"{', '.join(map(str, sorted(server_cores)))} and {client_core}",

@@ -76,7 +76,7 @@ def test_queries_too_large_for_the_slo_are_counted_as_unserved() -> None:
     e = propose(profile(FAST), Requirements(0.005, mixed), [None]).plan.expected
     assert e is not None
     assert e.unserved == pytest.approx(400 / 409)
-    assert e.bound[0].kind == "promise"
+    assert e.bound[0].kind == "slo"
 
 
 def test_at_little_load_nothing_binds() -> None:
