@@ -1,4 +1,4 @@
-"""Placement of rows in a plan: cuts by table, and the parameters of each tier."""
+"""Settings of the tiers of one path: cuts by table, and the parameters of each tier."""
 
 from __future__ import annotations
 

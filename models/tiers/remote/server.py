@@ -1,7 +1,7 @@
 """One Redis server: its idle connections, and whether it answers.
 
-Connections are redis-py's: they log in and speak TLS. Its pools and clients are not used: they retry, and limit
-the time of each reply instead of a whole batch.
+Connections are redis-py's: they log in and speak TLS. Its pools and clients are not used: they retry, and
+limit the time of each reply instead of a whole batch.
 """
 
 from __future__ import annotations
