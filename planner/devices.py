@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 
 from polyrec.models.errors import PolyrecError
 from polyrec.models.files import Strict, read_yaml, validate_as
-from polyrec.models.tiers.placement import RemoteStore
+from polyrec.models.tiers.tier_settings import RemoteStore
 
 Bytes = Annotated[int, Field(ge=0)]
 Real = Annotated[float, Field(gt=0, allow_inf_nan=False)]

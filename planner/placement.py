@@ -14,7 +14,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from polyrec.models.files import Strict
-from polyrec.models.tiers.placement import RemoteStore, TierCuts
+from polyrec.models.tiers.tier_settings import RemoteStore, TierCuts
 
 Count = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]

@@ -25,9 +25,9 @@ from polyrec.models.schema.schema import load_schema
 from polyrec.models.tiers.device.fused import FusedLookups
 from polyrec.models.tiers.device.transfer_costs import COPIED, DIRECT
 from polyrec.models.tiers.opening import open_stack, rows_of_weight
-from polyrec.models.tiers.placement import Placement
 from polyrec.models.tiers.row_format import RowFormat
 from polyrec.models.tiers.rows import TieredRows
+from polyrec.models.tiers.tier_settings import TierSettings
 from polyrec.models.transfer import on_device
 
 WIDTH = 64
@@ -50,7 +50,7 @@ class GpuModel:
             self.row_format,
             self.tables,
             rows_of_weight(self.weight, self.row_format),
-            Placement.model_validate({"cuts": cuts}),
+            TierSettings.model_validate({"cuts": cuts}),
             device=device,
         )
         torch.manual_seed(seed)

@@ -24,9 +24,9 @@ from benchmarks.tiers.generated_model import zipf
 from polyrec.models.dlrm.precision import Precision
 from polyrec.models.embeddings.store import open_rows, quantize
 from polyrec.models.tiers.opening import open_stack, rows_of_weight
-from polyrec.models.tiers.placement import Placement
 from polyrec.models.tiers.row_format import RowFormat
 from polyrec.models.tiers.rows import TieredRows
+from polyrec.models.tiers.tier_settings import TierSettings
 
 TABLES, ROWS, BATCH, WIDTH = 26, 80_000, 256, 64
 
@@ -92,7 +92,7 @@ def main() -> None:
             }
             stacks = []
             for name, huge in (("tiers", True), ("tiers, small pages", False)):
-                placement = Placement(huge_pages=huge)
+                placement = TierSettings(huge_pages=huge)
                 stacks.append(open_stack(row_format, sizes, rows_of_weight(weight, row_format), placement))
                 ways[name] = TieredRows(stacks[-1]).gather
             peer = fbgemm(weight) if precision == "fp32" else None

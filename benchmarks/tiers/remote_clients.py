@@ -40,11 +40,11 @@ from polyrec.measure.machine.cpu import model as cpu_model
 from polyrec.models.runtimes import open_runtime
 from polyrec.models.runtimes.runtime import Runtime
 from polyrec.models.schema.batch import I64, Batch
-from polyrec.models.tiers.placement import Placement
 from polyrec.models.tiers.remote.remote import RemoteTier
 from polyrec.models.tiers.slab import Bytes
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.stage import open_tiers
+from polyrec.models.tiers.tier_settings import TierSettings
 from tests.models.tiers.redis_cluster import RedisCluster
 from tests.models.tiers.redis_server import RedisServer
 
@@ -182,7 +182,7 @@ def compared(clustered: bool, args: argparse.Namespace, folder: Path) -> list[di
     found = []
     with store(clustered, folder) as url:
         placed = {"url": url, "fill": True, "timeout_ms": 1e3 * TIMEOUT_S, "prefix": PREFIX}
-        stack = open_tiers(bundle, Placement.model_validate({"cuts": cuts, "remote": placed}))
+        stack = open_tiers(bundle, TierSettings.model_validate({"cuts": cuts, "remote": placed}))
         ours = stack.tiers.remote
         assert ours is not None
         opened = clients(url, clustered, ours, stack.tiers.layout.tables, args.before)

@@ -50,9 +50,9 @@ from polyrec.models.schema.popularity import calibrate
 from polyrec.models.schema.schema import load_schema
 from polyrec.models.tiers.budget import CACHE_SHARE, split_memory
 from polyrec.models.tiers.opening import open_stack
-from polyrec.models.tiers.placement import Placement
 from polyrec.models.tiers.row_format import RowFormat
 from polyrec.models.tiers.rows import TieredRows
+from polyrec.models.tiers.tier_settings import TierSettings
 from polyrec.models.tiers.updates.drift import Drift
 
 BATCH_ROWS = 64
@@ -113,7 +113,7 @@ def served(world: SkewData, budget: int, cached: float, follow: bool) -> dict[st
     rates: list[float] = []
     moved = 0
     with tempfile.TemporaryDirectory() as folder:
-        placement = Placement(cuts=share.cuts, cache_bytes=share.cache_bytes, directory=Path(folder))
+        placement = TierSettings(cuts=share.cuts, cache_bytes=share.cache_bytes, directory=Path(folder))
         sizes = dict(zip(fused.tables, fused.sizes, strict=True))
         stack = open_stack(
             FORM,

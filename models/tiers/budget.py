@@ -13,7 +13,7 @@ from polyrec.models.embeddings.cuts import tiers_within
 from polyrec.models.schema.vocabulary import Vocabulary
 from polyrec.models.tiers.disk.page_cache import DEFAULT, PAGE_INDEX_BYTES, SLOT_INDEX_BYTES
 from polyrec.models.tiers.disk.row_cache import ROW_INDEX_BYTES
-from polyrec.models.tiers.placement import PAGE_BYTES, TierCuts
+from polyrec.models.tiers.tier_settings import PAGE_BYTES, TierCuts
 
 CACHE_SHARE = 0.1
 """Share of the host's budget for the cache: between 0.05 and 0.2 hit rates differ little
@@ -23,7 +23,7 @@ CACHE_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class MemorySplit:
-    """cuts: rows of each table in each tier. cache_bytes: as polyrec.models.tiers.placement.Placement has
+    """cuts: rows of each table in each tier. cache_bytes: as polyrec.models.tiers.tier_settings.Placement has
     it. index_bytes: index of the cache; rows, cache and index together are at most the host's budget."""
 
     cuts: dict[str, TierCuts]

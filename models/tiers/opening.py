@@ -21,12 +21,12 @@ from polyrec.models.schema.vocabulary import Vocabulary, ids_of_ranks
 from polyrec.models.tiers.disk.disk import DiskTier
 from polyrec.models.tiers.disk.page_file import pages_of, write_pages
 from polyrec.models.tiers.layout import DEVICE, DISK, HOST, REMOTE, TierLayout
-from polyrec.models.tiers.placement import PAGE_BYTES, Placement, RemoteStore
 from polyrec.models.tiers.remote.login import login_of
 from polyrec.models.tiers.row_format import RowFormat
 from polyrec.models.tiers.slab import Bytes, RowSource, Slab
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.tier_set import TierSet
+from polyrec.models.tiers.tier_settings import PAGE_BYTES, RemoteStore, TierSettings
 from polyrec.models.tiers.updates.changes import Changes
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def open_stack(
     row_format: RowFormat,
     sizes: Mapping[str, int],
     source: RowSource,
-    placement: Placement,
+    placement: TierSettings,
     encoder: Encoder | None = None,
     device: torch.device | str = "cpu",
     changes: Changes | None = None,
@@ -119,7 +119,7 @@ def _open_disk(
     slab: Slab,
     layout: TierLayout,
     source: RowSource,
-    placement: Placement,
+    placement: TierSettings,
     vocabularies: Sequence[Vocabulary],
 ) -> DiskTier:
     assert placement.directory is not None

@@ -18,10 +18,10 @@ from polyrec.models.errors import RuntimeUnavailable
 from polyrec.models.schema.batch import Batch
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.tiers.opening import open_stack, rows_of_weight
-from polyrec.models.tiers.placement import Placement
 from polyrec.models.tiers.row_format import RowFormat
 from polyrec.models.tiers.rows import TieredRows
 from polyrec.models.tiers.stack import TierStack
+from polyrec.models.tiers.tier_settings import TierSettings
 from polyrec.models.tiers.updates.changes import Changes
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 def open_tiers(
     bundle: Bundle | BundleWeights,
-    placement: Placement,
+    placement: TierSettings,
     device: torch.device | str = "cpu",
     encoder: Encoder | None = None,
     changes: Changes | None = None,

@@ -16,12 +16,12 @@ from polyrec.models.amounts import ms, size
 from polyrec.models.errors import BundleError
 from polyrec.planner.deployment.bundle_contents import read_tables
 from polyrec.planner.deployment.forecast import forecast
-from polyrec.planner.deployment.placement import fill_spare_memory, make_placement
 from polyrec.planner.deployment.requirements import Requirements
 from polyrec.planner.deployment.residency import Tables
 from polyrec.planner.deployment.solver.choice import TIME_LIMIT_S, Choice, add_reserve, choose, share_load
 from polyrec.planner.deployment.solver.problem import Problem, build_problem
 from polyrec.planner.deployment.solver.program import PlanImpossible
+from polyrec.planner.deployment.spare_memory import fill_spare_memory, make_placement
 from polyrec.planner.deployment.tier_cost import tiers_below
 from polyrec.planner.plan import Limits, Plan, PlannedLane, PlannedPath, Routing
 from polyrec.planner.profile import PathProfile, Profile

@@ -34,7 +34,7 @@ from polyrec.server.lanes.opening import LaneOpening, open_lanes, open_path
 from polyrec.server.metrics.counting import EndpointMetrics, Recorder
 from polyrec.server.metrics.metrics import Metrics
 from polyrec.server.metrics.statistics import Statistics
-from polyrec.server.tiers.placement import TierSet, open_tier_set
+from polyrec.server.tiers.plan_tiers import TierSet, open_tier_set
 from polyrec.server.tiers.update_store import UpdateStore
 
 log = logging.getLogger("polyrec.serving")

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from polyrec.models.tiers.placement import RemoteStore
+from polyrec.models.tiers.tier_settings import RemoteStore
 from polyrec.planner.deployment.rank_accesses import RankedAccesses
 from polyrec.planner.deployment.residency import Tables
 from polyrec.planner.devices import Device, Machine, Remote

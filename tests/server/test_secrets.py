@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 
 from polyrec.models.bundle.bundle import Bundle
-from polyrec.models.tiers.placement import RemoteStore, TierCuts
+from polyrec.models.tiers.tier_settings import RemoteStore, TierCuts
 from polyrec.planner.placement import PlacedPath, Placement
 from polyrec.planner.plan import Plan, save_plan
 from polyrec.server.app.run import start

@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from polyrec.models.errors import RuntimeUnavailable
 from polyrec.models.files import read_regular
-from polyrec.models.tiers.placement import RemoteStore
+from polyrec.models.tiers.tier_settings import RemoteStore
 
 MOST_PASSWORD_BYTES = 4096
 

@@ -18,8 +18,8 @@ from polyrec.models.errors import RuntimeUnavailable
 from polyrec.models.runtimes import NAMES, best_runtime, open_runtime, predict_rows
 from polyrec.models.runtimes.onnx_graph import QUANTIZED_FROM
 from polyrec.models.schema.batch import Batch
-from polyrec.models.tiers.placement import Placement
 from polyrec.models.tiers.stage import open_tiers
+from polyrec.models.tiers.tier_settings import TierSettings
 from polyrec.models.training.trainer import predict
 from tests.models.random_batches import random_batch
 
@@ -121,7 +121,7 @@ def test_rows_in_tiers_give_the_answers_of_rows_in_memory(
     cuts = {}
     for table, v in bundle.encoder.vocabularies.items():
         cuts[table] = {"device": int(near * v.rows), "host": v.rows - int(near * v.rows)}
-    stack = open_tiers(bundle, Placement.model_validate({"cuts": cuts}), device)
+    stack = open_tiers(bundle, TierSettings.model_validate({"cuts": cuts}), device)
     over, flat = open_runtime("torch", bundle, device, tiers=stack), open_runtime("torch", bundle)
     for rows in (1, 2, 9, 300, 300, 300):
         plain = data.batch(np.arange(rows))

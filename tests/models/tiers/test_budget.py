@@ -12,9 +12,9 @@ from polyrec.models.embeddings.cuts import stored_within
 from polyrec.models.tiers.budget import split_memory
 from polyrec.models.tiers.layout import HOST
 from polyrec.models.tiers.opening import hottest, open_stack, rows_of_weight
-from polyrec.models.tiers.placement import Placement
 from polyrec.models.tiers.rows import TieredRows
 from polyrec.models.tiers.stack import TierStack
+from polyrec.models.tiers.tier_settings import TierSettings
 from tests.models.tiers.worlds import FORM, encoder_of, flat_weight
 
 SIZES = {"a": 30_000, "b": 9000, "c": 40}
@@ -23,7 +23,7 @@ SIZES = {"a": 30_000, "b": 9000, "c": 40}
 def opened(tmp_path: Path, budget: int) -> TierStack:
     encoder = encoder_of(SIZES)
     share = split_memory(encoder.vocabularies, FORM.bytes, budget)
-    placement = Placement(cuts=share.cuts, cache_bytes=share.cache_bytes, directory=tmp_path)
+    placement = TierSettings(cuts=share.cuts, cache_bytes=share.cache_bytes, directory=tmp_path)
     return open_stack(FORM, SIZES, rows_of_weight(flat_weight(encoder), FORM), placement, encoder)
 
 

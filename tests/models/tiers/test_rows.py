@@ -14,9 +14,9 @@ from polyrec.models.dlrm.precision import Precision
 from polyrec.models.embeddings.store import open_rows, quantize
 from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.opening import open_stack, rows_of_weight
-from polyrec.models.tiers.placement import Placement
 from polyrec.models.tiers.row_format import RowFormat
 from polyrec.models.tiers.rows import TieredRows
+from polyrec.models.tiers.tier_settings import TierSettings
 
 PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "int8", "int4")
 
@@ -49,7 +49,7 @@ def test_any_tiers_give_bit_identical_rows_to_the_flat_table_with_updates_betwee
     row_format = RowFormat(width, precision)
     weight = packed(random, total, width, precision)
     flat = open_rows(weight.clone(), precision)
-    placement = Placement.model_validate(
+    placement = TierSettings.model_validate(
         {
             "cuts": random_cuts(random, sizes),
             "cache_bytes": 4096 * int(random.integers(1, 12)),
@@ -95,7 +95,7 @@ def last_wins(weight: torch.Tensor, rows: I64, values: torch.Tensor) -> None:
 def test_a_cache_of_one_page_gathers_a_batch_of_many_pages(tmp_path: Path) -> None:
     weight = packed(np.random.default_rng(0), 5000, 16, "fp32")
     row_format = RowFormat(16, "fp32")
-    placement = Placement.model_validate(
+    placement = TierSettings.model_validate(
         {"cuts": {"t": {"disk": 5000}}, "cache_bytes": 4096, "directory": tmp_path}
     )
     stack = open_stack(row_format, {"t": 5000}, rows_of_weight(weight, row_format), placement)

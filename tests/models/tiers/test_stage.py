@@ -13,18 +13,18 @@ from polyrec.models.dlrm.representation import Kind, Representation, initial_sta
 from polyrec.models.embeddings.computed import Encoding
 from polyrec.models.errors import RuntimeUnavailable
 from polyrec.models.runtimes import open_runtime
-from polyrec.models.tiers.placement import Placement
 from polyrec.models.tiers.stage import open_tiers, prefetch, tiered_rows
+from polyrec.models.tiers.tier_settings import TierSettings
 from tests.models.random_batches import random_batch
 
 
-def spread(bundle: Bundle, directory: Path) -> Placement:
+def spread(bundle: Bundle, directory: Path) -> TierSettings:
     """A tenth of every table on the device, a fifth in memory, the rest on disk."""
     cuts = {}
     for table, v in bundle.encoder.vocabularies.items():
         device, host = v.rows // 10, v.rows // 5
         cuts[table] = {"device": device, "host": host, "disk": v.rows - device - host}
-    return Placement.model_validate({"cuts": cuts, "cache_bytes": 4096, "directory": directory})
+    return TierSettings.model_validate({"cuts": cuts, "cache_bytes": 4096, "directory": directory})
 
 
 @pytest.mark.parametrize("name", ["torch", "onnx"])
@@ -92,6 +92,6 @@ def test_lanes_share_one_stack(bundle: Bundle, tmp_path: Path) -> None:
 
 def test_cuts_of_another_model_are_reported_by_table(bundle: Bundle, bundle_dir: Path) -> None:
     with pytest.raises(RuntimeUnavailable, match=r"table 'item' has \d+ rows, its tier cuts are"):
-        open_tiers(load_bundle(bundle_dir), Placement.model_validate({"cuts": {"item": {"host": 1}}}))
+        open_tiers(load_bundle(bundle_dir), TierSettings.model_validate({"cuts": {"item": {"host": 1}}}))
     with pytest.raises(RuntimeUnavailable, match="'nothing', which the model does not have"):
-        open_tiers(bundle, Placement.model_validate({"cuts": {"nothing": {"host": 1}}}))
+        open_tiers(bundle, TierSettings.model_validate({"cuts": {"nothing": {"host": 1}}}))

@@ -14,9 +14,9 @@ from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.schema import Categorical, Label, Schema, Split
 from polyrec.models.schema.vocabulary import Vocabulary
 from polyrec.models.tiers.opening import open_stack, rows_of_weight
-from polyrec.models.tiers.placement import Placement
 from polyrec.models.tiers.row_format import RowFormat
 from polyrec.models.tiers.stack import TierStack
+from polyrec.models.tiers.tier_settings import TierSettings
 from polyrec.models.tiers.updates.changes import Changes
 
 WIDTH = 8
@@ -71,7 +71,7 @@ def world(
         cuts[table] = dict(zip(("device", "host", "disk"), held, strict=True))
         last = "remote" if "remote" in settings else "disk"
         cuts[table][last] = cuts[table].get(last, 0) + rest
-    placement = Placement.model_validate(
+    placement = TierSettings.model_validate(
         {"cuts": cuts, "cache_bytes": 8 * 4096, "directory": directory, **settings}
     )
     sizes = {t: v.rows for t, v in encoder.vocabularies.items()}

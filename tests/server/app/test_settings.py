@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from polyrec.models.tiers.placement import RemoteStore, TierCuts
+from polyrec.models.tiers.tier_settings import RemoteStore, TierCuts
 from polyrec.planner.placement import PlacedPath, Placement
 from polyrec.planner.plan import load_plan, save_plan, single_path_plan
 from polyrec.server.app.settings import Settings, SettingsError, load_settings

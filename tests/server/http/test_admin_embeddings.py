@@ -13,10 +13,10 @@ import torch
 from starlette.applications import Starlette
 
 from polyrec.models.bundle.bundle import Bundle
-from polyrec.models.tiers.placement import Placement
 from polyrec.models.tiers.rows import TieredRows
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.stage import open_tiers
+from polyrec.models.tiers.tier_settings import TierSettings
 from polyrec.models.tiers.updates.update import TableUpdate, save_update
 from polyrec.server.app.engine import Engine
 from polyrec.server.http.access import Access
@@ -30,7 +30,7 @@ TOKEN = {"authorization": "Bearer secret"}
 def stack(bundle: Bundle, tmp_path: Path) -> Iterator[TierStack]:
     rows = bundle.encoder.vocabularies["item"].rows
     placement = {"cuts": {"item": {"host": 10, "disk": rows - 10}}, "directory": tmp_path}
-    stack = open_tiers(bundle, Placement.model_validate(placement))
+    stack = open_tiers(bundle, TierSettings.model_validate(placement))
     yield stack
     stack.close()
 

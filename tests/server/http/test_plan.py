@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from polyrec.models.tiers.placement import RemoteStore, TierCuts
+from polyrec.models.tiers.tier_settings import RemoteStore, TierCuts
 from polyrec.planner.placement import PlacedPath, Placement
 from polyrec.planner.plan import Plan
 from polyrec.server.http.plan import redact

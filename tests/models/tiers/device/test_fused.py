@@ -19,10 +19,10 @@ from polyrec.models.tiers.device.fused import PLANNED, FusedLookups, can_fuse
 from polyrec.models.tiers.device.transfer_costs import COPIED, DIRECT
 from polyrec.models.tiers.layout import DEVICE
 from polyrec.models.tiers.opening import open_stack, rows_of_weight
-from polyrec.models.tiers.placement import Placement
 from polyrec.models.tiers.row_format import RowFormat
 from polyrec.models.tiers.rows import TieredRows
 from polyrec.models.tiers.stack import TierStack
+from polyrec.models.tiers.tier_settings import TierSettings
 from tests.models.random_batches import random_batch
 
 WIDTH = 16
@@ -72,7 +72,8 @@ class World:
             near = int(random.integers(1, rows))
             host = int(random.integers(0, rows - near)) if disk else rows - near
             cuts[table] = {"device": near, "host": host, "disk": rows - near - host}
-        placement = Placement.model_validate({"cuts": cuts, "cache_bytes": 1 << 16, "directory": directory})
+        settings = {"cuts": cuts, "cache_bytes": 1 << 16, "directory": directory}
+        placement = TierSettings.model_validate(settings)
         source = rows_of_weight(self.weight, self.row_format)
         self.stack: TierStack = open_stack(self.row_format, ROWS, source, placement, device=device)
         self.flat = TableStage(self.schema, ROWS, self.weight, precision)

@@ -12,11 +12,11 @@ import torch
 from pydantic import SecretStr
 
 from polyrec.models.errors import RuntimeUnavailable
-from polyrec.models.tiers.placement import RemoteStore
 from polyrec.models.tiers.remote.login import Login, bare, login_of, place
 from polyrec.models.tiers.remote.remote import RemoteTier
 from polyrec.models.tiers.remote.server import Server
 from polyrec.models.tiers.rows import TieredRows
+from polyrec.models.tiers.tier_settings import RemoteStore
 from tests.models.tiers.redis_server import RedisServer
 from tests.models.tiers.waiting import wait_until
 from tests.models.tiers.worlds import encoder_of, flat_weight, world

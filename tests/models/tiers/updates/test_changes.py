@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.tiers.opening import open_stack, rows_of_weight
-from polyrec.models.tiers.placement import Placement
 from polyrec.models.tiers.rows import TieredRows
 from polyrec.models.tiers.slab import Bytes
 from polyrec.models.tiers.stack import TierStack
+from polyrec.models.tiers.tier_settings import TierSettings
 from polyrec.models.tiers.updates.changes import Changes
 from polyrec.models.tiers.updates.update import TableUpdate, UpdateError, apply_update
 from tests.models.tiers.redis_server import RedisServer
@@ -99,7 +99,7 @@ def test_an_update_that_comes_while_tiers_are_filled_is_not_lost(changes: Change
         FORM,
         SIZES,
         read,
-        Placement.model_validate({"cuts": placement, "cache_bytes": 4096, "directory": tmp_path}),
+        TierSettings.model_validate({"cuts": placement, "cache_bytes": 4096, "directory": tmp_path}),
         ENCODER,
         changes=changes,
     )

@@ -17,10 +17,9 @@ from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.embeddings.computed import HybridStage
 from polyrec.models.errors import RuntimeUnavailable
 from polyrec.models.schema.encoder import Encoder
-from polyrec.models.tiers import placement as tiers
-from polyrec.models.tiers.placement import PAGE_BYTES
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.stage import open_tiers
+from polyrec.models.tiers.tier_settings import PAGE_BYTES, TierSettings
 from polyrec.models.tiers.updates.changes import Changes
 from polyrec.models.tiers.updates.drift import Drift
 from polyrec.planner.placement import DIRECTORY, PlacedPath, Placement
@@ -31,7 +30,7 @@ from polyrec.server.tiers.update_store import UpdateStore
 
 log = logging.getLogger("polyrec.serving")
 
-CACHE_BYTES: int = tiers.Placement.model_fields["cache_bytes"].default
+CACHE_BYTES: int = TierSettings.model_fields["cache_bytes"].default
 Place = tuple[Path, str]
 """A bundle on a device."""
 
@@ -158,7 +157,7 @@ def _open_stack(
         raise PlanError(
             f"path '{planned.name}': {planned.runtime} looks rows up on the host; put none on the device"
         )
-    cuts = tiers.Placement(
+    cuts = TierSettings(
         cuts=placed.tables,
         directory=placement.directory or DIRECTORY,
         remote=placement.remote,

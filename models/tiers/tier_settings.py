@@ -56,7 +56,7 @@ class RemoteStore(Strict):
         return None
 
 
-class Placement(Strict):
+class TierSettings(Strict):
     """Tiers of one path's rows. A table that `cuts` does not name is in host memory.
 
     cache_bytes: of host memory, for the disk tier's cache. directory: folder of a local disk for the disk
@@ -72,7 +72,7 @@ class Placement(Strict):
     remote: RemoteStore | None = None
 
     @model_validator(mode="after")
-    def _tiers_are_there(self) -> Placement:
+    def _tiers_are_there(self) -> TierSettings:
         for table, cuts in self.cuts.items():
             if cuts.remote and self.remote is None:
                 raise ValueError(f"table '{table}' has remote rows, but no `remote` store is named")

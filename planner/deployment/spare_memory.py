@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from polyrec.models.tiers.budget import CACHE_SHARE
-from polyrec.models.tiers.placement import TierCuts
+from polyrec.models.tiers.tier_settings import TierCuts
 from polyrec.planner.deployment.occupancy import memory_occupancy
 from polyrec.planner.deployment.option import Option
 from polyrec.planner.deployment.rank_accesses import RankedAccesses
