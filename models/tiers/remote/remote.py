@@ -246,7 +246,8 @@ def _send(part: ServerRows, connection: Connection, commands: Sequence[tuple[byt
 def _replies(request: ServerRequest, until_s: float) -> tuple[list[Any], Exception | None]:
     """Reads the replies that arrive in time, ReplyErrors included; returns also why the others did not."""
     # by the socket: redis-py's read_response takes 2 microseconds for each, a tenth of which is hiredis's
-    connection, reader, replies = request.connection._sock, Reader(), []
+    connection, reader = request.connection._sock, Reader()
+    replies: list[Any] = []
     failure: Exception | None = None
     try:
         while len(replies) < request.replies:
