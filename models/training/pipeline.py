@@ -101,6 +101,11 @@ class Training(Strict):
         except ValidationError as e:
             raise DataError(one_line(e)) from None
 
+    def with_widths(self, widths: tuple[int, ...]) -> Training:
+        """Returns a copy that trains these nested widths, the last of them the table's."""
+        shape = self.architecture.model_copy(update={"width": widths[-1], "widths": widths})
+        return self.model_copy(update={"architecture": shape})
+
     def with_recipe(self, changes: Mapping[str, Any]) -> Training:
         """Returns a copy with some keys of the recipe changed. Raises DataError on a value out of range."""
         try:

@@ -1,10 +1,10 @@
-"""`polyrec demo`: all steps on generated data: train, profile, plan, serve, answer, keep serving."""
+"""`polyrec demo`: all steps on generated data: train, profile, plan, serve, answer, load, keep serving."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from polyrec.loadtest.arguments import non_negative_int
 
@@ -16,10 +16,14 @@ if TYPE_CHECKING:
     Say = Callable[[str], None]
     Quality = Mapping[str, float | int | None]
 
-HELP = "generate data, train, profile, plan, serve and answer a ranking request"
+HELP = "generate data, train, profile, plan, serve, answer a ranking request, and load the server"
 EXAMPLE = "polyrec demo --once"
 
-KINDS: tuple[Literal["table", "hybrid"], ...] = ("table", "hybrid")
+WIDTHS = (4, 16, 32)
+"""One table, three sizes of model: the first 4, 16 or 32 columns of each row."""
+LOADS = (("at rest", 0.05), ("busy", 0.9))
+"""Loads to show, as shares of what the lanes can do on their fastest paths."""
+LOAD_SECONDS = 3.0
 SLOS_MS = (20, 50, 200, 1000)
 """Candidates for the SLO: the demo plans for the first that this machine can meet."""
 TRAFFIC = "rate=1000,sizes=lognormal:23"
@@ -59,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     make_folder(out)
     begin = time.perf_counter()
     clicks, schema = _generate(out, args.rows, args.seed, say)
-    test, ceiling = _train(out, clicks, schema, say)
+    metrics, ceiling = _train(out, clicks, schema, say)
     _plan(out, clicks, say)
     rank_body, predict_body = _request_bodies(clicks, schema)
     (out / "rank.json").write_bytes(rank_body)
@@ -71,8 +75,10 @@ def run(args: argparse.Namespace) -> int:
         seconds = time.perf_counter() - begin
         say(f"6. POST /v1/rank with {out / 'rank.json'}, answered by {headers['x-polyrec-path']}:")
         say(f"   {json.dumps(answer)}")
+        loads = _load(server.url, out, clicks, say)
         if args.json:
-            result = {"metrics": test, "planted": ceiling, "answer": answer, "url": server.url}
+            result = {"metrics": metrics, "planted": ceiling, "answer": answer, "url": server.url}
+            result |= {"loads": loads}
             print(json.dumps(result | {"seconds": round(seconds, 1)}), flush=True)
         if args.once:
             return 0
@@ -97,8 +103,8 @@ def _generate(out: Path, rows: int, seed: int, say: Say) -> tuple[Path, Schema]:
     return planted.path, load_schema("trivago")
 
 
-def _train(out: Path, clicks: Path, schema: Schema, say: Say) -> tuple[Quality, Quality]:
-    """Trains a bundle of each kind; returns the first one's quality on the test rows, and its ceiling."""
+def _train(out: Path, clicks: Path, schema: Schema, say: Say) -> tuple[dict[str, Quality], Quality]:
+    """Trains one bundle of nested widths; returns each one's figures on the test rows, and their ceiling."""
     from math import nan
 
     from polyrec.cli.progress import Bars
@@ -109,25 +115,20 @@ def _train(out: Path, clicks: Path, schema: Schema, say: Say) -> tuple[Quality, 
 
     reader = open_data(clicks, schema)
     with Bars() as bars:
-        bundles = [
-            Learner(
-                reader,
-                schema,
-                default_training(schema),
-                kind=kind,
-                baselines=kind == KINDS[0],
-                phase=bars.phase,
-                progress=bars.training,
-            ).learn(out / kind, replace=True)
-            for kind in KINDS
-        ]
+        training = default_training(schema).with_widths(WIDTHS)
+        learner = Learner(reader, schema, training, phase=bars.phase, progress=bars.training)
+        bundle = learner.learn(out / "table", replace=True)
     ceiling = best_possible_quality(clicks, fit_splitter(reader, schema)).as_dict()
-    tests = [bundle.manifest.metrics["test"] for bundle in bundles]
-    say("2. trained, and measured on the test rows, beside the ceiling that the generator planted:")
-    say(f"   {'':>11} {''.join(f'{kind:>10}' for kind in KINDS)}   planted")
+    tests = {view.name: view.test_metrics for view in bundle.by_width()}
+    constant = bundle.manifest.metrics.get("constant", {})
+    say("2. trained one table with heads for three widths; each on the test rows, beside a constant")
+    say("   prediction and the ceiling that the generator planted:")
+    say(f"   {'':>11} {'constant':>10}{''.join(f'{name:>11}' for name in tests)}    planted")
     for key in ("information", "auc", "log_loss", "mrr"):
-        say(f"   {key:>11} {''.join(f'{test[key]:10.4f}' for test in tests)} {ceiling.get(key, nan):9.4f}")
-    return tests[0], ceiling
+        figures = [constant.get(key), *(test.get(key) for test in tests.values()), ceiling.get(key)]
+        say(f"   {key:>11}" + "".join(f"{nan if v is None else v:11.4f}" for v in figures))
+    say("   (information: the share of the clicks' uncertainty that is explained; the router's currency)")
+    return dict(tests), ceiling
 
 
 def _plan(out: Path, clicks: Path, say: Say) -> None:
@@ -135,10 +136,9 @@ def _plan(out: Path, clicks: Path, say: Say) -> None:
     from polyrec.models.errors import PolyrecError
     from polyrec.planner.plan import load_plan
 
-    folders = [str(out / kind) for kind in KINDS]
     profile, planned = str(out / "profile.json"), str(out / "plan.json")
     quickly = ("--seconds", "1", "--max-rows", "1024", "--fresh", "--data", str(clicks))
-    if error := _run_verb("profile", *folders, *quickly, "--out", profile):
+    if error := _run_verb("profile", str(out / "table"), *quickly, "--out", profile):
         raise PolyrecError(error)
     say(f"3. profiled on this machine: {profile} (quickly; `polyrec profile` takes its time)")
     for slo_ms in SLOS_MS:
@@ -186,6 +186,43 @@ def _request_bodies(path: Path, schema: Schema) -> tuple[bytes, bytes]:
         "instances": last.slice(0, 2).select(schema.context.names + schema.candidate.names).to_pylist()
     }
     return json.dumps(rank).encode(), json.dumps(predict).encode()
+
+
+def _load(url: str, out: Path, clicks: Path, say: Say) -> list[dict[str, Any]]:
+    """Sends the data's requests at a low and at a high rate; returns the figures of each load."""
+    import numpy as np
+
+    from polyrec.loadtest.drivers.connection import Target
+    from polyrec.loadtest.drivers.load import load_of
+    from polyrec.loadtest.drivers.open_loop import Limits, run
+    from polyrec.loadtest.drivers.server_pages import get_json, path_qualities
+    from polyrec.loadtest.results.figures import figures
+    from polyrec.loadtest.traffic.request_bodies import RANK
+    from polyrec.loadtest.traffic.source import open_source
+    from polyrec.models.bundle.bundle import load_bundle
+    from polyrec.planner.arrivals import arrival_times
+    from polyrec.planner.plan import load_plan
+    from polyrec.planner.traffic import Arrivals
+
+    source = open_source(str(clicks), load_bundle(out / "table"), 0)
+    target = Target(url + RANK, {"Content-Type": "application/json"})
+    budget_s = load_plan(out / "plan.json").default_budget_ms / 1e3
+    quality, accuracy = path_qualities(url)
+    rows_s = get_json(url, "/v1/paths")["routing"]["total_rate"]
+    found = []
+    say(f"7. which width answers, {LOAD_SECONDS:g} s at each load, {1e3 * budget_s:g} ms for a request:")
+    for name, share in LOADS:
+        rows, _ = source.shuffled(1000, 0)
+        rate = share * rows_s / float(np.mean(rows))
+        due = arrival_times(Arrivals(), rate, LOAD_SECONDS, np.random.default_rng(0))
+        rows, body = source.shuffled(due.size, 0)
+        load = load_of(target, due, LOAD_SECONDS, body, rows=rows, budget_s=budget_s, prepare=True)
+        seen = figures(run(target, load, Limits()), quality, accuracy)
+        mix = ", ".join(f"{path} {part:.0%}" for path, part in seen.mix.items() if part >= 0.005)
+        say(f"   {name:>8}: {rate:7,.0f} requests/s, {seen.ok:6.1%} in time, answered by {mix or 'nothing'};")
+        say(f"             information {seen.quality or 0:.4f} a row")
+        found.append({"load": name, "rate": rate, "ok": seen.ok, "quality": seen.quality, "mix": seen.mix})
+    return found
 
 
 def _post(url: str, body: bytes) -> tuple[Mapping[str, str], Any]:
