@@ -27,6 +27,17 @@ def positive_float(text: str) -> float:
     return number
 
 
+UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def duration(text: str) -> float:
+    """Parses a duration as seconds: `90s`, `10m`, `1.5h`. Raises ArgumentTypeError."""
+    try:
+        return positive_float(text[:-1]) * UNITS[text[-1:]]
+    except (KeyError, ValueError, argparse.ArgumentTypeError):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a duration like 90s, 10m or 1.5h") from None
+
+
 def non_negative_int(text: str) -> int:
     """Parses a whole number from 0 to 2^63 - 1, like a seed. Raises ArgumentTypeError."""
     number = int(text)

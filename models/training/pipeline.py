@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from math import log
 from pathlib import Path
 from typing import Annotated, Any
@@ -136,14 +136,14 @@ def id_dropout(
 
 
 @dataclass(frozen=True, slots=True)
-class _Fitted:
+class Fitted:
     """What a training gives. unseen: see models/training/unseen.py."""
 
     encoder: Encoder
     history: History
     model: DLRM
     unseen: dict[str, float]
-    baselines: Baselines | None
+    baselines: Baselines | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +153,7 @@ class Learner:
     sample: share of the rows that determine the popularity order, see models/schema/popularity.py.
     calibration: an existing one to use instead of counting.
     baselines: whether to train and measure models/training/baselines.py too.
+    record: more entries for the manifest's `training`.
     """
 
     reader: DataReader
@@ -164,6 +165,7 @@ class Learner:
     baselines: bool = True
     phase: Phase = lambda _name, _rows: lambda _done: None
     progress: Progress | None = None
+    record: Mapping[str, Any] = field(default_factory=dict)
 
     def learn(self, out: str | Path, replace: bool = False) -> Bundle:
         """Trains, measures on the test rows and writes the bundle."""
@@ -176,7 +178,7 @@ class Learner:
         encoder, history, model = fitted.encoder, fitted.history, fitted.model
         kept = self.schema.label.negatives_kept
         shift_log_odds(model, log(kept))
-        with self._encode(encoder, splitter, (TEST,)) as test:
+        with self.encoded(encoder, splitter, (TEST,)) as test:
             quality = measure_widths(model, test, self.schema)
             baselines = fitted.baselines.measure(test, kept) if fitted.baselines else {}
         return write_bundle(
@@ -195,32 +197,38 @@ class Learner:
                 "steps_per_epoch": history.steps_per_epoch,
                 "unseen": fitted.unseen,
                 "data": {"fingerprint": self.reader.fingerprint(), "path": self.reader.path.name},
+                **self.record,
             },
             replace=replace,
         )
 
-    def _fit(self, splitter: Splitter) -> _Fitted:
-        encoder = self._calibrate(splitter, (TRAIN,))
-        with self._encode(encoder, splitter, (TRAIN, VALIDATION)) as data:
+    def _fit(self, splitter: Splitter) -> Fitted:
+        encoder = self.encoder_of(splitter, (TRAIN,))
+        with self.encoded(encoder, splitter, (TRAIN, VALIDATION)) as data:
             training, validation = data.select(TRAIN), data.select(VALIDATION)
             for name, rows in (("train", training), ("validation", validation)):
                 if not rows.size:
                     raise DataError(f"{self.reader.path}: the split leaves no {name} rows")
-            model = self._model(encoder)
-            recipe = self.training.recipe
-            unseen = unseen_shares(encoder, data, training, validation) if recipe.hide == "unseen" else {}
-            hide = id_dropout(recipe, encoder, data, training, unseen)
-            history = fit(model, data, training, validation, recipe, hide, self.progress)
-            baselines = (
-                Baselines.fit(encoder, data, training, validation, recipe.seed) if self.baselines else None
-            )
-            return _Fitted(encoder, history, model, unseen, baselines)
+            fitted = self.fit(encoder, data, training, validation)
+            if not self.baselines:
+                return fitted
+            seed = self.training.recipe.seed
+            baselines = Baselines.fit(encoder, data, training, validation, seed)
+            return dataclasses.replace(fitted, baselines=baselines)
 
-    def _refit(self, splitter: Splitter, fitted: _Fitted) -> _Fitted:
+    def fit(self, encoder: Encoder, data: TrainingRows, training: I64, validation: I64) -> Fitted:
+        """Trains a model on the rows `training` and chooses its weights on the rows `validation`."""
+        model, recipe = self.initial_model(encoder), self.training.recipe
+        unseen = unseen_shares(encoder, data, training, validation) if recipe.hide == "unseen" else {}
+        hide = id_dropout(recipe, encoder, data, training, unseen)
+        history = fit(model, data, training, validation, recipe, hide, self.progress)
+        return Fitted(encoder, history, model, unseen)
+
+    def _refit(self, splitter: Splitter, fitted: Fitted) -> Fitted:
         """Trains a fresh model on training and validation rows together."""
-        encoder = self._calibrate(splitter, (TRAIN, VALIDATION))
-        with self._encode(encoder, splitter, (TRAIN, VALIDATION)) as data:
-            model, rows = self._model(encoder), data.select(TRAIN, VALIDATION)
+        encoder = self.encoder_of(splitter, (TRAIN, VALIDATION))
+        with self.encoded(encoder, splitter, (TRAIN, VALIDATION)) as data:
+            model, rows = self.initial_model(encoder), data.select(TRAIN, VALIDATION)
             recipe, baselines = self.training.recipe, fitted.baselines
             hide = id_dropout(recipe, encoder, data, rows, fitted.unseen)
             refit(model, data, rows, recipe, fitted.history, hide, self.progress)
@@ -228,7 +236,8 @@ class Learner:
                 baselines = baselines.refit(encoder, data, rows, recipe.seed)
         return dataclasses.replace(fitted, encoder=encoder, model=model, baselines=baselines)
 
-    def _calibrate(self, splitter: Splitter, which: Sequence[int]) -> Encoder:
+    def encoder_of(self, splitter: Splitter, which: Sequence[int]) -> Encoder:
+        """Builds the encoder of the rows of the splits `which`."""
         found = self.calibration or calibrate(
             self.reader,
             self.schema,
@@ -240,11 +249,13 @@ class Learner:
         )
         return Encoder(self.schema, found.vocabularies, found.standards)
 
-    def _encode(self, encoder: Encoder, splitter: Splitter, which: Sequence[int]) -> EncodedRows:
+    def encoded(self, encoder: Encoder, splitter: Splitter, which: Sequence[int]) -> EncodedRows:
+        """Encodes the rows of the splits `which`."""
         progress = self.phase("encode", self.reader.rows_hint)
         return encode(self.reader, encoder, splitter, which, progress=progress)
 
-    def _model(self, encoder: Encoder) -> DLRM:
+    def initial_model(self, encoder: Encoder) -> DLRM:
+        """Creates an untrained model."""
         shape, recipe = self.training.architecture, self.training.recipe
         torch.manual_seed(recipe.seed)
         stage = initial_stage(

@@ -5,8 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from polyrec.loadtest.arguments import non_negative_int, positive_int
+from polyrec.loadtest.arguments import duration, non_negative_int, positive_int
+
+if TYPE_CHECKING:
+    from polyrec.models.training.pipeline import Learner
+    from polyrec.models.training.search import Trial
 
 HELP = "train a DLRM on click data and write a bundle"
 EXAMPLE = "polyrec train --data clicks.parquet --schema trivago --representation table --out runs/table"
@@ -25,6 +31,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--replace", action="store_true", help="replace the bundle at --out")
     parser.add_argument(
         "--recipe", help="recipe file or shipped name (default: that of the schema's name, if any)"
+    )
+    parser.add_argument(
+        "--search",
+        type=duration,
+        metavar="TIME",
+        help="search for a recipe on the validation rows first, for at most this time: 90s, 10m, 1h; writes "
+        "OUT.recipe.yaml and OUT.search.jsonl",
+    )
+    parser.add_argument(
+        "--search-candidates",
+        type=positive_int,
+        metavar="N",
+        help="recipes that the search begins with (default: as many as there is time for)",
     )
     parser.add_argument("--epochs", type=int, help="most passes over the training rows")
     parser.add_argument("--batch-rows", type=int, help="rows of one optimizer step")
@@ -64,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     training = training.with_recipe({k: v for k, v in given.items() if v is not None})
     reader = open_data(args.data, schema, args.on_malformed)
     with Bars() as bars:
-        bundle = Learner(
+        learner = Learner(
             reader,
             schema,
             training,
@@ -73,7 +92,10 @@ def run(args: argparse.Namespace) -> int:
             calibration=load_calibration(args.calibration, schema) if args.calibration else None,
             phase=bars.phase,
             progress=bars.training,
-        ).learn(args.out, replace=args.replace)
+        )
+        if args.search:
+            learner = _searched(learner, args)
+        bundle = learner.learn(args.out, replace=args.replace)
     manifest = bundle.manifest
     warnings = shortfalls(manifest.metrics)
     for warning in warnings:
@@ -89,3 +111,27 @@ def run(args: argparse.Namespace) -> int:
     if reader.malformed:
         print(f"{reader.malformed:,} malformed lines skipped")
     return 0
+
+
+def _searched(learner: Learner, args: argparse.Namespace) -> Learner:
+    """Returns the learner with the recipe that the search found, after writing it beside the bundle."""
+    from polyrec.models.bundle.bundle import require_target
+    from polyrec.models.training.search import SearchFiles, search_recipe
+
+    require_target(args.out, args.replace)
+    files = SearchFiles.beside(args.out)
+
+    def log(trial: Trial) -> None:
+        files.add(trial)
+        if not args.json and trial.log_loss is not None:
+            changes = {k: v for values in trial.changes.values() for k, v in values.items()} or "base recipe"
+            print(f"{trial.share:.3f} of the rows  log-loss {trial.log_loss:.5f}  {changes}", flush=True)
+
+    found = search_recipe(learner, args.search, args.search_candidates, log)
+    files.write_recipe(found, learner.reader.path.name)
+    if not args.json:
+        left = sum(t.status == "not run" for t in found.trials)
+        print(
+            f"{files.recipe}: chosen in {len(found.trials) - left} trainings; {left} not run for lack of time"
+        )
+    return replace(learner, training=found.training, record={"search": found.record()})

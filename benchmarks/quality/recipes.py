@@ -1,0 +1,278 @@
+"""Measures the default recipe on every set at hand, beside what it must beat; writes docs/results/recipes.md.
+
+    python -m benchmarks.quality.recipes
+
+Sets: the public ones, the generated clicks of the demo, and small sets cut from the public ones that have few
+rows, many unseen items and long histories. Models: the constant, logistic regression, the default recipe of
+bd14473, the shipped recipe of the set if there is one, and the default. With --search 5m also the recipe that
+such a search chooses. One process, one thread. Results are kept in --runs; what is there is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from benchmarks.quality.representations import ROOT, machine
+from polyrec.cli.progress import Bars
+from polyrec.loadtest.arguments import duration
+from polyrec.models.allocator import retain_freed_memory
+from polyrec.models.data.reader import open_data
+from polyrec.models.data.synthetic.generator import generate
+from polyrec.models.schema.schema import Categorical, Schema, Split, load_schema
+from polyrec.models.training.baselines import CONSTANT, LOGISTIC
+from polyrec.models.training.pipeline import Learner, Training, load_training
+from polyrec.models.training.search import search_recipe
+
+OLD = Training.model_validate(
+    {
+        "architecture": {"interaction": "dot", "top": [128, 64]},
+        "recipe": {
+            "batch_rows": 1024,
+            "sparse_lr": 0.05,
+            "final_lr": 0.0,
+            "warm_up": 0.05,
+            "hide": 0.0,
+            "average": 0.0,
+            "checks_per_epoch": 4,
+            "patience": 4,
+        },
+    }
+)
+"""The default recipe of bd14473."""
+HISTORY = Categorical(name="history", role="context", table="item", pooling="mean", max_length=100)
+
+
+@dataclass(frozen=True, slots=True)
+class DataSet:
+    """A set to train on. source: of the public file, under the data root; '' if it is generated.
+
+    make: writes the set's file if it is not the source itself. recipe: the shipped one, if any.
+    """
+
+    what: str
+    source: str
+    schema: Callable[[], Schema]
+    make: Callable[[Path, Path], object] | None = None
+    recipe: str | None = None
+
+
+def first_rows(count: int) -> Callable[[Path, Path], None]:
+    """Returns a function that writes the first rows of a file."""
+    return lambda source, target: pq.write_table(pq.read_table(source).slice(0, count), target)
+
+
+def some_rows(count: int) -> Callable[[Path, Path], None]:
+    """Returns a function that writes random rows of a file, in order."""
+
+    def write(source: Path, target: Path) -> None:
+        table = pq.read_table(source)
+        rows = np.sort(np.random.default_rng(0).choice(table.num_rows, count, replace=False))
+        pq.write_table(table.take(rows), target)
+
+    return write
+
+
+def histories(source: Path, target: Path) -> None:
+    """Writes all rows of random users, about 30,000, with the up to 100 items that the user rated before."""
+    table = pq.read_table(source)
+    users = table["user_id"].to_pylist()
+    rated = Counter(users)
+    order = sorted(rated)
+    np.random.default_rng(0).shuffle(order)
+    last = int(np.searchsorted(np.cumsum([rated[u] for u in order]), 30_000))
+    table = table.filter(pa.array(np.isin(users, order[: last + 1])))
+    before: dict[str, list[str]] = {}
+    lists = []
+    for user, item in zip(table["user_id"].to_pylist(), table["item"].to_pylist(), strict=True):
+        own = before.setdefault(user, [])
+        lists.append(own[-100:])
+        own.append(item)
+    pq.write_table(table.append_column("history", pa.array(lists, pa.list_(pa.string()))), target)
+
+
+def with_new_items() -> Schema:
+    """MovieLens with histories, split by item: every item of the test rows is new."""
+    schema = load_schema("ml1m")
+    split = Split(rule="hash", columns=("item",), train=0.8, validation=0.15)
+    return schema.model_copy(update={"categorical": (*schema.categorical, HISTORY), "split": split})
+
+
+TRIVAGO, BOOKS, MOVIES = "trivago/impressions.parquet", "bookcrossing/ratings.parquet", "ml1m/ratings.parquet"
+SETS: dict[str, DataSet] = {
+    "criteo-10k": DataSet("Criteo, 10,000 rows", "criteo/train-10k.tsv", lambda: load_schema("criteo")),
+    "trivago-20k": DataSet(
+        "trivago, the first 20,000 rows", TRIVAGO, lambda: load_schema("trivago"), first_rows(20_000)
+    ),
+    "bookcrossing-30k": DataSet(
+        "Book-Crossing, 30,000 random rows", BOOKS, lambda: load_schema("bookcrossing"), some_rows(30_000)
+    ),
+    "ml1m-new-items": DataSet(
+        "ML-1M, 150 users with histories, new items only", MOVIES, with_new_items, histories
+    ),
+    "generated": DataSet(
+        "the demo's clicks, 300,000 rows",
+        "",
+        lambda: load_schema("trivago"),
+        lambda _, to: generate(to, 300_000),
+    ),
+    "trivago": DataSet("trivago", TRIVAGO, lambda: load_schema("trivago"), recipe="trivago"),
+    "ml1m": DataSet("ML-1M", MOVIES, lambda: load_schema("ml1m")),
+    "bookcrossing": DataSet(
+        "Book-Crossing", BOOKS, lambda: load_schema("bookcrossing"), recipe="bookcrossing"
+    ),
+}
+LAST = ["default", "default, refit", "shipped"]
+INTRODUCTION = """\
+The default recipe on every set at hand, beside the constant base rate, a logistic regression on ids, the
+default recipe of bd14473 and the recipe that ships for the set. Test rows, one seed; the baselines are
+trained on the same rows with the same early stopping. `refit`: trained again on training and validation
+rows; shipped recipes do it too. What the default does: [quality](../quality.md). Written by
+"""
+FIGURES = ("auc", "log_loss", "normalised_entropy")
+
+
+def measured(name: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Trains every recipe on one set; JSON-able."""
+    data, schema = SETS[name], SETS[name].schema()
+    path = args.data_root / data.source
+    if data.make:
+        path, source = args.runs / f"{name}.parquet", path
+        if not path.exists():
+            data.make(source, path)
+    recipes = {"old default": OLD, "default": Training()}
+    recipes["default, refit"] = Training().with_recipe({"refit": True})
+    if data.recipe:
+        recipes["shipped"] = load_training(data.recipe)
+    found: dict[str, Any] = {"what": data.what, "models": {}}
+    with Bars() as bars:
+        learner = Learner(
+            open_data(path, schema), schema, Training(), phase=bars.phase, progress=bars.training
+        )
+        if args.search:
+            search = search_recipe(learner, args.search)
+            recipes[f"search, {args.search / 60:g} min"] = search.training
+            found["search"] = search.record()
+        for label, training in recipes.items():
+            seeded = training.with_recipe({"seed": args.seed})
+            begin = time.perf_counter()
+            bundle = replace(learner, training=seeded).learn(args.runs / "bundle", replace=True)
+            metrics = bundle.manifest.metrics
+            found["models"][label] = metrics["test"] | {
+                "seconds": round(time.perf_counter() - begin, 1),
+                "epochs": metrics["validation"]["epoch"],
+                "recipe": seeded.model_dump(mode="json"),
+            }
+            print(name, label, {k: round(metrics["test"][k] or 0, 4) for k in FIGURES}, file=sys.stderr)
+            if label == "default":
+                found["models"] |= {name: metrics[name] for name in (CONSTANT, LOGISTIC)}
+                found["unseen"] = bundle.manifest.training["unseen"]
+                found["rows"] = {"test": metrics["test"]["rows"]}
+    return found
+
+
+def markdown(results: Mapping[str, Any]) -> str:
+    """The page, as `measured` found it."""
+    sets = results["sets"]
+    models = next(iter(sets.values()))["models"]
+    columns = [CONSTANT, LOGISTIC, *(c for c in models if c not in (CONSTANT, LOGISTIC, *LAST)), *LAST]
+    lines = [
+        "# Results: recipes",
+        "",
+        *INTRODUCTION.splitlines(),
+        "",
+        "```bash",
+        results["command"],
+        "```",
+        "",
+        f"on {results['machine']}; {results['made']}.",
+    ]
+    for figure, head in (
+        ("normalised_entropy", "Normalized entropy (log-loss over that of the base rate; lower is better)"),
+        ("auc", "AUC"),
+    ):
+        lines += [
+            "",
+            f"## {head}",
+            "",
+            "| set | " + " | ".join(columns) + " |",
+            "|---" * (len(columns) + 1) + "|",
+        ]
+        for found in sets.values():
+            values = [found["models"].get(c, {}).get(figure) for c in columns]
+            best = (min if figure == "normalised_entropy" else max)(v for v in values if v is not None)
+            cells = ["" if v is None else f"**{v:.4f}**" if v == best else f"{v:.4f}" for v in values]
+            lines.append(f"| {found['what']} | " + " | ".join(cells) + " |")
+    lines += ["", "## Hidden ids and time of the default", ""]
+    lines += [
+        "| set | test rows | best after epochs | seconds | share of look-ups hidden |",
+        "|---|---|---|---|---|",
+    ]
+    for found in sets.values():
+        own = found["models"]["default"]
+        hidden = ", ".join(f"{k} {v:.2f}" for k, v in found["unseen"].items() if v >= 0.1) or "under .1"
+        cells = [found["what"], f"{own['rows']:,}", f"{own['epochs']:.2f}", f"{own['seconds']:.0f}", hidden]
+        lines.append("| " + " | ".join(cells) + " |")
+    searched = {k: v["search"] for k, v in sets.items() if "search" in v}
+    if searched:
+        lines += [
+            "",
+            "## What the search chose",
+            "",
+            "| set | candidates | trainings | changes |",
+            "|---|---|---|---|",
+        ]
+        for name, search in searched.items():
+            done = [t for t in search["trials"] if t["status"] == "done"]
+            chosen = next(t for t in search["trials"] if t["candidate"] == search["chosen"])["changes"]
+            text = ", ".join(f"{k} {v}" for part in chosen.values() for k, v in part.items()) or "none"
+            lines.append(f"| {sets[name]['what']} | {search['candidates']} | {len(done)} | {text} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data-root", type=Path, default=ROOT.parent / "shared" / "data")
+    parser.add_argument("--sets", nargs="+", choices=list(SETS), default=list(SETS))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--search", type=duration, help="also search for a recipe on each set, for this time")
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "recipes", help="where results are kept")
+    args = parser.parse_args(arguments)
+    retain_freed_memory()
+    torch.set_num_threads(1)
+    args.runs.mkdir(parents=True, exist_ok=True)
+    sets: dict[str, Any] = {}
+    for name in args.sets:
+        kept = args.runs / f"{name}.json"
+        if not kept.exists():
+            kept.write_text(json.dumps(measured(name, args)) + "\n")
+        sets[name] = json.loads(kept.read_text())
+    results = {
+        "command": " ".join(["python -m benchmarks.quality.recipes", *(arguments or sys.argv[1:])]),
+        "machine": machine(),
+        "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "sets": sets,
+    }
+    text = markdown(results)
+    print(text)
+    if list(sets) == list(SETS):
+        (ROOT / "docs" / "results" / "recipes.md").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

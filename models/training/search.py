@@ -1,0 +1,292 @@
+"""Searches for a recipe: successive halving over random changes of a base recipe, on validation rows.
+
+Every candidate is trained on a small share of the training rows; the best third of them is trained again on
+three times as many, and so on, the last rung on all (Jamieson and Talwalkar, Non-stochastic best arm
+identification and hyperparameter optimization, AISTATS'16; a bracket of Hyperband). A share is made what a
+smaller data set would be: ids that it does not have are out of vocabulary. The base recipe is in every
+rung, so that the choice is never worse than it on validation rows. The test rows are not read.
+
+The candidates are a function of the seed; the time decides only how many there are and which are not run. All
+is logged, and the same number of candidates gives the same choice if time suffices.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from polyrec.models.data.split import TRAIN, VALIDATION, fit_splitter
+from polyrec.models.errors import DataError, PolyrecError
+from polyrec.models.files import write_text
+from polyrec.models.schema.batch import I64, Batch
+from polyrec.models.schema.encoder import Encoder
+from polyrec.models.training.id_dropout import make_id_dropout
+from polyrec.models.training.pipeline import Learner, Training, best_check
+from polyrec.models.training.trainer import Check, TrainingRows
+from polyrec.models.training.unseen import count_lookups
+
+KEEP = 3
+"""One in KEEP candidates goes on to the next rung, which has KEEP times the rows."""
+RUNGS = 3
+MOST_CANDIDATES = 81
+MOST_CHANGES = 4
+FIRST_RUNG = 1 / (RUNGS + 1)
+"""Share of the time after which the first rung takes no further candidates. Every rung costs about as much: a
+KEEP-th of the trainings, KEEP times as long; the rest is for survivors that are larger than the average."""
+CHOICES: dict[str, dict[str, tuple[Any, ...]]] = {
+    "architecture": {
+        "width": (8, 16, 32, 64),
+        "interaction": ("cross", "cat", "dot"),
+        "cross_layers": (1, 2, 3),
+        "cross_rank": (16, 64, 128),
+        "top": ((128, 64), (256,), (512, 256), (256, 128, 64)),
+    },
+    "recipe": {
+        "dense_lr": (5e-4, 1e-3, 2e-3),
+        "sparse_lr": (0.05, 0.1, 0.2, 0.4),
+        "epochs": (1, 2, 3, 5),
+        "final_lr": (0.1, 0.5),
+        "dropout": (0.0, 0.1, 0.3),
+        "row_decay": (0.0, 0.02, 0.1),
+        "hide": ("unseen", 0.0, 0.5, 0.9),
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One training of the search.
+
+    share: of the training rows. candidate: 0 is the base recipe; changes: its keys that are replaced.
+    status: `done`, `stopped` or `not run` for lack of time, or `failed: ` and why. log_loss, auc: on the
+    validation rows, at the best check, after `epochs`.
+    """
+
+    rung: int
+    share: float
+    candidate: int
+    changes: dict[str, dict[str, Any]]
+    status: str
+    log_loss: float | None = None
+    auc: float | None = None
+    epochs: float | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """The result: the chosen recipe, and every trial in order. candidates: of the first rung."""
+
+    training: Training
+    trials: tuple[Trial, ...]
+    candidates: int
+    chosen: Trial
+
+    def record(self) -> dict[str, Any]:
+        """Returns a summary for a bundle's manifest."""
+        trials = [{k: v for k, v in asdict(t).items() if v is not None} for t in self.trials]
+        return {"candidates": self.candidates, "chosen": self.chosen.candidate, "trials": trials}
+
+
+class _OutOfTime(Exception):
+    pass
+
+
+def search_recipe(
+    learner: Learner,
+    seconds: float,
+    candidates: int | None = None,
+    log: Callable[[Trial], None] = lambda _: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Search:
+    """Returns the recipe of the least validation log-loss among the learner's and changes of it.
+
+    seconds: within which the search ends, up to the duration of one optimizer step or check. candidates: of
+    the first rung, with the base; None: as many as FIRST_RUNG of the time allows. log: gets each trial.
+    """
+    end = clock() + seconds
+    seed = learner.training.recipe.seed
+    splitter = fit_splitter(learner.reader, learner.schema, learner.phase("split", learner.reader.rows_hint))
+    encoder = learner.encoder_of(splitter, (TRAIN,))
+    trials: list[Trial] = []
+
+    def progress(step: int, total: int, loss: float, check: Check | None) -> None:
+        if clock() > end:
+            raise _OutOfTime
+        if learner.progress:
+            learner.progress(step, total, loss, check)
+
+    with learner.encoded(encoder, splitter, (TRAIN, VALIDATION)) as data:
+        validation, shuffled = data.select(VALIDATION), _shuffled(data.select(TRAIN), data.group, seed)
+        if not validation.size or not shuffled.size:
+            raise DataError(f"{learner.reader.path}: the split leaves no train or no validation rows")
+
+        def run(rung: int, candidate: int) -> Trial:
+            share = float(KEEP) ** (rung + 1 - RUNGS)
+            trial = Trial(rung, share, candidate, changes[candidate], "not run")
+            begin = clock()
+            if begin < end:
+                rows = np.sort(shuffled[: max(1, round(share * shuffled.size))])
+                part = data if share == 1 else FewerRows(encoder, data, rows)
+                try:
+                    own = dataclasses.replace(
+                        learner, training=changed(learner.training, changes[candidate]), progress=progress
+                    )
+                    best = best_check(own.fit(encoder, part, rows, validation).history)
+                    trial = dataclasses.replace(
+                        trial, status="done", log_loss=best.log_loss, auc=best.auc, epochs=best.epoch
+                    )
+                except _OutOfTime:
+                    trial = dataclasses.replace(trial, status="stopped")
+                except PolyrecError as e:
+                    trial = dataclasses.replace(trial, status=f"failed: {e}")
+                trial = dataclasses.replace(trial, seconds=round(clock() - begin, 2))
+            trials.append(trial)
+            log(trial)
+            return trial
+
+        changes = [{}, *draw_changes(learner.training, (candidates or MOST_CANDIDATES) - 1, seed)]
+        first: list[Trial] = []
+        full = end - (1 - FIRST_RUNG) * seconds
+        for candidate in range(len(changes)):
+            if candidates is None and len(first) > 1 and clock() > full:
+                break
+            first.append(run(0, candidate))
+        rungs = [first]
+        for rung in range(1, RUNGS):
+            rungs.append([run(rung, c) for c in survivors(rungs[-1])])
+    chosen = choose(rungs)
+    training = changed(learner.training, chosen.changes)
+    return Search(training, tuple(trials), len(first), chosen)
+
+
+def survivors(rung: list[Trial]) -> list[int]:
+    """Returns the candidates of the next rung: the base, then the best in order."""
+    done = sorted((t for t in rung if t.log_loss is not None), key=lambda t: (t.log_loss, t.candidate))
+    best = [t.candidate for t in done if t.candidate][: max(1, len(rung) // KEEP - 1)]
+    return [0, *best]
+
+
+def choose(rungs: list[list[Trial]]) -> Trial:
+    """Returns the best trial of the last rung in which candidates can be compared; else the base's."""
+    for rung in reversed(rungs):
+        done = [t for t in rung if t.log_loss is not None]
+        if len(done) > 1:
+            return min(done, key=lambda t: (t.log_loss, t.candidate))
+    return rungs[0][0]
+
+
+def changed(training: Training, changes: Mapping[str, Mapping[str, Any]]) -> Training:
+    """Returns a copy with keys of architecture and recipe replaced."""
+    raw = training.model_dump()
+    for part, values in changes.items():
+        raw[part] |= values
+    return Training.model_validate(raw)
+
+
+def draw_changes(training: Training, count: int, seed: int) -> list[dict[str, dict[str, Any]]]:
+    """Draws `count` different sets of one to MOST_CHANGES changes of a recipe.
+
+    There are fewer if so many do not exist. The first n of a seed are the same for every count. Nested widths
+    keep their width.
+    """
+    raw = training.model_dump()
+    keys = [
+        (part, key)
+        for part, choices in CHOICES.items()
+        for key in choices
+        if not (key == "width" and training.architecture.widths)
+    ]
+    random = np.random.default_rng(seed)
+    found: list[dict[str, dict[str, Any]]] = []
+    for _ in range(20 * count):
+        if len(found) == count:
+            break
+        one: dict[str, dict[str, Any]] = {}
+        for k in np.sort(random.permutation(len(keys))[: random.integers(1, MOST_CHANGES + 1)]):
+            part, key = keys[k]
+            others = [v for v in CHOICES[part][key] if v != raw[part][key]]
+            one.setdefault(part, {})[key] = others[random.integers(len(others))]
+        if one not in found:
+            found.append(one)
+    return found
+
+
+def _shuffled(rows: I64, group: I64 | None, seed: int) -> I64:
+    """Returns the rows in random order, requests together: a prefix is a smaller data set."""
+    random = np.random.default_rng(seed)
+    if group is None:
+        return random.permutation(rows)
+    _, request = np.unique(group[rows], return_inverse=True)
+    order = random.permutation(int(request.max(initial=-1)) + 1)
+    return rows[np.argsort(order[request], kind="stable")]
+
+
+class FewerRows:
+    """Encoded rows seen by a model that trains on some of them: other ids are out of vocabulary.
+
+    An id is known if the rows have it as often as the schema's min_count asks.
+    """
+
+    def __init__(self, encoder: Encoder, data: TrainingRows, rows: I64) -> None:
+        self.label, self.group = data.label, data.group
+        self._data = data
+        counts = count_lookups(encoder, data, rows)
+        tables: dict[str, I64] = {}
+        for f in encoder.schema.categorical:
+            if f.name in counts:
+                tables[f.table_name] = tables.get(f.table_name, 0) + counts[f.name]
+        unknown = {}
+        for f in encoder.schema.categorical:
+            if f.name in counts:
+                unknown[f.name] = (tables[f.table_name] < f.min_count).astype(np.float32)
+                unknown[f.name][encoder.vocabulary(f).missing_rank] = 0.0
+        self._hide = make_id_dropout(encoder, unknown)
+        self._random = np.random.default_rng(0)
+
+    def batch(self, rows: I64) -> Batch:
+        """Returns a batch of the given rows."""
+        batch = self._data.batch(rows)
+        return self._hide(batch, self._random) if self._hide else batch
+
+
+@dataclass(frozen=True, slots=True)
+class SearchFiles:
+    """Files beside a bundle: `<bundle>.search.jsonl`, a trial a line, and `<bundle>.recipe.yaml`."""
+
+    log: Path
+    recipe: Path
+
+    @staticmethod
+    def beside(out: str | Path) -> SearchFiles:
+        """Returns the files of the bundle to be written at `out`; the log is emptied."""
+        folder, name = Path(out).absolute().parent, Path(out).name
+        folder.mkdir(parents=True, exist_ok=True)
+        files = SearchFiles(folder / f"{name}.search.jsonl", folder / f"{name}.recipe.yaml")
+        files.log.write_text("", encoding="utf-8")
+        return files
+
+    def add(self, trial: Trial) -> None:
+        """Appends a trial to the log."""
+        with self.log.open("a", encoding="utf-8") as log:
+            log.write(json.dumps(asdict(trial)) + "\n")
+
+    def write_recipe(self, search: Search, data: str) -> None:
+        """Writes the chosen recipe as `polyrec train --recipe` takes it. data: names where it was found."""
+        done = sum(t.status == "done" for t in search.trials)
+        loss = search.chosen.log_loss
+        head = f"# Chosen on the validation rows of {data}: {search.candidates} candidates, {done} trainings"
+        if loss is not None:
+            head += f"; log-loss {loss:.5f} on {search.chosen.share:.0%} of the training rows"
+        text = yaml.safe_dump(
+            search.training.model_dump(mode="json"), sort_keys=False, default_flow_style=None
+        )
+        write_text(self.recipe, f"{head}.\n{text}")
