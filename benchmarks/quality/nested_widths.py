@@ -1,0 +1,185 @@
+"""Compares nested widths with models trained apart; writes docs/results/nested_widths.md.
+
+    python -m benchmarks.quality.nested_widths --data-root ../shared/data
+
+For every seed the recipe is trained once, nested, and once for each width alone, with the shape of that
+width's head. All predict the same test rows; the nested ones also with rows and dense nets of fewer bits.
+Every choice in the recipe was made on validation rows. Bundles are kept under --runs: an interrupted run goes
+on where it was. One process, one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.quality.tables import between_markers
+from polyrec.cli.progress import Bars
+from polyrec.loadtest.machine import processor
+from polyrec.models.allocator import retain_freed_memory
+from polyrec.models.bundle.bundle import Bundle, load_bundle, write_bundle
+from polyrec.models.bundle.derive import quantize_bundle
+from polyrec.models.data.reader import DataReader, open_data
+from polyrec.models.data.split import TEST
+from polyrec.models.dlrm.cost import flops
+from polyrec.models.dlrm.precision import DensePrecision, Precision
+from polyrec.models.errors import BundleError
+from polyrec.models.evaluation.metrics import log_loss
+from polyrec.models.evaluation.predictions import predict_all
+from polyrec.models.schema.batch import F32
+from polyrec.models.schema.schema import load_schema
+from polyrec.models.training.pipeline import Learner, Training, load_training
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs/results/nested_widths.md"
+FEWER_BITS: dict[str, tuple[Precision, str, DensePrecision]] = {
+    "int8 rows": ("int8", "torch", "fp32"),
+    "int4 rows": ("int4", "torch", "fp32"),
+    "int8 rows and net": ("int8", "onnx", "int8"),
+}
+
+
+def alone(training: Training, width: int) -> Training:
+    """The recipe of a model of one width: its head, and the mean step size of its columns."""
+    shape, recipe = training.architecture, training.recipe
+    lr = [
+        lr
+        for (first, last), lr in zip(shape.blocks, recipe.block_lr, strict=True)
+        for _ in range(first, last)
+    ]
+    mean = float(np.mean(lr[:width]))
+    changes = {"sparse_lr": recipe.sparse_lr * mean, "block_lr": ()}
+    return training.model_copy(update={"architecture": shape.head(width)}).with_recipe(changes)
+
+
+def trained(path: Path, reader: DataReader, training: Training, name: str, bars: Bars) -> Bundle:
+    """The bundle at `path` if it was made by this recipe from these data, else a new one."""
+    try:
+        kept = load_bundle(path)
+        made = kept.manifest.training
+        same = made["recipe"] == training.recipe.model_dump(mode="json")
+        same &= kept.manifest.architecture == training.architecture
+        if same and made["data"]["fingerprint"] == reader.fingerprint():
+            return kept
+    except BundleError:
+        pass
+    print(f"training {path.name}", file=sys.stderr)
+    return Learner(reader, load_schema(name), training, phase=bars.phase).learn(path, replace=True)
+
+
+def quantized(path: Path, source: Bundle, precision: Precision) -> Bundle:
+    """The source's rows in another precision."""
+    model, representation = quantize_bundle(source, precision)
+    return write_bundle(path, model, representation, source.encoder, {}, {}, replace=True)
+
+
+def information(p: F32, label: F32) -> float:
+    """1 - NE: one minus the log-loss over the entropy of the base rate."""
+    return 1 - log_loss(p, label) / log_loss(np.full_like(label, label.mean()), label)
+
+
+def measure(name: str, data: Path, folder: Path, training: Training, seeds: Sequence[int]) -> dict[str, Any]:
+    """Trains and predicts everything; returns the figures of one data set."""
+    reader = open_data(data, load_schema(name))
+    widths = training.architecture.widths
+    found: dict[str, list[dict[str, float]]] = {}
+    shapes: dict[str, Any] = {}
+    with Bars() as bars:
+        for seed in seeds:
+            seeded = training.with_recipe({"seed": seed})
+            nested = trained(folder / f"{name}-nested-{seed}", reader, seeded, name, bars)
+            ways: dict[tuple[str, DensePrecision], dict[str, Bundle]] = {("torch", "fp32"): {}}
+            for view in nested.by_width():
+                assert view.width is not None
+                own = alone(seeded, view.width)
+                path = folder / f"{name}-w{view.width}-{seed}"
+                ways["torch", "fp32"][f"apart w{view.width}"] = trained(path, reader, own, name, bars)
+                ways["torch", "fp32"][f"nested w{view.width}"] = view
+                shapes[f"w{view.width}"] = {
+                    "mflop": flops(view).total / 1e6,
+                    "head_bytes": view.net_bytes,
+                    "apart_bytes": ways["torch", "fp32"][f"apart w{view.width}"].bytes,
+                }
+            for label, (rows, runtime, net) in FEWER_BITS.items():
+                fewer = quantized(folder / f"{name}-{rows}-{seed}", nested, rows)
+                ways.setdefault((runtime, net), {}).update(
+                    {f"{label} w{v.width}": v for v in fewer.by_width()}
+                )
+            for (runtime, net), bundles in ways.items():
+                made = predict_all(bundles, data, (TEST,), runtime, "cpu", net, phase=bars.phase)
+                for which, p in made.probabilities.items():
+                    figures = {"information": information(p, made.label)}
+                    found.setdefault(which, []).append(figures)
+            auc = {w: nested.at_width(w).test_metrics["auc"] for w in widths}
+            print(f"{name}, seed {seed}: AUC {auc}", file=sys.stderr)
+            for w in widths:
+                found[f"nested w{w}"][-1]["auc"] = float(auc[w] or 0)
+    return {
+        "seeds": list(seeds),
+        "widths": list(widths),
+        "runs": found,
+        "shapes": shapes,
+        "nested_bytes": nested.bytes,
+    }
+
+
+def table(found: Mapping[str, Any]) -> str:
+    """Markdown of one data set."""
+    runs, widths = found["runs"], found["widths"]
+
+    def cell(which: str, figure: str = "information", digits: int = 4) -> str:
+        values = [run[figure] for run in runs[which]]
+        spread = f" ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else ""
+        return f"{np.mean(values):.{digits}f}{spread}"
+
+    def change(which: str, base: str) -> str:
+        pairs = zip(runs[which], runs[base], strict=True)
+        return f"{np.mean([a['information'] - b['information'] for a, b in pairs]):+.4f}"
+
+    rows = [
+        ["", *(f"w{w}" for w in widths)],
+        ["trained apart", *(cell(f"apart w{w}") for w in widths)],
+        ["nested", *(cell(f"nested w{w}") for w in widths)],
+        ["nested less apart", *(change(f"nested w{w}", f"apart w{w}") for w in widths)],
+        ["nested, AUC", *(cell(f"nested w{w}", "auc") for w in widths)],
+        *(
+            [f"{label}, change", *(change(f"{label} w{w}", f"nested w{w}") for w in widths)]
+            for label in FEWER_BITS
+        ),
+        ["MFLOP a row", *(f"{found['shapes'][f'w{w}']['mflop']:.3f}" for w in widths)],
+    ]
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    lines.insert(1, "|" + "---|" * (len(widths) + 1))
+    apart = sum(found["shapes"][f"w{w}"]["apart_bytes"] for w in widths)
+    lines += ["", f"Bytes: {found['nested_bytes']:,} nested, {apart:,} apart. Seeds: {found['seeds']}."]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data-root", type=Path, default=ROOT.parent / "shared/data")
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs/nested")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    retain_freed_memory()
+    args.runs.mkdir(parents=True, exist_ok=True)
+    data = args.data_root / "ml1m/ratings.parquet"
+    found = measure("ml1m", data, args.runs, load_training("ml1m"), args.seeds)
+    report = {"processor": processor(), "ml1m": found}
+    PAGE.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
+    PAGE.write_text(between_markers(PAGE.read_text(), "ml1m", table(found)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
