@@ -9,7 +9,8 @@ import pytest
 from polyrec.cli.main import main
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.planner.plan import load_plan
-from polyrec.planner.profile import Front, Profile, save_profile
+from polyrec.planner.profile import Front, Profile, load_profile, save_profile
+from polyrec.server.app.engine import Engine
 from tests.planner.planning import machine, path
 
 TRAFFIC = "rate=200,sizes=lognormal:20"
@@ -39,6 +40,28 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     assert said.err.startswith("polyrec: error: ")
     assert said.err.count("\n") == 1
     return said.err
+
+
+def test_nested_widths_are_profiled_planned_and_served(nested: Bundle, tmp_path: Path) -> None:
+    file, out = tmp_path / "profile.json", tmp_path / "plan.json"
+    quick = ["--seconds", "0.15", "--max-rows", "32", "--devices", "cpu", "--no-front"]
+    assert main(["profile", str(nested.path), "--out", str(file), *quick]) == 0
+    known = {p.path.name: p for p in load_profile(file).paths}
+    assert list(known) == ["table.w4@cpu", "table.w4.int8@cpu", "table.w8@cpu", "table.w8.int8@cpu"]
+    for p in known.values():
+        view = nested.at_width(p.path.width)
+        assert p.representation == view.name
+        assert p.metrics["auc"] == pytest.approx(view.test_metrics["auc"])
+        assert p.memory.tables == known["table.w8@cpu"].memory.tables
+    assert (
+        main(["plan", "--profile", str(file), "--slo-ms", "50", "--traffic", TRAFFIC, "--out", str(out)]) == 0
+    )
+    plan = load_plan(out)
+    assert {p.width for p in plan.paths} <= {4, 8}
+    engine = Engine()
+    engine.load(plan)
+    assert [(p.name, p.bundle.width) for p in engine.serving.paths] == [(p.name, p.width) for p in plan.paths]
+    engine.close()
 
 
 def test_a_plan_is_made_written_and_explained(
