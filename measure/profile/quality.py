@@ -66,13 +66,18 @@ class PathQuality:
 NONE_GIVEN: Mapping[str, float] = {}
 
 
+def at_width(label: str, bundle: Bundle) -> str:
+    """The label of a bundle with its nested width, if it is at one: `runs/table.w16`."""
+    return label if bundle.width is None else f"{label}.w{bundle.width}"
+
+
 def bundle_quality(
     candidate: Candidate,
     bundles: Mapping[str, Bundle],
     given: Mapping[str, float] = NONE_GIVEN,
     metric: QualityMetric = "information",
 ) -> PathQuality:
-    """Returns the quality from metrics in the bundles, or given by the user by bundle label.
+    """Returns the quality from metrics in the bundles, or given by the user by bundle label (and width).
 
     A derived bundle (materialized, quantized) has no metrics; those of a bundle with the same dense net are
     used, as those of fp32 are used for another dense precision. The note says so. Raises ProfileError if
@@ -80,7 +85,7 @@ def bundle_quality(
     """
     bundle, precision = candidate.bundle, candidate.path.precision
     source, notes = bundle, []
-    for label, labeled in bundles.items():
+    for label, labeled in ((at_width(n, bundle), b) for n, b in bundles.items()):
         if labeled.files is bundle.files and label in given:
             return PathQuality(given[label], {}, "given", label, f"quality of '{label}' as it was given")
     if metric not in bundle.test_metrics:

@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="BUNDLE=VALUE",
         action="append",
         default=[],
-        help="quality of a bundle, if it has no figure and there is no --data",
+        help="quality of a bundle (a nested width: BUNDLE.w16) without figures, if there is no --data",
     )
     parser.add_argument("--seconds", type=float, default=8.0, help="measuring time per path (default 8)")
     parser.add_argument("--max-rows", type=int, default=4096, help="rows of the largest batch (default 4096)")
@@ -130,7 +130,7 @@ def _measure(args: argparse.Namespace) -> Profile:
     from polyrec.measure.profile.candidates import candidates
     from polyrec.measure.profile.log import SampleLog
     from polyrec.measure.profile.measure import ProfileSettings, cpu_wait_share, eviction_bytes, path_profile
-    from polyrec.measure.profile.quality import bundle_quality, quality_differences
+    from polyrec.measure.profile.quality import at_width, bundle_quality, quality_differences
     from polyrec.models.bundle.bundle import load_bundle
     from polyrec.planner.profile import Profile, ProfileError
 
@@ -138,7 +138,12 @@ def _measure(args: argparse.Namespace) -> Profile:
     torch.set_num_threads(1)
     labels = labels_of(args.bundles)
     bundles = {labels[path]: load_bundle(path) for path in args.bundles}
-    given = {labels[path]: value for path, value in _parse_quality(args.quality, args.bundles).items()}
+    labels_of_views = {
+        at_width(path, view): at_width(labels[path], view)
+        for path in args.bundles
+        for view in bundles[labels[path]].by_width()
+    }
+    given = {labels_of_views[n]: v for n, v in _parse_quality(args.quality, list(labels_of_views)).items()}
     out = Path(args.out)
     print("detecting devices ...", file=sys.stderr)
     inventory = discover(out.parent)

@@ -132,3 +132,7 @@ def test_each_width_has_its_own_figures(nested: Bundle, tmp_path: Path) -> None:
     for candidate in every(both, devices=(CPU,), precisions=["fp32"]):
         expected = nested.manifest.metrics[f"test.w{candidate.bundle.width}"]["information"]
         assert bundle_quality(candidate, both).value == expected
+    given = {"table.w4": 0.5}
+    narrow, wide = every({"table": nested}, devices=(CPU,), precisions=["fp32"])
+    assert bundle_quality(narrow, both, given).value == 0.5
+    assert bundle_quality(wide, both, given).origin == "bundle"
