@@ -4,8 +4,9 @@
 
 (Kang et al., Learning to embed categorical features without embedding tables, KDD'21, section 4.1).
 The uniform transform maps a hash to [-1, 1]; the Gaussian one maps pairs of uniform numbers to pairs
-of normal ones (Box-Muller). All k hashes of all ids are computed as whole arrays in float64, where
-every product below 2^53 is exact.
+of normal ones (Box-Muller). All k hashes of all ids are computed as whole arrays and exactly: in float64 up
+to about 94 million ids, where every product is below 2^53, and beyond in 64-bit integers, whose division is
+slower, with ids in two parts so that no product exceeds 2^63.
 """
 
 from __future__ import annotations
@@ -18,16 +19,20 @@ import torch
 from torch import Tensor, nn
 
 EXACT = 2**53
+PART_BITS = 21
+MOST_IDS = 2 ** (2 * PART_BITS)
 CACHED = 32_768
 
 CodeTransform = Literal["uniform", "gaussian"]
+VARIANCE: dict[CodeTransform, float] = {"uniform": 1 / 3, "gaussian": 1.0}
+"""Of the codes of each transform."""
 
 
 class UniversalHashes(nn.Module):
     """k hash functions, drawn from a seed, with values in [0, m).
 
     domain: ids are in [0, domain); p is the first prime above max(m, domain).
-    Raises ValueError if products would not be exact (domain or m beyond about 94 million).
+    Raises ValueError if products would not be exact (domain beyond MOST_IDS, 4.4e12).
     """
 
     def __init__(self, k: int, m: int, domain: int, seed: int, transform: CodeTransform) -> None:
@@ -36,19 +41,31 @@ class UniversalHashes(nn.Module):
             raise ValueError(f"the gaussian transform pairs its hashes: k must be even, not {k}")
         self.k, self.m, self.transform = k, m, transform
         self.p = next_prime(max(m, domain))
-        if self.p * self.p >= EXACT:
-            raise ValueError(f"{domain} ids are too many for exact hashing in float64")
+        if self.p >= MOST_IDS:
+            raise ValueError(f"{domain} ids are too many for exact hashing in 64 bits")
+        self.in_floats = self.p * self.p < EXACT
         random = np.random.default_rng(seed)
         a, b = random.integers(1, self.p, k), random.integers(0, self.p, k)
-        self.register_buffer("a", torch.from_numpy(a.astype(np.float64)), persistent=False)
-        self.register_buffer("b", torch.from_numpy(b.astype(np.float64)), persistent=False)
+        kind = np.float64 if self.in_floats else np.int64
+        self.register_buffer("a", torch.from_numpy(a.astype(kind)), persistent=False)
+        self.register_buffer("b", torch.from_numpy(b.astype(kind)), persistent=False)
 
     def hashes(self, ids: Tensor) -> Tensor:
         """Returns the hashes, float64 [n, k], integers in [0, m). ids: int64 [n]."""
+        if not self.in_floats:
+            return self._hashes_in_integers(ids)
         z = ids.double().unsqueeze(1) * self.get_buffer("a")
         z += self.get_buffer("b")
         z = _mod(z, self.p)
         return _mod(z, self.m)
+
+    def _hashes_in_integers(self, ids: Tensor) -> Tensor:
+        """With x = high 2^21 + low: a x = (a high mod p) 2^21 + a low, both terms below 2^63."""
+        a, low = self.get_buffer("a"), ids.unsqueeze(1) & (2**PART_BITS - 1)
+        z = (ids.unsqueeze(1) >> PART_BITS) * a % self.p
+        z = ((z << PART_BITS) % self.p + a * low % self.p + self.get_buffer("b")) % self.p
+        codes: Tensor = (z % self.m).double()
+        return codes
 
     def forward(self, ids: Tensor) -> Tensor:
         """Returns the transformed hashes, float32 [n, k]. ids: int64 [n].

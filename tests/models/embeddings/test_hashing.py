@@ -10,7 +10,7 @@ from polyrec.models.embeddings.hashing import UniversalHashes, next_prime
 
 
 @given(
-    st.integers(1, 90_000_000),
+    st.integers(1, 90_000_000) | st.integers(90_000_000, 2**42 - 100),
     st.integers(2, 2_000_000),
     st.integers(0, 1000),
     st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=20),
@@ -26,9 +26,19 @@ def test_hashes_equal_pythons_integers(domain: int, m: int, seed: int, places: l
     np.testing.assert_array_equal(got, expected)
 
 
-def test_a_domain_that_floats_cannot_hash_exactly_is_refused() -> None:
+@given(st.integers(1, 90_000_000), st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=20))
+def test_floats_and_integers_give_the_same_hashes(domain: int, places: list[float]) -> None:
+    hashes = UniversalHashes(k=6, m=1000, domain=domain, seed=1, transform="uniform")
+    ids = torch.tensor([int(p * domain) for p in places])
+    in_floats = hashes.hashes(ids)
+    hashes.in_floats = False
+    hashes.a, hashes.b = hashes.get_buffer("a").long(), hashes.get_buffer("b").long()
+    assert torch.equal(hashes.hashes(ids), in_floats)
+
+
+def test_a_domain_that_integers_cannot_hash_exactly_is_refused() -> None:
     with pytest.raises(ValueError, match="too many for exact hashing"):
-        UniversalHashes(k=2, m=100, domain=95_000_000, seed=0, transform="uniform")
+        UniversalHashes(k=2, m=100, domain=2**42, seed=0, transform="uniform")
 
 
 @pytest.mark.parametrize(("transform", "deviation"), [("uniform", 3**-0.5), ("gaussian", 1.0)])
