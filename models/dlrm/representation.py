@@ -89,7 +89,8 @@ def initial_stage(
     assert isinstance(full.store, FloatRows)
     weight = full.store.weight.detach()
     kept = [weight[full.rows.base[t] :][: representation.cuts.get(t, 0)] for t in full.rows.tables]
-    stage = _computed(representation, schema, vocabularies, width, torch.cat(kept).clone())
+    stored, norms = torch.cat(kept).clone(), representation.encoding.batch_norm
+    stage = _computed(representation, schema, vocabularies, width, stored, norms=norms)
     deviations = [size**-0.5 if spread is None else spread for size in full.rows.sizes]
     stage.initialize(torch.Generator().manual_seed(seed + 1), deviations)
     return HybridStage(full, stage) if representation.kind == "hybrid" else stage
@@ -143,10 +144,11 @@ def _computed(
     width: int,
     stored: Tensor,
     precision: Precision = "fp32",
+    norms: bool = False,
 ) -> ComputedStage:
     assert representation.encoding is not None
     rows = {t: v.rows for t, v in vocabularies.items()}
     ids = np.concatenate([ids_of_ranks(vocabularies[t].rank_of_id) for t in schema.tables])
     return ComputedStage(
-        schema, rows, representation.encoding, width, representation.cuts, ids, stored, precision
+        schema, rows, representation.encoding, width, representation.cuts, ids, stored, precision, norms
     )

@@ -23,8 +23,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from polyrec.models.dlrm.precision import Precision
-from polyrec.models.embeddings.decoder import Decoders
-from polyrec.models.embeddings.hashing import CodeTransform, UniversalHashes
+from polyrec.models.embeddings.decoder import Activation, Decoders
+from polyrec.models.embeddings.hashing import VARIANCE, CodeTransform, UniversalHashes
 from polyrec.models.embeddings.lookups import FusedRows
 from polyrec.models.embeddings.pooling import assemble
 from polyrec.models.embeddings.stage import PerBlock, Vectors
@@ -37,11 +37,16 @@ from polyrec.models.tiers.rows import HOST, TieredRows
 
 
 class Encoding(Strict):
-    """The shape of a DHE: k hashes into m, the decoder's hidden widths, the seed of the hashes."""
+    """The shape of a DHE: k hashes into m, the decoder's hidden widths, the seed of the hashes.
+
+    batch_norm: while training; a bundle has it folded into the weights.
+    """
 
     k: Annotated[int, Field(ge=1, le=2**16)] = 1024
     m: Annotated[int, Field(ge=2, le=10**8)] = 1_000_000
     hidden: tuple[Annotated[int, Field(ge=1, le=2**16)], ...] = (128,)
+    activation: Activation = "relu"
+    batch_norm: bool = False
     transform: CodeTransform = "uniform"
     seed: int = 0
 
@@ -52,6 +57,7 @@ class ComputedStage(nn.Module):
     ids: integers [total rows], the stable id of each row of the fused order. The id plus its table's base is
     hashed, so that no two tables share codes and that vectors do not depend on the popularity order.
     stored: rows [sum of cuts, width], table by table.
+    norms: whether decoders have batch norms, for training.
     distinct: whether a row that occurs repeatedly in a batch is computed once (docs/context-once.md);
         False only for measurements.
     """
@@ -68,6 +74,7 @@ class ComputedStage(nn.Module):
         ids: NDArray[np.signedinteger[Any]],
         stored: Tensor,
         precision: Precision = "fp32",
+        norms: bool = False,
     ) -> None:
         super().__init__()
         self.rows = FusedRows(schema, table_rows)
@@ -87,7 +94,9 @@ class ComputedStage(nn.Module):
         computed = self.cuts < np.array(self.rows.sizes)
         self._decoder = np.cumsum(computed) - 1
         self.computed_tables = [t for t, c in zip(self.rows.tables, computed, strict=True) if c]
-        self.decoders = Decoders(len(self.computed_tables), encoding.k, encoding.hidden, width)
+        self.decoders = Decoders(
+            len(self.computed_tables), encoding.k, encoding.hidden, width, encoding.activation, norms
+        )
         self.width = width
         self._names = [
             [f.table_name for f in layout.categorical] for layout in (schema.context, schema.candidate)
@@ -103,7 +112,8 @@ class ComputedStage(nn.Module):
     def initialize(self, generator: torch.Generator, deviations: Sequence[float]) -> None:
         """Initializes the decoders randomly, so that each table's vectors have its deviation."""
         by_table = dict(zip(self.rows.tables, deviations, strict=True))
-        self.decoders.initialize(generator, [by_table[t] for t in self.computed_tables])
+        spread = [by_table[t] for t in self.computed_tables]
+        self.decoders.initialize(generator, spread, VARIANCE[self.encoding.transform])
 
     def sparse_parameters(self) -> list[nn.Parameter]:
         return [self.store.weight] if isinstance(self.store, FloatRows) else []

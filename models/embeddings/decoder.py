@@ -10,8 +10,9 @@ with it, so in inference the smallest products are padded as well (models/dlrm/b
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 import torch
@@ -22,33 +23,69 @@ from polyrec.models.dlrm.batch_invariance import affine, min_batch_rows
 from polyrec.models.schema.batch import I64
 
 PADDING = 1.25
+MOMENTUM = 0.1
+EPSILON = 1e-5
+
+Activation = Literal["relu", "mish"]
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {"relu": F.relu, "mish": F.mish}
+# E[f(z)^2] for a standard normal z: one half for ReLU; for Mish integrated numerically (a test repeats it).
+SECOND_MOMENT: dict[Activation, float] = {"relu": 0.5, "mish": 0.45234}
 
 
 class Decoders(nn.Module):
-    """MLPs of `tables` tables: k -> hidden widths (ReLU) -> width (linear).
+    """MLPs of `tables` tables: k -> hidden widths (activation) -> width (linear).
 
     The papers' artifact ends in a sigmoid; a linear output trains better here and can represent any row
     (docs/representations.md).
+
+    norms: while training, a batch norm precedes each activation, as in DHE (KDD'21, section 5.1), with each
+    table's own statistics over the distinct rows of a batch. `fold` puts it into the weights for serving.
     """
 
-    def __init__(self, tables: int, k: int, hidden: Sequence[int], width: int) -> None:
+    def __init__(
+        self,
+        tables: int,
+        k: int,
+        hidden: Sequence[int],
+        width: int,
+        activation: Activation = "relu",
+        norms: bool = False,
+    ) -> None:
         super().__init__()
         self.sizes = (k, *hidden, width)
         self.width = width
+        self._activation = ACTIVATIONS[activation]
+        self._second_moment = SECOND_MOMENT[activation]
+        self.norms = nn.ModuleList(BatchNorm(tables, size) for size in (hidden if norms else ()))
         self.weights = nn.ParameterList(
             torch.empty(tables, fan_in, fan_out) for fan_in, fan_out in pairwise(self.sizes)
         )
         self.biases = nn.ParameterList(torch.zeros(tables, 1, fan_out) for fan_out in self.sizes[1:])
         self._min_rows = min_batch_rows((a * b for a, b in pairwise(self.sizes)), torch.float32)
 
-    def initialize(self, generator: torch.Generator, spread: Sequence[float]) -> None:
-        """He initialization; table t's vectors start with a deviation of about `spread[t]`."""
+    def initialize(
+        self, generator: torch.Generator, spread: Sequence[float], code_variance: float = 1 / 3
+    ) -> None:
+        """Draws weights so that each layer's sums have deviation 1, and table t's vectors `spread[t]`.
+
+        He initialization (arXiv 1502.01852, section 2.2) for any activation, given the variance of the codes.
+        """
+        moment = code_variance
         with torch.no_grad():
             for weight in self.weights:
-                weight.normal_(0.0, math.sqrt(2.0 / weight.shape[1]), generator=generator)
-            # uniform codes have variance 1/3, which He initialization carries through the layers
-            gain = torch.tensor(spread).view(-1, 1, 1) / math.sqrt(2.0 / 3.0)
-            self.weights[-1].mul_(gain)
+                weight.normal_(0.0, 1 / math.sqrt(moment * weight.shape[1]), generator=generator)
+                moment = self._second_moment
+            self.weights[-1].mul_(torch.tensor(spread).view(-1, 1, 1))
+
+    @torch.no_grad()
+    def fold(self) -> None:
+        """Puts the batch norms into weights and biases, by their running statistics, and removes them."""
+        for norm, weight, bias in zip(self.norms, self.weights, self.biases, strict=False):
+            assert isinstance(norm, BatchNorm)
+            scale, shift = norm.scale_and_shift()
+            weight.mul_(scale)
+            bias.mul_(scale).add_(shift)
+        self.norms = nn.ModuleList()
 
     @property
     def flops(self) -> int:
@@ -73,6 +110,7 @@ class Decoders(nn.Module):
         if not torch.is_grad_enabled():
             longest = max(longest, self._min_rows)
         even = bool((counts == longest).all())
+        own = torch.from_numpy(counts).to(codes.device)
         if even:
             x = codes.view(tables, longest, -1)
         else:
@@ -82,10 +120,68 @@ class Decoders(nn.Module):
             x = x.view(tables * longest, -1).index_copy(0, filled, codes).view(tables, longest, -1)
         for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             if layer:
-                x = F.relu(x)
+                x = self._activation(x)
             x = affine(bias[first:last], x, weight[first:last])
+            if layer < len(self.norms):
+                x = self.norms[layer](x, own, first, last)
         x = x.reshape(tables * longest, self.width)
         return x if even else x.index_select(0, filled)
+
+
+class BatchNorm(nn.Module):
+    """Batch norms of `tables` tables, `size` channels each (Ioffe and Szegedy, arXiv 1502.03167).
+
+    A table with fewer than two rows in a batch is normalized by its running statistics.
+    """
+
+    def __init__(self, tables: int, size: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(tables, 1, size))
+        self.shift = nn.Parameter(torch.zeros(tables, 1, size))
+        self.register_buffer("mean", torch.zeros(tables, 1, size))
+        self.register_buffer("variance", torch.ones(tables, 1, size))
+
+    def scale_and_shift(self) -> tuple[Tensor, Tensor]:
+        """Returns s and t [tables, 1, size] such that the norm, by its running statistics, is x s + t."""
+        scale = self.gain / (self.get_buffer("variance") + EPSILON).sqrt()
+        return scale, self.shift - self.get_buffer("mean") * scale
+
+    def forward(self, x: Tensor, counts: Tensor, first: int, last: int) -> Tensor:
+        """Normalizes x [last - first, longest, size], of which table t has counts[t] rows, then padding."""
+        own = slice(first, last)
+        if not self.training:
+            scale, shift = self.scale_and_shift()
+            return x * scale[own] + shift[own]
+        present = (torch.arange(x.shape[1], device=x.device) < counts[:, None]).unsqueeze(2)
+        rows = counts.clamp(min=1).view(-1, 1, 1)
+        mean = (x * present).sum(1, keepdim=True) / rows
+        variance = ((x - mean).square() * present).sum(1, keepdim=True) / rows
+        enough = (counts > 1).view(-1, 1, 1)
+        running_mean, running_variance = self.get_buffer("mean")[own], self.get_buffer("variance")[own]
+        with torch.no_grad():
+            rate = MOMENTUM * enough
+            unbiased = variance * (rows / (rows - 1).clamp(min=1))
+            new_mean = running_mean.lerp(mean, rate)
+            new_variance = running_variance.lerp(unbiased, rate)
+        mean = torch.where(enough, mean, running_mean)
+        variance = torch.where(enough, variance, running_variance)
+        out = (x - mean) * (self.gain[own] / (variance + EPSILON).sqrt()) + self.shift[own]
+        with torch.no_grad():
+            self.get_buffer("mean")[own] = new_mean
+            self.get_buffer("variance")[own] = new_variance
+        return out
+
+
+def fold_norms(model: nn.Module) -> None:
+    """Puts the batch norms of all decoders of a model into their weights."""
+    for module in model.modules():
+        if isinstance(module, Decoders):
+            module.fold()
+
+
+def running_statistics(model: nn.Module) -> list[Tensor]:
+    """Returns the means and variances of all batch norms of a model's decoders."""
+    return [b for module in model.modules() if isinstance(module, BatchNorm) for b in module.buffers()]
 
 
 def runs(counts: I64) -> list[tuple[int, int]]:

@@ -24,6 +24,7 @@ from polyrec.models.dlrm.dlrm import DLRM, DenseNet, Net, initial_net
 from polyrec.models.dlrm.interaction import Cross, Dot
 from polyrec.models.dlrm.representation import Representation, initial_stage
 from polyrec.models.embeddings.computed import ComputedStage, HybridStage
+from polyrec.models.embeddings.decoder import fold_norms
 from polyrec.models.embeddings.store import FloatRows
 from polyrec.models.embeddings.table import TableStage
 from polyrec.models.errors import BundleError
@@ -122,6 +123,7 @@ def regress(
         adam.step()
         if progress:
             progress(step, regression.steps, loss.item())
+    fold_norms(stage)
     return Fidelity(_explained(stage, rows, wanted, weight / weight.sum()), regression.steps)
 
 

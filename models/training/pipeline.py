@@ -25,6 +25,7 @@ from polyrec.models.dlrm.dlrm import DLRM, Architecture, dense_slots, initial_ne
 from polyrec.models.dlrm.representation import Kind, Representation, initial_stage
 from polyrec.models.embeddings.computed import Encoding
 from polyrec.models.embeddings.cuts import stored_but_largest, stored_within
+from polyrec.models.embeddings.decoder import fold_norms
 from polyrec.models.errors import DataError
 from polyrec.models.evaluation.metrics import Quality, evaluate
 from polyrec.models.files import Strict, one_line, read_shipped
@@ -176,6 +177,7 @@ class Learner:
         if recipe.refit:
             fitted = self._refit(splitter, fitted)
         encoder, history, model = fitted.encoder, fitted.history, fitted.model
+        fold_norms(model)
         kept = self.schema.label.negatives_kept
         shift_log_odds(model, log(kept))
         with self.encoded(encoder, splitter, (TEST,)) as test:

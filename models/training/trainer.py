@@ -21,6 +21,7 @@ from torch.nn import Parameter
 from torch.nn import functional as F
 
 from polyrec.models.dlrm.dlrm import DLRM
+from polyrec.models.embeddings.decoder import running_statistics
 from polyrec.models.errors import DataError
 from polyrec.models.evaluation.metrics import auc, log_loss
 from polyrec.models.files import Strict
@@ -123,12 +124,13 @@ class WeightAverage:
     """An exponential moving average of the dense weights, which predicts better than the last step's.
 
     rate: weight of the old average at each step; it rises from 0.1 to this value, so that the first steps are
-    forgotten. Embedding rows are not averaged: that gained nothing and would touch every row.
+    forgotten. The statistics of batch norms are averaged like the weights that they belong to. Embedding rows
+    are not averaged: that gained nothing and would touch every row.
     """
 
     def __init__(self, model: DLRM, rate: float) -> None:
         self._rate = rate
-        self._weights = dense_parameters(model)
+        self._weights = [*dense_parameters(model), *running_statistics(model)]
         self._mean = [w.detach().clone() for w in self._weights]
 
     @torch.no_grad()

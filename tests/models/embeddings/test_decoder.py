@@ -6,7 +6,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrec.models.embeddings.decoder import PADDING, Decoders, runs
+from polyrec.models.embeddings.decoder import (
+    ACTIVATIONS,
+    PADDING,
+    SECOND_MOMENT,
+    Activation,
+    Decoders,
+    fold_norms,
+    runs,
+)
+from polyrec.models.embeddings.hashing import VARIANCE, CodeTransform, UniversalHashes
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=12), st.integers(0, 1000))
@@ -55,9 +64,69 @@ def test_gradients_reach_every_table_that_was_used() -> None:
 
 
 @pytest.mark.parametrize("spread", [0.01, 0.3])
-def test_initial_vectors_have_the_given_deviation(spread: float) -> None:
-    decoders = Decoders(1, 256, (128,), 16)
-    decoders.initialize(torch.Generator().manual_seed(0), [spread])
-    codes = torch.rand((2000, 256), generator=torch.Generator().manual_seed(1)) * 2 - 1
+@pytest.mark.parametrize("hidden", [(128,), (256, 128), (128, 128, 64, 64, 64)])
+@pytest.mark.parametrize("activation", ["relu", "mish"])
+@pytest.mark.parametrize("transform", ["uniform", "gaussian"])
+def test_initial_vectors_have_the_given_deviation(
+    spread: float, hidden: tuple[int, ...], activation: Activation, transform: CodeTransform
+) -> None:
+    deviations = []
+    for seed in range(5):
+        decoders = Decoders(1, 256, hidden, 16, activation)
+        decoders.initialize(torch.Generator().manual_seed(seed), [spread], VARIANCE[transform])
+        codes = UniversalHashes(256, 1_000_000, 2000, seed, transform)(torch.arange(2000))
+        with torch.inference_mode():
+            deviations.append(float(decoders(codes, np.array([2000])).square().mean().sqrt()))
+    assert abs(np.mean(deviations) / spread - 1) < 0.25
+
+
+@pytest.mark.parametrize("activation", list(ACTIVATIONS))
+def test_second_moments_are_those_of_a_normal_input(activation: Activation) -> None:
+    z = torch.linspace(-9, 9, 200_001, dtype=torch.float64)
+    density = torch.exp(-z.square() / 2) / (2 * torch.pi) ** 0.5
+    moment = torch.trapezoid(ACTIVATIONS[activation](z).square() * density, z)
+    assert SECOND_MOMENT[activation] == pytest.approx(float(moment), abs=1e-5)
+
+
+@pytest.mark.parametrize("activation", list(ACTIVATIONS))
+def test_mlps_with_norms_equal_torchs_in_training_and_folded_in_serving(activation: Activation) -> None:
+    generator = torch.Generator().manual_seed(3)
+    counts = np.array([9, 1, 30])
+    decoders = Decoders(3, 6, (5, 4), 3, activation, norms=True)
+    decoders.initialize(generator, [0.1] * 3)
+    with torch.no_grad():
+        for norm in decoders.norms:
+            norm.gain.uniform_(0.5, 2, generator=generator)
+            norm.shift.uniform_(-1, 1, generator=generator)
+    norms = [[torch.nn.BatchNorm1d(size) for size in (5, 4)] for _ in counts]
+    for table, own in enumerate(norms):
+        for reference, norm in zip(own, decoders.norms, strict=True):
+            reference.weight.data, reference.bias.data = norm.gain[table, 0].data, norm.shift[table, 0].data
+
+    def expected(codes: torch.Tensor) -> torch.Tensor:
+        parts = []
+        for table, x in enumerate(codes.split(counts.tolist())):
+            for layer in range(3):
+                x = ACTIVATIONS[activation](x) if layer else x
+                x = x @ decoders.weights[layer][table] + decoders.biases[layer][table]
+                if layer < 2:
+                    # torch refuses a single row; ours takes the running statistics for it
+                    norms[table][layer].train(decoders.training and len(x) > 1)
+                    x = norms[table][layer](x)
+            parts.append(x)
+        return torch.cat(parts)
+
+    for _ in range(4):
+        codes = torch.rand((40, 6), generator=generator) * 2 - 1
+        got = decoders(codes, counts)
+        np.testing.assert_allclose(got.detach(), expected(codes).detach(), rtol=1e-4, atol=1e-5)
+    got.sum().backward()
+    assert all(p.grad is not None for p in decoders.parameters())
+    decoders.eval()
     with torch.inference_mode():
-        assert abs(float(decoders(codes, np.array([2000])).std()) / spread - 1) < 0.25
+        before = decoders(codes, counts)
+        np.testing.assert_allclose(before, expected(codes), rtol=1e-4, atol=1e-5)
+    fold_norms(decoders)
+    with torch.inference_mode():
+        np.testing.assert_allclose(decoders(codes, counts), before, rtol=1e-4, atol=1e-5)
+    assert set(decoders.state_dict()) == {f"{kind}.{i}" for kind in ("weights", "biases") for i in range(3)}

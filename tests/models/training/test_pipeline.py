@@ -11,11 +11,13 @@ from polyrec.models.data.encoded import encode
 from polyrec.models.data.reader import open_data
 from polyrec.models.data.split import TEST, TRAIN, VALIDATION, fit_splitter
 from polyrec.models.dlrm.dlrm import Architecture
+from polyrec.models.embeddings.computed import Encoding
 from polyrec.models.errors import DataError
 from polyrec.models.evaluation.metrics import evaluate
 from polyrec.models.evaluation.predictions import predict_all
 from polyrec.models.runtimes import open_runtime, predict_rows
 from polyrec.models.schema.schema import load_schema
+from polyrec.models.training.baselines import shortfalls
 from polyrec.models.training.pipeline import RECIPES, Learner, Training, default_training, load_training
 from polyrec.models.training.trainer import Recipe
 
@@ -134,3 +136,45 @@ def test_the_real_data_reach_gradient_boosting(shared_data: Path, tmp_path: Path
     assert test["rows"] == 62_488
     assert np.greater_equal(test["auc"], 0.850)
     assert np.less_equal(test["log_loss"], 0.1302)
+
+
+def test_batch_norms_are_folded_into_the_bundle(clicks: Path, tmp_path: Path) -> None:
+    """Three layers, Mish and batch norm, as published; the bundle predicts what was measured."""
+    schema = load_schema("trivago")
+    reader = open_data(clicks, schema)
+    encoding = Encoding(k=16, hidden=(16, 8, 8), activation="mish", batch_norm=True)
+    training = Training(
+        architecture=Architecture(width=4, bottom=(8,), top=(8,), interaction="cat"),
+        recipe=Recipe(epochs=1, batch_rows=512),
+        encoding=encoding,
+    )
+    for kind in ("dhe", "hybrid"):
+        bundle = Learner(reader, schema, training, kind).learn(tmp_path / kind)
+        assert bundle.manifest.representation.encoding == encoding
+        with encode(reader, bundle.encoder, fit_splitter(reader, schema), (TEST,)) as data:
+            quality = evaluate(predict_rows(open_runtime("torch", bundle), data), data.label, data.group)
+        measured = bundle.manifest.metrics["test"]
+        assert quality.log_loss == pytest.approx(measured["log_loss"], rel=1e-4)
+        assert quality.auc == pytest.approx(measured["auc"], rel=1e-4)
+
+
+def test_the_default_beats_the_baselines_where_most_items_are_new(shared_data: Path, tmp_path: Path) -> None:
+    """The first 20,000 rows of trivago: 74% of the items of later rows are unseen."""
+    table = pq.read_table(shared_data / "trivago" / "impressions.parquet").slice(0, 20_000)
+    pq.write_table(table, tmp_path / "few.parquet")
+    schema = load_schema("trivago")
+    metrics = (
+        Learner(open_data(tmp_path / "few.parquet", schema), schema, Training())
+        .learn(tmp_path / "b")
+        .manifest.metrics
+    )
+    assert shortfalls(metrics) == []
+
+
+@pytest.mark.long
+def test_the_default_needs_no_tuning_on_movielens(shared_data: Path, tmp_path: Path) -> None:
+    schema = load_schema("ml1m")
+    reader = open_data(shared_data / "ml1m" / "ratings.parquet", schema)
+    metrics = Learner(reader, schema, Training()).learn(tmp_path / "b").manifest.metrics
+    assert np.greater_equal(metrics["test"]["auc"], 0.815)
+    assert shortfalls(metrics) == []
