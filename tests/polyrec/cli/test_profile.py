@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,42 +79,42 @@ def test_no_other_file_than_the_profile_is_left(written: Path) -> None:
     assert [file.name for file in written.parent.iterdir() if file.suffix != ".png"] == ["profile.json"]
 
 
+def interrupted(arguments: Sequence[str], partial: Path, blocks: int) -> list[dict[str, Any]]:
+    """Interrupts a profile that has written so many measured blocks; returns all that it has written."""
+
+    def measured() -> list[dict[str, Any]]:
+        lines = partial.read_text().splitlines()[1:] if partial.exists() else []
+        return [json.loads(line) for line in lines if '"what": "warm' in line and line.endswith("}")]
+
+    process = subprocess.Popen([sys.executable, "-m", "polyrec", "profile", *arguments])
+    try:
+        while len(measured()) < blocks:
+            assert process.poll() is None, "it ended before it was interrupted"
+            time.sleep(0.005)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+    finally:
+        process.kill()
+    return measured()
+
+
 def test_an_interrupted_profile_is_resumed(
-    bundle_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    bundle_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import polyrec.measure.profile.measure as measuring
-
     out, partial = tmp_path / "profile.json", tmp_path / "profile.json.partial"
-    real, left = measuring._timed, [20]
-
-    def interrupted(*args: Any) -> dict[str, Any]:
-        if not left[0]:
-            raise KeyboardInterrupt
-        left[0] -= 1
-        return real(*args)
-
-    monkeypatch.setattr(measuring, "_timed", interrupted)
-    assert main(["profile", str(bundle_dir), "--out", str(out), *QUICK]) == 130
+    arguments = (str(bundle_dir), "--out", str(out), *QUICK)
+    first = interrupted(arguments, partial, 10)
     assert not out.exists()
-    before = partial.read_text().splitlines()
-    measured = [json.loads(line) for line in before[1:] if '"what": "warm' in line]
-    assert len(measured) == 20
     # as an interrupt can leave it
-    partial.write_text("\n".join(before) + '\n{"path": "table@cpu", "ident')
+    with partial.open("a") as file:
+        file.write('{"path": "table@cpu", "ident')
+    second = interrupted(arguments, partial, len(first) + 5)
+    assert second[: len(first)] == first
+    whats = [line["what"] for line in second]
+    assert len(set(whats)) == len(whats)
     capsys.readouterr()
-
-    asked: list[str] = []
-
-    def counted(worker: Any, block: Any, *rest: Any) -> dict[str, Any]:
-        asked.append(block.key)
-        return real(worker, block, *rest)
-
-    monkeypatch.setattr(measuring, "_timed", counted)
-    assert main(["profile", str(bundle_dir), "--out", str(out), *QUICK]) == 0
+    assert main(["profile", *arguments]) == 0
     assert "resuming an earlier run" in capsys.readouterr().err
-    assert not set(asked) & {line["what"] for line in measured}
-    # 10 sizes in 5 rounds, and 3 with the caches emptied, were to be measured
-    assert len(asked) + len(measured) == 10 * 5 + 3
     assert not partial.exists()
     assert len(load_profile(out).paths[0].points) == 10
 
