@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.quality.repeats import summarize_runs
 from benchmarks.quality.tables import between_markers, markdown
 from benchmarks.quality.variants import BASELINE, VARIANTS, Derived, ServedVariant, Trained, Variant
 from polyrec.cli.progress import Bars
@@ -42,7 +43,6 @@ from polyrec.models.errors import BundleError
 from polyrec.models.evaluation.comparison import METRICS, RESAMPLES, samples
 from polyrec.models.evaluation.metrics import evaluate
 from polyrec.models.evaluation.predictions import Predictions, predict_all
-from polyrec.models.evaluation.repeats import summarize_runs
 from polyrec.models.schema.schema import load_schema
 from polyrec.models.training.pipeline import Learner, Training, default_training
 from polyrec.models.training.trainer import Check

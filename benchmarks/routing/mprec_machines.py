@@ -5,7 +5,7 @@
 Machines: planner/machines/{mprec-large,small-accelerator}.yaml, 32 GB DRAM + 32 GB GPU and 1 GB DRAM +
 200 MB GPU, without a disk tier, which the paper has not. Models: its DLRMs for Criteo Kaggle and Terabyte;
 sizes and FLOP are counted from their published shapes, accuracies are the paper's as recalled ([M] in FACTS:
-not checked against it). Latencies are rooflines (planner/roofline.py), origin `derived`. Quantized
+not checked against it). Latencies are rooflines (roofline.py), origin `derived`. Quantized
 rows are not in the paper; of the fp32 rows' accuracy they lose what docs/quality.md measured on trivago.
 Traffic: lognormal sizes of mean 128, Poisson.
 """
@@ -20,6 +20,7 @@ from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
+from benchmarks.routing.roofline import Assumed, Work, latency
 from polyrec.models.amounts import percent, rate, size
 from polyrec.planner.deployment.proposal import Proposal, propose
 from polyrec.planner.deployment.requirements import Requirements
@@ -27,7 +28,6 @@ from polyrec.planner.deployment.solver.program import PlanImpossible
 from polyrec.planner.devices import Machine, load_machine
 from polyrec.planner.plan import PlannedPath
 from polyrec.planner.profile import Memory, PathProfile, Profile
-from polyrec.planner.roofline import Assumed, Work, latency
 from polyrec.planner.traffic import Sizes, Traffic
 
 TABLES, DENSE = 26, 13

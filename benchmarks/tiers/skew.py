@@ -8,7 +8,7 @@ once a request. A budget is a share of the bytes of all rows (of 64 floats). Eve
 its own books included:
 
     cuts          the prefixes that one threshold on accesses per byte keeps
-    tiers         a real stack as polyrec.models.tiers.budget shares the budget: cuts and a cache
+    tiers         a real stack as benchmarks.tiers.memory_split shares the budget: cuts and a cache
     followed      the same, and a new order is built after every tenth of the held-out look-ups
     lru, lfu      caches of rows over all tables, warmed by the training rows' look-ups
     clairvoyant   the best static choice: the rows most looked up by the held-out rows themselves
@@ -38,6 +38,7 @@ import numpy as np
 import torch
 
 from benchmarks.tiers import rivals
+from benchmarks.tiers.memory_split import split_memory
 from polyrec.models.data.encoded import EncodedRows, encode
 from polyrec.models.data.reader import open_data
 from polyrec.models.data.split import TEST, TRAIN, VALIDATION, fit_splitter
@@ -48,11 +49,10 @@ from polyrec.models.schema.batch import I64
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.popularity import calibrate
 from polyrec.models.schema.schema import load_schema
-from polyrec.models.tiers.budget import CACHE_SHARE, split_memory
 from polyrec.models.tiers.opening import open_stack
 from polyrec.models.tiers.row_format import RowFormat
 from polyrec.models.tiers.rows import TieredRows
-from polyrec.models.tiers.tier_settings import TierSettings
+from polyrec.models.tiers.tier_settings import CACHE_SHARE, TierSettings
 from polyrec.models.tiers.updates.drift import Drift
 
 BATCH_ROWS = 64

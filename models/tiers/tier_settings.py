@@ -12,6 +12,11 @@ from polyrec.models.files import Strict
 PAGE_BYTES = 4096
 """Page size of disks and memory; longer rows take several pages."""
 
+CACHE_SHARE = 0.1
+"""Default share of the host's budget for the cache: between 0.05 and 0.2 hit rates differ little
+(docs/results/tiers.md).
+"""
+
 Count = Annotated[int, Field(ge=0)]
 
 

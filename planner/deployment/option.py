@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from polyrec.models.schema.batch import F64
-from polyrec.models.tiers.budget import CACHE_SHARE
+from polyrec.models.tiers.tier_settings import CACHE_SHARE
 from polyrec.planner.deployment.requirements import Requirements
 from polyrec.planner.deployment.residency import Residency, Tables, residency
 from polyrec.planner.deployment.tier_cost import P99, PAGE, MissCost, tiers_below

@@ -12,8 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from polyrec.models.tiers.budget import CACHE_SHARE
-from polyrec.models.tiers.tier_settings import TierCuts
+from polyrec.models.tiers.tier_settings import CACHE_SHARE, TierCuts
 from polyrec.planner.deployment.occupancy import memory_occupancy
 from polyrec.planner.deployment.option import Option
 from polyrec.planner.deployment.rank_accesses import RankedAccesses

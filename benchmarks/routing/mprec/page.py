@@ -220,7 +220,7 @@ def _assumed(found: Found) -> tuple[str, ...]:
     return (
         f"**Speeds.** Every device achieves {a['flops']:.0%} of its data sheet's FLOP/s and "
         f"{a['bandwidth']:.0%} of its bandwidth. A batch starts in {1e6 * a['cpu_start_s']:.0f} us on a "
-        f"core, in {1e6 * a['start_s']:.0f} us on an accelerator. The rest is `planner/roofline.py`: the "
+        f"core, in {1e6 * a['start_s']:.0f} us on an accelerator. The rest is `roofline.py`: the "
         "longer of arithmetic and memory traffic, and the transfer of the ids. The 99th percentile is 1.4 "
         "times the median.",
         "**Machines** (`planner/machines/mprec-{large,tpu,ipu}.yaml`). 16 cores with AVX2, 76 GB/s, 32 "

@@ -2,7 +2,7 @@
 
 Devices are those of planner/machines/mprec-{large,tpu,ipu}.yaml, with the share of their data sheets' speeds
 that is assumed achieved; representations are those of mprec_machines.py; latencies are rooflines
-(planner/roofline.py).
+(roofline.py).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from benchmarks.routing.mprec_machines import DECODER, PublishedModel, cost, load_machine_of
+from benchmarks.routing.roofline import Assumed, latency
 from polyrec.planner.devices import Device
-from polyrec.planner.roofline import Assumed, latency
 from polyrec.planner.routing.lanes.path import PathSpec
 
 KINDS = ("table", "select", "dhe", "hybrid")

@@ -14,7 +14,7 @@ from benchmarks.routing.mprec_machines import (
     plan,
     profile,
 )
-from polyrec.planner.roofline import Assumed
+from benchmarks.routing.roofline import Assumed
 
 KAGGLE, TERABYTE = MODELS
 ASSUMED = (Assumed(0.0, 0.0), Assumed(), Assumed(200e-6, 2e-3))

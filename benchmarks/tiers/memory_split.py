@@ -13,17 +13,12 @@ from polyrec.models.embeddings.cuts import tiers_within
 from polyrec.models.schema.vocabulary import Vocabulary
 from polyrec.models.tiers.disk.page_cache import DEFAULT, PAGE_INDEX_BYTES, SLOT_INDEX_BYTES
 from polyrec.models.tiers.disk.row_cache import ROW_INDEX_BYTES
-from polyrec.models.tiers.tier_settings import PAGE_BYTES, TierCuts
-
-CACHE_SHARE = 0.1
-"""Share of the host's budget for the cache: between 0.05 and 0.2 hit rates differ little
-(docs/results/tiers.md).
-"""
+from polyrec.models.tiers.tier_settings import CACHE_SHARE, PAGE_BYTES, TierCuts
 
 
 @dataclass(frozen=True, slots=True)
 class MemorySplit:
-    """cuts: rows of each table in each tier. cache_bytes: as polyrec.models.tiers.tier_settings.Placement has
+    """cuts: rows of each table in each tier. cache_bytes: as TierSettings has
     it. index_bytes: index of the cache; rows, cache and index together are at most the host's budget."""
 
     cuts: dict[str, TierCuts]

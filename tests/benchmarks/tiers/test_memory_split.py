@@ -5,13 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
+from benchmarks.tiers.memory_split import split_memory
 from polyrec.models.embeddings.cuts import stored_within
-from polyrec.models.tiers.budget import split_memory
 from polyrec.models.tiers.layout import HOST
-from polyrec.models.tiers.opening import hottest, open_stack, rows_of_weight
+from polyrec.models.tiers.opening import open_stack, rows_of_weight
 from polyrec.models.tiers.rows import TieredRows
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.tier_settings import TierSettings
@@ -85,13 +83,3 @@ def test_a_row_used_twice_by_a_batch_is_missed_once_and_then_cached(tmp_path: Pa
         found.append((levels["host"].hits + levels["cache"].hits, levels["host"].lookups))
     assert found == [(4, 5), (9, 10)]
     stack.close()
-
-
-@given(st.lists(st.lists(st.integers(0, 9), max_size=12), min_size=1, max_size=4), st.integers(0, 40))
-def test_the_hottest_rows_of_all_tables_are_those_of_a_sort(drawn: list[list[int]], rows: int) -> None:
-    counts = [np.array(sorted(own, reverse=True), np.int64) for own in drawn]
-    taken = hottest(counts, rows)
-    every = np.concatenate(counts)
-    assert sum(taken) == min(rows, every.size)
-    got = sum(int(own[:n].sum()) for own, n in zip(counts, taken, strict=True))
-    assert got == np.sort(every)[::-1][:rows].sum()

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from benchmarks.quality.repeats import Difference, summarize_runs
 from polyrec.models.evaluation.comparison import METRICS, Interval, compare, samples
-from polyrec.models.evaluation.repeats import Difference, summarize_runs
 
 ROWS = 400
 

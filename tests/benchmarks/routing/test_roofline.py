@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.routing.roofline import Assumed, Work, latency
 from polyrec.planner.devices import Device
 from polyrec.planner.profile import ProfileError
-from polyrec.planner.roofline import Assumed, Work, latency
 
 CPU = Device(name="cpu", kind="cpu", lanes=4, memory_bytes=1, flops=1e9, bandwidth=4e9, gathers=1e6)
 GPU = Device(name="cuda:0", kind="gpu", lanes=1, memory_bytes=1, flops=1e12, bandwidth=1e12, link=1e9)
