@@ -14,7 +14,7 @@ import numpy as np
 from polyrec.planner.routing.admission import admission
 from polyrec.planner.routing.fair_share import in_turn
 from polyrec.planner.routing.lanes.lane import LaneState
-from polyrec.planner.routing.policies.policy import BatchChoice
+from polyrec.planner.routing.policies.policy import BatchChoice, Policy
 from polyrec.planner.routing.query import Query, Reason
 from polyrec.planner.routing.queue import Piece
 from polyrec.planner.routing.router_state import RouterState
@@ -26,13 +26,12 @@ THRESHOLDS = (1, 25, 50, 75, 100, 125, 150, 175, 200, 250, 300, 400, 600, 1000, 
 QUANTILE = 0.95
 
 
-class DeepRecSys:
+class DeepRecSys(Policy):
     """threshold, batch: the current sizes in rows."""
 
     name = "deeprecsys"
     fifo = True
     learns = True
-    binds_at_arrival = False
     partitions_work = True
 
     def __init__(self) -> None:
@@ -55,8 +54,7 @@ class DeepRecSys:
 
     def prepare(self, state: RouterState) -> None:
         """Selects the representation on most devices, of these the fastest, and its fastest device."""
-        state.allowed_paths = frozenset(range(len(state.paths)))
-        state.refresh()
+        super().prepare(state)
         by_representation: dict[int, list[int]] = {}
         for path in state.paths:
             if path.value > 0:
@@ -111,18 +109,6 @@ class DeepRecSys:
             rows = min(rows, lane.max_rows[path] if whole else max_rows)
         best = state.paths[path].value >= state.best_value
         return BatchChoice(path, batch, -1, rows, Reason.BEST if best else Reason.POLICY)
-
-    def bind(self, state: RouterState, query: Query, now_s: float) -> int:
-        return -1
-
-    def accepted(self, state: RouterState, query: Query, now_s: float) -> None:
-        """Not called: the policy does not bind at arrival."""
-
-    def dispatched(self, state: RouterState, path: int, rows: int) -> None:
-        """Not called: the policy does not bind at arrival."""
-
-    def prices(self, state: RouterState) -> dict[str, float]:
-        return {}
 
     def finished(self, query: Query, now_s: float) -> None:
         """Takes a step whenever WINDOW queries have finished."""

@@ -11,17 +11,16 @@ from __future__ import annotations
 from polyrec.planner.routing.fair_share import in_turn
 from polyrec.planner.routing.feasibility import degraded_reason
 from polyrec.planner.routing.lanes.lane import LaneState
-from polyrec.planner.routing.policies.policy import BatchChoice
+from polyrec.planner.routing.policies.policy import BatchChoice, Policy
 from polyrec.planner.routing.query import Query, Reason
 from polyrec.planner.routing.router_state import RouterState
 
 
-class MPRec:
+class MPRec(Policy):
     """Binds a query to a path, in Query.path, when it is accepted."""
 
     name = "mprec"
     fifo = True
-    learns = False
     binds_at_arrival = True
     partitions_work = True
 
@@ -31,8 +30,7 @@ class MPRec:
         self._merge: list[int] = []
 
     def prepare(self, state: RouterState) -> None:
-        state.allowed_paths = frozenset(range(len(state.paths)))
-        state.refresh()
+        super().prepare(state)
         self._lanes = [0] * len(state.devices)
         for lane in state.usable:
             self._lanes[lane.device] += 1
@@ -46,9 +44,6 @@ class MPRec:
             if query.path < 0 or (not self._lanes[state.paths[query.path].device] and rows == query.rows):
                 query.path = self.bind(state, query, query.arrival_s)
             self._add(state, query.path, rows)
-
-    def admit(self, state: RouterState, query: Query, now_s: float) -> float:
-        return 0.0
 
     def accepted(self, state: RouterState, query: Query, now_s: float) -> None:
         if not state.queue.pieces:
@@ -81,12 +76,6 @@ class MPRec:
         rows = min(rows, lane.max_rows[path]) if len(batch) == 1 else rows
         reason = degraded_reason(state, path, batch[0].query)
         return BatchChoice(path, batch, -1, rows, reason if reason is Reason.BEST else Reason.POLICY)
-
-    def prices(self, state: RouterState) -> dict[str, float]:
-        return {}
-
-    def finished(self, query: Query, now_s: float) -> None:
-        """Not called: the policy does not learn."""
 
     def _add(self, state: RouterState, path: int, rows: int) -> None:
         path_state = state.paths[path]

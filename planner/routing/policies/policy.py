@@ -1,4 +1,4 @@
-"""The interface of routing policies: what to admit, and which batch a free lane executes.
+"""Base of routing policies: what to admit, and which batch a free lane executes.
 
 `choose` is called for one free lane at a time and returns a batch, or None to leave the work to another lane.
 `admit`, `bind` and `choose` only answer; a policy that keeps accounts updates them in `accepted`,
@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from polyrec.planner.routing.lanes.lane import LaneState
 from polyrec.planner.routing.query import Query, Reason
@@ -29,8 +29,8 @@ class BatchChoice(NamedTuple):
     reason: Reason
 
 
-class Policy(Protocol):
-    """A routing policy.
+class Policy:
+    """Base of the routing policies: one that admits everything, has no prices and keeps no accounts.
 
     name: as in the plan. fifo: the queue is in order of arrival, not of deadline. learns: needs `finished`.
     binds_at_arrival: chooses a query's path when it arrives, and needs `accepted` and `dispatched`.
@@ -38,39 +38,37 @@ class Policy(Protocol):
     """
 
     name: str
-    fifo: bool
-    learns: bool
-    binds_at_arrival: bool
-    partitions_work: bool
+    fifo = False
+    learns = False
+    binds_at_arrival = False
+    partitions_work = False
 
     def prepare(self, state: RouterState) -> None:
         """Prepares for decisions: called at the start, on every tick and when lanes come or go."""
-        ...
+        state.allowed_paths = frozenset(range(len(state.paths)))
+        state.refresh()
 
     def admit(self, state: RouterState, query: Query, now_s: float) -> float:
         """Returns the seconds by which the backlog is too long for the query; 0 or less: admit it."""
-        ...
+        return 0.0
 
     def bind(self, state: RouterState, query: Query, now_s: float) -> int:
         """Returns the path of a query that arrives now; -1: decided when a lane is free."""
-        ...
+        return -1
 
     def accepted(self, state: RouterState, query: Query, now_s: float) -> None:
         """Records a query that is about to be queued. Called if `binds_at_arrival`."""
-        ...
 
     def dispatched(self, state: RouterState, path: int, rows: int) -> None:
         """Records rows that leave the queue for a lane. Called if `binds_at_arrival`."""
-        ...
 
     def choose(self, state: RouterState, lane: LaneState, now_s: float) -> BatchChoice | None:
         """Returns the batch of a free lane, or None."""
-        ...
+        raise NotImplementedError
 
     def prices(self, state: RouterState) -> dict[str, float]:
         """Returns the information that a second of one lane is worth, by device; empty without prices."""
-        ...
+        return {}
 
     def finished(self, query: Query, now_s: float) -> None:
         """Records a query that was answered or whose deadline passed. Called if `learns`."""
-        ...
