@@ -11,26 +11,16 @@ distinct id once. A, B, C, A, B, C in one run; medians over rounds. Also checks 
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import time
-from pathlib import Path
 
 import numpy as np
-import torch
 
-from benchmarks.quality.speed import family
-from polyrec.loadtest.machine import processor
-from polyrec.models.allocator import retain_freed_memory
-from polyrec.models.data.encoded import EncodedRows, encode
-from polyrec.models.data.reader import open_data
-from polyrec.models.data.split import TEST, fit_splitter
+from benchmarks.quality.speed import arguments, family, save, test_rows
+from polyrec.models.data.encoded import EncodedRows
 from polyrec.models.dlrm.cost import flops, ranking_flops
 from polyrec.models.embeddings.computed import ComputedStage
 from polyrec.models.runtimes import NAMES, open_runtime
 from polyrec.models.schema.batch import Batch
-from polyrec.models.schema.schema import load_schema
 
 CANDIDATES = (23, 270, 2048)
 REPRESENTATIONS = ("table", "dhe", "hybrid", "table-int8")
@@ -58,20 +48,9 @@ def set_distinct(stage: object, distinct: bool) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--bundles", type=Path, default=Path("runs/representations"))
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--core", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
-    args = parser.parse_args()
-    os.sched_setaffinity(0, {args.core})
-    retain_freed_memory()
-    torch.set_num_threads(1)
+    args = arguments(__doc__, rounds=7)
     bundles = family(args.data, args.bundles)
-    schema = load_schema("trivago")
-    reader = open_data(args.data, schema)
-    data = encode(reader, bundles["table"].encoder, fit_splitter(reader, schema), (TEST,))
+    data = test_rows(args.data, bundles)
     rows = []
     for name in REPRESENTATIONS:
         full, once = flops(bundles[name]), ranking_flops(bundles[name])
@@ -118,10 +97,7 @@ def main() -> None:
             f"| {r['distinct']:,} "
             f"| {r['exploded']:,} | {r['time_factor']}x | {r['flop_factor']}x |"
         )
-    if args.json:
-        machine = f"{processor()}, one core, torch {torch.__version__}"
-        out = {"machine": machine, "unit": "rows/s", "rounds": args.rounds, "rows": rows}
-        args.json.write_text(json.dumps(out, indent=2) + "\n")
+    save(args, {"rows": rows})
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +57,35 @@ def family(data: str, folder: Path) -> dict[str, Bundle]:
     return bundles
 
 
+def arguments(doc: str | None, rounds: int) -> argparse.Namespace:
+    """Parses the arguments of a benchmark of representations, and keeps to one core."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--bundles", type=Path, default=Path("runs/representations"))
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--core", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    args = parser.parse_args()
+    os.sched_setaffinity(0, {args.core})
+    retain_freed_memory()
+    torch.set_num_threads(1)
+    return args
+
+
+def test_rows(data: str, bundles: Mapping[str, Bundle]) -> EncodedRows:
+    """Encodes the test rows."""
+    schema = load_schema("trivago")
+    reader = open_data(data, schema)
+    return encode(reader, bundles["table"].encoder, fit_splitter(reader, schema), (TEST,))
+
+
+def save(args: argparse.Namespace, figures: Mapping[str, object]) -> None:
+    """Writes figures and machine to the file of --json, if given."""
+    if args.json:
+        about = {"machine": f"{processor()}, one core, torch {torch.__version__}", "unit": "rows/s"}
+        args.json.write_text(json.dumps({**about, "rounds": args.rounds, **figures}, indent=2) + "\n")
+
+
 def seconds(runtime: Runtime, data: EncodedRows, rows: int, start: int, least_s: float) -> float:
     """Seconds of one `predict` of `rows` rows: batches that follow one another, as many as fit `least_s`."""
     spent, calls = 0.0, 0
@@ -70,21 +100,9 @@ def seconds(runtime: Runtime, data: EncodedRows, rows: int, start: int, least_s:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--bundles", type=Path, default=Path("runs/representations"))
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--core", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
-    args = parser.parse_args()
-    os.sched_setaffinity(0, {args.core})
-    retain_freed_memory()
-    torch.set_num_threads(1)
+    args = arguments(__doc__, rounds=9)
     bundles = family(args.data, args.bundles)
-    schema = load_schema("trivago")
-    reader = open_data(args.data, schema)
-    encoder = bundles["table"].encoder
-    data = encode(reader, encoder, fit_splitter(reader, schema), (TEST,))
+    data = test_rows(args.data, bundles)
     paths = {f"{b} {r}": open_runtime(r, bundles[b]) for b in bundles for r in NAMES}
     times: dict[str, dict[int, list[float]]] = {p: {n: [] for n in BATCHES} for p in paths}
     for round_ in range(args.rounds + 1):
@@ -101,10 +119,7 @@ def main() -> None:
     print("|---|" + "---|" * len(BATCHES))
     for path, rates in result.items():
         print(f"| {path} | " + " | ".join(f"{rate:,}" for rate in rates.values()) + " |")
-    if args.json:
-        machine = f"{processor()}, one core, torch {torch.__version__}"
-        out = {"machine": machine, "unit": "rows/s", "rounds": args.rounds, "rates": result}
-        args.json.write_text(json.dumps(out, indent=2) + "\n")
+    save(args, {"rates": result})
 
 
 if __name__ == "__main__":

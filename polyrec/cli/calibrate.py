@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from polyrec.cli.data_arguments import add_data, add_on_malformed
 from polyrec.loadtest.arguments import non_negative_int
 
 HELP = "count accesses of each id and save the popularity order"
@@ -11,8 +12,7 @@ EXAMPLE = "polyrec calibrate clicks.parquet --schema trivago --out clicks.calibr
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("data", metavar="DATA", help="Parquet file or folder, or Criteo TSV")
-    parser.add_argument("--schema", required=True, help="schema file, or the name of a shipped one")
+    add_data(parser)
     parser.add_argument("--out", required=True, metavar="FILE", help="file to write the calibration to")
     parser.add_argument(
         "--sample",
@@ -21,12 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="share of the training rows to count, in (0, 1] (default: all)",
     )
     parser.add_argument("--seed", type=non_negative_int, default=0, help="seed of the sample (default 0)")
-    parser.add_argument(
-        "--on-malformed",
-        choices=("fatal", "count"),
-        default="fatal",
-        help="stop at a malformed row, or skip and count it (default fatal)",
-    )
+    add_on_malformed(parser)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 

@@ -6,6 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
+from polyrec.cli.data_arguments import add_on_malformed
 from polyrec.loadtest.arguments import non_negative_int
 
 if TYPE_CHECKING:
@@ -53,12 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="precision of the dense net (default fp32); torch has bf16, onnx int8",
     )
     parser.add_argument("--predictions", help="file for the probabilities, .npy of [rows] or [bundles, rows]")
-    parser.add_argument(
-        "--on-malformed",
-        choices=["fatal", "count"],
-        default="fatal",
-        help="stop at a malformed line, or skip and count it (default fatal)",
-    )
+    add_on_malformed(parser)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 
+from polyrec.cli.data_arguments import add_data, add_on_malformed
+
 HELP = "pack data: one row per request, its context once, sessions together"
 EXAMPLE = "polyrec pack clicks.parquet --schema trivago --cluster-by session_id --out clicks.packed"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("data", metavar="DATA", help="Parquet file or folder, or Criteo TSV")
-    parser.add_argument("--schema", required=True, help="schema file, or the name of a shipped one")
+    add_data(parser)
     parser.add_argument(
         "--out", required=True, metavar="DIR", help="folder to write, usable as DATA of all commands"
     )
@@ -21,12 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: the request)",
     )
     parser.add_argument("--replace", action="store_true", help="replace the packed data at --out")
-    parser.add_argument(
-        "--on-malformed",
-        choices=("fatal", "count"),
-        default="fatal",
-        help="stop at a malformed row, or skip and count it (default fatal)",
-    )
+    add_on_malformed(parser)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
