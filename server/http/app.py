@@ -27,8 +27,7 @@ from polyrec.server.http.health import health_routes
 from polyrec.server.http.oip import MODEL, InferCodec, oip_routes
 from polyrec.server.http.openapi import Endpoint, openapi_document
 from polyrec.server.http.plan import plan_routes
-from polyrec.server.http.predict import PredictCodec, predict_endpoint
-from polyrec.server.http.rank import RankCodec, rank_endpoint
+from polyrec.server.http.predictions import PredictCodec, RankCodec, predict_endpoint, rank_endpoint
 from polyrec.server.http.status_page import status_routes
 
 

@@ -1,0 +1,99 @@
+"""POST /v1/predict: rows in, one probability each out. POST /v1/rank: one context and its candidates in,
+their order and scores out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from starlette.types import Scope
+
+from polyrec.server.app.serving import OpenPath, Serving
+from polyrec.server.dispatch.answer import Answer
+from polyrec.server.http.call import HotEndpoint, Parsed
+from polyrec.server.http.connection.reply import Reply
+from polyrec.server.http.documents import (
+    OptionHeaders,
+    PredictColumns,
+    PredictInstances,
+    PredictResponse,
+    RankingRequest,
+    RankingResponse,
+)
+from polyrec.server.http.openapi import CLIENT_ERRORS, PATH_HEADER, Endpoint
+
+
+class PredictCodec:
+    """`{"instances": [...]}` or `{"columns": {...}}` -> `{"predictions": [...], ...}`."""
+
+    endpoint = "predict"
+    has_options = False
+
+    def parse(self, serving: Serving, scope: Scope, body: bytes) -> Parsed:
+        return Parsed(serving.decoder.predict(body))
+
+    def write(self, serving: Serving, parsed: Parsed, answer: Answer, path: OpenPath) -> Reply:
+        return _reply({"predictions": answer.probabilities}, answer, path)
+
+
+class RankCodec:
+    """`{"context": {...}, "candidates": {...}, "top_k": n}` -> `{"order": [...], "scores": [...], ...}`."""
+
+    endpoint = "rank"
+    has_options = False
+
+    def parse(self, serving: Serving, scope: Scope, body: bytes) -> Parsed:
+        request = serving.decoder.rank(body)
+        return Parsed(request.rows, request=request.top_k)
+
+    def write(self, serving: Serving, parsed: Parsed, answer: Answer, path: OpenPath) -> Reply:
+        # Stable: candidates of equal score keep the order in which they were sent.
+        probabilities = answer.probabilities
+        order = (-probabilities).argsort(kind="stable")[: parsed.request]
+        return _reply({"order": order, "scores": probabilities[order]}, answer, path)
+
+
+def predict_endpoint(predict: HotEndpoint) -> Endpoint:
+    """Declares POST /v1/predict."""
+    return _endpoint(
+        "/v1/predict",
+        predict,
+        summary="Predict the probability of each row",
+        description="Rows as objects (`instances`) or as lists by feature (`columns`).",
+        request=PredictInstances | PredictColumns,
+        response=PredictResponse,
+    )
+
+
+def rank_endpoint(rank: HotEndpoint) -> Endpoint:
+    """Declares POST /v1/rank."""
+    return _endpoint(
+        "/v1/rank",
+        rank,
+        summary="Rank the candidates of one context",
+        description="The context is read and computed once. Candidates of equal score keep their order.",
+        request=RankingRequest,
+        response=RankingResponse,
+    )
+
+
+def _reply(content: dict[str, Any], answer: Answer, path: OpenPath) -> Reply:
+    content["path"] = path.name
+    content["quality"] = path.quality
+    content["degraded"] = answer.degraded
+    content["reason"] = answer.reason
+    return Reply(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY), headers=(path.header,))
+
+
+def _endpoint(path: str, answer: HotEndpoint, **declared: Any) -> Endpoint:
+    return Endpoint(
+        path,
+        answer,
+        method="POST",
+        tag="predictions",
+        headers=OptionHeaders,
+        response_headers=PATH_HEADER,
+        errors=CLIENT_ERRORS,
+        token="maybe",
+        **declared,
+    )
