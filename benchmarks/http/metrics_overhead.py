@@ -56,7 +56,8 @@ class Switch:
         self._serving = engine.serving
 
     def turn(self, on: bool) -> None:
-        self._dispatcher._observer = self._observer if on else Nothing()
+        observer = self._observer if on else Nothing()
+        self._dispatcher._observer = self._dispatcher._executor.observer = observer
         for live, kept in self._endpoints:
             live.update({name: (kept[name] if on else Nothing()) for name in kept})  # type: ignore[misc]
         # the dataclass is frozen for everybody else

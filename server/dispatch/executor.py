@@ -1,0 +1,250 @@
+"""Executes dispatches on lanes: encodes batches, hands them over, and distributes results over the queries.
+
+A batch that fails is executed again query by query, so that one that breaks it fails alone. Queries of a lane
+that dies return to the queue if their deadlines allow.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from polyrec.models.schema.batch import Batch
+from polyrec.models.schema.encoder import Encoder
+from polyrec.models.tiers.stack import TierStack
+from polyrec.planner.routing.query import Dispatch, Part
+from polyrec.planner.routing.router import Router
+from polyrec.server.dispatch.answer import fail
+from polyrec.server.dispatch.control_loop import ControlLoop, clock
+from polyrec.server.dispatch.observer import ExecutedBatch, Observer
+from polyrec.server.dispatch.parts import encode_parts, scatter
+from polyrec.server.errors import DeadlinePassed, Defect, NotReady
+from polyrec.server.lanes.lane import Executed, Lane, LaneDied
+from polyrec.server.lanes.tiered_runtime import BatchView
+from polyrec.server.tracing.trace import record_execution
+
+log = logging.getLogger("polyrec.dispatcher")
+
+DEFECTS_UNTIL_LANE_IS_SUSPECT = 3
+"""Consecutive failed queries after which the lane is treated as failed, not the queries."""
+
+
+@dataclass(slots=True, eq=False)
+class ActiveDispatch:
+    """A dispatch that a lane works on, in groups of query parts that execute one after another.
+
+    batch: the one in the lane. batch_view: its view of the tiers, if the path's rows are in tiers.
+    encoding_s: when its encoding began; encode_s: seconds that it took. broken: queries that failed alone.
+    executed: batches that succeeded. looping: `_execute_groups` is on the stack. in_lane: not settled yet.
+    """
+
+    dispatch: Dispatch
+    groups: list[list[Part]]
+    batch: Batch | None = None
+    batch_view: BatchView | None = None
+    encoding_s: float = 0.0
+    encode_s: float = 0.0
+    broken: int = 0
+    executed: int = 0
+    looping: bool = False
+    in_lane: bool = False
+
+
+class Executor:
+    """The executions of one dispatcher, one at a time on each lane.
+
+    paths, encoders, stacks: as of the dispatcher. freed: called when a lane is free or its queries are queued
+    again. deliver: called when queries have answers. control: told the processor seconds spent. active: by
+    lane, None where it is free.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        lanes: Sequence[Lane],
+        paths: Sequence[str],
+        encoders: Sequence[Encoder],
+        stacks: Sequence[TierStack | None],
+        observer: Observer,
+        control: ControlLoop,
+        freed: Callable[[], None],
+        deliver: Callable[[], None],
+    ) -> None:
+        self.observer = observer
+        self.active: list[ActiveDispatch | None] = [None] * len(lanes)
+        self._router = router
+        self._lanes = tuple(lanes)
+        self._paths = tuple(paths)
+        self._encoders = tuple(encoders)
+        self._stacks = tuple(stacks) or (None,) * len(self._paths)
+        self._control = control
+        self._freed, self._deliver = freed, deliver
+        self._defects = [0] * len(self._lanes)
+        self._closed = False
+
+    def free(self, lane: int) -> bool:
+        """Whether a lane is alive and executes nothing."""
+        return self.active[lane] is None and self._lanes[lane].alive
+
+    def execute(self, lane: int, dispatch: Dispatch) -> None:
+        """Executes a dispatch on a free lane; an inline lane has executed it before this returns."""
+        active = self.active[lane] = ActiveDispatch(dispatch, [dispatch.parts])
+        self._execute(lane, active)
+
+    def close(self) -> None:
+        """Ignores results from now on."""
+        self._closed = True
+
+    def _execute(self, lane: int, active: ActiveDispatch) -> None:
+        """Executes the remaining groups of a dispatch, and counts the processor time spent here."""
+        began_s = time.thread_time()
+        self._execute_groups(lane, active)
+        self._control.executing_s += time.thread_time() - began_s
+
+    def _execute_groups(self, lane: int, active: ActiveDispatch) -> None:
+        """Encodes each group and hands it to the lane; then ends the dispatch.
+
+        An inline lane settles before it returns, and the loop goes on; otherwise `_settled` continues.
+        """
+        active.looping = True
+        while active.groups:
+            parts = [p for p in active.groups.pop() if not p.query.payload.answer.done()]
+            start = clock()
+            stack = self._stacks[active.dispatch.path]
+            batch_view = None if stack is None else BatchView.enter(stack)
+            encoder = self._encoders[active.dispatch.path] if batch_view is None else batch_view.encoder
+            try:
+                parts, batch = encode_parts(parts, encoder)
+            except Exception as e:
+                _leave(batch_view)
+                self._broken(lane, active, parts, e)
+                continue
+            if batch is None:
+                _leave(batch_view)
+                continue
+            if batch_view is not None:
+                active.batch_view, batch = batch_view, batch_view.attach(batch)
+            active.batch, active.encoding_s, active.encode_s = batch, start, clock() - start
+
+            def settle(result: Executed | Exception, parts: list[Part] = parts) -> None:
+                self._settled(lane, active, parts, result)
+
+            active.in_lane = True
+            self._lanes[lane].execute(self._paths[active.dispatch.path], batch, settle)
+            if active.in_lane:
+                active.looping = False
+                return
+        self._end(lane, active)
+
+    def _settled(
+        self, lane: int, active: ActiveDispatch, parts: list[Part], result: Executed | Exception
+    ) -> None:
+        """Answers the queries of an executed batch, and continues with the next group."""
+        active.in_lane = False
+        batch_view, active.batch_view = active.batch_view, None
+        _leave(batch_view)
+        if self._closed:
+            return
+        if isinstance(result, LaneDied):
+            self._died(lane, active)
+            return
+        if isinstance(result, Exception):
+            self._broken(lane, active, parts, result)
+        else:
+            active.executed += 1
+            self._scatter(lane, active, parts, result, batch_view)
+        if not active.looping:
+            self._execute(lane, active)
+            self._deliver()
+
+    def _broken(self, lane: int, active: ActiveDispatch, parts: list[Part], error: Exception) -> None:
+        """Retries the parts of a failed group one by one, so that a query that breaks a batch fails alone."""
+        if len(parts) > 1:
+            active.groups.extend([part] for part in parts)
+            return
+        active.broken += 1
+        log.error("a query failed on lane %s", self._lanes[lane].name, exc_info=error)
+        if active.executed or self._defects[lane] + active.broken < DEFECTS_UNTIL_LANE_IS_SUSPECT:
+            fail(parts[0].query, Defect("the prediction failed; the server's log has the details"))
+
+    def _end(self, lane: int, active: ActiveDispatch) -> None:
+        """Frees the lane and reports the dispatch to the router."""
+        now_s = clock()
+        dispatch = active.dispatch
+        self.active[lane] = None
+        if active.broken and not active.executed:
+            self._defects[lane] += active.broken
+            if self._defects[lane] >= DEFECTS_UNTIL_LANE_IS_SUSPECT:
+                for query in self._router.failed(dispatch, now_s):
+                    fail(query, Defect("the prediction failed; the server's log has the details"))
+            else:
+                self._router.done(dispatch, now_s, dispatch.median_s)
+        else:
+            self._defects[lane] = 0
+            untypical = active.broken or not active.executed
+            self._router.done(dispatch, now_s, dispatch.median_s if untypical else now_s - dispatch.started_s)
+        self._freed()
+
+    def _scatter(
+        self,
+        lane: int,
+        active: ActiveDispatch,
+        parts: list[Part],
+        executed: Executed,
+        batch_view: BatchView | None,
+    ) -> None:
+        dispatch, batch = active.dispatch, active.batch
+        assert batch is not None
+        probabilities = executed.probabilities
+        rows = probabilities.size
+        now_s = clock()
+        took_s = now_s - dispatch.started_s
+        traces = [w.trace for p in parts if (w := p.query.payload).trace is not None and not w.answer.done()]
+        if traces:
+            record_execution(
+                traces,
+                self._lanes[lane].name,
+                self._paths[dispatch.path],
+                rows,
+                len(parts),
+                active.encoding_s,
+                active.encode_s,
+                executed.embed_s,
+                executed.dense_s,
+                now_s,
+            )
+        scatter(dispatch, parts, probabilities, took_s, batch_view is not None and batch_view.lost > 0)
+        self.observer.batch_executed(
+            ExecutedBatch(
+                lane,
+                dispatch.path,
+                batch,
+                len(parts),
+                active.encode_s,
+                executed.embed_s,
+                executed.dense_s,
+                took_s,
+                None if batch_view is None else batch_view.encoder,
+            )
+        )
+
+    def _died(self, lane: int, active: ActiveDispatch) -> None:
+        """Requeues the queries of a dead lane if their deadlines allow; the dispatcher restarts the lane."""
+        now_s = clock()
+        self.active[lane] = None
+        self._router.lane_down(lane, now_s)
+        for query in self._router.failed(active.dispatch, now_s):
+            if query.deadline_s <= now_s:
+                fail(query, DeadlinePassed(query.deadline_s - query.arrival_s))
+            else:
+                fail(
+                    query, NotReady("the lane that executed the query died, and no other can answer in time")
+                )
+        self._freed()
+
+
+def _leave(batch_view: BatchView | None) -> None:
+    if batch_view is not None:
+        batch_view.leave()
