@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from polyrec.planner.latency_model import LatencyModel
 from polyrec.planner.routing.latency.correction import FIRST_BATCHES, MARGIN, MOST_BIAS, WINDOW_S, Correction
 from polyrec.planner.routing.latency.latency_table import LatencyTable
-from tests.planner.routing import reference
+from tests.planner.routing.latency import reference
 
 MEDIAN_S, TAIL_S = 1e-3, 1.5e-3
 CURVE = LatencyTable(LatencyModel(rows=(1, 1000), median_s=(MEDIAN_S, 11e-3), tail_s=(TAIL_S, 16e-3)), 1000)

@@ -1,0 +1,155 @@
+"""Limits of connections: times, bytes and numbers, each with its answer and its metric."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from dataclasses import replace
+
+import pytest
+
+from polyrec.server.app.engine import Engine
+from polyrec.server.http.connection.limits import ConnectionLimits
+from tests.server.http.connection.wire import head, local, status_and_body
+
+BODY = b'{"instances": [{}]}'
+
+
+LIMITS = ConnectionLimits(head_s=0.1, body_s=0.1, write_s=0.1, idle_s=0.1, discard_s=0.1)
+PATIENT = ConnectionLimits()
+
+
+def limited(engine: Engine, limit: str) -> float:
+    return engine.metrics.limited.labels(limit).value
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "limit"),
+    [
+        (b"GET /livez HT", b"HTTP/1.1 408", "head_time"),
+        (head("/v1/predict", 10) + b"{", b"HTTP/1.1 408", "body_time"),
+        (head("/v1/admin/routing?", 10) + b"{", b"HTTP/1.1 403", None),
+        (b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n", b"HTTP/1.1 200", "idle_time"),
+        (head("/v1/predict", 10**9) + b"{", b"HTTP/1.1 413", "body_bytes"),
+        (b"", b"", "idle_time"),
+        (b"GET /livez HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n1", b"HTTP/1.1 200", None),
+        (b"nonsense\r\n\r\n", b"HTTP/1.1 400", "malformed"),
+    ],
+)
+def test_a_connection_on_which_nothing_more_comes_is_closed(
+    engine: Engine, sent: bytes, status: bytes, limit: str | None
+) -> None:
+    """FINDINGS 1, high 7: each of these was kept forever."""
+
+    async def run() -> bytes:
+        async with local(engine, LIMITS) as server:
+            answer = await server.exchange(sent)
+            while server.frontend.connections:
+                await asyncio.sleep(0.01)
+            assert server.frontend.buffered == 0
+        return answer
+
+    before = 0.0 if limit is None else limited(engine, limit)
+    answer = asyncio.run(run())
+    assert answer.startswith(status)
+    assert (b"connection: close" in answer) == (status[9:] in (b"400", b"408", b"413"))
+    if limit is not None:
+        assert limited(engine, limit) == before + 1
+
+
+def test_a_client_that_does_not_read_its_answers_is_cut_off(engine: Engine) -> None:
+    async def run() -> None:
+        async with local(engine, replace(LIMITS, idle_s=60.0)) as server:
+            with socket.socket() as client:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                client.setblocking(False)
+                loop = asyncio.get_running_loop()
+                await loop.sock_connect(client, ("127.0.0.1", server.port))
+                page = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
+                await loop.sock_sendall(client, page * 400)
+                while not server.frontend.connections:
+                    await asyncio.sleep(0)
+                while server.frontend.connections:
+                    await asyncio.sleep(0.01)
+            assert server.frontend.buffered == 0
+
+    before = limited(engine, "write_time")
+    asyncio.run(run())
+    assert limited(engine, "write_time") == before + 1
+
+
+def test_a_new_connection_takes_the_place_of_an_idle_one_but_not_of_a_busy_one(engine: Engine) -> None:
+    get = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+
+    async def run() -> None:
+        async with local(engine, replace(PATIENT, connections=2)) as server:
+            idle, idle_writer = await server.open()
+            busy, busy_writer = await server.open()
+            for writer in (idle_writer, busy_writer):
+                writer.write(get)
+            await idle.readuntil(b"}")
+            await busy.readuntil(b"}")
+            busy_writer.write(head("/v1/predict", 19, b"Expect: 100-continue"))
+            await busy.readuntil(b"Continue")
+            new, new_writer = await server.open()
+            assert await idle.read() == b""
+            new_writer.write(head("/v1/predict", 19, b"Expect: 100-continue"))
+            await new.readuntil(b"Continue")
+            rejected = await server.exchange()
+            assert status_and_body(rejected)[0] == 429
+            assert b"retry-after: 1" in rejected
+            busy_writer.write(BODY)
+            assert b"200 OK" in await busy.readuntil(b"}")
+            for writer in (idle_writer, busy_writer, new_writer):
+                writer.close()
+
+    asyncio.run(run())
+    assert limited(engine, "connections") == 2
+
+
+def test_unfinished_requests_of_all_connections_share_one_bound(engine: Engine) -> None:
+    """FINDINGS 1, medium: 60 unfinished bodies took 1.3 GB."""
+    rows = b'{"instances": [' + b" " * 40_000
+
+    async def run() -> list[bytes]:
+        async with local(engine, replace(PATIENT, buffered_bytes=100_000)) as server:
+            pairs = [await server.open() for _ in range(4)]
+            answers = []
+            for _, writer in pairs:
+                writer.write(head("/v1/predict", 100_000) + rows)
+                await writer.drain()
+            for reader, writer in pairs:
+                read = asyncio.create_task(reader.read(65536))
+                done, _ = await asyncio.wait([read], timeout=0.5)
+                answers.append(read.result() if done else b"")
+                read.cancel()
+                writer.close()
+        assert server.frontend.buffered == 0
+        return answers
+
+    answers = asyncio.run(run())
+    assert [answer[:12] for answer in answers if answer] == [b"HTTP/1.1 429"] * 2
+
+
+def test_a_connection_has_a_bounded_number_of_requests(engine: Engine) -> None:
+    get = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+
+    async def run() -> bytes:
+        async with local(engine, replace(PATIENT, requests=3)) as server:
+            return await server.exchange(get * 5)
+
+    answer = asyncio.run(run())
+    assert answer.count(b"HTTP/1.1 200") == 3
+    assert answer.count(b"connection: close") == 1
+
+
+def test_a_limit_is_logged_once_a_second(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        async with local(engine, PATIENT) as server:
+            for _ in range(20):
+                await server.exchange(b"nonsense\r\n\r\n")
+
+    with caplog.at_level(logging.WARNING, "polyrec.http"):
+        asyncio.run(run())
+    assert 1 <= len([r for r in caplog.records if "HTTP limit malformed" in r.getMessage()]) <= 3
