@@ -128,6 +128,7 @@ SETS: dict[str, DataSet] = {
         "",
         lambda: load_schema("trivago"),
         lambda _, to: generate(to, 300_000),
+        "trivago",
     ),
     "trivago": DataSet("trivago", TRIVAGO, lambda: load_schema("trivago"), recipe="trivago"),
     "ml1m": DataSet("ML-1M", MOVIES, lambda: load_schema("ml1m")),
