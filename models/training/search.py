@@ -25,12 +25,13 @@ import yaml
 
 from polyrec.models.data.split import TRAIN, VALIDATION, fit_splitter
 from polyrec.models.errors import DataError, PolyrecError
+from polyrec.models.evaluation.metrics import row_losses
 from polyrec.models.files import write_text
-from polyrec.models.schema.batch import I64, Batch
+from polyrec.models.schema.batch import F64, I64, Batch
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.training.id_dropout import make_id_dropout
 from polyrec.models.training.pipeline import Learner, Training, best_check
-from polyrec.models.training.trainer import Check, TrainingRows
+from polyrec.models.training.trainer import Check, TrainingRows, predict
 from polyrec.models.training.unseen import count_lookups
 
 KEEP = 3
@@ -67,7 +68,8 @@ class Trial:
 
     share: of the training rows. candidate: 0 is the base recipe; changes: its keys that are replaced.
     status: `done`, `stopped` or `not run` for lack of time, or `failed: ` and why. log_loss, auc: on the
-    validation rows, at the best check, after `epochs`.
+    validation rows, at the best check, after `epochs`. gain: the base's mean loss in the same rung minus this
+    one's; gain_error: its standard error.
     """
 
     rung: int
@@ -78,6 +80,8 @@ class Trial:
     log_loss: float | None = None
     auc: float | None = None
     epochs: float | None = None
+    gain: float | None = None
+    gain_error: float | None = None
     seconds: float = 0.0
 
 
@@ -129,6 +133,9 @@ def search_recipe(
         if not validation.size or not shuffled.size:
             raise DataError(f"{learner.reader.path}: the split leaves no train or no validation rows")
 
+        request = None if data.group is None else data.group[validation]
+        base_losses: dict[int, F64] = {}
+
         def run(rung: int, candidate: int) -> Trial:
             share = float(KEEP) ** (rung + 1 - RUNGS)
             trial = Trial(rung, share, candidate, changes[candidate], "not run")
@@ -140,10 +147,17 @@ def search_recipe(
                     own = dataclasses.replace(
                         learner, training=changed(learner.training, changes[candidate]), progress=progress
                     )
-                    best = best_check(own.fit(encoder, part, rows, validation).history)
+                    fitted = own.fit(encoder, part, rows, validation)
+                    best = best_check(fitted.history)
                     trial = dataclasses.replace(
                         trial, status="done", log_loss=best.log_loss, auc=best.auc, epochs=best.epoch
                     )
+                    losses = row_losses(predict(fitted.model, part, validation), data.label[validation])
+                    if not candidate:
+                        base_losses[rung] = losses
+                    elif rung in base_losses:
+                        gain, error = mean_and_error(base_losses[rung] - losses, request)
+                        trial = dataclasses.replace(trial, gain=gain, gain_error=error)
                 except _OutOfTime:
                     trial = dataclasses.replace(trial, status="stopped")
                 except PolyrecError as e:
@@ -176,12 +190,27 @@ def survivors(rung: list[Trial]) -> list[int]:
 
 
 def choose(rungs: list[list[Trial]]) -> Trial:
-    """Returns the best trial of the last rung in which candidates can be compared; else the base's."""
+    """Returns the best trial of the last rung in which candidates can be compared; else the base's.
+
+    A candidate replaces the base only if it gains more than a standard error (Breiman et al., Classification
+    and regression trees, 1984, section 3.4.3): the best of many on few validation rows is often just lucky.
+    """
     for rung in reversed(rungs):
         done = [t for t in rung if t.log_loss is not None]
         if len(done) > 1:
-            return min(done, key=lambda t: (t.log_loss, t.candidate))
+            good = [t for t in done if t.gain is None or t.gain_error is None or t.gain > t.gain_error]
+            return min(good or done[:1], key=lambda t: (t.log_loss, t.candidate))
     return rungs[0][0]
+
+
+def mean_and_error(differences: F64, group: I64 | None) -> tuple[float, float]:
+    """Returns the mean of differences, float64 [rows], and its standard error, rows of a group together."""
+    mean = float(differences.mean())
+    residual = differences - mean
+    if group is not None:
+        _, own = np.unique(group, return_inverse=True)
+        residual = np.bincount(own, residual).astype(np.float64)
+    return mean, float(np.sqrt(np.square(residual).sum()) / differences.size)
 
 
 def changed(training: Training, changes: Mapping[str, Mapping[str, Any]]) -> Training:

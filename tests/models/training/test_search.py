@@ -23,6 +23,7 @@ from polyrec.models.training.search import (
     changed,
     choose,
     draw_changes,
+    mean_and_error,
     search_recipe,
     survivors,
 )
@@ -56,6 +57,25 @@ def test_the_choice_is_the_best_of_the_last_rung_with_two_trials() -> None:
     assert choose([first, [trial(0, 0.35, 1), trial(1, 0.36, 1)]]).candidate == 0
     assert choose([first, [trial(0, 0.35, 1), trial(1, None, 1)]]).candidate == 1
     assert choose([[trial(0, None), trial(1, None)]]).candidate == 0
+
+
+def test_a_candidate_must_gain_more_than_a_standard_error() -> None:
+    base, lucky = trial(0, 0.5), replace(trial(1, 0.4), gain=0.1, gain_error=0.11)
+    better = replace(trial(2, 0.45), gain=0.05, gain_error=0.04)
+    assert choose([[base, lucky, better]]).candidate == 2
+    assert choose([[base, lucky]]).candidate == 0
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_the_standard_error_is_that_of_resampled_groups(grouped: bool) -> None:
+    random = np.random.default_rng(0)
+    group = np.repeat(np.arange(200), 5)
+    values = random.normal(size=1000) + random.normal(size=200)[group]
+    mean, error = mean_and_error(values, group if grouped else None)
+    parts = values.reshape(200, 5).mean(1) if grouped else values
+    drawn = parts[random.integers(0, parts.size, (2000, parts.size))].mean(1)
+    assert mean == pytest.approx(values.mean())
+    assert error == pytest.approx(drawn.std(), rel=0.1)
 
 
 def test_changes_are_valid_distinct_and_the_same_for_every_count() -> None:
@@ -115,7 +135,10 @@ def test_the_same_candidates_give_the_same_search(learner: Learner) -> None:
     assert all(t.status == "done" for t in one.trials)
     last = [t for t in one.trials if t.rung == 2]
     assert last[0].candidate == 0
-    assert one.chosen.log_loss == min(t.log_loss for t in last if t.log_loss is not None)
+    assert last[0].gain is None
+    for t in last[1:]:
+        assert t.gain == pytest.approx(last[0].log_loss - t.log_loss, abs=1e-6)  # type: ignore[operator]
+    assert one.chosen == choose([last])
 
 
 def test_out_of_time_the_base_is_kept_and_the_rest_is_logged_as_not_run(learner: Learner) -> None:
