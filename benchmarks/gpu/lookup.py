@@ -234,7 +234,7 @@ def table(report: Mapping[str, Any]) -> str:
 
 
 def measure(device: torch.device, size: Size) -> dict[str, Any]:
-    """All of it. Raises SystemExit where two ways give other numbers."""
+    """Measures everything. Raises SystemExit if two implementations disagree."""
     report: dict[str, Any] = {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
         "torch": torch.__version__,

@@ -257,7 +257,7 @@ def huffman_tables(blocks: int) -> bytes:
 
 
 def encoder_of(schema: Schema) -> Encoder:
-    """With a vocabulary of KNOWN_VALUES for every table that has none of its own."""
+    """Adds a vocabulary of KNOWN_VALUES to every table that has none."""
     vocabularies: dict[str, Vocabulary] = {}
     for table, (f, *_) in schema.tables.items():
         size = f.cardinality or KNOWN_VALUES
@@ -301,7 +301,7 @@ class Reader:
         return Cost(1e3 * median(decode_s), 1e3 * median(encode_s or [0.0]), outcome)
 
     def read(self, shape: Shape) -> tuple[Rows | None, str, int]:
-        """Its rows, or None; what became of it, in words; bytes of the error response."""
+        """Returns its rows, or None; its outcome as text; bytes of the error response."""
         try:
             if shape.endpoint == "infer":
                 rows: Rows = self._codec.decode(shape.body, shape.header_bytes).rows

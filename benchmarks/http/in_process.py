@@ -1,4 +1,4 @@
-"""A server in this process, asked as its clients ask it, but for the kernel, whose noise would hide what a
+"""A server in this process with real requests but no sockets, whose noise would hide what a
 benchmark looks for: bytes go into the server's own HTTP protocol, and its transport takes what it writes.
 """
 
@@ -46,7 +46,7 @@ def opened(bundle: str | Path) -> tuple[Engine, Application]:
 
 
 def settle() -> None:
-    """As the server does once it has loaded: what lives from now on is not searched for garbage."""
+    """Freezes living objects for the garbage collector, as the server does once it has loaded."""
     gc.collect()
     gc.freeze()
 

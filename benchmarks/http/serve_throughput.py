@@ -134,7 +134,7 @@ async def closed_loop(
 
 
 def prepared(path: str, build: Callable[[Query], Request], rows: int, data_rows: int) -> list[bytes]:
-    """Whole requests of `rows` consecutive rows, spread over the data; the first has the context."""
+    """Returns requests of `rows` consecutive rows, spread over the data; the first has the context."""
     random = np.random.default_rng(0)
     requests = []
     for first in random.integers(0, max(1, data_rows - rows), DIFFERENT_REQUESTS).tolist():

@@ -62,7 +62,7 @@ class SoakServer:
         return self.child.url
 
     def reload(self) -> None:
-        """Reads the plan again and serves it in place of the present one. Raises OSError if it is refused."""
+        """Reloads the plan. Raises OSError if the server rejects it."""
         act = urllib.request.Request(
             f"{self.url}/v1/admin/reload", b"{}", {"Authorization": f"Bearer {TOKEN}"}
         )
@@ -160,7 +160,7 @@ def known_requests(clicks: Path, bundles: Mapping[str, Bundle]) -> tuple[KnownRe
 
 
 def lanes_server(clicks: Path, bundles: Mapping[str, Bundle], folder: Path, budget_ms: float) -> SoakServer:
-    """All bundles as paths on two lanes in processes of their own."""
+    """Returns a plan of all bundles on two process lanes."""
     plan = Plan.model_validate(
         {
             "paths": [

@@ -1,4 +1,4 @@
-"""Why spans are made in another process: how late a loop comes round while a thread of its own makes them.
+"""Delay of an event loop while a thread beside it makes spans: the reason why another process makes them.
 
 The loop of this process wakes every millisecond, as for a request, with OpenTelemetry's batch processor in a
 thread, as its documentation has it, and spans of two requests each time; then without; twice. Encoding holds

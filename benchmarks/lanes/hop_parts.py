@@ -66,7 +66,7 @@ class Signal(Protocol):
 
 
 class FileSignal:
-    """By a byte, or eight, written to a descriptor and read from another or the same one."""
+    """Wakes by one or eight bytes, written to a descriptor and read from another or the same one."""
 
     def __init__(self, *fds: int) -> None:
         """fds: to write to, to read from."""
@@ -81,7 +81,7 @@ class FileSignal:
 
 
 class Futex:
-    """By a word in shared memory, which the kernel knows a waiter of. No loop can watch it."""
+    """Wakes by a futex in shared memory, which an event loop cannot watch."""
 
     readable: int | None = None
 

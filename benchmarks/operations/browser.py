@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from websockets.sync.client import ClientConnection, connect
 
 PROGRAM = next((p for p in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if p), None)
-"""Where Chromium is on this machine; None if it is not."""
+"""Path of Chromium on this machine; None without it."""
 PATIENCE_S = 30.0
 
 

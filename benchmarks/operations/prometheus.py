@@ -24,7 +24,7 @@ from urllib.parse import quote, urlencode
 import yaml
 
 PROGRAM = shutil.which("prometheus")
-"""Where it is on this machine; None if it is not."""
+"""Path of the program on this machine; None without it."""
 HOW = "Debian: apt-get install prometheus; elsewhere https://prometheus.io/download"
 CONFIG = Path(__file__).parents[2] / "deploy" / "prometheus"
 PATIENCE_S = 90.0
@@ -32,7 +32,7 @@ PATIENCE_S = 90.0
 
 @dataclass(frozen=True, slots=True)
 class Prometheus:
-    """One that runs, ready to be asked."""
+    """A running server that is ready for queries."""
 
     url: str
     process: subprocess.Popen[bytes]

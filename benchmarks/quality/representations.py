@@ -53,7 +53,7 @@ DATA = {"trivago": "trivago/impressions.parquet", "bookcrossing": "bookcrossing/
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A run: one data set, every variant, these seeds."""
+    """One data set, its variants and seeds."""
 
     data: str
     reader: DataReader
@@ -71,7 +71,7 @@ class Plan:
 
 
 def bundle_of(plan: Plan, name: str, seed: int, bars: Bars) -> Bundle:
-    """The bundle of one run: as it is if it was made before, else made now."""
+    """Returns the bundle of one run, trained if it does not exist."""
     variant = plan.variants[name]
     if isinstance(variant, ServedVariant):
         return bundle_of(plan, variant.source, seed, bars)
@@ -119,7 +119,7 @@ def _is_trained(bundle: Bundle, plan: Plan, training: Training, variant: Trained
 
 
 def _every(bars: Bars, steps: int) -> Any:
-    """Tells the bar of training every few steps only: drawing it costs time."""
+    """Updates the progress bar of training every few steps only: drawing it costs time."""
 
     def progress(step: int, total: int, loss: float, check: Check | None) -> None:
         if step % steps == 1 or step == total:
@@ -129,7 +129,7 @@ def _every(bars: Bars, steps: int) -> Any:
 
 
 def predictions_of(plan: Plan, runs: Mapping[tuple[str, int], Bundle], bars: Bars) -> Predictions:
-    """All runs on the test rows, `name-seed` each: one pass over the data per way of executing."""
+    """Predicts the test rows by every run (`name-seed`), in one pass over the data per runtime."""
     ways: dict[tuple[str, DensePrecision], dict[str, Bundle]] = {}
     for (name, seed), bundle in runs.items():
         variant = plan.variants[name]
@@ -146,7 +146,7 @@ def predictions_of(plan: Plan, runs: Mapping[tuple[str, int], Bundle], bars: Bar
 
 
 def measured(plan: Plan) -> dict[str, Any]:
-    """Everything about one data set, JSON-able."""
+    """Returns the figures of one data set, for JSON."""
     with Bars() as bars:
         runs = {(n, s): bundle_of(plan, n, s, bars) for n in plan.variants for s in plan.seeds}
         p = predictions_of(plan, runs, bars)
@@ -201,7 +201,7 @@ def _deviation(values: np.ndarray) -> float:
 
 
 def machine() -> str:
-    """The processor's name and what runs on it."""
+    """Returns the processor's name and the versions of libraries."""
     return f"{processor()}, Python {platform.python_version()}, torch {torch.__version__}"
 
 
@@ -257,7 +257,7 @@ def _plans(args: argparse.Namespace, variants: Mapping[str, Variant]) -> list[Pl
 
 
 def _write(results: Mapping[str, Any], args: argparse.Namespace) -> None:
-    """After each data set: what is done is kept. Figures that are not defined become null."""
+    """Writes the figures after each data set. Undefined ones become null."""
     part = args.quick or args.variants or set(args.data) != set(DATA)
     folder = args.runs if part else ROOT / "docs" / "results"
     folder.mkdir(parents=True, exist_ok=True)

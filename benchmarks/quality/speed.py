@@ -37,7 +37,7 @@ HOT_ROWS = 5000
 
 
 def family(data: str, folder: Path) -> dict[str, Bundle]:
-    """Every representation of one data set, trained where it is not there yet."""
+    """Returns every representation of one data set, trained if it does not exist."""
     schema = load_schema("trivago")
     reader = open_data(data, schema)
     bundles = {}

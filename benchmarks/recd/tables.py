@@ -25,7 +25,7 @@ Found = Mapping[str, Any]
 
 
 def markdown(found: Found) -> str:
-    """All tables that there are figures for."""
+    """Returns every table that has figures."""
     out: list[str] = []
     if "trivago" in found:
         out += ["### Storage", "", *_storage(found["trivago"]["bytes"]), ""]

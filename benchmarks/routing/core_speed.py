@@ -136,7 +136,7 @@ def _work() -> None:
 
 
 def _sample(core: int, file: str) -> None:
-    """Samples until the parent process ends."""
+    """Takes samples until the parent process ends."""
     os.sched_setaffinity(0, {core})
     os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     parent = os.getppid()

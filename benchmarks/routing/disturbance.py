@@ -110,7 +110,7 @@ def children(pid: int) -> list[int]:
 
 
 def slow_lane(pid: int) -> None:
-    """Slows the first lane: a process of its own, or with it the server's."""
+    """Slows the first lane: its process, which may be the server's."""
     slow(next(iter(children(pid)), pid))
 
 
@@ -163,7 +163,7 @@ def share_of(outcome: Outcome, path: str) -> float:
 def at_rest(
     plan: Plan, tree: Path, name: str, budget_s: float, seconds: float, source: Source, seed: int
 ) -> Rest:
-    """A fresh server, disturbed, then watched."""
+    """Starts a server, disturbs it, and records its answers."""
     with chdir(tree), PolicyServer(plan, ("priced",), {SERVER_CORE}, {}) as server:
         disturb = DISTURBANCES[name]
         if disturb is None:
@@ -191,7 +191,7 @@ def at_rest(
 
 @contextmanager
 def neighbor() -> Iterator[None]:
-    """Half of the server's core, in bursts."""
+    """Takes half of the server's core, in bursts."""
     process = subprocess.Popen(
         [sys.executable, "-c", NEIGHBOR], preexec_fn=lambda: os.sched_setaffinity(0, {SERVER_CORE})
     )
@@ -246,7 +246,7 @@ def verdict(found: Sequence[Beside]) -> dict[str, float]:
 
 
 def measured(plan: Plan, source: Source, budget_s: float, args: argparse.Namespace) -> dict[str, object]:
-    """All that was asked for, told on standard output and returned."""
+    """Runs all cases; prints and returns their figures."""
     document: dict[str, object] = {
         "command": "python -m benchmarks.routing.disturbance " + " ".join(sys.argv[1:]),
         "machine": machine(),

@@ -76,7 +76,7 @@ def stall(pid: int) -> None:
 
 
 def slow(pid: int) -> None:
-    """A tenth of the lane's time is left to it."""
+    """Leaves a tenth of its time to the lane."""
     end = time.perf_counter() + SLOW_S
     while time.perf_counter() < end:
         os.kill(pid, signal.SIGSTOP)
@@ -94,7 +94,7 @@ FAULTS: dict[str, Callable[[int], None]] = {
 
 
 def lanes(url: str) -> list[dict[str, object]]:
-    """Each lane as /v1/paths tells it, with its breaker."""
+    """Returns each lane of /v1/paths, with its circuit breaker."""
     page = get_json(url, "/v1/paths")
     views = {view["name"]: view for view in page["routing"]["lanes"]}
     return [lane | views[lane["name"]] for lane in page["lanes"]]

@@ -1,4 +1,4 @@
-"""Plans for MP-Rec's two machines, from load_machine_of devices and published costs.
+"""Plans for MP-Rec's two machines, from described devices and published costs.
 
     python -m benchmarks.routing.mprec_machines [--json docs/results/mprec-machines.json] [--pictures DIR]
 
@@ -131,7 +131,7 @@ def profile(model: PublishedModel, machine: Machine, assumed: Assumed) -> Profil
                 latency=latency(work, device, assumed),
                 origin="derived",
                 quality_from="assumed",
-                note="accuracy as recalled of MP-Rec; latency a roofline of load_machine_of devices",
+                note="accuracy as recalled of MP-Rec; latency a roofline of described devices",
             )
         )
     return Profile(machine=machine, paths=tuple(paths))

@@ -67,7 +67,7 @@ class Turn:
 
 
 def plans_to_compare(profile: Profile, requirements: Requirements, only: Sequence[str]) -> dict[str, Plan]:
-    """The plan, and by path a plan of it alone; paths that cannot keep the promise are left out, aloud."""
+    """The plan, and by path a plan of it alone; paths that cannot meet the SLO are left out and printed."""
     tables = tables_of(profile.paths)
     found = {PLAN: propose(profile, requirements, tables, bounds=False, more=False).plan}
     best: dict[tuple[str, str], int] = {}

@@ -1,4 +1,4 @@
-"""A plan of paths that somebody names: what benchmarks serve where a planner would leave paths out.
+"""Plans of named paths, for benchmarks of paths that a planner would leave out.
 
     python -m benchmarks.routing.plans hybrid@cpu hybrid-hot.int8@cpu table-int8.int8@cpu table@cpu
     table.int8@cpu \
@@ -17,7 +17,7 @@ from polyrec.planner.profile import load_profile
 
 
 def plan_of(profile: Path, paths: Sequence[str], lanes: int, kind: str, slo_ms: float) -> Plan:
-    """These paths of the profile on so many lanes of the CPU. Raises SystemExit for an unknown path."""
+    """Returns a plan of paths of the profile on CPU lanes. Raises SystemExit for an unknown path."""
     measured = load_profile(profile)
     known = {p.path.name: p for p in measured.paths}
     if missing := [name for name in paths if name not in known]:

@@ -147,7 +147,7 @@ def summary(found: list[dict[str, Any]], machine: str, arrivals: str, sizes: str
 
 
 def verdict(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """Where the default stands: lowest share up to 80% and 120%, worst against any other policy (paired)."""
+    """Returns the default's lowest share up to 80% and 120%, and its worst paired difference to a policy."""
     default = {_key(r): r["of_bound"] for r in found if r["policy"] == "priced"}
     behind = [
         (r["of_bound"] - default[_key(r)], r["policy"], *_key(r)) for r in found if r["policy"] != "priced"
@@ -242,7 +242,7 @@ def hot_path(queries: int = 30_000) -> list[dict[str, Any]]:
 
 
 class _Timed:
-    """A router that notes what its calls take."""
+    """A router that records the durations of its calls."""
 
     def __init__(self, router: Router) -> None:
         self._router = router

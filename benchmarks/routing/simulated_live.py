@@ -42,11 +42,11 @@ AIM = 0.2
 QUICK = 0.1
 """Capacity is measured at the speed of the core's fastest tenth."""
 WARMUP_S = 3.0
-"""What a router has learned at the load before is forgotten by then; a simulated one has learned nothing."""
+"""Seconds until a router has forgotten the load before; a simulated router starts without one."""
 
 
 def capacity(comparison: PolicyComparison, whole: Plan, policy: str, slowdown: Slowdown) -> float:
-    """The highest rate at which the simulated policy keeps the promise if nobody else takes the core."""
+    """Returns the highest rate at which the simulated policy meets the SLO on an undisturbed core."""
     c = comparison.conditions
     assert comparison.costs is not None
     alone = comparison.costs.model_copy(update={"held_rate": 0.0})

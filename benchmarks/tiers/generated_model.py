@@ -57,7 +57,7 @@ def rows(first: int, count: int) -> NDArray[np.uint8]:
 
 
 def rows_at(number: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """Those rows of the fused weight as bytes."""
+    """Returns rows of the fused weight as bytes."""
     out = _NOISE[number % CHUNK]
     out[:, 0], out[:, 1] = number % CHUNK * STEP, number // CHUNK * STEP
     return out.view(np.uint8)

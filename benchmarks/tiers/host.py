@@ -46,7 +46,7 @@ def measured(
 
 
 def fbgemm(weight: torch.Tensor) -> Callable[[torch.Tensor], object] | None:
-    """Its table-batched look-up, one row a bag, all rows as one table."""
+    """Returns fbgemm's table-batched look-up, one row a bag, all rows as one table; None without fbgemm."""
     try:
         import fbgemm_gpu  # noqa: F401
         from fbgemm_gpu.split_embedding_configs import SparseType

@@ -79,7 +79,7 @@ def tiered(case: dict[str, Any], m: GeneratedModel) -> TieredRows:
 
 
 def _keep_next(disk: DiskTier, m: GeneratedModel, cut: int) -> None:
-    """As opening a bundle does: the cache of single rows begins with those next in popularity."""
+    """Fills the cache of single rows with those next in popularity, as opening a bundle does."""
     next_ = np.arange(cut, min(cut + disk.row_cache.slots // LARGE, m.large_rows))
     # the file begins with the large tables, as the fused weight does
     local = (next_[:, None] + np.arange(LARGE) * m.large_rows).ravel()

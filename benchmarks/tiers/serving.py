@@ -87,7 +87,7 @@ def plan_of(bundle: Bundle, directory: Path, memory: int | None, prefetch: bool)
 
 
 def requests_of(bundle: Bundle, rows: int, exponent: float) -> list[bytes]:
-    """Whole requests, the tensors as binary data."""
+    """Returns requests with binary tensors."""
     random = np.random.default_rng(0)
     sizes = [v.size for v in bundle.encoder.vocabularies.values()]
     schema = bundle.manifest.schema_
@@ -111,7 +111,7 @@ def requests_of(bundle: Bundle, rows: int, exponent: float) -> list[bytes]:
 
 
 def counted(url: str) -> dict[str, float]:
-    """The sums that this benchmark takes differences of."""
+    """Reads the counters that this benchmark takes differences of."""
     total = read_metrics(url).total
     found = {
         "cache_lookups": total("polyrec_embedding_lookups_total", tier="cache"),
