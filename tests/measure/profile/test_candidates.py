@@ -92,7 +92,7 @@ def test_quality_is_the_bundles_or_marked_as_assumed(bundle: Bundle, small: Bund
     assert both.value == own.value
 
 
-def test_a_bundle_without_known_quality_is_refused(small: Bundle) -> None:
+def test_a_bundle_without_known_quality_is_rejected(small: Bundle) -> None:
     (alone,) = every({"small": small}, precisions=["fp32"], devices=(CPU,))
     with pytest.raises(ProfileError, match=r"has no test figure 'information'.*measure it with --data FILE"):
         bundle_quality(alone, {"small": small})

@@ -24,7 +24,7 @@ def test_test_sizes_are_between_fitted_sizes() -> None:
     assert ladder(64) == ([1, 2, 4, 8, 16, 32, 64], [3, 6, 11, 23, 45])
 
 
-def test_a_batch_without_rows_is_refused() -> None:
+def test_a_batch_without_rows_is_rejected() -> None:
     with pytest.raises(ProfileError, match="at least 1 row, not 0"):
         ladder(0)
 

@@ -137,7 +137,7 @@ def test_materialized_vectors_keep_the_widths(rows: int | None, bundle: Bundle, 
         np.testing.assert_allclose(got, reference(whole, at, batch), rtol=0, atol=2e-6)
 
 
-def test_a_width_that_is_not_there_is_refused(bundle: Bundle, tmp_path: Path) -> None:
+def test_a_width_that_is_not_there_is_rejected(bundle: Bundle, tmp_path: Path) -> None:
     whole = nested(bundle, "table", tmp_path)
     with pytest.raises(BundleError, match="has no width 4; it has 2, 6, 16"):
         whole.at_width(4)

@@ -54,7 +54,7 @@ def test_tables_are_in_popularity_order(bundle: Bundle) -> None:
 
 
 @pytest.mark.parametrize("name", [EMBEDDINGS, NET, VOCABULARY])
-def test_a_flipped_bit_is_refused(copy: Path, name: str) -> None:
+def test_a_flipped_bit_is_rejected(copy: Path, name: str) -> None:
     data = bytearray((copy / name).read_bytes())
     data[len(data) // 2] ^= 1
     (copy / name).write_bytes(data)
@@ -63,7 +63,7 @@ def test_a_flipped_bit_is_refused(copy: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [EMBEDDINGS, NET, VOCABULARY])
-def test_a_cut_or_missing_file_is_refused(copy: Path, name: str) -> None:
+def test_a_cut_or_missing_file_is_rejected(copy: Path, name: str) -> None:
     os.truncate(copy / name, 10)
     with pytest.raises(BundleError, match=f"{name} has 10 bytes, the manifest says"):
         load_bundle(copy)
@@ -94,7 +94,7 @@ def test_a_cut_or_missing_file_is_refused(copy: Path, name: str) -> None:
         (lambda m: m["files"].update({"../x": m["files"][NET]}), "lists other files than"),
     ],
 )
-def test_a_manifest_that_does_not_fit_is_refused(
+def test_a_manifest_that_does_not_fit_is_rejected(
     copy: Path, change: Callable[[dict[str, Any]], object], reason: str
 ) -> None:
     edit(copy, change)
@@ -102,7 +102,7 @@ def test_a_manifest_that_does_not_fit_is_refused(
         load_bundle(copy)
 
 
-def test_an_edited_manifest_is_refused_by_its_checksum(copy: Path) -> None:
+def test_an_edited_manifest_is_rejected_by_its_checksum(copy: Path) -> None:
     text = (copy / MANIFEST).read_text()
     (copy / MANIFEST).write_text(text.replace('"name": "trivago"', '"name": "trivag"'))
     with pytest.raises(BundleError, match=r"manifest.json is corrupt or was edited"):
@@ -190,7 +190,7 @@ def rewrite(folder: Path, name: str, change: Callable[[dict[str, NDArray[Any]]],
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("name", [EMBEDDINGS, NET])
-def test_a_number_that_is_not_finite_is_refused(copy: Path, name: str, value: float) -> None:
+def test_a_number_that_is_not_finite_is_rejected(copy: Path, name: str, value: float) -> None:
     def spoil(tensors: dict[str, NDArray[Any]]) -> None:
         next(t for t in tensors.values() if t.dtype == np.float32).reshape(-1)[-1] = value
 
@@ -199,7 +199,7 @@ def test_a_number_that_is_not_finite_is_refused(copy: Path, name: str, value: fl
         load_bundle(copy)
 
 
-def test_numbers_that_overflow_are_refused_although_each_is_finite(copy: Path) -> None:
+def test_numbers_that_overflow_are_rejected_although_each_is_finite(copy: Path) -> None:
     def grow(tensors: dict[str, NDArray[Any]]) -> None:
         tensors["output.weight"].fill(3e38)
         tensors["output.bias"].fill(3e38)

@@ -31,7 +31,7 @@ def test_probe_rows_equal_encoded_requests(bundle: Bundle) -> None:
     assert find_non_finite_row(bundle.model(), encoder) is None
 
 
-def test_the_probe_takes_frequent_values_where_unknown_ones_are_refused(bundle: Bundle) -> None:
+def test_the_probe_takes_frequent_values_where_unknown_ones_are_rejected(bundle: Bundle) -> None:
     encoder = bundle.encoder
     refusing = {t: replace(v, oov="refuse") for t, v in encoder.vocabularies.items()}
     strict = Encoder(encoder.schema, refusing, encoder.standards)

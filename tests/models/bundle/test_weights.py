@@ -36,6 +36,6 @@ def test_weights_predict_like_their_bundle(
     np.testing.assert_allclose(open_runtime("torch", weights).predict(batch), expected, rtol=0, atol=1e-6)
 
 
-def test_weights_of_another_version_are_refused(bundle: Bundle) -> None:
+def test_weights_of_another_version_are_rejected(bundle: Bundle) -> None:
     with pytest.raises(BundleError, match=r"was overwritten: .* another is served; reload it"):
         open_weights(bundle.files, "another")

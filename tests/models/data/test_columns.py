@@ -64,7 +64,7 @@ def test_a_list_column_keeps_its_rows_when_its_floats_become_integers() -> None:
         ("key", pa.array([[1]]), "the schema needs a string, an integer or a time"),
     ],
 )
-def test_a_column_that_does_not_fit_is_refused_by_name(kind: Kind, values: pa.Array, message: str) -> None:
+def test_a_column_that_does_not_fit_is_rejected_by_name(kind: Kind, values: pa.Array, message: str) -> None:
     with pytest.raises(DataError) as error:
         normalize_column("f", "c", kind, values)
     assert message in str(error.value)

@@ -137,7 +137,7 @@ def test_a_chunk_is_a_bounded_part_of_the_file(
     assert max(b.num_rows for b in reader.batches(["row"], 7)) == 7
 
 
-def test_a_file_without_line_ends_is_refused_early(
+def test_a_file_without_line_ends_is_rejected_early(
     schema: Schema, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(criteo, "CHUNK_BYTES", 1000)
@@ -146,7 +146,7 @@ def test_a_file_without_line_ends_is_refused_early(
         read(file, schema, "count")
 
 
-def test_a_damaged_gzip_is_refused(schema: Schema, file: Path) -> None:
+def test_a_damaged_gzip_is_rejected(schema: Schema, file: Path) -> None:
     random = np.random.default_rng(0).bytes(50_000).hex()
     text = "\t".join([*GOOD[:-1], random]) + "\n"
     file.write_bytes(gzip.compress(text.encode())[:-5000])
@@ -154,7 +154,7 @@ def test_a_damaged_gzip_is_refused(schema: Schema, file: Path) -> None:
         read(file, schema)
 
 
-def test_a_schema_of_other_columns_is_refused(small: Schema, file: Path) -> None:
+def test_a_schema_of_other_columns_is_rejected(small: Schema, file: Path) -> None:
     file.write_text("\t".join(GOOD))
     with pytest.raises(DataError, match="read as a Criteo TSV: no column 'age'; the columns are row, label"):
         open_data(file, small)

@@ -132,7 +132,7 @@ def test_files_are_removed_when_forgotten(small: Schema, write: Write, temporary
     assert list(temporary.iterdir()) == []
 
 
-def test_files_are_removed_when_a_row_is_refused(small: Schema, write: Write, temporary: Path) -> None:
+def test_files_are_removed_when_a_row_is_rejected(small: Schema, write: Write, temporary: Path) -> None:
     rows = rows_of(2000)
     encoder = encoder_of(open_data(write(rows), small), small)
     rows[-1]["request"] = None

@@ -100,7 +100,7 @@ def test_a_not_a_number_is_a_missing_value(small: Schema, write: Write) -> None:
     assert [b.column("price").to_pylist() for b in reader.batches(["price"])] == [[None]]
 
 
-def test_a_file_without_a_column_of_the_schema_is_refused(
+def test_a_file_without_a_column_of_the_schema_is_rejected(
     small: Schema, arrow: ToArrow, tmp_path: Path
 ) -> None:
     path = tmp_path / "f.parquet"
@@ -112,7 +112,7 @@ def test_a_file_without_a_column_of_the_schema_is_refused(
         list(open_data(path, small).batches(["planted"]))
 
 
-def test_a_column_of_the_wrong_type_is_refused_before_reading(
+def test_a_column_of_the_wrong_type_is_rejected_before_reading(
     small: Schema, arrow: ToArrow, tmp_path: Path
 ) -> None:
     path = tmp_path / "f.parquet"
@@ -122,7 +122,7 @@ def test_a_column_of_the_wrong_type_is_refused_before_reading(
         open_data(path, small)
 
 
-def test_a_damaged_file_is_refused_in_one_line(small: Schema, write: Write, tmp_path: Path) -> None:
+def test_a_damaged_file_is_rejected_in_one_line(small: Schema, write: Write, tmp_path: Path) -> None:
     whole = write([row(item=str(i)) for i in range(50)]).read_bytes()
     path = tmp_path / "f.parquet"
     path.write_bytes(whole[:-20])

@@ -28,7 +28,7 @@ def test_the_content_decides_the_format(small: Schema, write: Write, tmp_path: P
     assert isinstance(open_data(lines, load_schema("criteo")), CriteoReader)
 
 
-def test_files_that_are_no_data_are_refused(small: Schema, tmp_path: Path) -> None:
+def test_files_that_are_no_data_are_rejected(small: Schema, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no data file"):
         open_data(tmp_path / "nothing.parquet", small)
     with pytest.raises(DataError, match=r"no \*.parquet file in"):

@@ -87,7 +87,7 @@ def test_times_of_any_type_are_compared(small: Schema, tmp_path: Path) -> None:
         ("request", [], "there are no rows to split"),
     ],
 )
-def test_a_column_that_is_no_time_is_refused(
+def test_a_column_that_is_no_time_is_rejected(
     column: str, values: list[Any], message: str, small: Schema, write: Write
 ) -> None:
     schema = with_split(small, rule="time", columns=[column])
@@ -162,7 +162,7 @@ def test_a_column_says_which_rows_train(small: Schema, write: Write) -> None:
 
 
 @pytest.mark.parametrize("value", ["Train", "", None])
-def test_a_split_column_with_another_value_is_refused(value: str | None, small: Schema, write: Write) -> None:
+def test_another_value_of_a_split_column_is_rejected(value: str | None, small: Schema, write: Write) -> None:
     schema = with_split(small, rule="column", columns=["item"])
     reader = open_data(write([{"clicked": 0, "item": name} for name in ["train", value]]), schema)
     with pytest.raises(DataError, match=f"'item' says {value!r}; it must be one of train, validation, test"):

@@ -47,7 +47,7 @@ def test_a_row_scores_the_same_alone_and_in_a_batch(seed: int, interaction: str)
 
 
 @pytest.mark.parametrize("key", ["width", "bottom", "cross_rank"])
-def test_a_shape_without_size_is_refused(key: str) -> None:
+def test_a_shape_without_size_is_rejected(key: str) -> None:
     with pytest.raises(ValueError, match=key):
         Architecture.model_validate({key: (0,) if key == "bottom" else 0})
 
@@ -76,7 +76,7 @@ def test_the_width_is_the_last_of_nested_widths() -> None:
         ({"widths": [0, 8]}, "widths"),
     ],
 )
-def test_widths_that_do_not_nest_are_refused(given: dict[str, object], reason: str) -> None:
+def test_widths_that_do_not_nest_are_rejected(given: dict[str, object], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         Architecture.model_validate(given)
 

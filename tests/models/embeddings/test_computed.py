@@ -95,7 +95,7 @@ def test_hybrid_puts_stored_before_computed_vectors() -> None:
 
 
 @pytest.mark.parametrize(("cuts", "rows", "reason"), [(11, 11, "beyond"), (2, 1, "rows are stored")])
-def test_cuts_that_do_not_fit_are_refused(cuts: int, rows: int, reason: str) -> None:
+def test_cuts_that_do_not_fit_are_rejected(cuts: int, rows: int, reason: str) -> None:
     schema = random_schema(np.random.default_rng(0))
     table = next(iter(schema.tables))
     with pytest.raises(ValueError, match=reason):

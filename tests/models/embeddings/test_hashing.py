@@ -36,7 +36,7 @@ def test_floats_and_integers_give_the_same_hashes(domain: int, places: list[floa
     assert torch.equal(hashes.hashes(ids), in_floats)
 
 
-def test_a_domain_that_integers_cannot_hash_exactly_is_refused() -> None:
+def test_a_domain_that_integers_cannot_hash_exactly_is_rejected() -> None:
     with pytest.raises(ValueError, match="too many for exact hashing"):
         UniversalHashes(k=2, m=100, domain=2**42, seed=0, transform="uniform")
 

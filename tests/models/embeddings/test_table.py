@@ -76,7 +76,7 @@ def test_gradient_touches_only_the_rows_looked_up() -> None:
     assert 0 < len(gradient.coalesce().indices()[0]) < stage.store.weight.shape[0]
 
 
-def test_a_weight_of_the_wrong_size_is_refused() -> None:
+def test_a_weight_of_the_wrong_size_is_rejected() -> None:
     schema = random_schema(np.random.default_rng(1))
     with pytest.raises(ValueError, match="weight has 1 rows"):
         TableStage(schema, dict.fromkeys(schema.tables, 5), torch.zeros(1, 4))

@@ -169,7 +169,7 @@ def test_a_difference_is_real_where_its_interval_excludes_zero(
     assert verdict(metric, difference) == said  # type: ignore[arg-type]
 
 
-def test_an_unknown_baseline_is_refused() -> None:
+def test_an_unknown_baseline_is_rejected() -> None:
     y, predictions = noisy(10, 1, seed=0)
     with pytest.raises(ValueError, match="baseline 'nope'"):
         compare(y, predictions, "nope")

@@ -62,7 +62,7 @@ def test_metrics_that_are_not_defined_are_none_in_json() -> None:
     assert quality.as_dict()["auc"] is None
 
 
-def test_predictions_of_another_length_are_refused() -> None:
+def test_predictions_of_another_length_are_rejected() -> None:
     with pytest.raises(ValueError, match="predictions for"):
         evaluate(np.zeros(2, np.float32), np.zeros(3, np.float32))
 

@@ -80,7 +80,7 @@ def test_bundles_that_encode_alike_share_one_pass(clicks: Path, learn: Callable[
         ("group", None),
     ],
 )
-def test_bundles_that_disagree_on_the_rows_are_refused(
+def test_bundles_that_disagree_on_the_rows_are_rejected(
     clicks: Path, bundle: Bundle, learn: Callable[..., Bundle], key: str, value: object
 ) -> None:
     with pytest.raises(DataError, match=f"bundle 'b' has another {key} in its schema than 'a'"):

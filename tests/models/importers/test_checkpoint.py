@@ -33,7 +33,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def line_of(path: Path) -> str:
-    """The one line with which a file is refused."""
+    """Returns the one line of the error for a file."""
     with pytest.raises(CheckpointError) as error:
         read_weights(path, "dlrm")
     line = str(error.value)
@@ -89,7 +89,7 @@ def test_an_environment_that_trusts_every_file_changes_nothing(
     assert not (tmp_path / "touched").exists()
 
 
-def test_a_whole_module_is_refused(file: Path) -> None:
+def test_a_whole_module_is_rejected(file: Path) -> None:
     torch.save(torch.nn.Linear(2, 1), file)
     assert "needs code to be run (torch.nn.modules.linear.Linear)" in line_of(file)
 
@@ -138,7 +138,7 @@ def test_a_wrapper_inside_a_name_vanishes(file: Path) -> None:
     assert read_weights(file, "dlrm").names("(.*)") == ["bot_l.0.weight", "emb_l.0.weight"]
 
 
-def test_two_models_in_one_state_dict_are_refused(file: Path) -> None:
+def test_two_models_in_one_state_dict_are_rejected(file: Path) -> None:
     torch.save({"model.emb_l.0.weight": torch.ones(2), "ema.emb_l.0.weight": torch.ones(2)}, file)
     assert "two weights are called emb_l.0.weight" in line_of(file)
 
@@ -207,7 +207,7 @@ def test_a_file_without_weights_is_reported(file: Path, tmp_path: Path) -> None:
         assert str(file) in line_of(file)
 
 
-def test_the_oldest_checkpoint_format_is_refused_unread(file: Path, tmp_path: Path) -> None:
+def test_the_oldest_checkpoint_format_is_rejected_unread(file: Path, tmp_path: Path) -> None:
     with tarfile.open(file, "w") as tar:
         for name in ("storages", "tensors", "pickle"):
             (tmp_path / name).write_bytes(pickle.dumps(Touch(tmp_path / "touched", exec), 2))
@@ -224,7 +224,7 @@ def test_the_oldest_checkpoint_format_is_refused_unread(file: Path, tmp_path: Pa
     cut=st.booleans(),
 )
 @example(kind="zip", at=0.0, value=0, cut=True)
-def test_a_damaged_file_is_read_or_refused(
+def test_a_damaged_file_is_read_or_rejected(
     tmp_path_factory: pytest.TempPathFactory, kind: str, at: float, value: int, cut: bool
 ) -> None:
     file = tmp_path_factory.mktemp("damaged") / "model.pt"

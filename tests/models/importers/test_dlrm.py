@@ -38,8 +38,8 @@ def save(folder: Path, saved: Any) -> Path:
     return folder / "model.pt"
 
 
-def refusal(folder: Path, saved: Any, *how: Any) -> str:
-    """The one line with which a checkpoint is refused."""
+def error_of(folder: Path, saved: Any, *how: Any) -> str:
+    """Returns the one line of the error for a checkpoint."""
     with pytest.raises(CheckpointError) as error:
         read_dlrm(save(folder, saved), *how)
     assert "\n" not in str(error.value)
@@ -107,14 +107,14 @@ def test_another_interaction_is_found_by_the_shapes(
     tmp_path: Path, saved: Any, asked: Any, remedy: str
 ) -> None:
     state = dlrm_state(np.random.default_rng(1), SHAPE, *saved)
-    line = refusal(tmp_path, state, *asked)
+    line = error_of(tmp_path, state, *asked)
     assert "top_l.0.weight reads" in line
     assert line.endswith(remedy)
 
 
 def test_a_top_layer_that_fits_nothing_lists_the_interactions(state: State, tmp_path: Path) -> None:
     state["top_l.0.weight"] = torch.ones(5, 99)
-    assert refusal(tmp_path, state).endswith(
+    assert error_of(tmp_path, state).endswith(
         "top_l.0.weight reads 99 numbers a row, --interaction dot gives 10; no interaction of 4 vectors of 4 "
         "fits: --interaction dot gives 10; --interaction dot --interact-itself gives 14; "
         "--interaction cat gives 16"
@@ -126,12 +126,12 @@ def test_a_top_layer_that_fits_nothing_lists_the_interactions(state: State, tmp_
 )
 def test_a_missing_weight_is_named(state: State, tmp_path: Path, name: str) -> None:
     del state[name]
-    assert refusal(tmp_path, state).endswith(f"{name} is missing")
+    assert error_of(tmp_path, state).endswith(f"{name} is missing")
 
 
 def test_a_missing_last_table_shows_in_the_interaction(state: State, tmp_path: Path) -> None:
     del state["emb_l.2.weight"]
-    assert "top_l.0.weight reads 10 numbers a row, --interaction dot gives 7" in refusal(tmp_path, state)
+    assert "top_l.0.weight reads 10 numbers a row, --interaction dot gives 7" in error_of(tmp_path, state)
 
 
 @pytest.mark.parametrize(
@@ -153,21 +153,21 @@ def test_a_missing_last_table_shows_in_the_interaction(state: State, tmp_path: P
         ("top_l.0.weight", torch.full((5, 10), torch.inf), "top_l.0.weight holds a number that is not"),
     ],
 )
-def test_unexpected_weights_are_refused_by_name(
+def test_unexpected_weights_are_rejected_by_name(
     state: State, tmp_path: Path, name: str, tensor: torch.Tensor, offense: str
 ) -> None:
-    assert offense in refusal(tmp_path, state | {name: tensor})
+    assert offense in error_of(tmp_path, state | {name: tensor})
 
 
-def test_vectors_and_bottom_of_different_widths_are_refused(state: State, tmp_path: Path) -> None:
+def test_vectors_and_bottom_of_different_widths_are_rejected(state: State, tmp_path: Path) -> None:
     state |= {"bot_l.2.weight": torch.ones(3, 6), "bot_l.2.bias": torch.ones(3)}
-    assert "bot_l.2 gives 3 numbers a row, the tables have vectors of 4" in refusal(tmp_path, state)
+    assert "bot_l.2 gives 3 numbers a row, the tables have vectors of 4" in error_of(tmp_path, state)
 
 
-def test_two_outputs_are_refused(state: State, tmp_path: Path) -> None:
+def test_two_outputs_are_rejected(state: State, tmp_path: Path) -> None:
     state |= {"top_l.2.weight": torch.ones(2, 5), "top_l.2.bias": torch.ones(2)}
-    assert "top_l.2 gives 2 numbers a row; a click model gives one" in refusal(tmp_path, state)
+    assert "top_l.2 gives 2 numbers a row; a click model gives one" in error_of(tmp_path, state)
 
 
 def test_itself_goes_with_dot(state: State, tmp_path: Path) -> None:
-    assert "--interact-itself goes with --interaction dot" in refusal(tmp_path, state, "cat", True)
+    assert "--interact-itself goes with --interaction dot" in error_of(tmp_path, state, "cat", True)

@@ -79,7 +79,7 @@ def test_the_manifest_says_where_the_model_comes_from(bags: Bundle) -> None:
 
 
 @pytest.mark.parametrize("value", [None, -1, 7, 2**63, 2**80])
-def test_an_id_without_a_row_is_refused(value: int | None, bags: Bundle, singles: Bundle) -> None:
+def test_an_id_without_a_row_is_rejected(value: int | None, bags: Bundle, singles: Bundle) -> None:
     rest = {"d0": [1.0], "d1": [1.0], "d2": [1.0]}
     with pytest.raises(FeatureError, match="'c0'"):
         singles.encoder.block("candidate", {**rest, "c0": [value], "c1": [0], "c2": [0]}, 1)
@@ -87,7 +87,7 @@ def test_an_id_without_a_row_is_refused(value: int | None, bags: Bundle, singles
         bags.encoder.block("candidate", {**rest, "c0": [[0, value]], "c1": [[0]], "c2": [[0]]}, 1)
 
 
-def test_a_single_feature_left_out_is_refused_and_a_list_left_out_is_empty(
+def test_a_single_feature_left_out_is_rejected_and_a_list_left_out_is_empty(
     bags: Bundle, singles: Bundle, state: State
 ) -> None:
     columns = {"d0": [0.5], "d1": [0.25], "d2": [-1.0]}
@@ -134,7 +134,7 @@ def test_large_tables_are_copied_piece_by_piece(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, 1e300])
-def test_a_row_that_is_not_finite_is_refused(state: State, tmp_path: Path, value: float) -> None:
+def test_a_row_that_is_not_finite_is_rejected(state: State, tmp_path: Path, value: float) -> None:
     rows = state["emb_l.1.weight"].double()
     rows[2, 1] = value
     torch.save({**state, "emb_l.1.weight": rows}, tmp_path / "model.pt")

@@ -45,8 +45,8 @@ def save(folder: Path, saved: Any) -> Path:
     return folder / "model.pt"
 
 
-def refusal(folder: Path, saved: Any, *tables: str) -> str:
-    """The one line with which a checkpoint is refused."""
+def error_of(folder: Path, saved: Any, *tables: str) -> str:
+    """Returns the one line of the error for a checkpoint."""
     with pytest.raises(CheckpointError) as error:
         read_torchrec(save(folder, saved), tables)
     assert "\n" not in str(error.value)
@@ -119,7 +119,7 @@ def test_tables_out_of_the_order_of_their_numbers_need_a_word(tmp_path: Path) ->
     each = tuple(range(12))
     state = torchrec_state(np.random.default_rng(1), shape, each)
     alphabetical = {name: state[name] for name in sorted(state)}
-    line = refusal(tmp_path, alphabetical)
+    line = error_of(tmp_path, alphabetical)
     assert "order t_0,t_1,t_10,t_11,t_2" in line
     assert line.endswith("say the model's order with --tables")
     parts = read_torchrec(save(tmp_path, alphabetical), [f"t_{t}" for t in each])
@@ -161,7 +161,7 @@ def test_a_shared_table_without_a_name_of_its_own_has_its_first_features(tmp_pat
 def test_features_that_share_a_table_are_found_by_the_shapes(tmp_path: Path) -> None:
     for cross in (None, (1, 2)):
         state = torchrec_state(np.random.default_rng(1), SHAPE, (0, 0, 1, 2, 2), cross)
-        line = refusal(tmp_path, state)
+        line = error_of(tmp_path, state)
         assert line.endswith("; it fits 5 features: name the table of each with --tables")
 
 
@@ -175,7 +175,7 @@ def test_features_that_share_a_table_are_found_by_the_shapes(tmp_path: Path) -> 
 def test_named_tables_are_those_of_the_file(
     dot: State, tmp_path: Path, tables: list[str], offense: str
 ) -> None:
-    assert offense in refusal(tmp_path, dot, *tables)
+    assert offense in error_of(tmp_path, dot, *tables)
 
 
 @pytest.mark.parametrize(
@@ -192,12 +192,12 @@ def test_named_tables_are_those_of_the_file(
 )
 def test_a_missing_weight_is_named(dcn: State, tmp_path: Path, name: str) -> None:
     del dcn[name]
-    assert refusal(tmp_path, dcn).endswith(f"{name} is missing")
+    assert error_of(tmp_path, dcn).endswith(f"{name} is missing")
 
 
 def test_a_checkpoint_without_tables_is_reported(dot: State, tmp_path: Path) -> None:
     dense = {name: t for name, t in dot.items() if not name.startswith(SPARSE)}
-    assert refusal(tmp_path, dense).endswith(f"{SPARSE}.TABLE.weight is missing: there is no table")
+    assert error_of(tmp_path, dense).endswith(f"{SPARSE}.TABLE.weight is missing: there is no table")
 
 
 @pytest.mark.parametrize(
@@ -219,10 +219,10 @@ def test_a_checkpoint_without_tables_is_reported(dot: State, tmp_path: Path) -> 
         ("over_arch.model.0._mlp.0._linear.weight", torch.ones(3, 9), "reads 9 numbers a row, the cross net"),
     ],
 )
-def test_unexpected_weights_are_refused_by_name(
+def test_unexpected_weights_are_rejected_by_name(
     dcn: State, tmp_path: Path, name: str, tensor: torch.Tensor, offense: str
 ) -> None:
-    assert offense in refusal(tmp_path, dcn | {name: tensor})
+    assert offense in error_of(tmp_path, dcn | {name: tensor})
 
 
 @pytest.mark.parametrize("kind", ["DLRM", "DLRM_DCN"])
@@ -257,6 +257,6 @@ def test_torchrec_itself_agrees(kind: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(predictions(bundle, request), expected, atol=1e-5)
 
 
-def test_a_top_layer_that_fits_no_number_of_features_is_refused(dot: State, tmp_path: Path) -> None:
+def test_a_top_layer_that_fits_no_number_of_features_is_rejected(dot: State, tmp_path: Path) -> None:
     dot["over_arch.model.0._mlp.0._linear.weight"] = torch.ones(3, 11)
-    assert refusal(tmp_path, dot).endswith("reads 11 numbers a row, the interaction of 3 features gives 10")
+    assert error_of(tmp_path, dot).endswith("reads 11 numbers a row, the interaction of 3 features gives 10")

@@ -128,7 +128,7 @@ def test_concatenated_in_two_steps_is_concatenated_in_one(first: list[Batch], mo
     assert stepwise.plain_rows == at_once.plain_rows
 
 
-def test_a_block_whose_parts_do_not_fit_is_refused() -> None:
+def test_a_block_whose_parts_do_not_fit_is_rejected() -> None:
     one, two = np.zeros((1, 0), np.float32), np.zeros((2, 0), np.int64)
     no_values, no_bags = np.empty(0, np.int64), np.zeros(1, np.int64)
     with pytest.raises(ValueError, match="dense has 1 rows, ranks 2"):

@@ -139,7 +139,7 @@ def test_dense_transforms_are_the_formulas(values: list[float | None], log: bool
 
 
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, 1e39])
-def test_a_number_that_float32_cannot_hold_is_refused_by_name(bad: float) -> None:
+def test_a_number_that_float32_cannot_hold_is_rejected_by_name(bad: float) -> None:
     transform = DenseTransform([Dense(name="x"), Dense(name="y")], {})
     with pytest.raises(FeatureError, match=r"feature 'y': value .* is not a finite number \(row 1\)"):
         transform(np.array([[0.0, 0.0], [0.0, bad]]))
@@ -163,7 +163,7 @@ def test_a_feature_left_out_is_missing_in_every_row(encoder: Encoder) -> None:
         ({"age": [1.0, math.inf]}, "feature 'age': value inf is not a finite number (row 1)"),
     ],
 )
-def test_a_malformed_request_is_refused_by_feature(
+def test_a_malformed_request_is_rejected_by_feature(
     encoder: Encoder, columns: Mapping[str, Sequence[Any]], message: str
 ) -> None:
     with pytest.raises(FeatureError) as error:
@@ -200,7 +200,7 @@ def ids(rows: int, **edits: Any) -> dict[str, Any]:
         ({"bags": {"tags": (np.empty(0, int), np.zeros(2, int))}}, "feature 'tags': 2 lengths for 1 rows"),
     ],
 )
-def test_malformed_ids_are_refused_by_feature(encoder: Encoder, edits: dict[str, Any], message: str) -> None:
+def test_malformed_ids_are_rejected_by_feature(encoder: Encoder, edits: dict[str, Any], message: str) -> None:
     with pytest.raises(FeatureError) as error:
         encoder.from_ids(**ids(1, **edits))
     assert message in str(error.value)

@@ -121,11 +121,11 @@ def test_fewer_bytes_where_rows_repeat() -> None:
 
 
 @pytest.mark.parametrize("groups", [[["a"], ["a"]], [["a", "a"]], [["b"]]])
-def test_groups_that_do_not_fit_the_features_are_refused(groups: list[list[str]]) -> None:
+def test_groups_that_do_not_fit_the_features_are_rejected(groups: list[list[str]]) -> None:
     with pytest.raises(ValueError, match="groups"):
         deduplicate({"a": np.arange(3)}, groups)
 
 
-def test_columns_of_different_rows_are_refused() -> None:
+def test_columns_of_different_rows_are_rejected() -> None:
     with pytest.raises(ValueError, match=r"columns of \[2, 3\] rows"):
         deduplicate({"a": np.arange(3), "b": np.arange(2)}, [])

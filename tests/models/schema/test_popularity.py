@@ -186,12 +186,12 @@ def test_a_full_sample_is_the_same_as_none(small: Schema, write: Write) -> None:
 
 
 @pytest.mark.parametrize("sample", [0.0, -0.1, 1.1, float("nan")])
-def test_a_sample_that_is_no_share_is_refused(sample: float, small: Schema, write: Write) -> None:
+def test_a_sample_that_is_no_share_is_rejected(sample: float, small: Schema, write: Write) -> None:
     with pytest.raises(DataError, match=r"is not a share in \(0, 1\]"):
         calibrate(open_data(write(skewed(4)), small), small, everything_trains, sample=sample)
 
 
-def test_no_training_rows_is_refused(small: Schema, write: Write) -> None:
+def test_no_training_rows_is_rejected(small: Schema, write: Write) -> None:
     reader = open_data(write(skewed(8)), small)
     with pytest.raises(DataError, match="no rows to calibrate on"):
         calibrate(reader, small, Splitter(small.split, (-2, -1)))
@@ -280,7 +280,7 @@ def test_a_calibration_that_cannot_be_written_or_read_says_so(
         load_calibration(tmp_path / "c")
 
 
-def test_a_calibration_of_another_schema_is_refused(small: Schema, write: Write, tmp_path: Path) -> None:
+def test_a_calibration_of_another_schema_is_rejected(small: Schema, write: Write, tmp_path: Path) -> None:
     save_calibration(calibrate(open_data(write(skewed(4)), small), small, everything_trains), tmp_path / "c")
     assert load_calibration(tmp_path / "c", small).rows == 4
     item = small.categorical[0].model_copy(update={"name": "color"})
@@ -303,7 +303,7 @@ def test_a_calibration_of_another_schema_is_refused(small: Schema, write: Write,
             load_calibration(tmp_path / "c", schema)
 
 
-def test_arrays_that_do_not_fit_together_are_refused(small: Schema, write: Write) -> None:
+def test_arrays_that_do_not_fit_together_are_rejected(small: Schema, write: Write) -> None:
     found = calibrate(open_data(write(skewed(40)), small), small, everything_trains)
     arrays, descriptors = vocabulary_tensors(found.vocabularies)
     for name, broken in [

@@ -102,7 +102,7 @@ def test_a_missing_file_lists_the_shipped_schemas() -> None:
         load_schema("nothing")
 
 
-def test_a_file_that_is_no_yaml_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_a_file_that_is_no_yaml_is_rejected_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     path.write_text("a: [1\nb: {")
     with pytest.raises(SchemaError, match="is not YAML") as error:

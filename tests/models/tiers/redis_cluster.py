@@ -85,7 +85,7 @@ class RedisCluster:
         assert isinstance(keys, list)
         return [key.decode() for key in keys if isinstance(key, bytes)]
 
-    def refused(self, kind: str) -> int:
+    def error_count(self, kind: str) -> int:
         """Number of such error replies of all servers."""
         count = 0
         for i in range(len(self.nodes)):

@@ -32,7 +32,7 @@ def profiled(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "profile.json"
 
 
-def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+def error_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """What is said of a command that a user got wrong: one line."""
     assert main(["plan", *arguments]) == 2
     said = capsys.readouterr()
@@ -187,12 +187,12 @@ def test_a_users_mistake_is_one_line(
     profiled: Path, changes: dict[str, str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = {"--profile": str(profiled), "--slo-ms": "10", "--traffic": TRAFFIC} | changes
-    assert says in refused([word for pair in asked.items() for word in pair], capsys)
+    assert says in error_line([word for pair in asked.items() for word in pair], capsys)
 
 
 def test_missing_flags_are_named(profiled: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--profile is missing" in refused([], capsys)
-    assert "--traffic is missing" in refused(["--profile", str(profiled), "--slo-ms", "5"], capsys)
+    assert "--profile is missing" in error_line([], capsys)
+    assert "--traffic is missing" in error_line(["--profile", str(profiled), "--slo-ms", "5"], capsys)
 
 
 @pytest.mark.parametrize(("content", "says"), [("{", "is not JSON"), ("{}", "machine: Field required")])
@@ -201,14 +201,14 @@ def test_a_malformed_profile_is_one_line(
 ) -> None:
     (tmp_path / "profile.json").write_text(content)
     asked = ["--profile", str(tmp_path / "profile.json"), "--slo-ms", "10", "--traffic", TRAFFIC]
-    assert says in refused(asked, capsys)
+    assert says in error_line(asked, capsys)
 
 
 def test_a_missing_bundle_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     gone = Profile(machine=machine(), paths=(path("table@cpu", bundle="gone", origin="measured"),))
     save_profile(gone, tmp_path / "profile.json")
     asked = ["--profile", str(tmp_path / "profile.json"), "--slo-ms", "10", "--traffic", TRAFFIC]
-    assert "path 'table@cpu' of the profile: no bundle at" in refused(asked, capsys)
+    assert "path 'table@cpu' of the profile: no bundle at" in error_line(asked, capsys)
 
 
 def test_a_rate_beyond_the_machine_is_served_in_part(

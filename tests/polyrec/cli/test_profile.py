@@ -36,8 +36,8 @@ def profile(written: Path) -> Profile:
     return load_profile(written)
 
 
-def told(capsys: pytest.CaptureFixture[str], *args: str) -> str:
-    """The one line of a refusal."""
+def error_of(capsys: pytest.CaptureFixture[str], *args: str) -> str:
+    """Returns the one line of an error."""
     capsys.readouterr()
     assert main(["profile", *args]) == 2
     out, err = capsys.readouterr()
@@ -191,17 +191,19 @@ def test_users_mistakes_are_one_line(
 ) -> None:
     bundle = str(bundle_dir)
     out = ("--out", str(tmp_path / "p.json"))
-    assert "give the folder of a bundle" in told(capsys)
-    assert "is named twice" in told(capsys, bundle, bundle)
-    assert "--seconds must be a time above 0, not 0" in told(capsys, bundle, "--seconds", "0")
-    assert "--max-rows must be between" in told(capsys, bundle, "--max-rows", "0")
-    assert "--runtimes: there is no 'jax'; known: torch, onnx" in told(capsys, bundle, "--runtimes", "jax")
-    assert "--precisions: there is no 'fp8'" in told(capsys, bundle, "--precisions", "fp8")
-    assert "there is no folder" in told(capsys, bundle, "--out", str(tmp_path / "no" / "p.json"))
-    assert "no bundle at" in told(capsys, str(tmp_path), *out)
-    assert "has no device 'gpu7'; it has cpu" in told(capsys, bundle, "--devices", "gpu7", *out)
-    assert "no profile" in told(capsys, "--plot", str(tmp_path / "p.png"), *out)
-    assert "write BUNDLE=VALUE with one of" in told(capsys, bundle, "--quality", "other=0.9", *out)
-    assert "'79%' is not a number" in told(capsys, bundle, "--quality", f"{bundle}=79%", *out)
+    assert "give the folder of a bundle" in error_of(capsys)
+    assert "is named twice" in error_of(capsys, bundle, bundle)
+    assert "--seconds must be a time above 0, not 0" in error_of(capsys, bundle, "--seconds", "0")
+    assert "--max-rows must be between" in error_of(capsys, bundle, "--max-rows", "0")
+    assert "--runtimes: there is no 'jax'; known: torch, onnx" in error_of(
+        capsys, bundle, "--runtimes", "jax"
+    )
+    assert "--precisions: there is no 'fp8'" in error_of(capsys, bundle, "--precisions", "fp8")
+    assert "there is no folder" in error_of(capsys, bundle, "--out", str(tmp_path / "no" / "p.json"))
+    assert "no bundle at" in error_of(capsys, str(tmp_path), *out)
+    assert "has no device 'gpu7'; it has cpu" in error_of(capsys, bundle, "--devices", "gpu7", *out)
+    assert "no profile" in error_of(capsys, "--plot", str(tmp_path / "p.png"), *out)
+    assert "write BUNDLE=VALUE with one of" in error_of(capsys, bundle, "--quality", "other=0.9", *out)
+    assert "'79%' is not a number" in error_of(capsys, bundle, "--quality", f"{bundle}=79%", *out)
     only = ("--runtimes", "torch", "--precisions", "int8")
-    assert "there is no path to measure" in told(capsys, bundle, "--devices", "cpu", *only, *out)
+    assert "there is no path to measure" in error_of(capsys, bundle, "--devices", "cpu", *only, *out)

@@ -158,9 +158,9 @@ def test_one_of_nested_widths_is_served(nested: Bundle, given: dict[str, int], n
 def test_a_port_in_use_is_one_clear_line(tmp_path: Path) -> None:
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(PortInUse) as refused:
+        with pytest.raises(PortInUse) as caught:
             listen("127.0.0.1", port)
-    line = str(refused.value)
+    line = str(caught.value)
     assert line.startswith(f"cannot listen on 127.0.0.1:{port}: Address already in use")
     assert "choose another --host or --port" in line
 

@@ -22,7 +22,7 @@ BODY = b'{"instances": [{}]}'
 Pair = tuple[Path, Path]
 
 
-def made(folder: Path, name: str, *options: str) -> Pair:
+def certified(folder: Path, name: str, *options: str) -> Pair:
     """A self-signed certificate for 127.0.0.1, and its key."""
     cert, key = folder / f"{name}.crt", folder / f"{name}.key"
     kind = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -days 1 -addext subjectAltName=IP:127.0.0.1"
@@ -34,7 +34,7 @@ def made(folder: Path, name: str, *options: str) -> Pair:
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Pair:
-    return made(tmp_path, "first")
+    return certified(tmp_path, "first")
 
 
 def trusting(*certs: Path) -> ssl.SSLContext:
@@ -54,7 +54,7 @@ def test_https_is_served_and_the_certificate_is_read_again_on_sighup(
     bundle_dir: Path, pair: Pair, tmp_path: Path
 ) -> None:
     cert, key = pair
-    second = made(tmp_path, "second")
+    second = certified(tmp_path, "second")
     context = trusting(cert, second[0])
     settings = {"bundle": bundle_dir, "drain_grace_s": 0, "tls_cert": cert, "tls_key": key}
     log = tmp_path / "log"
@@ -92,8 +92,8 @@ def test_https_is_served_and_the_certificate_is_read_again_on_sighup(
 
 def test_files_that_do_not_fit_are_one_line(pair: Pair, tmp_path: Path) -> None:
     cert, key = pair
-    other, other_key = made(tmp_path, "other")
-    locked = made(tmp_path, "locked", "-passout", "pass:secret")
+    other, other_key = certified(tmp_path, "other")
+    locked = certified(tmp_path, "locked", "-passout", "pass:secret")
     nothing = tmp_path / "nothing"
     nothing.touch()
     check_tls(cert, key)
@@ -115,7 +115,7 @@ def test_files_that_do_not_fit_are_one_line(pair: Pair, tmp_path: Path) -> None:
 def test_a_broken_pair_leaves_the_context_as_it_is(pair: Pair, tmp_path: Path) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*pair)
-    reload_tls(context, pair[0], made(tmp_path, "other")[1])
+    reload_tls(context, pair[0], certified(tmp_path, "other")[1])
     reload_tls(context, tmp_path / "none", pair[1])
 
 

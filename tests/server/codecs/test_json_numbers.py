@@ -57,9 +57,9 @@ def test_what_is_no_number_is_rejected_in_the_same_words(value: str, got: str) -
         read = DECODER.rank if "candidates" in text else DECODER.predict
         said = set()
         for body in (text % value, PADDING + text % value):
-            with pytest.raises(Invalid) as refused:
+            with pytest.raises(Invalid) as caught:
                 read(body.encode())
-            said.add(str(refused.value))
+            said.add(str(caught.value))
         assert said == {f"Expected float | null, got {got} - at {place}"}
 
 

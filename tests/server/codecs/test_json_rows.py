@@ -132,9 +132,9 @@ def test_top_k_beyond_the_candidates_means_all_of_them() -> None:
     ],
 )
 def test_a_bad_predict_body_is_rejected_and_named(content: bytes, error: type[Exception], says: str) -> None:
-    with pytest.raises(error) as refused:
+    with pytest.raises(error) as caught:
         DECODER.predict(content)
-    assert says in str(refused.value)
+    assert says in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -167,9 +167,9 @@ def test_a_bad_predict_body_is_rejected_and_named(content: bytes, error: type[Ex
     ],
 )
 def test_a_bad_rank_body_is_rejected_and_named(content: bytes, error: type[Exception], says: str) -> None:
-    with pytest.raises(error) as refused:
+    with pytest.raises(error) as caught:
         DECODER.rank(content)
-    assert says in str(refused.value)
+    assert says in str(caught.value)
 
 
 def test_nesting_without_end_is_rejected() -> None:
@@ -215,9 +215,9 @@ LONG = b"a" * 50_000
 )
 def test_a_message_repeats_a_few_characters_of_a_key(content: bytes) -> None:
     for read in (DECODER.predict, DECODER.rank):
-        with pytest.raises(RequestError) as refused:
+        with pytest.raises(RequestError) as caught:
             read(content)
-        assert len(str(refused.value)) < 300
+        assert len(str(caught.value)) < 300
 
 
 def test_explaining_takes_no_more_memory_than_the_body() -> None:

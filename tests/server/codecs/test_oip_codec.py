@@ -188,9 +188,9 @@ D, S = as_json("dense", DENSE), as_json("sparse", SPARSE)
     ],
 )
 def test_bad_inputs_are_rejected_and_named(inputs: list[Any], says: str) -> None:
-    with pytest.raises(Malformed) as refused:
+    with pytest.raises(Malformed) as caught:
         decoded(inputs)
-    assert says in str(refused.value)
+    assert says in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -213,9 +213,9 @@ def test_bad_inputs_are_rejected_and_named(inputs: list[Any], says: str) -> None
     ],
 )
 def test_bad_outputs_and_parameters_are_rejected_and_named(more: Header, says: str) -> None:
-    with pytest.raises(Malformed) as refused:
+    with pytest.raises(Malformed) as caught:
         decoded([D, S], **more)
-    assert says in str(refused.value)
+    assert says in str(caught.value)
 
 
 def test_sizes_that_do_not_fit_the_body_are_rejected() -> None:
@@ -298,12 +298,12 @@ def test_data_that_do_not_fit_their_shape_are_not_parsed(shape: str, data: bytes
 
 def test_messages_repeat_a_few_characters_of_names() -> None:
     for header in ({**D, "name": "a" * 10**5}, {**D, "datatype": "a" * 10**5}, {**D, "shape": [1] * 10**4}):
-        with pytest.raises(Malformed) as refused:
+        with pytest.raises(Malformed) as caught:
             decoded([header, S])
-        assert len(str(refused.value)) < 500
-    with pytest.raises(Malformed) as refused:
+        assert len(str(caught.value)) < 500
+    with pytest.raises(Malformed) as caught:
         decoded([D, S], outputs=[{"name": "a" * 10**5}])
-    assert len(str(refused.value)) < 500
+    assert len(str(caught.value)) < 500
 
 
 def test_answers_are_json_or_json_and_raw_floats() -> None:

@@ -164,9 +164,9 @@ def test_arrays_of_zero_width_must_have_the_rows_of_the_others() -> None:
     ],
 )
 def test_a_malformed_ranking_is_rejected_and_named(arrays: Arrays, says: str) -> None:
-    with pytest.raises(Malformed) as refused:
+    with pytest.raises(Malformed) as caught:
         INPUTS.rows(arrays)
-    assert says in str(refused.value)
+    assert says in str(caught.value)
 
 
 def test_candidates_count_towards_the_limit() -> None:

@@ -211,9 +211,9 @@ def test_a_full_queue_refuses_and_says_when_to_come_again(make: Make, ranking: R
     async def run() -> None:
         lane, _ = make(max_queued_rows=8)
         first = submit(lane, ranking(*"abcdefg"))
-        with pytest.raises(Overloaded) as refused:
+        with pytest.raises(Overloaded) as caught:
             submit(lane, ranking("a", "b"))
-        assert refused.value.retry_after_s >= 1
+        assert caught.value.retry_after_s >= 1
         second = submit(lane, ranking("a"))
         await asyncio.gather(first, second)
         assert lane.waiting == 0

@@ -172,22 +172,22 @@ def test_tritonclient_raises_the_servers_errors(
     from tritonclient.utils import InferenceServerException
 
     arrays = tensors(request_)
-    with pytest.raises(InferenceServerException, match="unknown model 'other'") as refused:
+    with pytest.raises(InferenceServerException, match="unknown model 'other'") as caught:
         triton.infer("other", triton_inputs(arrays))
-    assert refused.value.status() == "404"
+    assert caught.value.status() == "404"
     with pytest.raises(InferenceServerException, match="input 'dense' has shape"):
         triton.infer("dlrm", triton_inputs(arrays | {"dense": arrays["dense"][:, :1]}))
     with pytest.raises(InferenceServerException, match="input 'sparse' is missing"):
         triton.infer("dlrm", triton_inputs({"dense": arrays["dense"]}))
     with pytest.raises(InferenceServerException, match="unknown output 'score'"):
         triton.infer("dlrm", triton_inputs(arrays), outputs=[http.InferRequestedOutput("score")])
-    with pytest.raises(InferenceServerException, match="feature 'user_id': id 999999 is outside") as refused:
+    with pytest.raises(InferenceServerException, match="feature 'user_id': id 999999 is outside") as caught:
         triton.infer("dlrm", triton_inputs(arrays | {"sparse": np.full_like(arrays["sparse"], 999_999)}))
-    assert refused.value.status() == "422"
+    assert caught.value.status() == "422"
     once = ranking_arrays(arrays, request_.schema)
-    with pytest.raises(InferenceServerException, match=r"input 'context\.sparse' is missing") as refused:
+    with pytest.raises(InferenceServerException, match=r"input 'context\.sparse' is missing") as caught:
         triton.infer("dlrm", triton_inputs({n: a for n, a in once.items() if n != "context.sparse"}))
-    assert refused.value.status() == "400"
+    assert caught.value.status() == "400"
     with pytest.raises(InferenceServerException, match="input 'context_lengths' adds up to 1; there are"):
         triton.infer("dlrm", triton_inputs(once | {"context_lengths": np.array([1])}))
     with pytest.raises(InferenceServerException, match="feature 'user_id': id 999999 is outside"):

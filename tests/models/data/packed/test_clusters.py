@@ -92,14 +92,14 @@ def test_mentions_tell_where_each_key_is_first_met(batches: list[list[int]]) -> 
 
 
 @pytest.mark.parametrize(("by", "column"), [(None, "request"), ("user", "user")])
-def test_a_row_without_a_key_is_refused(by: str | None, column: str, small: Schema, write: Write) -> None:
+def test_a_row_without_a_key_is_rejected(by: str | None, column: str, small: Schema, write: Write) -> None:
     rows = rows_of([(0, "a"), (1, "b")])
     rows[1][column] = None
     with pytest.raises(DataError, match=f"column '{column}': a value is missing"):
         survey(open_data(write(rows), small), Clustering("request", by))
 
 
-def test_data_without_rows_are_refused(small: Schema, write: Write) -> None:
+def test_data_without_rows_are_rejected(small: Schema, write: Write) -> None:
     with pytest.raises(DataError, match="there are no rows"):
         survey(open_data(write([]), small), Clustering("request"))
 

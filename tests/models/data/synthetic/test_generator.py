@@ -149,7 +149,7 @@ def test_rows_are_written_in_parts(file: Path) -> None:
     assert largest <= REQUESTS_AT_ONCE * 25
 
 
-def test_impossible_sizes_and_paths_are_refused(tmp_path: Path) -> None:
+def test_impossible_sizes_and_paths_are_rejected(tmp_path: Path) -> None:
     for arguments in ({"rows": 0}, {"rows": 5, "items": 49}, {"rows": 5, "users": 0}):
         with pytest.raises(DataError, match="cannot generate"):
             generate(tmp_path / "f", **arguments)
@@ -167,6 +167,6 @@ def test_requests_have_the_given_number_of_candidates(candidates: int, tmp_path:
 
 
 @pytest.mark.parametrize("candidates", [0, 51])
-def test_more_candidates_than_a_city_has_items_are_refused(candidates: int, tmp_path: Path) -> None:
+def test_more_candidates_than_a_city_has_items_are_rejected(candidates: int, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"cannot show {candidates} candidates"):
         generate(tmp_path / "f.parquet", 100, candidates=candidates)

@@ -114,14 +114,14 @@ def test_rows_of_a_cluster_are_those_of_the_flat_table(
     flat = flat_weight(encoder)
     rows = TieredRows(stack)
     random = np.random.default_rng(0)
-    before = cluster.refused("MOVED")
+    before = cluster.error_count("MOVED")
     for count in (0, 1, 7, 2000):
         index = torch.from_numpy(random.integers(0, sum(SIZES.values()), count))
         assert torch.equal(rows.gather(index), flat[index])
     assert rows.take_fallbacks() == 0
     level = stack.figures().levels["remote"]
     assert level.lookups == level.hits > 500
-    assert cluster.refused("MOVED") == before
+    assert cluster.error_count("MOVED") == before
     assert set(cluster.owners(slots_of(prefix, np.arange(SIZES["a"]))).tolist()) == set(range(MASTERS))
 
 
@@ -234,9 +234,9 @@ def test_rows_are_right_while_their_slot_moves_to_another_server(
         here = cluster.keys_of(source, slot)
         assert len(here) > moving.size
         migrate(here[::2])
-        before = cluster.refused("ASK")
+        before = cluster.error_count("ASK")
         wait_for_readers()
-        assert cluster.refused("ASK") > before
+        assert cluster.error_count("ASK") > before
         # new values find both: those still here and those gone ahead
         apply_update(stack, {"a": TableUpdate(moving, row_of(0, moving, 4))})
         assert stack.settle(30.0)
@@ -250,10 +250,10 @@ def test_rows_are_right_while_their_slot_moves_to_another_server(
     rows = TieredRows(stack)
 
     def goes_there_at_once() -> bool:
-        moved = cluster.refused("MOVED")
+        moved = cluster.error_count("MOVED")
         got = rows.gather(torch.from_numpy(v.rank_of_id[moving])).numpy()
         np.testing.assert_array_equal(got, row_of(0, moving, 4))
-        return cluster.refused("MOVED") == moved
+        return cluster.error_count("MOVED") == moved
 
     wait_until(goes_there_at_once, "the map was not asked for anew")
     assert rows.take_fallbacks() == 0

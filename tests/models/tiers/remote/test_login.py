@@ -89,13 +89,13 @@ def test_answers_of_any_length_are_read_to_their_end_over_tls(guarded: RedisServ
         ({"ca_file": None}, "certificate verify failed"),
     ],
 )
-def test_a_refused_login_names_the_server_alone(
+def test_a_rejected_login_names_the_server_alone(
     guarded: RedisServer, changed: dict[str, object], why: str
 ) -> None:
     store = named(guarded, **changed)
-    with pytest.raises(OSError, match=why) as refused:
+    with pytest.raises(OSError, match=why) as caught:
         Server(bare(store.url), login_of(store)).connect(5.0)
-    assert "s3cret" not in str(refused.value)
+    assert "s3cret" not in str(caught.value)
 
 
 def test_a_store_that_answers_again_is_entered_again(guarded: RedisServer) -> None:
@@ -114,9 +114,9 @@ def test_a_store_that_answers_again_is_entered_again(guarded: RedisServer) -> No
 
 def test_an_unreadable_file_is_reported_without_its_folder(tmp_path: Path) -> None:
     for changed in ({"password_file": tmp_path / "none"}, {"ca_file": tmp_path / "none"}):
-        with pytest.raises(RuntimeUnavailable, match="file cannot be read: No such file") as refused:
+        with pytest.raises(RuntimeUnavailable, match="file cannot be read: No such file") as caught:
             login_of(RemoteStore.model_validate({"url": "rediss://host"} | changed))
-        assert str(tmp_path) not in str(refused.value)
+        assert str(tmp_path) not in str(caught.value)
     (tmp_path / "empty").write_text("\n")
     with pytest.raises(RuntimeUnavailable, match="it is empty"):
         login_of(RemoteStore(url="rediss://host", password_file=tmp_path / "empty"))
@@ -126,9 +126,9 @@ def test_a_wrong_password_is_not_quoted_by_an_old_server(tmp_path: Path) -> None
     """One without passwords may repeat what it was sent."""
     server = RedisServer(tmp_path)
     try:
-        with pytest.raises(OSError, match="refused AUTH") as refused:
+        with pytest.raises(OSError, match="refused AUTH") as caught:
             Server(server.url, Login(password="s3cret")).connect(5.0)
-        assert "s3cret" not in str(refused.value)
+        assert "s3cret" not in str(caught.value)
     finally:
         server.kill()
 

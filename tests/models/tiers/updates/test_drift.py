@@ -25,7 +25,7 @@ def ranks(view: View, table: str, ids: I64) -> torch.Tensor:
     return torch.from_numpy(base + view.encoder.vocabularies[table].rank_of_id[ids])
 
 
-def asked(stack: TierStack, ids: I64, times: int) -> TieredRows:
+def looked_up(stack: TierStack, ids: I64, times: int) -> TieredRows:
     """Looks ids of table a up so often that every one of them is in the sample."""
     rows = TieredRows(stack)
     for _ in range(16 * times):
@@ -44,7 +44,7 @@ def test_rows_that_became_hot_move_to_fast_tiers_and_none_is_wrong(tmp_path: Pat
     stack = world(encoder, tmp_path)
     coldest = np.flatnonzero(encoder.vocabularies["a"].rank_of_id >= 5900)
     drift = Drift(stack, memory=0.1)
-    rows = asked(stack, coldest, 50)
+    rows = looked_up(stack, coldest, 50)
     assert fast_hits(stack) == 0
     moves = drift.reorder()
     assert (moves.before, moves.after) == (0.0, 1.0)
@@ -69,7 +69,7 @@ def test_values_encode_to_the_new_ranks(tmp_path: Path) -> None:
     encoder.prepare()
     stack = world(encoder, tmp_path)
     coldest = np.flatnonzero(encoder.vocabularies["a"].rank_of_id[:-2] >= 5900)
-    asked(stack, coldest, 20)
+    looked_up(stack, coldest, 20)
     Drift(stack, memory=0.1).reorder()
     after = stack.views.newest.encoder
     assert after is not None
@@ -85,7 +85,7 @@ def test_nothing_moves_while_the_popular_stay_popular(tmp_path: Path) -> None:
     encoder = encoder_of(SIZES)
     stack = world(encoder, tmp_path)
     hottest = np.flatnonzero(encoder.vocabularies["a"].rank_of_id < 150)
-    asked(stack, hottest, 3)
+    looked_up(stack, hottest, 3)
     drift = Drift(stack, memory=0.1)
     drift.reorder()
     order = stack.views.newest.order
@@ -99,7 +99,7 @@ def test_ranks_of_an_outdated_order_raise_an_error(tmp_path: Path) -> None:
     stack = world(encoder, tmp_path)
     bound = TieredRows(stack)
     bound.gather(torch.arange(5))
-    asked(stack, np.flatnonzero(encoder.vocabularies["a"].rank_of_id >= 5900), 5)
+    looked_up(stack, np.flatnonzero(encoder.vocabularies["a"].rank_of_id >= 5900), 5)
     Drift(stack, memory=0.1).reorder()
     with pytest.raises(OutdatedOrder):
         bound.gather(torch.arange(5))
@@ -144,7 +144,7 @@ def test_no_batch_sees_a_wrong_row_or_half_an_update_under_load(tmp_path: Path) 
         for version in range(1, 13):
             apply_update(stack, {"a": TableUpdate(updated, row_of(0, updated, version))})
             hot = random.permutation(SIZES["a"])[:100]
-            asked(stack, hot, 1)
+            looked_up(stack, hot, 1)
             orders += drift.reorder().rows > 0
             if version % 3 == 0:
                 assert stack.settle(10.0)

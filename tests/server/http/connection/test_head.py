@@ -73,9 +73,9 @@ def test_the_body_is_framed_as_http_says(
     ],
 )
 def test_invalid_http_is_rejected_with_a_specific_status(head: bytes, status: int) -> None:
-    with pytest.raises(HttpViolation) as refused:
+    with pytest.raises(HttpViolation) as caught:
         parse_head(head)
-    assert refused.value.status == status
+    assert caught.value.status == status
 
 
 def test_the_end_of_a_head_is_found_once_it_is_there() -> None:
@@ -92,6 +92,6 @@ def test_a_head_that_can_only_become_too_large_is_rejected_before_its_end(cut: i
         (LINE + b"x: " + b"y" * MAX_HEAD_BYTES + b"\r\n\r\n", 431),
         (b"\x16\x03\x01", 400),
     ):
-        with pytest.raises(HttpViolation) as refused:
+        with pytest.raises(HttpViolation) as caught:
             find_end(data + b"z" * cut)
-        assert refused.value.status == status
+        assert caught.value.status == status
