@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polyrec.models.embeddings.lookups import Lookups
 from polyrec.models.embeddings.stage import Vectors
-from polyrec.models.embeddings.store import pool_gathered
+from polyrec.models.embeddings.store import first_columns, pool_gathered
 from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.device.fused import FusedLookups, can_fuse
 from polyrec.models.tiers.stack import TierStack
@@ -82,7 +82,7 @@ class TieredRows:
         out = self._buffer[:count]
         with self._seen() as view:
             self._fallbacks += self.stack.gather(view, index.numpy(), out)
-        return self.row_format.decode(out)[:, : self.width]
+        return self.row_format.decode(first_columns(out, self.row_format.precision, self.width))
 
     def pool(self, index: Tensor, offsets: Tensor) -> Tensor:
         """Returns sums, float32 [bags, width].
