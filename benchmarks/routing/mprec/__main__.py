@@ -14,6 +14,7 @@ import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from time import process_time
 
 from benchmarks.routing.mprec.evaluation import run, variations
 from benchmarks.routing.mprec.page import write
@@ -35,7 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = run(MODELS[:1], (10.0,), (0.5,), variations(Assumptions())[:1], queries=200, few=50)
     else:
         found = run()
-    found |= {"machine": processor(), "made": datetime.now(UTC).isoformat(timespec="seconds")}
+    made = datetime.now(UTC).isoformat(timespec="seconds")
+    found |= {"machine": processor(), "made": made, "cpu_s": process_time()}
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "mprec.json").write_text(json.dumps(found, indent=1) + "\n")
     print(write(found, args.out))

@@ -20,7 +20,6 @@ from benchmarks.routing.mprec.paths import (
     KINDS,
     Assumptions,
     Name,
-    accuracy,
     devices_of,
     make_path,
     matching,
@@ -30,7 +29,7 @@ from polyrec.models.schema.batch import F64, I64
 from polyrec.planner.plan import Limits, Routing
 from polyrec.planner.routing.lanes.lane import LaneSpec
 from polyrec.planner.routing.lanes.path import PathSpec
-from polyrec.planner.simulation.outcomes import Outcomes, Status
+from polyrec.planner.simulation.outcomes import Outcomes
 from polyrec.planner.simulation.simulator import Simulator
 
 SLA_MS = (10.0, 20.0, 50.0, 200.0)
@@ -103,14 +102,7 @@ class Case:
             self.sla_s,
             np.random.default_rng(19),
         ).run()
-        return {"policy": policy, "load": load, "queries_per_s": rate} | _figures(outcomes, self.accuracies)
-
-    @property
-    def accuracies(self) -> dict[str, float]:
-        """Accuracy by path."""
-        model = next(m for m in MODELS if m.name == self.model)
-        differences = self.assumed.differences
-        return {p.name: accuracy(model, p.name.partition("@")[0], differences) for p in self.paths}
+        return {"policy": policy, "load": load, "queries_per_s": rate} | _figures(outcomes)
 
 
 def serve(
@@ -226,22 +218,15 @@ def run(
     }
 
 
-def _figures(outcomes: Outcomes, accuracies: dict[str, float]) -> dict[str, Any]:
+def _figures(outcomes: Outcomes) -> dict[str, Any]:
     """Shares of queries, correct predictions a second in time, and rows by path, of arrivals after WARM_S."""
-    told = outcomes.arrival_s >= WARM_S
-    answered = told & (outcomes.status == Status.ANSWERED)
-    good = answered & (outcomes.finish_s <= outcomes.deadline_s)
-    of_path = np.asarray([accuracies[name] for name in outcomes.names])
-    seconds = outcomes.seconds - WARM_S
-    rows = np.bincount(outcomes.path[answered], weights=outcomes.rows[answered], minlength=of_path.size)
-    right = outcomes.rows[good] * of_path[outcomes.path[good]]
-    total = max(float(rows.sum()), 1.0)
-    latency_s = (outcomes.finish_s - outcomes.arrival_s)[answered]
+    figures = outcomes.figures(WARM_S)
+    assert figures.correct is not None
     return {
-        "in_time": float(good.sum() / max(told.sum(), 1)),
-        "rejected": float((told & (outcomes.status == Status.REJECTED)).sum() / max(told.sum(), 1)),
-        "correct_per_s": float(right.sum() / seconds),
-        "accuracy": float((rows * of_path).sum() / total),
-        "p95_ms": 1e3 * float(np.quantile(latency_s, 0.95)) if latency_s.size else None,
-        "mix": {n: float(share / total) for n, share in zip(outcomes.names, rows, strict=True) if share},
+        "in_time": figures.in_budget,
+        "rejected": figures.refused,
+        "correct_per_s": figures.correct,
+        "accuracy": figures.quality,
+        "p99_ms": 1e3 * figures.p99_s,
+        "mix": {name: share for name, share in figures.paths.items() if share},
     }

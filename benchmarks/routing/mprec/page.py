@@ -48,9 +48,9 @@ def page(found: Found, folder: Path) -> Page:
         "matched representations with GPUs, TPUs and IPUs. This is its experiment in Polyrec's simulator "
         "on **described** machines: the figures say what follows from published specifications and the "
         f"assumptions below, not what such machines do. `{COMMAND}` writes this page ({found['queries']:,} "
-        f"queries a run; {found['machine']}, one core, {found['made'][:10]}; every run is in "
-        "[mprec.json](mprec.json)). Of the paper only the abstract was at hand; whatever else is said of "
-        "it is recalled.",
+        f"queries a run; {found['machine']}, {found['cpu_s'] / 60:.0f} minutes of one core, "
+        f"{found['made'][:10]}; every run is in [mprec.json](mprec.json)). Of the paper only the abstract "
+        "was at hand; whatever else is said of it is recalled.",
         (
             Section("Beside the paper", _beside_text(found), table=_beside(found)),
             Section("By load", _by_load_text(found), table=_by_load(found), pictures=(shown,)),

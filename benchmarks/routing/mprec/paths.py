@@ -72,13 +72,14 @@ def devices_of(name: Name, chips: int, assumed: Assumptions) -> tuple[Device, De
 def make_path(
     model: PublishedModel, kind: str, device: Device, where: str, assumed: Assumptions
 ) -> PathSpec | None:
-    """The path of a representation on a device; None: a copy does not fit its memory."""
+    """The path of a representation on a device, worth its accuracy; None: a copy does not fit its memory."""
     work, memory = cost(model, kind, 4.0 * model.width, assumed.decoder)
     copies = 1 if device.kind == "cpu" else device.lanes
     if copies * memory.total > device.memory_bytes:
         return None
     curve = latency(work, device, Assumed(assumed.cpu_start_s, assumed.start_s))
-    return PathSpec(f"{kind}@{where}", device.name, accuracy(model, kind, assumed.differences), curve)
+    right = accuracy(model, kind, assumed.differences)
+    return PathSpec(f"{kind}@{where}", device.name, right, curve, accuracy=right)
 
 
 def matching(model: PublishedModel, assumed: Assumptions, rows: int) -> dict[str, dict[str, float | None]]:
