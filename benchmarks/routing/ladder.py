@@ -1,0 +1,321 @@
+"""A simulated day on one core with a ladder of widths: information within the SLO, by policy.
+
+    python -m benchmarks.routing.ladder                   (writes docs/results/ladder.md; minutes on one core)
+    python -m benchmarks.routing.ladder --profile FILE    (the ladder of a measured profile)
+
+Days: a rate of sin squared whose peak is a multiple of the widest path's capacity. Then constant loads, as
+shares of the narrowest path's capacity. `priced` and `mprec` against every static path, the best static of
+each day, the one static that is best in hindsight over all days, the one that would be chosen beforehand for
+twice the mean load, and the clairvoyant bound. Queries of 23 rows within 10 ms, one inline lane, the same
+trace for all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from polyrec.loadtest.machine import processor
+from polyrec.models.amounts import rate
+from polyrec.models.schema.batch import F64
+from polyrec.planner.arrivals import arrival_times
+from polyrec.planner.latency_model import LatencyModel
+from polyrec.planner.plan import Limits, Routing
+from polyrec.planner.profile import load_profile
+from polyrec.planner.routing.lanes.lane import LaneSpec
+from polyrec.planner.routing.lanes.path import PathSpec
+from polyrec.planner.simulation.bound import bound
+from polyrec.planner.simulation.simulator import Simulator
+from polyrec.planner.traffic import Arrivals
+from polyrec.report.page import Page, Section, Table
+from polyrec.report.text import markdown
+
+ROWS, BUDGET_S, TAIL = 23, 0.010, 1.4
+ML1M = {
+    "w4": (37, 185, 0.2402),
+    "w8": (41, 218, 0.2513),
+    "w16": (60, 389, 0.25495),
+    "w32": (104, 928, 0.25725),
+    "w64": (268, 3002, 0.25805),
+}
+"""Nested widths on ML-1M: microseconds of 23 and of 256 rows; information gain, mean of two seeds."""
+PEAKS = (0.8, 1.5, 3.0, 6.0)
+LOADS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.25, 1.5)
+WARM_S = 0.5
+SWING = 100.0
+"""A day's mean rate over its lowest."""
+RULES = ("priced", "mprec")
+LANES = (LaneSpec("cpu", "cpu", "inline"),)
+
+
+@dataclass(frozen=True, slots=True)
+class Ladder:
+    """Paths of one core, the narrowest first, and the front's cost of a query of ROWS rows in seconds."""
+
+    paths: tuple[PathSpec, ...]
+    front_s: float = 0.0
+
+    @property
+    def policies(self) -> list[str]:
+        return [*RULES, *(f"static:{path.name}" for path in self.paths)]
+
+    def capacity(self, path: PathSpec) -> float:
+        """Queries/s of a path in batches of the size at which a row costs least."""
+        most = Limits().max_batch_rows
+        row_s = min(path.latency.median(rows) / rows for rows in range(1, most + 1))
+        return 1 / (ROWS * row_s + self.front_s)
+
+    def simulate(self, policy: str, arrival_s: F64, since_s: float = 0.0) -> dict[str, Any]:
+        """Information a second in time, and the shares of paths, of arrivals after since_s."""
+        outcomes = Simulator(
+            self.paths,
+            LANES,
+            Routing(policy=policy, query_s=self.front_s),
+            Limits(),
+            arrival_s,
+            np.full(arrival_s.size, ROWS),
+            BUDGET_S,
+            np.random.default_rng(3),
+        ).run()
+        figures = outcomes.figures(since_s)
+        return {
+            "policy": policy,
+            "information_s": figures.information,
+            "in_time": figures.in_budget,
+            "late": figures.late,
+            "rejected": figures.refused,
+            "p99_ms": 1e3 * figures.p99_s,
+            "mix": {name: share for name, share in figures.paths.items() if share},
+        }
+
+    def bound(self, arrival_s: F64, since_s: float = 0.0) -> float:
+        """The most information a second; without the front, which only lowers what any policy can do."""
+        told = arrival_s[arrival_s >= since_s] - since_s
+        most = bound(self.paths, LANES, Limits(), told, np.full(told.size, ROWS), BUDGET_S)
+        return most.information / float(told[-1])
+
+    def chosen_for(self, queries_s: float) -> str:
+        """The static path that someone would choose for such a rate: the widest that can do it."""
+        able = [path for path in self.paths if self.capacity(path) >= queries_s]
+        return f"static:{(able or self.paths[:1])[-1].name}"
+
+
+def ml1m(front_s: float = 0.0) -> Ladder:
+    """The ladder of nested widths that a prototype measured on ML-1M; the 99th percentile is assumed."""
+    paths = []
+    for name, (few_us, many_us, gain) in ML1M.items():
+        one_us = few_us - (many_us - few_us) * (ROWS - 1) / (256 - ROWS)
+        median = tuple(1e-6 * us for us in (one_us, few_us, many_us))
+        curve = LatencyModel(rows=(1, ROWS, 256), median_s=median, tail_s=tuple(TAIL * m for m in median))
+        paths.append(PathSpec(f"{name}@cpu", "cpu", gain, curve))
+    return Ladder(tuple(paths), front_s)
+
+
+def profiled(file: Path) -> Ladder:
+    """The ladder of a profile's CPU paths, with its front."""
+    profile = load_profile(file)
+    paths = [
+        PathSpec(p.path.name, "cpu", p.quality, p.latency) for p in profile.paths if p.path.device == "cpu"
+    ]
+    front = profile.front
+    paths.sort(key=lambda path: path.latency.median(256))
+    return Ladder(tuple(paths), front.query_s + front.row_s * ROWS if front else 0.0)
+
+
+def day(ladder: Ladder, peak: float, seconds: float) -> dict[str, Any]:
+    """Every policy over a day, compressed to `seconds`. peak: in capacities of the widest path."""
+    top = peak * ladder.capacity(ladder.paths[-1])
+    arrivals = Arrivals(kind="diurnal", factor=SWING, period_s=seconds)
+    arrival_s = arrival_times(arrivals, top / 2, seconds, np.random.default_rng(round(10 * peak)))
+    return _compared(ladder, {"peak": peak, "queries_s": top / 2}, arrival_s, ladder.chosen_for(top))
+
+
+def constant(ladder: Ladder, load: float, queries: int) -> dict[str, Any]:
+    """Every policy at a constant load. load: of the narrowest path's capacity."""
+    queries_s = load * ladder.capacity(ladder.paths[0])
+    seconds = WARM_S + max(0.5, queries / queries_s)
+    arrival_s = arrival_times(Arrivals(), queries_s, seconds, np.random.default_rng(round(100 * load)))
+    chosen = ladder.chosen_for(2 * queries_s)
+    return _compared(ladder, {"load": load, "queries_s": queries_s}, arrival_s, chosen, WARM_S)
+
+
+def _compared(
+    ladder: Ladder, what: dict[str, Any], arrival_s: F64, chosen: str, since_s: float = 0.0
+) -> dict[str, Any]:
+    runs = {policy: ladder.simulate(policy, arrival_s, since_s) for policy in ladder.policies}
+    return what | {"chosen": chosen, "bound_s": ladder.bound(arrival_s, since_s), "runs": runs}
+
+
+def best_static(found: Iterable[dict[str, Any]]) -> str:
+    """The static path with the most information over all of these days."""
+    total: dict[str, float] = {}
+    for one in found:
+        for policy, run in one["runs"].items():
+            if policy.startswith("static:"):
+                total[policy] = total.get(policy, 0.0) + run["information_s"]
+    return max(total, key=lambda policy: total[policy])
+
+
+def gain(one: dict[str, Any], over: str, policy: str = "priced") -> float:
+    """Information of a policy over another's, less one."""
+    return float(one["runs"][policy]["information_s"] / one["runs"][over]["information_s"] - 1)
+
+
+def page(found: dict[str, Any]) -> Page:
+    """The page of what `main` found."""
+    days, loads = found["days"], found["loads"]
+    hindsight = best_static(days)
+    widest = list(days[0]["runs"])[-1]
+    return Page(
+        "Results: a ladder of widths over a simulated day",
+        f"One core, {found['ladder']}, queries of {ROWS} rows within {1e3 * BUDGET_S:g} ms. `python -m "
+        f"benchmarks.routing.ladder` writes this page ({found['machine']}, {found['cpu_s'] / 60:.0f} "
+        f"minutes of one core, {found['made'][:10]}; every run is in [ladder.json](ladder.json)). "
+        "Information: rows answered in time, each worth its path's 1 - NE.",
+        (
+            Section("Paths", table=_paths(found)),
+            Section(
+                "Days",
+                f"A rate of sin squared, {found['seconds']:g} s long; peak: in capacities of the widest "
+                "path. Information of `priced` over that of others, `mprec`'s over the same day's best "
+                "static, and the share of the clairvoyant bound.",
+                table=_gains(days, "peak", hindsight, widest),
+            ),
+            Section("Days, by policy", table=_by_policy(days, "peak")),
+            Section(
+                "Constant loads",
+                "Load: share of the narrowest path's capacity in large batches. Negative: `priced` loses.",
+                table=_gains(loads, "load", best_static(loads), widest),
+            ),
+            Section("Constant loads, by policy", table=_by_policy(loads, "load")),
+        ),
+    )
+
+
+def _paths(found: dict[str, Any]) -> Table:
+    head = ("path", "quality", "23 rows, us", "256 rows, us", "capacity, queries/s")
+    rows = [
+        (p["name"], f"{p['quality']:.4f}", f"{p['few_us']:.0f}", f"{p['many_us']:.0f}", rate(p["capacity"]))
+        for p in found["paths"]
+    ]
+    return Table(head, tuple(rows))
+
+
+def _gains(found: Sequence[dict[str, Any]], key: str, hindsight: str, widest: str) -> Table:
+    head = (key, "queries/s", "best static", "over it", f"over {_named(hindsight)}, best over all")
+    head += (
+        "over the static chosen for twice the mean",
+        f"over always {_named(widest)}",
+        "`mprec`",
+        "of the bound",
+    )
+    rows = []
+    for one in found:
+        own = best_static([one])
+        rows.append(
+            (
+                f"{one[key]:g}",
+                rate(one["queries_s"]),
+                _named(own),
+                f"{gain(one, own):+.2%}",
+                f"{gain(one, hindsight):+.2%}",
+                f"{gain(one, one['chosen']):+.2%} ({_named(one['chosen'])})",
+                f"{gain(one, widest):+.1%}",
+                f"{gain(one, own, 'mprec'):+.2%}",
+                f"{one['runs']['priced']['information_s'] / one['bound_s']:.4f}",
+            )
+        )
+    return Table(head, tuple(rows))
+
+
+def _by_policy(found: Sequence[dict[str, Any]], key: str) -> Table:
+    rows = []
+    for one in found:
+        for policy, run in one["runs"].items():
+            mix = ", ".join(f"{name} {share:.0%}" for name, share in run["mix"].items() if share >= 0.005)
+            rows.append(
+                (
+                    f"{one[key]:g}",
+                    _named(policy),
+                    rate(run["information_s"]),
+                    f"{run['in_time']:.2%}",
+                    f"{run['late']:.2%}",
+                    f"{run['rejected']:.2%}",
+                    f"{run['p99_ms']:.1f}",
+                    mix,
+                )
+            )
+    head = (key, "policy", "information/s", "in time", "late", "rejected", "p99 ms", "rows by path")
+    return Table(head, tuple(rows))
+
+
+def _named(policy: str) -> str:
+    return policy.removeprefix("static:").removesuffix("@cpu")
+
+
+def run(
+    ladder: Ladder,
+    peaks: Sequence[float] = PEAKS,
+    loads: Sequence[float] = LOADS,
+    seconds: float = 10.0,
+    queries: int = 20_000,
+) -> dict[str, Any]:
+    """All days and loads. seconds: length of a day; queries: of a constant load."""
+    return {
+        "seconds": seconds,
+        "paths": [
+            {
+                "name": p.name,
+                "quality": p.quality,
+                "few_us": 1e6 * p.latency.median(ROWS),
+                "many_us": 1e6 * p.latency.median(256),
+                "capacity": ladder.capacity(p),
+            }
+            for p in ladder.paths
+        ],
+        "days": [day(ladder, peak, seconds) for peak in tqdm(peaks, desc="days", file=sys.stderr)],
+        "loads": [constant(ladder, load, queries) for load in tqdm(loads, desc="loads", file=sys.stderr)],
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.routing.ladder", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument("--out", type=Path, default=Path("docs/results"), metavar="DIR", help="for ladder.md")
+    parser.add_argument("--profile", type=Path, metavar="FILE", help="a measured ladder; default: ML-1M's")
+    parser.add_argument("--front-us", type=float, default=0.0, help="of a query, with ML-1M's ladder (0)")
+    parser.add_argument("--peak", type=float, nargs="+", default=PEAKS, help="in capacities of the widest")
+    parser.add_argument("--load", type=float, nargs="+", default=LOADS, help="of the narrowest's capacity")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of a day (10)")
+    parser.add_argument("--queries", type=int, default=20_000, help="of a constant load, at least 0.5 s")
+    args = parser.parse_args(argv)
+    ladder = profiled(args.profile) if args.profile else ml1m(1e-6 * args.front_us)
+    told = (
+        f"the paths of {args.profile}"
+        if args.profile
+        else "ML-1M's nested widths as a prototype measured them"
+    )
+    found = run(ladder, args.peak, args.load, args.seconds, args.queries)
+    found |= {"ladder": f"{told}, {1e6 * ladder.front_s:.0f} us of front a query", "machine": processor()}
+    found |= {"made": datetime.now(UTC).isoformat(timespec="seconds"), "cpu_s": process_time()}
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "ladder.json").write_text(json.dumps(found, indent=1) + "\n")
+    text = markdown(page(found)).rstrip() + "\n"
+    (args.out / "ladder.md").write_text(text)
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
