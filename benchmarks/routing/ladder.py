@@ -188,7 +188,8 @@ def page(found: dict[str, Any]) -> Page:
                 "Days",
                 f"A rate of sin squared, {found['seconds']:g} s long; peak: in capacities of the widest "
                 "path. Information of `priced` over that of others, `mprec`'s over the same day's best "
-                "static, and the share of the clairvoyant bound.",
+                "static, the share of the clairvoyant bound, and what that bound is above the static "
+                "chosen beforehand.",
                 table=_gains(days, "peak", hindsight, widest),
             ),
             Section("Days, by policy", table=_by_policy(days, "peak")),
@@ -197,7 +198,8 @@ def page(found: dict[str, Any]) -> Page:
                 "Load: share of the narrowest path's capacity in large batches. Negative: `priced` loses.",
                 table=_gains(loads, "load", best_static(loads), widest),
             ),
-            Section("Constant loads, by policy", table=_by_policy(loads, "load")),
+            Section("Constant loads, `priced`", table=_by_policy(loads, "load", ("priced",))),
+            Section("Where `priced` loses, and why", _why(), items=_losses([*days, *loads])),
         ),
     )
 
@@ -216,8 +218,9 @@ def _gains(found: Sequence[dict[str, Any]], key: str, hindsight: str, widest: st
     head += (
         "over the static chosen for twice the mean",
         f"over always {_named(widest)}",
-        "`mprec`",
+        "`mprec` over the best static",
         "of the bound",
+        "bound over the chosen",
     )
     rows = []
     for one in found:
@@ -233,16 +236,18 @@ def _gains(found: Sequence[dict[str, Any]], key: str, hindsight: str, widest: st
                 f"{gain(one, widest):+.1%}",
                 f"{gain(one, own, 'mprec'):+.2%}",
                 f"{one['runs']['priced']['information_s'] / one['bound_s']:.4f}",
+                f"{one['bound_s'] / one['runs'][one['chosen']]['information_s'] - 1:+.2%}",
             )
         )
     return Table(head, tuple(rows))
 
 
-def _by_policy(found: Sequence[dict[str, Any]], key: str) -> Table:
+def _by_policy(found: Sequence[dict[str, Any]], key: str, only: Sequence[str] = ()) -> Table:
     rows = []
     for one in found:
         for policy, run in one["runs"].items():
-            mix = ", ".join(f"{name} {share:.0%}" for name, share in run["mix"].items() if share >= 0.005)
+            if only and policy not in only:
+                continue
             rows.append(
                 (
                     f"{one[key]:g}",
@@ -252,11 +257,39 @@ def _by_policy(found: Sequence[dict[str, Any]], key: str) -> Table:
                     f"{run['late']:.2%}",
                     f"{run['rejected']:.2%}",
                     f"{run['p99_ms']:.1f}",
-                    mix,
+                    _mix(run),
                 )
             )
     head = (key, "policy", "information/s", "in time", "late", "rejected", "p99 ms", "rows by path")
     return Table(head, tuple(rows))
+
+
+def _mix(run: dict[str, Any]) -> str:
+    return ", ".join(f"{_named(name)} {share:.0%}" for name, share in run["mix"].items() if share >= 0.005)
+
+
+def _losses(found: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+    """Each day or load at which a static path has more information than `priced`."""
+    told = []
+    for one in found:
+        best = best_static([one])
+        if (more := gain(one, best)) < -1e-4:
+            what = f"peak {one['peak']:g}" if "peak" in one else f"load {one['load']:g}"
+            told.append(f"{what}: {more:+.3%} against {_named(best)}, with {_mix(one['runs']['priced'])}")
+    return tuple(told) or ("nowhere",)
+
+
+def _why() -> str:
+    return (
+        "A path is taken if it leaves what waits feasible on the *fastest* paths. So a path better than "
+        "the load allows on average is taken while the queue is short, and paths worse than that average "
+        "catch up afterwards. Quality falls faster the narrower the path, so such a mix is worth less "
+        "than the path in between; where that one is nearly full, it shows. `mprec` fails for another "
+        "reason: once what waits fills the budget, no path fits, and `policies/mprec.py` then takes the "
+        "path with the least predicted time of the batch that the query would join, which is a wide path, "
+        "whose efficient batches are small. Its figures here are of that fallback rather than of MP-Rec's "
+        "rule."
+    )
 
 
 def _named(policy: str) -> str:
