@@ -245,6 +245,21 @@ def test_connections_that_the_server_closed_while_idle_cost_no_row(server: Redis
     tier.close()
 
 
+def test_a_store_is_reached_by_a_unix_socket_and_another_database(tmp_path: Path) -> None:
+    socket = tmp_path / "redis.sock"
+    server = RedisServer(tmp_path, "--unixsocket", str(socket))
+    ids, zeros = np.arange(3), np.zeros(3, np.int64)
+    try:
+        for url in (f"unix://{socket}", f"{server.url}/3"):
+            tier = RemoteTier(url, ["a"], np.zeros((1, 4), np.uint8), timeout_s=5.0)
+            assert not tier.receive(tier.send(zeros, ids))[1].any()
+            tier.write(zeros, ids, np.ones((3, 4), np.uint8))
+            assert tier.receive(tier.send(zeros, ids))[1].all()
+            tier.close()
+    finally:
+        server.kill()
+
+
 def test_a_store_that_cannot_be_filled_is_reported(server: RedisServer, tmp_path: Path) -> None:
     server.kill()
     with pytest.raises(RuntimeUnavailable, match=f"cannot be filled: .*127.0.0.1:{server.port}"):
