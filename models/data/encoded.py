@@ -21,15 +21,14 @@ from typing import TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.types as pt
 from numpy.typing import NDArray
 
 from polyrec.models.data.growing_array import GrowingArrays
 from polyrec.models.data.packed.reader import PackedReader
 from polyrec.models.data.reader import DataReader
+from polyrec.models.data.request_columns import RequestReader, group_codes
 from polyrec.models.data.requests import Requests, concat_batches
-from polyrec.models.data.split import I8, TEST, TRAIN, VALIDATION, Splitter, stable_hash
+from polyrec.models.data.split import I8, TEST, TRAIN, VALIDATION, Splitter
 from polyrec.models.errors import DataError
 from polyrec.models.schema.batch import F32, I64, Batch, Block, take_bags
 from polyrec.models.schema.distinct import row_changes
@@ -197,12 +196,13 @@ def encode(
 
 def _parts(reader: DataReader, schema: Schema, share: bool, rows: int) -> Iterator[Requests]:
     """Yields the data, at least `rows` rows at a time; plain rows share no columns."""
-    if share and isinstance(reader, PackedReader) and reader.shares_context:
-        for requests in _batched(reader.requests(schema.columns), rows, lambda r: r.rows):
+    columns = schema.encoded_columns
+    if share and isinstance(reader, PackedReader | RequestReader) and reader.shares_context:
+        for requests in _batched(reader.requests(columns), rows, lambda r: r.rows):
             yield Requests.concat(requests)
         return
     nothing = pa.RecordBatch.from_arrays([], names=[])
-    for batches in _batched(reader.batches(schema.columns), rows, lambda b: b.num_rows):
+    for batches in _batched(reader.batches(columns), rows, lambda b: b.num_rows):
         data = concat_batches(batches)
         yield Requests(nothing, data, np.array([data.num_rows]))
 
@@ -241,7 +241,7 @@ def _append(store: GrowingArrays, encoder: Encoder, part: Requests, share: bool)
     clicks = rows.column(label.column).to_numpy(zero_copy_only=False) > label.positive_above
     store.append("label", clicks.astype(np.float32))
     if schema.group is not None:
-        store.append("group", _groups(schema.group, rows.column(schema.group)))
+        store.append("group", group_codes(schema.group, rows.column(schema.group)))
 
 
 def _encoded(store: GrowingArrays, schema: Schema, share: bool) -> EncodedRows:
@@ -268,12 +268,3 @@ def _ends(store: GrowingArrays, lengths: str, name: str) -> I64:
     ends = store.zeros(name, sizes.size + 1)
     np.cumsum(sizes, out=ends[1:])
     return ends
-
-
-def _groups(name: str, column: pa.Array) -> I64:
-    if column.null_count:
-        raise DataError(f"group column '{name}': a value is missing, and a row without it has no request")
-    if pt.is_integer(column.type):
-        codes: I64 = column.to_numpy(zero_copy_only=False)
-        return codes
-    return stable_hash(pc.cast(column, pa.string())).view(np.int64)

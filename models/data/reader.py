@@ -59,12 +59,20 @@ class DataReader(Protocol):
 def open_data(path: str | Path, schema: Schema, on_malformed: OnMalformed = "fatal") -> DataReader:
     """Opens a Parquet file or a folder of them, plain or packed, or a Criteo TSV (plain or gzip).
 
-    Raises DataError: no such file, an unknown format, a column of the schema that is missing or of another
-    type.
+    Features of the request are computed, and read like columns. Raises DataError: no such file, an unknown
+    format, a column of the schema that is missing or of another type.
     """
+    reader = _open(Path(path), schema, on_malformed)
+    if not schema.request:
+        return reader
+    from polyrec.models.data.request_columns import RequestReader
+
+    return RequestReader(reader, schema)
+
+
+def _open(path: Path, schema: Schema, on_malformed: OnMalformed) -> DataReader:
     from polyrec.models.data.criteo import CriteoReader
 
-    path = Path(path)
     if not path.exists():
         raise DataError(f"no data file '{path}'")
     if path.is_dir():

@@ -54,7 +54,7 @@ class Bytes:
 def flops(bundle: Bundle) -> Flops:
     """Counts operations per row."""
     stage = bundle.stage()
-    dense = len(bundle.manifest.schema_.dense)
+    dense = len(bundle.manifest.schema_.numbers)
     return net_flops(bundle.shape, dense, sum(stage.slots), sum(stage.flops))
 
 

@@ -17,9 +17,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from polyrec.models.data.request_columns import with_request_features
 from polyrec.models.errors import DataError, FeatureError
-from polyrec.models.schema.batch import F32, I64, Batch, Block, take_bags
-from polyrec.models.schema.schema import ROLES, Categorical, Dense, Role, Schema
+from polyrec.models.schema.batch import F32, F64, I64, Batch, Block, take_bags
+from polyrec.models.schema.schema import ROLES, Categorical, Dense, RequestFeature, Role, Schema
 from polyrec.models.schema.vocabulary import Vocabulary
 
 
@@ -41,13 +42,16 @@ class DenseTransform:
         used = [standards[f.name] if "standardise" in f.transform else unit for f in features]
         self._mean = np.array([s.mean for s in used], np.float64)
         self._scale = 1.0 / np.array([s.deviation for s in used], np.float64)
-        self._missing = np.array([f.missing for f in features], np.float64)
+        with np.errstate(over="ignore"):  # a schema may say 1e308
+            self._missing = np.array([f.missing for f in features], np.float64).astype(np.float32)
         self._any_log = bool(self._log.any())
+        self._computed = np.array([isinstance(f, RequestFeature) for f in features], bool)
 
     def __call__(self, raw: NDArray[np.floating[Any]]) -> F32:
         """raw: [rows, features], NaN where missing -> float32 [rows, features], finite.
 
-        Raises FeatureError naming the first feature with a value that is infinite or too large.
+        Raises FeatureError naming the first feature with a value that is infinite or too large; a feature of
+        the request is then missing instead, since no client gave it.
         """
         if not self.names:
             return np.empty((raw.shape[0], 0), np.float32)
@@ -63,8 +67,10 @@ class DenseTransform:
             # A finite sum shows in one pass that no value is missing, infinite or too large.
             if isfinite(out.sum()):
                 return out
-            np.copyto(x, np.broadcast_to(self._missing, x.shape), where=np.isnan(raw))
-            out = x.astype(np.float32)
+            missing = np.isnan(raw) | self._computed
+            np.copyto(out, self._missing, where=missing & ~np.isfinite(out))
+            if isfinite(out.sum()):
+                return out
         if not np.isfinite(out).all():
             row, column = np.argwhere(~np.isfinite(out))[0]
             raise FeatureError(
@@ -90,7 +96,7 @@ class _TensorColumns:
         dense = [d.name for d in schema.dense]
         singles = [f.name for f in schema.categorical if not f.multi]
         return _TensorColumns(
-            np.array([dense.index(d.name) for d in layout.dense], np.int64),
+            np.array([dense.index(d.name) for d in layout.given], np.int64),
             np.array([singles.index(f.name) for f in layout.singles], np.int64),
             np.array([vocabularies[f.table_name].rows for f in layout.singles], np.uint64),
         )
@@ -123,11 +129,14 @@ class Encoder:
     def vocabulary(self, feature: Categorical) -> Vocabulary:
         return self.vocabularies[feature.table_name]
 
-    def block(self, role: Role, columns: Mapping[str, Sequence[Any] | None], rows: int) -> Block:
+    def block(
+        self, role: Role, columns: Mapping[str, Sequence[Any] | None], rows: int, request: F64 | None = None
+    ) -> Block:
         """Encodes columns of a request as the block of one role.
 
         columns: feature name -> `rows` raw values (lists of values for a multi-valued feature);
         a feature left out or None is missing in every row. Types are checked by the request parser.
+        request: of the candidate, features of the request (models/schema/request.py); None if missing.
         Raises FeatureError: a wrong number of values, a value without a row, a number that is not finite.
         """
         layout = self.schema.layout(role)
@@ -136,7 +145,9 @@ class Encoder:
             if column is not None and len(column) != rows:
                 raise FeatureError(name, f"{len(column)} values for {rows} rows")
         raw = np.full((rows, len(layout.dense)), np.nan)
-        for i, d in enumerate(layout.dense):
+        if request is not None:
+            raw[:, len(layout.given) :] = request
+        for i, d in enumerate(layout.given):
             values = columns.get(d.name)
             if values is not None:
                 try:
@@ -155,16 +166,16 @@ class Encoder:
     ) -> tuple[I64, I64]:
         lists = [()] * rows if column is None else [v or () for v in column]
         lengths = np.fromiter(map(len, lists), np.int64, count=rows)
-        if rows and lengths.max() > f.max_length:
-            row = int(lengths.argmax())
-            raise FeatureError(
-                f.name, f"{int(lengths[row])} values exceed max_length {f.max_length} (row {row})"
-            )
+        check_longest(f, lengths)
         flat = [value for values in lists for value in values]
         return self.vocabulary(f).encode(f.name, flat), lengths
 
     def from_arrow(self, data: pa.RecordBatch) -> Batch:
-        """Encodes rows of data as a plain batch. Lists longer than max_length are cut to their head."""
+        """Encodes rows of data as a plain batch. Lists longer than max_length are cut to their head.
+
+        Features of the request that are not among the columns are computed of these rows.
+        """
+        data = with_request_features(self.schema, data)
         return Batch(self.arrow_block("context", data), self.arrow_block("candidate", data))
 
     def arrow_block(self, role: Role, data: pa.RecordBatch) -> Block:
@@ -194,34 +205,56 @@ class Encoder:
             raise DataError(f"feature '{f.name}': a value is missing or unknown, and the table refuses it")
         return ranks
 
-    def from_ids(self, dense: F32, sparse: I64, bags: Mapping[str, tuple[I64, I64]]) -> Batch:
+    def from_ids(
+        self,
+        dense: F32,
+        sparse: I64,
+        bags: Mapping[str, tuple[I64, I64]],
+        request: F64 | None = None,
+    ) -> Batch:
         """Encodes ids of the inference protocol as a plain batch.
 
-        dense: float32 [rows, dense features], sparse: int64 [rows, single-valued features], both in
-        the order of the schema file; bags: feature -> (values int64 [total], lengths int64 [rows]).
+        dense: float32 [rows, given dense features], sparse: int64 [rows, single-valued features], both in
+        the order of the schema file; bags: feature -> (values int64 [total], lengths int64 [rows]);
+        request: as for `block`.
         Raises FeatureError: an id out of range, lengths that do not add up, a non-finite number.
         """
         columns_of_role = self._tensor_columns
         context, candidate = (
             self.ids_block(
-                role, dense[:, columns_of_role[role].dense], sparse[:, columns_of_role[role].singles], bags
+                role,
+                dense[:, columns_of_role[role].dense],
+                sparse[:, columns_of_role[role].singles],
+                bags,
+                request,
             )
             for role in ROLES
         )
         return Batch(context, candidate)
 
-    def ids_block(self, role: Role, raw: F32, ids: I64, bags: Mapping[str, tuple[I64, I64]]) -> Block:
+    def ids_block(
+        self,
+        role: Role,
+        raw: F32,
+        ids: I64,
+        bags: Mapping[str, tuple[I64, I64]],
+        request: F64 | None = None,
+    ) -> Block:
         """Encodes ids of one role as its block.
 
-        raw: float32 [rows, the role's dense features], ids: int64 [rows, its single-valued features],
-        both in the order of the schema file; bags: at least the role's, as for `from_ids`. Raises as
-        `from_ids`.
+        raw: float32 [rows, the role's given dense features], ids: int64 [rows, its single-valued features],
+        both in the order of the schema file; bags: at least the role's, request: the
+        candidate's, as for `from_ids`. Raises as `from_ids`.
         """
         layout = self.schema.layout(role)
         columns_of_role = self._tensor_columns[role]
         if np.isnan(raw).any():
             row, column = np.argwhere(np.isnan(raw))[0]
             raise FeatureError(layout.dense[column].name, f"value nan is not a finite number (row {row})")
+        numbers: F32 | F64 = raw
+        if len(layout.request) and role == "candidate":
+            absent = np.full((ids.shape[0], len(layout.request)), np.nan)
+            numbers = np.hstack((raw, absent if request is None else request))
         ranks = np.empty_like(ids)
         # One comparison for all features: seen as unsigned, a negative id is a huge one.
         in_range = not (ids.view(np.uint64) >= columns_of_role.rows).any()
@@ -234,20 +267,9 @@ class Encoder:
         pairs = []
         for f in layout.bags:
             values, lengths = bags[f.name]
-            self._check_lengths(f, values, lengths, ids.shape[0])
+            check_lengths(f, values, lengths, ids.shape[0])
             pairs.append((self.vocabulary(f).ranks_of_ids(f.name, values), lengths))
-        return Block(self._transform[role](raw), ranks, *interleave(pairs))
-
-    def _check_lengths(self, f: Categorical, values: I64, lengths: I64, rows: int) -> None:
-        if lengths.shape != (rows,):
-            raise FeatureError(f.name, f"{lengths.size} lengths for {rows} rows")
-        if rows and (lengths.min() < 0 or lengths.max() > f.max_length):
-            row = int(np.argmax((lengths < 0) | (lengths > f.max_length)))
-            raise FeatureError(
-                f.name, f"length {int(lengths[row])} is outside [0, {f.max_length}] (row {row})"
-            )
-        if int(lengths.sum()) != values.size:
-            raise FeatureError(f.name, f"lengths add up to {int(lengths.sum())}, values are {values.size}")
+        return Block(self._transform[role](numbers), ranks, *interleave(pairs))
 
     def unknown(self, batch: Batch) -> dict[str, int]:
         """Counts out-of-vocabulary look-ups of a batch by feature; features without any are left out."""
@@ -266,6 +288,24 @@ class Encoder:
                 if n := int((values == self.vocabulary(f).oov_rank).sum()):
                     counts[f.name] = n
         return counts
+
+
+def check_longest(f: Categorical, lengths: I64) -> None:
+    """Raises FeatureError for a list of more than `max_length` values."""
+    if lengths.size and lengths.max() > f.max_length:
+        row = int(lengths.argmax())
+        raise FeatureError(f.name, f"{int(lengths[row])} values exceed max_length {f.max_length} (row {row})")
+
+
+def check_lengths(f: Categorical, values: I64, lengths: I64, rows: int) -> None:
+    """Checks the list lengths of a tensor, [rows]. Raises FeatureError."""
+    if lengths.shape != (rows,):
+        raise FeatureError(f.name, f"{lengths.size} lengths for {rows} rows")
+    if rows and (lengths.min() < 0 or lengths.max() > f.max_length):
+        row = int(np.argmax((lengths < 0) | (lengths > f.max_length)))
+        raise FeatureError(f.name, f"length {int(lengths[row])} is outside [0, {f.max_length}] (row {row})")
+    if int(lengths.sum()) != values.size:
+        raise FeatureError(f.name, f"lengths add up to {int(lengths.sum())}, values are {values.size}")
 
 
 def interleave(bags: Sequence[tuple[I64, I64]]) -> tuple[I64, I64]:

@@ -77,11 +77,11 @@ def calibrate(
     if sample is not None and not 0.0 < sample <= 1.0:
         raise DataError(f"a sample of {sample} is not a share in (0, 1]")
     counters = {table: AccessCounts(features) for table, features in schema.tables.items()}
-    moments = [Moments(d) for d in schema.dense]
+    moments = [Moments(d) for d in schema.numbers]
     random = np.random.default_rng(seed)
     requests = _Requests(schema.group)
     rows = sampled_rows = 0
-    for data in reader.batches(schema.columns):
+    for data in reader.batches(schema.encoded_columns):
         sampled = random.random(data.num_rows) < (1.0 if sample is None else sample)
         wanted = np.isin(splitter(data), which)
         if not wanted.all():
@@ -299,6 +299,6 @@ def _check_schema(calibration: Calibration, schema: Schema, where: str) -> None:
         fixed = v.size if v.values is None else None
         if (v.type, v.oov, fixed) != (head.type, head.oov, head.cardinality):
             raise DataError(f"{where}: table '{table}' has another type, cardinality or oov rule")
-    for d in schema.dense:
+    for d in schema.numbers:
         if d.name not in calibration.standards:
             raise DataError(f"{where}: it has no dense feature '{d.name}'")

@@ -6,6 +6,9 @@ model, request format) is derived from it, so that a feature is described in one
 Features have a role. *Context* features are shared by all rows of a request (the user, the query),
 *candidate* features differ per row (the item, its price). Inside one role the order is fixed: the
 single-valued features first, then the multi-valued ones (bags), each in the order of the file.
+
+*Request* features are numbers of a candidate that are computed from all rows of its request
+(models/schema/request.py); clients and data never give them.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -29,6 +32,24 @@ BUILT_IN = Path(__file__).parent / "schemas"
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=64)]
 RESERVED = {"dense", "sparse", "probability"}
+Statistic = Literal["minimum", "maximum", "mean", "median", "previous", "next"]
+STATISTICS: tuple[str, ...] = get_args(Statistic)
+Compute = Literal[
+    "rank",
+    "difference",
+    "ratio",
+    "present",
+    "position",
+    "distance",
+    "after",
+    "before",
+    "match",
+    "place",
+    "relative_position",
+    "length",
+]
+OF_NUMBER, OF_NUMBER_TO = ("rank",), ("difference", "ratio")
+OF_MATCH = ("present", "position", "distance", "after", "before", "match", "place")
 
 
 class Dense(Strict):
@@ -42,6 +63,35 @@ class Dense(Strict):
     role: Role = "candidate"
     transform: tuple[Transform, ...] = ()
     missing: float = 0.0
+
+
+class RequestFeature(Dense):
+    """A number of a candidate, computed from the rows of its request; becomes a dense feature.
+
+    of, to: `rank` is of a dense feature of the candidate; `difference` and `ratio` are of one, to a
+    statistic of it over the request (`previous`, `next`: the rows beside this one). The others are of a
+    single-valued feature of the candidate, to a feature of the context that shares its table;
+    `relative_position` and `length` take neither. models/schema/request.py defines them. Where one is
+    undefined it is missing.
+    """
+
+    role: Literal["candidate"] = "candidate"
+    compute: Compute
+    of: Name | None = None
+    to: Name | None = None
+
+    @model_validator(mode="after")
+    def _operands(self) -> RequestFeature:
+        to = self.compute in OF_NUMBER_TO + OF_MATCH
+        for key, needed in (("of", to or self.compute in OF_NUMBER), ("to", to)):
+            if (getattr(self, key) is not None) != needed:
+                verb = "needs" if needed else "takes no"
+                raise ValueError(f"feature '{self.name}': compute: {self.compute} {verb} '{key}'")
+        if self.compute in OF_NUMBER_TO and self.to not in STATISTICS:
+            raise ValueError(
+                f"feature '{self.name}': 'to' is '{self.to}'; it must be one of {', '.join(STATISTICS)}"
+            )
+        return self
 
 
 class Categorical(Strict):
@@ -119,11 +169,20 @@ class Split(Strict):
 
 @dataclass(frozen=True, slots=True)
 class RoleLayout:
-    """The features of one role, in slot order."""
+    """The features of one role, in slot order.
+
+    dense: the model's numbers, those computed from the request (`request`) last.
+    """
 
     dense: tuple[Dense, ...]
     singles: tuple[Categorical, ...]
     bags: tuple[Categorical, ...]
+    request: tuple[RequestFeature, ...] = ()
+
+    @property
+    def given(self) -> tuple[Dense, ...]:
+        """The dense features that clients and data give."""
+        return self.dense[: len(self.dense) - len(self.request)]
 
     @property
     def categorical(self) -> tuple[Categorical, ...]:
@@ -131,22 +190,28 @@ class RoleLayout:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return (*(f.name for f in self.dense), *(f.name for f in self.categorical))
+        """Names of the features that clients and data give."""
+        return (*(f.name for f in self.given), *(f.name for f in self.categorical))
 
 
 class Schema(Strict):
-    """The features of requests and data, the label, and the split."""
+    """The features of requests and data, the label, and the split.
+
+    dense: numbers that clients and data give. request: numbers computed from a request's rows.
+    group: the column of the data that tells requests apart.
+    """
 
     name: Name
     dense: tuple[Dense, ...] = ()
     categorical: tuple[Categorical, ...] = ()
+    request: tuple[RequestFeature, ...] = ()
     label: Label
     group: str | None = None
     split: Split
 
     @model_validator(mode="after")
     def _consistent(self) -> Schema:
-        names = [*(f.name for f in self.dense), *(f.name for f in self.categorical)]
+        names = [*(f.name for f in self.numbers), *(f.name for f in self.categorical)]
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"feature '{name}' is defined twice")
@@ -165,7 +230,37 @@ class Schema(Strict):
                         f"features '{head.name}' and '{f.name}' share table '{f.table_name}' "
                         f"but differ in {key}"
                     )
+        self._check_request()
         return self
+
+    def _check_request(self) -> None:
+        numbers = {d.name for d in self.dense if d.role == "candidate"}
+        singles = {f.name: f for f in self.categorical if f.role == "candidate" and not f.multi}
+        contexts = {f.name: f for f in self.categorical if f.role == "context"}
+        for r in self.request:
+            where = f"feature '{r.name}': compute: {r.compute}"
+            if r.name == self.group:
+                raise ValueError(f"{where}: the group's column '{r.name}' is not computed")
+            if r.compute in OF_NUMBER + OF_NUMBER_TO and r.of not in numbers:
+                raise ValueError(f"{where} is of a dense feature of the candidate, not of '{r.of}'")
+            if r.compute in OF_MATCH:
+                of, to = singles.get(r.of or ""), contexts.get(r.to or "")
+                if of is None:
+                    raise ValueError(
+                        f"{where} is of a single-valued categorical feature of the candidate, not of '{r.of}'"
+                    )
+                if to is None:
+                    raise ValueError(f"{where} is to a categorical feature of the context, not to '{r.to}'")
+                if of.table_name != to.table_name:
+                    raise ValueError(f"{where}: features '{r.of}' and '{r.to}' must share a table")
+        bags = {f.name for f in self.categorical if f.multi}
+        if self.request and (self.group is None or self.group in bags):
+            raise ValueError(
+                "features computed from the request need a group, a column of single values that tells "
+                "requests apart"
+            )
+        if self.request and "group" in bags:
+            raise ValueError("feature name 'group' is reserved by the inference protocol: group.lengths")
 
     @cached_property
     def context(self) -> RoleLayout:
@@ -180,11 +275,18 @@ class Schema(Strict):
 
     def _layout(self, role: Role) -> RoleLayout:
         categorical = [f for f in self.categorical if f.role == role]
+        request = self.request if role == "candidate" else ()
         return RoleLayout(
-            dense=tuple(f for f in self.dense if f.role == role),
+            dense=(*(f for f in self.dense if f.role == role), *request),
             singles=tuple(f for f in categorical if not f.multi),
             bags=tuple(f for f in categorical if f.multi),
+            request=request,
         )
+
+    @cached_property
+    def numbers(self) -> tuple[Dense, ...]:
+        """All dense features of the model: those given, then those computed from the request."""
+        return (*self.dense, *self.request)
 
     @cached_property
     def slots(self) -> tuple[Categorical, ...]:
@@ -201,10 +303,15 @@ class Schema(Strict):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Every column of the data that training and evaluation read, each once."""
+        """Every column of the data, each once. `encoded_columns` adds those that are computed."""
         names = [*(f.name for f in self.dense), *(f.name for f in self.categorical)]
         names += [self.label.column, *self.split.columns, *([self.group] if self.group else [])]
         return tuple(dict.fromkeys(names))
+
+    @property
+    def encoded_columns(self) -> tuple[str, ...]:
+        """Every column that training and evaluation read, request features included."""
+        return (*self.columns, *(f.name for f in self.request))
 
 
 def load_schema(path: str | Path) -> Schema:

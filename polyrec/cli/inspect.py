@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     print(
         f"width {shape.width}{nested}, bottom {list(shape.bottom)}, "
         f"{shape.interaction}, top {list(shape.top)}; "
-        f"{len(manifest.schema_.dense)} dense and {len(manifest.schema_.slots)} categorical features"
+        f"{len(manifest.schema_.numbers)} dense and {len(manifest.schema_.slots)} categorical features"
     )
     for split, metrics in manifest.metrics.items():
         print(f"{split:>10}  " + "  ".join(f"{k} {v:.5g}" for k, v in metrics.items() if v is not None))

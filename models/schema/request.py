@@ -1,0 +1,336 @@
+"""Features of the request: numbers of each candidate that depend on the other rows of its request.
+
+Raw values of requests of different lengths in, one column per feature out, computed together in whole arrays.
+Training, evaluation and every form of request use it on the same raw values, before transforms, so that a
+model is served on the features that it was trained on. With n rows in the request and i = 0 ... n-1 the
+place of this row in it:
+
+    relative_position   i / (n - 1); 0 in a request of one row
+    length              n
+    rank                how many values of the request are smaller; equal ones share the mean of their ranks
+    difference, ratio   this row's value minus, or divided by, a statistic of the request's values
+                        (`minimum`, `maximum`, `mean`, `median`), or the value of the row before or after
+                        (`previous`, `next`)
+    match               1 if this row's value is (one of) the context's, else 0
+    place               its place in the context's list, from 0; missing without a match
+    present             1 if any row of the request matches, else 0
+    position            i of the first row that matches; missing if none does
+    after               how many rows ago the last one matched, 0 if this one does; missing if none did
+    before              in how many rows the next one will match, 0 if this one does; missing if none will
+    distance            `after` or minus `before`, whichever is nearer to 0; `after` if both are
+
+Missing numbers take no part in ranks and statistics; what is computed of a missing number, of no number or by
+dividing by 0 is missing (NaN), and so is what a float64 cannot hold. Missing ids match nothing. A row is
+compared with its own context. The order of rows counts only in `relative_position`, `position`, `distance`,
+`after`, `before`, `previous` and `next`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyrec.models.schema.batch import F64, I64
+from polyrec.models.schema.distinct import Jagged
+from polyrec.models.schema.schema import OF_MATCH, OF_NUMBER, OF_NUMBER_TO, Schema
+
+NO_VALUE = int(np.iinfo(np.int64).min)
+"""Code of a candidate's value that equals none: missing, or unknown without an identity."""
+NO_CONTEXT_VALUE = NO_VALUE + 1
+"""The same of a context's value, another code so that two such values are not equal."""
+
+Bools = NDArray[np.bool_]
+Numbers = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRows:
+    """The raw values that features of the request are computed of.
+
+    lengths: int64 [requests], rows of each, at least one; a request's rows are adjacent.
+    numbers: dense feature -> float64 [rows], NaN where missing.
+    candidate: categorical feature -> int64 [rows], codes that are equal where values are, or NO_VALUE.
+    context: categorical feature -> such codes of each context, or NO_CONTEXT_VALUE; a single-valued
+        feature has one each.
+    context_row: int64 [rows], the context of each row; None where row r has context r.
+    """
+
+    lengths: I64
+    numbers: Mapping[str, F64]
+    candidate: Mapping[str, I64]
+    context: Mapping[str, Jagged]
+    context_row: I64 | None = None
+
+    def take(self, rows: I64, lengths: I64) -> RequestRows:
+        """Picks rows that each have their own context; lengths: int64, of the requests that they form."""
+        return RequestRows(
+            lengths,
+            {name: x[rows] for name, x in self.numbers.items()},
+            {name: codes[rows] for name, codes in self.candidate.items()},
+            {name: codes.take(rows) for name, codes in self.context.items()},
+        )
+
+
+def singles(codes: I64) -> Jagged:
+    """The codes of a single-valued feature of contexts, int64 [contexts], as lists of one."""
+    return Jagged(codes, np.arange(codes.size + 1))
+
+
+def request_order(group: I64) -> tuple[I64, I64]:
+    """Returns (order, lengths): rows request by request, each in the given order; rows of each request.
+
+    group: int64 [rows], the request of each row.
+    """
+    heads = np.flatnonzero(np.diff(group, prepend=group[0] + 1))
+    if np.unique(group[heads]).size == heads.size:
+        return np.arange(group.size), np.diff(heads, append=group.size)
+    order = np.argsort(group, kind="stable")
+    heads = np.flatnonzero(np.diff(group[order], prepend=group[order[0]] + 1))
+    return order, np.diff(heads, append=group.size)
+
+
+class RequestFeatures:
+    """The features of the request of one schema.
+
+    numbers, candidate, context: the raw features that they are computed of, as in RequestRows.
+    """
+
+    def __init__(self, schema: Schema) -> None:
+        self._features = schema.request
+        places = list(enumerate(schema.request))
+        numeric = OF_NUMBER + OF_NUMBER_TO
+        matches = dict.fromkeys((r.of or "", r.to or "") for r in schema.request if r.compute in OF_MATCH)
+        self.names = tuple(r.name for r in schema.request)
+        self.numbers = tuple(dict.fromkeys(r.of or "" for r in schema.request if r.compute in numeric))
+        self.candidate = tuple(dict.fromkeys(of for of, _ in matches))
+        self.context = tuple(dict.fromkeys(to for _, to in matches))
+        read = {*self.candidate, *self.context}
+        self.singles = tuple(f for f in schema.categorical if f.name in read and not f.multi)
+        self.bags = tuple(f for f in schema.categorical if f.name in read and f.multi)
+        # what is computed together: of each number and of each match, (column of the result, feature)
+        self._of_rows = [(i, r.compute) for i, r in places if r.of is None]
+        self._of_numbers = {
+            name: [(i, r) for i, r in places if r.of == name and r.compute in numeric]
+            for name in self.numbers
+        }
+        self._of_matches = {
+            match: [(i, r.compute) for i, r in places if (r.of, r.to) == match] for match in matches
+        }
+
+    def of_groups(self, rows: RequestRows, group: I64) -> F64:
+        """Returns the features of rows that each have their own context, float64 [rows, features].
+
+        rows: in any order, `lengths` are ignored; group: int64 [rows], the request of each.
+        """
+        order, lengths = request_order(group)
+        if lengths.size == 1 or (order[1:] > order[:-1]).all():
+            return self(replace(rows, lengths=lengths))
+        out = np.empty((order.size, len(self.names)))
+        out[order] = self(rows.take(order, lengths))
+        return out
+
+    def __call__(self, rows: RequestRows) -> F64:
+        """Returns the features, float64 [rows, features], NaN where missing."""
+        place = _Places.of(rows.lengths)
+        # features by rows, so that a column is written at once
+        out = np.empty((len(self.names), place.rows))
+        for i, compute in self._of_rows:
+            out[i] = place.relative() if compute == "relative_position" else place.spread(place.lengths)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            for name, features in self._of_numbers.items():
+                number = _Number(rows.numbers[name], place)
+                for i, r in features:
+                    if r.compute == "rank":
+                        out[i] = number.rank()
+                    elif r.compute == "difference":
+                        np.subtract(number.x, number.statistic(r.to or ""), out=out[i])
+                    else:
+                        np.divide(number.x, number.statistic(r.to or ""), out=out[i])
+        for (of, to), computes in self._of_matches.items():
+            match = _Match.of(rows.candidate[of], rows.context[to], rows.context_row, place)
+            for i, compute in computes:
+                out[i] = getattr(match, compute)()
+        # what is undefined, or too large, is infinite until here
+        np.copyto(out, np.nan, where=np.isinf(out))
+        return out.T
+
+
+class _Places:
+    """Where the rows stand in their requests.
+
+    starts: int64 [requests], first row of each. request: int64 [rows], the request of each; None if there is
+    one. row: float64 [rows], 0 ... rows - 1. index: the same, counted in each request.
+    """
+
+    def __init__(self, lengths: I64, starts: I64, row: F64, request: I64 | None) -> None:
+        self.lengths, self.starts, self.row, self.request = lengths, starts, row, request
+        self.rows = row.size
+        self.index = row if request is None else row - starts[request]
+
+    @staticmethod
+    def of(lengths: I64) -> _Places:
+        if lengths.size == 1:
+            return _Places(lengths, np.zeros(1, np.int64), np.arange(float(lengths[0])), None)
+        ends = lengths.cumsum()
+        request = np.arange(lengths.size).repeat(lengths)
+        return _Places(lengths, ends - lengths, np.arange(float(ends[-1])), request)
+
+    def spread(self, values: Numbers) -> Numbers:
+        """One value a request -> one a row, [rows] or of a single request [1], which broadcasts."""
+        return values if self.request is None else values[self.request]
+
+    def relative(self) -> F64:
+        relative: F64 = self.index / np.maximum(self.spread(self.lengths) - 1, 1)
+        return relative
+
+    def shifted(self, x: F64, by: int) -> F64:
+        """The value `by` rows earlier in the same request, NaN beyond its ends; by is 1 or -1."""
+        out = np.empty(self.rows)
+        if by > 0:
+            out[1:] = x[:-1]
+            out[self.starts] = np.nan
+        else:
+            out[:-1] = x[1:]
+            out[self.starts + self.lengths - 1] = np.nan
+        return out
+
+
+class _Number:
+    """Ranks and statistics of one number in each request. x: float64 [rows], NaN where missing."""
+
+    def __init__(self, x: F64, place: _Places) -> None:
+        self.x, self._place = x, place
+        # missing values, NaN, are sorted behind all others
+        self._order = None if place.request is None else np.lexsort((x, place.request))
+        self._sorted = np.sort(x) if self._order is None else x[self._order]
+        missing = np.isnan(x)
+        self._filled, self._count = x, place.lengths
+        if missing.any():
+            self._filled = np.where(missing, 0.0, x)
+            self._count = place.lengths - np.add.reduceat(missing, place.starts, dtype=np.int64)
+        self._known: dict[str, Numbers] = {}
+
+    def statistic(self, name: str) -> Numbers:
+        if name not in self._known:
+            self._known[name] = self._computed(name)
+        return self._known[name]
+
+    def _computed(self, name: str) -> Numbers:
+        place, starts, count = self._place, self._place.starts, self._count
+        if name in ("previous", "next"):
+            return place.shifted(self.x, 1 if name == "previous" else -1)
+        if name == "mean":
+            # of no value 0 / 0, NaN
+            return place.spread(np.add.reduceat(self._filled, starts) / count)
+        # where no value is known, the first of the sorted ones is NaN
+        if name == "minimum":
+            return place.spread(self._sorted[starts])
+        last = np.maximum(count - 1, 0)
+        if name == "maximum":
+            return place.spread(self._sorted[starts + last])
+        low, high = self._sorted[starts + last // 2], self._sorted[starts + (last + 1) // 2]
+        return place.spread(low + (high - low) * 0.5)
+
+    def rank(self) -> F64:
+        if self._order is None:
+            low, high = self._sorted.searchsorted(self.x), self._sorted.searchsorted(self.x, "right")
+            # x - x is 0, or NaN where x is
+            single: F64 = (low + high - 1) * 0.5 + (self.x - self.x)
+            return single
+        head = np.empty(self._place.rows, bool)
+        np.not_equal(self._sorted[1:], self._sorted[:-1], out=head[1:])
+        head[self._place.starts] = True
+        heads = head.nonzero()[0]
+        sizes = np.diff(heads, append=self._place.rows)
+        ranks = np.empty(self._place.rows)
+        # a request's rows are the same places before and after sorting
+        ranks[self._order] = (self._place.index[heads] + (sizes - 1) * 0.5).repeat(sizes)
+        return ranks + (self.x - self.x)
+
+
+class _Match:
+    """Which rows have a value of their context.
+
+    matching: bool [rows]. equal: bool [rows, values], to each value of the one context; None if there are
+    several, then `at` is int64 [rows], the place in the list. Undefined results are infinite.
+    """
+
+    def __init__(
+        self, matching: Bools, place: _Places, equal: Bools | None = None, at: I64 | None = None
+    ) -> None:
+        self._matching, self._place, self._equal, self._at = matching, place, equal, at
+        self._matching_row = np.where(matching, place.row, np.inf)
+
+    @staticmethod
+    def of(values: I64, context: Jagged, context_row: I64 | None, place: _Places) -> _Match:
+        """values: int64 [rows]; context, context_row: as in RequestRows."""
+        if context.rows == 1:
+            if context.values.size == 1:
+                matching = values == context.values
+                return _Match(matching, place, at=np.zeros(place.rows, np.int64))
+            equal = values[:, None] == context.values
+            return _Match(equal.any(axis=1), place, equal)
+        of_rows = context if context_row is None else context.take(context_row)
+        row = np.arange(place.rows).repeat(of_rows.lengths)
+        hits = (of_rows.values == values[row]).nonzero()[0][::-1]
+        matching, at = np.zeros(place.rows, bool), np.zeros(place.rows, np.int64)
+        matching[row[hits]] = True
+        # of several hits of a row the last assignment, the first of its list, wins
+        at[row[hits]] = hits - of_rows.offsets[row[hits]]
+        return _Match(matching, place, at=at)
+
+    def match(self) -> Bools:
+        return self._matching
+
+    def place(self) -> F64:
+        if self._at is None:
+            if self._equal is None or not self._equal.size:
+                return np.full(self._place.rows, np.inf)
+            self._at = self._equal.argmax(axis=1)
+        return np.where(self._matching, self._at, np.inf)
+
+    def present(self) -> Numbers:
+        return self._place.spread(np.logical_or.reduceat(self._matching, self._place.starts))
+
+    def position(self) -> Numbers:
+        first = np.minimum.reduceat(self._matching_row, self._place.starts) - self._place.starts
+        return self._place.spread(first)
+
+    def after(self) -> F64:
+        # the row before a request's first is another request's
+        latest = np.maximum.accumulate(np.where(self._matching, self._place.row, -np.inf))
+        after: F64 = self._place.row - latest
+        after[after > self._place.index] = np.inf
+        return after
+
+    def before(self) -> F64:
+        place = self._place
+        before: F64 = np.minimum.accumulate(self._matching_row[::-1])[::-1] - place.row
+        before[before + place.index >= place.spread(place.lengths)] = np.inf
+        return before
+
+    def distance(self) -> F64:
+        after, before = self.after(), self.before()
+        return np.where(after <= before, after, -before)
+
+
+def codes_of_values(
+    candidate: Sequence[Sequence[object]], context: Sequence[Sequence[object]] = ()
+) -> list[I64]:
+    """Codes of raw values, equal exactly where the values are, of all columns in order.
+
+    None becomes NO_VALUE in columns of the candidate, NO_CONTEXT_VALUE in those of the context.
+    """
+    known = dict.fromkeys(value for column in (*candidate, *context) for value in column)
+    code_of: dict[object, int] = dict(zip(known, range(len(known)), strict=True))
+    get = code_of.__getitem__
+    found: list[I64] = []
+    for columns, missing in ((candidate, NO_VALUE), (context, NO_CONTEXT_VALUE)):
+        if None in code_of:
+            code_of[None] = missing
+        found += [np.fromiter(map(get, column), np.int64, count=len(column)) for column in columns]
+    return found
