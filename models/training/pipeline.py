@@ -36,6 +36,7 @@ from polyrec.models.schema.schema import Schema
 from polyrec.models.schema.vocabulary import Vocabulary
 from polyrec.models.training.baselines import Baselines
 from polyrec.models.training.id_dropout import IdDropout, drop_from_large_tables, make_id_dropout
+from polyrec.models.training.objective import LogitScale, fit_scale
 from polyrec.models.training.trainer import (
     Check,
     History,
@@ -138,13 +139,14 @@ def id_dropout(
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """What a training gives. unseen: see models/training/unseen.py."""
+    """What a training gives. unseen: see models/training/unseen.py. scales: of each head's logits."""
 
     encoder: Encoder
     history: History
     model: DLRM
     unseen: dict[str, float]
     baselines: Baselines | None = None
+    scales: tuple[LogitScale, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +180,8 @@ class Learner:
             fitted = self._refit(splitter, fitted)
         encoder, history, model = fitted.encoder, fitted.history, fitted.model
         fold_norms(model)
+        for head, scale in zip(model.net.heads, fitted.scales, strict=False):
+            scale.apply(head)
         kept = self.schema.label.negatives_kept
         shift_log_odds(model, log(kept))
         with self.encoded(encoder, splitter, (TEST,)) as test:
@@ -198,6 +202,7 @@ class Learner:
                 "best_step": history.best_step,
                 "steps_per_epoch": history.steps_per_epoch,
                 "unseen": fitted.unseen,
+                "logit_scales": [asdict(scale) for scale in fitted.scales],
                 "data": {"fingerprint": self.reader.fingerprint(), "path": self.reader.path.name},
                 **self.record,
             },
@@ -224,7 +229,11 @@ class Learner:
         unseen = unseen_shares(encoder, data, training, validation) if recipe.hide == "unseen" else {}
         hide = id_dropout(recipe, encoder, data, training, unseen)
         history = fit(model, data, training, validation, recipe, hide, self.progress)
-        return Fitted(encoder, history, model, unseen)
+        scales: tuple[LogitScale, ...] = ()
+        if recipe.calibrate:
+            heads = predict_heads(model, data, validation)
+            scales = tuple(fit_scale(p, data.label[validation]) for p in heads)
+        return Fitted(encoder, history, model, unseen, scales=scales)
 
     def _refit(self, splitter: Splitter, fitted: Fitted) -> Fitted:
         """Trains a fresh model on training and validation rows together."""

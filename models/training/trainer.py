@@ -27,6 +27,7 @@ from polyrec.models.evaluation.metrics import auc, log_loss
 from polyrec.models.files import Strict
 from polyrec.models.schema.batch import F32, I64, Batch
 from polyrec.models.training.id_dropout import IdDropout
+from polyrec.models.training.objective import listwise_loss
 from polyrec.models.training.optimizer import ColumnBlock, RowWiseAdagrad
 from polyrec.models.training.row_order import epoch
 
@@ -56,6 +57,8 @@ class Recipe(Strict):
     hide: id dropout, see models/training/id_dropout.py; `unseen` measures its rates on the validation rows
     (models/training/unseen.py), a number holds for every vocabulary of at least `hide_from_rows` rows. An id
     dropped in a shared context is dropped for all its rows. average: see WeightAverage.
+    listwise: weight of the listwise softmax loss against log-loss (needs by_request); calibrate: scale and
+    level of the logits are fitted on the validation rows; see models/training/objective.py.
     block_lr: with nested widths, factor of `sparse_lr` for the columns that each width adds; empty: 1.
     distill: with nested widths, the narrow heads' share of the target that is the widest head's probability.
     """
@@ -63,6 +66,8 @@ class Recipe(Strict):
     epochs: Annotated[int, Field(ge=1)] = 3
     batch_rows: Annotated[int, Field(ge=1)] | None = None
     by_request: bool = False
+    listwise: Annotated[float, Field(ge=0, le=1)] = 0.0
+    calibrate: bool = False
     dense_lr: Annotated[float, Field(gt=0)] = 1e-3
     sparse_lr: Annotated[float, Field(ge=0)] = 0.2
     block_lr: tuple[Annotated[float, Field(gt=0)], ...] = ()
@@ -306,6 +311,8 @@ def steps(
     random = np.random.default_rng(recipe.seed)
     if recipe.by_request and data.group is None:
         raise DataError("by_request: the schema has no group that would tell requests apart")
+    if recipe.listwise and not recipe.by_request:
+        raise DataError("listwise: a loss over requests needs batches of whole requests (by_request: true)")
     group = data.group if recipe.by_request else None
     step = 0
     while step < total:
@@ -314,7 +321,11 @@ def steps(
             label = torch.from_numpy(data.label[chosen])
             batch = data.batch(chosen)
             logits = model.logits(hide(batch, random) if hide else batch)
-            loss = loss_of_heads(logits, label.to(logits.device), recipe.distill)
+            label = label.to(logits.device)
+            loss = loss_of_heads(logits, label, recipe.distill)
+            if group is not None and recipe.listwise:
+                whole = listwise_loss(logits, label, group[chosen])
+                loss = (1 - recipe.listwise) * loss + recipe.listwise * whole
             dense.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
             fall = recipe.final_lr + (1 - recipe.final_lr) * (1 - step / total)
