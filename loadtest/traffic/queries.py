@@ -26,8 +26,10 @@ from polyrec.loadtest.traffic.request_bodies import (
     ranking_tensors,
 )
 from polyrec.models.data.reader import open_data
+from polyrec.models.data.request_columns import value_codes
 from polyrec.models.schema.batch import I64, take_bags
 from polyrec.models.schema.encoder import Encoder
+from polyrec.models.schema.request import NO_VALUE, RequestFeatures
 from polyrec.models.schema.schema import Schema
 from polyrec.models.schema.vocabulary import ids_of_ranks
 
@@ -144,6 +146,8 @@ def read_rows(path: str | Path, schema: Schema, rows: int) -> pa.Table:
 def _ids(data: pa.Table, schema: Schema, encoder: Encoder) -> dict[str, Array | tuple[I64, I64]]:
     """Feature -> numbers or stable ids of all rows; (values, offsets) of a multi-valued one."""
     found: dict[str, Array | tuple[I64, I64]] = {}
+    features = RequestFeatures(schema)
+    compared = {f.name for f in (*features.singles, *features.bags)}
     for d in schema.dense:
         # the protocol has no NaN: clients fill in missing values
         raw = data[d.name].to_numpy().astype(np.float64)
@@ -155,6 +159,11 @@ def _ids(data: pa.Table, schema: Schema, encoder: Encoder) -> dict[str, Array | 
         if ranks.size and ranks.min() < 0:
             raise LoadError(f"feature '{f.name}' has a value that the bundle rejects; give other data")
         ids = ids_of_ranks(vocabulary.rank_of_id)[ranks]
+        if f.name in compared and vocabulary.specials:
+            # features of the request compare unknown values as well: each has a negative number of its own
+            codes = value_codes(column.flatten() if f.multi else column, NO_VALUE)
+            own = -1 - (codes.view(np.uint64) >> np.uint64(1)).view(np.int64)
+            ids = np.where(ids == vocabulary.oov_id, own, ids)
         if f.multi:
             lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
             kept = np.minimum(lengths, f.max_length)

@@ -19,6 +19,7 @@ from polyrec.models.schema.encoder import Encoder, Standard
 from polyrec.models.schema.popularity import counted_lookups
 from polyrec.models.schema.schema import ROLES, Categorical, Dense, Role, Schema
 from polyrec.models.schema.vocabulary import Vocabulary, ids_of_ranks
+from polyrec.server.codecs.request_features import ColumnFeatures
 
 Columns = dict[str, list[Any]]
 
@@ -37,6 +38,7 @@ class Requests:
     def __init__(self, encoder: Encoder, random: np.random.Generator) -> None:
         schema = encoder.schema
         self._encoder = encoder
+        self._features = ColumnFeatures(schema)
         self._random = random
         self.ranking = bool(schema.context.names) and bool(schema.candidate.names)
         tables = encoder.vocabularies
@@ -49,7 +51,7 @@ class Requests:
         for role in ROLES:
             layout = schema.layout(role)
             draws = self._columns[role] = {}
-            for d in layout.dense:
+            for d in layout.given:
                 draws[d.name] = _Numbers(d, encoder.standards.get(d.name, Standard()), random)
             for f in layout.singles:
                 draws[f.name] = _Singles(values[f.table_name], random)
@@ -67,9 +69,10 @@ class Requests:
     def encode(self, context: Columns, candidates: Columns, rows: int) -> Batch:
         """Encodes a drawn request as a batch."""
         shared = np.zeros(rows, np.int64) if self.ranking else None
+        features = self._features.ranked if self.ranking else self._features.plain
         return Batch(
             self._encoder.block("context", context, 1 if self.ranking else rows),
-            self._encoder.block("candidate", candidates, rows),
+            self._encoder.block("candidate", candidates, rows, features(context, candidates, rows)),
             shared,
         )
 

@@ -221,7 +221,7 @@ def _open(
         lanes,
         dispatchers[0],
         Decoder(schema, plan.limits),
-        OipCodec(schema, plan.limits),
+        OipCodec(schema, plan.limits, encoders[0].vocabularies),
         statistics,
         tiers,
     )

@@ -22,6 +22,7 @@ from polyrec.models.schema.schema import Categorical, Dense, Schema
 from polyrec.planner.plan import Limits
 from polyrec.server.codecs.body_limits import BodyLimits
 from polyrec.server.codecs.json_numbers import MISSING, column, may_be_slow, numbers
+from polyrec.server.codecs.request_features import ColumnFeatures
 from polyrec.server.codecs.rows import Column, Columns
 from polyrec.server.errors import QUOTED, Invalid, Malformed, TooLarge, shortened
 
@@ -38,7 +39,15 @@ _NOT_A_NUMBER = re.compile(rb"-?(?:NaN|Infinity|inf|nan)")
 _LONE_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u|\\?$)")
 _LONGEST_ESCAPE = 12
 
-Feature = Dense | Categorical
+
+@dataclass(frozen=True, slots=True)
+class GroupKey:
+    """A column that tells which rows of /v1/predict are of one request; not a feature."""
+
+    name: str
+
+
+Feature = Dense | Categorical | GroupKey
 
 
 @dataclass(slots=True)
@@ -67,11 +76,20 @@ class Decoder:
         self._candidate = _features(schema, "candidate")
         self._everything = self._context + self._candidate
         self._names = tuple(f.name for f in self._context), tuple(f.name for f in self._candidate)
+        self._computed = frozenset(f.name for f in schema.request)
+        self._request = ColumnFeatures(schema) if schema.request else None
+        # where rows of several requests may come together
+        self._predicted: tuple[Feature, ...] = self._everything
+        if schema.request and schema.group is not None:
+            names = [f.name for f in self._everything]
+            if schema.group not in names:
+                self._predicted += (GroupKey(schema.group),)
+            self._group = [*names, schema.group].index(schema.group)
         self._typed = self._parsers(raw_numbers=False)
         self._raw = self._parsers(raw_numbers=True)
 
     def _parsers(self, raw_numbers: bool) -> _Parsers:
-        row, columns = _row(self._everything, raw_numbers), _columns(self._everything, raw_numbers)
+        row, columns = _row(self._predicted, raw_numbers), _columns(self._predicted, raw_numbers)
         predict = msgspec.defstruct(
             "Predict",
             [("instances", list[row] | None, None), ("columns", columns | None, None)],  # type: ignore[valid-type]
@@ -103,11 +121,34 @@ class Decoder:
                 "the body needs either 'instances' (a list of rows) or 'columns' (lists by feature)"
             )
         if request.columns is None:
-            columns, rows = self._read(self._everything, request.instances, "instances", raw_numbers)
+            columns, rows = self._read(self._predicted, request.instances, "instances", raw_numbers)
         else:
-            columns, rows = self._read(self._everything, request.columns, "columns", raw_numbers)
-        split = len(self._context)
-        return Columns(self._names, columns[:split], columns[split:], rows, rows)
+            columns, rows = self._read(self._predicted, request.columns, "columns", raw_numbers)
+        split, end = len(self._context), len(self._everything)
+        context, candidate = columns[:split], columns[split:end]
+        features = None
+        if self._request is not None:
+            group = self._groups(columns[self._group])
+            features = self._request.plain(*self._named(context, candidate), rows, group)
+        return Columns(self._names, context, candidate, rows, rows, None, features)
+
+    def _named(
+        self, context: Sequence[Column], candidate: Sequence[Column]
+    ) -> tuple[dict[str, Column], dict[str, Column]]:
+        one, other = self._names
+        return dict(zip(one, context, strict=True)), dict(zip(other, candidate, strict=True))
+
+    def _groups(self, column: Column) -> Column:
+        """The request of each row; None if all are of one, as without the column."""
+        if column is None or None not in column:
+            return column
+        missing = [value is None for value in column]
+        if all(missing):
+            return None
+        name = self._predicted[self._group].name
+        raise FeatureError(
+            name, f"a value is missing; give it in all rows or in none (row {missing.index(True)})"
+        )
 
     def rank(self, body: bytes) -> RankRequest:
         """Parses `{"context": {...}, "candidates": {...} or [...], "top_k": n}` into rows of one context.
@@ -125,7 +166,10 @@ class Decoder:
                 for i, feature in enumerate(self._context):
                     if isinstance(feature, Dense):
                         context[i] = numbers(context[i] or (), f"$.context.{feature.name}")
-        columns = Columns(self._names, context, candidate, rows, 1, np.zeros(rows, np.int64))
+        features = None
+        if self._request is not None:
+            features = self._request.ranked(*self._named(context, candidate), rows)
+        columns = Columns(self._names, context, candidate, rows, 1, np.zeros(rows, np.int64), features)
         return RankRequest(columns, min(request.top_k or rows, rows))
 
     def _read(
@@ -193,12 +237,14 @@ class Decoder:
                 if name in roles
                 else "; expected 'instances' or 'columns' (predict); 'context', 'candidates', 'top_k' (rank)"
             )
+        if name in self._computed:
+            return f"feature '{name}' is computed from the rows of the request: leave it out (at {where})"
         if name in roles:
             key = "'context'" if roles[name] == "context" else "'candidates'"
             return f"feature '{name}' is a {roles[name]} feature: it belongs in {key} (at {where})"
-        allowed = self._context if where == "$.context" else self._candidate
+        allowed: tuple[Feature, ...] = self._context if where == "$.context" else self._candidate
         if not where.startswith(("$.context", "$.candidates")):
-            allowed = self._everything
+            allowed = self._predicted
         return f"unknown feature '{name}' at {where}; known: {', '.join(f.name for f in allowed)}"
 
 
@@ -243,14 +289,16 @@ def _key_before(body: bytes, at: int) -> str:
     return "" if begin < 0 else body[begin + 1 : end].decode(errors="replace")
 
 
-def _features(schema: Schema, role: str) -> tuple[Feature, ...]:
-    features: tuple[Feature, ...] = (*schema.dense, *schema.categorical)
+def _features(schema: Schema, role: str) -> tuple[Dense | Categorical, ...]:
+    features: tuple[Dense | Categorical, ...] = (*schema.dense, *schema.categorical)
     return tuple(f for f in features if f.role == role)
 
 
 def _value(feature: Feature) -> Any:
     if isinstance(feature, Dense):
         return float
+    if isinstance(feature, GroupKey):
+        return str | int
     one: Any = str if feature.type == "string" else int
     return list[one] if feature.multi else one
 

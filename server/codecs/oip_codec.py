@@ -8,7 +8,7 @@ rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Annotated, Any, Literal
@@ -19,6 +19,7 @@ import orjson
 
 from polyrec.models.schema.batch import F32
 from polyrec.models.schema.schema import Schema
+from polyrec.models.schema.vocabulary import Vocabulary
 from polyrec.planner.plan import MOST_BUDGET_MS, Limits
 from polyrec.planner.routing.query import MOST_PRIORITY
 from polyrec.server.codecs.body_limits import BodyLimits, count
@@ -112,10 +113,12 @@ class InferRequest:
 
 
 class OipCodec:
-    """Decodes the inference requests of one schema."""
+    """Decodes the inference requests of one schema. vocabularies: as for `Inputs`."""
 
-    def __init__(self, schema: Schema, limits: Limits) -> None:
-        self.inputs = Inputs(schema, limits)
+    def __init__(
+        self, schema: Schema, limits: Limits, vocabularies: Mapping[str, Vocabulary] | None = None
+    ) -> None:
+        self.inputs = Inputs(schema, limits, vocabularies)
         self._body_limits = BodyLimits.of(schema, limits)
 
     def decode(self, body: bytes, header_bytes: int | None) -> InferRequest:

@@ -16,6 +16,13 @@ A ranking has each context once, so the features of the two roles are in separat
     context_lengths   INT64 or INT32 [C]          candidates of each context, one after another; they add
                                                   up to B. Optional with one context.
 
+Where the schema has features of the request, plain rows are of one request, or of several:
+
+    group.lengths     INT64 or INT32 [G]          rows of each request, one after another; they add up to B
+
+and an id of a feature that these compare may be negative: a value without an id, equal to those with the
+same number.
+
 Inputs of zero width are optional, and so are both inputs of a multi-valued feature together, whose lists are
 then empty.
 """
@@ -31,13 +38,15 @@ from numpy.typing import NDArray
 
 from polyrec.models.schema.batch import I64
 from polyrec.models.schema.schema import ROLES, Role, Schema
+from polyrec.models.schema.vocabulary import Vocabulary
 from polyrec.planner.plan import Limits
+from polyrec.server.codecs.request_features import TensorFeatures
 from polyrec.server.codecs.rows import RankedTensors, RoleTensors, Tensors
 from polyrec.server.errors import Malformed, TooLarge, shortened
 
 Array = NDArray[Any]
 
-CONTEXT_LENGTHS = "context_lengths"
+CONTEXT_LENGTHS, GROUP_LENGTHS = "context_lengths", "group.lengths"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +143,16 @@ class _InputGroup:
 
 
 class Inputs:
-    """The inputs of one schema.
+    """The inputs of one schema. vocabularies: by table, for features of the request.
 
     plain, ranking: inputs of each form with more than zero width; those of bags are only in `plain`.
     """
 
-    def __init__(self, schema: Schema, limits: Limits) -> None:
+    def __init__(
+        self, schema: Schema, limits: Limits, vocabularies: Mapping[str, Vocabulary] | None = None
+    ) -> None:
         self._limits = limits
+        self._request = TensorFeatures(schema, vocabularies or {}) if schema.request else None
         singles = [f for f in schema.categorical if not f.multi]
         bags = [f.name for f in schema.categorical if f.multi]
         self._plain = _InputGroup.of("", len(schema.dense), len(singles), bags)
@@ -148,7 +160,7 @@ class Inputs:
         for role in ROLES:
             layout = schema.layout(role)
             role_bags = (f.name for f in layout.bags)
-            self._groups[role] = _InputGroup.of(f"{role}.", len(layout.dense), len(layout.singles), role_bags)
+            self._groups[role] = _InputGroup.of(f"{role}.", len(layout.given), len(layout.singles), role_bags)
         bag_inputs = [
             TensorSpec(f"{name}.{part}", "INT64", (-1,), optional=True)
             for name in bags
@@ -156,9 +168,10 @@ class Inputs:
         ]
         split = [d for part in self._groups.values() for d in part.matrices]
         lengths = TensorSpec(CONTEXT_LENGTHS, "INT64", (-1,), optional=True)
-        self.plain = tuple(d for d in (*self._plain.matrices, *bag_inputs) if d.shape[-1])
+        groups = [TensorSpec(GROUP_LENGTHS, "INT64", (-1,), optional=True)] if schema.request else []
+        self.plain = tuple(d for d in (*self._plain.matrices, *bag_inputs, *groups) if d.shape[-1])
         self.ranking = tuple(d for d in (*split, lengths) if d.shape[-1])
-        self._known = {d.name: d for d in (*self._plain.matrices, *bag_inputs, *split, lengths)}
+        self._known = {d.name: d for d in (*self._plain.matrices, *bag_inputs, *groups, *split, lengths)}
         self._only_ranking = frozenset(d.name for d in (*split, lengths))
 
     def declared(self, name: str) -> TensorSpec:
@@ -200,10 +213,20 @@ class Inputs:
         _require(self._plain.missing(tensors))
         rows = self._allowed(self._plain.count(tensors))
         plain = self._plain.read(tensors, rows)
-        return Tensors(plain.dense, plain.sparse, plain.bags, rows)
+        if self._request is None:
+            return Tensors(plain.dense, plain.sparse, plain.bags, rows)
+        groups = tensors.get(GROUP_LENGTHS)
+        if groups is not None:
+            groups = _segments(GROUP_LENGTHS, groups, None, rows)
+        features, sparse, bags = self._request.plain(plain.dense, plain.sparse, plain.bags, groups)
+        return Tensors(plain.dense, sparse, bags, rows, features)
 
     def _ranked(self, tensors: Mapping[str, Array]) -> RankedTensors:
         context, candidate = self._groups["context"], self._groups["candidate"]
+        if GROUP_LENGTHS in tensors:
+            raise Malformed(
+                f"input '{GROUP_LENGTHS}' does not go with a ranking; its contexts are its requests"
+            )
         for declared in self._plain.matrices:
             if declared.name in tensors:
                 odd = next(name for name in tensors if name in self._only_ranking)
@@ -225,10 +248,18 @@ class Inputs:
         if lengths is None:
             if contexts != 1:
                 raise Malformed(f"input '{CONTEXT_LENGTHS}' is missing; there are {contexts} contexts")
+            sizes = np.array([rows])
             context_row = np.zeros(rows, np.int64)
         else:
-            context_row = np.repeat(np.arange(contexts), _segments(lengths, contexts, rows))
-        return RankedTensors(context.read(tensors, contexts), candidate.read(tensors, rows), context_row)
+            sizes = _segments(CONTEXT_LENGTHS, lengths, contexts, rows)
+            context_row = np.repeat(np.arange(contexts), sizes)
+        of_context, of_rows = context.read(tensors, contexts), candidate.read(tensors, rows)
+        if self._request is None:
+            return RankedTensors(of_context, of_rows, context_row)
+        features, of_context.sparse, of_context.bags, of_rows.sparse = self._request.ranked(
+            (of_context.sparse, of_context.bags), (of_rows.dense, of_rows.sparse), context_row, sizes
+        )
+        return RankedTensors(of_context, of_rows, context_row, features)
 
     def _allowed(self, rows: int | None) -> int:
         if not rows:
@@ -246,18 +277,17 @@ def _require(missing: str | None) -> None:
         raise Malformed(f"input '{missing}' is missing")
 
 
-def _segments(lengths: Array, contexts: int, rows: int) -> Array:
-    """Checks `context_lengths`: every context has candidates, and every candidate a context."""
-    if len(lengths) != contexts:
-        raise Malformed(
-            f"input '{CONTEXT_LENGTHS}' has {len(lengths)} lengths; there are {contexts} contexts"
-        )
+def _segments(name: str, lengths: Array, contexts: int | None, rows: int) -> Array:
+    """Checks lengths: every context or request has rows, and every row one. contexts: how many, if known."""
+    if contexts is not None and len(lengths) != contexts:
+        raise Malformed(f"input '{name}' has {len(lengths)} lengths; there are {contexts} contexts")
+    what = "rows" if contexts is None else "candidates"
     # contexts without candidates would be work that max_request_rows does not bound
-    if lengths.min() < 1 or lengths.max() > rows:
+    if not len(lengths) or lengths.min() < 1 or lengths.max() > rows:
+        if not len(lengths):
+            raise Malformed(f"input '{name}' has no lengths; there are {rows} {what}")
         at = int(np.argmax((lengths < 1) | (lengths > rows)))
-        raise Malformed(
-            f"input '{CONTEXT_LENGTHS}': {int(lengths[at])} at position {at} is outside [1, {rows}]"
-        )
+        raise Malformed(f"input '{name}': {int(lengths[at])} at position {at} is outside [1, {rows}]")
     if (total := int(lengths.sum(dtype=np.int64))) != rows:
-        raise Malformed(f"input '{CONTEXT_LENGTHS}' adds up to {total}; there are {rows} candidates")
+        raise Malformed(f"input '{name}' adds up to {total}; there are {rows} {what}")
     return lengths

@@ -15,7 +15,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-from polyrec.models.schema.batch import F32, I64, Batch
+from polyrec.models.schema.batch import F32, F64, I64, Batch
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.schema import ROLES
 
@@ -54,7 +54,8 @@ class Columns:
     """Raw values by feature, None for a missing feature.
 
     names: context features, candidate features. context, candidate: their columns in the same order.
-    context_row: int64 [rows], or None where each row has its own context.
+    context_row: int64 [rows], or None where each row has its own context. request: float64 [rows, features],
+    the features of the request; None if the schema has none.
     """
 
     names: tuple[tuple[str, ...], tuple[str, ...]]
@@ -63,6 +64,7 @@ class Columns:
     rows: int
     context_rows: int
     context_row: I64 | None = None
+    request: F64 | None = None
 
     @property
     def plain(self) -> bool:
@@ -86,24 +88,28 @@ class Columns:
             sum(rows),
             sum(context_rows),
             context_row,
+            _joined_requests([p.request for p in parts]),
         )
 
     def encode(self, encoder: Encoder) -> Batch:
         context, candidate = self.names
         return Batch(
             encoder.block("context", dict(zip(context, self.context, strict=True)), self.context_rows),
-            encoder.block("candidate", dict(zip(candidate, self.candidate, strict=True)), self.rows),
+            encoder.block(
+                "candidate", dict(zip(candidate, self.candidate, strict=True)), self.rows, self.request
+            ),
             self.context_row,
         )
 
     def part(self, first: int, rows: int) -> Columns:
         end = first + rows
         candidate = [None if c is None else c[first:end] for c in self.candidate]
+        request = None if self.request is None else self.request[first:end]
         if self.context_row is not None:
             row = self.context_row[first:end]
-            return Columns(self.names, self.context, candidate, rows, self.context_rows, row)
+            return Columns(self.names, self.context, candidate, rows, self.context_rows, row, request)
         context = [None if c is None else c[first:end] for c in self.context]
-        return Columns(self.names, context, candidate, rows, rows)
+        return Columns(self.names, context, candidate, rows, rows, None, request)
 
 
 def _joined(columns: Sequence[Column], rows: Sequence[int]) -> Column:
@@ -118,12 +124,16 @@ def _joined(columns: Sequence[Column], rows: Sequence[int]) -> Column:
 
 @dataclass(slots=True)
 class Tensors:
-    """Stable ids for `Encoder.from_ids`, of every feature, with lengths that add up to their values."""
+    """Stable ids for `Encoder.from_ids`, of every feature, with lengths that add up to their values.
+
+    request: as in `Columns`.
+    """
 
     dense: F32
     sparse: I64
     bags: Bags
     rows: int
+    request: F64 | None = None
     plain = True
 
     @classmethod
@@ -135,15 +145,20 @@ class Tensors:
             np.concatenate([p.sparse for p in parts]),
             _joined_bags([p.bags for p in parts]),
             sum(p.rows for p in parts),
+            _joined_requests([p.request for p in parts]),
         )
 
     def encode(self, encoder: Encoder) -> Batch:
-        return encoder.from_ids(self.dense, self.sparse, self.bags)
+        return encoder.from_ids(self.dense, self.sparse, self.bags, self.request)
 
     def part(self, first: int, rows: int) -> Tensors:
         end = first + rows
         return Tensors(
-            self.dense[first:end], self.sparse[first:end], _part_of_bags(self.bags, first, end), rows
+            self.dense[first:end],
+            self.sparse[first:end],
+            _part_of_bags(self.bags, first, end),
+            rows,
+            None if self.request is None else self.request[first:end],
         )
 
 
@@ -176,11 +191,15 @@ class RoleTensors:
 
 @dataclass(slots=True)
 class RankedTensors:
-    """Stable ids of contexts and their candidates. context_row: int64 [rows], as in `Batch`."""
+    """Stable ids of contexts and their candidates.
+
+    context_row: int64 [rows], as in `Batch`. request: as in `Columns`.
+    """
 
     context: RoleTensors
     candidate: RoleTensors
     context_row: I64
+    request: F64 | None = None
     plain = False
 
     @property
@@ -198,18 +217,20 @@ class RankedTensors:
             RoleTensors.merged([p.context for p in parts]),
             RoleTensors.merged([p.candidate for p in parts]),
             context_row,
+            _joined_requests([p.request for p in parts]),
         )
 
     def encode(self, encoder: Encoder) -> Batch:
         context, candidate = (
-            encoder.ids_block(role, tensors.dense, tensors.sparse, tensors.bags)
+            encoder.ids_block(role, tensors.dense, tensors.sparse, tensors.bags, self.request)
             for role, tensors in zip(ROLES, (self.context, self.candidate), strict=True)
         )
         return Batch(context, candidate, self.context_row)
 
     def part(self, first: int, rows: int) -> RankedTensors:
         row = self.context_row[first : first + rows]
-        return RankedTensors(self.context, self.candidate.part(first, rows), row)
+        request = None if self.request is None else self.request[first : first + rows]
+        return RankedTensors(self.context, self.candidate.part(first, rows), row, request)
 
 
 def _part_of_bags(bags: Bags, first: int, end: int) -> Bags:
@@ -228,6 +249,12 @@ def _joined_bags(parts: Sequence[Bags]) -> Bags:
         )
         for name in parts[0]
     }
+
+
+def _joined_requests(parts: Sequence[F64 | None]) -> F64 | None:
+    """Concatenates features of the request, which all requests of a schema have, or none."""
+    given = [part for part in parts if part is not None]
+    return np.concatenate(given) if given else None
 
 
 def encode(parts: Sequence[Rows], encoder: Encoder) -> Batch:

@@ -1,4 +1,4 @@
-"""What is served is what was measured: 1,000 real test rows, every endpoint, both runtimes."""
+"""What is served is what was measured: 1,000 real test rows, every form of request, both runtimes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ import pytest
 import tritonclient.http as triton
 
 from polyrec.cli.main import main
+from polyrec.loadtest.traffic.queries import Queries
+from polyrec.loadtest.traffic.request_bodies import INFER, read_inference
 from polyrec.models.bundle.bundle import Bundle, load_bundle
 from polyrec.models.data.reader import open_data
 from polyrec.models.data.split import TEST, fit_splitter
-from polyrec.models.schema.schema import load_schema
+from polyrec.models.schema.schema import Categorical, load_schema
 from polyrec.models.schema.vocabulary import ids_of_ranks
 from polyrec.server.app.run import start
 
@@ -40,7 +42,7 @@ def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 @pytest.fixture(scope="module")
 def rows(data: Path) -> pa.Table:
-    """The first 1,000 test rows, as the file has them."""
+    """The first test rows, about 1,000 in whole requests, as the file has them."""
     schema = load_schema("trivago")
     reader = open_data(data, schema)
     splitter = fit_splitter(reader, schema)
@@ -51,17 +53,21 @@ def rows(data: Path) -> pa.Table:
         found += test.num_rows
         if found >= ROWS:
             break
-    return pa.Table.from_batches(parts).slice(0, ROWS)
+    found_rows = pa.Table.from_batches(parts)
+    group = found_rows["request_id"].to_numpy()
+    return found_rows.slice(0, int(np.flatnonzero(group[1:] != group[:-1])[: ROWS // 20][-1]) + 1)
 
 
 @pytest.fixture(scope="module")
-def offline(trained: Bundle, data: Path, tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
+def offline(
+    trained: Bundle, data: Path, rows: pa.Table, tmp_path_factory: pytest.TempPathFactory
+) -> np.ndarray:
     """What `polyrec evaluate` says of those rows."""
     out = tmp_path_factory.mktemp("offline") / "p.npy"
     assert (
         main(["evaluate", str(trained.path), "--data", str(data), "--predictions", str(out), "--json"]) == 0
     )
-    return np.asarray(np.load(out)[:ROWS])
+    return np.asarray(np.load(out)[: rows.num_rows])
 
 
 def post(url: str, body: dict[str, Any]) -> Any:
@@ -70,10 +76,16 @@ def post(url: str, body: dict[str, Any]) -> Any:
         return json.load(response)
 
 
+def group_starts(rows: pa.Table) -> list[int]:
+    """The first row of each request, and the number of rows."""
+    group = rows["request_id"].to_numpy()
+    return np.flatnonzero(np.r_[True, group[1:] != group[:-1], True]).tolist()
+
+
 def by_predict(url: str, bundle: Bundle, rows: pa.Table) -> np.ndarray:
     schema = bundle.manifest.schema_
-    names = schema.context.names + schema.candidate.names
-    half = ROWS // 2
+    names = (*schema.context.names, *schema.candidate.names, "request_id")
+    half = group_starts(rows)[20]
     columns = {"columns": rows.slice(0, half).select(names).to_pydict()}
     instances = {"instances": rows.slice(half).select(names).to_pylist()}
     answers = [post(f"{url}/v1/predict", body)["predictions"] for body in (columns, instances)]
@@ -82,8 +94,7 @@ def by_predict(url: str, bundle: Bundle, rows: pa.Table) -> np.ndarray:
 
 def by_rank(url: str, bundle: Bundle, rows: pa.Table) -> np.ndarray:
     schema = bundle.manifest.schema_
-    group = rows["request_id"].to_numpy()
-    starts = np.flatnonzero(np.r_[True, group[1:] != group[:-1], True])
+    starts = group_starts(rows)
     out = np.empty(rows.num_rows, np.float32)
     for begin, end in pairwise(starts):
         part = rows.slice(begin, end - begin)
@@ -100,18 +111,29 @@ def by_rank(url: str, bundle: Bundle, rows: pa.Table) -> np.ndarray:
 def by_inference(url: str, bundle: Bundle, rows: pa.Table, binary: bool) -> np.ndarray:
     schema, encoder = bundle.manifest.schema_, bundle.encoder
     table = rows.combine_chunks()
+    unknown: dict[str, int] = {}
+
+    def ids_of(feature: Categorical, column: pa.Array) -> np.ndarray:
+        """Stable ids; of items without one, a negative number of the client's own."""
+        vocabulary = encoder.vocabulary(feature)
+        ids = ids_of_ranks(vocabulary.rank_of_id)[vocabulary.encode_arrow(column)]
+        if feature.table_name == "item":
+            values = column.to_pylist()
+            for i in np.flatnonzero(ids == vocabulary.oov_id).tolist():
+                ids[i] = -1 - unknown.setdefault(values[i], len(unknown))
+        return ids
+
     arrays = {"dense": np.stack([table[d.name].to_numpy() for d in schema.dense], 1).astype(np.float32)}
     singles = []
     for feature in schema.categorical:
-        vocabulary = encoder.vocabulary(feature)
         column = table[feature.name].combine_chunks()
-        ids = ids_of_ranks(vocabulary.rank_of_id)
         if feature.multi:
-            arrays[f"{feature.name}.values"] = ids[vocabulary.encode_arrow(column.flatten())]
+            arrays[f"{feature.name}.values"] = ids_of(feature, column.flatten())
             arrays[f"{feature.name}.lengths"] = column.value_lengths().to_numpy().astype(np.int64)
         else:
-            singles.append(ids[vocabulary.encode_arrow(column)])
+            singles.append(ids_of(feature, column))
     arrays["sparse"] = np.stack(singles, 1)
+    arrays["group.lengths"] = np.diff(group_starts(rows))
     inputs = []
     for name, array in arrays.items():
         given = triton.InferInput(name, array.shape, "FP32" if name == "dense" else "INT64")
@@ -120,6 +142,17 @@ def by_inference(url: str, bundle: Bundle, rows: pa.Table, binary: bool) -> np.n
     outputs = [triton.InferRequestedOutput("probability", binary_data=binary)]
     with triton.InferenceServerClient(url.removeprefix("http://")) as client:
         return np.asarray(client.infer("dlrm", inputs, outputs=outputs).as_numpy("probability"))
+
+
+def by_inference_ranking(url: str, bundle: Bundle, rows: pa.Table) -> np.ndarray:
+    queries = Queries(rows, bundle.manifest.schema_, bundle.encoder)
+    found = []
+    for i in range(len(queries)):
+        body, headers = queries.infer_ranking(queries[i])
+        request = urllib.request.Request(f"{url}{INFER}", body, headers)
+        with urllib.request.urlopen(request, timeout=30) as response:
+            found.append(read_inference(response.read(), dict(response.headers)).probabilities)
+    return np.concatenate(found)
 
 
 @pytest.mark.parametrize("runtime", ["torch", "onnx"])
@@ -132,5 +165,6 @@ def test_served_probabilities_equal_the_evaluated_ones(
             by_rank(server.url, trained, rows),
             by_inference(server.url, trained, rows, binary=False),
             by_inference(server.url, trained, rows, binary=True),
+            by_inference_ranking(server.url, trained, rows),
         ):
             np.testing.assert_allclose(served, offline, atol=1e-5, rtol=0)

@@ -1,0 +1,190 @@
+"""Computes features of the request from what clients send: JSON columns, or tensors of stable ids.
+
+They are computed when a request is decoded, over all of its rows. From then on they are numbers of a row like
+any other, and batches may merge and cut requests. models/schema/request.py defines them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from polyrec.models.errors import FeatureError
+from polyrec.models.schema.batch import F32, F64, I64
+from polyrec.models.schema.distinct import Jagged
+from polyrec.models.schema.encoder import check_lengths, check_longest
+from polyrec.models.schema.request import (
+    NO_CONTEXT_VALUE,
+    NO_VALUE,
+    RequestFeatures,
+    RequestRows,
+    codes_of_values,
+    singles,
+)
+from polyrec.models.schema.schema import Role, Schema
+from polyrec.models.schema.vocabulary import Vocabulary
+
+Column = Sequence[Any] | None
+Columns = Mapping[str, Column]
+Bags = Mapping[str, tuple[I64, I64]]
+
+
+class ColumnFeatures:
+    """Features of the request of one schema, from columns of raw values by feature."""
+
+    def __init__(self, schema: Schema) -> None:
+        self._features = RequestFeatures(schema)
+        self._bags = {f.name: f for f in self._features.bags}
+
+    def ranked(self, context: Columns, candidate: Columns, rows: int) -> F64:
+        """Features of `rows` candidates of one context, float64 [rows, features]. Raises FeatureError."""
+        return self._features(self._rows(context, 1, candidate, rows))
+
+    def plain(self, context: Columns, candidate: Columns, rows: int, group: Column = None) -> F64:
+        """Features of rows with a context each. group: the request of each; None if all are of one."""
+        raw = self._rows(context, rows, candidate, rows)
+        if group is None:
+            return self._features(raw)
+        (codes,) = codes_of_values([group])
+        return self._features.of_groups(raw, codes)
+
+    def _rows(self, context: Columns, contexts: int, candidate: Columns, rows: int) -> RequestRows:
+        features = self._features
+        numbers: dict[str, F64] = {}
+        for name in features.numbers:
+            column = candidate.get(name)
+            try:
+                numbers[name] = np.full(rows, np.nan) if column is None else np.array(column, np.float64)
+            except OverflowError:
+                raise FeatureError(name, "a value is too large for a number") from None
+        # values are compared with one another, so all columns are numbered together
+        compared = [candidate.get(name) or (None,) * rows for name in features.candidate]
+        columns: list[Sequence[Any]] = []
+        offsets: list[I64 | None] = []
+        for name in features.context:
+            given = context.get(name) or (None,) * contexts
+            bag = self._bags.get(name)
+            if bag is None:
+                columns.append(given)
+                offsets.append(None)
+                continue
+            lists = [values or () for values in given]
+            lengths = np.fromiter(map(len, lists), np.int64, count=contexts)
+            check_longest(bag, lengths)
+            ends = np.zeros(contexts + 1, np.int64)
+            lengths.cumsum(out=ends[1:])
+            columns.append(list(chain.from_iterable(lists)))
+            offsets.append(ends)
+        codes = iter(codes_of_values(compared, columns))
+        of_rows = {name: next(codes) for name in features.candidate}
+        of_contexts = {
+            name: singles(next(codes)) if ends is None else Jagged(next(codes), ends)
+            for name, ends in zip(features.context, offsets, strict=True)
+        }
+        return RequestRows(np.array([rows]), numbers, of_rows, of_contexts)
+
+
+class TensorFeatures:
+    """Features of the request of one schema, from tensors of stable ids.
+
+    An unknown value has no id of its own. A client may send any negative number instead of the
+    out-of-vocabulary id for a feature that is compared: equal ones are equal values.
+    vocabularies: by table; without them, ids are compared as they are.
+    """
+
+    def __init__(self, schema: Schema, vocabularies: Mapping[str, Vocabulary]) -> None:
+        self._features = RequestFeatures(schema)
+        self._vocabularies = {
+            f.name: vocabularies[f.table_name]
+            for f in (*self._features.singles, *self._features.bags)
+            if f.table_name in vocabularies
+        }
+        self._bags = {f.name: f for f in self._features.bags}
+        self._layouts: dict[Role | None, tuple[tuple[str, ...], tuple[str, ...]]] = {
+            role: (
+                tuple(d.name for d in schema.dense if role in (None, d.role)),
+                tuple(f.name for f in schema.categorical if not f.multi and role in (None, f.role)),
+            )
+            for role in (None, "context", "candidate")
+        }
+
+    def plain(self, dense: F32, sparse: I64, bags: Bags, lengths: I64 | None) -> tuple[F64, I64, Bags]:
+        """Returns (features, sparse, bags), the last two with negative ids replaced.
+
+        lengths: int64, rows of each request, one after another; None: all rows are of one.
+        """
+        names, of = self._layouts[None]
+        found = RequestRows(
+            np.array([len(sparse)]) if lengths is None else lengths,
+            self._numbers(dense, names),
+            {name: self._codes(name, sparse[:, of.index(name)]) for name in self._features.candidate},
+            self._context(sparse, of, bags),
+        )
+        return self._features(found), self._known(sparse, of), self._known_bags(bags)
+
+    def ranked(
+        self, context: tuple[I64, Bags], candidate: tuple[F32, I64], context_row: I64, lengths: I64
+    ) -> tuple[F64, I64, Bags, I64]:
+        """Returns (features, context's sparse, its bags, candidate's sparse), negative ids replaced.
+
+        context: sparse, bags; candidate: dense, sparse; lengths: int64, candidates of each context.
+        """
+        (context_sparse, bags), (dense, sparse) = context, candidate
+        of_context, (names, of) = self._layouts["context"][1], self._layouts["candidate"]
+        found = RequestRows(
+            lengths,
+            self._numbers(dense, names),
+            {name: self._codes(name, sparse[:, of.index(name)]) for name in self._features.candidate},
+            self._context(context_sparse, of_context, bags),
+            context_row,
+        )
+        return (
+            self._features(found),
+            self._known(context_sparse, of_context),
+            self._known_bags(bags),
+            self._known(sparse, of),
+        )
+
+    def _numbers(self, dense: F32, names: Sequence[str]) -> dict[str, F64]:
+        return {name: dense[:, names.index(name)].astype(np.float64) for name in self._features.numbers}
+
+    def _context(self, sparse: I64, of: Sequence[str], bags: Bags) -> dict[str, Jagged]:
+        found: dict[str, Jagged] = {}
+        for name in self._features.context:
+            if name in bags:
+                ids, lengths = bags[name]
+                check_lengths(self._bags[name], ids, lengths, lengths.size)
+                offsets = np.zeros(lengths.size + 1, np.int64)
+                np.cumsum(lengths, out=offsets[1:])
+                found[name] = Jagged(self._codes(name, ids, NO_CONTEXT_VALUE), offsets)
+            else:
+                found[name] = singles(self._codes(name, sparse[:, of.index(name)], NO_CONTEXT_VALUE))
+        return found
+
+    def _codes(self, name: str, ids: I64, missing: int = NO_VALUE) -> I64:
+        vocabulary = self._vocabularies.get(name)
+        if vocabulary is None or not vocabulary.specials:
+            return ids
+        # missing and unknown values equal none
+        return np.where(ids >= vocabulary.size, missing, ids)
+
+    def _replaced(self, name: str, ids: I64) -> I64:
+        vocabulary = self._vocabularies.get(name)
+        if vocabulary is None or vocabulary.oov_rank < 0 or not ids.size or ids.min() >= 0:
+            return ids
+        return np.where(ids < 0, vocabulary.oov_id, ids)
+
+    def _known(self, sparse: I64, of: Sequence[str]) -> I64:
+        if not sparse.size or sparse.min() >= 0:
+            return sparse
+        known = sparse.copy()
+        for name in self._vocabularies:
+            if name in of:
+                known[:, of.index(name)] = self._replaced(name, sparse[:, of.index(name)])
+        return known
+
+    def _known_bags(self, bags: Bags) -> Bags:
+        return {name: (self._replaced(name, ids), lengths) for name, (ids, lengths) in bags.items()}
