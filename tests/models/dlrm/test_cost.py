@@ -84,7 +84,7 @@ def test_a_bundle_costs_its_net_and_its_stage(bundle: Bundle) -> None:
     schema, shape = bundle.manifest.schema_, bundle.manifest.architecture
     found = flops(bundle)
     assert found.embedding == sum(stage.flops)
-    assert found == net_flops(shape, len(schema.dense), sum(stage.slots), sum(stage.flops))
+    assert found == net_flops(shape, len(schema.numbers), sum(stage.slots), sum(stage.flops))
     assert found.as_dict()["total"] == found.embedding + found.bottom + found.interaction + found.top
 
 

@@ -77,7 +77,7 @@ def test_bundles_that_encode_alike_share_one_pass(clicks: Path, learn: Callable[
     [
         ("label", {"column": "clicked", "positive_above": 0.5}),
         ("split", {"rule": "time", "columns": ["request_id"], "train": 0.7}),
-        ("group", None),
+        ("group", "timestamp"),
     ],
 )
 def test_bundles_that_disagree_on_the_rows_are_rejected(

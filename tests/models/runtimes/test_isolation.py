@@ -91,7 +91,7 @@ def encoded(encoder: Encoder, rows: list[Row], form: Form) -> Batch:
 def encoder(bundle: Bundle) -> Encoder:
     """The bundle's encoder with dense features as they are given, without logarithm and standardization."""
     dense = [{"name": d.name, "role": d.role} for d in bundle.manifest.schema_.dense]
-    schema = Schema.model_validate(bundle.manifest.schema_.model_dump() | {"dense": dense})
+    schema = Schema.model_validate(bundle.manifest.schema_.model_dump() | {"dense": dense, "request": ()})
     return Encoder(schema, bundle.encoder.vocabularies, {})
 
 

@@ -240,10 +240,10 @@ def test_a_ranking_is_the_plain_request_without_the_repetition(
         ("candidate", rows, np.arange(rows)),
     ):
         layout = schema.layout(role)
-        once[f"{role}.dense"] = random.normal(10, 3, (count, len(layout.dense))).astype(np.float32)
+        once[f"{role}.dense"] = random.normal(10, 3, (count, len(layout.given))).astype(np.float32)
         ids = [random.integers(0, encoder.vocabulary(f).rows, count) for f in layout.singles]
         once[f"{role}.sparse"] = np.array(ids, np.int64).reshape(-1, count).T
-        for i, d in enumerate(layout.dense):
+        for i, d in enumerate(layout.given):
             plain[d.name] = once[f"{role}.dense"][index, i]
         for i, f in enumerate(layout.singles):
             plain[f.name] = once[f"{role}.sparse"][index, i]
@@ -255,6 +255,7 @@ def test_a_ranking_is_the_plain_request_without_the_repetition(
             plain[f"{f.name}.lengths"] = lengths[index]
     plain["dense"] = np.stack([plain.pop(d.name) for d in schema.dense], 1)
     plain["sparse"] = np.stack([plain.pop(f.name) for f in schema.categorical if not f.multi], 1)
+    plain["group.lengths"] = np.array(segments)
     if contexts > 1 or data.draw(st.booleans()):
         once["context_lengths"] = np.array(segments)
     shuffled = {name: once[name] for name in data.draw(st.permutations(list(once)))}

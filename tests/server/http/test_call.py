@@ -80,9 +80,9 @@ def test_past_capacity_a_request_is_rejected_by_its_headers_unless_they_ask_for_
     engine = Engine()
     engine.load(plan)
     hot = create_app(engine).hot[b"/v1/predict"]
-    body = b'{"instances": [{}]}'
-    budget = (b"x-latency-budget-ms", b"20")
-    size = 50 * len(body)  # of a request with about 50 rows
+    body = b'{"instances": [%s]}' % b",".join([b"{}"] * 100)
+    budget = (b"x-latency-budget-ms", b"1000")
+    size = len(body)
 
     def scope(*headers: tuple[bytes, bytes]) -> dict[str, Any]:
         return {"type": "http", "path": "/v1/predict", "headers": list(headers), "client": None}

@@ -64,7 +64,7 @@ def test_tritonclient_sees_a_live_ready_server_with_its_model(triton: Any, bundl
     assert "dynamic_batching" in config
     lists = {f"{name}.{part}" for name in ("filters", "recent_items") for part in ("values", "lengths")}
     ranking = {"context.sparse", "candidate.dense", "candidate.sparse", "context_lengths"}
-    assert {i["name"] for i in config["input"] if i["optional"]} == lists | ranking
+    assert {i["name"] for i in config["input"] if i["optional"]} == lists | ranking | {"group.lengths"}
     assert {i["name"] for i in config["input"]} == {i["name"] for i in metadata["inputs"]}
     assert ranking <= set(re.split("[ ,]+", config["parameters"]["ranking"]["string_value"]))
     (entry,) = triton.get_model_repository_index()

@@ -40,7 +40,8 @@ def test_a_feature_left_out_equals_one_sent_as_null(client: Any, request_: Any) 
     full = request_.rows[0]
     without = {k: v for k, v in full.items() if k not in ("price", "user_id", "filters")}
     nulls = {**full, "price": None, "user_id": None, "filters": None}
-    both = client.send("POST", "/v1/predict", json={"instances": [without, nulls]}).json()["predictions"]
+    bodies = [{"instances": [row]} for row in (without, nulls)]
+    both = [client.send("POST", "/v1/predict", json=body).json()["predictions"] for body in bodies]
     assert both[0] == both[1]
 
 
