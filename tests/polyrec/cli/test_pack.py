@@ -84,7 +84,9 @@ def test_packed_data_train_like_plain_data(
 )
 def test_a_users_mistake_is_one_line(arguments: list[str], message: str, data: Path, tmp_path: Path) -> None:
     groupless = tmp_path / "schema.json"
-    groupless.write_text(load_schema("trivago").model_copy(update={"group": None}).model_dump_json())
+    groupless.write_text(
+        load_schema("trivago").model_copy(update={"group": None, "request": ()}).model_dump_json()
+    )
     filled = [data if a == "DATA" else groupless if a == "GROUPLESS" else a for a in arguments]
     with pytest.raises(PolyrecError) as error:
         run(*filled, "--out", tmp_path / "p")
