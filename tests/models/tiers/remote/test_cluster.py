@@ -7,7 +7,6 @@ import itertools
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +21,7 @@ from polyrec.models.tiers.rows import TieredRows
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.updates.update import TableUpdate, apply_update
 from tests.models.tiers.redis_cluster import MASTERS, RedisCluster
+from tests.models.tiers.remote.readers import under_load, up
 from tests.models.tiers.waiting import wait_until
 from tests.models.tiers.worlds import encoder_of, flat_weight, row_of, world
 
@@ -59,51 +59,6 @@ def opened(cluster: RedisCluster, tmp_path: Path, prefix: str) -> Iterator[Calla
 
 def slots_of(prefix: str, ids: I64, table: str = "a") -> I64:
     return np.array([key_slot(f"{prefix}{table}:{id:012d}".encode()) for id in ids.tolist()])
-
-
-def up(stack: TierStack) -> bool:
-    remote = stack.tiers.remote
-    assert remote is not None
-    return remote.up
-
-
-@contextmanager
-def under_load(
-    stack: TierStack, encoder: Encoder, seen: Callable[[I64, I64, int], str | None]
-) -> Iterator[None]:
-    """Two readers of rows of table `a` meanwhile. seen: is told the ids of a batch, the version of each row
-    (-1: the out-of-vocabulary row) and how many were said to be lost; gives what is wrong with that."""
-    v = encoder.vocabularies["a"]
-    unknown = row_of(0, np.array([v.oov_id]))
-    wrong: list[str] = []
-    stop = threading.Event()
-
-    def read(seed: int) -> None:
-        random = np.random.default_rng(seed)
-        rows = TieredRows(stack)
-        while not stop.is_set() and not wrong:
-            ids = random.integers(0, v.size, 200)
-            try:
-                got = rows.gather(torch.from_numpy(v.rank_of_id[ids])).numpy()
-            except Exception as e:
-                wrong.append(f"a request failed: {e!r}")
-                return
-            version = np.where((got == unknown).all(axis=1), -1, got[:, 2].astype(np.int64))
-            if not ((got == row_of(0, ids, version)).all(axis=1) | (version == -1)).all():
-                wrong.append("a wrong row")
-            if (offense := seen(ids, version, rows.take_fallbacks())) is not None:
-                wrong.append(offense)
-
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(2)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-    assert not wrong
 
 
 def test_rows_of_a_cluster_are_those_of_the_flat_table(

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from polyrec.models.errors import RuntimeUnavailable
+from polyrec.models.schema.batch import I64
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.tiers.remote.remote import RemoteTier, clock
 from polyrec.models.tiers.rows import TieredRows
@@ -19,6 +20,7 @@ from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.updates.drift import Drift
 from polyrec.models.tiers.updates.update import TableUpdate, apply_update
 from tests.models.tiers.redis_server import RedisServer
+from tests.models.tiers.remote.readers import under_load, up
 from tests.models.tiers.waiting import wait_until
 from tests.models.tiers.worlds import FORM, encoder_of, flat_weight, row_of, world
 
@@ -35,12 +37,6 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
 def with_store(encoder: Encoder, directory: Path, url: str, fill: bool = True) -> TierStack:
     remote = {"url": url, "timeout_ms": 5000, "fill": fill}
     return world(encoder, directory, (0.1, 0.2, 0.3), remote=remote)
-
-
-def up(stack: TierStack) -> bool:
-    remote = stack.tiers.remote
-    assert remote is not None
-    return remote.up
 
 
 def test_remote_rows_are_those_of_the_flat_table(server: RedisServer, tmp_path: Path) -> None:
@@ -116,35 +112,16 @@ def test_a_store_killed_and_restarted_under_load_costs_quality_never_an_answer(
     encoder = encoder_of(SIZES)
     stack = with_store(encoder, tmp_path, server.url)
     v = encoder.vocabularies["a"]
-    unknown = row_of(0, np.array([v.oov_id]))
-    wrong: list[str] = []
-    stop = threading.Event()
-    clean = threading.Event()
-    degraded = threading.Event()
+    clean, degraded = threading.Event(), threading.Event()
 
-    def read(seed: int) -> None:
-        random = np.random.default_rng(seed)
-        rows = TieredRows(stack)
-        while not stop.is_set():
-            ids = random.integers(0, v.rows, 200)
-            try:
-                got = rows.gather(torch.from_numpy(v.rank_of_id[ids])).numpy()
-            except Exception as e:
-                wrong.append(f"a request failed: {e!r}")
-                return
-            lost = rows.take_fallbacks()
-            right = (got == row_of(0, ids)).all(axis=1)
-            fallen = (got == unknown).all(axis=1)
-            if not (right | fallen).all() or not right[v.rank_of_id[ids] < 1800].all():
-                wrong.append("a row that is neither the right one nor the out-of-vocabulary row")
-            if int((~right).sum()) > lost:
-                wrong.append("quality was degraded and not said")
-            (degraded if lost else clean).set()
+    def seen(ids: I64, version: I64, fallen: int) -> str | None:
+        (degraded if fallen else clean).set()
+        lost = version == -1
+        if (lost & (v.rank_of_id[ids] < 1800)).any():
+            return "a row that is not in the store was lost"
+        return "quality was degraded and not said" if lost.sum() > fallen else None
 
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(2)]
-    for thread in threads:
-        thread.start()
-    try:
+    with under_load(stack, encoder, seen):
         for _ in range(3):
             clean.clear()
             assert clean.wait(20), "no batch was answered in full"
@@ -157,11 +134,6 @@ def test_a_store_killed_and_restarted_under_load_costs_quality_never_an_answer(
             wait_until(lambda: up(stack), "the store was not found again")
             # it came back empty: its rows are written anew, as an operator would
             refill(stack, encoder)
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-    assert not wrong
     rows = TieredRows(stack)
     everything = torch.arange(sum(SIZES.values()))
     assert torch.equal(rows.gather(everything), flat_weight(encoder))
