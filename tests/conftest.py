@@ -68,6 +68,8 @@ def bundle_dir(clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         recipe=Recipe(
             epochs=1,
             batch_rows=256,
+            by_request=False,
+            calibrate=False,
             sparse_lr=0.05,
             final_lr=0.0,
             hide=0.5,

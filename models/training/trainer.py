@@ -50,10 +50,11 @@ class Recipe(Strict):
     (docs/results/recipes.md).
 
     batch_rows: rows of a step; None: MOST_BATCH_ROWS, or as many less, down to LEAST_BATCH_ROWS, as give
-    LEAST_STEPS an epoch. by_request: batches are whole requests, see models/training/row_order.py.
-    dense_lr: Adam's step size; sparse_lr: row-wise Adagrad's. warm_up: share of all steps in which both
-    rise from zero; then they fall linearly to `final_lr` of their maximum. row_decay, dense_decay:
-    decoupled weight decay (of touched rows; of the MLPs). row_spread: see TableStage.initial.
+    LEAST_STEPS an epoch. by_request: batches are whole requests, see models/training/row_order.py; None: if
+    the schema has a group. dense_lr: Adam's step size; sparse_lr: row-wise Adagrad's.
+    warm_up: share of all steps in which both rise from zero; then they fall linearly to `final_lr` of their
+    maximum. row_decay, dense_decay: decoupled weight decay (of touched rows; of the MLPs). row_spread: see
+    TableStage.initial.
     hide: id dropout, see models/training/id_dropout.py; `unseen` measures its rates on the validation rows
     (models/training/unseen.py), a number holds for every vocabulary of at least `hide_from_rows` rows. An id
     dropped in a shared context is dropped for all its rows. average: see WeightAverage.
@@ -65,9 +66,9 @@ class Recipe(Strict):
 
     epochs: Annotated[int, Field(ge=1)] = 3
     batch_rows: Annotated[int, Field(ge=1)] | None = None
-    by_request: bool = False
+    by_request: bool | None = None
     listwise: Annotated[float, Field(ge=0, le=1)] = 0.0
-    calibrate: bool = False
+    calibrate: bool = True
     dense_lr: Annotated[float, Field(gt=0)] = 1e-3
     sparse_lr: Annotated[float, Field(ge=0)] = 0.2
     block_lr: tuple[Annotated[float, Field(gt=0)], ...] = ()
@@ -311,9 +312,9 @@ def steps(
     random = np.random.default_rng(recipe.seed)
     if recipe.by_request and data.group is None:
         raise DataError("by_request: the schema has no group that would tell requests apart")
-    if recipe.listwise and not recipe.by_request:
+    group = None if recipe.by_request is False else data.group
+    if recipe.listwise and group is None:
         raise DataError("listwise: a loss over requests needs batches of whole requests (by_request: true)")
-    group = data.group if recipe.by_request else None
     step = 0
     while step < total:
         for chosen in epoch(rows, group, recipe.rows_of_step(rows.size), random):

@@ -159,17 +159,18 @@ def test_batch_norms_are_folded_into_the_bundle(clicks: Path, tmp_path: Path) ->
 
 
 def test_the_default_beats_the_baselines_where_most_items_are_new(shared_data: Path, tmp_path: Path) -> None:
-    """The first 20,000 rows of trivago: 74% of the items of later rows are unseen."""
+    """The first 20,000 rows of trivago: 74% of the items of later rows are unseen.
+
+    Features of the request need no ids: with them, the AUC of the regression is as good on so few rows.
+    """
     table = pq.read_table(shared_data / "trivago" / "impressions.parquet").slice(0, 20_000)
     pq.write_table(table, tmp_path / "few.parquet")
-    # features of the request need no ids: with them, the regression is as good on so few rows
-    schema = Schema.model_validate(load_schema("trivago").model_dump() | {"request": ()})
-    metrics = (
-        Learner(open_data(tmp_path / "few.parquet", schema), schema, Training())
-        .learn(tmp_path / "b")
-        .manifest.metrics
-    )
-    assert shortfalls(metrics) == []
+    whole = load_schema("trivago")
+    ids_only = Schema.model_validate(whole.model_dump() | {"request": ()})
+    for name, schema in (("ids", ids_only), ("request", whole)):
+        reader = open_data(tmp_path / "few.parquet", schema)
+        metrics = Learner(reader, schema, Training()).learn(tmp_path / name).manifest.metrics
+        assert not [w for w in shortfalls(metrics) if name == "ids" or "log-loss" in w]
 
 
 @pytest.mark.long

@@ -42,7 +42,15 @@ def fresh(bundle: Bundle, seed: int = 0) -> DLRM:
     return DLRM(stage, DenseNet(shape, dense_slots(schema), stage.slots))
 
 
-RECIPE = Recipe(epochs=3, dense_lr=5e-3, batch_rows=128, checks_per_epoch=2, patience=1)
+RECIPE = Recipe(
+    epochs=3,
+    dense_lr=5e-3,
+    sparse_lr=0.2,
+    batch_rows=128,
+    by_request=False,
+    checks_per_epoch=2,
+    patience=1,
+)
 
 
 def test_training_beats_the_base_rate_on_validation_rows(bundle: Bundle, data: EncodedRows) -> None:
@@ -77,7 +85,15 @@ def test_the_same_seed_gives_the_same_model(bundle: Bundle, data: EncodedRows) -
 
 
 def test_patience_ends_training_that_has_stopped_improving(bundle: Bundle, data: EncodedRows) -> None:
-    eager = Recipe(epochs=40, batch_rows=128, checks_per_epoch=2, patience=2, dense_lr=0.02, sparse_lr=0.3)
+    eager = Recipe(
+        epochs=40,
+        batch_rows=128,
+        by_request=False,
+        checks_per_epoch=2,
+        patience=2,
+        dense_lr=0.02,
+        sparse_lr=0.3,
+    )
     history = fit(fresh(bundle), data, data.select(TRAIN), data.select(VALIDATION), eager)
     assert history.checks[-1].step < 40 * history.steps_per_epoch
     after = [c for c in history.checks if c.step > history.best_step]
