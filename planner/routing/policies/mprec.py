@@ -95,8 +95,10 @@ class MPRec(Policy):
             predicted = waits[path.device] + path.latency.tail[rows]
             if predicted <= left:
                 return path.index
-            if predicted < fastest_s:
-                fastest, fastest_s = path.index, predicted
+            # alone: the batch that it would join is largest on the paths that gain most from merging
+            alone_s = waits[path.device] + path.latency.tail[query.rows]
+            if alone_s < fastest_s:
+                fastest, fastest_s = path.index, alone_s
         return fastest
 
     def _waits(self, state: RouterState, now_s: float) -> list[float]:

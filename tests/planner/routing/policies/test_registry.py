@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from polyrec.planner.arrivals import arrival_times
+from polyrec.planner.latency_model import LatencyModel
 from polyrec.planner.plan import Limits, PlanError, Routing
+from polyrec.planner.routing.lanes.path import PathSpec
 from polyrec.planner.routing.policies.deeprecsys import DeepRecSys
 from polyrec.planner.routing.policies.mprec import MPRec
 from polyrec.planner.routing.policies.registry import make_policy
@@ -55,6 +57,20 @@ def test_mprec_binds_at_arrival_by_quality_then_by_speed():
     for _ in range(60):
         driver.offer(147, 0.01)
     assert not any(ends for ends in driver.ends.values())
+
+
+def test_mprec_binds_to_the_fastest_path_when_what_waits_fills_the_budget():
+    wide, narrow = (
+        PathSpec(name, "cpu", quality, LatencyModel(rows=(1, 256), median_s=curve, tail_s=curve))
+        for name, quality, curve in (("wide@cpu", 0.9, (1e-5, 3e-3)), ("narrow@cpu", 0.8, (2e-5, 2e-4)))
+    )
+    driver = RouterDriver(router((wide, narrow), cpu_lanes(1), policy="mprec"))
+    queries = [Query(23, 0.0, 0.010) for _ in range(400)]
+    for query in queries:
+        driver.router.offer(query, 0.0)
+    assert queries[0].path == 0
+    # the efficient batches of the wide path are small, and so soon done, but worse a row
+    assert {query.path for query in queries[-100:]} == {1}
 
 
 def test_mprec_rebinds_when_a_device_is_lost():
