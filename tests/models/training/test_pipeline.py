@@ -174,6 +174,16 @@ def test_the_default_beats_the_baselines_where_most_items_are_new(shared_data: P
 
 
 @pytest.mark.long
+def test_nested_widths_of_movielens_are_a_ladder(shared_data: Path, tmp_path: Path) -> None:
+    schema = load_schema("ml1m")
+    reader = open_data(shared_data / "ml1m" / "ratings.parquet", schema)
+    ladder = Learner(reader, schema, default_training(schema)).learn(tmp_path / "b").by_width()
+    assert [view.width for view in ladder] == [8, 16, 32, 64]
+    assert np.greater_equal(ladder[-1].test_metrics["auc"], 0.82)
+    assert ladder[0].test_metrics["information"] < ladder[-1].test_metrics["information"]
+
+
+@pytest.mark.long
 def test_the_default_needs_no_tuning_on_movielens(shared_data: Path, tmp_path: Path) -> None:
     schema = load_schema("ml1m")
     reader = open_data(shared_data / "ml1m" / "ratings.parquet", schema)
