@@ -9,8 +9,6 @@ import pytest
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.errors import BundleError, RuntimeUnavailable
 from polyrec.models.runtimes import open_runtime
-from polyrec.models.schema.batch import Batch
-from polyrec.models.schema.schema import ROLES
 from polyrec.planner.plan import Plan, PlannedPath, Routing, single_path_plan
 from polyrec.server.app.engine import Engine, LifecycleState
 from polyrec.server.dispatch.dispatcher import clock
@@ -74,12 +72,7 @@ def test_nested_widths_are_paths_of_one_bundle(kind: str, nested: Bundle) -> Non
 
     async def run() -> None:
         rows = serving.decoder.predict(b'{"instances": [{"item": "1"}, {}]}')
-        blocks = []
-        for role in ROLES:
-            columns = dict.fromkeys(nested.manifest.schema_.layout(role).names)
-            given = columns | ({"item": ["1", None]} if role == "candidate" else {})
-            blocks.append(nested.encoder.block(role, given, 2))
-        batch = Batch(*blocks)
+        batch = rows.encode(nested.encoder)
         for path in serving.paths:
             engine.route(Routing(policy=f"static:{path.name}"))
             answer = await serving.dispatcher.submit(rows, clock(), 60).payload.answer
