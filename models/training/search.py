@@ -39,6 +39,8 @@ KEEP = 3
 RUNGS = 3
 MOST_CANDIDATES = 81
 MOST_CHANGES = 4
+LEAST_GAIN = 2.0
+"""Standard errors by which a candidate must be better than the base."""
 FIRST_RUNG = 1 / (RUNGS + 1)
 """Share of the time after which the first rung takes no further candidates. Every rung costs about as much: a
 KEEP-th of the trainings, KEEP times as long; the rest is for survivors that are larger than the average."""
@@ -192,13 +194,17 @@ def survivors(rung: list[Trial]) -> list[int]:
 def choose(rungs: list[list[Trial]]) -> Trial:
     """Returns the best trial of the last rung in which candidates can be compared; else the base's.
 
-    A candidate replaces the base only if it gains more than a standard error (Breiman et al., Classification
-    and regression trees, 1984, section 3.4.3): the best of many on few validation rows is often just lucky.
+    A candidate replaces the base only if it gains more than LEAST_GAIN standard errors: the best of many on
+    few validation rows is often just lucky.
     """
     for rung in reversed(rungs):
         done = [t for t in rung if t.log_loss is not None]
         if len(done) > 1:
-            good = [t for t in done if t.gain is None or t.gain_error is None or t.gain > t.gain_error]
+            good = [
+                t
+                for t in done
+                if t.gain is None or t.gain_error is None or t.gain > LEAST_GAIN * t.gain_error
+            ]
             return min(good or done[:1], key=lambda t: (t.log_loss, t.candidate))
     return rungs[0][0]
 

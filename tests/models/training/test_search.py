@@ -59,9 +59,9 @@ def test_the_choice_is_the_best_of_the_last_rung_with_two_trials() -> None:
     assert choose([[trial(0, None), trial(1, None)]]).candidate == 0
 
 
-def test_a_candidate_must_gain_more_than_a_standard_error() -> None:
-    base, lucky = trial(0, 0.5), replace(trial(1, 0.4), gain=0.1, gain_error=0.11)
-    better = replace(trial(2, 0.45), gain=0.05, gain_error=0.04)
+def test_a_candidate_must_gain_more_than_two_standard_errors() -> None:
+    base, lucky = trial(0, 0.5), replace(trial(1, 0.4), gain=0.1, gain_error=0.06)
+    better = replace(trial(2, 0.45), gain=0.05, gain_error=0.02)
     assert choose([[base, lucky, better]]).candidate == 2
     assert choose([[base, lucky]]).candidate == 0
 
