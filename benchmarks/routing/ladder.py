@@ -284,11 +284,8 @@ def _why() -> str:
         "A path is taken if it leaves what waits feasible on the *fastest* paths. So a path better than "
         "the load allows on average is taken while the queue is short, and paths worse than that average "
         "catch up afterwards. Quality falls faster the narrower the path, so such a mix is worth less "
-        "than the path in between; where that one is nearly full, it shows. `mprec` fails for another "
-        "reason: once what waits fills the budget, no path fits, and `policies/mprec.py` then takes the "
-        "path with the least predicted time of the batch that the query would join, which is a wide path, "
-        "whose efficient batches are small. Its figures here are of that fallback rather than of MP-Rec's "
-        "rule."
+        "than the path in between; where that one is nearly full, it shows. `mprec` binds a query at "
+        "arrival to the best path that still fits, so what waits is bound to wide paths when load rises."
     )
 
 
