@@ -1,0 +1,216 @@
+"""Measures features of the request on trivago: quality, calibration without a click, cost of a request.
+
+    python -m benchmarks.quality.request_features --data ../shared/data/trivago/impressions.parquet \\
+        --json docs/results/request_features.json
+
+Trains each variant with the shipped recipe and every seed, and measures it on the test rows. Calibration
+where half of the requests have no click: their clicked row is removed, from training and test rows alike, and
+predicted clicks of requests are compared with observed ones. Cost: CPU time of decoding and encoding a
+request of about 23 candidates in every form, medians, with the features and without. Prints Markdown tables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from polyrec.loadtest.machine import processor
+from polyrec.loadtest.traffic.queries import Queries, Query, read_rows
+from polyrec.models.bundle.bundle import Bundle
+from polyrec.models.data.reader import open_data
+from polyrec.models.data.split import TEST, fit_splitter
+from polyrec.models.evaluation.predictions import predict_all
+from polyrec.models.schema.encoder import Encoder
+from polyrec.models.schema.popularity import calibrate
+from polyrec.models.schema.schema import Schema, load_schema
+from polyrec.models.training.pipeline import Learner, default_training
+from polyrec.planner.plan import Limits
+from polyrec.server.codecs.json_rows import Decoder
+from polyrec.server.codecs.oip_codec import OipCodec
+from polyrec.server.codecs.rows import Rows
+
+METRICS = ("auc", "log_loss", "normalised_entropy", "mrr", "calibration")
+ROUNDS, REQUESTS, ROWS = 20, 100, 20_000
+SIZES = (20, 26)
+QUINTILES = 5
+
+
+def variants() -> dict[str, tuple[Schema, dict[str, Any]]]:
+    """Schema and changes to the shipped recipe, by name."""
+    full = load_schema("trivago")
+    ids = Schema.model_validate(full.model_dump() | {"request": ()})
+    return {
+        "with": (full, {}),
+        "without": (ids, {}),
+        "with, listwise loss": (full, {"listwise": 0.3}),
+        "with, not calibrated": (full, {"calibrate": False}),
+    }
+
+
+def learn(data: Path, schema: Schema, changes: dict[str, Any], out: Path) -> Bundle:
+    """Trains a bundle with trivago's recipe."""
+    training = default_training(schema).with_recipe(changes)
+    return Learner(open_data(data, schema), schema, training).learn(out)
+
+
+def quality(data: Path, seeds: Sequence[int], folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """Test metrics of every variant, one entry per seed."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for name, (schema, changes) in variants().items():
+        # the variants of the loss by one seed: they were chosen, or not, on validation rows
+        for seed in seeds if name in ("with", "without") else seeds[:1]:
+            bundle = learn(data, schema, {**changes, "seed": seed}, folder / f"{name} {seed}")
+            metrics = {m: bundle.manifest.metrics["test"][m] for m in METRICS}
+            found.setdefault(name, []).append(metrics)
+            print(name, seed, metrics, flush=True)
+    return found
+
+
+def without_half_of_the_clicks(data: Path, out: Path) -> Path:
+    """Writes the data without the clicked row of every other request."""
+    table = pq.read_table(data)
+    kept = (table["clicked"].to_numpy() == 0) | (table["request_id"].to_numpy() % 2 == 0)
+    pq.write_table(table.filter(pa.array(kept)), out)
+    return out
+
+
+def calibration(data: Path, folder: Path) -> dict[str, Any]:
+    """Predicted and observed clicks a request, where half of the requests have none."""
+    half = without_half_of_the_clicks(data, folder / "half.parquet")
+    found: dict[str, Any] = {}
+    for name, (schema, changes) in variants().items():
+        if name == "without":
+            continue
+        bundle = learn(half, schema, changes, folder / f"half {name}")
+        predictions = predict_all({name: bundle}, half, (TEST,))
+        assert predictions.group is not None
+        _, request = np.unique(predictions.group, return_inverse=True)
+        predicted = np.bincount(request, predictions.probabilities[name])
+        clicks = np.bincount(request, predictions.label)
+        order = np.argsort(predicted)
+        found[name] = {
+            "ratio": float(predicted.sum() / clicks.sum()),
+            "clicked": float((clicks > 0).mean()),
+            "quintiles": [
+                [float(predicted[part].mean()), float(clicks[part].mean())]
+                for part in np.array_split(order, QUINTILES)
+            ],
+        }
+        print(name, found[name], flush=True)
+    return found
+
+
+def cost(data: Path) -> dict[str, dict[str, list[float]]]:
+    """Form of request -> microseconds of [decoding, encoding] `without` and `with` the features."""
+    schemas = {"without": variants()["without"][0], "with": variants()["with"][0]}
+    full = schemas["with"]
+    reader = open_data(data, full)
+    counted = calibrate(reader, full, fit_splitter(reader, full))
+    table = read_rows(data, full, ROWS)
+    forms: dict[str, dict[str, list[list[float]]]] = {}
+    asks: list[tuple[str, str, Encoder, Callable[[Any], Rows], list[Any]]] = []
+    for name, schema in schemas.items():
+        encoder = Encoder(schema, counted.vocabularies, counted.standards)
+        encoder.prepare()
+        queries = Queries(table, schema, encoder)
+        chosen = [
+            queries[i] for i in np.flatnonzero((queries.sizes >= SIZES[0]) & (queries.sizes <= SIZES[1]))
+        ]
+        for form, decode in decoders(schema, encoder).items():
+            bodies = [body_of(queries, form, query) for query in chosen[:REQUESTS]]
+            asks.append((form, name, encoder, decode, bodies))
+    for _ in range(ROUNDS):
+        for form, name, encoder, decode, bodies in asks:
+            times = forms.setdefault(form, {}).setdefault(name, [])
+            for body in bodies:
+                start = time.thread_time()
+                rows = decode(body)
+                decoded = time.thread_time()
+                rows.encode(encoder)
+                times.append([decoded - start, time.thread_time() - decoded])
+    return {
+        form: {name: [float(x) for x in np.median(times, axis=0) * 1e6] for name, times in of.items()}
+        for form, of in forms.items()
+    }
+
+
+def body_of(queries: Queries, form: str, query: Query) -> tuple[bytes, int | None]:
+    """A body of one form, and the length of its JSON where binary tensors follow."""
+    body, headers = getattr(queries, form)(query)
+    return body, int(next(iter(headers.values()))) if headers else None
+
+
+def decoders(schema: Schema, encoder: Encoder) -> dict[str, Callable[[Any], Rows]]:
+    """Form of request -> its decoder."""
+    json_rows, tensors = Decoder(schema, Limits()), OipCodec(schema, Limits(), encoder.vocabularies)
+    return {
+        "rank": lambda body: json_rows.rank(body[0]).rows,
+        "predict": lambda body: json_rows.predict(body[0]),
+        "infer_ranking": lambda body: tensors.decode(*body).rows,
+        "infer": lambda body: tensors.decode(*body).rows,
+    }
+
+
+def report(found: dict[str, Any]) -> str:
+    """Markdown tables of all figures."""
+    lines = ["| | AUC | log-loss | information gain | MRR | calibration |", "|---|---|---|---|---|---|"]
+    for name, runs in found["quality"].items():
+        cells = []
+        for metric in METRICS:
+            x = np.array([run[metric] for run in runs])
+            if metric == "normalised_entropy":
+                x = 1 - x
+            digits = 5 if metric == "log_loss" else 4
+            cells.append(f"{x.mean():.{digits}f} ({x.min():.{digits}f}-{x.max():.{digits}f})")
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    lines += [
+        "",
+        "| | predicted / observed | " + " | ".join(f"fifth {i + 1}" for i in range(QUINTILES)) + " |",
+    ]
+    lines.append("|---" * (QUINTILES + 2) + "|")
+    for name, of in found["calibration"].items():
+        fifths = " | ".join(f"{p:.3f} / {c:.3f}" for p, c in of["quintiles"])
+        lines.append(f"| {name} | {of['ratio']:.3f} | {fifths} |")
+    lines += [
+        "",
+        "| form | decode, us: without | with | encode, us: without | with |",
+        "|---|---|---|---|---|",
+    ]
+    for form, of in found["cost"].items():
+        (d0, e0), (d1, e1) = of["without"], of["with"]
+        lines.append(f"| {form} | {d0:.0f} | {d1:.0f} | {e0:.0f} | {e1:.0f} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measures what is asked for and prints it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        found = {
+            "machine": processor(),
+            "quality": quality(args.data, args.seeds, Path(folder)),
+            "calibration": calibration(args.data, Path(folder)),
+            "cost": cost(args.data),
+        }
+    if args.json is not None:
+        args.json.write_text(json.dumps(found, indent=1) + "\n")
+    print(report(found))
+
+
+if __name__ == "__main__":
+    main()
