@@ -110,8 +110,8 @@ def test_an_interrupted_profile_is_resumed(
         file.write('{"path": "table@cpu", "ident')
     second = interrupted(arguments, partial, len(first) + 5)
     assert second[: len(first)] == first
-    whats = [line["what"] for line in second]
-    assert len(set(whats)) == len(whats)
+    kinds = [line["what"] for line in second]
+    assert len(set(kinds)) == len(kinds)
     capsys.readouterr()
     assert main(["profile", *arguments]) == 0
     assert "resuming an earlier run" in capsys.readouterr().err
