@@ -275,8 +275,7 @@ def _why(found: Found) -> tuple[str, ...]:
         "**`mprec` here is our reading of the rule.** Its prediction includes what waits; a query is "
         "bound to a path whose 99th percentile fits behind what waits on average, hence some percent late "
         "wherever better paths fill the SLA. It rejects nothing, and where no path fits it takes the one "
-        "with the least predicted time of the batch that the query would join, which is not the fastest a "
-        "row: past capacity most is late.",
+        "that would execute the query alone soonest: past capacity most is late.",
     )
 
 
