@@ -14,6 +14,7 @@ from pathlib import Path
 
 from polyrec.planner.plan import Plan, PlannedLane, Routing, save_plan
 from polyrec.planner.profile import load_profile
+from polyrec.planner.quality import differences_of
 
 
 def plan_of(profile: Path, paths: Sequence[str], lanes: int, kind: str, slo_ms: float) -> Plan:
@@ -23,7 +24,9 @@ def plan_of(profile: Path, paths: Sequence[str], lanes: int, kind: str, slo_ms: 
     if missing := [name for name in paths if name not in known]:
         raise SystemExit(f"the profile has no path '{missing[0]}'; it has {', '.join(known)}")
     chosen = tuple(
-        known[name].path.model_copy(update={"quality": known[name].quality, "latency": known[name].latency})
+        known[name].path.model_copy(
+            update={k: getattr(known[name], k) for k in ("quality", "accuracy", "latency")}
+        )
         for name in paths
     )
     executors = tuple(
@@ -31,7 +34,14 @@ def plan_of(profile: Path, paths: Sequence[str], lanes: int, kind: str, slo_ms: 
     )
     front = measured.front
     routing = Routing() if front is None else Routing(query_s=front.query_s, row_s=front.row_s)
-    return Plan(paths=chosen, lanes=executors, default_budget_ms=slo_ms, routing=routing)
+    return Plan(
+        paths=chosen,
+        metric=measured.metric,
+        differences=differences_of(paths, measured.differences),
+        lanes=executors,
+        default_budget_ms=slo_ms,
+        routing=routing,
+    )
 
 
 def main() -> None:
