@@ -28,7 +28,7 @@ import pyarrow as pa
 from polyrec.models.allocator import retain_freed_memory
 from polyrec.models.errors import FeatureError
 from polyrec.models.schema.encoder import Encoder, Standard
-from polyrec.models.schema.schema import Categorical, Dense, Schema, load_schema
+from polyrec.models.schema.schema import ROLES, Categorical, Dense, Schema, load_schema
 from polyrec.models.schema.vocabulary import Vocabulary
 from polyrec.planner.plan import Limits
 from polyrec.server.codecs.body_limits import COUNTED_FROM_BYTES, FULL_VALUES
@@ -267,7 +267,8 @@ def encoder_of(schema: Schema) -> Encoder:
         ranks = np.arange(size + 2)
         counts = np.zeros(size + 2, np.int64)
         vocabularies[table] = Vocabulary(table, f.type, size, ranks, counts, values, oov=f.oov)
-    encoder = Encoder(schema, vocabularies, {f.name: Standard() for f in schema.dense})
+    standards = {f.name: Standard() for role in ROLES for f in schema.layout(role).dense}
+    encoder = Encoder(schema, vocabularies, standards)
     encoder.prepare()
     return encoder
 

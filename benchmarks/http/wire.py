@@ -78,7 +78,7 @@ class WireResult:
 def formats(bundle: Bundle, queries: Queries) -> dict[str, tuple[Form, Form]]:
     """Name -> (ranked, exploded)."""
     schema, limits = bundle.manifest.schema_, Limits()
-    decoder, codec = Decoder(schema, limits), OipCodec(schema, limits)
+    decoder, codec = Decoder(schema, limits), OipCodec(schema, limits, bundle.encoder.vocabularies)
 
     def infer(request: Request) -> Rows:
         body, headers = request

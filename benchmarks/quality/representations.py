@@ -93,7 +93,7 @@ def bundle_of(plan: Plan, name: str, seed: int, bars: Bars) -> Bundle:
         return learner.learn(path, replace=True)
     source = bundle_of(plan, variant.source, seed, bars)
     record: dict[str, Any] = {"derived_from": source.manifest.version, "by": variant.how}
-    record["recipe"] = training.recipe.model_dump()
+    record["recipe"] = training.recipe.model_dump(mode="json")
     if kept is not None and kept.manifest.training == record:
         return kept
     print(f"{plan.data}: deriving {name}, seed {seed}", file=sys.stderr)
@@ -111,7 +111,7 @@ def _kept(path: Path) -> Bundle | None:
 def _is_trained(bundle: Bundle, plan: Plan, training: Training, variant: Trained) -> bool:
     m = bundle.manifest
     return (
-        m.training.get("recipe") == training.recipe.model_dump()
+        m.training.get("recipe") == training.recipe.model_dump(mode="json")
         and m.training.get("data", {}).get("fingerprint") == plan.reader.fingerprint()
         and m.architecture == training.architecture
         and m.representation == training.representation(variant.kind, bundle.encoder.vocabularies)

@@ -123,7 +123,7 @@ def instance(seed: int, tables: int = 500, held: float = 1.0) -> tuple[Profile, 
                         device=device.name,
                     ),
                     representation=representation,
-                    accuracy=0.79 + above,
+                    quality=0.79 + above,
                     memory=Memory(
                         tables={n: int(t.size * row_bytes) for n, t in zip(names, stored, strict=True)},
                         fixed=fixed_mb * 10**6,

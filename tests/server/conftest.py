@@ -23,7 +23,7 @@ from polyrec.models.data.reader import open_data
 from polyrec.models.dlrm.dlrm import Architecture
 from polyrec.models.runtimes import open_runtime
 from polyrec.models.schema.batch import F32
-from polyrec.models.schema.schema import Schema, load_schema
+from polyrec.models.schema.schema import Categorical, Schema, load_schema
 from polyrec.models.schema.vocabulary import ids_of_ranks
 from polyrec.models.training.pipeline import Learner, Training
 from polyrec.models.training.trainer import Recipe
@@ -94,9 +94,20 @@ def offline(bundle: Bundle) -> Callable[[Request], F32]:
 def tensors(bundle: Bundle) -> Callable[[Request], Arrays]:
     """A request as the tensors of the inference protocol."""
     id_of_rank = {t: ids_of_ranks(v.rank_of_id) for t, v in bundle.encoder.vocabularies.items()}
+    unknown: dict[str, int] = {}
+
+    def ids_of(feature: Categorical, column: pa.Array) -> NDArray[np.int64]:
+        """Stable ids; of items without one, which are compared, a negative number of the client's own."""
+        vocabulary = bundle.encoder.vocabulary(feature)
+        ids = id_of_rank[feature.table_name][vocabulary.encode_arrow(column)]
+        if feature.table_name == "item":
+            values = column.to_pylist()
+            for i in np.flatnonzero(ids == vocabulary.oov_id).tolist():
+                ids[i] = -1 - unknown.setdefault(values[i], len(unknown))
+        return ids
 
     def of(request: Request) -> Arrays:
-        schema, encoder = bundle.manifest.schema_, bundle.encoder
+        schema = bundle.manifest.schema_
         table = request.table.combine_chunks()
         arrays: Arrays = {}
         dense = [table[d.name].to_numpy() for d in schema.dense]
@@ -104,12 +115,11 @@ def tensors(bundle: Bundle) -> Callable[[Request], Arrays]:
         singles = []
         for f in schema.categorical:
             column = table[f.name].combine_chunks()
-            ids = id_of_rank[f.table_name]
             if f.multi:
-                arrays[f"{f.name}.values"] = ids[encoder.vocabulary(f).encode_arrow(column.flatten())]
+                arrays[f"{f.name}.values"] = ids_of(f, column.flatten())
                 arrays[f"{f.name}.lengths"] = column.value_lengths().fill_null(0).to_numpy().astype(np.int64)
             else:
-                singles.append(ids[encoder.vocabulary(f).encode_arrow(column)])
+                singles.append(ids_of(f, column))
         arrays["sparse"] = np.stack(singles, 1)
         return arrays
 

@@ -98,7 +98,7 @@ def test_a_mistake_gets_one_line_that_names_it(raw: object, message: str, tmp_pa
 
 
 def test_a_missing_file_lists_the_shipped_schemas() -> None:
-    with pytest.raises(SchemaError, match="shipped schemas: bookcrossing, criteo, trivago"):
+    with pytest.raises(SchemaError, match="shipped schemas: bookcrossing, criteo, ml1m, trivago"):
         load_schema("nothing")
 
 
