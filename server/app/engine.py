@@ -9,6 +9,7 @@ serves it as it was even if its files have been replaced since.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import Mapping
 from enum import Enum
@@ -29,6 +30,8 @@ from polyrec.server.tracing.tracer import Tracer
 log = logging.getLogger("polyrec.serving")
 
 NO_PATH = "none"
+COLLECTED_AFTER_S = 1.0
+"""Time until the garbage of a retired generation is collected."""
 STILL_LOADING = "the server is still loading; ask /readyz"
 NOTHING: Mapping[Path, Bundle] = {}
 
@@ -163,6 +166,12 @@ class Engine:
             finally:
                 old.close()
 
+        def ended(task: asyncio.Task[None]) -> None:
+            del self._retiring[task]
+            # a generation is cyclic, and its files stay open until it is collected; what was loaded at the
+            # start is frozen, so this looks at little
+            loop.call_later(COLLECTED_AFTER_S, gc.collect)
+
         task = loop.create_task(end())
         self._retiring[task] = old
-        task.add_done_callback(self._retiring.pop)
+        task.add_done_callback(ended)

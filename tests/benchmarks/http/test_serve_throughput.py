@@ -15,6 +15,7 @@ def run(*arguments: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.long
 def test_every_workload_is_measured_with_its_split(bundle_dir: Path, clicks: Path) -> None:
     told = json.loads(
         run("--bundle", str(bundle_dir), "--data", str(clicks), "--connections", "4", "--rows", "7", "--json")
@@ -37,6 +38,7 @@ def test_every_workload_is_measured_with_its_split(bundle_dir: Path, clicks: Pat
         assert 0 < result["p50_us"] <= result["p99_us"]
 
 
+@pytest.mark.long
 def test_text_output_is_a_table(bundle_dir: Path, clicks: Path) -> None:
     table = run(
         "--bundle", str(bundle_dir), "--data", str(clicks), "--connections", "1", "--workload", "rank"

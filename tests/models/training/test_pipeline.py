@@ -119,6 +119,7 @@ def test_sampled_negatives_leave_probabilities_of_the_whole_traffic(clicks: Path
     assert every.probabilities["b"].mean() < 0.5 * every.label[kept].mean()
 
 
+@pytest.mark.long
 def test_the_real_books_beat_logistic_regression(shared_data: Path, tmp_path: Path) -> None:
     """Data README: logistic regression on user and book has AUC 0.793 on a random tenth."""
     schema = load_schema("bookcrossing")
@@ -128,6 +129,7 @@ def test_the_real_books_beat_logistic_regression(shared_data: Path, tmp_path: Pa
     assert np.greater_equal(test["auc"], 0.803)
 
 
+@pytest.mark.long
 def test_the_real_data_reach_gradient_boosting(shared_data: Path, tmp_path: Path) -> None:
     """Data README: gradient boosting has AUC 0.853, log-loss 0.1282, MRR 0.609; a gross loss shows here."""
     schema = load_schema("trivago")

@@ -21,6 +21,7 @@ def plan(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+@pytest.mark.long
 def test_policies_take_turns_on_a_live_server_and_a_report_is_written(
     plan: Path, clicks: Path, tmp_path: Path
 ) -> None:

@@ -98,6 +98,7 @@ def interrupted(arguments: Sequence[str], partial: Path, blocks: int) -> list[di
     return measured()
 
 
+@pytest.mark.long
 def test_an_interrupted_profile_is_resumed(
     bundle_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
