@@ -162,7 +162,7 @@ def _open(
             bundles[planned.bundle].at_width(planned.width),
             encoder,
             qualities[planned.name],
-            bundles[planned.bundle].at_width(planned.width).test_metrics.get("accuracy", planned.accuracy),
+            _known(planned.accuracy, bundles[planned.bundle].at_width(planned.width), "accuracy"),
             planned.latency or measure(runtimes[planned.name], encoder),
             {e: metrics.endpoint(e, planned.name, qualities[planned.name]) for e in ENDPOINTS},
             (b"x-polyrec-path", planned.name.encode()),
@@ -236,12 +236,12 @@ def _tier(path: OpenPath, tiers: TierSet) -> str | None:
 
 def _qualities(plan: Plan, bundles: Mapping[Path, Bundle]) -> dict[str, float | None]:
     """The quality of each path: the plan's, or else its bundle's on test rows; None if neither has one."""
-    return {
-        p.name: bundles[p.bundle].at_width(p.width).test_metrics.get(plan.metric)
-        if p.quality is None
-        else p.quality
-        for p in plan.paths
-    }
+    return {p.name: _known(p.quality, bundles[p.bundle].at_width(p.width), plan.metric) for p in plan.paths}
+
+
+def _known(planned: float | None, bundle: Bundle, metric: str) -> float | None:
+    """A figure of a path: the plan's, or else its bundle's on test rows."""
+    return bundle.test_metrics.get(metric) if planned is None else planned
 
 
 def measure(runtime: Runtime, encoder: Encoder) -> LatencyModel:
