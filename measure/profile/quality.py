@@ -146,12 +146,13 @@ def measure_quality(
             phase=phase,
         )
         kept = made.negatives_kept
-        for name, p in made.probabilities.items():
+        every = list(made.probabilities.values())
+        drawn = samples(made.label, every, made.group, RESAMPLES, metrics=(metric,), negatives_kept=kept)
+        for i, (name, p) in enumerate(made.probabilities.items()):
             figures = evaluate(p, made.label, made.group, kept).as_dict()
-            drawn = samples(made.label, [p], made.group, RESAMPLES, metrics=(metric,), negatives_kept=kept)
             entry = {
                 "metrics": {k: float(v) for k, v in figures.items() if v is not None},
-                "resampled": drawn[1:, 0, 0].tolist(),
+                "resampled": drawn[1:, i, 0].tolist(),
             }
             log.add(name, same_runtime[name].identity, what, entry)
     return {c.name: _measured(c, log.get(c.name, c.identity, what), data, metric) for c in found}

@@ -148,7 +148,8 @@ class _Resampled:
         self._losses = _sums(row_losses(p, labels) * weights, unit)
         self._hits = _sums(((p > 0.5) == (labels > 0.5)) * weights, unit)
         self._scores = SortedScores(p, labels) if "auc" in metrics else None
-        self._ranks = None if groups is None else Ranks(p, labels, groups)
+        ranked = groups is not None and not {"mrr", "ndcg"}.isdisjoint(metrics)
+        self._ranks = Ranks(p, labels, groups) if ranked and groups is not None else None
         if self._ranks is not None and groups is not None:
             self._ranked = np.searchsorted(np.unique(groups), self._ranks.group)
 

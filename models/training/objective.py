@@ -10,6 +10,7 @@ level of the logits on the validation rows (Platt, 1999).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import log
 
 import numpy as np
 import torch
@@ -51,6 +52,14 @@ class LogitScale:
         """Folds the calibration into the output layer of a head."""
         head.output.weight.mul_(self.scale)
         head.output.bias.mul_(self.scale).add_(self.shift)
+
+
+def unsampling(negatives_kept: float) -> LogitScale:
+    """Returns the correction of a model whose training data kept this share of the negatives.
+
+    Such a model overstates the odds by one over that share (He et al., ADKDD'14, section 6.3).
+    """
+    return LogitScale(shift=log(negatives_kept))
 
 
 def fit_scale(probabilities: F32, label: F32) -> LogitScale:

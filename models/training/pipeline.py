@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from math import log
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,7 +35,7 @@ from polyrec.models.schema.schema import Schema
 from polyrec.models.schema.vocabulary import Vocabulary
 from polyrec.models.training.baselines import Baselines
 from polyrec.models.training.id_dropout import IdDropout, drop_from_large_tables, make_id_dropout
-from polyrec.models.training.objective import LogitScale, fit_scale
+from polyrec.models.training.objective import LogitScale, fit_scale, unsampling
 from polyrec.models.training.trainer import (
     Check,
     History,
@@ -47,7 +46,6 @@ from polyrec.models.training.trainer import (
     fit,
     predict_heads,
     refit,
-    shift_log_odds,
 )
 from polyrec.models.training.unseen import hide_unseen, unseen_shares
 
@@ -183,7 +181,8 @@ class Learner:
         for head, scale in zip(model.net.heads, fitted.scales, strict=False):
             scale.apply(head)
         kept = self.schema.label.negatives_kept
-        shift_log_odds(model, log(kept))
+        for head in model.net.heads:
+            unsampling(kept).apply(head)
         with self.encoded(encoder, splitter, (TEST,)) as test:
             quality = measure_widths(model, test, self.schema)
             baselines = fitted.baselines.measure(test, kept) if fitted.baselines else {}
@@ -329,7 +328,9 @@ def fine_tune_bundle(
     with encode(reader, encoder, splitter, which, progress=phase("encode", reader.rows_hint)) as data:
         rows = data.select(*which)
         hide = id_dropout(recipe, encoder, data, rows, bundle.manifest.training.get("unseen", {}))
-        by = log(encoder.schema.label.negatives_kept)
-        shift_log_odds(model, -by)
+        kept = encoder.schema.label.negatives_kept
+        for head in model.net.heads:
+            unsampling(1 / kept).apply(head)
         fine_tune(model, data, rows, recipe, hide, progress)
-        shift_log_odds(model, by)
+        for head in model.net.heads:
+            unsampling(kept).apply(head)

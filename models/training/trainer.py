@@ -261,17 +261,6 @@ def _train(
     average.swap()
 
 
-def shift_log_odds(model: DLRM, by: float) -> None:
-    """Adds to every logit of every head.
-
-    A model trained on data that kept a share r of the negatives overstates the odds by 1 / r; log(r) makes
-    its probabilities those of the unsampled traffic (He et al., ADKDD'14, section 6.3).
-    """
-    with torch.no_grad():
-        for head in model.net.heads:
-            head.output.bias.add_(by)
-
-
 def start_at_base_rate(model: DLRM, label: F32) -> None:
     """Sets the outputs' biases to the log-odds of the labels, so that no step is spent on learning them."""
     base = float(np.clip(label.mean(), 1e-6, 1 - 1e-6))

@@ -211,9 +211,9 @@ def _load(url: str, out: Path, clicks: Path, say: Say) -> list[dict[str, Any]]:
     rows_s = get_json(url, "/v1/paths")["routing"]["total_rate"]
     found = []
     say(f"7. which width answers, {LOAD_SECONDS:g} s at each load, {1e3 * budget_s:g} ms for a request:")
+    usual_rows, _ = source.shuffled(1000, 0)
     for name, share in LOADS:
-        rows, _ = source.shuffled(1000, 0)
-        rate = share * rows_s / float(np.mean(rows))
+        rate = share * rows_s / float(np.mean(usual_rows))
         due = arrival_times(Arrivals(), rate, LOAD_SECONDS, np.random.default_rng(0))
         rows, body = source.shuffled(due.size, 0)
         load = load_of(target, due, LOAD_SECONDS, body, rows=rows, budget_s=budget_s, prepare=True)

@@ -19,7 +19,7 @@ from polyrec.planner.deployment.traffic_classes import Level, SizeClass, load_le
 from polyrec.planner.devices import Device, Machine
 from polyrec.planner.plan import LaneKind
 from polyrec.planner.profile import Front, Hop, PathProfile, Profile
-from polyrec.planner.quality import differences_of, routing_values
+from polyrec.planner.quality import routing_values
 
 NO_FRONT = Front(query_s=0.0, row_s=0.0)
 NO_HOP = Hop(median_s=0.0, tail_s=0.0)
@@ -148,10 +148,7 @@ def build_problem(profile: Profile, requirements: Requirements, tables: Sequence
             found += [costing.option(i, group, part, reach) for reach in reaches]
         options += [option for option in found if option.largest_rows]
     inline = next((name for name, one in lanes.items() if one.kind == "inline"), None)
-    names = [p.path.name for p in profile.paths]
-    worth = routing_values(
-        {p.path.name: p.quality for p in profile.paths}, differences_of(names, profile.differences)
-    )
+    worth = routing_values({p.path.name: p.quality for p in profile.paths}, profile.differences)
     spent = np.array([front.query_s + front.row_s * c.rows for c in classes])
     mean = float(np.dot(spent, [c.share for c in classes]))
     if mean:
@@ -161,7 +158,7 @@ def build_problem(profile: Profile, requirements: Requirements, tables: Sequence
         requirements=requirements,
         machine=machine,
         paths=profile.paths,
-        values=tuple(worth[name] for name in names),
+        values=tuple(worth[p.path.name] for p in profile.paths),
         tables=tuple(tables),
         options=tuple(options),
         classes=classes,
