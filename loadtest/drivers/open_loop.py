@@ -46,8 +46,13 @@ class Limits:
             raise LoadError(f"{self.connections} connections: give 1 to {self.max_connections}")
 
 
-async def drive(target: Target, load: Load, limits: Limits) -> Outcome:
-    """Sends request i at load.due_s[i] and collects the answers. Raises LoadError if no server listens."""
+async def drive(
+    target: Target, load: Load, limits: Limits, bodies: dict[int, bytes] | None = None
+) -> Outcome:
+    """Sends request i at load.due_s[i] and collects the answers. Raises LoadError if no server listens.
+
+    bodies: filled with the body of each answer, by request, for callers that check answers.
+    """
     due_s = load.due_s
     lag = np.full(due_s.size, np.nan)
     latency = np.full(due_s.size, np.nan)
@@ -68,12 +73,14 @@ async def drive(target: Target, load: Load, limits: Limits) -> Outcome:
             status[index] = answer.status
             path[index] = paths.setdefault(answer.path, len(paths) - 1)
             degraded[index] = answer.degraded
+            if bodies is not None:
+                bodies[index] = answer.body
         pending -= 1
         if not pending:
             finished.set()
 
     nap = os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR)
-    pool = Pool(target, limits.max_connections, answered)
+    pool = Pool(target, limits.max_connections, answered, bodies is not None)
     try:
         await pool.open(limits.connections)
         start = perf_counter() + 0.01
@@ -124,14 +131,14 @@ async def _until(moment: float, nap: bool) -> None:
             return
 
 
-def run(target: Target, load: Load, limits: Limits) -> Outcome:
+def run(target: Target, load: Load, limits: Limits, bodies: dict[int, bytes] | None = None) -> Outcome:
     """Runs `drive` on a loop of its own, without the garbage collector."""
     gc.collect()
     gc.freeze()
     gc.disable()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(drive(target, load, limits))
+            return runner.run(drive(target, load, limits, bodies))
     finally:
         gc.enable()
         gc.unfreeze()

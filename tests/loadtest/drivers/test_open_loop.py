@@ -75,3 +75,15 @@ def test_path_and_degraded_quality_of_each_answer_are_read() -> None:
     names = [outcome.paths[p] if p != NO_PATH else None for p in outcome.path]
     assert names == ["good@cpu", "fast@cpu", None, "fast@cpu", "good@cpu", "fast@cpu"]
     assert outcome.degraded.tolist() == [False, True, False, True, False, True]
+
+
+def test_bodies_of_answers_are_kept_by_request_where_asked() -> None:
+    async def scene() -> dict[int, bytes]:
+        bodies: dict[int, bytes] = {}
+        async with serving(lambda i: b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n%d" % i) as server:
+            target = Target(server.url())
+            load = load_of(target, np.arange(5) / 50, 1.0, lambda i: b"%d" % i)
+            await drive(target, load, Limits(1, 1, 30.0), bodies)
+        return bodies
+
+    assert asyncio.run(scene()) == {i: b"%d" % i for i in range(5)}

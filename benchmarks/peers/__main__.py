@@ -1,0 +1,288 @@
+"""Compares Polyrec with other servers on models of real size: one core each, load from another, in turns.
+
+    python -m benchmarks.peers --rows 23 --servers polyrec,fastapi,mosec --turns 3 \\
+        --out docs/results/peers.json
+
+For each size of request a turn measures, of every server: a closed loop of 16 connections (requests/s), one
+connection alone (latency), and the highest open-loop Poisson rate at which p99 stays within the limit and 99%
+of the requests are answered right in time. The searches of all servers advance trial by trial, so that noise
+hits all alike; figures are medians over turns. Every answer is compared with the reference
+(benchmarks/peers/reference.py). `session` is the dense graph's ONNX Runtime session without any server.
+
+Names of servers: benchmarks/peers/servers/starting.py. `--form context` sends one context with its candidates
+to Polyrec, and the exploded rows to the others. The peers' environment and the models are made on first use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+import numpy as np
+import onnxruntime as ort
+from tqdm import tqdm
+
+from benchmarks.peers.graphs import peer_files
+from benchmarks.peers.load import Known, Trial, closed, trial
+from benchmarks.peers.models import MODELS, open_model, value_of_rank
+from benchmarks.peers.page import table
+from benchmarks.peers.queries import PeerRows, binary_body, draw, json_body, ranking_body, share_context
+from benchmarks.peers.reference import Reference
+from benchmarks.peers.servers.starting import (
+    ROOT,
+    RunningServer,
+    ServerName,
+    make_environment,
+    start_server,
+)
+from polyrec.loadtest.comparison.capacity_search import CapacitySearch
+from polyrec.loadtest.machine import machine
+from polyrec.models.bundle.bundle import Bundle
+from polyrec.models.schema.batch import F64
+
+CORES = sorted(os.sched_getaffinity(0))
+SERVER_CORE, CLIENT_CORE = CORES[0], CORES[-1]
+LIMIT_MS = {23: 10.0, 270: 25.0, 2048: 80.0}
+"""Of p99, by rows of a request; the last is MLPerf's v3 for DLRM."""
+REQUESTS = {23: 512, 270: 64, 2048: 16}
+TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2, "int8": 2e-2}
+CONNECTIONS = 16
+TOGETHER_BYTES = 2**30
+"""Servers of a model with more bytes of rows run one at a time: all copies would not fit in memory."""
+MOST_TRIAL_S = 5.0
+TRIAL_REQUESTS = 150
+LATE_TRIALS = 3
+FIRST, GROWTH, PRECISION = 0.7, 1.25, 1.04
+"""The search for the knee: first rate and growth relative to the closed loop, and precision."""
+
+
+@dataclass(slots=True)
+class PeerCase:
+    """Requests of one size with their answers. limit_s: of p99."""
+
+    rows: int
+    limit_s: float
+    drawn: PeerRows
+    form: str
+    expected: F64
+
+    def known(self, server: RunningServer) -> Known:
+        """The requests in the form that a server takes."""
+        name, count = server.name, len(self.drawn)
+        headers = {"Content-Type": "application/json"}
+        body = json_body
+        if name.binary:
+            headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": "0"}
+            body = binary_body
+        elif self.form == "context" and name.is_polyrec:
+            body = ranking_body
+        bodies = [body(self.drawn, i) for i in range(count)]
+        return Known(server.url, headers, bodies, self.expected, TOLERANCE[name.precision], name.binary)
+
+
+@dataclass(slots=True)
+class PeerTally:
+    """Figures of one server, a value for each turn. alone_s: median latency of one connection."""
+
+    closed: list[float] = field(default_factory=list)
+    alone_s: list[float] = field(default_factory=list)
+    knee: list[float] = field(default_factory=list)
+    trials: list[Trial] = field(default_factory=list)
+
+    def figures(self) -> dict[str, Any]:
+        return {
+            "closed_requests_per_s": median(self.closed),
+            "alone_ms": 1e3 * median(self.alone_s),
+            "knee_requests_per_s": median(self.knee),
+            "turns": {
+                "closed_requests_per_s": self.closed,
+                "alone_ms": [1e3 * s for s in self.alone_s],
+                "knee_requests_per_s": self.knee,
+            },
+            "trials": len(self.trials),
+        }
+
+
+def case_of(bundle: Bundle, rows: int, form: str, limit_ms: float | None) -> PeerCase:
+    """Draws the requests of one size and computes their answers."""
+    schema = bundle.manifest.schema_
+    drawn = draw(schema, value_of_rank(bundle), REQUESTS.get(rows, 64), rows)
+    if form == "context":
+        drawn = share_context(drawn, schema)
+    reference = Reference(bundle)
+    expected = np.stack([reference(*request) for request in zip(drawn.dense, drawn.sparse, strict=True)])
+    limit_ms = limit_ms or LIMIT_MS.get(rows)
+    if limit_ms is None:
+        raise SystemExit(f"requests of {rows} rows have no limit: give --limit-ms")
+    return PeerCase(rows, limit_ms / 1e3, drawn, form, expected)
+
+
+def session_rows_per_s(files: Path, case: PeerCase, seconds: float) -> float:
+    """Rows/s of the dense graph's session without any server, on the servers' core; vectors are random."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {SERVER_CORE})
+    try:
+        session = ort.InferenceSession(str(files / "dense.onnx"), options, providers=["CPUExecutionProvider"])
+        shape = next(i for i in session.get_inputs() if i.name == "candidate").shape
+        vectors = np.random.default_rng(0).random((case.rows, *shape[1:]), np.float32) - np.float32(0.5)
+        given = [{"dense_candidate": dense, "candidate": vectors} for dense in case.drawn.dense]
+        runs, ends = 0, 0.0
+        for warm in (True, False):
+            runs, began = 0, time.perf_counter()
+            ends = began + (seconds / 4 if warm else seconds)
+            while time.perf_counter() < ends:
+                session.run(None, given[runs % len(given)])
+                runs += 1
+            took = time.perf_counter() - began
+        return runs * case.rows / took
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def turn(
+    servers: Sequence[RunningServer],
+    case: PeerCase,
+    tallies: dict[str, PeerTally],
+    args: argparse.Namespace,
+    seed: int,
+) -> None:
+    """Measures all running servers once."""
+    known = {server.name.name: case.known(server) for server in servers}
+    searches = {}
+    for name, requests in known.items():
+        closed(requests, CONNECTIONS, 0.3)
+        tallies[name].closed.append(closed(requests, CONNECTIONS, args.seconds).requests_per_s)
+    for name, requests in known.items():
+        tallies[name].alone_s.append(closed(requests, 1, args.seconds / 2).p50_s)
+    for name in known:
+        rate = FIRST * tallies[name].closed[-1]
+        searches[name] = CapacitySearch(rate, PRECISION, GROWTH, max_verdicts=20)
+    while any(search.rate is not None for search in searches.values()):
+        for name, search in searches.items():
+            if search.rate is not None:
+                seed += 1
+                search.record(search.rate, _held(known[name], search.rate, case, tallies[name], args, seed))
+    for name, search in searches.items():
+        tallies[name].knee.append(search.met or 0.0)
+
+
+def _held(
+    known: Known, rate: float, case: PeerCase, tally: PeerTally, args: argparse.Namespace, seed: int
+) -> bool:
+    """Whether a rate is held; trials in which the sender was late are repeated."""
+    seconds = min(MOST_TRIAL_S, max(args.seconds, TRIAL_REQUESTS / rate))
+    for attempt in range(LATE_TRIALS):
+        tried = trial(known, rate, seconds, case.limit_s, 1000 * seed + attempt)
+        if tried.counts:
+            break
+    tally.trials.append(tried)
+    return tried.counts and tried.held(case.limit_s)
+
+
+def compare(
+    bundle: Bundle, files: Path, python: Path, case: PeerCase, args: argparse.Namespace
+) -> dict[str, Any]:
+    """Measures all servers in turns; returns the figures of one size of request."""
+    names = [ServerName.parse(name) for name in args.servers.split(",")]
+    tallies = {name.name: PeerTally() for name in names}
+    together = bundle.rows_bytes <= TOGETHER_BYTES
+    session = []
+    with ExitStack() as stack:
+        running = []
+        for name in names if together else []:
+            running.append(start_server(name, bundle, files, python, SERVER_CORE))
+            stack.callback(running[-1].stop)
+        for number in tqdm(range(args.turns), desc=f"{case.rows} rows", leave=False):
+            session.append(session_rows_per_s(files, case, args.seconds))
+            if together:
+                turn(running, case, tallies, args, 100 * number)
+                continue
+            for name in names:
+                server = start_server(name, bundle, files, python, SERVER_CORE)
+                try:
+                    turn([server], case, tallies, args, 100 * number)
+                finally:
+                    server.stop()
+    return {
+        "limit_ms": 1e3 * case.limit_s,
+        "session_rows_per_s": median(session),
+        "servers": {name: tally.figures() for name, tally in tallies.items()},
+    }
+
+
+def versions(python: Path) -> dict[str, str]:
+    """Versions in the peers' environment."""
+    listed = subprocess.run(
+        [str(python), "-m", "pip", "list", "--format=json"], capture_output=True, text=True, check=True
+    )
+    wanted = {"fastapi", "mosec", "numpy", "onnxruntime-gpu", "orjson", "uvicorn", "nvidia-pytriton"}
+    return {p["name"]: p["version"] for p in json.loads(listed.stdout) if p["name"] in wanted}
+
+
+def revision() -> str:
+    found = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return found.stdout.strip()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.peers",
+        description=__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
+    )
+    parser.add_argument("--model", default="kaggle", choices=list(MODELS))
+    parser.add_argument("--width", type=int, help="of the nested model (default: the widest)")
+    parser.add_argument("--form", default="rows", choices=["rows", "context"])
+    parser.add_argument("--rows", type=int, nargs="+", default=[23])
+    parser.add_argument("--limit-ms", type=float, help="of p99 (default: 10, 25, 80 for 23, 270, 2048 rows)")
+    parser.add_argument("--servers", default="polyrec,fastapi,mosec", help="separated by commas")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=1.5, help="of a closed loop; of a trial, at least")
+    parser.add_argument("--folder", type=Path, default=Path("runs/peers"), help="of models and environment")
+    parser.add_argument("--out", type=Path, help="JSON; results of other models, forms and sizes are kept")
+    args = parser.parse_args()
+    folder: Path = args.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    bundle = open_model(args.model, folder)
+    if bundle.widths:
+        bundle = bundle.at_width(args.width or bundle.widths[-1])
+    python, files = make_environment(folder / "venv"), peer_files(bundle, folder)
+    label = args.model if bundle.width is None else f"{args.model}.w{bundle.width}"
+    results = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
+    os.sched_setaffinity(0, {CLIENT_CORE})
+    for rows in args.rows:
+        found = compare(bundle, files, python, case_of(bundle, rows, args.form, args.limit_ms), args)
+        found |= {
+            "command": "python -m benchmarks.peers " + shlex.join(sys.argv[1:]),
+            "date": time.strftime("%Y-%m-%d"),
+            "revision": revision(),
+            "machine": machine(),
+            "versions": versions(python),
+        }
+        results[f"{label}/{args.form}/{rows}"] = found
+        print(table(label, args.form, rows, found), flush=True)
+        if args.out:
+            args.out.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""Loads a server with known requests and checks every answer against the reference.
+
+`Known` requests go in; a closed loop gives requests/s and latency, an open loop says whether a Poisson rate
+was held: p99 within the limit, and at least SHARE of the requests answered right in time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import orjson
+import uvloop
+
+from polyrec.loadtest.drivers.connection import Answer, LoadError, Pool, Target
+from polyrec.loadtest.drivers.load import BUDGET, load_of
+from polyrec.loadtest.drivers.open_loop import Limits, run
+from polyrec.models.schema.batch import F32, F64
+from polyrec.planner.arrivals import arrival_times
+from polyrec.planner.traffic import Arrivals
+
+SHARE = 0.99
+GRACE_S = 2.0
+MAX_LAG_S = 0.002
+"""99th percentile of the sender's own delay beyond which a trial does not count."""
+PATIENT = {BUDGET: "600000"}
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Requests whose answers are known.
+
+    url, headers: where and how they are sent. bodies: of each. expected: float64 [requests, rows],
+    probabilities. tolerance: of their absolute error. binary: answers are binary tensors.
+    """
+
+    url: str
+    headers: Mapping[str, str]
+    bodies: Sequence[bytes]
+    expected: F64
+    tolerance: float
+    binary: bool = False
+
+    @property
+    def rows(self) -> int:
+        return self.expected.shape[1]
+
+    def right(self, index: int, body: bytes) -> bool:
+        """Whether the answer to request `index` (counted through all repetitions) is right."""
+        found = read_binary(body, self.rows) if self.binary else read_json(body)
+        expected = self.expected[index % len(self.expected)]
+        return found.shape == expected.shape and bool(np.abs(found - expected).max() <= self.tolerance)
+
+
+def read_json(body: bytes) -> F32:
+    """The probabilities of an inference-protocol answer in JSON; empty if it is none."""
+    try:
+        return np.array(orjson.loads(body)["outputs"][0]["data"], np.float32)
+    except (orjson.JSONDecodeError, KeyError, IndexError, TypeError, ValueError):
+        return np.empty(0, np.float32)
+
+
+def read_binary(body: bytes, rows: int) -> F32:
+    """The probabilities of an answer with one binary tensor, which ends the body; empty if it is short."""
+    return np.frombuffer(body[-4 * rows :], "<f4") if len(body) > 4 * rows else np.empty(0, np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedLoop:
+    """latency_s: of each answer, in order of arrival."""
+
+    seconds: float
+    latency_s: F64
+
+    @property
+    def requests_per_s(self) -> float:
+        return self.latency_s.size / self.seconds
+
+    @property
+    def p50_s(self) -> float:
+        return float(np.median(self.latency_s))
+
+
+def closed(known: Known, connections: int, seconds: float) -> ClosedLoop:
+    """Runs a closed loop. Raises LoadError for any answer that is wrong."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        loop, bodies = runner.run(_closed(known, connections, seconds))
+    wrong = next((index for index, body in bodies if not known.right(index, body)), None)
+    if wrong is not None:
+        raise LoadError(f"{known.url} answered request {wrong} wrong: {dict(bodies)[wrong][:200]!r}")
+    return loop
+
+
+async def _closed(
+    known: Known, connections: int, seconds: float
+) -> tuple[ClosedLoop, list[tuple[int, bytes]]]:
+    target = Target(known.url, {**known.headers, **PATIENT})
+    requests = [target.request(body) for body in known.bodies]
+    departed: dict[int, float] = {}
+    latency: list[float] = []
+    bodies: list[tuple[int, bytes]] = []
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    sent = 0
+
+    def send() -> None:
+        nonlocal sent
+        index, sent = sent, sent + 1
+        departed[index] = time.perf_counter()
+        pool.send(index, requests[index % len(requests)])
+
+    def answered(index: int, answer: Answer) -> None:
+        now = time.perf_counter()
+        latency.append(now - departed.pop(index))
+        bodies.append((index, answer.body))
+        if answer.status != 200:
+            if not done.done():
+                reason = answer.error or answer.body[:200].decode(errors="replace")
+                done.set_exception(LoadError(f"{known.url}: status {answer.status}: {reason}"))
+        elif now < ends:
+            send()
+        elif not departed and not done.done():
+            done.set_result(None)
+
+    pool = Pool(target, connections, answered, bodies=True)
+    await pool.open(connections)
+    began = time.perf_counter()
+    ends = began + seconds
+    try:
+        for _ in range(connections):
+            send()
+        await done
+        return ClosedLoop(time.perf_counter() - began, np.array(latency)), bodies
+    finally:
+        await pool.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One open loop. right_in_time: share of all requests. p99_s: of the answered; lag_s: of the sender."""
+
+    rate: float
+    requests: int
+    right_in_time: float
+    p99_s: float
+    lag_s: float
+
+    @property
+    def counts(self) -> bool:
+        """Whether the sender itself was punctual."""
+        return self.lag_s <= MAX_LAG_S
+
+    def held(self, limit_s: float) -> bool:
+        return self.right_in_time >= SHARE and self.p99_s <= limit_s
+
+
+def trial(known: Known, rate: float, seconds: float, limit_s: float, seed: int) -> Trial:
+    """Sends at a Poisson rate for `seconds`. Each request has the limit as its latency budget."""
+    random = np.random.default_rng(seed)
+    due_s = arrival_times(Arrivals(), rate, seconds, random)
+    target = Target(known.url, known.headers)
+    bodies: dict[int, bytes] = {}
+    count = len(known.bodies)
+    load = load_of(target, due_s, seconds, lambda i: known.bodies[i % count], budget_s=limit_s, prepare=True)
+    outcome = run(target, load, Limits(grace_s=GRACE_S), bodies)
+    in_time = outcome.answered & (outcome.latency_s <= limit_s)
+    right = sum(known.right(index, bodies[index]) for index in np.flatnonzero(in_time).tolist())
+    answered = outcome.latency_s[outcome.answered]
+    _until_idle(known)
+    return Trial(
+        rate,
+        due_s.size,
+        right / max(1, due_s.size),
+        float(np.quantile(answered, SHARE)) if answered.size else np.inf,
+        float(np.quantile(outcome.lag_s[np.isfinite(outcome.lag_s)], SHARE)),
+    )
+
+
+def _until_idle(known: Known) -> None:
+    """Returns when the server has worked off what a trial left behind: it answers one more request."""
+    closed(known, 1, 0.0)

@@ -1,0 +1,140 @@
+"""Makes the models of benchmarks/peers, seeded, as bundles.
+
+    kaggle   26 tables of the Criteo Kaggle set, 2.0 M rows in all, x 16; bottom 13-512-256-64-16, dot,
+             top 367-512-256-1
+    large    the same tables with 20 M rows x 64, beyond every cache; bottom 13-512-256-64, dot,
+             top 415-512-256-1
+    nested   kaggle's tables with nested widths 16 and 64 and the cross network of recipes/ml1m.yaml
+
+Weights are random: the models are for speed, not for quality. The first half of the features, dense and
+sparse, are the context's, so that one model takes independent rows as well as one context with candidates.
+Ids are in no order; rows are in popularity order, as after training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from polyrec.models.bundle.bundle import Bundle, load_bundle, write_bundle
+from polyrec.models.dlrm.dlrm import DLRM, Architecture, dense_slots, initial_net
+from polyrec.models.dlrm.representation import Representation
+from polyrec.models.embeddings.table import TableStage
+from polyrec.models.schema.batch import I64
+from polyrec.models.schema.encoder import Encoder
+from polyrec.models.schema.schema import Categorical, Dense, Label, Schema, Split
+from polyrec.models.schema.vocabulary import Vocabulary, ids_of_ranks
+
+DENSE = 13
+SEED = 1
+SPREAD = 0.5
+"""Rows are uniform within this; large enough for every look-up to show in the answer."""
+CARDINALITIES = (
+    *(1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194),
+    *(27, 14992, 5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572),
+)
+"""Distinct values of C1 ... C26 in the Criteo Kaggle set."""
+SPECIALS = 2
+"""Rows of a table beside its values: missing and out of vocabulary."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerModel:
+    """rows: of all tables, about. architecture: of the dense net."""
+
+    name: str
+    rows: int
+    architecture: Architecture
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Values of each table."""
+        return capped(CARDINALITIES, self.rows)
+
+    @property
+    def schema(self) -> Schema:
+        half = len(self.sizes) // 2
+        return Schema(
+            name=self.name,
+            dense=tuple(
+                Dense(name=f"I{i + 1}", role="context" if i <= DENSE // 2 else "candidate")
+                for i in range(DENSE)
+            ),
+            categorical=tuple(
+                Categorical(
+                    name=f"C{i + 1}",
+                    type="integer",
+                    cardinality=size,
+                    role="context" if i < half else "candidate",
+                )
+                for i, size in enumerate(self.sizes)
+            ),
+            label=Label(column="label"),
+            split=Split(rule="column", columns=("split",)),
+        )
+
+
+def _dlrm(width: int, bottom: Sequence[int]) -> Architecture:
+    return Architecture(width=width, bottom=tuple(bottom), top=(512, 256), interaction="dot")
+
+
+MODELS = {
+    model.name: model
+    for model in (
+        PeerModel("kaggle", 2_000_000, _dlrm(16, (512, 256, 64))),
+        PeerModel("large", 20_000_000, _dlrm(64, (512, 256))),
+        PeerModel("nested", 2_000_000, Architecture(widths=(16, 64), top=(256, 128, 64))),
+    )
+}
+
+
+def capped(sizes: Sequence[int], total: int) -> tuple[int, ...]:
+    """Cuts the largest sizes to one cap so that all add up to at most `total`."""
+    low, high = 1, max(sizes)
+    while low < high:
+        cap = (low + high + 1) // 2
+        if sum(min(size, cap) for size in sizes) <= total:
+            low = cap
+        else:
+            high = cap - 1
+    return tuple(min(size, low) for size in sizes)
+
+
+def ranks(size: int, random: np.random.Generator) -> I64:
+    """Draws the rank of each id of a table of `size` values; the special rows are never accessed."""
+    return np.concatenate((random.permutation(size), np.arange(size, size + SPECIALS)))
+
+
+def open_model(name: str, folder: Path) -> Bundle:
+    """Loads a model's bundle from `folder`, and makes it if it is not there."""
+    path = folder / name
+    return load_bundle(path) if path.exists() else write_model(MODELS[name], path)
+
+
+def write_model(model: PeerModel, path: Path) -> Bundle:
+    """Writes a model as a bundle; takes twice its rows' bytes in memory."""
+    random = np.random.default_rng(SEED)
+    torch.manual_seed(SEED)
+    schema = model.schema
+    vocabularies = {
+        table: Vocabulary(table, "integer", size, ranks(size, random), np.zeros(size + SPECIALS, np.int64))
+        for table, size in zip(schema.tables, model.sizes, strict=True)
+    }
+    rows = {table: vocabulary.rows for table, vocabulary in vocabularies.items()}
+    weight = random.random((sum(rows.values()), model.architecture.width), np.float32)
+    weight -= 0.5
+    weight *= 2 * SPREAD
+    stage = TableStage(schema, rows, torch.from_numpy(weight))
+    net = initial_net(model.architecture, dense_slots(schema), stage.slots)
+    encoder = Encoder(schema, vocabularies, {})
+    return write_bundle(path, DLRM(stage, net), Representation(), encoder, metrics={}, training={})
+
+
+def value_of_rank(bundle: Bundle) -> list[I64]:
+    """Returns the ids of each table in popularity order, special rows last; int64 [rows] each."""
+    vocabularies = bundle.encoder.vocabularies
+    return [ids_of_ranks(vocabularies[table].rank_of_id) for table in bundle.manifest.schema_.tables]

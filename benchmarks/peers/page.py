@@ -1,0 +1,73 @@
+"""Writes docs/results/peers.md from the figures of `python -m benchmarks.peers`.
+
+    python -m benchmarks.peers.page docs/results/peers.json docs/results/peers.md
+
+A table for each model, form and size of requests, and below it the command that measured it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+FORMS = {"rows": "independent rows", "context": "one context with candidates; peers get the exploded rows"}
+HEAD = "| server | closed loop, /s | of the session | alone, ms | knee, /s | of the best peer |"
+INTRODUCTION = """# Polyrec beside other servers, at real size
+
+Each server has one core, the load comes from another. Closed loop: requests/s over 16 connections; the
+next column divides its rows/s by those of the same dense graph in an ONNX Runtime session without any server.
+Alone: one connection, median latency. Knee: the highest open-loop Poisson rate, requests/s, at which p99
+stays within the limit and at least 99% of the requests are answered right in time. All are medians over turns
+in which the servers alternate; every answer is compared with a float64 reference. Models and method:
+`python -m benchmarks.peers --help`.
+"""
+
+
+def table(model: str, form: str, rows: int, found: Mapping[str, Any]) -> str:
+    """The figures of one size of request, as Markdown."""
+    servers = found["servers"]
+    peers = [f["knee_requests_per_s"] for name, f in servers.items() if not name.startswith("polyrec")]
+    best = max(peers, default=0.0)
+    lines = [
+        f"## {model}, {rows} rows, p99 within {found['limit_ms']:g} ms: {FORMS[form]}",
+        "",
+        HEAD,
+        "|---|---|---|---|---|---|",
+    ]
+    for name, f in servers.items():
+        knee = f["knee_requests_per_s"]
+        share = f"{knee / best:.2f}" if best else "-"
+        closed = f["closed_requests_per_s"]
+        lines.append(
+            f"| {name} | {closed:,.0f} | {closed * rows / found['session_rows_per_s']:.0%} "
+            f"| {f['alone_ms']:.2f} | {knee:,.0f} | {share} |"
+        )
+    lines.append(f"| session alone | {found['session_rows_per_s'] / rows:,.0f} | 100% | | | |")
+    return "\n".join(lines) + "\n"
+
+
+def origin(found: Mapping[str, Any]) -> str:
+    """Command, machine, date and versions of one table."""
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    machine = found["machine"]
+    return (
+        f"`{found['command']}`, {found['date']}, revision {found['revision']}; {machine['processor']}, "
+        f"{machine['scheduling']}, Python {machine['python']}; {versions}.\n"
+    )
+
+
+def page(results: Mapping[str, Mapping[str, Any]]) -> str:
+    """The whole page. results: `model/form/rows` -> figures."""
+    parts = [INTRODUCTION]
+    for key, found in results.items():
+        model, form, rows = key.split("/")
+        parts += [table(model, form, int(rows), found), origin(found)]
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    source, target = map(Path, sys.argv[1:])
+    target.write_text(page(json.loads(source.read_text())))

@@ -1,0 +1,169 @@
+"""Starts the servers that are compared, each pinned to one core, and makes the environment of the peers.
+
+A server is named NAME[:OPTION...]:
+
+    polyrec[:PRECISION][:RUNTIME][:binary]   PRECISION: fp32, bf16, int8; RUNTIME: auto, onnx, torch, ...
+    fastapi[:PRECISION]                      plain FastAPI, an ONNX Runtime session (fp32 or int8)
+    mosec[:PRECISION]                        mosec without batching
+    mosec-batch[:PRECISION]                  mosec, batches of at most 16 requests
+    triton[:PRECISION]                       Triton, dynamic batching
+
+`binary` sends and reads binary tensors instead of JSON.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from polyrec.models.bundle.bundle import Bundle
+from polyrec.models.errors import PolyrecError
+from polyrec.server.app.run import start
+
+ROOT = Path(__file__).parents[3]
+PACKAGES = ("fastapi", "numpy", "onnxruntime-gpu", "orjson", "uvicorn[standard]", "mosec")
+"""Of the peers' environment; those that Polyrec has too in its own versions."""
+PRECISIONS = ("fp32", "bf16", "int8")
+BATCHING = {"PEER_BATCH": "16", "PEER_WAIT_MS": "1"}
+START_S = 120.0
+STOP_S = 15.0
+INFER = "/v2/models/dlrm/infer"
+
+
+class PeerFailed(PolyrecError):
+    """A server that did not start, or an environment that could not be made."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerName:
+    """A server and its options, as named on the command line."""
+
+    name: str
+    kind: str
+    precision: str = "fp32"
+    runtime: str = "auto"
+    binary: bool = False
+
+    @staticmethod
+    def parse(name: str) -> ServerName:
+        """Raises PeerFailed for an unknown server or option."""
+        kind, *options = name.split(":")
+        if kind not in ("polyrec", "fastapi", "mosec", "mosec-batch", "triton"):
+            raise PeerFailed(f"unknown server '{name}'")
+        precision = next((o for o in options if o in PRECISIONS), "fp32")
+        others = [o for o in options if o not in PRECISIONS and o != "binary"]
+        if len(others) > (kind == "polyrec") or ("binary" in options and kind != "polyrec"):
+            raise PeerFailed(f"server '{name}' has an option that it does not take")
+        return ServerName(name, kind, precision, *others, binary="binary" in options)
+
+    @property
+    def is_polyrec(self) -> bool:
+        return self.kind == "polyrec"
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    """A server that answers at `url`, in a process group of its own."""
+
+    name: ServerName
+    url: str
+    process: subprocess.Popen[str] | subprocess.Popen[bytes]
+
+    def stop(self) -> None:
+        """Sends SIGTERM to its process, after STOP_S seconds SIGKILL to its whole group."""
+        self.process.terminate()
+        try:
+            self.process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        # servers of several processes leave some behind
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+
+def make_environment(folder: Path) -> Path:
+    """Returns the Python of the peers' environment; makes it if it is not there. Raises PeerFailed."""
+    python = folder / "bin" / "python"
+    done = folder / "complete"
+    if not done.exists():
+        constraints = ROOT / "constraints.txt"
+        for command in (
+            [sys.executable, "-m", "venv", "--clear", str(folder)],
+            [str(python), "-m", "pip", "install", "-q", "-c", str(constraints), *PACKAGES],
+        ):
+            if subprocess.run(command, check=False).returncode:
+                raise PeerFailed(f"the peers' environment was not made: {' '.join(command)}")
+        done.touch()
+    return python
+
+
+def start_server(name: ServerName, bundle: Bundle, files: Path, python: Path, core: int) -> RunningServer:
+    """Starts a server pinned to `core` and waits until it answers. Raises PeerFailed.
+
+    files: the model for peers. python: of the peers' environment.
+    """
+    if name.is_polyrec:
+        settings: dict[str, object] = {"bundle": bundle.path, "precision": name.precision}
+        settings |= {"runtime": name.runtime, "max_queued_rows": 2**17, "drain_grace_s": 0}
+        if bundle.width is not None:
+            settings["width"] = bundle.width
+        own = start(settings, core=core)
+        return RunningServer(name, own.url + INFER, own.process)
+    module = f"benchmarks.peers.servers.{name.kind.partition('-')[0]}_server"
+    port = _free_port()
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment |= BATCHING if name.kind == "mosec-batch" else {}
+    process = _pinned([str(python), "-m", module, str(files), str(port), name.precision], environment, core)
+    running = RunningServer(name, f"http://127.0.0.1:{port}{INFER}", process)
+    try:
+        _wait_until_it_answers(running)
+    except PeerFailed:
+        running.stop()
+        raise
+    return running
+
+
+def _pinned(command: list[str], environment: Mapping[str, str], core: int) -> subprocess.Popen[bytes]:
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})  # of this thread, which a child inherits
+    try:
+        return subprocess.Popen(
+            command, cwd=ROOT, env=dict(environment), stdout=subprocess.DEVNULL, start_new_session=True
+        )
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def _wait_until_it_answers(server: RunningServer) -> None:
+    """Polls until any HTTP answer below 500 comes."""
+    ends = time.monotonic() + START_S
+    while time.monotonic() < ends:
+        if server.process.poll() is not None:
+            raise PeerFailed(f"'{server.name.name}' ended with status {server.process.returncode}")
+        try:
+            urllib.request.urlopen(urllib.request.Request(server.url, b"{}"), timeout=5).close()
+            return
+        except urllib.error.HTTPError as e:
+            if e.code < 500:
+                return
+        except OSError:
+            pass
+        time.sleep(0.1)
+    raise PeerFailed(f"'{server.name.name}' did not answer within {START_S:g} s")
