@@ -30,6 +30,7 @@ from benchmarks.peers.models import open_model, value_of_rank
 from benchmarks.peers.queries import draw, json_body
 from polyrec.loadtest.drivers.closed_loop import closed_loop
 from polyrec.loadtest.drivers.connection import Target
+from polyrec.loadtest.drivers.load import BUDGET
 from polyrec.loadtest.machine import core_seconds, processor
 from polyrec.models.allocator import retain_freed_memory
 from polyrec.models.bundle.bundle import Bundle
@@ -133,7 +134,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             settings["width"] = bundle.width
         with start(settings, core=SERVER_CORE) as server:
             url = f"{server.url}/v2/models/dlrm/infer"
-            target = Target(url)
+            target = Target(url, {BUDGET: "600000"})
             requests = {rows: [target.request(body) for body in bodies[rows]] for rows in args.rows}
             for _ in range(args.turns):
                 for rows in args.rows:
