@@ -140,7 +140,7 @@ def _gather_and_copy(world: GpuModel) -> Predict:
 
     def look_up(batch: Batch) -> Tensor:
         nonlocal staged
-        wanted = as_index(rows.lookups(batch).singles(), torch.device("cpu"))
+        wanted = as_index(rows.lookups(batch).singles, torch.device("cpu"))
         if staged.shape[0] < wanted.numel():
             staged = torch.empty((wanted.numel(), row_format.units), dtype=row_format.unit, pin_memory=cuda)
         out = staged[: wanted.numel()]
@@ -159,7 +159,7 @@ def _embedding_bag(world: GpuModel) -> Predict:
     bag = torch.nn.EmbeddingBag.from_pretrained(world.weight.to(world.device), mode="sum")
 
     def look_up(batch: Batch) -> Tensor:
-        wanted = rows.lookups(batch).singles()
+        wanted = rows.lookups(batch).singles
         offsets = np.arange(wanted.size)
         vectors: Tensor = bag(on_device(wanted, world.device), on_device(offsets, world.device))
         return vectors.view(batch.candidate.rows, len(world.tables), WIDTH)

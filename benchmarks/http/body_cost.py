@@ -27,7 +27,8 @@ import pyarrow as pa
 
 from polyrec.models.allocator import retain_freed_memory
 from polyrec.models.errors import FeatureError
-from polyrec.models.schema.encoder import Encoder, Standard
+from polyrec.models.schema.dense_transform import Standard
+from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.schema import ROLES, Categorical, Dense, Schema, load_schema
 from polyrec.models.schema.vocabulary import Vocabulary
 from polyrec.planner.plan import Limits

@@ -200,7 +200,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         wall_s, cpu_s = clock() - begin, time.process_time() - cpu
         if thread is not None:
             thread.close()
-        index = stage.rows.lookups(queries.batch(0)).singles()
+        index = stage.rows.lookups(queries.batch(0)).singles
         checked = right(store.gather(torch.from_numpy(index)).numpy(), index)
     done = len(took_s) * case["batch_rows"]
     result = {

@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from polyrec.loadtest.drivers.connection import LoadError
 from polyrec.models.schema.batch import I64
-from polyrec.models.schema.encoder import Encoder, Standard
+from polyrec.models.schema.dense_transform import Standard
+from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.schema import Categorical, Dense
 from polyrec.models.schema.vocabulary import Vocabulary
 

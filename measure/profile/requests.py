@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyrec.models.schema.batch import I64, Batch
-from polyrec.models.schema.encoder import Encoder, Standard
+from polyrec.models.schema.dense_transform import Standard
+from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.popularity import counted_lookups
 from polyrec.models.schema.schema import ROLES, Categorical, Dense, Role, Schema
 from polyrec.models.schema.vocabulary import Vocabulary, ids_of_ranks

@@ -62,7 +62,8 @@ from polyrec.models.dlrm.representation import Representation
 from polyrec.models.embeddings.stage import Stage
 from polyrec.models.errors import BundleError, PolyrecError
 from polyrec.models.files import atomic_path, validate_as
-from polyrec.models.schema.encoder import Encoder, Standard
+from polyrec.models.schema.dense_transform import Standard
+from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.popularity import vocabularies_from_tensors, vocabulary_tensors
 from polyrec.models.text import printable
 

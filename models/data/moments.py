@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from polyrec.models.schema.encoder import Standard
+from polyrec.models.schema.dense_transform import Standard
 from polyrec.models.schema.schema import Dense
 
 

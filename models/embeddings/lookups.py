@@ -43,19 +43,20 @@ class BlockLookups:
 
 @dataclass(frozen=True, slots=True)
 class Lookups:
-    """All look-ups of a batch."""
+    """All look-ups of a batch.
+
+    singles: the rows of the single-valued features, contexts first, int64 [look-ups]; those of the blocks are
+    views of it.
+    """
 
     context: BlockLookups
     candidate: BlockLookups
-
-    def singles(self) -> I64:
-        """Returns the rows of the single-valued features: contexts, then candidates; int64 [look-ups]."""
-        return np.concatenate((self.context.singles.ravel(), self.candidate.singles.ravel()))
+    singles: I64
 
     def rows(self) -> I64:
-        """Returns every row looked up: `singles()`, then the bags of contexts, then of candidates."""
+        """Returns every row looked up: `singles`, then the bags of contexts, then of candidates."""
         bags = [b.bags.rows for b in (self.context, self.candidate) if b.bags is not None]
-        return np.concatenate((self.singles(), *bags)) if bags else self.singles()
+        return np.concatenate((self.singles, *bags)) if bags else self.singles
 
     def at(self, rows: I64) -> Lookups:
         """Returns the same look-ups with other rows, given in the order of `rows()`."""
@@ -70,7 +71,7 @@ class Lookups:
             )
             for i, b in enumerate(blocks)
         ]
-        return Lookups(moved[0], moved[1])
+        return Lookups(moved[0], moved[1], rows[: self.singles.size])
 
 
 class FusedRows:
@@ -96,10 +97,17 @@ class FusedRows:
 
     def lookups(self, batch: Batch) -> Lookups:
         """Returns the rows of the fused weight that a batch looks up."""
-        return Lookups(self._block("context", batch.context), self._block("candidate", batch.candidate))
+        first = batch.context.ranks.size
+        singles = np.empty(first + batch.candidate.ranks.size, np.int64)
+        return Lookups(
+            self._block("context", batch.context, singles[:first]),
+            self._block("candidate", batch.candidate, singles[first:]),
+            singles,
+        )
 
-    def _block(self, role: Role, block: Block) -> BlockLookups:
-        singles = block.ranks + self._singles[role]
+    def _block(self, role: Role, block: Block, out: I64) -> BlockLookups:
+        """Returns the look-ups of a block, those of its single-valued features in `out`."""
+        singles = np.add(block.ranks, self._singles[role], out=out.reshape(block.ranks.shape))
         bases = self._bags[role]
         if not bases.size:
             return BlockLookups(singles, None)

@@ -24,7 +24,7 @@ def assemble(lookups: Lookups, source: Source, width: int, device: torch.device)
     # tiers locate rows on the host, whatever device they return them on
     index_device = HOST if isinstance(source, TieredRows) else device
     pooled = [None if b.bags is None else _pool(b.bags, source, index_device, device) for b in blocks]
-    gathered = source.gather(as_index(lookups.singles(), index_device))
+    gathered = source.gather(as_index(lookups.singles, index_device))
     out = []
     start = 0
     for block, sums in zip(blocks, pooled, strict=True):

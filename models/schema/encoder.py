@@ -8,98 +8,19 @@ it was trained on.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
-from math import isfinite
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from polyrec.models.data.request_columns import with_request_features
 from polyrec.models.errors import DataError, FeatureError
 from polyrec.models.schema.batch import F32, F64, I64, Batch, Block, take_bags
-from polyrec.models.schema.schema import ROLES, Categorical, Dense, RequestFeature, Role, Schema
+from polyrec.models.schema.dense_transform import DenseTransform, Standard
+from polyrec.models.schema.id_columns import IdColumns, RankTable, column_order
+from polyrec.models.schema.schema import ROLES, Categorical, Role, RoleLayout, Schema
 from polyrec.models.schema.vocabulary import Vocabulary
-
-
-@dataclass(frozen=True, slots=True)
-class Standard:
-    """Mean and standard deviation of a dense feature over the training rows, after log1p."""
-
-    mean: float = 0.0
-    deviation: float = 1.0
-
-
-class DenseTransform:
-    """The transforms of one role's dense features, applied to whole arrays."""
-
-    def __init__(self, features: Sequence[Dense], standards: Mapping[str, Standard]) -> None:
-        self.names = tuple(f.name for f in features)
-        self._log = np.array(["log1p" in f.transform for f in features], bool)
-        unit = Standard()
-        used = [standards[f.name] if "standardise" in f.transform else unit for f in features]
-        self._mean = np.array([s.mean for s in used], np.float64)
-        self._scale = 1.0 / np.array([s.deviation for s in used], np.float64)
-        with np.errstate(over="ignore"):  # a schema may say 1e308
-            self._missing = np.array([f.missing for f in features], np.float64).astype(np.float32)
-        self._any_log = bool(self._log.any())
-        self._computed = np.array([isinstance(f, RequestFeature) for f in features], bool)
-
-    def __call__(self, raw: NDArray[np.floating[Any]]) -> F32:
-        """raw: [rows, features], NaN where missing -> float32 [rows, features], finite.
-
-        Raises FeatureError naming the first feature with a value that is infinite or too large; a feature of
-        the request is then missing instead, since no client gave it.
-        """
-        if not self.names:
-            return np.empty((raw.shape[0], 0), np.float32)
-        x = raw.astype(np.float64)
-        if self._any_log:
-            np.maximum(x, 0.0, out=x, where=self._log)
-            np.log1p(x, out=x, where=self._log)
-        # Overflow becomes infinite, and is rejected below with the name of the feature.
-        with np.errstate(over="ignore", invalid="ignore"):
-            x -= self._mean
-            x *= self._scale
-            out = x.astype(np.float32)
-            # A finite sum shows in one pass that no value is missing, infinite or too large.
-            if isfinite(out.sum()):
-                return out
-            missing = np.isnan(raw) | self._computed
-            np.copyto(out, self._missing, where=missing & ~np.isfinite(out))
-            if isfinite(out.sum()):
-                return out
-        if not np.isfinite(out).all():
-            row, column = np.argwhere(~np.isfinite(out))[0]
-            raise FeatureError(
-                self.names[column], f"value {raw[row, column]} is not a finite number (row {row})"
-            )
-        return out
-
-
-@dataclass(frozen=True, slots=True)
-class _TensorColumns:
-    """Columns of one role's features in the tensors of the inference protocol.
-
-    dense, singles: int64, columns of `dense` and `sparse`. rows: uint64, rows of each single's table.
-    """
-
-    dense: I64
-    singles: I64
-    rows: NDArray[np.uint64]
-
-    @staticmethod
-    def of(schema: Schema, role: Role, vocabularies: Mapping[str, Vocabulary]) -> _TensorColumns:
-        layout = schema.layout(role)
-        dense = [d.name for d in schema.dense]
-        singles = [f.name for f in schema.categorical if not f.multi]
-        return _TensorColumns(
-            np.array([dense.index(d.name) for d in layout.given], np.int64),
-            np.array([singles.index(f.name) for f in layout.singles], np.int64),
-            np.array([vocabularies[f.table_name].rows for f in layout.singles], np.uint64),
-        )
 
 
 class Encoder:
@@ -115,11 +36,19 @@ class Encoder:
         self.vocabularies = dict(vocabularies)
         self.standards = dict(standards)
         self._names = {role: schema.layout(role).names for role in ROLES}
-        self._tensor_columns = {role: _TensorColumns.of(schema, role, self.vocabularies) for role in ROLES}
         self._transform = {
             "context": DenseTransform(schema.context.dense, standards),
             "candidate": DenseTransform(schema.candidate.dense, standards),
         }
+        context, candidate = schema.context, schema.candidate
+        self._both = DenseTransform((*context.dense, *candidate.dense), standards)
+        ranks = RankTable(self.vocabularies)
+        self._ids = {role: IdColumns(schema.layout(role).singles, ranks) for role in ROLES}
+        self._both_ids = IdColumns((*context.singles, *candidate.singles), ranks)
+        dense = [d.name for d in schema.dense]
+        singles = [f.name for f in schema.categorical if not f.multi]
+        self._dense_order = column_order(dense, [d.name for d in (*context.given, *candidate.given)])
+        self._singles_order = column_order(singles, [f.name for f in (*context.singles, *candidate.singles)])
 
     def prepare(self) -> None:
         """Builds the look-up dictionaries now, which the first request would otherwise wait for."""
@@ -219,18 +148,18 @@ class Encoder:
         request: as for `block`.
         Raises FeatureError: an id out of range, lengths that do not add up, a non-finite number.
         """
-        columns_of_role = self._tensor_columns
-        context, candidate = (
-            self.ids_block(
-                role,
-                dense[:, columns_of_role[role].dense],
-                sparse[:, columns_of_role[role].singles],
-                bags,
-                request,
-            )
-            for role in ROLES
+        context, candidate = self.schema.context, self.schema.candidate
+        # both roles at once: an array operation costs about the same for 13 columns as for 26
+        numbers = self._both(
+            _with_request(dense[:, self._dense_order], len(candidate.request), request),
+            len(self.schema.dense),
         )
-        return Batch(context, candidate)
+        ranks = self._both_ids(sparse[:, self._singles_order])
+        d, n = len(context.dense), len(context.singles)
+        return Batch(
+            self._block(context, np.ascontiguousarray(numbers[:, :d]), ranks[:, :n], bags),
+            self._block(candidate, np.ascontiguousarray(numbers[:, d:]), ranks[:, n:], bags),
+        )
 
     def ids_block(
         self,
@@ -247,29 +176,20 @@ class Encoder:
         candidate's, as for `from_ids`. Raises as `from_ids`.
         """
         layout = self.schema.layout(role)
-        columns_of_role = self._tensor_columns[role]
-        if np.isnan(raw).any():
-            row, column = np.argwhere(np.isnan(raw))[0]
-            raise FeatureError(layout.dense[column].name, f"value nan is not a finite number (row {row})")
-        numbers: F32 | F64 = raw
-        if len(layout.request) and role == "candidate":
-            absent = np.full((ids.shape[0], len(layout.request)), np.nan)
-            numbers = np.hstack((raw, absent if request is None else request))
-        ranks = np.empty_like(ids)
-        # One comparison for all features: seen as unsigned, a negative id is a huge one.
-        in_range = not (ids.view(np.uint64) >= columns_of_role.rows).any()
-        for i, f in enumerate(layout.singles):
-            vocabulary = self.vocabularies[f.table_name]
-            column = ids[:, i]
-            ranks[:, i] = (
-                vocabulary.rank_of_id[column] if in_range else vocabulary.ranks_of_ids(f.name, column)
-            )
+        added = len(layout.request) if role == "candidate" else 0
+        numbers = self._transform[role](_with_request(raw, added, request), raw.shape[1])
+        return self._block(layout, numbers, self._ids[role](ids), bags)
+
+    def _block(
+        self, layout: RoleLayout, dense: F32, ranks: I64, bags: Mapping[str, tuple[I64, I64]]
+    ) -> Block:
+        """Returns the block of one role, with the ids of its bags as ranks. Raises FeatureError."""
         pairs = []
         for f in layout.bags:
             values, lengths = bags[f.name]
-            check_lengths(f, values, lengths, ids.shape[0])
+            check_lengths(f, values, lengths, ranks.shape[0])
             pairs.append((self.vocabulary(f).ranks_of_ids(f.name, values), lengths))
-        return Block(self._transform[role](numbers), ranks, *interleave(pairs))
+        return Block(dense, ranks, *interleave(pairs))
 
     def unknown(self, batch: Batch) -> dict[str, int]:
         """Counts out-of-vocabulary look-ups of a batch by feature; features without any are left out."""
@@ -288,6 +208,13 @@ class Encoder:
                 if n := int((values == self.vocabulary(f).oov_rank).sum()):
                     counts[f.name] = n
         return counts
+
+
+def _with_request(raw: F32, added: int, request: F64 | None) -> F32 | F64:
+    """Appends `added` features of the request to raw numbers; NaN where the request has none."""
+    if not added:
+        return raw
+    return np.hstack((raw, np.full((raw.shape[0], added), np.nan) if request is None else request))
 
 
 def check_longest(f: Categorical, lengths: I64) -> None:

@@ -31,7 +31,7 @@ from polyrec.models.data.split import TRAIN, Splitter
 from polyrec.models.errors import DataError
 from polyrec.models.files import Strict, atomic_path
 from polyrec.models.schema.batch import I64
-from polyrec.models.schema.encoder import Standard
+from polyrec.models.schema.dense_transform import Standard
 from polyrec.models.schema.schema import ROLES, Role, Schema
 from polyrec.models.schema.vocabulary import Vocabulary
 

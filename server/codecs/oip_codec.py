@@ -25,6 +25,7 @@ from polyrec.planner.routing.query import MOST_PRIORITY
 from polyrec.server.codecs.body_limits import BodyLimits, count
 from polyrec.server.codecs.json_numbers import ALWAYS_FAST_BYTES
 from polyrec.server.codecs.json_rows import explain_malformed
+from polyrec.server.codecs.number_arrays import NumberParser
 from polyrec.server.codecs.oip_inputs import Array, Inputs
 from polyrec.server.codecs.rows import RankedTensors, Tensors
 from polyrec.server.errors import Malformed, shortened
@@ -120,6 +121,7 @@ class OipCodec:
     ) -> None:
         self.inputs = Inputs(schema, limits, vocabularies)
         self._body_limits = BodyLimits.of(schema, limits)
+        self._numbers = NumberParser()
 
     def decode(self, body: bytes, header_bytes: int | None) -> InferRequest:
         """Decodes a decompressed body.
@@ -200,7 +202,7 @@ class OipCodec:
                 raise Malformed(f"input '{header.name}' needs either data or parameter binary_data_size")
             dtype = DTYPES[header.datatype]
             if size is None:
-                tensors[header.name] = _json_tensor(header.name, raw, shape, dtype)
+                tensors[header.name] = self._json_tensor(header.name, raw, shape, dtype)
                 continue
             if size != math.prod(shape) * dtype.itemsize:
                 raise Malformed(
@@ -218,8 +220,17 @@ class OipCodec:
         return tensors
 
 
-def _json_tensor(name: str, raw: bytes, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Parses the `data` of one input, flat or nested in row-major order. Raises Malformed."""
+    def _json_tensor(self, name: str, raw: bytes, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Parses the `data` of one input, flat or nested in row-major order. Raises Malformed."""
+        values = self._numbers.parse(raw, shape, dtype.kind)
+        if values is None or (dtype.itemsize < 8 and dtype.kind == "i"):
+            return json_tensor(name, raw, shape, dtype)
+        with np.errstate(over="ignore"):
+            return values.astype(dtype, copy=False).reshape(shape)
+
+
+def json_tensor(name: str, raw: bytes, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Parses the `data` of one input number by number: slow, and says what is wrong. Raises Malformed."""
     size = math.prod(shape)
     # counted before parsing, which takes ten times as long; exact, as numbers contain no commas
     if len(raw) > COUNTED_BYTES and (found := count(raw, b",") + 1) != size:

@@ -44,7 +44,7 @@ def bags_in_slot_order(lookups: Lookups) -> LookupBags:
     shapes = [(b.singles.shape[0], b.singles.shape[1] + (b.bags.features if b.bags else 0)) for b in blocks]
     both = (shapes[0], shapes[1])
     if all(b.bags is None for b in blocks):
-        return LookupBags(lookups.singles(), None, None, both)
+        return LookupBags(lookups.singles, None, None, both)
     parts = [_in_slots(b) for b in blocks]
     lengths = np.concatenate([p[1] for p in parts])
     offsets = np.concatenate(([0], np.cumsum(lengths)))

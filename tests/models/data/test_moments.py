@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyrec.models.data.moments import Moments
-from polyrec.models.schema.encoder import Standard
+from polyrec.models.schema.dense_transform import Standard
 from polyrec.models.schema.schema import Dense
 
 

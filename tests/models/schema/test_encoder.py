@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from polyrec.models.errors import DataError, FeatureError
 from polyrec.models.schema.batch import I64, Batch, Block
-from polyrec.models.schema.encoder import DenseTransform, Encoder, Standard
-from polyrec.models.schema.schema import ROLES, Categorical, Dense, Schema
+from polyrec.models.schema.dense_transform import Standard
+from polyrec.models.schema.encoder import Encoder
+from polyrec.models.schema.schema import ROLES, Categorical, Schema
 from polyrec.models.schema.vocabulary import Vocabulary
 
 Row = dict[str, Any]
@@ -120,29 +121,6 @@ def test_encoded_data_does_not_depend_on_where_a_batch_is_cut(
     (whole,) = arrow(rows).to_batches()
     parts = [encoder.from_arrow(whole.slice(0, cut)), encoder.from_arrow(whole.slice(cut))]
     assert_same(Batch.concat(parts), encoder.from_arrow(whole))
-
-
-@given(st.lists(st.none() | st.floats(-1e3, 1e9), max_size=8), st.booleans(), st.booleans())
-def test_dense_transforms_are_the_formulas(values: list[float | None], log: bool, scale: bool) -> None:
-    steps = ("log1p",) * log + ("standardise",) * scale
-    transform = DenseTransform([Dense(name="x", transform=steps, missing=7.0)], {"x": Standard(3.0, 2.0)})
-    raw = np.array([[math.nan if v is None else v] for v in values]).reshape(-1, 1)
-    expected = []
-    for value in values:
-        x = 7.0 if value is None else value
-        if value is not None and log:
-            x = math.log(1 + max(x, 0.0))
-        if value is not None and scale:
-            x = (x - 3.0) / 2.0
-        expected.append(x)
-    assert transform(raw)[:, 0] == pytest.approx(expected, rel=1e-6, abs=1e-6)
-
-
-@pytest.mark.parametrize("bad", [math.inf, -math.inf, 1e39])
-def test_a_number_that_float32_cannot_hold_is_rejected_by_name(bad: float) -> None:
-    transform = DenseTransform([Dense(name="x"), Dense(name="y")], {})
-    with pytest.raises(FeatureError, match=r"feature 'y': value .* is not a finite number \(row 1\)"):
-        transform(np.array([[0.0, 0.0], [0.0, bad]]))
 
 
 def test_a_feature_left_out_is_missing_in_every_row(encoder: Encoder) -> None:

@@ -1,0 +1,84 @@
+"""Transforms dense features of a batch: logarithm, standardization, values for missing ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyrec.models.errors import FeatureError
+from polyrec.models.schema.batch import F32
+from polyrec.models.schema.schema import Dense, RequestFeature
+
+
+@dataclass(frozen=True, slots=True)
+class Standard:
+    """Mean and standard deviation of a dense feature over the training rows, after log1p."""
+
+    mean: float = 0.0
+    deviation: float = 1.0
+
+
+class DenseTransform:
+    """The transforms of one role's dense features, applied to whole arrays."""
+
+    def __init__(self, features: Sequence[Dense], standards: Mapping[str, Standard]) -> None:
+        self.names = tuple(f.name for f in features)
+        self._log = np.array(["log1p" in f.transform for f in features], bool)
+        unit = Standard()
+        used = [standards[f.name] if "standardise" in f.transform else unit for f in features]
+        self._mean = np.array([s.mean for s in used], np.float64)
+        self._scale = 1.0 / np.array([s.deviation for s in used], np.float64)
+        with np.errstate(over="ignore"):  # a schema may say 1e308
+            self._missing = np.array([f.missing for f in features], np.float64).astype(np.float32)
+        self._any_log = bool(self._log.any())
+        self._identity = not self._any_log and not self._mean.any() and bool((self._scale == 1.0).all())
+        self._computed = np.array([isinstance(f, RequestFeature) for f in features], bool)
+
+    def __call__(self, raw: NDArray[np.floating[Any]], required: int = 0) -> F32:
+        """Transforms raw values, [rows, features], NaN where missing, to finite float32 of the same shape.
+
+        required: how many of the first features must not be missing.
+        Raises FeatureError naming the first feature with a value that is infinite or too large; a feature of
+        the request is then missing instead, since no client gave it.
+        """
+        if not self.names:
+            return np.empty((raw.shape[0], 0), np.float32)
+        if self._identity and raw.dtype == np.float32:
+            out = raw.copy()
+            if isfinite(out.sum()):
+                return out
+        x = raw.astype(np.float64)
+        if self._any_log:
+            np.maximum(x, 0.0, out=x, where=self._log)
+            np.log1p(x, out=x, where=self._log)
+        # Overflow becomes infinite, and is rejected below with the name of the feature.
+        with np.errstate(over="ignore", invalid="ignore"):
+            x -= self._mean
+            x *= self._scale
+            out = x.astype(np.float32)
+            # A finite sum shows in one pass that no value is missing, infinite or too large.
+            if isfinite(out.sum()):
+                return out
+            self._require(raw[:, :required])
+            missing = np.isnan(raw) | self._computed
+            np.copyto(out, self._missing, where=missing & ~np.isfinite(out))
+            if isfinite(out.sum()):
+                return out
+        if not np.isfinite(out).all():
+            row, column = np.argwhere(~np.isfinite(out))[0]
+            raise FeatureError(
+                self.names[column], f"value {raw[row, column]} is not a finite number (row {row})"
+            )
+        return out
+
+    def _require(self, raw: NDArray[np.floating[Any]]) -> None:
+        """Raises FeatureError for the first missing value of `raw`, [rows, first features]."""
+        missing = np.isnan(raw)
+        if missing.any():
+            row, column = np.argwhere(missing)[0]
+            raise FeatureError(self.names[column], f"value nan is not a finite number (row {row})")

@@ -1,0 +1,61 @@
+"""Parses arrays of numbers in JSON straight into buffers, without a Python object for each number.
+
+simdjson validates and converts, but flattens nested arrays without looking at their lengths, so the brackets
+and commas of nested data are checked here. What it refuses is parsed again by the caller, whose parser says
+what is wrong (`json_tensor` in server/codecs/oip_codec.py, which is also the reference in tests).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import simdjson
+from numpy.typing import NDArray
+
+OPEN, CLOSE, COMMA = b"[],"
+
+
+class NumberParser:
+    """Parses arrays of numbers. Keeps the memory of its largest input; not thread-safe."""
+
+    def __init__(self) -> None:
+        self._parser = simdjson.Parser()
+
+    def parse(self, raw: bytes, shape: tuple[int, ...], kind: str) -> NDArray[Any] | None:
+        """Returns the numbers of a flat array, or of one nested as `shape` says, as float64 or int64 [n].
+
+        kind: "f", or "i" for integers. None: not such an array, or one with a number out of range.
+        """
+        if not _has_shape(np.frombuffer(raw, np.uint8), shape):
+            return None
+        try:
+            # the parser must be free of references to its document before it is used again
+            buffer = self._parser.parse(raw).as_buffer(of_type="d" if kind == "f" else "i")
+        except (ValueError, TypeError, RuntimeError, AttributeError):
+            return None
+        values = np.frombuffer(buffer, np.float64 if kind == "f" else np.int64)
+        return values if values.size == math.prod(shape) else None
+
+
+def _has_shape(text: NDArray[np.uint8], shape: tuple[int, ...]) -> bool:
+    """Whether the brackets and commas of an array of numbers, if it is valid JSON, give it a shape.
+
+    text: uint8 [bytes]. shape: [rows, ...]. Two forms have it: all numbers in one array, and an array for each
+    row.
+    """
+    rows, width = shape[0], math.prod(shape[1:])
+    opens = np.flatnonzero(text == OPEN)
+    if opens.size == 1:
+        return int(np.count_nonzero(text == COMMA)) + 1 == rows * width
+    closes, commas = np.flatnonzero(text == CLOSE), np.flatnonzero(text == COMMA)
+    if not rows or not width or not opens.size == closes.size == rows + 1 or commas.size != rows * width - 1:
+        return False
+    # [[1,2],[3,4]]: the commas that separate rows, and those before and after them
+    between = commas[width - 1 :: width]
+    separated = (closes[: rows - 1] < between).all() and (between < opens[2:]).all()
+    if width == 1 or not separated:
+        return bool(separated) and bool(opens[1] < closes[0])
+    first, last = commas[0::width], commas[width - 2 :: width]
+    return bool((opens[1:] < first).all() and (last < closes[:-1]).all())
