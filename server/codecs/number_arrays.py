@@ -31,8 +31,9 @@ class NumberParser:
         if not _has_shape(np.frombuffer(raw, np.uint8), shape):
             return None
         try:
-            # the parser must be free of references to its document before it is used again
-            buffer = self._parser.parse(raw).as_buffer(of_type="d" if kind == "f" else "i")
+            # dropped on return: a parser refuses to parse while its last document is referenced
+            document: Any = self._parser.parse(raw)
+            buffer = document.as_buffer(of_type="d" if kind == "f" else "i")
         except (ValueError, TypeError, RuntimeError, AttributeError):
             return None
         values = np.frombuffer(buffer, np.float64 if kind == "f" else np.int64)
@@ -42,7 +43,7 @@ class NumberParser:
 def _has_shape(text: NDArray[np.uint8], shape: tuple[int, ...]) -> bool:
     """Whether the brackets and commas of an array of numbers, if it is valid JSON, give it a shape.
 
-    text: uint8 [bytes]. shape: [rows, ...]. Two forms have it: all numbers in one array, and an array for each
+    text: uint8 [bytes]. shape: [rows, ...]. Two forms have it: all numbers in one array, and one array a
     row.
     """
     rows, width = shape[0], math.prod(shape[1:])

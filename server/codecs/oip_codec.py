@@ -219,7 +219,6 @@ class OipCodec:
             raise Malformed(f"{len(rest)} bytes follow the last input's data")
         return tensors
 
-
     def _json_tensor(self, name: str, raw: bytes, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """Parses the `data` of one input, flat or nested in row-major order. Raises Malformed."""
         values = self._numbers.parse(raw, shape, dtype.kind)

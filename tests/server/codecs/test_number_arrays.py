@@ -46,9 +46,7 @@ def test_numbers_are_parsed_as_by_the_reference(
 ) -> None:
     kind = data.draw(st.sampled_from("if"))
     one = st.integers(-(2**63), 2**63 - 1) if kind == "i" else st.floats(-1e30, 1e30)
-    rows_of = data.draw(
-        st.lists(st.lists(one, min_size=width, max_size=width), min_size=rows, max_size=rows)
-    )
+    rows_of = data.draw(st.lists(st.lists(one, min_size=width, max_size=width), min_size=rows, max_size=rows))
     values = [v for row in rows_of for v in row] if flat else rows_of
     raw = json.dumps(values, separators=sep, indent=2 if indented else None).encode()
     assert same(raw, (rows, width), kind)
@@ -68,7 +66,14 @@ def test_any_brackets_and_commas_are_read_as_by_the_reference(text: str, rows: i
 
 @pytest.mark.parametrize(
     "raw",
-    [b"[[1,2,3],[4]]", b"[[1],[2,3,4]]", b"[[1,[2],3,4]]", b"[[[1,2],[3,4]]]", b"[[1,2],3,4]", b"[1,[2],3,4]"],
+    [
+        b"[[1,2,3],[4]]",
+        b"[[1],[2,3,4]]",
+        b"[[1,[2],3,4]]",
+        b"[[[1,2],[3,4]]]",
+        b"[[1,2],3,4]",
+        b"[1,[2],3,4]",
+    ],
 )
 def test_four_numbers_of_another_shape_are_not_two_by_two(raw: bytes) -> None:
     assert NumberParser().parse(raw, (2, 2), "i") is None
