@@ -27,6 +27,8 @@ ROOTS = {
     "torchrec": ("sparse_arch", "dense_arch", "inter_arch", "over_arch"),
 }
 """Top-level modules of a model, by format."""
+BESIDE = frozenset({"v_W_l"})
+"""Other names that may stand at the top level, below the same wrappers."""
 
 WRAPPERS = frozenset({"module", "_orig_mod", "_dmp_wrapped_module"})
 STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model")
@@ -80,11 +82,21 @@ class CheckpointWeights:
         found = (re.fullmatch(pattern, name) for name in self._left)
         return [match[1] for match in found if match]
 
-    def take(self, name: str, dimensions: int, check_finite: bool = True) -> Tensor:
+    def dtype(self, name: str) -> torch.dtype | None:
+        """Returns the type of the tensor of this name; None if there is none that is not taken."""
+        return getattr(self._left.get(name), "dtype", None)
+
+    def take(
+        self,
+        name: str,
+        dimensions: int,
+        check_finite: bool = True,
+        dtypes: Collection[torch.dtype] = FLOATS,
+    ) -> Tensor:
         """Takes the tensor of this name.
 
-        Raises CheckpointError unless it is dense, of that rank, and finite. The check for finite values is a
-        pass over the tensor; large tables are checked while they are copied instead.
+        Raises CheckpointError unless it is dense, of that rank, of one of the types, and finite. The check
+        for finite values is a pass over the tensor; large tables are checked while they are copied instead.
         """
         if name not in self._left:
             raise self.error(f"{name} is missing")
@@ -94,8 +106,9 @@ class CheckpointWeights:
                 f"{name} is no plain tensor (sharded, sparse or without data?); gather the weights: "
                 f"{SAVE_COMMAND}"
             )
-        if tensor.dtype not in FLOATS:
-            raise self.error(f"{name} is {str(tensor.dtype).removeprefix('torch.')}; weights are floats")
+        if tensor.dtype not in dtypes:
+            wanted = "weights are floats" if dtypes is FLOATS else f"expected {_types(dtypes)}"
+            raise self.error(f"{name} is {_types([tensor.dtype])}; {wanted}")
         if tensor.dim() != dimensions or not tensor.numel():
             raise self.error(
                 f"{name} has shape {list(tensor.shape)}; expected {dimensions} dimensions, not empty"
@@ -169,8 +182,8 @@ def _unwrapped(file: Path, state: Mapping[Any, object], roots: Collection[str]) 
         if not str(key).isprintable():
             raise CheckpointError(f"checkpoint '{file}': it has the key {key!r:.80}, which is no name")
         parts = [part for part in str(key).split(".") if part not in WRAPPERS]
-        at = next((i for i, part in enumerate(parts) if part in roots), None)
-        found |= at is not None
+        found |= any(part in roots for part in parts)
+        at = next((i for i, part in enumerate(parts) if part in roots or part in BESIDE), None)
         name = ".".join(parts[at:])
         if name in bare:
             raise CheckpointError(
@@ -178,6 +191,10 @@ def _unwrapped(file: Path, state: Mapping[Any, object], roots: Collection[str]) 
             )
         bare[name] = value
     return bare if found else {}
+
+
+def _types(dtypes: Collection[torch.dtype]) -> str:
+    return " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
 
 
 def _load(file: Path) -> object:

@@ -26,7 +26,9 @@ from polyrec.models.dlrm.representation import Representation
 from polyrec.models.embeddings.table import TableStage
 from polyrec.models.files import one_line
 from polyrec.models.importers.checkpoint import CheckpointWeights, LinearLayer
+from polyrec.models.importers.table_rows import TableRows
 from polyrec.models.schema.encoder import Encoder
+from polyrec.models.schema.renaming import check_same_model
 from polyrec.models.schema.schema import Categorical, Dense, Label, Pooling, Schema, Split
 from polyrec.models.schema.vocabulary import Vocabulary
 
@@ -48,21 +50,23 @@ class Crossing:
 class ForeignModel:
     """Weights and structure of a DLRM, with checked shapes.
 
-    tables: name in the checkpoint -> float [rows, width]. features: the table of each categorical
-    feature, in the order in which the interaction sees their vectors. bottom, top: the layers of the
-    two MLPs, ReLU behind each but the last of `top`, which gives the logit. Columns of `top[0]` are in
-    the order of models/dlrm/interaction.py.
+    tables: by name in the checkpoint, all of one width. features: the table of each categorical feature, in
+    the order in which the interaction sees their vectors. bottom, top: the layers of the two MLPs, ReLU
+    behind each but the last of `top`, which gives the logit. Columns of `top[0]` are in the order of
+    models/dlrm/interaction.py. grouped: the file may have the tables in an order by pooling, and the model's
+    order was not given.
     """
 
     format: str
     weights: CheckpointWeights
-    tables: Mapping[str, Tensor]
+    tables: Mapping[str, TableRows]
     features: tuple[str, ...]
     bottom: tuple[LinearLayer, ...]
     top: tuple[LinearLayer, ...]
     interaction: str
     itself: bool = False
     crossings: tuple[Crossing, ...] = ()
+    grouped: bool = False
 
     @property
     def architecture(self) -> Architecture:
@@ -80,26 +84,6 @@ class ForeignModel:
         return Architecture.model_validate(shape)
 
 
-def check_width(
-    weights: CheckpointWeights, tables: Mapping[str, Tensor], bottom: tuple[LinearLayer, ...]
-) -> int:
-    """Returns the common width D of all tables and the bottom MLP. Raises CheckpointError."""
-    (first, table), *others = tables.items()
-    width = table.shape[1]
-    for name, other in others:
-        if other.shape[1] != width:
-            raise weights.error(
-                f"table {name} has vectors of {other.shape[1]} numbers, {first} of {width}; "
-                "tables of mixed widths cannot be imported"
-            )
-    last = bottom[-1]
-    if last.weight.shape[0] != width:
-        raise weights.error(
-            f"{last.name} gives {last.weight.shape[0]} numbers a row, the tables have vectors of {width}"
-        )
-    return width
-
-
 def check_logit(weights: CheckpointWeights, last: LinearLayer) -> None:
     """Raises CheckpointError unless the last layer gives one number a row."""
     if last.weight.shape[0] != 1:
@@ -113,23 +97,39 @@ def write_foreign_model(
     out: str | Path,
     name: str,
     single_valued: bool = False,
-    pooling: Pooling = "sum",
+    pooling: Pooling | Mapping[str, Pooling] = "sum",
     max_length: int = 256,
+    schema: Schema | None = None,
     replace: bool = False,
     progress: Callable[[int], object] | None = None,
 ) -> Bundle:
     """Writes the bundle of a foreign model; `progress` is called with the rows copied.
 
-    name: of the schema. single_valued: one id per feature and row, instead of a list pooled by `pooling`
-    with at most `max_length` ids. Raises CheckpointError or BundleError.
+    name: of the schema. single_valued: one id per feature and row, instead of a list pooled by `pooling` (of
+    all tables, or by table, sum by default) with at most `max_length` ids. schema: of the same features, with
+    names, roles, transforms and poolings of its own; name, single_valued, pooling and max_length are then
+    without effect. Raises CheckpointError, SchemaError or BundleError.
     """
+    poolings = dict.fromkeys(model.tables, pooling) if isinstance(pooling, str) else dict(pooling)
+    for table in poolings:
+        if table not in model.tables:
+            raise model.weights.error(f"pooling of table {table}: the tables are {', '.join(model.tables)}")
+    if model.grouped and len({poolings.get(table, "sum") for table in model.tables}) > 1:
+        raise model.weights.error(
+            "quantized tables of several poolings stand grouped by them in the file; "
+            "say the model's order with --tables"
+        )
     try:
-        schema = _schema(model, name, None if single_valued else pooling, max_length)
+        invented = _schema(model, name, None if single_valued else poolings, max_length)
         architecture = model.architecture
     except ValidationError as e:
         raise model.weights.error(one_line(e)) from None
+    if schema is None:
+        schema = invented
+    else:
+        check_same_model(invented, schema, poolings=False)
     sources = dict(zip(schema.tables, dict.fromkeys(model.features), strict=True))
-    rows = {table: int(model.tables[source].shape[0]) for table, source in sources.items()}
+    rows = {table: model.tables[source].rows for table, source in sources.items()}
     stage = TableStage(schema, rows, _fused(model, list(sources.values()), progress))
     net = DenseNet(architecture, dense_slots(schema), stage.slots)
     _fill(net, model)
@@ -151,7 +151,9 @@ def write_foreign_model(
     )
 
 
-def _schema(model: ForeignModel, name: str, pooling: Pooling | None, max_length: int) -> Schema:
+def _schema(
+    model: ForeignModel, name: str, poolings: Mapping[str, Pooling] | None, max_length: int
+) -> Schema:
     named = all(_NAME.fullmatch(table) for table in model.tables)
     table_of: dict[str, str] = {}
     categorical = []
@@ -162,9 +164,9 @@ def _schema(model: ForeignModel, name: str, pooling: Pooling | None, max_length:
                 name=f"c{i}",
                 type="integer",
                 table=table if table != f"c{i}" else None,
-                cardinality=int(model.tables[source].shape[0]),
+                cardinality=model.tables[source].rows,
                 oov="refuse",
-                pooling=pooling,
+                pooling=None if poolings is None else poolings.get(source, "sum"),
                 max_length=max_length,
             )
         )
@@ -179,20 +181,20 @@ def _schema(model: ForeignModel, name: str, pooling: Pooling | None, max_length:
 
 def _fused(model: ForeignModel, sources: list[str], progress: Callable[[int], object] | None) -> Tensor:
     """Copies all tables into one float32 weight, in small pieces."""
-    width = model.tables[sources[0]].shape[1]
-    weight = torch.empty(sum(model.tables[s].shape[0] for s in sources), width)
+    width = model.tables[sources[0]].width
+    weight = torch.empty(sum(model.tables[s].rows for s in sources), width)
     step = max(1, _CHUNK // width)
     at = 0
     for source in sources:
         table = model.tables[source]
-        for start in range(0, table.shape[0], step):
-            piece = table[start : start + step]
-            copied = weight[at : at + piece.shape[0]].copy_(piece)
+        for start in range(0, table.rows, step):
+            end = min(start + step, table.rows)
+            copied = weight[at : at + end - start].copy_(table.read(start, end))
             if not torch.isfinite(copied).all():
                 raise model.weights.error(f"table {source} holds a number that is not finite")
-            at += piece.shape[0]
+            at += end - start
             if progress:
-                progress(piece.shape[0])
+                progress(end - start)
     return weight
 
 

@@ -1,6 +1,6 @@
 """Reads a state dict of TorchRec's DLRM or DLRM_DCN (MLPerf's DLRM-DCNv2).
 
-    sparse_arch.embedding_bag_collection.embedding_bags.TABLE.weight   a table
+    sparse_arch.embedding_bag_collection.embedding_bags.TABLE.weight   a table, of floats or quantized
     dense_arch.model._mlp.N._linear                                    bottom MLP, ReLU behind each
     inter_arch.crossnet.{V_kernels,W_kernels,bias}.N                   cross layers (DLRM_DCN only)
     over_arch.model.0._mlp.N._linear, over_arch.model.1                top MLP; the last gives a logit
@@ -21,7 +21,9 @@ import torch
 from torch import Tensor
 
 from polyrec.models.importers.checkpoint import CheckpointWeights, LinearLayer, read_weights
-from polyrec.models.importers.foreign_model import Crossing, ForeignModel, check_logit, check_width
+from polyrec.models.importers.foreign_model import Crossing, ForeignModel, check_logit
+from polyrec.models.importers.table_rows import TableRows, float_rows, quantized_rows
+from polyrec.models.importers.widths import check_equal_widths, joined_width, with_equal_widths
 
 MAX_FEATURES = 10_000
 
@@ -30,32 +32,38 @@ _CROSS = "inter_arch.crossnet."
 _OVER = "over_arch.model."
 
 
-def read_torchrec(path: str | Path, tables: Sequence[str] = ()) -> ForeignModel:
+def read_torchrec(path: str | Path, tables: Sequence[str] = (), quantized: str | None = None) -> ForeignModel:
     """Reads a state dict of TorchRec's DLRM or DLRM_DCN.
 
     tables: the table of each feature, in the order of the model's EmbeddingBagConfigs; a shared table is
-    listed once per feature. Default: every table once, in file order. Raises CheckpointError, in one line.
+    listed once per feature. Default: every table once, in file order. quantized: `int8` or `int4`, the type
+    of tables of bytes, where their size fits both. Raises CheckpointError, in one line.
     """
     weights = read_weights(path, "torchrec")
+    for name in weights.names(r"(sparse_arch\..*feature_processor.*)"):
+        raise weights.error(f"{name}: weights by position in a list (feature processors) cannot be imported")
     for name in weights.names(r"(inter_arch\.interaction_branch\d\..*)"):
         raise weights.error(f"{name}: a DLRM_Projection cannot be imported; DLRM and DLRM_DCN can")
     names = weights.names(re.escape(_TABLE) + r"(.+)\.weight")
     if not names:
         raise weights.error(f"{_TABLE}TABLE.weight is missing: there is no table")
-    found = {name: weights.take(f"{_TABLE}{name}.weight", 2, check_finite=False) for name in names}
-    features = _features(weights, names, tables)
     bottom = weights.mlp("dense_arch.model._mlp.", "._linear")
+    width = bottom[-1].weight.shape[0]
+    grouped = not tables and any(weights.dtype(f"{_TABLE}{name}.weight") is torch.uint8 for name in names)
+    found = {name: _table(weights, name, width, quantized) for name in names}
+    features = _features(weights, names, tables)
     hidden, output = weights.mlp(f"{_OVER}0._mlp.", "._linear"), weights.layer(f"{_OVER}1")
     weights.check_reads(output, hidden[-1].weight.shape[0], hidden[-1].name)
-    width = check_width(weights, found, bottom)
     check_logit(weights, output)
-    first, joined = hidden[0], (len(features) + 1) * width
+    first = hidden[0]
     kernels = len(weights.names(re.escape(_CROSS) + r"(V_kernels\.\d+)"))
     crossings = tuple(_crossing(weights, n) for n in range(kernels))
     weights.finish("TorchRec's DLRM or DLRM_DCN")
     if crossings:
+        joined = joined_width(found, features, bottom)
         name, reads = f"{_CROSS}V_kernels.0", crossings[0].down.shape[1]
-        _check_features(weights, name, reads, len(features), lambda n: (n + 1) * width)
+        equal = joined == (len(features) + 1) * width
+        _check_features(weights, name, reads, len(features), lambda n: (n + 1) * width if equal else joined)
         for crossing in crossings:
             shapes = [list(t.shape) for t in (crossing.down, crossing.up.weight)]
             rank = crossings[0].down.shape[0]
@@ -65,7 +73,10 @@ def read_torchrec(path: str | Path, tables: Sequence[str] = ()) -> ForeignModel:
                     f"expected {[joined, rank]} and {[rank, joined]}"
                 )
         weights.check_reads(first, joined, "the cross net")
+        parts = with_equal_widths(found, features, bottom, first, tuple(_within_width(c) for c in crossings))
+        found, bottom, first, crossings = dict(parts.tables), parts.bottom, parts.first, parts.crossings
     else:
+        check_equal_widths(weights, found, bottom)
         _check_features(
             weights, first.name, first.weight.shape[1], len(features), lambda n: width + n * (n + 1) // 2
         )
@@ -78,8 +89,16 @@ def read_torchrec(path: str | Path, tables: Sequence[str] = ()) -> ForeignModel:
         bottom,
         (first, *hidden[1:], output),
         "cross" if crossings else "dot",
-        crossings=tuple(_within_width(c) for c in crossings),
+        crossings=crossings,
+        grouped=grouped,
     )
+
+
+def _table(weights: CheckpointWeights, name: str, width: int, quantized: str | None) -> TableRows:
+    """Takes a table of floats, or a quantized one of that width. Raises CheckpointError."""
+    if weights.dtype(f"{_TABLE}{name}.weight") is torch.uint8:
+        return quantized_rows(weights, f"{_TABLE}{name}", width, quantized)
+    return float_rows(weights.take(f"{_TABLE}{name}.weight", 2, check_finite=False))
 
 
 def _features(weights: CheckpointWeights, names: Sequence[str], tables: Sequence[str]) -> tuple[str, ...]:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from polyrec.models.schema.schema import Pooling
 
 HELP = "turn a checkpoint of facebookresearch/dlrm or TorchRec into a bundle"
 EXAMPLE = "polyrec import dlrm dlrm.pt --out runs/imported"
@@ -38,7 +42,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: every table once, in the order of the file)",
     )
     torchrec.add_argument(
-        "--pooling", choices=["sum", "mean"], default="sum", help="pooling of the tables (default sum)"
+        "--pooling",
+        default="sum",
+        metavar="sum|mean|TABLE=mean,...",
+        help="pooling of all tables, or of some (default sum)",
+    )
+    torchrec.add_argument(
+        "--quantized",
+        choices=["int8", "int4"],
+        help="type of quantized tables, where the bytes of a row fit both",
     )
 
 
@@ -51,6 +63,9 @@ def _common(parser: argparse.ArgumentParser, name: str) -> None:
         "--single-valued", action="store_true", help="one id per feature and row, instead of a list"
     )
     parser.add_argument("--max-length", type=int, default=256, help="most ids in one list (default 256)")
+    parser.add_argument(
+        "--schema", help="schema file with names, roles, transforms and poolings of the same features"
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
@@ -64,22 +79,26 @@ def run(args: argparse.Namespace) -> int:
     from polyrec.models.importers.dlrm import read_dlrm
     from polyrec.models.importers.foreign_model import write_foreign_model
     from polyrec.models.importers.torchrec import read_torchrec
+    from polyrec.models.schema.schema import load_schema
 
+    schema = load_schema(args.schema) if args.schema else None
     torch.set_num_threads(1)
     if args.format == "dlrm":
         parts = read_dlrm(args.checkpoint, args.interaction, args.interact_itself)
     else:
-        parts = read_torchrec(args.checkpoint, args.tables.split(",") if args.tables else ())
+        tables = args.tables.split(",") if args.tables else ()
+        parts = read_torchrec(args.checkpoint, tables, args.quantized)
     with Bars() as bars:
         bundle = write_foreign_model(
             parts,
             args.out,
             args.name,
             single_valued=args.single_valued,
-            pooling="sum" if args.format == "dlrm" else args.pooling,
+            pooling="sum" if args.format == "dlrm" else _poolings(args.pooling),
             max_length=args.max_length,
+            schema=schema,
             replace=args.replace,
-            progress=bars.phase("copy tables", sum(t.shape[0] for t in parts.tables.values())),
+            progress=bars.phase("copy tables", sum(t.rows for t in parts.tables.values())),
         )
     schema = bundle.manifest.schema_
     features = {
@@ -94,8 +113,25 @@ def run(args: argparse.Namespace) -> int:
         return 0
     name = bundle.manifest.name
     print(f"{bundle.path}: {name} {bundle.name}, version {bundle.manifest.version}, {bundle.bytes:,} bytes")
-    print(f"{len(schema.dense)} dense features d0..., {interaction} interaction of vectors of ", end="")
-    print(f"{bundle.manifest.architecture.width}; each id below its table's rows:")
+    print(
+        f"{len(schema.dense)} dense features {schema.dense[0].name}..., {interaction} interaction of ", end=""
+    )
+    print(f"vectors of {bundle.manifest.architecture.width}; each id below its table's rows:")
     for feature, of in features.items():
         print(f"{feature:>8}  {of['from']:30} {of['rows']:>14,} rows")
     return 0
+
+
+def _poolings(text: str) -> Pooling | dict[str, Pooling]:
+    """Parses --pooling. Raises PolyrecError."""
+    from polyrec.models.errors import PolyrecError
+
+    found: dict[str, Pooling] = {}
+    for part in text.split(","):
+        table, _, pooling = part.rpartition("=")
+        if pooling not in ("sum", "mean") or (not table and part != text):
+            raise PolyrecError(f"--pooling '{text}': write sum, mean, or like t_user=mean,t_item=sum")
+        if not table:
+            return pooling  # type: ignore[return-value]
+        found[table] = pooling  # type: ignore[assignment]
+    return found

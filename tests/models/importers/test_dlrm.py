@@ -19,6 +19,7 @@ from tests.models.importers.foreign import (
     State,
     dlrm_forward,
     dlrm_state,
+    normal,
     random_request,
     random_shape,
 )
@@ -91,7 +92,7 @@ def test_tables_keep_the_order_of_their_numbers(tmp_path: Path) -> None:
     shuffled = {name: state[name] for name in sorted(state)}
     assert list(shuffled).index("emb_l.10.weight") < list(shuffled).index("emb_l.2.weight")
     parts = read_dlrm(save(tmp_path, shuffled))
-    assert [t.shape[0] for t in parts.tables.values()] == list(shape.rows)
+    assert [t.rows for t in parts.tables.values()] == list(shape.rows)
 
 
 @pytest.mark.parametrize(
@@ -137,10 +138,11 @@ def test_a_missing_last_table_shows_in_the_interaction(state: State, tmp_path: P
 @pytest.mark.parametrize(
     ("name", "tensor", "offense"),
     [
-        ("v_W_l.0", torch.ones(7), "v_W_l: a model with weighted pooling"),
+        ("v_W_l.0", torch.ones(6), "v_W_l.0 has 6 weights, emb_l.0 7 rows"),
+        ("v_W_l.3", torch.ones(6), "v_W_l.3 is not part of facebookresearch/dlrm"),
         ("emb_l.3.weight_q", torch.ones(2, 4), "emb_l.3.weight_q: a model with quotient-remainder tables"),
-        ("emb_l.3.embs.weight", torch.ones(2, 2), "emb_l.3.embs.weight: a model with mixed-dimension tables"),
-        ("emb_l.3.proj.weight", torch.ones(4, 2), "emb_l.3.proj.weight: a model with mixed-dimension tables"),
+        ("emb_l.3.embs.weight", torch.ones(2, 2), "table emb_l.3 has vectors of 2 numbers, emb_l.0 of 4"),
+        ("emb_l.3.proj.weight", torch.ones(4, 2), "emb_l.3.proj.weight is not part of"),
         ("attention.weight", torch.ones(2), "attention.weight is not part of facebookresearch/dlrm"),
         ("bot_l.1.weight", torch.ones(6), "bot_l.1.weight is not part of"),
         ("emb_l.1.weight", torch.ones(4, 8), "table emb_l.1 has vectors of 8 numbers, emb_l.0 of 4"),
@@ -171,3 +173,53 @@ def test_two_outputs_are_rejected(state: State, tmp_path: Path) -> None:
 
 def test_itself_goes_with_dot(state: State, tmp_path: Path) -> None:
     assert "--interact-itself goes with --interaction dot" in error_of(tmp_path, state, "cat", True)
+
+
+@settings(max_examples=40)
+@given(seed=st.integers(0, 2**31), kind=KINDS, weighted=st.booleans(), mixed=st.booleans())
+def test_learned_weights_and_mixed_dimensions_become_part_of_the_rows(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, kind: tuple[Any, bool], weighted: bool, mixed: bool
+) -> None:
+    random = np.random.default_rng(seed)
+    shape = random_shape(random)
+    state = dlrm_state(random, shape, *kind)
+    for i, rows in enumerate(shape.rows):
+        if weighted:
+            state[f"v_W_l.{i}"] = normal(random, rows)
+        if mixed:
+            width = int(random.integers(1, shape.width + 1))
+            state[f"emb_l.{i}.embs.weight"] = normal(random, rows, width)
+            del state[f"emb_l.{i}.weight"]
+            if width < shape.width:
+                state[f"emb_l.{i}.proj.weight"] = normal(random, shape.width, width)
+    folder = tmp_path_factory.mktemp("dlrm")
+    parts = read_dlrm(save(folder, {f"module.{name}": t for name, t in state.items()}), *kind)
+    bundle = write_foreign_model(parts, folder / "bundle", "ads")
+    request = random_request(random, shape.rows, shape.dense, 6, single=False)
+    dense = request.dense.astype(np.float32)
+    batch = bundle.encoder.from_ids(dense, np.empty((6, 0), np.int64), request.bags())
+    for name in NAMES:
+        got = open_runtime(name, bundle).predict(batch)
+        np.testing.assert_allclose(got, dlrm_forward(state, request, *kind), atol=1e-5)
+
+
+def test_concatenated_vectors_of_many_widths_get_zeros_behind_them(tmp_path: Path) -> None:
+    random = np.random.default_rng(3)
+    state = dlrm_state(random, SHAPE, "cat")
+    widths = (2, 4, 7)
+    for i, width in enumerate(widths):
+        state[f"emb_l.{i}.weight"] = normal(random, SHAPE.rows[i], width)
+    state["top_l.0.weight"] = normal(random, 5, SHAPE.width + sum(widths))
+    bundle = write_foreign_model(read_dlrm(save(tmp_path, state), "cat"), tmp_path / "bundle", "ads")
+    assert bundle.manifest.architecture.width == 7
+    request = random_request(random, SHAPE.rows, SHAPE.dense, 9, single=False)
+    dense = request.dense.astype(np.float32)
+    batch = bundle.encoder.from_ids(dense, np.empty((9, 0), np.int64), request.bags())
+    got = open_runtime("torch", bundle).predict(batch)
+    np.testing.assert_allclose(got, dlrm_forward(state, request, "cat"), atol=1e-5)
+
+
+def test_a_projection_of_another_table_is_rejected(state: State, tmp_path: Path) -> None:
+    state |= {"emb_l.2.embs.weight": torch.ones(9, 2), "emb_l.2.proj.weight": torch.ones(4, 3)}
+    del state["emb_l.2.weight"]
+    assert "emb_l.2.proj.weight reads 3 numbers a row, the table has 2" in error_of(tmp_path, state)

@@ -19,6 +19,7 @@ from tests.models.importers.foreign import (
     Request,
     Shape,
     State,
+    quantized,
     random_request,
     random_shape,
     torchrec_forward,
@@ -65,7 +66,8 @@ def predictions(bundle: Bundle, request: Request, runtime: str = "torch", single
     seed=st.integers(0, 2**31),
     cross=st.none() | st.tuples(st.integers(1, 3), st.integers(1, 80)),
     single=st.booleans(),
-    mean=st.booleans(),
+    means=st.sets(st.integers(0, 5)),
+    whole=st.booleans(),
     shared=st.booleans(),
 )
 def test_the_bundle_gives_the_originals_probabilities(
@@ -73,7 +75,8 @@ def test_the_bundle_gives_the_originals_probabilities(
     seed: int,
     cross: tuple[int, int] | None,
     single: bool,
-    mean: bool,
+    means: set[int],
+    whole: bool,
     shared: bool,
 ) -> None:
     random = np.random.default_rng(seed)
@@ -86,11 +89,12 @@ def test_the_bundle_gives_the_originals_probabilities(
     folder = tmp_path_factory.mktemp("torchrec")
     tables = [f"t_{t}" for t in features] if shared else []
     parts = read_torchrec(save(folder, state), tables)
-    pooling = "mean" if mean else "sum"
+    means = set(each) if whole else means & {*each}
+    pooling: Any = "mean" if whole else {f"t_{t}": "mean" for t in means}
     write_foreign_model(parts, folder / "bundle", "ads", single_valued=single, pooling=pooling)
     bundle = load_bundle(folder / "bundle")
     request = random_request(random, [shape.rows[t] for t in features], shape.dense, 6, single)
-    expected = torchrec_forward(state, request, features, mean)
+    expected = torchrec_forward(state, request, features, means)
     for name in NAMES:
         got = predictions(bundle, request, name, single)
         np.testing.assert_allclose(got, expected, atol=1e-5)
@@ -203,8 +207,16 @@ def test_a_checkpoint_without_tables_is_reported(dot: State, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("name", "tensor", "offense"),
     [
-        (f"{SPARSE}.t_1.weight", torch.ones(4, 8), "table t_1 has vectors of 8 numbers, t_0 of 4"),
-        (f"{SPARSE}.t_1.weight", torch.ones(4, 4, dtype=torch.uint8), "t_1.weight is uint8"),
+        (
+            f"{SPARSE}.t_1.weight",
+            torch.ones(4, 8),
+            "reads 16 numbers a row, the interaction of 3 features gives 20",
+        ),
+        (
+            f"{SPARSE}.t_1.weight",
+            torch.ones(4, 4, dtype=torch.int8),
+            "t_1.weight is int8; weights are floats",
+        ),
         ("inter_arch.interaction_branch1.model._mlp.0._linear.weight", torch.ones(1), "a DLRM_Projection"),
         ("inter_arch.interaction_branch2.model._mlp.0._linear.weight", torch.ones(1), "a DLRM_Projection"),
         (
@@ -226,8 +238,9 @@ def test_unexpected_weights_are_rejected_by_name(
 
 
 @pytest.mark.parametrize("kind", ["DLRM", "DLRM_DCN"])
+@pytest.mark.parametrize("quantized_to", [None, "quint8", "quint4x2"])
 @pytest.mark.filterwarnings("ignore")
-def test_torchrec_itself_agrees(kind: str, tmp_path: Path) -> None:
+def test_torchrec_itself_agrees(kind: str, quantized_to: str | None, tmp_path: Path) -> None:
     torchrec = pytest.importorskip(
         "torchrec", reason="torchrec is no dependency; tried by hand, docs/import.md"
     )
@@ -242,8 +255,17 @@ def test_torchrec_itself_agrees(kind: str, tmp_path: Path) -> None:
     cross = (2, 3) if kind == "DLRM_DCN" else ()
     bags = torchrec.EmbeddingBagCollection(tables=configs)
     model = getattr(dlrm, kind)(bags, SHAPE.dense, [6, SHAPE.width], [5, 1], *cross)
+    if quantized_to is not None:
+        modules = pytest.importorskip("torchrec.quant.embedding_modules")
+        observer = torch.ao.quantization.PlaceholderObserver.with_args
+        bags.qconfig = torch.ao.quantization.QConfig(
+            observer(dtype=torch.float), observer(dtype=getattr(torch, quantized_to))
+        )
+        model.sparse_arch.embedding_bag_collection = modules.EmbeddingBagCollection.from_float(bags)
+    saved = {name: getattr(t, "elem", t).clone() for name, t in model.state_dict().items()}
+    kept = {None: None, "quint8": "int8", "quint4x2": "int4"}[quantized_to]
     bundle = write_foreign_model(
-        read_torchrec(save(tmp_path, model.state_dict())), tmp_path / "bundle", "ads"
+        read_torchrec(save(tmp_path, saved), quantized=kept), tmp_path / "bundle", "ads"
     )
     request = random_request(np.random.default_rng(2), SHAPE.rows, SHAPE.dense, 30, single=False)
     values, lengths = zip(*request.bags().values(), strict=True)
@@ -260,3 +282,105 @@ def test_torchrec_itself_agrees(kind: str, tmp_path: Path) -> None:
 def test_a_top_layer_that_fits_no_number_of_features_is_rejected(dot: State, tmp_path: Path) -> None:
     dot["over_arch.model.0._mlp.0._linear.weight"] = torch.ones(3, 11)
     assert error_of(tmp_path, dot).endswith("reads 11 numbers a row, the interaction of 3 features gives 10")
+
+
+@settings(max_examples=30)
+@given(seed=st.integers(0, 2**31), cross=st.tuples(st.integers(1, 3), st.integers(1, 80)), mean=st.booleans())
+def test_a_cross_net_of_vectors_of_many_widths_is_served_with_zeros_behind_them(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, cross: tuple[int, int], mean: bool
+) -> None:
+    random = np.random.default_rng(seed)
+    shape = random_shape(random)
+    each = list(range(len(shape.rows)))
+    state = torchrec_state(random, shape, each, cross, random.integers(1, 9, len(each)).tolist())
+    state["over_arch.model.1.weight"] /= 1 + state["over_arch.model.1.weight"].abs().sum() * 10
+    folder = tmp_path_factory.mktemp("widths")
+    parts = read_torchrec(save(folder, state))
+    bundle = write_foreign_model(parts, folder / "bundle", "ads", pooling="mean" if mean else "sum")
+    request = random_request(random, shape.rows, shape.dense, 6, single=False)
+    expected = torchrec_forward(state, request, each, each if mean else ())
+    for name in NAMES:
+        np.testing.assert_allclose(predictions(bundle, request, name), expected, atol=1e-5)
+
+
+@settings(max_examples=30)
+@given(
+    seed=st.integers(0, 2**31),
+    bits=st.sampled_from([8, 4]),
+    split=st.booleans(),
+    padded=st.booleans(),
+    width=st.sampled_from([5, 13, 16, 31, 64]),
+)
+def test_quantized_tables_are_decoded(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, bits: int, split: bool, padded: bool, width: int
+) -> None:
+    random = np.random.default_rng(seed)
+    shape = Shape(dense=3, rows=(7, 40), width=width, bottom=(6,), top=(5,))
+    state, decoded = quantized(torchrec_state(random, shape, (0, 1)), 1, bits, split, padded)
+    folder = tmp_path_factory.mktemp("quantized")
+    parts = read_torchrec(save(folder, state), quantized=f"int{bits}")
+    bundle = write_foreign_model(parts, folder / "bundle", "ads")
+    stored = bundle.stage().state_dict()["store.weight"][7:]
+    np.testing.assert_allclose(stored, decoded[f"{SPARSE}.t_1.weight"], rtol=1e-6, atol=1e-6)
+    request = random_request(random, shape.rows, 3, 6, single=False)
+    expected = torchrec_forward(decoded, request, (0, 1))
+    np.testing.assert_allclose(predictions(bundle, request), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("split", [False, True])
+def test_the_bytes_of_a_row_tell_its_type(bits: int, split: bool, tmp_path: Path) -> None:
+    shape = Shape(dense=1, rows=(9,), width=32, bottom=(), top=())
+    state, decoded = quantized(torchrec_state(np.random.default_rng(1), shape, (0,)), 0, bits, split)
+    parts = read_torchrec(save(tmp_path, state))
+    rows = parts.tables["t_0"].read(2, 7)
+    np.testing.assert_allclose(rows, decoded[f"{SPARSE}.t_0.weight"][2:7], rtol=1e-6, atol=1e-6)
+
+
+def test_scales_saved_as_bytes_are_read(tmp_path: Path) -> None:
+    shape = Shape(dense=1, rows=(9,), width=32, bottom=(), top=())
+    state, decoded = quantized(torchrec_state(np.random.default_rng(1), shape, (0,)), 0, 8, split=True)
+    for which in ("qscale", "qbias"):
+        state[f"{SPARSE}.t_0.weight_{which}"] = state[f"{SPARSE}.t_0.weight_{which}"].view(torch.uint8)
+    rows = read_torchrec(save(tmp_path, state)).tables["t_0"].read(0, 9)
+    np.testing.assert_allclose(rows, decoded[f"{SPARSE}.t_0.weight"], rtol=1e-6, atol=1e-6)
+
+
+def test_quantized_rows_of_other_sizes_are_rejected(dot: State, tmp_path: Path) -> None:
+    packed, _ = quantized(dot, 1, 8)
+    assert error_of(tmp_path, packed).endswith(
+        f"{SPARSE}.t_1.weight has 16 bytes a row, which 4 numbers take in int8 and in int4: "
+        "say which with --quantized"
+    )
+    name = f"{SPARSE}.t_1.weight"
+    wide = dot | {name: torch.zeros(4, 40, dtype=torch.uint8)}
+    assert "has 40 bytes a row; 4 numbers take 8 in int8 and 6 in int4, or the next" in error_of(
+        tmp_path, wide
+    )
+    split, _ = quantized(dot, 1, 8, split=True)
+    short = split | {f"{name}_qscale": torch.ones(3, 1, dtype=torch.float16)}
+    assert "weight_qscale has shape [3, 1]; expected one fp16 number" in error_of(tmp_path, short)
+    del split[f"{name}_qbias"]
+    assert "weight_qbias is missing" in error_of(tmp_path, split)
+
+
+def test_a_pooling_of_no_table_is_rejected(dot: State, tmp_path: Path) -> None:
+    parts = read_torchrec(save(tmp_path, dot))
+    with pytest.raises(CheckpointError, match="pooling of table t_9: the tables are t_0, t_1, t_2"):
+        write_foreign_model(parts, tmp_path / "bundle", "ads", pooling={"t_9": "mean"})
+
+
+def test_quantized_tables_of_several_poolings_need_the_models_order(tmp_path: Path) -> None:
+    shape = Shape(dense=1, rows=(9, 5), width=32, bottom=(), top=())
+    state, _ = quantized(torchrec_state(np.random.default_rng(1), shape, (0, 1)), 0, 8)
+    file = save(tmp_path, state)
+    with pytest.raises(CheckpointError, match="stand grouped by them in the file; say the model's order"):
+        write_foreign_model(read_torchrec(file), tmp_path / "bundle", "ads", pooling={"t_1": "mean"})
+    parts = read_torchrec(file, ["t_0", "t_1"])
+    schema = write_foreign_model(parts, tmp_path / "bundle", "ads", pooling={"t_1": "mean"}).manifest.schema_
+    assert [f.pooling for f in schema.categorical] == ["sum", "mean"]
+
+
+def test_weights_by_position_are_rejected(dot: State, tmp_path: Path) -> None:
+    name = "sparse_arch.embedding_bag_collection._feature_processors.position_weights.f"
+    assert "weights by position in a list" in error_of(tmp_path, dot | {name: torch.ones(3)})
