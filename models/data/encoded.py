@@ -128,6 +128,12 @@ class EncodedRows:
             return Batch(context.take(stored), candidate)
         return Batch(context.take(distinct), candidate, row)
 
+    def blocks(self, role: Role, rows: int = ROWS) -> Iterator[Block]:
+        """Yields the stored rows of a role in data order, a shared context once, `rows` at a time."""
+        stored = self._blocks[role]
+        for start in range(0, stored.dense.shape[0], rows):
+            yield stored.take(np.arange(start, min(start + rows, stored.dense.shape[0])))
+
     def select(self, *splits: int) -> I64:
         """Returns the rows of the given splits (TRAIN, VALIDATION, TEST), int64, in data order."""
         return np.flatnonzero(np.isin(self.split, splits))

@@ -1,0 +1,34 @@
+"""Gives a bundle the names, roles and label of another schema of the same model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from polyrec.models.bundle.bundle import Bundle
+from polyrec.models.schema.encoder import Encoder
+from polyrec.models.schema.renaming import check_same_model
+from polyrec.models.schema.schema import Schema
+
+
+def with_schema(bundle: Bundle, schema: Schema) -> Bundle:
+    """Returns the bundle as it reads data of another schema; ids, rows and the net are the same.
+
+    Raises SchemaError if the schema is of another model (models/schema/renaming.py).
+    """
+    was = bundle.manifest.schema_
+    tables = check_same_model(was, schema)
+    encoder = bundle.encoder
+    vocabularies = {now: replace(encoder.vocabularies[t], table=now) for t, now in tables.items()}
+    standards = {
+        now.name: encoder.standards[old.name]
+        for old, now in zip(was.numbers, schema.numbers, strict=True)
+        if old.name in encoder.standards
+    }
+    cuts = {tables[t]: n for t, n in bundle.manifest.representation.cuts.items()}
+    manifest = bundle.manifest.model_copy(
+        update={
+            "schema_": schema,
+            "representation": bundle.manifest.representation.model_copy(update={"cuts": cuts}),
+        }
+    )
+    return replace(bundle, manifest=manifest, encoder=Encoder(schema, vocabularies, standards))

@@ -1,0 +1,230 @@
+"""Reads an access log: which values requests looked up, without labels.
+
+Two formats:
+
+    Parquet      a file or folder; a row for each request or candidate, a column for each categorical feature,
+                 with values or lists of them. Columns that are no features are ignored.
+    JSON lines   (.jsonl, .json, .ndjson) on each line the body of a request to /v1/predict, /v1/rank or the
+                 inference protocol, or one row as an object.
+
+Values are raw values, as in /v1/predict. Bodies of the inference protocol hold stable ids, and so do other
+logs that are said to.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from polyrec.models.data.columns import check_type, column_kind, normalize_column
+from polyrec.models.data.parquet import open_parquet, parquet_files
+from polyrec.models.data.reader import OnMalformed
+from polyrec.models.errors import DataError
+from polyrec.models.schema.batch import I64
+from polyrec.models.schema.lookup_counts import LookupCounts
+from polyrec.models.schema.schema import ROLES, Categorical, Schema
+
+JSON_LINES = (".jsonl", ".json", ".ndjson")
+LINES_AT_ONCE = 4096
+
+Columns = dict[str, list[Any]]
+
+
+class AccessLog:
+    """One access log. ids: whether it holds stable ids. malformed: lines left out so far.
+
+    Raises DataError: no such file, none of the features in it, a column of another type.
+    """
+
+    def __init__(
+        self, path: str | Path, schema: Schema, ids: bool = False, on_malformed: OnMalformed = "fatal"
+    ) -> None:
+        self.path = Path(path)
+        self.malformed = 0
+        self._schema = schema
+        self._ids = ids
+        self._fatal = on_malformed == "fatal"
+        self._features = {f.name: f for f in schema.categorical}
+        if not self.path.exists():
+            raise DataError(f"no access log '{path}'")
+        self._lines = self.path.suffix in JSON_LINES
+        self._files = [] if self._lines else parquet_files(self.path)
+        self.rows_hint: int | None = None if self._lines else 0
+        for file in self._files:
+            with open_parquet(file) as parquet:
+                there = parquet.schema_arrow
+                if not self._in(there.names):
+                    raise DataError(
+                        f"{file}: no column is a categorical feature; it has {', '.join(there.names)}"
+                    )
+                for name in self._in(there.names):
+                    check_type(str(file), name, self._kind(name), there.field(name).type)
+                self.rows_hint = (self.rows_hint or 0) + parquet.metadata.num_rows
+
+    def count(self, counts: LookupCounts, progress: Callable[[int], object] = lambda _: None) -> int:
+        """Adds every look-up to `counts` and returns the number of rows or lines.
+
+        `progress` is called with those done. Raises DataError naming the first malformed line, if it is
+        fatal, or a value of another type.
+        """
+        total = 0
+        for rows in self._count_lines(counts) if self._lines else self._count_parquet(counts):
+            total += rows
+            progress(rows)
+        return total
+
+    def _in(self, names: Iterable[str]) -> list[str]:
+        return [name for name in names if name in self._features]
+
+    def _kind(self, name: str) -> Any:
+        if not self._ids:
+            return column_kind(self._schema, name)
+        return "integers" if self._features[name].multi else "integer"
+
+    def _count_parquet(self, counts: LookupCounts) -> Iterator[int]:
+        for file in self._files:
+            with open_parquet(file) as parquet:
+                names = self._in(parquet.schema_arrow.names)
+                try:
+                    for batch in parquet.iter_batches(columns=names, use_threads=False):
+                        for name in names:
+                            values = normalize_column(
+                                str(file),
+                                name,
+                                self._kind(name),
+                                batch.column(batch.schema.get_field_index(name)),
+                            )
+                            flat = values.flatten() if self._features[name].multi else values
+                            self._add(counts, self._features[name], flat, self._ids)
+                        yield batch.num_rows
+                except (OSError, pa.ArrowException) as e:
+                    raise DataError(f"cannot read '{file}': {str(e).splitlines()[0]}") from None
+
+    def _count_lines(self, counts: LookupCounts) -> Iterator[int]:
+        values: Columns = {}
+        ids: Columns = {}
+        number = 0
+        try:
+            with self.path.open(encoding="utf-8") as file:
+                for number, line in enumerate(file, 1):
+                    self._read_line(line, number, values, ids)
+                    if number % LINES_AT_ONCE == 0:
+                        self._flush(counts, values, ids)
+                        yield LINES_AT_ONCE
+        except (OSError, UnicodeDecodeError) as e:
+            raise DataError(f"cannot read '{self.path}': {e}") from None
+        self._flush(counts, values, ids)
+        yield number % LINES_AT_ONCE
+
+    def _read_line(self, line: str, number: int, values: Columns, ids: Columns) -> None:
+        if not line.strip():
+            return
+        try:
+            body = json.loads(line)
+            read_ids = isinstance(body, dict) and "inputs" in body
+            found = _lookups(body, self._schema)
+            flat = {name: self._typed(name, column, read_ids) for name, column in found.items()}
+        except (ValueError, TypeError, RecursionError) as e:
+            if self._fatal:
+                raise DataError(f"{self.path}, line {number}: {e}") from None
+            self.malformed += 1
+            return
+        for name, column in flat.items():
+            (ids if read_ids or self._ids else values).setdefault(name, []).extend(column)
+
+    def _typed(self, name: str, column: Sequence[Any], ids: bool) -> list[Any]:
+        """Returns the values of a feature, lists flattened. Raises ValueError for one of another type."""
+        feature = self._features[name]
+        kind = str if feature.type == "string" and not (ids or self._ids) else int
+        flat: list[Any] = []
+        for value in column:
+            if isinstance(value, list):
+                flat += value
+            elif value is not None or not feature.multi:
+                flat.append(value)
+        for value in flat:
+            if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+                raise ValueError(f"feature '{name}': {value!r:.80} is not of type {feature.type}")
+            if isinstance(value, int) and not -(2**63) <= value < 2**63:
+                raise ValueError(f"feature '{name}': {value!r:.80} has more than 64 bits")
+        return flat
+
+    def _flush(self, counts: LookupCounts, values: Columns, ids: Columns) -> None:
+        for name, column in values.items():
+            feature = self._features[name]
+            type_ = pa.string() if feature.type == "string" else pa.int64()
+            self._add(counts, feature, pa.array(column, type_), ids=False)
+        for name, column in ids.items():
+            self._add(counts, self._features[name], pa.array(column, pa.int64()), ids=True)
+        values.clear()
+        ids.clear()
+
+    def _add(self, counts: LookupCounts, feature: Categorical, flat: pa.Array, ids: bool) -> None:
+        if ids:
+            numbers: I64 = flat.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+            counts.add_ids(feature, numbers)
+        else:
+            counts.add_values(feature, flat)
+
+
+def _lookups(body: Any, schema: Schema) -> Columns:
+    """Returns the values that a request looks up, by feature; a context's once. Raises ValueError."""
+    if not isinstance(body, dict):
+        raise ValueError("it is not an object")
+    if "inputs" in body:
+        return _tensor_lookups(body["inputs"], schema)
+    names = [f.name for f in schema.categorical]
+    if "instances" in body:
+        rows = [_mapping(row, "an instance") for row in _sequence(body["instances"], "instances")]
+        return {name: [row.get(name) for row in rows] for name in names}
+    if "columns" in body:
+        columns = _mapping(body["columns"], "columns")
+    elif "candidates" in body:
+        context = _mapping(body.get("context", {}), "context")
+        columns = {name: [value] for name, value in context.items()}
+        columns |= _mapping(body["candidates"], "candidates")
+    else:
+        columns = {name: [value] for name, value in body.items()}
+    return {name: _sequence(columns[name], name) for name in names if columns.get(name) is not None}
+
+
+def _tensor_lookups(inputs: Any, schema: Schema) -> Columns:
+    """Returns the stable ids of the inputs of the inference protocol, by feature. Raises ValueError."""
+    singles = {"sparse": [f.name for f in schema.categorical if not f.multi]}
+    for role in ROLES:
+        singles[f"{role}.sparse"] = [f.name for f in schema.categorical if f.role == role and not f.multi]
+    bags = {f"{f.name}.values": f.name for f in schema.categorical if f.multi}
+    found: Columns = {}
+    for tensor in _sequence(inputs, "inputs"):
+        name = _mapping(tensor, "an input").get("name")
+        flat = (
+            _flat(_sequence(tensor.get("data", []), f"data of {name}"))
+            if name in singles or name in bags
+            else []
+        )
+        if name in bags:
+            found[bags[name]] = flat
+        elif features := singles.get(str(name)):
+            found |= {feature: flat[i :: len(features)] for i, feature in enumerate(features)}
+    return found
+
+
+def _flat(data: Sequence[Any]) -> list[Any]:
+    return [x for row in data for x in (row if isinstance(row, list) else [row])]
+
+
+def _mapping(value: Any, what: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{what} is not an object")
+    return value
+
+
+def _sequence(value: Any, what: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"{what} is not a list")
+    return value

@@ -1,0 +1,147 @@
+"""Gives a trained bundle a popularity order, counts and measured quality, from data or from an access log.
+
+A model that was imported has none of the three, so tiers, plans and routing have nothing to go by. The
+result is a new bundle with the same prediction for every id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polyrec.models.bundle.bundle import Bundle, require_target, write_bundle
+from polyrec.models.bundle.manifest import metrics_key
+from polyrec.models.bundle.reorder import reordered
+from polyrec.models.data.access_log import AccessLog
+from polyrec.models.data.encoded import EncodedRows, encode
+from polyrec.models.data.reader import OnMalformed, open_data
+from polyrec.models.data.split import fit_splitter
+from polyrec.models.errors import DataError
+from polyrec.models.evaluation.metrics import evaluate
+from polyrec.models.runtimes import open_runtime
+from polyrec.models.runtimes.runtime import Runtime
+from polyrec.models.schema.batch import F32, I64
+from polyrec.models.schema.encoder import Encoder
+from polyrec.models.schema.lookup_counts import LookupCounts
+from polyrec.models.schema.schema import ROLES, Split
+from polyrec.models.training.pipeline import Phase
+
+BATCH_ROWS = 4096
+
+Metrics = dict[str, float | int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Look-ups of a bundle's rows, and its quality, as data or a log show them.
+
+    accesses: look-ups by table, int64 [rows], in the order of stable ids. rows: rows or log lines read.
+    unknown: values that no row serves. malformed: rows or lines left out. metrics: by manifest key; empty
+    without labels. origin: goes into the manifest.
+    """
+
+    accesses: Mapping[str, I64]
+    rows: int
+    unknown: int
+    malformed: int
+    metrics: Mapping[str, Metrics] = field(default_factory=dict)
+    origin: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _silent(_name: str, _rows: int | None) -> Any:
+    return lambda _done: None
+
+
+def observe_data(
+    bundle: Bundle,
+    path: str | Path,
+    splits: Sequence[int] | None = None,
+    on_malformed: OnMalformed = "fatal",
+    phase: Phase = _silent,
+) -> Observed:
+    """Counts the look-ups of all rows of a data file, and measures quality on some of them.
+
+    splits: those measured, by the schema's split rule; None: all rows, whatever the rule, whose columns are
+    then not needed. Raises DataError as `encode`, and if there are no such rows or they have one class.
+    """
+    schema = bundle.manifest.schema_
+    rule = schema.split
+    if splits is None:
+        # a rule that every data file can follow, because it reads only the label
+        rule = Split(rule="hash", columns=(schema.label.column,))
+    readable = schema.model_copy(update={"split": rule})
+    reader = open_data(path, readable, on_malformed)
+    splitter = fit_splitter(reader, readable, phase("split", reader.rows_hint))
+    encoder = Encoder(readable, bundle.encoder.vocabularies, bundle.encoder.standards)
+    counts = LookupCounts(encoder)
+    metrics: dict[str, Metrics] = {}
+    with encode(reader, encoder, splitter, progress=phase("encode", reader.rows_hint)) as data:
+        for role in ROLES:
+            for block in data.blocks(role):
+                counts.add_block(role, block)
+        rows = np.arange(data.rows) if splits is None else data.select(*splits)
+        if not rows.size:
+            raise DataError(f"{path}: no row is of the split to measure; choose another split, or all rows")
+        if len(np.unique(data.label[rows])) < 2:
+            raise DataError(f"{path}: all labels of the rows to measure are equal: they define no quality")
+        for view in bundle.by_width():
+            advance = phase(f"predict {view.name}", rows.size)
+            p = _predict(open_runtime("torch", view), data, rows, advance)
+            group = None if data.group is None else data.group[rows]
+            quality = evaluate(p, data.label[rows], group, schema.label.negatives_kept)
+            metrics[metrics_key("test", view.width)] = quality.as_dict()
+        total = data.rows
+    origin = {"data": Path(path).name, "rows": total, "measured_rows": int(rows.size)}
+    return Observed(counts.by_id(), total, counts.unknown, reader.malformed, metrics, origin)
+
+
+def observe_log(
+    bundle: Bundle,
+    path: str | Path,
+    ids: bool = False,
+    on_malformed: OnMalformed = "fatal",
+    phase: Phase = _silent,
+) -> Observed:
+    """Counts the look-ups of an access log (models/data/access_log.py). Raises DataError."""
+    log = AccessLog(path, bundle.manifest.schema_, ids, on_malformed)
+    counts = LookupCounts(bundle.encoder)
+    rows = log.count(counts, phase("count", log.rows_hint))
+    accesses = counts.by_id()
+    if not any(table.any() for table in accesses.values()):
+        raise DataError(f"access log '{path}': none of its values is of the bundle's tables")
+    origin = {"access_log": Path(path).name, "rows": rows}
+    return Observed(accesses, rows, counts.unknown, log.malformed, origin=origin)
+
+
+def write_recalibrated(bundle: Bundle, observed: Observed, out: str | Path, replace: bool = False) -> Bundle:
+    """Writes the bundle in the observed order, with its counts and metrics.
+
+    Metrics that were not measured now stay as they are. Raises BundleError as `reordered` and `write_bundle`.
+    """
+    require_target(out, replace)
+    model, encoder = reordered(bundle, observed.accesses)
+    manifest = bundle.manifest
+    calibrated = {"from": manifest.version, **observed.origin, "unknown": observed.unknown}
+    return write_bundle(
+        out,
+        model,
+        manifest.representation,
+        encoder,
+        {**manifest.metrics, **observed.metrics},
+        {**manifest.training, "calibrated": calibrated},
+        replace,
+    )
+
+
+def _predict(model: Runtime, data: EncodedRows, rows: I64, progress: Any) -> F32:
+    """Predicts some rows, float32 [rows.size]."""
+    out = np.empty(rows.size, np.float32)
+    for start in range(0, rows.size, BATCH_ROWS):
+        some = rows[start : start + BATCH_ROWS]
+        out[start : start + some.size] = model.predict(data.batch(some))
+        progress(some.size)
+    return out
