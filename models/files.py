@@ -51,14 +51,20 @@ def read_yaml(file: Path, what: str, error: type[PolyrecError]) -> dict[str, Any
 
 
 def read_shipped(
-    kind: type[Model], name: str | Path, what: str, folder: Path, error: type[PolyrecError]
+    kind: type[Model],
+    name: str | Path,
+    what: str,
+    folder: Path,
+    error: type[PolyrecError],
+    prepare: Callable[[dict[str, Any], Path], dict[str, Any]] = lambda raw, _file: raw,
 ) -> Model:
     """Reads and validates a YAML or JSON file; a bare name means one of `folder`, which ships with Polyrec.
 
-    what: names the kind of file in messages, like "schema". Raises `error`.
+    what: names the kind of file in messages, like "schema". prepare: changes what was parsed, with the file
+    at hand, before it is validated; its errors get the name of the file. Raises `error`.
     """
     file = Path(name)
-    if not file.suffix and not file.exists():
+    if not file.suffix and file.parent == Path() and not file.exists():
         file = folder / f"{file.name}.yaml"
     named = f"{what} '{name}'"
     try:
@@ -66,7 +72,11 @@ def read_shipped(
     except FileNotFoundError:
         shipped = ", ".join(sorted(p.stem for p in folder.glob("*.yaml")))
         raise error(f"no {what} file '{name}'; shipped {what}s: {shipped}") from None
-    return validate_as(kind, raw, named, error)
+    try:
+        prepared = prepare(raw, file)
+    except error as e:
+        raise error(f"{named}: {e}") from None
+    return validate_as(kind, prepared, named, error)
 
 
 def read_regular(file: Path, most_bytes: int) -> bytes:

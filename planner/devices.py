@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from polyrec.models.errors import PolyrecError
-from polyrec.models.files import Strict, read_yaml, validate_as
+from polyrec.models.files import Strict, read_shipped
 from polyrec.models.tiers.tier_settings import RemoteStore
 
 Bytes = Annotated[int, Field(ge=0)]
@@ -114,21 +114,14 @@ class Machine(Strict):
 
 def load_machine(name: str | Path) -> Machine:
     """Reads a YAML file, or one of planner/machines by name. Raises MachineError."""
-    file = Path(name)
-    shipped = MACHINES / f"{name}.yaml"
-    if not file.exists() and file.parent == Path() and shipped.exists():
-        file = shipped
-    what = f"machine '{name}'"
-    try:
-        raw = read_yaml(file, what, MachineError)
-    except FileNotFoundError:
-        known = ", ".join(sorted(f.stem for f in MACHINES.glob("*.yaml")))
-        raise MachineError(f"no machine file '{name}'; shipped by name: {known}") from None
-    try:
-        sized = _with_sizes({"name": file.stem, **raw})
-    except MachineError as e:
-        raise MachineError(f"{what}: {e}") from None
-    return validate_as(Machine, sized, what, MachineError)
+    return read_shipped(
+        Machine,
+        name,
+        "machine",
+        MACHINES,
+        MachineError,
+        lambda raw, file: _with_sizes({"name": file.stem, **raw}),
+    )
 
 
 def parse_bytes(text: str) -> int:
