@@ -157,15 +157,18 @@ def _check_flags(args: argparse.Namespace) -> None:
 
 
 def _load_inputs(args: argparse.Namespace) -> tuple[Profile, Requirements]:
+    from polyrec.cli.quality_argument import parse_quality
     from polyrec.planner.deployment.requirements import Requirements
     from polyrec.planner.devices import load_machine, parse_memory
+    from polyrec.planner.plan import PlanError
     from polyrec.planner.profile import load_profile, on_machine, with_given_quality
     from polyrec.planner.traffic import parse_traffic
 
     profile = load_profile(args.profile)
     if args.machine:
         profile = on_machine(profile, load_machine(args.machine), args.machine)
-    profile = with_given_quality(profile, _parse_quality(args.quality))
+    given = parse_quality(args.quality, "PATH=VALUE, like table@cpu=0.257", PlanError)
+    profile = with_given_quality(profile, given)
     requirements = Requirements(
         slo_s=1.0 if args.slo_ms is None else args.slo_ms / 1e3,  # None: by each step of the sweep
         traffic=parse_traffic(args.traffic),
@@ -175,24 +178,6 @@ def _load_inputs(args: argparse.Namespace) -> tuple[Profile, Requirements]:
         swing=args.swing,
     )
     return profile, requirements
-
-
-def _parse_quality(texts: list[str]) -> dict[str, float]:
-    """Parses --quality into values by path. Raises PlanError."""
-    import math
-
-    from polyrec.planner.plan import PlanError
-
-    given = {}
-    for text in texts:
-        path, _, value = text.rpartition("=")
-        try:
-            given[path] = float(value)
-        except ValueError:
-            given[path] = math.nan
-        if not path or not math.isfinite(given[path]):
-            raise PlanError(f"--quality '{text}': write PATH=VALUE, like table@cpu=0.257")
-    return given
 
 
 def _save(plan: Plan, out: str) -> None:

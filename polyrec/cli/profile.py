@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -126,6 +125,7 @@ def _measure(args: argparse.Namespace) -> Profile:
     import torch
 
     from polyrec.cli.evaluate import labels_of
+    from polyrec.cli.quality_argument import parse_quality
     from polyrec.measure.machine.discover import chosen, discover
     from polyrec.measure.profile.candidates import candidates
     from polyrec.measure.profile.log import SampleLog
@@ -143,7 +143,8 @@ def _measure(args: argparse.Namespace) -> Profile:
         for path in args.bundles
         for view in bundles[labels[path]].by_width()
     }
-    given = {labels_of_views[n]: v for n, v in _parse_quality(args.quality, list(labels_of_views)).items()}
+    said = parse_quality(args.quality, "BUNDLE=VALUE", ProfileError, list(labels_of_views))
+    given = {labels_of_views[n]: v for n, v in said.items()}
     out = Path(args.out)
     print("detecting devices ...", file=sys.stderr)
     inventory = discover(out.parent)
@@ -338,24 +339,6 @@ def _check_flags(args: argparse.Namespace) -> None:
                 raise ProfileError(f"--{flag}: there is no '{name}'; known: {', '.join(known)}")
     if not Path(args.out).resolve().parent.is_dir():
         raise ProfileError(f"--out '{args.out}': there is no folder '{Path(args.out).parent}'")
-
-
-def _parse_quality(texts: Sequence[str], bundles: Sequence[str]) -> dict[str, float]:
-    """Parses --quality into values by bundle. Raises ProfileError."""
-    from polyrec.planner.profile import ProfileError
-
-    given = {}
-    for text in texts:
-        bundle, _, value = text.rpartition("=")
-        if bundle not in bundles:
-            raise ProfileError(f"--quality '{text}': write BUNDLE=VALUE with one of {', '.join(bundles)}")
-        try:
-            given[bundle] = float(value)
-        except ValueError:
-            given[bundle] = math.nan
-        if not math.isfinite(given[bundle]):
-            raise ProfileError(f"--quality '{text}': '{value}' is not a number")
-    return given
 
 
 def _split_names(text: str | None) -> list[Any] | None:
