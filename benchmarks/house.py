@@ -106,6 +106,20 @@ def unmirrored_tests(files: Mapping[str, Path]) -> list[str]:
     return lost
 
 
+def relative_docstrings(files: Mapping[str, Path]) -> list[str]:
+    """Docstrings, also of constants, that begin like a relative clause ("What it gives") instead of saying
+    what the thing does or is: `path:line: first words`.
+    """
+    found = []
+    for path, file in files.items():
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+                text = node.value.value
+                if isinstance(text, str) and text.split(None, 1)[:1] in (["Of"], ["What"], ["Who"]):
+                    found.append(f"{path}:{node.lineno}: {text.strip()[:60]}")
+    return found
+
+
 def words(root: Path) -> dict[str, int]:
     """Words of README and of every page of docs/, results aside."""
     pages = [root / "README.md", *sorted((root / "docs").glob("*.md"))]

@@ -1,4 +1,4 @@
-"""What an answered row is worth by path: measured qualities, and which differences between them were shown.
+"""Values an answered row by its path: measured qualities, and the differences between them that were shown.
 
 Quality is information gain on test rows, 1 - NE, unless the operator chose another metric. Test rows are a
 sample, so a difference counts only if its paired interval excludes zero; paths without a shown difference

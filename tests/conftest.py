@@ -1,4 +1,4 @@
-"""What every test stands on: a repeatable hypothesis, and the licensed data where a machine has it."""
+"""Fixtures of all tests: a repeatable hypothesis, and the licensed data where a machine has it."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def prose(page: Path) -> str:
 
 
 def anchors(page: Path) -> set[str]:
-    """What a heading is called in a link: lower case, punctuation gone, hyphens for spaces."""
+    """Returns the name of a heading in a link: lower case, punctuation gone, hyphens for spaces."""
     headings = re.findall(r"^#+ +(.+?) *$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

@@ -78,6 +78,10 @@ def test_tests_stand_where_what_they_test_stands(files: dict[str, Path]) -> None
     assert house.unmirrored_tests(files) == []
 
 
+def test_docstrings_begin_with_what_the_thing_does_or_is(files: dict[str, Path]) -> None:
+    assert house.relative_docstrings(files) == []
+
+
 def test_readme_and_pages_are_short() -> None:
     words = house.words(ROOT)
     assert words.pop("README.md") <= 800

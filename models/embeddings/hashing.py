@@ -25,7 +25,7 @@ CACHED = 32_768
 
 CodeTransform = Literal["uniform", "gaussian"]
 VARIANCE: dict[CodeTransform, float] = {"uniform": 1 / 3, "gaussian": 1.0}
-"""Of the codes of each transform."""
+"""Variance of the codes of each transform."""
 
 
 class UniversalHashes(nn.Module):

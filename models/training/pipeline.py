@@ -137,7 +137,7 @@ def id_dropout(
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """What a training gives. unseen: see models/training/unseen.py. scales: of each head's logits."""
+    """The result of a training. unseen: see models/training/unseen.py. scales: of each head's logits."""
 
     encoder: Encoder
     history: History

@@ -1,4 +1,4 @@
-"""What the image and its compose file say, as far as it can be told without a container engine."""
+"""Checks the image and its compose file, as far as that is possible without a container engine."""
 
 from __future__ import annotations
 

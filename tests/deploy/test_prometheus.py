@@ -1,4 +1,4 @@
-"""What Prometheus is told: it can read it, alerts fire when they should, and each has a page to turn to."""
+"""Checks the metrics page as Prometheus reads it, that alerts fire, and that each has a runbook entry."""
 
 from __future__ import annotations
 

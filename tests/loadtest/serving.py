@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Server:
-    """What a test asks of the server afterwards.
+    """A test server and the requests that it received.
 
     bodies: of all requests, in order of arrival. connections: how many were made; most_open: at once.
     """

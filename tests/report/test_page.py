@@ -30,7 +30,7 @@ PAGE = Page(
 
 
 class Outline(HTMLParser):
-    """What a page refers to and says; fails where an element does not close."""
+    """Collects the references and texts of a page; fails where an element does not close."""
 
     def __init__(self, page: str) -> None:
         super().__init__()

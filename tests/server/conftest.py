@@ -80,7 +80,7 @@ def request_(requests: list[Request]) -> Request:
 
 @pytest.fixture(scope="session")
 def offline(bundle: Bundle) -> Callable[[Request], F32]:
-    """What the bundle predicts without any server."""
+    """Probabilities from the bundle without any server."""
     runtime = open_runtime("torch", bundle)
 
     def predict(request: Request) -> F32:
@@ -226,7 +226,7 @@ def paged(clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 @pytest.fixture(scope="session")
 def whole(paged: Bundle) -> Callable[[Request], F32]:
-    """What `paged` predicts with all rows in memory, by the runtime of placed plans: one whose products
+    """Probabilities of `paged` with all rows in memory, by the runtime of placed plans: one whose products
     do not depend, in the last bit, on where in memory their factors lie."""
     runtime = open_runtime("onnx", paged)
 

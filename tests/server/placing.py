@@ -16,7 +16,7 @@ Cut = Callable[[int], dict[str, int]]
 
 
 def an_eighth(rows: int) -> dict[str, int]:
-    """Of a table in memory, the rest on disk."""
+    """Puts an eighth of a table in memory, the rest on disk."""
     return {"host": rows // 8, "disk": rows - rows // 8}
 
 

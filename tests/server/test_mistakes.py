@@ -1,4 +1,4 @@
-"""What a user gets wrong, and the one line that tells it: the exact status and what the line names."""
+"""Tests users' mistakes: the exact status of each, and what its one line names."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ PAGE = Path(__file__).parents[2] / "server/http/status_page/page.js"
 
 
 def answered(reason: Reason, lost: bool) -> Answer:
-    """What a query of one row gets from a batch with that reason. lost: a row of it was lost by its tier."""
+    """Answers a query of one row from a batch with that reason. lost: a row of it was lost by its tier."""
 
     async def ask() -> Answer:
         query = Query(1, 0.0, 1.0)

@@ -35,7 +35,7 @@ from polyrec.planner.simulation.simulator import Simulator
 SLA_MS = (10.0, 20.0, 50.0, 200.0)
 MERGED_SLA_MS = (10.0, 50.0)
 LOADS, FEW_LOADS = (0.25, 0.5, 0.9, 1.0, 1.5), (0.25, 0.9, 1.0)
-"""Of the shortest SLA on the GPU's machine, and of the others."""
+"""Loads, as shares of the capacity: for the shortest SLA on the GPU's machine, and for the others."""
 VARIED_LOADS = (0.5, 0.9, 1.0)
 QUERIES, FEW = 10_000, 2_500
 """Queries of a run, and of one of the sensitivity."""

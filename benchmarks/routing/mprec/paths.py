@@ -35,7 +35,7 @@ CHIPS: dict[str, tuple[Name, int]] = {
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """What is assumed.
+    """Assumptions beside the data sheets.
 
     flops, bandwidth: share of the data sheet's that is achieved; cpu_flops: factor on the CPU's. start_s,
     cpu_start_s: start of a batch. link: factor on the speed from host to accelerator. differences: factor on

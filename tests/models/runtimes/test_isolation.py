@@ -28,8 +28,8 @@ Form = Literal["plain", "ranking"]
 Runtimes = Callable[[str, DensePrecision], Runtime]
 
 BOUND = {"fp32": 4e-6, "bf16": 1e-5, "int8": 1e-5}
-"""Of a probability. The order of summation in a product depends on the rows of a batch; a leak of another
-request's rows would show as far more than rounding."""
+"""Largest difference of a probability. The order of summation in a product depends on the rows of a batch; a
+leak of another request's rows would show as far more than rounding."""
 EXECUTIONS: list[tuple[str, DensePrecision]] = [
     ("torch", "fp32"),
     ("torch", "bf16"),

@@ -33,7 +33,7 @@ def profiled(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def error_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """What is said of a command that a user got wrong: one line."""
+    """Returns the one line that a wrong command prints."""
     assert main(["plan", *arguments]) == 2
     said = capsys.readouterr()
     assert said.out == ""

@@ -1,4 +1,4 @@
-"""What is served is what was measured: 1,000 real test rows, every form of request, both runtimes."""
+"""Served probabilities are the evaluated ones: 1,000 test rows, every form of request, both runtimes."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def rows(data: Path) -> pa.Table:
 def offline(
     trained: Bundle, data: Path, rows: pa.Table, tmp_path_factory: pytest.TempPathFactory
 ) -> np.ndarray:
-    """What `polyrec evaluate` says of those rows."""
+    """Probabilities of those rows from `polyrec evaluate`."""
     out = tmp_path_factory.mktemp("offline") / "p.npy"
     assert (
         main(["evaluate", str(trained.path), "--data", str(data), "--predictions", str(out), "--json"]) == 0

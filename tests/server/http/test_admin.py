@@ -266,7 +266,7 @@ def test_a_reload_by_name_keeps_the_operators_settings(
 
 
 def test_no_plan_is_loaded_before_the_first_one_is(client: Any, plan: Plan, tmp_path: Path) -> None:
-    """What the server was started with would replace it when it has loaded."""
+    """The bundle of the start would replace it when it has loaded."""
     save_plan(plan, tmp_path / "plan.json")
     engine = Engine()
     engine.access = Access(engine.metrics, admin_token=TOKEN)

@@ -58,7 +58,7 @@ class Contract:
         )
 
     def resolve(self, node: dict[str, Any]) -> dict[str, Any]:
-        """What a reference leads to."""
+        """Returns the part of the document that a reference names."""
         if "$ref" not in node:
             return node
         found: Any = self.document

@@ -30,7 +30,7 @@ def paths(bundle: Bundle) -> Paths:
 
 @pytest.fixture(scope="session")
 def runtimes(paths: Paths) -> dict[str, Runtime]:
-    """What the paths should give, without any lane."""
+    """Probabilities from the paths without any lane."""
     return {path.name: open_runtime(path.runtime, bundle) for path, bundle in paths}
 
 

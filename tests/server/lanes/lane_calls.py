@@ -19,7 +19,7 @@ def settled_future(lane: Lane, path: str, batch: Batch) -> asyncio.Future[Execut
 
 
 async def executed(lane: Lane, path: str, batch: Batch) -> Executed:
-    """What the lane makes of a batch; raises what it settles with."""
+    """Returns the lane's result of a batch; raises the error that it settles with."""
     outcome = await asyncio.wait_for(settled_future(lane, path, batch), LIVENESS_S)
     if isinstance(outcome, Exception):
         raise outcome

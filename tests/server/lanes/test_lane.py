@@ -1,4 +1,4 @@
-"""What every kind of lane promises."""
+"""Tests the promises of every kind of lane."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def arrays(batch: Batch) -> list[np.ndarray]:
 
 
 def exchanged(ends: Ends, path: int, put: Batch, seed: int) -> Batch:
-    """What the worker took, after everything that has to hold of a batch and its answer was checked."""
+    """Returns what the worker took, after checking everything that must hold of a batch and its answer."""
     server, worker = ends
     server.put(path, put)
     number, taken = worker.take()

@@ -1,4 +1,4 @@
-"""What only a process lane has: a process, which may die, stop, or lose its server."""
+"""Tests the process of a process lane, which may die, stop, or lose its server."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PROCESS = PlannedLane(name="cpu-1", kind="process")
 
 
 class Deaths:
-    """Who died, and an event for it."""
+    """Records the lane that died, and sets an event."""
 
     def __init__(self) -> None:
         self.lanes: list[Lane] = []

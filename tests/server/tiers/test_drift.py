@@ -1,4 +1,4 @@
-"""What clients see while rows follow their popularity."""
+"""Tests the answers that clients get while rows follow their popularity."""
 
 from __future__ import annotations
 

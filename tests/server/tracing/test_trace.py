@@ -1,4 +1,4 @@
-"""What a request's trace learns on its way."""
+"""Tests the moments that a request's trace records."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from polyrec.server.http.connection.body_reader import (
 
 
 class Reference:
-    """What httptools makes of a chunked body."""
+    """Decodes a chunked body with httptools."""
 
     def __init__(self, data: bytes) -> None:
         self.body = b""

@@ -161,7 +161,7 @@ def test_a_request_without_body_may_announce_one_and_the_next_is_read_behind_it(
 
 
 def test_pipelined_requests_give_others_their_turn(engine: Engine) -> None:
-    """What one read brings may be thousands of requests."""
+    """One read may bring thousands of requests."""
     many = (head("/v1/predict", 0)) * 3000
 
     async def run() -> None:

@@ -1,4 +1,4 @@
-"""What connections share: when what they read arrived."""
+"""Tests the state that connections share: the arrival times of their requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an attack on the HTTP connection found, each by bare sockets against a real server."""
+"""Findings of an attack on the HTTP connection, each by bare sockets against a real server."""
 
 from __future__ import annotations
 

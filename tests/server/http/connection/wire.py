@@ -81,7 +81,7 @@ def head(path: str, length: int, *more: bytes) -> bytes:
 
 
 def status_and_body(answer: bytes) -> tuple[int, Any]:
-    """Of one JSON answer."""
+    """Parses one JSON answer."""
     top, _, body = answer.partition(b"\r\n\r\n")
     assert b"content-type: application/json" in top
     return int(top.split()[1]), json.loads(body)

@@ -21,7 +21,7 @@ Compared = Literal["exact", "keys", "status"]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a request means, however it is written. headers: those that can change the answer."""
+    """The meaning of a request, however it is written. headers: those that can change the answer."""
 
     method: str
     target: str

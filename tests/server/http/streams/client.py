@@ -40,7 +40,7 @@ class Answer:
 
 @dataclass(slots=True)
 class Heard:
-    """What came back on one connection. continued: requests, by position, that got 100 (Continue).
+    """The answers on one connection. continued: requests, by position, that got 100 (Continue).
 
     ended: by the server; reset: not by a plain end, and what was still to be read is lost. broken: why the
     bytes are no answers. silent: what was waited for in vain.

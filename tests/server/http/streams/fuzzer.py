@@ -54,7 +54,7 @@ class Fuzzer:
 
     @property
     def complaints(self) -> str:
-        """What the server has logged; at level `error` that is nothing unless it is at fault."""
+        """Returns the server's log; at level `error` that is nothing unless it is at fault."""
         return self.log.read_text()
 
     async def played(self, stream: Stream, statuses: Counter[int] | None = None) -> list[str]:

@@ -33,7 +33,7 @@ RELEVANT = (
     b"x-polyrec-path",
 )
 OUT_OF_TIME = frozenset({429, 504})
-"""Of a budget that cannot be kept: rejected unread, or expired after the body was found right or wrong."""
+"""Statuses of a budget that cannot be kept: rejected unread, or expired after the body was checked."""
 MOST_KEPT = 20_000
 
 
@@ -45,7 +45,7 @@ class Reference:
         self._known: dict[Call, Answer] = {}
 
     async def answer(self, call: Call) -> Answer:
-        """What a call must be answered."""
+        """Returns the answer that a call must get."""
         if call not in self._known:
             if len(self._known) >= MOST_KEPT:
                 self._known.clear()
@@ -94,7 +94,7 @@ async def answer_of(app: ASGIApp, call: Call) -> Answer:
 
 
 async def differences(stream: Stream, heard: list[Heard], reference: Reference) -> list[str]:
-    """What is wrong with the answers of a stream, one line each; empty if nothing is."""
+    """Lists the wrong answers of a stream, one line each."""
     found: list[str] = []
     for i, (script, own) in enumerate(zip(stream.scripts, heard, strict=True)):
         found += [f"connection {i}, {line}" for line in await _of_connection(script, own, reference)]
