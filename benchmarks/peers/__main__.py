@@ -57,7 +57,7 @@ from polyrec.models.schema.batch import F64
 CORES = sorted(os.sched_getaffinity(0))
 SERVER_CORE, CLIENT_CORE = CORES[0], CORES[-1]
 LIMIT_MS = {23: 10.0, 270: 25.0, 2048: 80.0}
-"""Of p99, by rows of a request; the last is MLPerf's v3 for DLRM."""
+"""Limit of p99, by rows of a request; the last is MLPerf's v3 for DLRM."""
 REQUESTS = {23: 512, 270: 64, 2048: 16}
 TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2, "int8": 2e-2}
 CONNECTIONS = 16

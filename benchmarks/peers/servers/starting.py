@@ -32,7 +32,7 @@ from polyrec.server.app.run import start
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = ("fastapi", "numpy", "onnxruntime-gpu", "orjson", "uvicorn[standard]", "mosec")
-"""Of the peers' environment; those that Polyrec has too in its own versions."""
+"""Packages of the peers' environment; those that Polyrec has too in its own versions."""
 PRECISIONS = ("fp32", "bf16", "int8")
 BATCHING = {"PEER_BATCH": "16", "PEER_WAIT_MS": "1"}
 START_S = 120.0

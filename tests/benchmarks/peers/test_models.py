@@ -44,7 +44,7 @@ def rows(bundle: Bundle) -> PeerRows:
 
 
 def served(bundle: Bundle, body: bytes, header_bytes: int | None = None) -> F32:
-    """What Polyrec's codecs and runtime answer to a request."""
+    """Answers a request with Polyrec's codecs and runtime."""
     codec = OipCodec(bundle.manifest.schema_, Limits(), bundle.encoder.vocabularies)
     batch = encode([codec.decode(body, header_bytes).rows], bundle.encoder)
     return open_runtime("onnx", bundle).predict(batch)
