@@ -19,11 +19,12 @@ import argparse
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -50,7 +51,7 @@ from benchmarks.peers.servers.starting import (
     start_server,
 )
 from polyrec.loadtest.comparison.capacity_search import CapacitySearch
-from polyrec.loadtest.machine import machine
+from polyrec.loadtest.machine import machine, raised_priority
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.schema.batch import F64
 
@@ -193,7 +194,14 @@ def _held(
         if tried.counts:
             break
     tally.trials.append(tried)
-    return tried.counts and tried.held(case.limit_s)
+    held = tried.counts and tried.held(case.limit_s)
+    if args.verbose:
+        tqdm.write(
+            f"{known.url} {tried.rate:8.1f}/s p99 {1e3 * tried.p99_s:7.2f} ms right in time "
+            f"{tried.right_in_time:.4f} refused {tried.refused:.4f} lag {1e3 * tried.lag_s:.2f} ms held {held}",
+            file=sys.stderr,
+        )
+    return held
 
 
 def compare(
@@ -259,7 +267,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.5, help="of a closed loop; of a trial, at least")
     parser.add_argument("--folder", type=Path, default=Path("runs/peers"), help="of models and environment")
     parser.add_argument("--out", type=Path, help="JSON; results of other models, forms and sizes are kept")
+    parser.add_argument(
+        "--first", action="store_true", help="run servers and load before all others: nice -20 (needs root)"
+    )
+    parser.add_argument("--verbose", action="store_true", help="print every trial")
     args = parser.parse_args()
+    # so that no server outlives a benchmark that is ended
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     folder: Path = args.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     bundle = open_model(args.model, folder)
@@ -270,12 +284,15 @@ def main() -> None:
     results = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
     os.sched_setaffinity(0, {CLIENT_CORE})
     for rows in args.rows:
-        found = compare(bundle, files, python, case_of(bundle, rows, args.form, args.limit_ms), args)
+        case = case_of(bundle, rows, args.form, args.limit_ms)
+        with raised_priority() if args.first else nullcontext():
+            about = machine()
+            found = compare(bundle, files, python, case, args)
         found |= {
             "command": "python -m benchmarks.peers " + shlex.join(sys.argv[1:]),
             "date": time.strftime("%Y-%m-%d"),
             "revision": revision(),
-            "machine": machine(),
+            "machine": about,
             "versions": versions(python),
         }
         results[f"{label}/{args.form}/{rows}"] = found

@@ -139,11 +139,15 @@ async def _closed(
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One open loop. right_in_time: share of all requests. p99_s: of the answered; lag_s: of the sender."""
+    """One open loop. right_in_time: share of all requests, as `refused` (429, 503, 504).
+
+    p99_s: of the answered. lag_s: 99th percentile of the sender's own delay.
+    """
 
     rate: float
     requests: int
     right_in_time: float
+    refused: float
     p99_s: float
     lag_s: float
 
@@ -173,6 +177,7 @@ def trial(known: Known, rate: float, seconds: float, limit_s: float, seed: int) 
         rate,
         due_s.size,
         right / max(1, due_s.size),
+        float(np.isin(outcome.status, (429, 503, 504)).mean()),
         float(np.quantile(answered, SHARE)) if answered.size else np.inf,
         float(np.quantile(outcome.lag_s[np.isfinite(outcome.lag_s)], SHARE)),
     )

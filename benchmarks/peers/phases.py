@@ -130,6 +130,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     if args.connections:
         os.sched_setaffinity(0, {CLIENT_CORE})
         settings: dict[str, object] = {"bundle": bundle.path, "runtime": runtime, "precision": args.precision}
+        settings["max_queued_rows"] = 2**17
         if bundle.width is not None:
             settings["width"] = bundle.width
         with start(settings, core=SERVER_CORE) as server:

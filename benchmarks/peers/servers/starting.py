@@ -73,7 +73,7 @@ class ServerName:
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """A server that answers at `url`, in a process group of its own."""
+    """A server that answers at `url`; a peer has a process group of its own."""
 
     name: ServerName
     url: str
@@ -111,7 +111,7 @@ def make_environment(folder: Path) -> Path:
 def start_server(name: ServerName, bundle: Bundle, files: Path, python: Path, core: int) -> RunningServer:
     """Starts a server pinned to `core` and waits until it answers. Raises PeerFailed.
 
-    files: the model for peers. python: of the peers' environment.
+    files: the model for peers; their logs stand beside it. python: of the peers' environment.
     """
     if name.is_polyrec:
         settings: dict[str, object] = {"bundle": bundle.path, "precision": name.precision}
@@ -124,7 +124,9 @@ def start_server(name: ServerName, bundle: Bundle, files: Path, python: Path, co
     port = _free_port()
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     environment |= BATCHING if name.kind == "mosec-batch" else {}
-    process = _pinned([str(python), "-m", module, str(files), str(port), name.precision], environment, core)
+    command = [str(python), "-m", module, str(files), str(port), name.precision]
+    log = files.with_name(f"{name.name.replace(':', '-')}.log")
+    process = _pinned(command, environment, core, log)
     running = RunningServer(name, f"http://127.0.0.1:{port}{INFER}", process)
     try:
         _wait_until_it_answers(running)
@@ -134,13 +136,22 @@ def start_server(name: ServerName, bundle: Bundle, files: Path, python: Path, co
     return running
 
 
-def _pinned(command: list[str], environment: Mapping[str, str], core: int) -> subprocess.Popen[bytes]:
+def _pinned(
+    command: list[str], environment: Mapping[str, str], core: int, log: Path
+) -> subprocess.Popen[bytes]:
+    """Starts a process with one core, in a group of its own but in this session, whose priority it shares."""
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})  # of this thread, which a child inherits
     try:
-        return subprocess.Popen(
-            command, cwd=ROOT, env=dict(environment), stdout=subprocess.DEVNULL, start_new_session=True
-        )
+        with log.open("wb") as file:
+            return subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=dict(environment),
+                stdout=subprocess.DEVNULL,
+                stderr=file,
+                process_group=0,
+            )
     finally:
         os.sched_setaffinity(0, cores)
 
@@ -156,7 +167,9 @@ def _wait_until_it_answers(server: RunningServer) -> None:
     ends = time.monotonic() + START_S
     while time.monotonic() < ends:
         if server.process.poll() is not None:
-            raise PeerFailed(f"'{server.name.name}' ended with status {server.process.returncode}")
+            raise PeerFailed(
+                f"'{server.name.name}' ended with status {server.process.returncode}; see its log"
+            )
         try:
             urllib.request.urlopen(urllib.request.Request(server.url, b"{}"), timeout=5).close()
             return
