@@ -197,8 +197,9 @@ def _held(
     held = tried.counts and tried.held(case.limit_s)
     if args.verbose:
         tqdm.write(
-            f"{known.url} {tried.rate:8.1f}/s p99 {1e3 * tried.p99_s:7.2f} ms right in time "
-            f"{tried.right_in_time:.4f} refused {tried.refused:.4f} lag {1e3 * tried.lag_s:.2f} ms held {held}",
+            f"{known.url} {rate:8.1f}/s p99 {1e3 * tried.p99_s:7.2f} ms, right in time "
+            f"{tried.right_in_time:.4f}, refused {tried.refused:.4f}, lag {1e3 * tried.lag_s:.2f} ms: "
+            f"{'held' if held else 'missed'}",
             file=sys.stderr,
         )
     return held
@@ -270,7 +271,7 @@ def main() -> None:
     parser.add_argument(
         "--first", action="store_true", help="run servers and load before all others: nice -20 (needs root)"
     )
-    parser.add_argument("--verbose", action="store_true", help="print every trial")
+    parser.add_argument("--verbose", action="store_true", help="print each trial")
     args = parser.parse_args()
     # so that no server outlives a benchmark that is ended
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
