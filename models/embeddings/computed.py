@@ -13,7 +13,7 @@ small matrix, and gathered and pooled from there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from polyrec.models.embeddings.decoder import Activation, Decoders
 from polyrec.models.embeddings.hashing import VARIANCE, CodeTransform, UniversalHashes
 from polyrec.models.embeddings.lookups import FusedRows
 from polyrec.models.embeddings.pooling import assemble
-from polyrec.models.embeddings.stage import PerBlock, Vectors
+from polyrec.models.embeddings.stage import PerBlock, Stage, Vectors
 from polyrec.models.embeddings.store import ComputedRows, FloatRows, QuantizedRows, as_index, open_rows
 from polyrec.models.embeddings.table import TableStage
 from polyrec.models.files import Strict
@@ -51,6 +51,10 @@ class Encoding(Strict):
     seed: int = 0
 
 
+Decode = Callable[[Tensor, I64], Tensor]
+"""Maps codes [n, k], table by table, and the rows of each table to vectors [n, width]."""
+
+
 class ComputedStage(nn.Module):
     """Stored prefixes and decoders for the tails.
 
@@ -63,6 +67,8 @@ class ComputedStage(nn.Module):
     """
 
     distinct = True
+    decode: Decode | None = None
+    """Decodes instead of `decoders`: a runtime's own execution of them, in its precision."""
 
     def __init__(
         self,
@@ -153,10 +159,17 @@ class ComputedStage(nn.Module):
         if not hot.all():
             ids = self._bases[table] + self._ids[rows]
             counts = np.bincount(self._decoder[table[~hot]], minlength=len(self.computed_tables))
-            parts.append(self.decoders(self.hashes(as_index(ids[~hot], device)), counts))
+            decode = self.decode or self.decoders
+            parts.append(decode(self.hashes(as_index(ids[~hot], device)), counts))
         if not parts:
             return torch.empty((0, self.width), device=device), where
         return parts[0] if len(parts) == 1 else torch.cat(parts), where
+
+
+def computed_part(stage: Stage) -> ComputedStage | None:
+    """Returns the part of a stage that computes vectors; None if there is none."""
+    part = stage.computed if isinstance(stage, HybridStage) else stage
+    return part if isinstance(part, ComputedStage) and part.computed_tables else None
 
 
 class HybridStage(nn.Module):

@@ -54,7 +54,7 @@ class Decoders(nn.Module):
         super().__init__()
         self.sizes = (k, *hidden, width)
         self.width = width
-        self._activation = ACTIVATIONS[activation]
+        self.activation = activation
         self._second_moment = SECOND_MOMENT[activation]
         self.norms = nn.ModuleList(BatchNorm(tables, size) for size in (hidden if norms else ()))
         self.weights = nn.ParameterList(
@@ -120,7 +120,7 @@ class Decoders(nn.Module):
             x = x.view(tables * longest, -1).index_copy(0, filled, codes).view(tables, longest, -1)
         for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             if layer:
-                x = self._activation(x)
+                x = ACTIVATIONS[self.activation](x)
             x = affine(bias[first:last], x, weight[first:last])
             if layer < len(self.norms):
                 x = self.norms[layer](x, own, first, last)

@@ -7,21 +7,29 @@ The uniform transform maps a hash to [-1, 1]; the Gaussian one maps pairs of uni
 of normal ones (Box-Muller). All k hashes of all ids are computed as whole arrays and exactly: in float64 up
 to about 94 million ids, where every product is below 2^53, and beyond in 64-bit integers, whose division is
 slower, with ids in two parts so that no product exceeds 2^63.
+
+On a CPU hashes are read instead of multiplied (`PartHashes`): an id is a sum of parts of a few bits, a hash
+before `mod m` is the sum mod p of the hashes of its parts, and those are few enough to be tabulated.
 """
 
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
+
+from polyrec.models.schema.batch import F32, I64
 
 EXACT = 2**53
 PART_BITS = 21
 MOST_IDS = 2 ** (2 * PART_BITS)
 CACHED = 32_768
+MOST_TABULATED = 2**31
 
 CodeTransform = Literal["uniform", "gaussian"]
 VARIANCE: dict[CodeTransform, float] = {"uniform": 1 / 3, "gaussian": 1.0}
@@ -39,13 +47,12 @@ class UniversalHashes(nn.Module):
         super().__init__()
         if transform == "gaussian" and k % 2:
             raise ValueError(f"the gaussian transform pairs its hashes: k must be even, not {k}")
-        self.k, self.m, self.transform = k, m, transform
+        self.k, self.m, self.domain, self.seed, self.transform = k, m, domain, seed, transform
         self.p = next_prime(max(m, domain))
         if self.p >= MOST_IDS:
             raise ValueError(f"{domain} ids are too many for exact hashing in 64 bits")
         self.in_floats = self.p * self.p < EXACT
-        random = np.random.default_rng(seed)
-        a, b = random.integers(1, self.p, k), random.integers(0, self.p, k)
+        a, b = coefficients(k, self.p, seed)
         kind = np.float64 if self.in_floats else np.int64
         self.register_buffer("a", torch.from_numpy(a.astype(kind)), persistent=False)
         self.register_buffer("b", torch.from_numpy(b.astype(kind)), persistent=False)
@@ -72,6 +79,10 @@ class UniversalHashes(nn.Module):
 
         Works on parts that fit the second-level cache, since each step passes over all numbers.
         """
+        if ids.device.type == "cpu" and self.transform == "uniform" and self.p < MOST_TABULATED:
+            return torch.from_numpy(
+                tabulated(self.k, self.m, self.p, self.domain, self.seed).codes(ids.numpy())
+            )
         parts = [self._codes(part) for part in torch.split(ids, max(1, CACHED // self.k))]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -84,6 +95,78 @@ class UniversalHashes(nn.Module):
         radius = u[:, 0::2].log().mul_(-2.0).sqrt_()
         angle = u[:, 1::2].mul(2.0 * math.pi)
         return torch.cat((radius * angle.cos(), radius * angle.sin()), dim=1).float()
+
+
+class PartHashes:
+    """Exact hashes of ids by tables, one per part of an id's bits, in 32-bit integers.
+
+    a x + b mod p, with x = x1 + x2 + ..., is the sum of (a x1 + b) mod p, a x2 mod p, ..., mod p. Tables are
+    [2**bits, k] uint32 each. domain: ids are in [0, domain). Sums stay below 2^32: parts * p must.
+    """
+
+    def __init__(self, k: int, m: int, p: int, domain: int, seed: int) -> None:
+        self._k, self._m, self._p = k, m, p
+        a, b = coefficients(k, p, seed)
+        bits = max(1, (domain - 1).bit_length())
+        parts = 2
+        self._bits = -(-bits // parts)
+        values = np.arange(2**self._bits, dtype=np.int64)[:, None]
+        self._tables: list[NDArray[np.uint32]] = []
+        for part in range(parts):
+            used = min(values.size, (domain - 1 >> part * self._bits) + 1)
+            high = (values[:used] << part * self._bits) % p
+            self._tables.append(((high * a + (b if part == 0 else 0)) % p).astype(np.uint32))
+
+    def codes(self, ids: I64) -> F32:
+        """Returns the hashes transformed to [-1, 1], float32 [n, k]."""
+        out = np.empty((ids.size, self._k), np.float32)
+        step = max(1, CACHED // self._k)
+        z, t = (np.empty((min(step, ids.size), self._k), np.uint32) for _ in range(2))
+        for first in range(0, ids.size, step):
+            part = out[first : first + step]
+            hashed = self._hashes(ids[first : first + step], z[: len(part)], t[: len(part)])
+            np.copyto(part, hashed.view(np.int32), casting="same_kind")
+        out *= np.float32(2.0 / (self._m - 1))
+        out -= np.float32(1.0)
+        return out
+
+    def hashes(self, ids: I64) -> NDArray[np.uint32]:
+        """Returns the hashes, uint32 [n, k], in [0, m). ids: int64 [n]."""
+        shape = (ids.size, self._k)
+        return self._hashes(ids, np.empty(shape, np.uint32), np.empty(shape, np.uint32))
+
+    def _hashes(self, ids: I64, z: NDArray[np.uint32], t: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        """Computes hashes in z, with t for intermediate values."""
+        mask = 2**self._bits - 1
+        self._tables[0].take(ids & mask, axis=0, out=z, mode="clip")
+        self._tables[1].take(ids >> self._bits, axis=0, out=t, mode="clip")
+        z += t
+        _subtract_if_above(z, self._p, t)
+        if self._p <= 2 * self._m:
+            _subtract_if_above(z, self._m, t)
+        else:
+            np.floor_divide(z, self._m, out=t)
+            t *= np.uint32(self._m)
+            z -= t
+        return z
+
+
+def _subtract_if_above(z: NDArray[np.uint32], n: int, t: NDArray[np.uint32]) -> None:
+    """Computes z mod n in place, for z below 2n and n at most 2^31: below n, z - n wraps to above z."""
+    np.subtract(z, np.uint32(n), out=t)
+    np.minimum(z, t, out=z)
+
+
+@lru_cache(maxsize=16)
+def tabulated(k: int, m: int, p: int, domain: int, seed: int) -> PartHashes:
+    """Returns the tables of these hashes, which all stages of a process share."""
+    return PartHashes(k, m, p, domain, seed)
+
+
+def coefficients(k: int, p: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Draws a and b of k hashes, int64 [k] each."""
+    random = np.random.default_rng(seed)
+    return random.integers(1, p, k), random.integers(0, p, k)
 
 
 def _mod(z: Tensor, n: int) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrec.models.embeddings.hashing import UniversalHashes, next_prime
+from polyrec.models.embeddings.hashing import MOST_TABULATED, PartHashes, UniversalHashes, next_prime
 
 
 @given(
@@ -34,6 +34,26 @@ def test_floats_and_integers_give_the_same_hashes(domain: int, places: list[floa
     hashes.in_floats = False
     hashes.a, hashes.b = hashes.get_buffer("a").long(), hashes.get_buffer("b").long()
     assert torch.equal(hashes.hashes(ids), in_floats)
+
+
+@given(
+    st.integers(1, 5000) | st.integers(5000, MOST_TABULATED // 2),
+    st.integers(2, 2_000_000),
+    st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=20),
+)
+def test_tabulated_parts_give_the_same_hashes(domain: int, m: int, places: list[float]) -> None:
+    reference = UniversalHashes(k=6, m=m, domain=domain, seed=3, transform="uniform")
+    ids = torch.tensor([int(p * domain) for p in places] + [0, domain - 1])
+    tables = PartHashes(6, m, reference.p, domain, 3)
+    np.testing.assert_array_equal(tables.hashes(ids.numpy()), reference.hashes(ids).numpy())
+
+
+def test_codes_of_tabulated_hashes_are_those_of_computed_ones() -> None:
+    hashes = UniversalHashes(k=100, m=1_000_000, domain=3_000_000, seed=1, transform="uniform")
+    ids = torch.randint(0, 3_000_000, (1000,), generator=torch.Generator().manual_seed(0))
+    expected = hashes.hashes(ids) * (2.0 / (hashes.m - 1)) - 1.0
+    np.testing.assert_allclose(hashes(ids), expected, rtol=0, atol=1.3e-7)
+    assert hashes(ids[:0]).shape == (0, 100)
 
 
 def test_a_domain_that_integers_cannot_hash_exactly_is_rejected() -> None:
