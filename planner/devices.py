@@ -15,12 +15,12 @@ from pydantic import Field, model_validator
 
 from polyrec.models.errors import PolyrecError
 from polyrec.models.files import Strict, read_shipped
+from polyrec.models.runtimes.registry import RuntimeName
 from polyrec.models.tiers.tier_settings import RemoteStore
 
 Bytes = Annotated[int, Field(ge=0)]
 Real = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
-RuntimeName = Literal["torch", "onnx"]
 
 MACHINES = Path(__file__).parent / "machines"
 

@@ -16,6 +16,7 @@ from pydantic import Field, model_validator
 from polyrec.models.dlrm.precision import DensePrecision
 from polyrec.models.errors import PolyrecError
 from polyrec.models.files import MOST_SERVED_BYTES, Strict, read_json, validate_as, write_text
+from polyrec.models.runtimes.registry import RuntimeName
 from polyrec.planner.expected import Expected
 from polyrec.planner.latency_model import LatencyModel
 from polyrec.planner.placement import Placement
@@ -83,7 +84,7 @@ class PlannedPath(Strict):
 
     name: PathName
     bundle: Path
-    runtime: Literal["torch", "onnx"]
+    runtime: RuntimeName
     device: str = "cpu"
     precision: DensePrecision = "fp32"
     width: Annotated[int, Field(ge=1)] | None = None

@@ -19,7 +19,8 @@ from benchmarks.quality.speed import arguments, family, save, test_rows
 from polyrec.models.data.encoded import EncodedRows
 from polyrec.models.dlrm.cost import flops, ranking_flops
 from polyrec.models.embeddings.computed import ComputedStage
-from polyrec.models.runtimes import NAMES, open_runtime
+from polyrec.models.runtimes import open_runtime
+from polyrec.models.runtimes.registry import runtimes_for
 from polyrec.models.schema.batch import Batch
 
 CANDIDATES = (23, 270, 2048)
@@ -54,7 +55,7 @@ def main() -> None:
     rows = []
     for name in REPRESENTATIONS:
         full, once = flops(bundles[name]), ranking_flops(bundles[name])
-        for runtime_name in NAMES:
+        for runtime_name in runtimes_for("cpu"):
             runtime = open_runtime(runtime_name, bundles[name])
             stage = runtime.stage
             for candidates in CANDIDATES:

@@ -34,10 +34,11 @@ from polyrec.models.dlrm.context_once import ContextOnce
 from polyrec.models.dlrm.dlrm import Architecture, DenseNet, Inputs
 from polyrec.models.embeddings.stage import PerBlock
 from polyrec.models.evaluation.metrics import evaluate
+from polyrec.models.runtimes import graph_writer
 from polyrec.models.runtimes import onnx_graph as graphs
 from polyrec.models.runtimes.buckets import predict_unbucketed
-from polyrec.models.runtimes.onnx import OnnxRuntime, open_session
-from polyrec.models.runtimes.torch import DTYPES, min_rows
+from polyrec.models.runtimes.kinds.onnx import OnnxRuntime, open_session
+from polyrec.models.runtimes.kinds.torch import DTYPES, min_rows
 from polyrec.models.schema.batch import F32
 
 ROWS = (1, 23, 270)
@@ -55,7 +56,7 @@ NETS: dict[str, tuple[Architecture, PerBlock, PerBlock]] = {
 """Shape, dense features and vectors of context and candidate."""
 
 
-class _PerBatch(graphs._Writer):
+class _PerBatch(graphs.GraphWriter):
     """Writes products whose input has one scale a batch, as before isolation."""
 
     def product(self, x: str, weight: Tensor, added: str | None = None) -> str:
@@ -74,15 +75,15 @@ class _PerBatch(graphs._Writer):
 
 def graph_of(form: str, net: DenseNet) -> onnx.ModelProto:
     """The plain graph of a net in one of FORMS."""
-    writer, least = graphs._Writer, graphs.QUANTIZED_FROM
+    written, least = graphs.GraphWriter, graph_writer.QUANTIZED_FROM
     try:
         if form == "per batch":
-            graphs._Writer = _PerBatch  # type: ignore[misc]
+            graphs.GraphWriter = _PerBatch  # type: ignore[misc]
         if form == "per row, all products":
-            graphs.QUANTIZED_FROM = 0
+            graph_writer.QUANTIZED_FROM = 0
         return graphs.plain_graph(net, "fp32" if form == "fp32" else "int8")
     finally:
-        graphs._Writer, graphs.QUANTIZED_FROM = writer, least  # type: ignore[misc]
+        graphs.GraphWriter, graph_writer.QUANTIZED_FROM = written, least  # type: ignore[misc]
 
 
 def sessions(net: DenseNet) -> dict[str, ort.InferenceSession]:

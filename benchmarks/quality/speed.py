@@ -27,7 +27,8 @@ from polyrec.models.data.encoded import EncodedRows, encode
 from polyrec.models.data.reader import open_data
 from polyrec.models.data.split import TEST, fit_splitter
 from polyrec.models.dlrm.representation import KINDS
-from polyrec.models.runtimes import NAMES, open_runtime
+from polyrec.models.runtimes import open_runtime
+from polyrec.models.runtimes.registry import runtimes_for
 from polyrec.models.runtimes.runtime import Runtime
 from polyrec.models.schema.schema import load_schema
 from polyrec.models.training.pipeline import Learner, default_training
@@ -103,7 +104,7 @@ def main() -> None:
     args = arguments(__doc__, rounds=9)
     bundles = family(args.data, args.bundles)
     data = test_rows(args.data, bundles)
-    paths = {f"{b} {r}": open_runtime(r, bundles[b]) for b in bundles for r in NAMES}
+    paths = {f"{b} {r}": open_runtime(r, bundles[b]) for b in bundles for r in runtimes_for("cpu")}
     times: dict[str, dict[int, list[float]]] = {p: {n: [] for n in BATCHES} for p in paths}
     for round_ in range(args.rounds + 1):
         for path, runtime in paths.items():

@@ -31,7 +31,7 @@ from benchmarks.tiers.generated_model import (
 from polyrec.models.dlrm.dlrm import Architecture, DenseNet, dense_slots, inputs_of
 from polyrec.models.embeddings.store import FloatRows
 from polyrec.models.embeddings.table import TableStage
-from polyrec.models.runtimes.onnx import open_session
+from polyrec.models.runtimes.kinds.onnx import open_session
 from polyrec.models.runtimes.onnx_graph import plain_graph
 from polyrec.models.tiers.disk.disk import DiskTier
 from polyrec.models.tiers.layout import HOST, TierLayout

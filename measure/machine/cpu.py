@@ -11,8 +11,8 @@ import platform
 from pathlib import Path
 
 from polyrec.measure.machine import speed
-from polyrec.measure.machine.runtimes import onnx_works, torch_works
-from polyrec.planner.devices import Device, RuntimeName
+from polyrec.measure.machine.runtimes import working_runtimes
+from polyrec.planner.devices import Device
 
 X86 = ("amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni", "avx512f", "avx_vnni", "avx2")
 ARM = ("sve2", "sve", "bf16", "asimd")
@@ -26,12 +26,7 @@ def cpu_device(measure: bool, unusable: dict[str, str]) -> Device:
     quota = cpu_quota()
     lanes = len(cores) if quota is None else max(1, min(len(cores), int(quota)))
     memory = memory_bytes()
-    both: tuple[tuple[RuntimeName, str | None], ...] = (
-        ("onnx", onnx_works("cpu")),
-        ("torch", torch_works("cpu")),
-    )
-    unusable |= {f"{name} on cpu": why for name, why in both if why is not None}
-    runtimes = tuple(name for name, why in both if why is None)
+    runtimes = working_runtimes("cpu", unusable)
     shared = "" if quota is None else f", quota {quota:g}"
     return Device(
         name="cpu",

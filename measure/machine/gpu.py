@@ -7,8 +7,9 @@ from collections.abc import Callable
 from functools import partial
 from itertools import permutations
 
-from polyrec.measure.machine.runtimes import onnx_works, torch_works
-from polyrec.planner.devices import Device, RuntimeName
+from polyrec.measure.machine.runtimes import working_runtimes
+from polyrec.models.runtimes.registry import why_unusable
+from polyrec.planner.devices import Device
 
 COPIED = 256 * 2**20
 SIDE = 4096
@@ -26,7 +27,7 @@ def gpu_devices(measure: bool, unusable: dict[str, str]) -> list[Device]:
     found = []
     for i in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(i)
-        runtimes = _runtimes(f"cuda:{i}", unusable)
+        runtimes = working_runtimes(f"cuda:{i}", unusable)
         if not runtimes:
             continue
         device = Device(
@@ -42,24 +43,9 @@ def gpu_devices(measure: bool, unusable: dict[str, str]) -> list[Device]:
     return [d.model_copy(update={"peers": _peers(d, found)}) for d in found] if measure else found
 
 
-def _runtimes(device: str, unusable: dict[str, str]) -> tuple[RuntimeName, ...]:
-    both: tuple[tuple[RuntimeName, Callable[[str], str | None]], ...] = (
-        ("torch", torch_works),
-        ("onnx", onnx_works),
-    )
-    working: list[RuntimeName] = []
-    for name, works in both:
-        why = works(device)
-        if why is None:
-            working.append(name)
-        else:
-            unusable[f"{name} on {device}"] = why
-    return tuple(working)
-
-
 def _without_torch(unusable: dict[str, str]) -> list[Device]:
     """Discovers GPUs where torch has no CUDA, but ONNX Runtime may."""
-    why = onnx_works("cuda:0")
+    why = why_unusable("onnx", "cuda:0")
     if why is not None:
         unusable["onnx on cuda:0"] = why
         return []
@@ -71,7 +57,7 @@ def _without_torch(unusable: dict[str, str]) -> list[Device]:
     found = []
     for i, line in enumerate(listed.strip().splitlines()):
         name, _, megabytes = line.rpartition(",")
-        if onnx_works(f"cuda:{i}") is None:
+        if why_unusable("onnx", f"cuda:{i}") is None:
             memory = int(float(megabytes) * 2**20)
             found.append(
                 Device(

@@ -56,8 +56,8 @@ def products(onnx: bool) -> float:
     a, b = np.ones((m, k), np.float32), np.ones((k, n), np.float32)
     rates = [_torch_rate(a, b)]
     if onnx:
-        from polyrec.measure.machine.runtimes import product_graph
-        from polyrec.models.runtimes.onnx import open_session
+        from polyrec.models.runtimes.kinds.onnx import open_session
+        from polyrec.models.runtimes.onnx_graph import product_graph
 
         session = open_session(product_graph(), "cpu")
         rates.append(best_rate(lambda: session.run(None, {"a": a, "b": b})))

@@ -11,14 +11,10 @@ from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.dlrm.precision import DensePrecision
 from polyrec.models.embeddings.computed import ComputedStage, HybridStage
 from polyrec.models.embeddings.store import bytes_per_row
-from polyrec.planner.devices import Device, RuntimeName
+from polyrec.models.runtimes.registry import RuntimeName, runtime_kind
+from polyrec.planner.devices import Device
 from polyrec.planner.plan import PlannedPath, single_path_plan
 from polyrec.planner.profile import Memory
-
-PRECISIONS: dict[RuntimeName, tuple[DensePrecision, ...]] = {
-    "onnx": ("fp32", "int8"),
-    "torch": ("fp32", "bf16"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +67,7 @@ def candidates(
                 called = (
                     base if runtime == next(r for r in known if r in device.runtimes) else f"{base}.{runtime}"
                 )
-                for precision in PRECISIONS[runtime]:
+                for precision in runtime_kind(runtime).precisions(device.name):
                     if precisions is not None and precision not in precisions:
                         continue
                     where = relative(bundle.path, beside)

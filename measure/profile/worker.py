@@ -26,12 +26,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from polyrec.measure.machine.runtimes import onnx_works, torch_works
 from polyrec.measure.profile.requests import Columns, Requests
 from polyrec.models.allocator import retain_freed_memory
 from polyrec.models.bundle.bundle import Bundle, load_bundle
 from polyrec.models.errors import PolyrecError
 from polyrec.models.runtimes import open_runtime
+from polyrec.models.runtimes.registry import why_unusable
 from polyrec.models.runtimes.runtime import Runtime
 from polyrec.models.schema.batch import Batch
 
@@ -50,7 +50,7 @@ class PathUnderTest:
     def __init__(self, command: dict[str, Any]) -> None:
         device = command["device"]
         # load libraries and execute once: their memory and time are not the path's
-        (onnx_works if command["runtime"] == "onnx" else torch_works)(device)
+        why_unusable(command["runtime"], device)
         pa.array(["a"]).take(pa.array([0]))
         before = _free(device) if device != "cpu" else _status("RssAnon")
         start = clock()

@@ -1,4 +1,4 @@
-"""One runtime per kind of executor; `open_runtime` picks by name.
+"""One runtime per kind of executor; `open_runtime` opens one by its name in the registry.
 
 ONNX Runtime writes telemetry files into the home folder on import, unless the environment disables it. Every
 import of it goes through this package, so telemetry is disabled here for commands, server, lanes and tests; a
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from polyrec.models.errors import RuntimeUnavailable
+from polyrec.models.runtimes.registry import runtime_kind
 from polyrec.models.schema.batch import F32
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from polyrec.models.tiers.stack import TierStack
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-
-NAMES = ("torch", "onnx")
 
 
 def open_runtime(
@@ -41,17 +39,9 @@ def open_runtime(
     tiers: opened tiers of its rows (polyrec.models.tiers.stage.open_tiers), which the caller closes; None:
     all rows on the device.
 
-    Raises RuntimeUnavailable if this machine cannot.
+    Raises RuntimeUnavailable if there is no such runtime, or if this machine cannot.
     """
-    if name == "torch":
-        from polyrec.models.runtimes.torch import TorchRuntime
-
-        return TorchRuntime(bundle, device, precision, tiers)
-    if name == "onnx":
-        from polyrec.models.runtimes.onnx import OnnxRuntime
-
-        return OnnxRuntime(bundle, device, precision, tiers)
-    raise RuntimeUnavailable(f"no runtime '{name}'; known: {', '.join(NAMES)}")
+    return runtime_kind(name).open(bundle, device, precision, tiers)
 
 
 def best_runtime(bundle: Bundle) -> tuple[str, str]:

@@ -36,3 +36,11 @@ def run_parts(parts: Sequence[Inputs], run: Callable[[Inputs], F32]) -> F32:
     """Runs the dense net on each part; returns float32 [rows of all parts], in order."""
     found = [run(part) for part in parts]
     return found[0] if len(found) == 1 else np.concatenate(found)
+
+
+def with_own_contexts(inputs: Inputs) -> Inputs:
+    """Returns inputs in which row r has context r: shared contexts are repeated."""
+    row = inputs.context_row
+    if row is None:
+        return inputs
+    return Inputs(inputs[0][row], inputs[1], inputs[2][row], inputs[3], None)

@@ -8,11 +8,18 @@ next call.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 from polyrec.models.dlrm.precision import DensePrecision
 from polyrec.models.embeddings.stage import Stage
 from polyrec.models.schema.batch import F32, Batch
+
+if TYPE_CHECKING:
+    from polyrec.models.bundle.bundle import Bundle
+    from polyrec.models.bundle.weights import BundleWeights
+    from polyrec.models.tiers.stack import TierStack
 
 
 class Runtime(Protocol):
@@ -20,7 +27,7 @@ class Runtime(Protocol):
 
     @property
     def name(self) -> str:
-        """The kind of runtime: `torch` or `onnx`."""
+        """The kind of runtime, as in the registry: `torch`, `onnx`."""
         ...
 
     @property
@@ -49,3 +56,32 @@ class Runtime(Protocol):
     def predict(self, batch: Batch) -> F32:
         """Returns `dense(embed(batch))`, float32 [rows]."""
         ...
+
+
+class OpenRuntime(Protocol):
+    """Opens a bundle, or only its weights, on a device; see polyrec.models.runtimes.open_runtime."""
+
+    def __call__(
+        self,
+        bundle: Bundle | BundleWeights,
+        device: str,
+        precision: DensePrecision,
+        tiers: TierStack | None,
+    ) -> Runtime: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeKind:
+    """Describes a runtime to the registry (models/runtimes/registry.py).
+
+    devices: kinds of devices that it may know, the part of a name before the colon: `cuda` of `cuda:0`.
+    precisions: those of the dense net on a device of this machine; empty if the device is unknown.
+    probe: executes a product on a device; returns why it cannot, or None.
+    distribution: the installed package whose version changes its speed.
+    """
+
+    open: OpenRuntime
+    devices: tuple[str, ...]
+    precisions: Callable[[str], tuple[DensePrecision, ...]]
+    probe: Callable[[str], str | None]
+    distribution: str

@@ -43,9 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="resamples of the bootstrap for the intervals (default 1000)",
     )
     parser.add_argument("--seed", type=non_negative_int, default=0, help="seed of the bootstrap (default 0)")
-    parser.add_argument(
-        "--runtime", choices=["torch", "onnx"], default="torch", help="runtime (default torch)"
-    )
+    parser.add_argument("--runtime", default="torch", help="torch, onnx or openvino (default torch)")
     parser.add_argument("--device", default="cpu", help="device of the runtime (default cpu)")
     parser.add_argument(
         "--precision",

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", help="profile file to write (default profile.json)", default="profile.json")
     parser.add_argument("--devices", default="auto", help="auto, or names like cpu,gpu0 (default auto)")
     parser.add_argument("--list", action="store_true", help="show this machine's devices and exit")
-    parser.add_argument("--runtimes", help="runtimes, torch,onnx (default: onnx on a CPU, torch on a GPU)")
+    parser.add_argument("--runtimes", help="like onnx,openvino (default: onnx on a CPU, torch on a GPU)")
     parser.add_argument(
         "--precisions", help="precisions of the dense net, fp32,bf16,int8 (default: all of a runtime)"
     )
@@ -322,6 +322,7 @@ def _plot(args: argparse.Namespace, profile: Profile) -> int:
 
 def _check_flags(args: argparse.Namespace) -> None:
     """Raises ProfileError for invalid flags."""
+    from polyrec.models.runtimes.registry import runtime_names
     from polyrec.planner.profile import ProfileError
 
     if not args.bundles:
@@ -333,7 +334,7 @@ def _check_flags(args: argparse.Namespace) -> None:
         raise ProfileError(f"--seconds must be a time above 0, not {args.seconds:g}")
     if not 1 <= args.max_rows <= 1_000_000:
         raise ProfileError(f"--max-rows must be between 1 and 1000000, not {args.max_rows}")
-    for flag, known in (("runtimes", ("torch", "onnx")), ("precisions", ("fp32", "bf16", "int8"))):
+    for flag, known in (("runtimes", runtime_names()), ("precisions", ("fp32", "bf16", "int8"))):
         for name in _split_names(getattr(args, flag)) or ():
             if name not in known:
                 raise ProfileError(f"--{flag}: there is no '{name}'; known: {', '.join(known)}")
@@ -350,4 +351,7 @@ def _versions() -> str:
     """Versions of software that invalidate old samples when they change."""
     from importlib.metadata import version
 
-    return " ".join(f"{name} {version(name)}" for name in ("torch", "onnxruntime-gpu", "numpy"))
+    from polyrec.models.runtimes.registry import runtime_kind, runtimes_for
+
+    used = dict.fromkeys(runtime_kind(name).distribution for name in runtimes_for("cpu"))
+    return " ".join(f"{name} {version(name)}" for name in (*used, "numpy"))

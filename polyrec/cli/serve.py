@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", help="address to listen on (default 127.0.0.1)")
     parser.add_argument("--port", type=int, help="port to listen on, 0 for a free one (default 8000)")
     parser.add_argument(
-        "--runtime", choices=["auto", "torch", "onnx"], help="with --bundle: runtime (default auto)"
+        "--runtime", help="with --bundle: runtime, auto, torch, onnx or openvino (default auto)"
     )
     parser.add_argument("--device", help="with --bundle: device, like cpu or cuda:0 (default: the best)")
     parser.add_argument("--precision", choices=["fp32", "bf16", "int8"], help="precision of the dense net")

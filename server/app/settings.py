@@ -12,11 +12,12 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, SecretStr, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError, model_validator
 
 from polyrec.models.dlrm.precision import DensePrecision
 from polyrec.models.errors import PolyrecError
 from polyrec.models.files import Strict, one_line
+from polyrec.models.runtimes.registry import registered
 from polyrec.models.text import printable
 from polyrec.planner.plan import BudgetMs, Plan, Policy, Rows, TabledRows
 from polyrec.server.app.kubernetes import is_service_variable
@@ -36,6 +37,10 @@ class SettingsError(PolyrecError):
 def _listed(value: object) -> object:
     """Splits the `a,b` of a flag or a variable."""
     return tuple(part for part in value.split(",") if part) if isinstance(value, str) else value
+
+
+def _auto_or_registered(name: str) -> str:
+    return name if name == "auto" else registered(name)
 
 
 class Settings(Strict):
@@ -67,7 +72,7 @@ class Settings(Strict):
     plan: Path | None = None
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
-    runtime: Literal["auto", "torch", "onnx"] = "auto"
+    runtime: Annotated[str, AfterValidator(_auto_or_registered)] = "auto"
     device: str | None = None
     precision: DensePrecision = "fp32"
     width: Annotated[int, Field(ge=1)] | None = None

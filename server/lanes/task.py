@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 from polyrec.models.bundle.held_files import HeldFiles
 from polyrec.models.bundle.weights import BundleWeights, open_weights
 from polyrec.models.dlrm.precision import DensePrecision
 from polyrec.models.files import Strict
 from polyrec.models.runtimes import open_runtime
+from polyrec.models.runtimes.registry import RuntimeName
 from polyrec.models.runtimes.runtime import Runtime
 from polyrec.server.lanes.warm_up import warm_up
 
@@ -25,7 +25,7 @@ class PathTask(Strict):
     folder: Path
     files: dict[str, int]
     version: str
-    runtime: Literal["torch", "onnx"]
+    runtime: RuntimeName
     device: str
     precision: DensePrecision
     width: int | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,15 @@ import httpx
 import numpy as np
 import pytest
 
+from polyrec.planner.plan import Plan, save_plan
 from polyrec.server.app.run import start
+from tests.models.executions import EXECUTIONS, RUNTIMES
 
 TOLERANCE = 1e-5
+TOKEN = "a token of sixteen and more"
 
 
-@pytest.mark.parametrize("runtime", ["torch", "onnx"])
+@pytest.mark.parametrize("runtime", RUNTIMES)
 def test_every_form_of_request_gives_the_offline_probabilities(
     bundle_dir: Path,
     runtime: str,
@@ -67,3 +71,35 @@ def test_every_form_of_request_gives_the_offline_probabilities(
             }
             for form, probabilities in served.items():
                 assert np.abs(probabilities - expected).max() <= TOLERANCE, form
+
+
+def test_lanes_of_every_runtime_answer_alike_in_one_server(
+    bundle_dir: Path, tmp_path: Path, requests: list[Any], offline: Callable[[Any], Any]
+) -> None:
+    paths = [
+        {"name": f"table.{name}@cpu", "bundle": bundle_dir, "runtime": name}
+        for name, precision in EXECUTIONS
+        if precision == "fp32"
+    ]
+    lanes = [
+        {"name": "a", "kind": "inline"},
+        {"name": "b", "kind": "thread"},
+        {"name": "c", "kind": "process"},
+    ]
+    save_plan(Plan.model_validate({"paths": paths, "lanes": lanes}), tmp_path / "plan.json")
+    settings = {"plan": tmp_path / "plan.json", "admin_token": TOKEN, "drain_grace_s": 0}
+    with (
+        start(settings | {"default_budget_ms": 60_000}) as server,
+        httpx.Client(base_url=server.url, timeout=60) as http,
+        ThreadPoolExecutor(6) as pool,
+    ):
+        for path in paths:
+            policy = {"policy": f"static:{path['name']}"}
+            allowed = {"authorization": f"Bearer {TOKEN}"}
+            assert http.post("/v1/admin/routing", json=policy, headers=allowed).status_code == 200
+            asked = requests[:12]
+            answers = pool.map(lambda r: http.post("/v1/predict", json={"instances": r.rows}), asked)
+            for request, answer in zip(asked, answers, strict=True):
+                assert answer.status_code == 200, answer.text
+                assert answer.headers["x-polyrec-path"] == path["name"]
+                assert np.abs(answer.json()["predictions"] - offline(request)).max() <= TOLERANCE

@@ -9,7 +9,6 @@ import torch
 
 from polyrec.measure.machine.discover import chosen, discover
 from polyrec.measure.machine.disk import measure_disk
-from polyrec.measure.machine.runtimes import onnx_works, torch_works
 from polyrec.measure.machine.speed import best_rate, copy_bandwidth, gathers, products
 from polyrec.planner.devices import MachineError
 
@@ -19,7 +18,7 @@ def test_this_machine_is_described_without_measuring(tmp_path: Path) -> None:
     cpu = machine.device("cpu")
     assert 1 <= cpu.lanes <= len(os.sched_getaffinity(0))
     assert cpu.memory_bytes > 2**28
-    assert set(cpu.runtimes) == {"onnx", "torch"}
+    assert {"onnx", "torch"} <= set(cpu.runtimes)
     assert cpu.bandwidth is None
     assert machine.disk_bytes
     assert machine.disk_bandwidth is None
@@ -42,13 +41,6 @@ def test_a_gpu_is_measured(tmp_path: Path) -> None:
     assert device.bandwidth
     assert device.link
     assert device.bandwidth > device.link
-
-
-def test_missing_runtimes_give_a_reason() -> None:
-    assert onnx_works("cpu") is None
-    assert torch_works("cpu") is None
-    assert "onnx has no device 'abacus'" in (onnx_works("abacus") or "")
-    assert "torch has no device 'abacus'" in (torch_works("abacus") or "")
 
 
 def test_devices_are_chosen_by_name(tmp_path: Path) -> None:

@@ -16,10 +16,11 @@ from polyrec.models.dlrm.representation import KINDS
 from polyrec.models.embeddings.computed import Encoding
 from polyrec.models.embeddings.store import bytes_per_row
 from polyrec.models.errors import BundleError
-from polyrec.models.runtimes import NAMES, open_runtime
+from polyrec.models.runtimes import open_runtime
 from polyrec.models.schema.schema import load_schema
 from polyrec.models.training.pipeline import Learner, Select, Training
 from polyrec.models.training.trainer import Recipe
+from tests.models.executions import RUNTIMES
 
 
 @pytest.fixture(scope="module")
@@ -45,12 +46,13 @@ def data(family: dict[str, Bundle], clicks: Path) -> EncodedRows:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_representation_runs_alike_in_both_runtimes(
+def test_every_representation_runs_alike_in_every_runtime(
     kind: str, family: dict[str, Bundle], data: EncodedRows
 ) -> None:
     batch = data.batch(np.arange(300))
-    first, second = (open_runtime(name, family[kind]).predict(batch) for name in NAMES)
-    np.testing.assert_allclose(first, second, atol=1e-5)
+    first, *others = (open_runtime(name, family[kind]).predict(batch) for name in RUNTIMES)
+    for other in others:
+        np.testing.assert_allclose(other, first, atol=1e-5)
     assert first.std() > 0
 
 
@@ -89,8 +91,9 @@ def test_quantised_rows_stay_near_the_originals_predictions(
     assert out.name == f"{kind}-{precision}"
     batch = data.batch(np.arange(300))
     expected = open_runtime("torch", source).predict(batch)
-    got = [open_runtime(name, out).predict(batch) for name in NAMES]
-    np.testing.assert_allclose(got[0], got[1], atol=1e-5)
+    got = [open_runtime(name, out).predict(batch) for name in RUNTIMES]
+    for other in got[1:]:
+        np.testing.assert_allclose(other, got[0], atol=1e-5)
     assert np.abs(got[0] - expected).max() < {"bf16": 0.01, "int8": 0.02, "int4": 0.15}[precision]
     if kind == "table":
         rows = sum(v.rows for v in source.encoder.vocabularies.values())

@@ -13,7 +13,8 @@ from polyrec.models.bundle.bundle import load_bundle
 from polyrec.models.importers.checkpoint import CheckpointError
 from polyrec.models.importers.dlrm import read_dlrm
 from polyrec.models.importers.foreign_model import write_foreign_model
-from polyrec.models.runtimes import NAMES, open_runtime
+from polyrec.models.runtimes import open_runtime
+from tests.models.executions import RUNTIMES
 from tests.models.importers.foreign import (
     Shape,
     State,
@@ -68,7 +69,7 @@ def test_the_bundle_gives_the_originals_probabilities(
         else bundle.encoder.from_ids(dense, np.empty((rows, 0), np.int64), request.bags())
     )
     expected = dlrm_forward(state, request, *kind)
-    for name in NAMES:
+    for name in RUNTIMES:
         np.testing.assert_allclose(open_runtime(name, bundle).predict(batch), expected, atol=1e-5)
 
 
@@ -198,7 +199,7 @@ def test_learned_weights_and_mixed_dimensions_become_part_of_the_rows(
     request = random_request(random, shape.rows, shape.dense, 6, single=False)
     dense = request.dense.astype(np.float32)
     batch = bundle.encoder.from_ids(dense, np.empty((6, 0), np.int64), request.bags())
-    for name in NAMES:
+    for name in RUNTIMES:
         got = open_runtime(name, bundle).predict(batch)
         np.testing.assert_allclose(got, dlrm_forward(state, request, *kind), atol=1e-5)
 

@@ -13,7 +13,8 @@ from polyrec.models.bundle.bundle import Bundle, load_bundle
 from polyrec.models.importers.checkpoint import CheckpointError
 from polyrec.models.importers.foreign_model import write_foreign_model
 from polyrec.models.importers.torchrec import read_torchrec
-from polyrec.models.runtimes import NAMES, open_runtime
+from polyrec.models.runtimes import open_runtime
+from tests.models.executions import RUNTIMES
 from tests.models.importers.foreign import (
     SPARSE,
     Request,
@@ -95,7 +96,7 @@ def test_the_bundle_gives_the_originals_probabilities(
     bundle = load_bundle(folder / "bundle")
     request = random_request(random, [shape.rows[t] for t in features], shape.dense, 6, single)
     expected = torchrec_forward(state, request, features, means)
-    for name in NAMES:
+    for name in RUNTIMES:
         got = predictions(bundle, request, name, single)
         np.testing.assert_allclose(got, expected, atol=1e-5)
 
@@ -299,7 +300,7 @@ def test_a_cross_net_of_vectors_of_many_widths_is_served_with_zeros_behind_them(
     bundle = write_foreign_model(parts, folder / "bundle", "ads", pooling="mean" if mean else "sum")
     request = random_request(random, shape.rows, shape.dense, 6, single=False)
     expected = torchrec_forward(state, request, each, each if mean else ())
-    for name in NAMES:
+    for name in RUNTIMES:
         np.testing.assert_allclose(predictions(bundle, request, name), expected, atol=1e-5)
 
 

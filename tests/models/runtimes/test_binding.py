@@ -13,7 +13,7 @@ from polyrec.models.embeddings.stage import PerBlock
 from polyrec.models.errors import RuntimeUnavailable
 from polyrec.models.runtimes import open_runtime
 from polyrec.models.runtimes.binding import BoundSession
-from polyrec.models.runtimes.onnx import open_session
+from polyrec.models.runtimes.kinds.onnx import open_session
 from polyrec.models.runtimes.onnx_graph import plain_graph, ranking_graph
 from polyrec.models.schema.batch import F32
 from tests.models.random_batches import random_batch

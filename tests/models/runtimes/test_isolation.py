@@ -2,52 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
 from typing import Any, Literal
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyrec.models.bundle.bundle import Bundle, write_bundle
-from polyrec.models.dlrm.dlrm import DLRM, Architecture, DenseNet, dense_slots
 from polyrec.models.dlrm.precision import DensePrecision
-from polyrec.models.dlrm.representation import Representation, initial_stage
-from polyrec.models.embeddings.computed import Encoding
-from polyrec.models.runtimes import open_runtime
 from polyrec.models.runtimes.runtime import Runtime
 from polyrec.models.schema.batch import F32, Batch
 from polyrec.models.schema.encoder import Encoder
-from polyrec.models.schema.schema import ROLES, Schema
+from polyrec.models.schema.schema import ROLES
+from tests.models.executions import EXECUTIONS, FEWER_BITS
+from tests.models.runtimes.conftest import Runtimes
 
 Row = dict[str, Any]
 Form = Literal["plain", "ranking"]
-Runtimes = Callable[[str, DensePrecision], Runtime]
 
 BOUND = {"fp32": 4e-6, "bf16": 1e-5, "int8": 1e-5}
 """Largest difference of a probability. The order of summation in a product depends on the rows of a batch; a
 leak of another request's rows would show as far more than rounding."""
-EXECUTIONS: list[tuple[str, DensePrecision]] = [
-    ("torch", "fp32"),
-    ("torch", "bf16"),
-    ("onnx", "fp32"),
-    ("onnx", "int8"),
-]
-HASHED = Encoding(k=64, m=10_000, hidden=(32,))
-MODELS: dict[str, tuple[Representation, dict[str, Any]]] = {
-    "table dot": (Representation(), {"interaction": "dot", "itself": True}),
-    "table cat": (Representation(), {"interaction": "cat"}),
-    "table cross": (Representation(), {"interaction": "cross", "cross_rank": 512}),
-    "dhe": (Representation(kind="dhe", encoding=HASHED), {"interaction": "cat"}),
-    "small dhe": (
-        Representation(kind="dhe", encoding=Encoding(k=10, m=100, hidden=(6,), transform="gaussian")),
-        {"interaction": "dot"},
-    ),
-    "hybrid": (Representation(kind="hybrid", encoding=HASHED), {"interaction": "dot"}),
-}
 COUNTS = [0, 1, 2, 3, 4, 7, 15, 16, 17, 33, 64, 65, 130, 300]
 """Companions: none, few enough for kernels of their own, and around powers of two."""
 
@@ -87,32 +62,6 @@ def encoded(encoder: Encoder, rows: list[Row], form: Form) -> Batch:
         return Batch(encoder.block("context", context, len(rows)), block)
     own = {name: column[:1] for name, column in context.items()}
     return Batch(encoder.block("context", own, 1), block, np.zeros(len(rows), np.int64))
-
-
-@pytest.fixture(scope="module")
-def encoder(bundle: Bundle) -> Encoder:
-    """The bundle's encoder with dense features as they are given, without logarithm and standardization."""
-    dense = [{"name": d.name, "role": d.role} for d in bundle.manifest.schema_.dense]
-    schema = Schema.model_validate(bundle.manifest.schema_.model_dump() | {"dense": dense, "request": ()})
-    return Encoder(schema, bundle.encoder.vocabularies, {})
-
-
-@pytest.fixture(scope="module", params=MODELS)
-def runtimes(
-    request: pytest.FixtureRequest, encoder: Encoder, tmp_path_factory: pytest.TempPathFactory
-) -> Runtimes:
-    """A model of random numbers, by each runtime in each precision."""
-    representation, shape = MODELS[request.param]
-    schema = encoder.schema
-    stage = initial_stage(representation, schema, encoder.vocabularies, width=8, seed=2, spread=0.5)
-    torch.manual_seed(2)
-    architecture = Architecture(width=8, bottom=(64,), top=(512, 128), **shape)
-    net = DenseNet(architecture, dense_slots(schema), stage.slots)
-    with torch.no_grad():
-        net.output.weight.mul_(0.1)  # logits around zero, where a probability follows them most
-    out = tmp_path_factory.mktemp("isolated") / "bundle"
-    made = write_bundle(out, DLRM(stage, net), representation, encoder, {}, {})
-    return cache(lambda name, precision: open_runtime(name, made, precision=precision))
 
 
 def assert_alone(runtime: Runtime, asked: list[Batch], which: int) -> F32:
@@ -200,8 +149,8 @@ def test_a_request_without_a_finite_answer_stays_the_only_one(
             assert np.isfinite(assert_alone(runtime, asked, place)).all()
 
 
-@pytest.mark.parametrize("runtimes", ["table cat"], indirect=True)
-@pytest.mark.parametrize(("name", "precision"), [("torch", "bf16"), ("onnx", "int8")])
+@pytest.mark.parametrize("made", ["table cat"], indirect=True)
+@pytest.mark.parametrize(("name", "precision"), FEWER_BITS)
 def test_a_plain_request_is_executed_as_such_beside_one_that_ranks(
     runtimes: Runtimes, encoder: Encoder, name: str, precision: DensePrecision
 ) -> None:

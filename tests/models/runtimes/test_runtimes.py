@@ -15,12 +15,13 @@ from polyrec.models.data.split import fit_splitter
 from polyrec.models.dlrm.dlrm import DLRM, Architecture, DenseNet, dense_slots
 from polyrec.models.dlrm.precision import DensePrecision
 from polyrec.models.errors import RuntimeUnavailable
-from polyrec.models.runtimes import NAMES, best_runtime, open_runtime, predict_rows
-from polyrec.models.runtimes.onnx_graph import QUANTIZED_FROM
+from polyrec.models.runtimes import best_runtime, open_runtime, predict_rows
+from polyrec.models.runtimes.graph_writer import QUANTIZED_FROM
 from polyrec.models.schema.batch import Batch
 from polyrec.models.tiers.stage import open_tiers
 from polyrec.models.tiers.tier_settings import TierSettings
 from polyrec.models.training.trainer import predict
+from tests.models.executions import FEWER_BITS, RUNTIMES
 from tests.models.random_batches import random_batch
 
 
@@ -43,14 +44,14 @@ def shaped(
     return write_bundle(out, DLRM(stage, net), bundle.manifest.representation, bundle.encoder, {}, {})
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", RUNTIMES)
 def test_a_runtime_reproduces_the_quality_of_training(name: str, bundle: Bundle, data: EncodedRows) -> None:
     expected = predict(bundle.model(), data, np.arange(data.rows))
     got = predict_rows(open_runtime(name, bundle), data, batch_rows=1000)
     np.testing.assert_allclose(got, expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", RUNTIMES)
 def test_every_interaction_gives_the_models_numbers(name: str, shaped: Bundle, data: EncodedRows) -> None:
     expected = predict(shaped.model(), data, np.arange(200))
     runtime = open_runtime(name, shaped)
@@ -69,7 +70,7 @@ def test_runtimes_agree_on_ranking_batches(bundle_dir: Path, seed: int, rows: in
     np.testing.assert_allclose(torch_says, onnx_says, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", RUNTIMES)
 def test_an_answer_outlives_the_next_batch(name: str, bundle: Bundle, data: EncodedRows) -> None:
     runtime = open_runtime(name, bundle)
     first = runtime.predict(data.batch(np.arange(8)))
@@ -78,7 +79,7 @@ def test_an_answer_outlives_the_next_batch(name: str, bundle: Bundle, data: Enco
     np.testing.assert_array_equal(first, kept)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", RUNTIMES)
 def test_an_empty_batch_gives_no_predictions(name: str, bundle: Bundle, data: EncodedRows) -> None:
     empty: Batch = data.batch(np.empty(0, np.int64))
     assert open_runtime(name, bundle).predict(empty).shape == (0,)
@@ -131,7 +132,7 @@ def test_rows_in_tiers_give_the_answers_of_rows_in_memory(
     stack.close()
 
 
-@pytest.mark.parametrize(("name", "precision"), [("torch", "bf16"), ("onnx", "int8")])
+@pytest.mark.parametrize(("name", "precision"), FEWER_BITS)
 def test_a_dense_net_in_fewer_bits_stays_near_fp32(
     name: str, precision: DensePrecision, wide_dir: Path, data: EncodedRows
 ) -> None:

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import onnxruntime as ort
 import torch
 from onnx import ModelProto
@@ -20,11 +21,14 @@ from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.bundle.weights import BundleWeights
 from polyrec.models.dlrm.dlrm import Inputs, inputs_of
 from polyrec.models.dlrm.precision import DensePrecision
+from polyrec.models.embeddings.computed import ComputedStage, Decode, computed_part
 from polyrec.models.errors import RuntimeUnavailable
 from polyrec.models.runtimes.binding import BoundSession
-from polyrec.models.runtimes.mixed_batch import run_parts, split_plain_and_ranking
-from polyrec.models.runtimes.onnx_graph import plain_graph, ranking_graph
-from polyrec.models.schema.batch import F32, Batch
+from polyrec.models.runtimes.decoder_graph import decoder_graph
+from polyrec.models.runtimes.mixed_batch import run_parts, split_plain_and_ranking, with_own_contexts
+from polyrec.models.runtimes.onnx_graph import plain_graph, product_graph, ranking_graph
+from polyrec.models.runtimes.runtime import RuntimeKind
+from polyrec.models.schema.batch import F32, I64, Batch
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.stage import open_stage
 
@@ -33,6 +37,10 @@ PROVIDERS = {
     "cuda": "CUDAExecutionProvider",
     "tensorrt": "TensorrtExecutionProvider",
 }
+
+
+LARGEST_DECODERS = 2**28
+"""Weights of decoders in a session; a serialized graph holds at most 2 GiB."""
 
 
 class OnnxRuntime:
@@ -47,14 +55,18 @@ class OnnxRuntime:
         precision: DensePrecision = "fp32",
         tiers: TierStack | None = None,
     ) -> None:
-        if precision not in ("fp32", "int8"):
-            raise RuntimeUnavailable(f"onnx has no dense precision '{precision}'; known: fp32, int8")
+        if precision not in precisions(device):
+            known = ", ".join(precisions(device))
+            raise RuntimeUnavailable(f"onnx has no dense precision '{precision}'; known: {known}")
         self.device = device
         self.precision = precision
         where = _memory(device)
         cuda: Any = torch.cuda
         self._stream = cuda.Stream(where) if where.type == "cuda" else None
         self.stage = open_stage(bundle, tiers, where)
+        computed = computed_part(self.stage)
+        if computed is not None and where.type == "cpu":
+            computed.decode = session_decoders(computed, device, precision)
         net = bundle.net()
         self._plain = self._session(plain_graph(net, precision))
         self._ranking = self._session(ranking_graph(net, precision)) if min(net.slots) else None
@@ -74,8 +86,7 @@ class OnnxRuntime:
     def _run(self, inputs: Inputs) -> F32:
         if inputs.context_row is not None and self._ranking is None:
             with _on(self._stream):
-                row = inputs.context_row
-                inputs = Inputs(inputs[0][row], inputs[1], inputs[2][row], inputs[3], None)
+                inputs = with_own_contexts(inputs)
         chosen = self._plain if inputs.context_row is None or self._ranking is None else self._ranking
         if chosen.bound is not None:
             with _on(self._stream):
@@ -97,6 +108,19 @@ class _Session:
     session: ort.InferenceSession
     inputs: list[str]
     bound: BoundSession | None
+
+
+def session_decoders(stage: ComputedStage, device: str, precision: DensePrecision) -> Decode | None:
+    """Opens a session for the decoders of a stage; None if their weights exceed a session's limit."""
+    if sum(weight.numel() for weight in stage.decoders.weights) > LARGEST_DECODERS:
+        return None
+    graph = decoder_graph(stage.decoders, precision, stage.encoding.transform == "uniform")
+    session = open_session(graph.SerializeToString(), device)
+
+    def decode(codes: torch.Tensor, counts: I64) -> torch.Tensor:
+        return torch.from_numpy(session.run(None, {"codes": codes.numpy(), "counts": counts})[0])
+
+    return decode
 
 
 def _memory(device: str) -> torch.device:
@@ -146,3 +170,23 @@ def open_session(model: bytes, device: str, stream: Any = None) -> ort.Inference
     if session.get_providers()[0] != provider:
         raise RuntimeUnavailable(f"onnx fell back from {provider} to {session.get_providers()[0]}")
     return session
+
+
+def precisions(device: str) -> tuple[DensePrecision, ...]:
+    """Precisions of the dense net; the CPU provider has no bf16."""
+    return ("fp32", "int8")
+
+
+def probe(device: str) -> str | None:
+    """Multiplies two matrices in a session on the device; returns why that fails, or None."""
+    one = np.ones((2, 2), np.float32)
+    try:
+        product = open_session(product_graph(), device).run(None, {"a": one, "b": one})[0]
+    except RuntimeUnavailable as e:
+        return str(e)
+    except Exception as e:  # onnxruntime raises its own pybind classes
+        return f"onnx fails on device '{device}': {str(e).splitlines()[0] if str(e) else type(e).__name__}"
+    return None if np.array_equal(product, np.full((2, 2), 2.0)) else "its product of two matrices is wrong"
+
+
+KIND = RuntimeKind(OnnxRuntime, tuple(PROVIDERS), precisions, probe, "onnxruntime-gpu")

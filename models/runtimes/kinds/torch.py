@@ -16,6 +16,7 @@ from polyrec.models.dlrm.precision import DensePrecision
 from polyrec.models.errors import RuntimeUnavailable
 from polyrec.models.runtimes.buckets import Buckets, predict_unbucketed
 from polyrec.models.runtimes.mixed_batch import run_parts, split_plain_and_ranking
+from polyrec.models.runtimes.runtime import RuntimeKind
 from polyrec.models.schema.batch import F32, Batch
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.stage import open_stage
@@ -79,3 +80,21 @@ def min_rows(net: ContextOnce, dtype: torch.dtype) -> int:
     """
     # ATen multiplies fp32 matrices of any size by MKL
     return BLOCK if dtype is torch.float32 else min_batch_rows(net.products(), dtype)
+
+
+def precisions(device: str) -> tuple[DensePrecision, ...]:
+    """Precisions of the dense net; torch has them on every device."""
+    return ("fp32", "bf16")
+
+
+def probe(device: str) -> str | None:
+    """Multiplies two matrices on the device; returns why that fails, or None."""
+    try:
+        one = torch.ones((2, 2), device=device)
+        right = bool(torch.equal((one @ one).cpu(), torch.full((2, 2), 2.0)))
+    except (RuntimeError, AssertionError) as e:
+        return f"torch has no device '{device}': {str(e).splitlines()[0]}"
+    return None if right else "its product of two matrices is wrong"
+
+
+KIND = RuntimeKind(TorchRuntime, ("cpu", "cuda"), precisions, probe, "torch")

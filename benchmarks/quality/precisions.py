@@ -1,0 +1,138 @@
+"""Compares the AUC of models with fewer bits to that of the same models in fp32.
+
+    python -m benchmarks.quality.precisions --data-root ../shared/data
+    python -m benchmarks.quality.precisions --data-root ../shared/data --kind dhe --data trivago
+
+Trains the shipped recipe of each data set (seed 0), then predicts its test rows with the dense net in each
+precision of the runtime and with stored rows of fewer bits. `relative` is the change of AUC over the AUC of
+fp32; its 95% interval is a paired bootstrap of the test rows (requests, where the schema groups rows).
+Bundles are kept under --runs: an interrupted run goes on where it was. One process, one thread. Prints the
+table of docs/results/precisions.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from benchmarks.quality.nested_widths import quantized
+from polyrec.cli.progress import Bars
+from polyrec.loadtest.machine import processor
+from polyrec.models.allocator import retain_freed_memory
+from polyrec.models.bundle.bundle import Bundle, load_bundle
+from polyrec.models.data.reader import open_data
+from polyrec.models.data.split import TEST
+from polyrec.models.dlrm.precision import DensePrecision, Precision
+from polyrec.models.dlrm.representation import KINDS, Kind
+from polyrec.models.errors import BundleError
+from polyrec.models.evaluation.comparison import LEVEL, percentiles, samples
+from polyrec.models.evaluation.predictions import predict_all
+from polyrec.models.schema.batch import F32
+from polyrec.models.schema.schema import load_schema
+from polyrec.models.training.pipeline import Learner, load_training
+
+ROOT = Path(__file__).parents[2]
+DATA = {
+    "trivago": "trivago/impressions.parquet",
+    "bookcrossing": "bookcrossing/ratings.parquet",
+    "ml1m": "ml1m/ratings.parquet",
+}
+FORMS: dict[str, tuple[Precision, DensePrecision]] = {
+    "fp32": ("fp32", "fp32"),
+    "int8 net": ("fp32", "int8"),
+    "int8 rows": ("int8", "fp32"),
+    "int8 rows and net": ("int8", "int8"),
+    "int4 rows": ("int4", "fp32"),
+}
+"""Precision of the stored rows, and of the dense net (and decoders)."""
+RESAMPLES = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """AUC of a form, and its change from fp32 over fp32's, with the 95% interval."""
+
+    auc: float
+    relative: float
+    low: float
+    high: float
+
+
+def trained(name: str, kind: Kind, data: Path, folder: Path, bars: Bars) -> Bundle:
+    """The bundle of the shipped recipe, kept from an earlier run or trained."""
+    # half the time: models are compared as they were selected, not trained again on the validation rows
+    training = load_training(name).with_recipe({"refit": False})
+    path = folder / f"{name}-{kind}"
+    try:
+        kept = load_bundle(path)
+        if kept.manifest.training["recipe"] == training.recipe.model_dump(mode="json"):
+            return kept
+    except BundleError:
+        pass
+    print(f"training {path.name}", file=sys.stderr)
+    schema = load_schema(name)
+    learner = Learner(open_data(data, schema), schema, training, kind, baselines=False, phase=bars.phase)
+    return learner.learn(path, replace=True)
+
+
+def changes(bundle: Bundle, data: Path, folder: Path, bars: Bars) -> dict[str, dict[str, Change]]:
+    """Width (`` for a model of one) -> form -> its change."""
+    probabilities: dict[str, dict[str, F32]] = {}
+    for form, (rows, net) in FORMS.items():
+        stored = bundle if rows == "fp32" else quantized(folder / f"{bundle.path.name}-{rows}", bundle, rows)
+        views = {str(view.width or ""): view for view in stored.by_width()}
+        made = predict_all(views, data, (TEST,), "onnx", "cpu", net, phase=bars.phase)
+        for width, p in made.probabilities.items():
+            probabilities.setdefault(width, {})[form] = p
+    found: dict[str, dict[str, Change]] = {}
+    for width, by_form in probabilities.items():
+        drawn = samples(made.label, list(by_form.values()), made.group, RESAMPLES, metrics=("auc",))[..., 0]
+        relative = drawn / drawn[:, :1] - 1
+        found[width] = {
+            form: Change(drawn[0, i], relative[0, i], *percentiles(relative[1:, i], LEVEL))
+            for i, form in enumerate(by_form)
+        }
+    return found
+
+
+def table(found: Mapping[str, Mapping[str, Mapping[str, Change]]]) -> str:
+    """Markdown: a line for each model and form."""
+    lines = ["| model | form | AUC | relative to fp32 | 95% interval |", "|---|---|---|---|---|"]
+    for model, widths in found.items():
+        for width, forms in widths.items():
+            name = f"{model}, w{width}" if width else model
+            for form, c in forms.items():
+                change = "" if form == "fp32" else f"{c.relative:+.4%} | {c.low:+.4%} to {c.high:+.4%}"
+                lines.append(f"| {name} | {form} | {c.auc:.5f} | {change or ' |'} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data-root", type=Path, default=ROOT.parent / "shared/data")
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs/precisions")
+    parser.add_argument("--data", nargs="+", choices=DATA, default=list(DATA))
+    parser.add_argument("--kind", choices=KINDS, default="table")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    retain_freed_memory()
+    args.runs.mkdir(parents=True, exist_ok=True)
+    found = {}
+    with Bars() as bars:
+        for name in args.data:
+            data = args.data_root / DATA[name]
+            bundle = trained(name, args.kind, data, args.runs, bars)
+            found[f"{name} {args.kind}"] = changes(bundle, data, args.runs, bars)
+    print(f"Processor: {processor()}\n\n{table(found)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

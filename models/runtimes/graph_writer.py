@@ -1,0 +1,137 @@
+"""Writes ONNX graphs node by node: nodes, constants, and matrix products in fp32 or int8.
+
+No operation mixes rows, so a row's result does not depend on the rows that it is batched with
+(docs/representations.md, "Isolation").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+from torch import Tensor, nn
+
+from polyrec.models.dlrm.precision import DensePrecision
+
+OPSET = 17
+IR_VERSION = 9
+MICROSOFT = "com.microsoft"
+"""Domain of ONNX Runtime's own operators."""
+QUANTIZED_FROM = 2**15
+"""Minimum weights of a product executed in int8; on smaller ones quantizing a row and scaling its sums take
+longer than int8 saves (docs/representations.md)."""
+
+
+class GraphWriter:
+    """Collects nodes and initializers; each call returns the name of its output."""
+
+    def __init__(self, precision: DensePrecision) -> None:
+        self.precision = precision
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: list[onnx.TensorProto] = []
+        self.inputs: list[onnx.ValueInfoProto] = []
+        self.rectified: set[str] = set()
+        self.bounded: set[str] = set()
+
+    def input(self, name: str, *sizes: str | int, integers: bool = False) -> str:
+        """Adds an input, float32 or int64; sizes that are names may change from run to run."""
+        kind = TensorProto.INT64 if integers else TensorProto.FLOAT
+        self.inputs.append(helper.make_tensor_value_info(name, kind, sizes))
+        return name
+
+    def constant(self, array: NDArray[np.generic] | Tensor) -> str:
+        name = f"c{len(self.constants)}"
+        if isinstance(array, Tensor):
+            array = array.detach().float().cpu().numpy()
+        self.constants.append(numpy_helper.from_array(np.asarray(array, order="C"), name))
+        return name
+
+    def concat(self, parts: Sequence[str], axis: int = 1) -> str:
+        return self.node("Concat", *parts, axis=axis) if len(parts) > 1 else parts[0]
+
+    def products(self, left: str, right: str, count: int) -> str:
+        """Adds dot products of all vectors of `left` with all of `right`, flat: [rows, count]."""
+        turned = self.node("Transpose", right, perm=[0, 2, 1])
+        return self.node("Reshape", self.node("MatMul", left, turned), self.shape(-1, count))
+
+    def shape(self, *sizes: int) -> str:
+        """Adds a target shape for Reshape; only the rows are -1, so that zero rows work."""
+        return self.constant(np.array(sizes, np.int64))
+
+    def node(self, kind: str, *inputs: str, output: str | None = None, **attributes: Any) -> str:
+        out = output or f"n{len(self.nodes)}"
+        self.nodes.append(helper.make_node(kind, list(inputs), [out], **attributes))
+        return out
+
+    def linear(self, x: str, layer: nn.Linear) -> str:
+        return self.product(x, layer.weight, None if layer.bias is None else self.constant(layer.bias))
+
+    def product(self, x: str, weight: Tensor, added: str | None = None) -> str:
+        """Adds x [rows, in] times weight [out, in] transposed, plus `added` (a bias, or rows)."""
+        if self.precision == "int8" and weight.numel() >= QUANTIZED_FROM:
+            return self._product_int8(x, weight, added)
+        return self.node("Gemm", *([x, self.constant(weight)] + ([added] if added else [])), transB=1)
+
+    def _product_int8(self, x: str, layer: Tensor, added: str | None) -> str:
+        """Adds the product in int8: weights with one scale per column, x with one scale per row.
+
+        A scale per batch would make every row's result depend on the largest value in the batch. Integer sums
+        are exact, so a row's result is bit-identical for any number of rows.
+        """
+        weight = layer.detach().float().cpu().numpy().T
+        scale = np.maximum(np.abs(weight).max(axis=0), np.finfo(np.float32).tiny) / 127.0
+        q = np.clip(np.rint(weight / scale), -127, 127).astype(np.int8)
+        numbers, step, zero = self._quantized(x)
+        # the operator takes one scale for all of x: that of its range, or 1, and rows are scaled afterwards
+        constant = step if x in self.bounded else self.constant(np.array(1.0, np.float32))
+        given = [numbers, self.constant(q), constant, self.constant(scale.astype(np.float32)), zero]
+        out = self.node("MatMulIntegerToFloat", *given, domain=MICROSOFT)
+        if x not in self.bounded:
+            out = self.node("Mul", out, step)
+        return out if added is None else self.node("Add", out, added)
+
+    def _quantized(self, x: str) -> tuple[str, str, str]:
+        """Quantizes x float32 [rows, n] to (uint8 [rows, n], float32 [rows, 1] or scalar, uint8 scalar).
+
+        x = step * (q - zero). zero is 0 after a ReLU, so that all 255 levels are positive, else 128. If x is
+        known to be within [-1, 1], its step is a scalar.
+        """
+        if x in self.bounded:
+            fixed = self.constant(np.array(1 / 127, np.float32)), self.constant(np.array(128, np.uint8))
+            return self.node("QuantizeLinear", x, *fixed), *fixed
+        positive = x in self.rectified
+        largest = self.node("ReduceMax", x if positive else self.node("Abs", x), axes=[1], keepdims=0)
+        levels = self.constant(np.array(1.0 / (255.0 if positive else 127.0), np.float32))
+        # at least the smallest normal number: a row may be all zeros
+        tiny = self.constant(np.array(np.finfo(np.float32).tiny))
+        step = self.node("Max", self.node("Mul", largest, levels), tiny)
+        zero = 0 if positive else 128
+        zeros = self.node(
+            "ConstantOfShape",
+            self.node("Shape", step),
+            value=helper.make_tensor("zero", TensorProto.UINT8, [1], [zero]),
+        )
+        numbers = self.node("QuantizeLinear", x, step, zeros, axis=0)
+        return numbers, self.node("Unsqueeze", step, self.shape(1)), self.constant(np.array(zero, np.uint8))
+
+    def mlp(self, x: str, layers: nn.Sequential) -> str:
+        for layer in layers:
+            if isinstance(layer, nn.Linear):
+                x = self.linear(x, layer)
+            elif isinstance(layer, nn.ReLU):
+                x = self.node("Relu", x)
+                self.rectified.add(x)
+        return x
+
+    def model(self, output: str, *sizes: str | int) -> onnx.ModelProto:
+        """Returns the graph as a checked model with one float32 output of these sizes."""
+        out = helper.make_tensor_value_info(output, TensorProto.FLOAT, sizes)
+        graph = helper.make_graph(self.nodes, "dlrm", self.inputs, [out], self.constants)
+        opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(MICROSOFT, 1)]
+        made = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
+        onnx.checker.check_model(made)
+        return made

@@ -1,0 +1,168 @@
+"""The OpenVINO runtime: embedding stage in torch, dense net compiled by one of OpenVINO's plugins.
+
+It takes the graphs of ONNX Runtime (models/runtimes/onnx_graph.py), which in fp32 have standard operators
+only. Precision is OpenVINO's own hint: bf16 where the plugin says that the device executes it, and nothing
+else; without a hint the CPU plugin would take bf16 by itself where it can.
+
+`import openvino` reports its use to its vendor (package openvino_telemetry), from openvino.tools.ovc, which
+converts models. Polyrec does not need that module, and keeps it from being imported.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from functools import cache
+
+import numpy as np
+import torch
+
+from polyrec.models.bundle.bundle import Bundle
+from polyrec.models.bundle.weights import BundleWeights
+from polyrec.models.dlrm.dlrm import Inputs, inputs_of
+from polyrec.models.dlrm.precision import DensePrecision
+from polyrec.models.errors import RuntimeUnavailable
+from polyrec.models.runtimes.mixed_batch import run_parts, split_plain_and_ranking, with_own_contexts
+from polyrec.models.runtimes.onnx_graph import plain_graph, product_graph, ranking_graph
+from polyrec.models.runtimes.runtime import RuntimeKind
+from polyrec.models.schema.batch import F32, Batch
+from polyrec.models.tiers.stack import TierStack
+from polyrec.models.tiers.stage import open_stage
+
+sys.modules.setdefault("openvino.tools.ovc", None)  # type: ignore[arg-type]
+
+import openvino as ov  # noqa: E402
+
+DEVICES = ("cpu", "gpu", "npu")
+HINTS: dict[DensePrecision, str] = {"fp32": "f32", "bf16": "bf16"}
+CAPABILITIES: dict[DensePrecision, str] = {"fp32": "FP32", "bf16": "BF16"}
+
+
+class OpenVinoRuntime:
+    """Executes a bundle's dense net on a device of OpenVINO: `cpu`, `gpu[:n]`, `npu`."""
+
+    name = "openvino"
+
+    def __init__(
+        self,
+        bundle: Bundle | BundleWeights,
+        device: str = "cpu",
+        precision: DensePrecision = "fp32",
+        tiers: TierStack | None = None,
+    ) -> None:
+        if precision not in precisions(device):
+            known = ", ".join(precisions(device))
+            raise RuntimeUnavailable(
+                f"openvino on '{device}' has no dense precision '{precision}'; known: {known}"
+            )
+        self.device = device
+        self.precision = precision
+        self.stage = open_stage(bundle, tiers)
+        net = bundle.net()
+        self._plain = Compiled(plain_graph(net).SerializeToString(), device, precision)
+        self._ranking: Compiled | None = None
+        if min(net.slots):
+            self._ranking = Compiled(ranking_graph(net).SerializeToString(), device, precision)
+
+    def embed(self, batch: Batch) -> tuple[Inputs, ...]:
+        with torch.inference_mode():
+            return split_plain_and_ranking(inputs_of(batch, self.stage(batch)), batch.plain_rows)
+
+    def dense(self, embedded: tuple[Inputs, ...]) -> F32:
+        return run_parts(embedded, self._run)
+
+    def _run(self, inputs: Inputs) -> F32:
+        if not inputs.candidate.shape[0]:
+            return np.empty(0, np.float32)
+        if inputs.context_row is None or self._ranking is None:
+            inputs = with_own_contexts(inputs)
+            return _without_infinite(self._plain(inputs), inputs)
+        return _without_infinite(self._ranking(inputs), inputs)
+
+    def predict(self, batch: Batch) -> F32:
+        return self.dense(self.embed(batch))
+
+
+def _without_infinite(probability: F32, inputs: Inputs) -> F32:
+    """Makes probabilities of rows with infinite inputs NaN: OpenVINO's ReLU turns NaN into 0."""
+    finite = [torch.isfinite(dense) for dense in (inputs.dense_context, inputs.dense_candidate)]
+    if not all(bool(each.all()) for each in finite):
+        context, candidate = (each.all(dim=1) for each in finite)
+        row = inputs.context_row
+        probability[~((context if row is None else context[row]) & candidate).numpy()] = np.nan
+    return probability
+
+
+class Compiled:
+    """A graph compiled for a device, with one request that is reused. Not thread-safe."""
+
+    def __init__(self, graph: bytes, device: str, precision: DensePrecision = "fp32") -> None:
+        try:
+            model = core().read_model(io.BytesIO(graph))
+            settings = {"INFERENCE_PRECISION_HINT": HINTS[precision], "PERFORMANCE_HINT": "LATENCY"}
+            if device == "cpu":
+                # lanes are the parallelism, and pin themselves
+                settings |= {"INFERENCE_NUM_THREADS": "1", "NUM_STREAMS": "1", "ENABLE_CPU_PINNING": "NO"}
+            compiled = core().compile_model(model, device_name(device), settings)
+        except RuntimeError as e:
+            raise RuntimeUnavailable(f"openvino cannot use device '{device}': {_last(e)}") from None
+        self.inputs = [port.any_name for port in compiled.inputs]
+        self._request = compiled.create_infer_request()
+
+    def __call__(self, inputs: Inputs) -> F32:
+        """Executes a batch with at least one row; returns a new float32 [rows]."""
+        return self.run([getattr(inputs, name).numpy() for name in self.inputs])
+
+    def run(self, arrays: list[np.ndarray]) -> F32:
+        """Executes on arrays in the order of `inputs`; returns the output in a new array."""
+        given = dict(enumerate(np.ascontiguousarray(array) for array in arrays))
+        out: F32 = self._request.infer(given, share_inputs=True, share_outputs=True)[0].copy()
+        return out
+
+
+@cache
+def core() -> ov.Core:
+    """Returns the process's only core, which holds the plugins."""
+    return ov.Core()
+
+
+def device_name(device: str) -> str:
+    """Translates `cpu`, `gpu:1`, `npu` to OpenVINO's `CPU`, `GPU.1`, `NPU`. Raises RuntimeUnavailable."""
+    kind, _, index = device.partition(":")
+    if kind not in DEVICES or (index and not index.isdigit()) or (kind == "cpu" and index):
+        raise RuntimeUnavailable(f"openvino has no device '{device}'; known: {', '.join(DEVICES)}")
+    name = kind.upper() + (f".{index}" if index else "")
+    available = core().available_devices
+    if name not in available and f"{name}.0" not in available:
+        raise RuntimeUnavailable(f"openvino finds no device '{device}'; it finds {', '.join(available)}")
+    return name
+
+
+def precisions(device: str) -> tuple[DensePrecision, ...]:
+    """Returns the precisions that the device executes itself: bf16 only where its instructions have it.
+
+    Raises RuntimeUnavailable: there is no such device.
+    """
+    able = core().get_property(device_name(device), "OPTIMIZATION_CAPABILITIES")
+    return tuple(precision for precision, word in CAPABILITIES.items() if word in able)
+
+
+def probe(device: str) -> str | None:
+    """Multiplies two matrices on the device; returns why that fails, or None."""
+    one = np.ones((2, 2), np.float32)
+    try:
+        product = Compiled(product_graph(), device).run([one, one])
+    except RuntimeUnavailable as e:
+        return str(e)
+    except RuntimeError as e:
+        return f"openvino fails on device '{device}': {_last(e)}"
+    return None if np.array_equal(product, np.full((2, 2), 2.0)) else "its product of two matrices is wrong"
+
+
+def _last(error: RuntimeError) -> str:
+    """Returns the last line of an error, after the places in OpenVINO's source that it came through."""
+    lines = str(error).strip().splitlines()
+    return lines[-1] if lines else type(error).__name__
+
+
+KIND = RuntimeKind(OpenVinoRuntime, DEVICES, precisions, probe, "openvino")
