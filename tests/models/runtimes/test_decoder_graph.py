@@ -13,7 +13,7 @@ from polyrec.models.runtimes.kinds.onnx import open_session
 from polyrec.models.schema.batch import F32
 
 BOUND = {"fp32": 2e-5, "int8": 0.05}
-"""Of a vector whose numbers have a deviation of 1; products of K x HIDDEN weights are executed in int8."""
+"""Largest error of a vector whose numbers have a deviation of 1; K x HIDDEN weights are executed in int8."""
 K, HIDDEN = 512, 256
 
 

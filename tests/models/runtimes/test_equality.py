@@ -16,7 +16,7 @@ from tests.models.random_batches import random_batch
 from tests.models.runtimes.conftest import Runtimes
 
 BOUND = {"fp32": 5e-6, "bf16": 0.03, "int8": 0.03}
-"""Of a probability."""
+"""Largest error of a probability."""
 
 
 @pytest.mark.parametrize(("name", "precision"), EXECUTIONS)
