@@ -23,8 +23,9 @@ from polyrec.planner.routing.prices import Prices, solve_prices
 from polyrec.planner.routing.query import Query
 from polyrec.planner.routing.queue import Queue
 
-MAX_INLINE_BATCH_S = 0.005
-"""An inline lane blocks the event loop no longer than this if a smaller batch can do."""
+MIN_INLINE_BATCH_S, MAX_INLINE_BATCH_S = 0.005, 0.02
+"""Bounds of the time for which an inline lane blocks the event loop if a smaller batch can do: a part of a
+large query costs what a batch costs apart from its rows, and meanwhile nothing is read."""
 FASTER_FACTOR = 2.0
 """A lane of the same device counts as faster if its rate is at least this many times as high."""
 OVERFLOW_EXPONENT = 8.0
@@ -141,6 +142,7 @@ class RouterState:
     def refresh(self) -> None:
         """Recomputes what depends on corrections, breakers and the usual budget. Off the request path."""
         batch_s = BATCH_SHARE * self.observed.budget_s
+        inline_s = min(max(MIN_INLINE_BATCH_S, batch_s), MAX_INLINE_BATCH_S)
         batch_rows = self.limits.max_batch_rows
         for lane in self.lanes:
             factors, tails = lane.correction.median, lane.correction.tail
@@ -148,9 +150,7 @@ class RouterState:
                 latency = self.paths[p].latency
                 max_rows = min(batch_rows, latency.rows)
                 if lane.inline:
-                    max_rows = min(
-                        max_rows, max(1, latency.max_rows_at_median(MAX_INLINE_BATCH_S / factors[p]))
-                    )
+                    max_rows = min(max_rows, max(1, latency.max_rows_at_median(inline_s / factors[p])))
                 lane.max_rows[p] = max_rows
                 efficient = min(latency.efficient_rows, latency.max_rows_at_tail(batch_s / tails[p]))
                 lane.merge_rows[p] = min(max_rows, max(1, efficient))
