@@ -6,17 +6,19 @@ from dataclasses import replace
 
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.schema.encoder import Encoder
-from polyrec.models.schema.renaming import check_same_model
+from polyrec.models.schema.renaming import check_same_features, check_same_order
 from polyrec.models.schema.schema import Schema
 
 
 def with_schema(bundle: Bundle, schema: Schema) -> Bundle:
     """Returns the bundle as it reads data of another schema; ids, rows and the net are the same.
 
-    Raises SchemaError if the schema is of another model (models/schema/renaming.py).
+    Raises SchemaError if the schema is of another model, or if its roles put the model's inputs in another
+    order.
     """
     was = bundle.manifest.schema_
-    tables = check_same_model(was, schema)
+    tables = check_same_features(was, schema)
+    check_same_order(was, schema)
     encoder = bundle.encoder
     vocabularies = {now: replace(encoder.vocabularies[t], table=now) for t, now in tables.items()}
     standards = {

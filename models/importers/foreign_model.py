@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -26,9 +26,10 @@ from polyrec.models.dlrm.representation import Representation
 from polyrec.models.embeddings.table import TableStage
 from polyrec.models.files import one_line
 from polyrec.models.importers.checkpoint import CheckpointWeights, LinearLayer
+from polyrec.models.importers.slot_order import joined_columns
 from polyrec.models.importers.table_rows import TableRows
 from polyrec.models.schema.encoder import Encoder
-from polyrec.models.schema.renaming import check_same_model
+from polyrec.models.schema.renaming import check_same_features
 from polyrec.models.schema.schema import Categorical, Dense, Label, Pooling, Schema, Split
 from polyrec.models.schema.vocabulary import Vocabulary
 
@@ -127,7 +128,8 @@ def write_foreign_model(
     if schema is None:
         schema = invented
     else:
-        check_same_model(invented, schema, poolings=False)
+        check_same_features(invented, schema, poolings=False)
+        model = _in_order_of(schema, model)
     sources = dict(zip(schema.tables, dict.fromkeys(model.features), strict=True))
     rows = {table: model.tables[source].rows for table, source in sources.items()}
     stage = TableStage(schema, rows, _fused(model, list(sources.values()), progress))
@@ -176,6 +178,26 @@ def _schema(
         categorical=tuple(categorical),
         label=Label(column=LABEL),
         split=Split(rule="column", columns=(SPLIT,)),
+    )
+
+
+def _in_order_of(schema: Schema, model: ForeignModel) -> ForeignModel:
+    """Returns the same model with its inputs in the order of the schema's roles; `features` stay."""
+    dense = [schema.dense.index(d) for d in schema.context.given + schema.candidate.given]
+    slots = [schema.categorical.index(f) for f in schema.slots]
+    (bottom, *others), (top, *above) = model.bottom, model.top
+    columns = joined_columns(model.interaction, model.itself, model.bottom[-1].weight.shape[0], slots)
+    crossings = model.crossings
+    if crossings:
+        crossings = tuple(
+            Crossing(c.down[:, columns], replace(c.up, weight=c.up.weight[columns], bias=c.up.bias[columns]))
+            for c in crossings
+        )
+    return replace(
+        model,
+        bottom=(replace(bottom, weight=bottom.weight[:, dense]), *others),
+        top=(replace(top, weight=top.weight[:, columns]), *above),
+        crossings=crossings,
     )
 
 

@@ -1,8 +1,8 @@
-"""Checks that one schema describes the same model as another, feature by feature, under its own names.
+"""Checks that one schema describes the same features as another, one by one, under its own names.
 
 A model that was imported has invented names, and every feature in the candidate role. A schema file gives it
-the names of the data, roles, transforms, label and split, as long as the model reads its inputs in the same
-order.
+the names of the data, roles, transforms, label and split. Roles determine the order in which a model reads
+its inputs, so a model that exists allows only some.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Feature = TypeVar("Feature", Dense, Categorical)
 MEANINGS = ("type", "cardinality", "min_count", "max_values", "oov")
 
 
-def check_same_model(was: Schema, now: Schema, poolings: bool = True) -> dict[str, str]:
+def check_same_features(was: Schema, now: Schema, poolings: bool = True) -> dict[str, str]:
     """Returns the names of the tables in `now` by their names in `was`.
 
-    Features correspond by their position in the file. Names, transforms, list lengths, label, group and split
-    may differ; roles too, where the order of the model's inputs stays. poolings: whether they must be equal.
-    Raises SchemaError that names the first feature which differs.
+    Features correspond by their position in the file. Names, roles, transforms, list lengths, label, group
+    and split may differ. poolings: whether they must be equal. Raises SchemaError that names the first
+    feature which differs.
     """
     where = f"schema '{now.name}' does not describe this model"
     for kind, before, after in (
@@ -57,13 +57,16 @@ def check_same_model(was: Schema, now: Schema, poolings: bool = True) -> dict[st
         operands = {"of": names.get(a.of, a.of), "to": names.get(a.to, a.to)}
         if a.model_copy(update={"name": b.name, **operands}) != b:
             raise SchemaError(f"{where}: feature '{b.name}' of the request is not the model's '{a.name}'")
-    _check_order(where, was.dense, was.context.given + was.candidate.given, now.dense, now)
-    _check_order(where, was.categorical, was.slots, now.categorical, now)
     return tables
 
 
+def check_same_order(was: Schema, now: Schema) -> None:
+    """Raises SchemaError unless a model reads the features of both schemas, the same ones, in one order."""
+    _check_order(was.dense, was.context.given + was.candidate.given, now.dense, now)
+    _check_order(was.categorical, was.slots, now.categorical, now)
+
+
 def _check_order(
-    where: str,
     in_file: Sequence[Feature],
     in_model: Sequence[Feature],
     renamed: Sequence[Feature],
@@ -76,6 +79,7 @@ def _check_order(
     for expected, got in zip(wanted, read, strict=True):
         if expected != got:
             raise SchemaError(
-                f"{where}: the model reads '{expected}' where these roles put '{got}': features of the "
-                "context come before those of the candidate, and in each role single values before lists"
+                f"schema '{now.name}': the model reads '{expected}' where these roles put '{got}': features "
+                "of the context come before those of the candidate, and in each role single values before "
+                "lists; an import with this schema puts the model's inputs in its order"
             )

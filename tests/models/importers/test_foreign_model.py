@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from polyrec.models.bundle.bundle import Bundle, load_bundle
 from polyrec.models.data.encoded import encode
@@ -16,8 +19,20 @@ from polyrec.models.errors import BundleError, FeatureError
 from polyrec.models.importers.checkpoint import CheckpointError
 from polyrec.models.importers.dlrm import read_dlrm
 from polyrec.models.importers.foreign_model import write_foreign_model
+from polyrec.models.importers.torchrec import read_torchrec
 from polyrec.models.runtimes import open_runtime, predict_rows
-from tests.models.importers.foreign import Shape, State, dlrm_forward, dlrm_state, random_request
+from polyrec.models.schema.schema import Categorical, Dense, Label, Schema, Split
+from tests.models.importers.foreign import (
+    Request,
+    Shape,
+    State,
+    dlrm_forward,
+    dlrm_state,
+    random_request,
+    random_shape,
+    torchrec_forward,
+    torchrec_state,
+)
 
 SHAPE = Shape(dense=3, rows=(7, 4, 9), width=4, bottom=(6,), top=(5,))
 
@@ -167,3 +182,73 @@ def test_an_existing_bundle_stays_unless_replaced(bags: Bundle, checkpoint: Path
     with pytest.raises(BundleError, match="--replace"):
         write_foreign_model(read_dlrm(checkpoint), bags.path, "other")
     assert load_bundle(bags.path).manifest.name == "ads"
+
+
+@settings(max_examples=40)
+@given(seed=st.integers(0, 2**31), kind=st.sampled_from([("dot", False), ("dot", True), ("cat", False)]))
+def test_a_schema_puts_features_in_any_role_and_form(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, kind: tuple[Any, bool]
+) -> None:
+    random = np.random.default_rng(seed)
+    shape = random_shape(random)
+    state = dlrm_state(random, shape, *kind)
+    folder = tmp_path_factory.mktemp("roles")
+    torch.save(state, folder / "model.pt")
+    schema = random_roles(random, shape)
+    parts = read_dlrm(folder / "model.pt", *kind)
+    bundle = write_foreign_model(parts, folder / "bundle", "unused", schema=schema)
+    assert bundle.manifest.schema_ == schema
+    request = random_request(random, shape.rows, shape.dense, 6, single=True)
+    expected = dlrm_forward(state, request, *kind)
+    np.testing.assert_allclose(predictions(bundle, request), expected, atol=1e-5)
+
+
+@settings(max_examples=20)
+@given(seed=st.integers(0, 2**31))
+def test_the_inputs_of_a_cross_net_follow_their_roles(
+    tmp_path_factory: pytest.TempPathFactory, seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    shape = random_shape(random)
+    each = list(range(len(shape.rows)))
+    state = torchrec_state(random, shape, each, (2, 3), random.integers(1, 6, len(each)).tolist())
+    state["over_arch.model.1.weight"] /= 1 + state["over_arch.model.1.weight"].abs().sum() * 10
+    folder = tmp_path_factory.mktemp("roles")
+    torch.save(state, folder / "model.pt")
+    parts = read_torchrec(folder / "model.pt")
+    bundle = write_foreign_model(parts, folder / "bundle", "unused", schema=random_roles(random, shape))
+    request = random_request(random, shape.rows, shape.dense, 6, single=True)
+    expected = torchrec_forward(state, request, each)
+    np.testing.assert_allclose(predictions(bundle, request), expected, atol=1e-5)
+
+
+def random_roles(random: np.random.Generator, shape: Shape) -> Schema:
+    """A schema of the model's features, with random roles, some as lists."""
+
+    def role() -> Any:
+        return ("context", "candidate")[int(random.integers(2))]
+
+    categorical = tuple(
+        Categorical(
+            name=f"f{i}",
+            role=role(),
+            type="integer",
+            cardinality=rows,
+            oov="refuse",
+            pooling=(None, "sum", "mean")[int(random.integers(3))],
+        )
+        for i, rows in enumerate(shape.rows)
+    )
+    dense = tuple(Dense(name=f"n{i}", role=role()) for i in range(shape.dense))
+    split = Split(rule="hash", columns=("f0",))
+    return Schema(name="ads", dense=dense, categorical=categorical, label=Label(column="label"), split=split)
+
+
+def predictions(bundle: Bundle, request: Request) -> Any:
+    """Predicts rows of single values, which lists hold one by one."""
+    features = bundle.manifest.schema_.categorical
+    singles = [i for i, f in enumerate(features) if not f.multi]
+    ones = np.ones(len(request.dense), np.int64)
+    bags = {f.name: (request.sparse()[:, i], ones) for i, f in enumerate(features) if f.multi}
+    batch = bundle.encoder.from_ids(request.dense.astype(np.float32), request.sparse()[:, singles], bags)
+    return open_runtime("torch", bundle).predict(batch)

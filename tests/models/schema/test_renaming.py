@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from polyrec.models.errors import SchemaError
-from polyrec.models.schema.renaming import check_same_model
+from polyrec.models.schema.renaming import check_same_features, check_same_order
 from polyrec.models.schema.schema import Schema
 
 
@@ -40,7 +40,7 @@ def test_names_roles_transforms_and_label_may_differ() -> None:
         group="request",
         split={"rule": "time", "columns": ["at"]},
     )
-    assert check_same_model(schema(), now) == {"c0": "user", "shared": "items"}
+    assert check_same_features(schema(), now) == {"c0": "user", "shared": "items"}
 
 
 @pytest.mark.parametrize(
@@ -64,6 +64,25 @@ def test_names_roles_transforms_and_label_may_differ() -> None:
             {"categorical": [*schema().categorical[:2], categorical("c2", cardinality=9)]},
             "feature 'c2' reads table 'c2', the model's 'c2' the one that is called 'shared' here",
         ),
+    ],
+)
+def test_another_model_is_named(changes: dict[str, Any], offense: str) -> None:
+    with pytest.raises(SchemaError) as error:
+        check_same_features(schema(), schema(**changes))
+    assert str(error.value).startswith("schema 'ads' does not describe this model: ")
+    assert offense in str(error.value)
+
+
+def test_tables_that_were_apart_cannot_become_one() -> None:
+    apart = schema(categorical=[categorical("c0"), categorical("c1"), categorical("c2")])
+    one = schema(categorical=[categorical(f"c{i}", table="all") for i in range(3)])
+    with pytest.raises(SchemaError, match="it has 1 tables, the model has 3"):
+        check_same_features(apart, one)
+
+
+@pytest.mark.parametrize(
+    ("changes", "offense"),
+    [
         (
             {"dense": [{"name": "d0"}, {"name": "d1", "role": "context"}]},
             "the model reads 'd0' where these roles put 'd1'",
@@ -77,32 +96,26 @@ def test_names_roles_transforms_and_label_may_differ() -> None:
             },
             "the model reads 'c0' where these roles put 'c2'",
         ),
+        (
+            {
+                "categorical": [
+                    *schema().categorical[:2],
+                    categorical("c2", table="shared", cardinality=9, pooling=None),
+                ]
+            },
+            "the model reads 'c0' where these roles put 'c2'",
+        ),
     ],
 )
-def test_another_model_is_named(changes: dict[str, Any], offense: str) -> None:
+def test_roles_that_move_inputs_are_named(changes: dict[str, Any], offense: str) -> None:
+    now = schema(**changes)
+    check_same_features(schema(), now, poolings=False)
     with pytest.raises(SchemaError) as error:
-        check_same_model(schema(), schema(**changes))
-    assert str(error.value).startswith("schema 'ads' does not describe this model: ")
+        check_same_order(schema(), now)
     assert offense in str(error.value)
 
 
-def test_tables_that_were_apart_cannot_become_one() -> None:
-    apart = schema(categorical=[categorical("c0"), categorical("c1"), categorical("c2")])
-    one = schema(categorical=[categorical(f"c{i}", table="all") for i in range(3)])
-    with pytest.raises(SchemaError, match="it has 1 tables, the model has 3"):
-        check_same_model(apart, one)
-
-
-def test_single_values_before_lists_change_the_order() -> None:
-    single = schema(
-        categorical=[
-            *schema().categorical[:2],
-            categorical("c2", table="shared", cardinality=9, pooling=None),
-        ]
-    )
-    with pytest.raises(
-        SchemaError, match=r"reads 'c0' where these roles put 'c2'.*single values before lists"
-    ):
-        check_same_model(schema(), single, poolings=False)
-    every = schema(categorical=[f.model_copy(update={"pooling": None}) for f in schema().categorical])
-    check_same_model(schema(), every, poolings=False)
+def test_roles_that_move_nothing_are_taken() -> None:
+    check_same_order(schema(), schema(dense=[{"name": "d0", "role": "context"}, {"name": "d1"}]))
+    every = [f.model_copy(update={"pooling": None}) for f in schema().categorical]
+    check_same_order(schema(), schema(categorical=every))
