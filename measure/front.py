@@ -32,7 +32,7 @@ def measure_front(path: PlannedPath, bundle: Bundle, seconds: float, seed: int =
 
     Raises StartFailed or LoadError.
     """
-    drawn = Requests(bundle.encoder, np.random.default_rng(seed))
+    drawn = Requests(bundle.encoder, np.random.default_rng(seed), bundle.manifest.counted_rows)
     settings: dict[str, object] = {
         "bundle": path.bundle,
         "runtime": path.runtime,

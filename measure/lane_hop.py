@@ -40,7 +40,7 @@ def measure_hops(path: PlannedPath, bundle: Bundle, seconds: float, seed: int = 
     The event loop is pinned to the first usable core, the lanes to the last. Raises what opening a lane
     raises.
     """
-    drawn = Requests(bundle.encoder, np.random.default_rng(seed))
+    drawn = Requests(bundle.encoder, np.random.default_rng(seed), bundle.manifest.counted_rows)
     batches = [drawn.encode(*drawn.request(ROWS), ROWS) for _ in range(BATCHES)]
     usable = os.sched_getaffinity(0)
     found: dict[LaneKind, list[float]] = {kind: [] for kind in KINDS}

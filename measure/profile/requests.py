@@ -9,6 +9,7 @@ features (a user's items) are not reproduced.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from polyrec.server.codecs.request_features import ColumnFeatures
 Columns = dict[str, list[Any]]
 
 AT_ONCE = 8192
+NOTHING_COUNTED: Mapping[Role, float] = MappingProxyType({})
 UNKNOWN_BAG = 4
 """Mean length of a multi-valued feature if the counts do not imply one."""
 
@@ -33,10 +35,15 @@ class Requests:
     """Draws requests for a bundle's encoder, from one seeded generator.
 
     ranking: whether the schema has both roles, so that a request is one context with its candidates;
-    otherwise rows are plain.
+    otherwise rows are plain. counted: contexts and candidates that the counts are of, as far as known.
     """
 
-    def __init__(self, encoder: Encoder, random: np.random.Generator) -> None:
+    def __init__(
+        self,
+        encoder: Encoder,
+        random: np.random.Generator,
+        counted: Mapping[Role, float] = NOTHING_COUNTED,
+    ) -> None:
         schema = encoder.schema
         self._encoder = encoder
         self._features = ColumnFeatures(schema)
@@ -47,7 +54,7 @@ class Requests:
         # lists have no missing values: these counts belong to single-valued features
         listed = {f.table_name for f in schema.categorical if f.multi}
         inside = {t: _Values(tables[t], missing=False) for t in listed}
-        lengths = bag_lengths(schema, tables)
+        lengths = bag_lengths(schema, tables, counted)
         self._columns: dict[Role, dict[str, Callable[[int], list[Any]]]] = {}
         for role in ROLES:
             layout = schema.layout(role)
@@ -78,14 +85,19 @@ class Requests:
         )
 
 
-def bag_lengths(schema: Schema, vocabularies: Mapping[str, Vocabulary]) -> dict[str, float]:
+def bag_lengths(
+    schema: Schema,
+    vocabularies: Mapping[str, Vocabulary],
+    counted: Mapping[Role, float] = NOTHING_COUNTED,
+) -> dict[str, float]:
     """Estimates the mean length of each multi-valued feature from the counts.
 
-    A single-valued feature is one access per context or candidate, so tables of only such features show their
-    number; accesses of a table beyond its single-valued features belong to its bags.
+    counted: contexts and candidates that the counts are of; tables of only single-valued features, each one
+    access for each of them, show a number that is unknown. Accesses of a table beyond its single-valued
+    features belong to its bags.
     """
     accesses = {t: int(vocabularies[t].counts.sum()) for t in schema.tables}
-    blocks = counted_lookups(schema, accesses)
+    blocks = counted_lookups(schema, accesses) | dict(counted)
     lengths: dict[str, float] = {}
     for table, features in schema.tables.items():
         bags = [f for f in features if f.multi]

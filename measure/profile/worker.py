@@ -59,7 +59,11 @@ class PathUnderTest:
         self.runtime: Runtime = open_runtime(command["runtime"], self.bundle, device, command["precision"])
         self.startup_s = clock() - start
         loaded = _status("RssAnon")
-        self._drawn = Requests(self.bundle.encoder, np.random.default_rng(command["seed"]))
+        self._drawn = Requests(
+            self.bundle.encoder,
+            np.random.default_rng(command["seed"]),
+            self.bundle.manifest.counted_rows,
+        )
         first = [(self._drawn.request(rows), rows) for rows in (1, 64, command["largest"])]
         start = clock()
         peak = _peak_of(lambda: [self._predict(*r, rows) for r, rows in first[:2]])

@@ -20,7 +20,7 @@ from polyrec.models.dlrm.representation import Representation
 from polyrec.models.errors import BundleError
 from polyrec.models.files import MOST_SERVED_BYTES, Strict, read_regular, validate_as
 from polyrec.models.schema.popularity import VocabularyDescriptor
-from polyrec.models.schema.schema import Schema
+from polyrec.models.schema.schema import ROLES, Role, Schema
 from polyrec.models.text import UNPRINTABLE
 
 FORMAT_VERSION = 2
@@ -31,6 +31,9 @@ EMBEDDINGS = "embeddings.safetensors"
 NET = "net.safetensors"
 VOCABULARY = "vocabulary.safetensors"
 NUMBERS = (EMBEDDINGS, NET, VOCABULARY)
+
+CALIBRATED, COUNTED = "calibrated", "counted"
+"""Keys of `Manifest.training`: what `polyrec calibrate` found, and in it the rows counted by role."""
 
 MOST_STRING = 1000
 LEAST_DEVIATION = 1e-12
@@ -81,6 +84,18 @@ class Manifest(Strict):
     training: dict[str, Any]
     files: dict[str, FileDigest]
     sha256: str | None = None
+
+    @property
+    def counted_rows(self) -> dict[Role, float]:
+        """Contexts and candidates whose look-ups the counts are of; empty unless calibrated as a bundle.
+
+        Others estimate them (polyrec.models.schema.popularity.counted_lookups).
+        """
+        calibrated = self.training.get(CALIBRATED)
+        rows = calibrated.get(COUNTED) if isinstance(calibrated, dict) else None
+        if not isinstance(rows, dict):
+            return {}
+        return {role: n for role in ROLES if isinstance(n := rows.get(role), int) and n > 0}
 
     @model_validator(mode="after")
     def _widths_are_whole_bytes(self) -> Manifest:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -100,14 +101,13 @@ class AccessLog:
                                 batch.column(batch.schema.get_field_index(name)),
                             )
                             flat = values.flatten() if self._features[name].multi else values
-                            self._add(counts, self._features[name], flat, self._ids)
+                            self._add(counts, self._features[name], flat, len(values), self._ids)
                         yield batch.num_rows
                 except (OSError, pa.ArrowException) as e:
                     raise DataError(f"cannot read '{file}': {str(e).splitlines()[0]}") from None
 
     def _count_lines(self, counts: LookupCounts) -> Iterator[int]:
-        values: Columns = {}
-        ids: Columns = {}
+        values, ids = _Cells(), _Cells()
         number = 0
         try:
             with self.path.open(encoding="utf-8") as file:
@@ -121,7 +121,7 @@ class AccessLog:
         self._flush(counts, values, ids)
         yield number % LINES_AT_ONCE
 
-    def _read_line(self, line: str, number: int, values: Columns, ids: Columns) -> None:
+    def _read_line(self, line: str, number: int, values: _Cells, ids: _Cells) -> None:
         if not line.strip():
             return
         try:
@@ -135,7 +135,7 @@ class AccessLog:
             self.malformed += 1
             return
         for name, column in flat.items():
-            (ids if read_ids or self._ids else values).setdefault(name, []).extend(column)
+            (ids if read_ids or self._ids else values).add(name, column, len(found[name]))
 
     def _typed(self, name: str, column: Sequence[Any], ids: bool) -> list[Any]:
         """Returns the values of a feature, lists flattened. Raises ValueError for one of another type."""
@@ -154,22 +154,39 @@ class AccessLog:
                 raise ValueError(f"feature '{name}': {value!r:.80} has more than 64 bits")
         return flat
 
-    def _flush(self, counts: LookupCounts, values: Columns, ids: Columns) -> None:
-        for name, column in values.items():
-            feature = self._features[name]
-            type_ = pa.string() if feature.type == "string" else pa.int64()
-            self._add(counts, feature, pa.array(column, type_), ids=False)
-        for name, column in ids.items():
-            self._add(counts, self._features[name], pa.array(column, pa.int64()), ids=True)
-        values.clear()
-        ids.clear()
+    def _flush(self, counts: LookupCounts, values: _Cells, ids: _Cells) -> None:
+        for cells in (values, ids):
+            for name, (flat, rows) in cells.taken().items():
+                feature = self._features[name]
+                string = feature.type == "string" and cells is values
+                self._add(
+                    counts, feature, pa.array(flat, pa.string() if string else pa.int64()), rows, cells is ids
+                )
 
-    def _add(self, counts: LookupCounts, feature: Categorical, flat: pa.Array, ids: bool) -> None:
+    def _add(self, counts: LookupCounts, feature: Categorical, flat: pa.Array, rows: int, ids: bool) -> None:
         if ids:
             numbers: I64 = flat.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-            counts.add_ids(feature, numbers)
+            counts.add_ids(feature, numbers, rows)
         else:
-            counts.add_values(feature, flat)
+            counts.add_values(feature, flat, rows)
+
+
+class _Cells:
+    """Flat values of some features, and the number of rows that they come from."""
+
+    def __init__(self) -> None:
+        self._flat: Columns = {}
+        self._rows: dict[str, int] = {}
+
+    def add(self, name: str, flat: list[Any], rows: int) -> None:
+        self._flat.setdefault(name, []).extend(flat)
+        self._rows[name] = self._rows.get(name, 0) + rows
+
+    def taken(self) -> dict[str, tuple[list[Any], int]]:
+        """Returns values and rows by feature, and forgets them."""
+        found = {name: (flat, self._rows[name]) for name, flat in self._flat.items()}
+        self._flat, self._rows = {}, {}
+        return found
 
 
 def _lookups(body: Any, schema: Schema) -> Columns:
@@ -195,23 +212,36 @@ def _lookups(body: Any, schema: Schema) -> Columns:
 
 def _tensor_lookups(inputs: Any, schema: Schema) -> Columns:
     """Returns the stable ids of the inputs of the inference protocol, by feature. Raises ValueError."""
+    bags = [f for f in schema.categorical if f.multi]
     singles = {"sparse": [f.name for f in schema.categorical if not f.multi]}
     for role in ROLES:
         singles[f"{role}.sparse"] = [f.name for f in schema.categorical if f.role == role and not f.multi]
-    bags = {f"{f.name}.values": f.name for f in schema.categorical if f.multi}
-    found: Columns = {}
+    read = {
+        **dict.fromkeys(singles),
+        **{f"{f.name}.{part}": None for f in bags for part in ("values", "lengths")},
+    }
+    tensors: Columns = {}
     for tensor in _sequence(inputs, "inputs"):
-        name = _mapping(tensor, "an input").get("name")
-        flat = (
-            _flat(_sequence(tensor.get("data", []), f"data of {name}"))
-            if name in singles or name in bags
-            else []
-        )
-        if name in bags:
-            found[bags[name]] = flat
-        elif features := singles.get(str(name)):
-            found |= {feature: flat[i :: len(features)] for i, feature in enumerate(features)}
+        name = str(_mapping(tensor, "an input").get("name"))
+        if name in read:
+            tensors[name] = _flat(_sequence(tensor.get("data", []), f"data of {name}"))
+    found: Columns = {}
+    for name, features in singles.items():
+        for i, feature in enumerate(features if name in tensors else ()):
+            found[feature] = tensors[name][i :: len(features)]
+    for f in bags:
+        if f"{f.name}.values" in tensors:
+            flat = tensors[f"{f.name}.values"]
+            found[f.name] = _lists(flat, tensors.get(f"{f.name}.lengths", [len(flat)]))
     return found
+
+
+def _lists(flat: list[Any], lengths: list[Any]) -> list[list[Any]]:
+    """Cuts values into lists. Raises ValueError unless their lengths add up."""
+    if not all(isinstance(n, int) and n >= 0 for n in lengths) or sum(lengths) != len(flat):
+        raise ValueError(f"lengths do not add up to {len(flat)} values")
+    ends = [0, *accumulate(lengths)]
+    return [flat[a:b] for a, b in pairwise(ends)]
 
 
 def _flat(data: Sequence[Any]) -> list[Any]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from polyrec.models.bundle.bundle import Bundle, require_target, write_bundle
-from polyrec.models.bundle.manifest import metrics_key
+from polyrec.models.bundle.manifest import CALIBRATED, COUNTED, metrics_key
 from polyrec.models.bundle.reorder import reordered
 from polyrec.models.data.access_log import AccessLog
 from polyrec.models.data.encoded import EncodedRows, encode
@@ -27,7 +27,7 @@ from polyrec.models.runtimes.runtime import Runtime
 from polyrec.models.schema.batch import F32, I64
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.lookup_counts import LookupCounts
-from polyrec.models.schema.schema import ROLES, Split
+from polyrec.models.schema.schema import ROLES, Role, Split
 from polyrec.models.training.pipeline import Phase
 
 BATCH_ROWS = 4096
@@ -40,12 +40,13 @@ class Observed:
     """Look-ups of a bundle's rows, and its quality, as data or a log show them.
 
     accesses: look-ups by table, int64 [rows], in the order of stable ids. rows: rows or log lines read.
-    unknown: values that no row serves. malformed: rows or lines left out. metrics: by manifest key; empty
-    without labels. origin: goes into the manifest.
+    counted: contexts and candidates in them. unknown: values that no row serves. malformed: rows or lines
+    left out. metrics: by manifest key; empty without labels. origin: goes into the manifest.
     """
 
     accesses: Mapping[str, I64]
     rows: int
+    counted: Mapping[Role, int]
     unknown: int
     malformed: int
     metrics: Mapping[str, Metrics] = field(default_factory=dict)
@@ -96,7 +97,7 @@ def observe_data(
             metrics[metrics_key("test", view.width)] = quality.as_dict()
         total = data.rows
     origin = {"data": Path(path).name, "rows": total, "measured_rows": int(rows.size)}
-    return Observed(counts.by_id(), total, counts.unknown, reader.malformed, metrics, origin)
+    return Observed(counts.by_id(), total, counts.rows(), counts.unknown, reader.malformed, metrics, origin)
 
 
 def observe_log(
@@ -114,7 +115,7 @@ def observe_log(
     if not any(table.any() for table in accesses.values()):
         raise DataError(f"access log '{path}': none of its values is of the bundle's tables")
     origin = {"access_log": Path(path).name, "rows": rows}
-    return Observed(accesses, rows, counts.unknown, log.malformed, origin=origin)
+    return Observed(accesses, rows, counts.rows(), counts.unknown, log.malformed, origin=origin)
 
 
 def write_recalibrated(bundle: Bundle, observed: Observed, out: str | Path, replace: bool = False) -> Bundle:
@@ -125,14 +126,19 @@ def write_recalibrated(bundle: Bundle, observed: Observed, out: str | Path, repl
     require_target(out, replace)
     model, encoder = reordered(bundle, observed.accesses)
     manifest = bundle.manifest
-    calibrated = {"from": manifest.version, **observed.origin, "unknown": observed.unknown}
+    calibrated = {
+        "from": manifest.version,
+        **observed.origin,
+        COUNTED: dict(observed.counted),
+        "unknown": observed.unknown,
+    }
     return write_bundle(
         out,
         model,
         manifest.representation,
         encoder,
         {**manifest.metrics, **observed.metrics},
-        {**manifest.training, "calibrated": calibrated},
+        {**manifest.training, CALIBRATED: calibrated},
         replace,
     )
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from polyrec.models.schema.batch import I64, Block
 from polyrec.models.schema.encoder import Encoder
-from polyrec.models.schema.schema import Categorical, Role
+from polyrec.models.schema.schema import ROLES, Categorical, Role
 
 
 class LookupCounts:
@@ -19,11 +19,14 @@ class LookupCounts:
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder
         self._by_rank = {t: np.zeros(v.rows, np.int64) for t, v in encoder.vocabularies.items()}
+        self._rows = dict.fromkeys((f.name for f in encoder.schema.categorical), 0)
         self.unknown = 0
 
     def add_block(self, role: Role, block: Block) -> None:
         """Counts an encoded block; a shared context counts once."""
         layout = self._encoder.schema.layout(role)
+        for feature in layout.categorical:
+            self._rows[feature.name] += block.rows
         for i, feature in enumerate(layout.singles):
             self._add(feature, block.ranks[:, i])
         bags = len(layout.bags)
@@ -34,19 +37,28 @@ class LookupCounts:
         for i, feature in enumerate(layout.bags):
             self._add(feature, block.bag_values[feature_of == i])
 
-    def add_values(self, feature: Categorical, values: pa.Array) -> None:
-        """Counts raw values; a null is a missing value."""
+    def add_values(self, feature: Categorical, values: pa.Array, rows: int) -> None:
+        """Counts raw values of some rows, lists flattened; a null is a missing value."""
+        self._rows[feature.name] += rows
         ranks = self._encoder.vocabulary(feature).encode_arrow(values)
         known = ranks >= 0
         self.unknown += int(known.size - np.count_nonzero(known))
         self._add(feature, ranks[known])
 
-    def add_ids(self, feature: Categorical, ids: I64) -> None:
-        """Counts stable ids, int64 [n], as clients of the inference protocol send them."""
+    def add_ids(self, feature: Categorical, ids: I64, rows: int) -> None:
+        """Counts stable ids of some rows, int64 [n], as clients of the inference protocol send them."""
+        self._rows[feature.name] += rows
         vocabulary = self._encoder.vocabulary(feature)
         known = (ids >= 0) & (ids < vocabulary.rows)
         self.unknown += int(known.size - np.count_nonzero(known))
         self._add(feature, vocabulary.rank_of_id[ids[known]])
+
+    def rows(self) -> dict[Role, int]:
+        """Returns the contexts and candidates counted: those of each role's feature with most of them."""
+        features = self._encoder.schema.categorical
+        return {
+            role: max((self._rows[f.name] for f in features if f.role == role), default=0) for role in ROLES
+        }
 
     def by_id(self) -> dict[str, I64]:
         """Returns the look-ups by table, int64 [rows], in the order of stable ids."""

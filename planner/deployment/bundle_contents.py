@@ -53,13 +53,14 @@ def expected_accesses(counts: I64) -> F64:
 def tables_from_counts(manifest: Manifest, accesses: Mapping[str, I64], memory: Memory) -> Tables:
     """Builds the stored tables. accesses: by table, in rank order.
 
-    Single-valued candidate features are looked up once per row, which gives the number of sampled rows, and
-    so the look-ups per row of bags and of shared contexts. Raises ValueError if `memory` has rows that are
-    not stored.
+    The number of sampled rows gives the look-ups per row of bags and of shared contexts. Where the manifest
+    does not have it, single-valued candidate features show it, as they are looked up once per row. Raises
+    ValueError if `memory` has rows that are not stored.
     """
     schema, representation = manifest.schema_, manifest.representation
     counts: dict[str, F64] = {}
-    sampled = counted_lookups(schema, {t: int(accesses[t].sum()) for t in schema.tables})["candidate"]
+    estimated = counted_lookups(schema, {t: int(accesses[t].sum()) for t in schema.tables})
+    sampled = manifest.counted_rows.get("candidate") or estimated["candidate"]
     for table in schema.tables:
         all_rows = accesses[table]
         stored = all_rows.size
@@ -71,7 +72,7 @@ def tables_from_counts(manifest: Manifest, accesses: Mapping[str, I64], memory: 
         if size and table not in counts:
             raise ValueError(f"it stores no rows of table '{table}'")
     row_bytes = tuple(memory.tables[t] / c.size for t, c in counts.items())
-    # without single-valued features every table counts as looked up once a row
+    # without either every table counts as looked up once a row
     sampled = sampled or max((float(c.sum()) for c in accesses.values()), default=1.0)
     lookups = sum(float(c.sum()) for c in counts.values()) / max(sampled, 1.0)
     ranked = tuple(RankedAccesses.from_counts(c) for c in counts.values())

@@ -14,9 +14,11 @@ import pytest
 import torch
 
 from polyrec.cli.main import main
+from polyrec.measure.profile.requests import bag_lengths
 from polyrec.models.bundle.bundle import load_bundle
+from polyrec.planner.deployment.bundle_contents import read_tables
 from polyrec.planner.plan import load_plan
-from polyrec.planner.profile import load_profile
+from polyrec.planner.profile import Memory, load_profile
 from polyrec.server.app.run import start
 from tests.models.importers.foreign import Request, Shape, State, dlrm_forward, dlrm_state
 
@@ -136,6 +138,20 @@ def test_a_log_of_requests_gives_the_same_order(
     by_log, by_data = (load_bundle(folder / name) for name in ("by_log", "calibrated"))
     assert by_log.manifest.version == by_data.manifest.version
     assert by_log.test_metrics == {}
+
+
+def test_lists_are_planned_with_the_lengths_of_the_log(folder: Path) -> None:
+    assert main(["import", "dlrm", str(folder / "dlrm.pt"), "--out", str(folder / "lists")]) == 0
+    bodies = [{"instances": [{"c0": [1, 2, 3], "c1": [4]}, {"c0": [5], "c1": []}]}] * 10
+    (folder / "lists.jsonl").write_text("\n".join(map(json.dumps, bodies)))
+    asked = ["calibrate", str(folder / "lists"), "--access-log", str(folder / "lists.jsonl")]
+    assert main([*asked, "--out", str(folder / "lists_calibrated")]) == 0
+    bundle = load_bundle(folder / "lists_calibrated")
+    rows = {t: 64 * v.rows for t, v in bundle.encoder.vocabularies.items()}
+    assert read_tables(bundle.path, Memory(tables=rows, fixed=1)).lookups == pytest.approx(2.5)
+    counted = bundle.manifest.counted_rows
+    lengths = bag_lengths(bundle.manifest.schema_, bundle.encoder.vocabularies, counted)
+    assert lengths == {"c0": 2.0, "c1": 0.5, "c2": 0.0}
 
 
 def test_names_and_roles_are_given_by_a_schema(folder: Path, state: State, request_rows: Request) -> None:

@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from polyrec.measure.profile.requests import Requests, bag_lengths
+from polyrec.measure.profile.requests import UNKNOWN_BAG, Requests, bag_lengths
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.schema import Categorical, Dense, Schema
@@ -121,6 +121,14 @@ def test_lengths_of_lists_follow_from_the_counts() -> None:
     }
     # 100 rows; the items' 350 accesses are 100 of `item` and 250 of `seen`; tags would be 10 a row
     assert bag_lengths(schema, vocabularies) == {"seen": 2.5, "tags": 2.0}
+
+
+def test_lengths_of_lists_follow_from_the_rows_counted_where_no_single_value_shows_them() -> None:
+    features = tuple(Categorical(name=n, type="integer", pooling="sum") for n in ("seen", "tags"))
+    schema = schema_of("lists", features)
+    vocabularies = {"seen": vocabulary("seen", [200, 100, 0]), "tags": vocabulary("tags", [40, 10, 0])}
+    assert bag_lengths(schema, vocabularies) == {"seen": UNKNOWN_BAG, "tags": UNKNOWN_BAG}
+    assert bag_lengths(schema, vocabularies, {"candidate": 100}) == {"seen": 3.0, "tags": 0.5}
 
 
 def test_numbers_have_their_mean_and_deviation_after_the_transforms(bundle: Bundle) -> None:

@@ -44,6 +44,7 @@ def counted(path: Path, **how: Any) -> tuple[dict[str, list[int]], int]:
     log = AccessLog(path, SCHEMA, **how)
     rows = log.count(counts, done.append)
     assert sum(done) == rows
+    assert sum(counts.rows().values()) >= 1
     return {t: n.tolist() for t, n in counts.by_id().items()}, rows
 
 
@@ -87,6 +88,13 @@ def test_lines_add_up_and_blank_ones_count_nothing(tmp_path: Path) -> None:
     found, rows = counted(lines(tmp_path, *BODIES.values(), ""))
     assert rows == len(BODIES) + 1
     assert found == {t: [len(BODIES) * n for n in counts] for t, counts in EXPECTED.items()}
+
+
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
+def test_rows_of_both_roles_are_counted(body: Any, tmp_path: Path) -> None:
+    counts = LookupCounts(ENCODER)
+    AccessLog(lines(tmp_path, body, body), SCHEMA).count(counts)
+    assert counts.rows() == {"context": 2, "candidate": 2}
 
 
 def test_a_context_counts_once_for_all_its_candidates(tmp_path: Path) -> None:
@@ -135,6 +143,10 @@ def test_a_log_of_lines_may_hold_ids(tmp_path: Path) -> None:
         ({"liked": [[1]]}, "feature 'liked': [1] is not of type integer"),
         ({"inputs": 1}, "inputs is not a list"),
         ({"inputs": [{"name": "sparse", "data": 3}]}, "data of sparse is not a list"),
+        (
+            {"inputs": [{"name": "liked.values", "data": [1]}, {"name": "liked.lengths", "data": [2]}]},
+            "lengths do not add up to 1 values",
+        ),
     ],
     ids=str,
 )

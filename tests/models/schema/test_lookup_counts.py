@@ -65,18 +65,19 @@ def test_counts_are_those_of_the_values(
             column = pa.array(
                 [one for row in rows for one in (row[f.name] or ())[: f.max_length]], column.type.value_type
             )
-        by_value.add_values(f, column)
+        by_value.add_values(f, column, len(rows))
     for name, counter in reference(made, rows).items():
         expected = [counter[i] for i in range(made.vocabularies[name].rows)]
         assert by_block.by_id()[name].tolist() == expected
         assert by_value.by_id()[name].tolist() == expected
     assert by_value.unknown == 0
+    assert by_block.rows() == by_value.rows() == {"context": len(rows), "candidate": len(rows)}
 
 
 def test_ids_without_a_row_are_counted_apart(small: Schema) -> None:
     counts = LookupCounts(encoder(small))
     place = next(f for f in small.categorical if f.name == "place")
-    counts.add_ids(place, np.array([0, 0, 5, 6, -1, 2**40]))
+    counts.add_ids(place, np.array([0, 0, 5, 6, -1, 2**40]), rows=6)
     assert counts.by_id()["place"].tolist() == [2, 0, 0, 0, 0, 1]
     assert counts.unknown == 3
 
@@ -89,7 +90,7 @@ def test_values_that_a_table_refuses_are_counted_apart(small: Schema) -> None:
     made.vocabularies["place"] = refusing
     counts = LookupCounts(made)
     place = next(f for f in small.categorical if f.name == "place")
-    counts.add_values(place, pa.array([3, 3, None, 9]))
+    counts.add_values(place, pa.array([3, 3, None, 9]), rows=4)
     assert counts.by_id()["place"].tolist() == [0, 0, 0, 2]
     assert counts.unknown == 2
 
@@ -103,4 +104,5 @@ def test_a_shared_context_counts_once(small: Schema, rows: int) -> None:
     items = {"item": ["b"] * rows, "place": [1] * rows, "code": [0] * rows}
     counts.add_block("candidate", made.block("candidate", items, rows))
     assert counts.by_id()["user"].sum() == 1
+    assert counts.rows() == {"context": 1, "candidate": rows}
     assert counts.by_id()["item"].tolist() == [0, 1 + rows, 0, 0, 0]
