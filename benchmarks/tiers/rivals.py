@@ -1,4 +1,4 @@
-"""Caching policies to compare tiers with: LRU, LFU, clairvoyant static, Belady. Look-ups in, hit rates out.
+"""Caching policies to compare tiers with: LRU, LFU, S3-FIFO, clairvoyant static, Belady.
 
 All take look-ups one by one, as int64 rows of all tables together; caches are warmed by the training rows'.
 Sizes are rows; what a policy's own books cost in bytes stands beside it.
@@ -64,6 +64,44 @@ def lfu(warm: I64, held_out: I64, size: int) -> float:
             cached.discard(gone)
             cached.add(row)
             heapq.heappush(coldest, (own, row))
+    return hits / held_out.size
+
+
+def s3_fifo(warm: I64, held_out: I64, size: int) -> float:
+    """S3-FIFO (Yang et al., SOSP 2023), one look-up at a time, with the parameters of libcachesim."""
+    small_size = max(int(size * 0.1), 1)
+    small: OrderedDict[int, int] = OrderedDict()
+    main: OrderedDict[int, int] = OrderedDict()
+    evicted: OrderedDict[int, None] = OrderedDict()
+
+    def make_room() -> None:
+        while len(small) + len(main) >= size:
+            if small and (len(small) >= small_size or not main):
+                row, uses = small.popitem(last=False)
+                if uses > 1:
+                    main[row] = 0
+                    continue
+                evicted[row] = None
+                if len(evicted) > size * 0.9:
+                    evicted.popitem(last=False)
+            else:
+                row, uses = main.popitem(last=False)
+                if uses:
+                    main[row] = min(uses, 3) - 1
+
+    hits = 0
+    for phase, lookups in enumerate((warm, held_out)):
+        for row in lookups.tolist():
+            queue = small if row in small else main
+            if row in queue:
+                queue[row] += 1
+                hits += phase
+                continue
+            returns = row in evicted
+            if returns:
+                del evicted[row]
+            make_room()
+            (main if returns else small)[row] = 0
     return hits / held_out.size
 
 

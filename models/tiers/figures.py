@@ -34,7 +34,8 @@ class Figures:
 
     levels: by name of LEVELS. tables: table -> tier -> (look-ups, hits), for every tier that holds rows of
     it. replaced: rows taken from overlaid updates. fallbacks: rows replaced by the out-of-vocabulary
-    row because the remote store did not answer.
+    row because the remote store did not answer. prefetched_pages: read for queued batches. passes: times
+    that rows were acquired through the cache; more than one for a batch with more missing pages than slots.
     """
 
     levels: Mapping[str, Level]
@@ -43,6 +44,7 @@ class Figures:
     replaced: int
     fallbacks: int
     prefetched_pages: int
+    passes: int
 
 
 class Counters:
@@ -53,12 +55,19 @@ class Counters:
         self._row_bytes, self._page_bytes = row_bytes, page_bytes
         self.lookups: I64 = np.zeros(layout.tier.size, np.int64)
         self.missed: I64 = np.zeros(layout.tier.size, np.int64)
+        self.released: I64 = np.zeros(layout.tier.size, np.int64)
         self.seconds = dict.fromkeys(LEVELS, 0.0)
-        self.batches = self.pages = self.replaced = self.fallbacks = self.prefetched = 0
+        self.batches = self.pages = self.replaced = self.fallbacks = self.prefetched = self.passes = 0
 
     def lookup(self, ranges: I64) -> None:
         """Counts look-ups, given the range of each row."""
         self.lookups += np.bincount(ranges, minlength=self.lookups.size)
+
+    def below(self, ranges: I64) -> None:
+        """Counts look-ups through the disk tier's cache, given the range of each row."""
+        released = ranges[self._layout.tier.take(ranges) == HOST]
+        if released.size:
+            self.released += np.bincount(released, minlength=self.released.size)
 
     def miss(self, ranges: I64) -> None:
         """Counts misses of the disk tier's cache or of the remote store, given the range of each row."""
@@ -66,29 +75,41 @@ class Counters:
 
     def snapshot(self) -> Figures:
         layout = self._layout
-        lookups, missed = self.lookups.copy(), self.missed.copy()
-        held = [int(lookups[layout.tier == t].sum()) for t in range(4)]
-        lost = [int(missed[layout.tier == t].sum()) for t in range(4)]
-        below = sum(held)
-        levels = {}
+        lookups, missed, released = self.lookups.copy(), self.missed.copy(), self.released.copy()
+        # (look-ups, hits) by tier of each range; rows released by the host tier are looked up in the cache
+        through = np.where(layout.tier == HOST, released, lookups)
+        by_level: dict[str, tuple[I64, I64]] = {}
         for name, tier in (("device", DEVICE), ("host", HOST), ("cache", DISK), ("remote", REMOTE)):
-            hits = held[tier] - lost[tier]
-            looked = held[tier] if tier in (DISK, REMOTE) else below
-            levels[name] = Level(looked, hits, hits * self._row_bytes, self.seconds[name])
+            own = layout.tier == tier
             if tier == DISK:
-                levels["disk"] = Level(
-                    lost[DISK], lost[DISK], self.pages * self._page_bytes, self.seconds["disk"]
-                )
-            below -= held[tier]
+                own = own | (layout.tier == HOST)
+                by_level["cache"] = through * own, (through - missed) * own
+                by_level["disk"] = missed * own, missed * own
+            else:
+                lost = released if tier == HOST else missed
+                by_level[name] = lookups * own, (lookups - lost) * own
+        levels, reaches = {}, int(lookups.sum())
+        for name in LEVELS:
+            looked_up, hits = (int(n.sum()) for n in by_level[name])
+            bytes_ = self.pages * self._page_bytes if name == "disk" else hits * self._row_bytes
+            if name in ("device", "host"):
+                levels[name] = Level(reaches, hits, bytes_, self.seconds[name])
+                reaches -= hits
+            else:
+                levels[name] = Level(looked_up, hits, bytes_, self.seconds[name])
         tables: dict[str, dict[str, tuple[int, int]]] = {t: {} for t in layout.tables}
         for segment, (table, tier) in enumerate(
             zip(layout.table.tolist(), layout.tier.tolist(), strict=True)
         ):
-            looked_up, misses = int(lookups[segment]), int(missed[segment])
             rows = tables[layout.tables[table]]
-            name = ("device", "host", "cache", "remote")[tier]
-            rows[name] = (looked_up, looked_up - misses)
-            if tier == DISK:
-                rows["disk"] = (misses, misses)
-        ordered = {name: levels[name] for name in LEVELS}
-        return Figures(ordered, tables, self.batches, self.replaced, self.fallbacks, self.prefetched)
+            if tier in (DEVICE, HOST, REMOTE):
+                name = ("device", "host", "", "remote")[tier]
+                rows[name] = tuple(int(n[segment]) for n in by_level[name])  # type: ignore[assignment]
+            if tier == DISK or released[segment]:
+                for name in ("cache", "disk"):
+                    before = rows.get(name, (0, 0))
+                    now = (int(n[segment]) for n in by_level[name])
+                    rows[name] = tuple(a + b for a, b in zip(before, now, strict=True))  # type: ignore[assignment]
+        return Figures(
+            levels, tables, self.batches, self.replaced, self.fallbacks, self.prefetched, self.passes
+        )

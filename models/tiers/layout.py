@@ -58,6 +58,9 @@ class TierLayout:
         self.tier: NDArray[np.int8] = np.tile(np.arange(len(TIERS), dtype=np.int8), len(held))[used]
         self.table: I64 = np.repeat(np.arange(len(held)), len(TIERS))[used]
         self._shift: I64 = (local - starts).ravel()[used]
+        self.is_filed: NDArray[np.bool_] = np.repeat(held[:, DISK] > 0, len(TIERS))[used]
+        base = np.array(list(self.base.values()), np.int64)
+        self._filed_shift: I64 = np.repeat(filed - base, len(TIERS))[used]
         self.counts: I64 = held.ravel()[used]
         self._block = max(4, (self.total // MOST_BLOCKS).bit_length())
         first = np.arange((self.total >> self._block) + 1) << self._block
@@ -74,6 +77,10 @@ class TierLayout:
     def local(self, rows: I64, segments: I64) -> I64:
         """Returns the address of each row within its tier, given its range."""
         return rows + self._shift.take(segments)
+
+    def filed_address(self, rows: I64, segments: I64) -> I64:
+        """Returns the address of each row in the disk tier's file, whichever tier it is in."""
+        return rows + self._filed_shift.take(segments)
 
     def segments(self, rows: I64) -> I64:
         """Returns the range of each row, int64 [n], an index into `tier`, `table`, `starts` and `counts`."""
@@ -102,22 +109,35 @@ class TierLayout:
 
 @dataclass(frozen=True, slots=True)
 class RowLocations:
-    """Locations of rows. segment: range of the layout; tier; local: address within the tier; all [n]."""
+    """Locations of rows. rows: of the fused weight. segment: range of the layout; tier; local: address within
+    the tier; all [n].
+    """
 
+    rows: I64
     segment: I64
     tier: NDArray[np.int8]
     local: I64
 
     @staticmethod
-    def of(layout: TierLayout, rows: I64) -> RowLocations:
+    def of(layout: TierLayout, rows: I64, prefix_ends: I64 | None = None) -> RowLocations:
+        """Locates rows.
+
+        prefix_ends: int64 [ranges], the first row in each range that is on disk whatever the layout says, see
+        polyrec.models.tiers.prefix.
+        """
         segment = layout.segments(rows)
         if layout.rows[HOST] == layout.total:
             # one tier, with the rows in the order of the fused weight
-            return RowLocations(segment, np.broadcast_to(np.int8(HOST), rows.shape), rows)
-        return RowLocations(segment, layout.tier[segment], layout.local(rows, segment))
+            return RowLocations(rows, segment, np.broadcast_to(np.int8(HOST), rows.shape), rows)
+        tier, local = layout.tier[segment], layout.local(rows, segment)
+        if prefix_ends is not None:
+            released = np.flatnonzero(rows >= prefix_ends.take(segment))
+            tier[released] = DISK
+            local[released] = layout.filed_address(rows[released], segment[released])
+        return RowLocations(rows, segment, tier, local)
 
     def at(self, part: I64 | slice) -> RowLocations:
-        return RowLocations(self.segment[part], self.tier[part], self.local[part])
+        return RowLocations(self.rows[part], self.segment[part], self.tier[part], self.local[part])
 
     def address(self, tier: int) -> I64:
         """Returns the addresses within one tier; 0, to be read and discarded, for rows of other tiers."""

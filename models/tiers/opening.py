@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from polyrec.models.errors import RuntimeUnavailable
 from polyrec.models.schema.batch import I64
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.vocabulary import Vocabulary, ids_of_ranks
+from polyrec.models.tiers.disk.cache_room import CacheRoom, divide, multiple
 from polyrec.models.tiers.disk.disk import DiskTier
-from polyrec.models.tiers.disk.page_file import pages_of, write_pages
+from polyrec.models.tiers.disk.page_file import sector_bytes, write_pages
 from polyrec.models.tiers.layout import DEVICE, DISK, HOST, REMOTE, TierLayout
+from polyrec.models.tiers.prefix import Prefix, hottest, share_with_cache
 from polyrec.models.tiers.remote.login import login_of
 from polyrec.models.tiers.row_format import RowFormat
 from polyrec.models.tiers.slab import Bytes, RowSource, Slab
@@ -57,6 +58,10 @@ def open_stack(
     receives from then on. Raises RuntimeUnavailable: cuts of another model, a folder that cannot be written,
     a reader that the kernel refuses, a store to be filled that does not answer.
     """
+    vocabularies = [] if encoder is None else [encoder.vocabularies[t] for t in sizes]
+    counts = [v.counts for v in vocabularies] if vocabularies else None
+    if not any(cuts.device for cuts in placement.cuts.values()):
+        placement = share_with_cache(placement, row_format.bytes, sizes, counts)
     try:
         layout = TierLayout(sizes, {t: c.counts for t, c in placement.cuts.items()})
     except ValueError as e:
@@ -66,19 +71,18 @@ def open_stack(
     since = 0
     if changes is not None and encoder is not None:
         since, source = changes.latest, changes.over(source, sizes, encoder)
-    vocabularies = [] if encoder is None else [encoder.vocabularies[t] for t in layout.tables]
-    page_bytes = -(-row_format.bytes // PAGE_BYTES) * PAGE_BYTES
-    pages = -(-layout.file_rows // (page_bytes // row_format.bytes))
-    slots = min(max(placement.cache_bytes // page_bytes, 1), pages)
-    slab = Slab(row_format, layout.rows[HOST], slots, page_bytes, placement.huge_pages)
+    room = _room(row_format, layout, placement)
+    rows = layout.rows[HOST] + room.slots
+    slab = Slab(row_format, rows, room.pages, room.page_bytes, placement.huge_pages)
     fill(slab.row_bytes(), layout, HOST, source)
     hot = _device_rows(row_format, layout, source, torch.device(device)) if layout.rows[DEVICE] else None
-    disk = _open_disk(slab, layout, source, placement, vocabularies) if layout.rows[DISK] else None
+    disk = _open_disk(slab, layout, source, placement, room, counts) if layout.rows[DISK] else None
+    prefix = Prefix(layout, counts, room.joining) if room.joining else None
     ids, remote = None, None
     if layout.rows[REMOTE] and placement.remote is not None:
         ids = _remote_ids(layout, vocabularies)
         remote = _open_remote(row_format, layout, source, placement.remote, vocabularies, ids, changes)
-    stack = TierStack(TierSet(layout, slab, hot, disk, remote), encoder, ids, changes)
+    stack = TierStack(TierSet(layout, slab, hot, disk, remote, prefix), encoder, ids, changes)
     if changes is not None:
         changes.join(stack, since)
     return stack
@@ -115,41 +119,59 @@ def _device_rows(
     return torch.from_numpy(rows).view(row_format.unit).to(device)
 
 
+def _room(row_format: RowFormat, layout: TierLayout, placement: TierSettings) -> CacheRoom:
+    """Divides the cache's bytes. Raises RuntimeUnavailable if the folder cannot be written."""
+    if not layout.rows[DISK]:
+        return CacheRoom(slots=0, pages=1, page_bytes=multiple(row_format.bytes, PAGE_BYTES), joining=0)
+    assert placement.directory is not None
+    try:
+        placement.directory.mkdir(parents=True, exist_ok=True)
+        page_bytes = multiple(row_format.bytes, sector_bytes(placement.directory))
+    except OSError as e:
+        raise _unwritable(placement.directory, e) from None
+    # a device reads host rows by their addresses, so they stay
+    joining = 0 if layout.rows[DEVICE] else int(layout.counts[(layout.tier == HOST) & layout.is_filed].sum())
+    return divide(placement.cache_bytes, row_format.bytes, page_bytes, layout, joining)
+
+
+def _unwritable(directory: Path, e: OSError) -> RuntimeUnavailable:
+    reason = e.strerror or e
+    return RuntimeUnavailable(f"placement: the disk tier in '{directory}' cannot be opened: {reason}")
+
+
 def _open_disk(
     slab: Slab,
     layout: TierLayout,
     source: RowSource,
     placement: TierSettings,
-    vocabularies: Sequence[Vocabulary],
+    room: CacheRoom,
+    counts: Sequence[I64] | None,
 ) -> DiskTier:
     assert placement.directory is not None
     try:
-        placement.directory.mkdir(parents=True, exist_ok=True)
         file, name = tempfile.mkstemp(".pages", "polyrec-", placement.directory)
         os.close(file)
         path = Path(name)
         try:
             write_pages(path, slab, file_parts(layout, source))
-            heat = page_heat(layout, [v.counts for v in vocabularies], slab)
-            disk = DiskTier(path, slab, layout.file_rows, heat, reader=placement.reader)
+            kept = layout.rows[HOST]
+            disk = DiskTier(path, slab, layout.file_rows, kept, room.joining, placement.reader)
         finally:
             # an unlinked file disappears with the process, even if it is killed
             path.unlink(missing_ok=True)
     except OSError as e:
-        raise RuntimeUnavailable(
-            f"placement: the disk tier in '{placement.directory}' cannot be opened: {e.strerror or e}"
-        ) from None
-    disk.warm()
-    if vocabularies:
-        _keep_next(disk, layout, source, [v.counts for v in vocabularies])
+        raise _unwritable(placement.directory, e) from None
+    if counts is not None:
+        _keep_next(disk, layout, source, counts)
     return disk
 
 
 def _keep_next(disk: DiskTier, layout: TierLayout, source: RowSource, counts: Sequence[I64]) -> None:
-    """Fills the row cache with the hottest rows of the disk tier."""
+    """Fills the row cache with the hottest rows of the disk tier that calibration saw."""
     held = list(layout.cuts.values())
     starts = [h[DEVICE] + h[HOST] for h in held]
     below = [own[start : start + h[DISK]] for own, start, h in zip(counts, starts, held, strict=True)]
+    below = [own[: np.searchsorted(-own, 0)] for own in below]
     taken = hottest(below, disk.row_cache.slots)
     rows, at = [], []
     for table, start, own, n in zip(layout.tables, starts, below, taken, strict=True):
@@ -179,47 +201,6 @@ def _at(source: RowSource, rows: I64) -> Bytes:
     back = np.empty_like(out)
     back[order] = out
     return back
-
-
-def hottest(counts: Sequence[I64], rows: int) -> list[int]:
-    """Returns how many rows of each table are among the `rows` most accessed of all tables.
-
-    Ties are taken table by table. counts: of each table, non-increasing.
-    """
-    low, high = 0, max((int(c[0]) for c in counts if c.size), default=0) + 1
-    while high - low > 1:  # invariant: at most `rows` rows have `high` accesses or more
-        middle = (low + high) // 2
-        low, high = (middle, high) if sum(_from(c, middle) for c in counts) > rows else (low, middle)
-    taken = [_from(c, high) for c in counts]
-    left = rows - sum(taken)
-    for i, own in enumerate(counts):
-        more = min(_from(own, low) - taken[i], left)
-        taken[i] += more
-        left -= more
-    return taken
-
-
-def _from(counts: I64, least: int) -> int:
-    """Number of rows with at least `least` accesses."""
-    return int(counts.size - np.searchsorted(counts[::-1], least))
-
-
-def page_heat(layout: TierLayout, counts: Sequence[I64], slab: Slab) -> NDArray[np.float64] | None:
-    """Returns the calibrated accesses of each page of the disk tier; None without counts.
-
-    counts: of each table, in rank order.
-    """
-    if not counts:
-        return None
-    heat = np.zeros(pages_of(slab, layout.file_rows) * slab.rows_a_page)
-    done = 0
-    for table, held, own in zip(layout.tables, layout.cuts.values(), counts, strict=True):
-        if table in layout.filed:
-            start = held[DEVICE] + held[HOST]
-            heat[done + start : done + start + held[DISK]] = own[start : start + held[DISK]]
-            done += layout.filed[table]
-    by_page: NDArray[np.float64] = heat.reshape(-1, slab.rows_a_page).sum(axis=1)
-    return by_page
 
 
 def _remote_ids(layout: TierLayout, vocabularies: Sequence[Vocabulary]) -> I64:

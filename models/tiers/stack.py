@@ -12,8 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,9 +21,10 @@ from torch import Tensor
 
 from polyrec.models.schema.batch import I64
 from polyrec.models.schema.encoder import Encoder
-from polyrec.models.tiers.disk.disk import CacheTooSmall, DiskTier
+from polyrec.models.tiers.disk.disk import DiskTier
 from polyrec.models.tiers.figures import Counters, Figures
 from polyrec.models.tiers.layout import DEVICE, DISK, HOST, REMOTE, RowLocations
+from polyrec.models.tiers.releasing import Gathers, PrefixReleaser
 from polyrec.models.tiers.slab import Bytes
 from polyrec.models.tiers.tier_set import TierSet
 from polyrec.models.tiers.updates.sample import Sample
@@ -74,9 +74,10 @@ class TierStack:
         self._aside = Counters(tiers.layout, tiers.row_format.bytes, tiers.slab.page_bytes)
         self.sample = Sample()
         self._count = threading.Lock()
-        self._closed = False
-        self._gathering = 0
-        self._rest = threading.Condition(self._count)
+        self._gathers = Gathers()
+        self.releaser = None
+        if tiers.prefix is not None:
+            self.releaser = PrefixReleaser(tiers, self._gathers, self._writer.moving)
 
     @property
     def device(self) -> torch.device:
@@ -96,7 +97,7 @@ class TierStack:
         Raises OSError if a page of the file cannot be read, or the tiers are closed.
         """
         counters = self._counters if counted else self._aside
-        with self._being_gathered():
+        with self._gathers.one():
             return self._gathered(counters, view, rows, out, counted)
 
     def pool(self, view: View, rows: I64, read: Read) -> int:
@@ -104,7 +105,7 @@ class TierStack:
 
         read: called with the locations of the rows and which of them have updates that the tiers lack.
         """
-        with self._being_gathered():
+        with self._gathers.one():
             where = RowLocations.of(self.tiers.layout, rows)
             self.sample.note(view.order, rows)
             changed = [layer.find(rows)[0] for layer in view.layers]
@@ -125,7 +126,7 @@ class TierStack:
 
         They report look-ups later by `count`. The view must have no updates.
         """
-        with self._being_gathered():
+        with self._gathers.one():
             self.sample.note(view.order, rows)
             read()
             with self._count:
@@ -136,22 +137,8 @@ class TierStack:
         with self._count:
             self._counters.lookups += lookups
 
-    @contextmanager
-    def _being_gathered(self) -> Iterator[None]:
-        with self._count:
-            if self._closed:
-                raise OSError("these tiers are closed")
-            self._gathering += 1
-        try:
-            yield
-        finally:
-            with self._count:
-                self._gathering -= 1
-                if not self._gathering:
-                    self._rest.notify_all()
-
     def _gathered(self, counters: Counters, view: View, rows: I64, out: Tensor, counted: bool) -> int:
-        where = RowLocations.of(self.tiers.layout, rows)
+        where = self.tiers.locate(rows)
         if self.tiers.device is None:
             lost = self._below(counters, view, where, out)
         else:
@@ -164,6 +151,8 @@ class TierStack:
             counters.replaced += replaced
             counters.fallbacks += lost.size
             counters.lookup(where.segment)
+        if counted and self.releaser is not None:
+            self.releaser.note(where)
         return lost.size
 
     def _with_device(
@@ -236,29 +225,40 @@ class TierStack:
     def _through_cache(
         self, disk: DiskTier, counters: Counters, where: RowLocations, below: I64, out: Tensor
     ) -> None:
-        start = clock()
-        try:
-            held = disk.acquire(where.local[below])
-        except CacheTooSmall:
-            half = int(below[below.size // 2])
-            for part in (slice(0, half), slice(half, None)):
-                self._stored(counters, where.at(part), out[part])
-            return
-        acquired = clock()
-        try:
-            disk.ready(held)
-            landed = clock()
-            addresses = self.tiers.slab.of_rows(where.address(HOST))
-            addresses[below] = held.addresses
-            self._from_slab(counters, addresses, out)
-        finally:
-            disk.release(held)
-        with self._count:
-            counters.seconds["cache"] += acquired - start
-            counters.seconds["disk"] += landed - acquired
-            if held.pages_read:
-                counters.pages += held.pages_read
-                counters.miss(where.segment[below[held.missed]])
+        """Gathers all stored rows. below: the look-ups of rows on disk.
+
+        Those that find no room in the first pass are gathered by further ones.
+        """
+        slab = self.tiers.slab
+        addresses, left = slab.of_rows(where.address(HOST)), below
+        while True:
+            start = clock()
+            held = disk.acquire(where.local[left])
+            acquired = clock()
+            try:
+                disk.ready(held)
+                landed = clock()
+                if left is below:
+                    addresses[below] = held.addresses
+                    self._from_slab(counters, addresses, out)
+                else:
+                    part = torch.empty((left.size, out.shape[1]), dtype=out.dtype)
+                    self._from_slab(counters, held.addresses, part)
+                    out.index_copy_(0, torch.from_numpy(left), part)
+            finally:
+                disk.release(held)
+            with self._count:
+                counters.seconds["cache"] += acquired - start
+                counters.seconds["disk"] += landed - acquired
+                counters.passes += 1
+                if left is below:
+                    counters.below(where.segment[below])
+                if held.pages_read:
+                    counters.pages += held.pages_read
+                    counters.miss(where.segment[left[held.missed]])
+            if not held.left.size:
+                return
+            left = left[held.left]
 
     def _from_slab(self, counters: Counters, addresses: I64, out: Tensor) -> None:
         start = clock()
@@ -270,8 +270,8 @@ class TierStack:
         disk = self.tiers.disk
         if disk is None:
             return 0
-        tier, local = self.tiers.layout.locate(rows)
-        below = local[tier == DISK]
+        where = self.tiers.locate(rows)
+        below = where.local[where.tier == DISK]
         pages = disk.prefetch(below) if below.size else 0
         self._counters.prefetched += pages
         return pages
@@ -297,9 +297,7 @@ class TierStack:
         """Closes the tiers once no batch is being gathered; later gathers raise OSError."""
         if self.changes is not None:
             self.changes.leave(self)
-        with self._count:
-            self._closed = True
-            resting = self._rest.wait_for(lambda: not self._gathering, CLOSE_S)
+        resting = self._gathers.close(CLOSE_S)
         self._writer.close()
         if not resting:
             # memory and files must outlive the gather that is stuck

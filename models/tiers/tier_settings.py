@@ -13,8 +13,10 @@ PAGE_BYTES = 4096
 """Page size of disks and memory; longer rows take several pages."""
 
 CACHE_SHARE = 0.1
-"""Default share of the host's budget for the cache: between 0.05 and 0.2 hit rates differ little
-(docs/results/tiers.md).
+"""Share of the host's budget that plans name as the cache's."""
+CACHED = 0.5
+"""Least share of the memory of tables with rows on disk that is cache when tiers open: a longer static prefix
+loses more where calibration is wrong than it gains where it is right (docs/results/tier-policies.md).
 """
 
 Count = Annotated[int, Field(ge=0)]
@@ -64,13 +66,16 @@ class RemoteStore(Strict):
 class TierSettings(Strict):
     """Tiers of one path's rows. A table that `cuts` does not name is in host memory.
 
-    cache_bytes: of host memory, for the disk tier's cache. directory: folder of a local disk for the disk
+    cache_bytes: of host memory, for the disk tier's cache and its index. cached: least share of the cache in
+    the memory of tables with rows on disk; if `cache_bytes` is less, it gets the memory of the coldest of
+    their host rows. 0: as the cuts say. directory: folder of a local disk for the disk
     tier's file, which exists while it is served. reader: of that file; None: io_uring where the kernel allows
     it, else threads.
     """
 
     cuts: dict[str, TierCuts] = Field(default_factory=dict)
     cache_bytes: Annotated[int, Field(ge=PAGE_BYTES)] = 64 * 2**20
+    cached: Annotated[float, Field(ge=0, le=1)] = CACHED
     directory: Path | None = None
     reader: Literal["io_uring", "threads"] | None = None
     huge_pages: bool = True

@@ -1,11 +1,10 @@
-"""The disk tier: rows in a file of pages, in popularity order, read through a bounded cache.
+"""The disk tier: rows in a file of pages, in popularity order, read through a bounded cache of rows.
 
-Rows of a page have similar popularity, since rows are sorted by accesses; a page is the unit of reading and
-caching (MTrainS, section 3: the block-addressable level). The missing pages of a batch are found with
-whole-array operations and read once each, concurrently, into the slab that the batch is gathered from.
-`prefetch` starts these reads for a queued batch. The file is opened for direct reads if possible, because
-this cache knows access counts that the kernel's page cache does not, and memory is not spent twice. The
-requested rows of a page that was read are copied to the row cache, which is most of the cache.
+The missing pages of a batch are found with whole-array operations and read once each, concurrently, into
+staging slots of the slab that the batch is gathered from; a batch with more missing pages than slots is
+served in parts. `prefetch` starts these reads for a queued batch. The rows that were asked for are copied to
+the row cache, which is most of the memory. The file is opened for direct reads if possible, because the
+kernel's page cache would hold the same rows, and their neighbors, once more.
 
 The file is a working copy: bundles are immutable, and updated rows are written here.
 """
@@ -17,58 +16,34 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polyrec.models.schema.batch import I64
-from polyrec.models.tiers.disk.page_cache import DEFAULT, NOWHERE, CacheSettings, PageCache
 from polyrec.models.tiers.disk.page_file import open_direct, pages_of
+from polyrec.models.tiers.disk.pinned_rows import PinnedRows
 from polyrec.models.tiers.disk.reads import Kind, open_reader
 from polyrec.models.tiers.disk.row_cache import RowCache
+from polyrec.models.tiers.disk.row_index import NOWHERE
+from polyrec.models.tiers.disk.staging import StagedPages
 from polyrec.models.tiers.slab import Bytes, Slab
 
 log = logging.getLogger("polyrec.tiers")
 
-PAGES_AT_ONCE = 4096
 AHEAD = 0.5
-"""Maximum share of the cached pages pinned for prefetched batches; unpinned, they would be evicted first."""
+"""Maximum share of the page slots pinned for prefetched batches; the others are for batches being served."""
 AHEAD_BATCHES = 64
 """Batches after which prefetched pages are unpinned: the query was canceled or used another path."""
 ROWS_AT_ONCE = 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
-class PinnedRows:
-    """Rows pinned in the cache until `release`: their addresses in the slab, and their reads.
-
-    kept: distinct slots in the row cache. slots: distinct slots of pages, for the other rows.
-    missed: look-ups that waited for a read: the first of each row that was not in memory.
-    fresh, places: the distinct rows in pages, and the (slot, place in page) of each.
-    claims: the row cache's count of claims at that time.
-    """
-
-    addresses: I64
-    slots: I64
-    kept: I64
-    tickets: tuple[int, ...]
-    missed: I64
-    pages_read: int
-    fresh: I64
-    places: tuple[I64, I64]
-    claims: int
-
-
-class CacheTooSmall(Exception):
-    """A batch needs more pages at once than the cache can hold; it must be gathered in parts."""
-
-
 class DiskTier:
-    """Rows `0 ... rows - 1` in pages of a file, cached in the pages of a slab. Thread-safe.
+    """Rows `0 ... rows - 1` in pages of a file, cached in the slab. Thread-safe.
 
-    heat: float [pages], expected accesses of each page, or None.
+    kept: rows of the slab that are not the cache's; the others are its slots. joining: how many of the kept
+    rows may `join` the cache later.
     """
 
     def __init__(
@@ -76,17 +51,18 @@ class DiskTier:
         path: Path,
         slab: Slab,
         rows: int,
-        heat: NDArray[np.float64] | None = None,
-        settings: CacheSettings = DEFAULT,
+        kept: int = 0,
+        joining: int = 0,
         reader: Kind | None = None,
     ) -> None:
         self.path, self.rows = path, rows
         self._slab = slab
         self.pages = pages_of(slab, rows)
-        # if every page has a slot, the row cache is useless
-        row_slots = settings.row_slots(slab.pages) if slab.pages < self.pages else 0
-        self.cache = PageCache(self.pages, slab.pages - row_slots, heat, settings.for_pages(slab.pages))
-        self.row_cache = RowCache(rows, row_slots * slab.rows_a_page)
+        self.staged = StagedPages(self.pages, slab.pages)
+        # slots are numbered from the first row that may become one
+        self._first = 0 if joining else kept
+        self.row_cache = RowCache(rows, slab.rows - kept, kept - self._first, joining)
+        self._slots = slab.row_bytes()[self._first :]
         self._paged = slab.paged_rows()
         self._lock = threading.Lock()
         self._released = threading.Condition(self._lock)
@@ -94,12 +70,12 @@ class DiskTier:
         if os.fstat(self._file).st_size < self.pages * slab.page_bytes:
             os.close(self._file)
             raise OSError(f"'{path}' is shorter than the {self.pages} pages that it should hold")
-        self._direct, self.direct = open_direct(path)
+        self._direct, self.direct = open_direct(path, slab.page_bytes)
         self._reader = open_reader(self._direct, slab.bytes, reader)
         self.reader = self._reader.kind
-        self._ticket_of_slot = np.zeros(self.cache.slots, np.int64)
+        self._ticket_of_slot = np.zeros(slab.pages, np.int64)
         self._flying: deque[tuple[int, I64]] = deque()
-        self._is_ahead = np.zeros(self.cache.slots, bool)
+        self._is_ahead = np.zeros(slab.pages, bool)
         self._ahead: deque[tuple[int, I64]] = deque()
         self._ahead_pages = self._batches = 0
 
@@ -110,61 +86,83 @@ class DiskTier:
 
     @property
     def index_nbytes(self) -> int:
-        """Bytes of the cache's index."""
-        return self.cache.nbytes + self.row_cache.nbytes + int(self._ticket_of_slot.nbytes)
+        """Bytes of the indexes of rows and pages."""
+        own = self._ticket_of_slot.nbytes + self._is_ahead.nbytes
+        return self.staged.nbytes + self.row_cache.nbytes + int(own)
 
     def acquire(self, rows: I64) -> PinnedRows:
-        """Pins rows in the cache and starts the reads of missing pages. rows: int64 [n], addresses in this
-        tier.
+        """Pins rows in memory and starts the reads of missing pages. rows: int64 [n], addresses in this tier.
 
-        Raises CacheTooSmall, and then pins nothing. Otherwise the caller must call `ready`, which waits for
-        the reads, and then `release`.
+        The caller must call `ready`, which waits for the reads, and then `release`. Serves at least one
+        look-up; waits for room while other batches have pinned all page slots.
         """
-        distinct, first, back = np.unique(rows, return_index=True, return_inverse=True)
-        address = np.empty(distinct.size, np.int64)
         with self._lock:
             self._reap()
-            if rows.size == 1:
-                self._wait_for_room()
-            single = self.row_cache.find(distinct)
-            paged = single == NOWHERE
-            kept, fresh = single[~paged], distinct[paged]
+            self._batches += 1
+            slots = self.row_cache.find(rows)
+            here = slots != NOWHERE
+            kept = slots[here]
+            self.row_cache.use(kept)
+            self.row_cache.pins[kept] += 1
+            addresses = self._slab.of_rows(np.maximum(slots, 0) + self._first)
+            away = np.flatnonzero(~here)
+            none, claims = away[:0], self.row_cache.claims
+            if not away.size:
+                return PinnedRows(addresses, none, none, kept, (), none, 0, none, none, (none, none), claims)
+            fresh, first, back, looked_up = np.unique(
+                rows[away], return_index=True, return_inverse=True, return_counts=True
+            )
             # rows are sorted, so equal pages are adjacent
             page, place = np.divmod(fresh, self._slab.rows_a_page)
             begins = _begins(page)
-            pages = page[begins]
-            cache = self.cache
-            cache.touch(pages)
-            slots = cache.slot_of_page[pages].astype(np.int64)
-            away = slots == NOWHERE
-            wanted = pages[away]
-            # cached pages of this batch must not be evicted for its missing ones
-            here = slots[~away]
-            cache.pins[here] += 1
-            self._batches += 1
-            if self._ahead_pages:
-                self._let_go(here)
-            if wanted.size:
-                # checked before reading: useless reads would displace useful pages
-                room = cache.slots if wanted.size <= cache.slots // 8 else int((cache.pins == 0).sum())
-                read = self._read(wanted) if wanted.size <= room else wanted[:0]
-                if read.size < wanted.size:
-                    cache.pins[here] -= 1
-                    raise CacheTooSmall(f"{wanted.size} pages are wanted, {room} have room")
-                slots[away] = read
-                cache.pins[read] += 1
-            self.row_cache.use(kept)
-            self.row_cache.pins[kept] += 1
-            claims = self.row_cache.claims
-            tickets = set(self._ticket_of_slot[slots].tolist()) - {0} if self._flying else set()
-        of_page = np.cumsum(begins) - 1
-        slot = slots[of_page]
-        address[paged] = self._slab.of_pages(slot, place)
-        address[~paged] = self._slab.of_pages(*self._single(kept))
-        missed = first[paged][away[of_page]]
+            of_page = np.cumsum(begins) - 1
+            slot_of_page, read = self._stage(page[begins], wait=not kept.size)
+            served = slot_of_page[slot_of_page != NOWHERE]
+            tickets = set(self._ticket_of_slot[served].tolist()) - {0} if self._flying else set()
+        slot = slot_of_page[of_page]
+        staged = slot != NOWHERE
+        addresses[away] = self._slab.of_pages(np.maximum(slot, 0), place)[back]
+        left = none if staged.all() else away[~staged[back]]
+        missed = away[first[staged & read[of_page]]]
+        if left.size:
+            fresh, looked_up, slot, place = fresh[staged], looked_up[staged], slot[staged], place[staged]
         return PinnedRows(
-            address[back], slots, kept, tuple(tickets), missed, wanted.size, fresh, (slot, place), claims
+            addresses,
+            left,
+            served,
+            kept,
+            tuple(tickets),
+            missed,
+            int(read.sum()),
+            fresh,
+            looked_up - 1,
+            (slot, place),
+            claims,
         )
+
+    def _stage(self, pages: I64, wait: bool) -> tuple[I64, NDArray[np.bool_]]:
+        """Pins pages in their slots, and starts reading those that have none.
+
+        wait: until one slot is free, if no page has one. Returns (slot of each page, or NOWHERE where there
+        was no room; whether it is read now).
+        """
+        slots = self.staged.find(pages)
+        if wait and (slots == NOWHERE).all():
+            self._wait_for_room()
+            slots = self.staged.find(pages)
+        here = slots[slots != NOWHERE]
+        # before pages are claimed: those of this batch must stay
+        self.staged.pins[here] += 1
+        if self._ahead_pages:
+            self._let_go(here)
+        away = np.flatnonzero(slots == NOWHERE)
+        read = self._read(pages[away])
+        self.staged.pins[read] += 1
+        now = away[: read.size]
+        slots[now] = read
+        is_read = np.zeros(pages.size, bool)
+        is_read[now] = True
+        return slots, is_read
 
     def ready(self, held: PinnedRows) -> None:
         """Waits for the reads of pinned rows. Raises OSError if one failed; `release` is still required."""
@@ -176,18 +174,22 @@ class DiskTier:
                 raise
         if held.fresh.size and self.row_cache.slots:
             with self._lock:
-                fresh, (page, place) = held.fresh, held.places
+                fresh, repeats, (page, place) = held.fresh, held.repeats, held.places
+                # an update does not reach pages that the index lacks: they are read, but not kept
+                new = self.staged.holds(page)
                 if self.row_cache.claims != held.claims:
                     # another batch may have added the same rows meanwhile
-                    new = self.row_cache.find(fresh) == NOWHERE
-                    fresh, page, place = fresh[new], page[new], place[new]
-                slots, which = self.row_cache.claim(fresh)
-                self._paged[self._single(slots)] = self._paged[page[which], place[which]]
+                    new &= self.row_cache.find(fresh) == NOWHERE
+                fresh, repeats, page, place = fresh[new], repeats[new], page[new], place[new]
+                order = np.argsort(-repeats, kind="stable")
+                slots, which = self.row_cache.claim(fresh[order], repeats[order])
+                which = order[which]
+                self._slots[slots] = self._paged[page[which], place[which]]
 
     def release(self, held: PinnedRows) -> None:
         """Unpins rows."""
         with self._lock:
-            self.cache.pins[held.slots] -= 1
+            self.staged.pins[held.slots] -= 1
             self.row_cache.pins[held.kept] -= 1
             self._released.notify_all()
 
@@ -199,14 +201,14 @@ class DiskTier:
         with self._lock:
             while self._ahead and self._ahead[0][0] + AHEAD_BATCHES < self._batches:
                 self._let_go(self._ahead.popleft()[1])
-            room = int(AHEAD * self.cache.slots) - self._ahead_pages
+            room = int(AHEAD * self.staged.slots) - self._ahead_pages
             if room <= 0:
                 return 0
             page = np.sort(rows[self.row_cache.find(rows) == NOWHERE] // self._slab.rows_a_page)
             page = page[_begins(page)]
-            slots = self.cache.slot_of_page[page].astype(np.int64)
+            slots = self.staged.find(page)
             away = slots == NOWHERE
-            # cached pages must not be evicted for missing ones
+            # staged pages must not give way to missing ones
             here = slots[~away]
             here = here[~self._is_ahead[here]][:room]
             self._keep_ahead(here)
@@ -216,42 +218,37 @@ class DiskTier:
             return int(read.size)
 
     def _keep_ahead(self, slots: I64) -> None:
-        self.cache.pins[slots] += 1
+        self.staged.pins[slots] += 1
         self._is_ahead[slots] = True
         self._ahead_pages += slots.size
 
-    def warm(self) -> int:
-        """Fills the cache with the hottest pages by calibration; returns how many."""
-        order = np.argsort(-self.cache.heat.astype(np.int16), kind="stable")[: self.cache.slots]
-        with self._lock:
-            slots = self.cache.fill(order)
-            # in file order, for sequential reads
-            by_page = np.argsort(order)
-            order, slots = order[by_page], slots[by_page]
-            for start in range(0, order.size, PAGES_AT_ONCE):
-                part = slice(start, start + PAGES_AT_ONCE)
-                self._reader.wait(self._submit(order[part], slots[part]))
-        return int(order.size)
-
     def keep(self, rows: I64, values: Callable[[I64], Bytes]) -> None:
-        """Fills the row cache before the first look-up, as far as there is room.
+        """Fills the row cache before the first look-up.
 
         rows: int64 [n], distinct, hottest first. values: returns uint8 [m, bytes of a row], given indices of
         `rows`.
         """
-        kept = [np.empty(0, np.int64)]
         with self._lock:
-            for start in range(0, rows.size, ROWS_AT_ONCE):
-                slots, which = self.row_cache.claim(rows[start : start + ROWS_AT_ONCE])
-                if slots.size:
-                    self._paged[self._single(slots)] = values(start + which)
-                # pinned so that colder rows do not replace these
-                self.row_cache.pins[slots] += 1
-                kept.append(slots)
-            self.row_cache.pins[np.concatenate(kept)] -= 1
+            slots, which = self.row_cache.fill(rows)
+            for start in range(0, slots.size, ROWS_AT_ONCE):
+                part = slice(start, start + ROWS_AT_ONCE)
+                self._slots[slots[part]] = values(which[part])
+
+    def join(self, rows: I64, slots: I64) -> None:
+        """Gives rows of the slab that were kept, and what they hold, to the cache; pinned until `unpin`.
+
+        rows: int64 [n], addresses in this tier, coldest first. slots: int64 [n], rows of the slab.
+        """
+        with self._lock:
+            self.row_cache.pins[slots] += 1
+            self.row_cache.join(rows, slots)
+
+    def unpin(self, slots: I64) -> None:
+        with self._lock:
+            self.row_cache.pins[slots] -= 1
 
     def write(self, rows: I64, values: Bytes) -> None:
-        """Writes new values of rows to the file, then to cached pages and rows.
+        """Writes new values of rows to the file, then to staged pages and cached rows.
 
         rows: int64 [n], addresses in this tier, distinct. One writer at a time.
         """
@@ -264,24 +261,23 @@ class DiskTier:
             os.pwrite(self._file, value, offset)
         # Reads that began before may return old values; reads from here on return the new ones.
         with self._lock:
-            slots = self.cache.slot_of_page[page].astype(np.int64)
+            slots = self.staged.find(page)
             here = slots != NOWHERE
             slots, place, paged = slots[here], place[here], values[order][here]
-            self.cache.pins[slots] += 1
+            self.staged.pins[slots] += 1
             tickets = np.unique(self._ticket_of_slot[slots])
         for ticket in tickets[tickets > 0].tolist():
             try:
                 self._reader.wait(ticket)
             except OSError:
                 self._lost(ticket)
-        start = self._slab.page(slots) + place * row_bytes
-        self._slab.bytes[start[:, None] + np.arange(row_bytes)] = paged
+        self._paged[slots, place] = paged
         with self._lock:
             # after the pages: a row copied from a page meanwhile has the new value or gets it here
-            single = self.row_cache.find(rows)
-            kept = single != NOWHERE
-            self._paged[self._single(single[kept])] = values[kept]
-            self.cache.pins[slots] -= 1
+            cached = self.row_cache.find(rows)
+            kept = cached != NOWHERE
+            self._slots[cached[kept]] = values[kept]
+            self.staged.pins[slots] -= 1
             self._released.notify_all()
 
     def close(self) -> None:
@@ -290,39 +286,30 @@ class DiskTier:
         os.close(self._direct)
         os.close(self._file)
 
-    def _single(self, slots: I64) -> tuple[I64, I64]:
-        """Returns (page of the slab, place in it) of row cache slots, which follow the cached pages."""
-        page, place = np.divmod(slots, self._slab.rows_a_page)
-        return page + self.cache.slots, place
-
     def _let_go(self, slots: I64) -> None:
         """Unpins prefetched pages. slots: distinct."""
         ahead = slots[self._is_ahead[slots]]
         self._is_ahead[ahead] = False
         self._ahead_pages -= ahead.size
-        self.cache.pins[ahead] -= 1
+        self.staged.pins[ahead] -= 1
 
     def _wait_for_room(self) -> None:
-        """Waits until a slot is free: other batches may pin every page of a very small cache."""
-        while self.cache.pins.all():
+        """Waits until a page slot is free: other batches may pin every one of a very small cache."""
+        while self.staged.pins.all():
             # finished reads do not notify, so poll
             self._released.wait(0.001)
             self._reap()
 
     def _read(self, pages: I64) -> I64:
-        slots = self.cache.claim(pages)
-        self._submit(pages[: slots.size], slots)
-        return slots
-
-    def _submit(self, pages: I64, slots: I64) -> int:
+        slots = self.staged.claim(pages)
         size = self._slab.page_bytes
-        ticket = self._reader.submit(pages * size, self._slab.page(slots), size)
+        ticket = self._reader.submit(pages[: slots.size] * size, self._slab.page(slots), size)
         if ticket:
             # a page being read must not be evicted: the read would overwrite another page
-            self.cache.pins[slots] += 1
+            self.staged.pins[slots] += 1
             self._ticket_of_slot[slots] = ticket
             self._flying.append((ticket, slots))
-        return ticket
+        return slots
 
     def _reap(self) -> None:
         """Unpins the slots of finished reads."""
@@ -338,7 +325,7 @@ class DiskTier:
                 self._reader.wait(ticket)
             except OSError as e:
                 log.warning("%s: %s", self.path, e)
-                self.cache.drop(self.cache.page_of_slot[slots].astype(np.int64))
+                self.staged.drop(slots)
             self._landed(ticket, slots)
 
     def _lost(self, ticket: int) -> None:
@@ -347,12 +334,12 @@ class DiskTier:
             for flying in list(self._flying):
                 if flying[0] == ticket:
                     self._flying.remove(flying)
-                    self.cache.drop(self.cache.page_of_slot[flying[1]].astype(np.int64))
+                    self.staged.drop(flying[1])
                     self._landed(*flying)
 
     def _landed(self, ticket: int, slots: I64) -> None:
         self._ticket_of_slot[slots[self._ticket_of_slot[slots] == ticket]] = 0
-        self.cache.pins[slots] -= 1
+        self.staged.pins[slots] -= 1
 
 
 def _begins(ascending: I64) -> NDArray[np.bool_]:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import mmap
 import os
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
 from polyrec.models.tiers.slab import Bytes, Slab
+from polyrec.models.tiers.tier_settings import PAGE_BYTES
+
+SECTOR_BYTES = 512
 
 
 def pages_of(slab: Slab, rows: int) -> int:
@@ -40,12 +45,34 @@ def write_pages(path: Path, slab: Slab, parts: Iterable[Bytes]) -> None:
             put(left)
 
 
-def open_direct(path: Path) -> tuple[int, bool]:
-    """Opens a file for reading; returns (descriptor, whether reads bypass the page cache)."""
-    try:
+def open_direct(path: Path, length: int) -> tuple[int, bool]:
+    """Opens a file for reads of `length` bytes; returns (descriptor, whether they bypass the page cache)."""
+    if _reads_directly(path, length):
         return os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC), True
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    # accesses are random: read-ahead by the kernel would be wasted
+    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
+    return file, False
+
+
+def sector_bytes(directory: Path) -> int:
+    """Returns the length of the shortest direct read from files in a folder: a disk's sector, or a page."""
+    with tempfile.NamedTemporaryFile(dir=directory) as file:
+        file.write(bytes(PAGE_BYTES))
+        file.flush()
+        return SECTOR_BYTES if _reads_directly(Path(file.name), SECTOR_BYTES) else PAGE_BYTES
+
+
+def _reads_directly(path: Path, length: int) -> bool:
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
     except OSError:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        # accesses are random: read-ahead by the kernel would be wasted
-        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
-        return file, False
+        return False
+    try:
+        with mmap.mmap(-1, length) as memory:
+            os.preadv(file, [memory], 0)
+    except OSError:
+        return False
+    finally:
+        os.close(file)
+    return True

@@ -1,99 +1,179 @@
-"""A bounded LRU cache of single rows of a file.
+"""A bounded cache of single rows: S3-FIFO (Yang et al., SOSP 2023) with whole-array operations.
 
-Calibrated popularity does not know rows that are popular only now (a hotel that a session returns to, an
-active user), and a page cached for such a row holds about fifteen unpopular ones. So rows are cached
-individually and evicted least recently used. The cache is set-associative like a processor's: a row may be in
-any of the `WAYS` slots of its set. Finding a batch's rows is one comparison of arrays, and the index takes
-ten bytes per slot; a hash table with a linked list would take 24 bytes and a loop. Measurements:
-docs/results/tiers.md.
+New rows enter a small FIFO queue, a tenth of the slots. A row that leaves it is evicted if no later batch
+looked it up, else it moves to the main queue. The main queue is a clock: its hand passes rows that were
+looked up, taking one use from each, and evicts rows without uses. Rows evicted from the small queue are
+remembered for a while; one that returns enters the main queue at once. So rows that are looked up once do not
+displace those that are looked up often, and a cache whose rows are no longer wanted is soon renewed.
+
+A batch is taken as a whole: its rows are looked up first, then the missing ones enter. Compared with other
+policies, and with S3-FIFO one look-up at a time, in docs/results/tier-policies.md.
 """
 
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from polyrec.models.schema.batch import I64
-from polyrec.models.tiers.disk.page_cache import NOWHERE
+from polyrec.models.tiers.disk.row_index import INDEX_BYTES, NOWHERE, RecentRows, RowIndex
 
-WAYS = 16
-LATEST = 1 << 31
-PINNED = (1 << 32) - 1
-ROW_INDEX_BYTES = 4 + 4 + 2
-"""Index bytes per slot: its row, the time of its last use, its pins."""
+SMALL = 0.1
+"""Share of the slots in the small queue."""
+MOST_USES = 3
+"""Uses that are counted of a row."""
+SLOT_BYTES = INDEX_BYTES + 4 + 4 + 1 + 2
+"""Bytes for each slot beside its row: index, one remembered row, place in a queue, uses, pins."""
+UNUSED_SLOT_BYTES = 4 + 1 + 2
+"""Bytes for each slot before `first` that cannot join."""
 
 
 class RowCache:
-    """Slots of rows `0 ... rows - 1` in at most `slots` slots. Not thread-safe.
+    """Slots of rows `0 ... rows - 1`. Not thread-safe.
 
-    pins: int16 [slots]; a pinned slot keeps its row. claims: number of `claim` calls.
+    slots: number of slots at the start; their numbers begin at `first`. joining: how many of the slots
+    `0 ... first - 1` may `join` later.
+
+    pins: int16 [first + slots]; a pinned slot keeps its row. claims: number of `claim` calls. returned: rows
+    that `claim` was given soon after their eviction.
     """
 
-    def __init__(self, rows: int, slots: int) -> None:
-        ways = min(WAYS, max(slots, 1))
-        self._sets = slots // ways
-        number = np.int32 if rows < 2**31 else np.int64
-        self._row = np.full((self._sets, ways), NOWHERE, number)
-        self._used = np.zeros((self._sets, ways), np.uint32)
-        self.pins = np.zeros(self._sets * ways, np.int16)
-        self._now, self.claims = 1, 0  # an empty slot was used at 0, before any other
+    def __init__(self, rows: int, slots: int, first: int = 0, joining: int = 0) -> None:
+        most = slots + joining
+        self.index = RowIndex(rows, most, first + slots)
+        self._remembered = RecentRows(rows, most)
+        small = min(max(round(slots * SMALL), 1), slots)
+        # in order of arrival, from the hand on
+        self._small: NDArray[np.int32] = np.arange(first, first + small, dtype=np.int32)
+        self._main: NDArray[np.int32] = np.arange(first + small, first + slots, dtype=np.int32)
+        self._small_hand = self._main_hand = 0
+        self._vacant = self._main.size
+        self._joining = joining
+        self._uses = np.zeros(first + slots, np.uint8)
+        self.pins = np.zeros(first + slots, np.int16)
+        self.claims = self.returned = 0
 
     @property
     def slots(self) -> int:
-        return self.pins.size
+        """Number of slots in the two queues."""
+        return int(self._small.size + self._main.size)
+
+    @property
+    def remembered(self) -> int:
+        """Number of evicted rows that are remembered at most."""
+        return self._remembered.size
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the index."""
-        return int(self._row.nbytes + self._used.nbytes + self.pins.nbytes)
+        """Bytes beside the rows, including those for slots that may join."""
+        queues = 4 * (self.slots + self._joining)
+        arrays = self._uses.nbytes + self.pins.nbytes
+        return int(self.index.nbytes + self._remembered.nbytes + arrays + queues)
 
     def find(self, rows: I64) -> I64:
-        """Returns the slot of each row, int64 [n], or NOWHERE."""
-        if not self.slots:
-            return np.full(rows.size, NOWHERE, np.int64)
-        row_set = rows % self._sets
-        same = self._row[row_set] == rows[:, None]
-        way = same.argmax(axis=1)
-        there = same[np.arange(rows.size), way]
-        return np.where(there, row_set * self._row.shape[1] + way, NOWHERE)
+        """Returns the slot of each row, int64 [n], or NOWHERE. Rows may repeat."""
+        return self.index.find(rows)
 
     def use(self, slots: I64) -> None:
-        """Marks slots as used now. slots: int64 [n]; one call per batch."""
-        self._now += 1
-        if self._now == LATEST:
-            self._now >>= 1
-            self._used >>= 1
-        self._used.reshape(-1)[slots] = self._now
+        """Counts one use of each slot, however often it is named."""
+        uses = self._uses.take(slots)
+        self._uses[slots] = uses + (uses < MOST_USES)
 
-    def claim(self, rows: I64) -> tuple[I64, I64]:
-        """Evicts least recently used rows and assigns their slots to new ones.
+    def fill(self, rows: I64) -> tuple[I64, I64]:
+        """Fills an empty cache. rows: int64 [n], distinct, hottest first.
 
-        rows: int64 [n], distinct, not cached, most popular first. Returns (slots, which), int64 [m] both:
-        slot i is for rows[which[i]]. Rows beyond the unpinned slots of their set get none.
+        Returns (slots, which), int64 [m] both: slot i is for rows[which[i]].
         """
-        slots = np.full(rows.size, NOWHERE, np.int64)
-        if not self.slots:
-            return slots[:0], slots[:0]
-        ways = self._row.shape[1]
-        pins, row, used = self.pins.reshape(-1, ways), self._row.reshape(-1), self._used.reshape(-1)
-        left = np.arange(rows.size)
-        while left.size:
-            row_set = rows[left] % self._sets
-            age = self._used[row_set]
-            age[pins[row_set] > 0] = PINNED
-            way = age.argmin(axis=1)
-            fits = age[np.arange(left.size), way] < PINNED
-            left, slot = left[fits], (row_set * ways + way)[fits]
-            # of several rows of one set the first takes the slot, the others try again
-            turn = np.arange(left.size)
-            row[slot[::-1]] = turn[::-1]
-            taken = row[slot] == turn
-            slot, won, left = slot[taken], left[taken], left[~taken]
-            slots[won] = slot
-            row[slot] = rows[won]
-            used[slot] = self._now
-            self.pins[slot] += 1
-        which = np.flatnonzero(slots != NOWHERE)
-        slots = slots[which]
-        self.pins[slots] -= 1
+        slots = np.concatenate((self._main[::-1], self._small)).astype(np.int64)[: rows.size]
+        stored = self.index.put(rows[: slots.size], slots)
+        self._vacant = max(self._main.size - rows.size, 0)
+        return slots[stored], np.flatnonzero(stored)
+
+    def join(self, rows: I64, slots: I64) -> None:
+        """Adds slots and the rows that they hold, next to be evicted. rows: int64 [n], coldest first."""
+        self._joining -= slots.size
+        self.index.put(rows, slots)
+        small = min(max(round((self.slots + slots.size) * SMALL), 1), self._small.size + slots.size)
+        added = slots.astype(np.int32)
+        more = max(small - self._small.size, 0)
+        self._small = np.concatenate((added[:more], np.roll(self._small, -self._small_hand)))
+        self._main = np.concatenate((added[more:], np.roll(self._main, -self._main_hand)))
+        self._small_hand = self._main_hand = 0
+
+    def claim(self, rows: I64, repeats: I64 | None = None) -> tuple[I64, I64]:
+        """Evicts rows and assigns their slots to new ones.
+
+        rows: int64 [n], distinct, not cached, the most wanted first. repeats: int64 [n], uses that new rows
+        already have. Returns (slots, which), int64 [m] both: slot i is for rows[which[i]]. Rows that would
+        leave the small queue before the end of the batch, or find all others pinned, get none.
+        """
         self.claims += 1
-        return slots, which
+        if not self.slots:
+            return rows[:0], rows[:0]
+        returning = self._remembered.has(rows)
+        self.returned += int(returning.sum())
+        to_main, to_small = np.flatnonzero(returning), np.flatnonzero(~returning)
+        places = self._leaving_places(to_small.size)
+        to_small, passing = to_small[: places.size], to_small[places.size :]
+        leaving = self._small[places].astype(np.int64)
+        row = self.index.key(leaving)
+        moving = self._moving(leaving, row != NOWHERE)
+        taken = self._evict_from_main(moving.size + to_main.size)
+        moving, to_main = moving[: taken.size], to_main[: max(taken.size - moving.size, 0)]
+        evicted = np.ones(leaving.size, bool)
+        evicted[moving] = False
+        freed = self._main[taken].astype(np.int64)
+        self.index.remove(np.concatenate((freed, leaving[evicted])))
+        self._remembered.add(np.concatenate((row[evicted & (row != NOWHERE)], rows[passing])))
+        # a row that moves keeps its slot; the slots of both queues change places
+        self._main[taken[: moving.size]] = leaving[moving]
+        self._uses[leaving] = 0
+        leaving[moving] = freed[: moving.size]
+        self._small[places] = leaving
+        slots = np.concatenate((leaving, freed[moving.size :]))
+        which = np.concatenate((to_small, to_main))
+        self._uses[slots] = 0 if repeats is None else np.minimum(repeats[which], MOST_USES)
+        stored = self.index.put(rows[which], slots)
+        return slots[stored], which[stored]
+
+    def _leaving_places(self, count: int) -> I64:
+        """Returns up to `count` places of the small queue whose rows leave it, oldest first."""
+        size = self._small.size
+        places: I64 = (self._small_hand + np.arange(size if count > size // 4 else 4 * count)) % size
+        places = places[self.pins.take(self._small.take(places)) == 0][:count]
+        if places.size:
+            self._small_hand = int(places[-1] + 1) % size
+        return places
+
+    def _moving(self, leaving: I64, holds: NDArray[np.bool_]) -> I64:
+        """Returns which slots that leave the small queue move to the main queue. holds: those with a row."""
+        moves = holds & (self._uses.take(leaving) > 0)
+        if self._vacant:
+            # nothing needs to be evicted yet
+            others = np.flatnonzero(holds & ~moves)
+            moves[others[: max(self._vacant - int(moves.sum()), 0)]] = True
+        return np.flatnonzero(moves)
+
+    def _evict_from_main(self, count: int) -> I64:
+        """Returns up to `count` places of the main queue, int64, distinct, whose rows are evicted."""
+        size = self._main.size
+        found = [np.empty(0, np.int64)]
+        left, passed = min(count, size), 0
+        # within one round; a row with more uses than rounds stays
+        while left and passed < (MOST_USES + 1) * size:
+            ahead = min(max(4 * left, 64), size - passed % size)
+            places = (self._main_hand + np.arange(ahead)) % size
+            slots = self._main.take(places)
+            uses = self._uses.take(slots)
+            free = np.flatnonzero((uses == 0) & (self.pins.take(slots) == 0))[:left]
+            end = int(free[-1]) + 1 if free.size == left else ahead
+            self._uses[slots[:end]] = uses[:end] - (uses[:end] > 0)
+            # an evicted slot is pinned until its place is taken, so that no later round finds it
+            self.pins[slots[free]] += 1
+            found.append(places[free])
+            self._main_hand = (self._main_hand + end) % size
+            left, passed = left - free.size, passed + end
+        taken = np.concatenate(found)
+        self.pins[self._main.take(taken)] -= 1
+        self._vacant = max(self._vacant - taken.size, 0)
+        return taken

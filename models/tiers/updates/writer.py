@@ -10,6 +10,7 @@ import logging
 import threading
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from polyrec.models.schema.batch import I64
@@ -28,12 +29,14 @@ RETRY_S = 0.2
 class Writer:
     """Installs views and writes their layers into the tiers. Thread-safe.
 
-    writing: lock to hold while deriving an update from the newest view.
+    writing: lock to hold while deriving an update from the newest view. moving: held while rows are written
+    into the host and disk tiers.
     """
 
     def __init__(self, tiers: TierSet, views: Views) -> None:
         self._tiers, self._views = tiers, views
         self.writing = threading.RLock()
+        self.moving = threading.Lock()
         self._settling = threading.Lock()
         self._work = threading.Event()
         self._closed = threading.Event()
@@ -94,9 +97,19 @@ class Writer:
             if device.is_cuda:
                 # lanes read on streams of their own
                 torch.cuda.synchronize(device.device)
-        tiers.slab.row_bytes()[local[tier == HOST]] = layer.values[tier == HOST]
-        if tiers.disk is not None and (tier == DISK).any():
-            tiers.disk.write(local[tier == DISK], layer.values[tier == DISK])
+        with self.moving:
+            self._write_stored(layer)
+
+    def _write_stored(self, layer: UpdateLayer) -> None:
+        tiers = self._tiers
+        where = tiers.locate(layer.rows)
+        held = where.tier == HOST
+        if tiers.disk is not None:
+            # host rows of its tables too: once released, they are read from there
+            filed = np.flatnonzero((where.tier == DISK) | held & tiers.layout.is_filed.take(where.segment))
+            addresses = tiers.layout.filed_address(layer.rows[filed], where.segment[filed])
+            tiers.disk.write(addresses, layer.values[filed])
+        tiers.slab.row_bytes()[where.local[held]] = layer.values[held]
 
     def _settle_soon(self) -> None:
         with self.writing:

@@ -1,0 +1,81 @@
+"""Look-ups for comparing caching policies: generated traces with new and changing rows, and Book-Crossing's.
+
+Each begins with the part that a calibration sees. Rows are numbers of all tables together, in no order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from pyarrow import parquet
+
+from polyrec.models.schema.batch import I64
+from polyrec.models.schema.schema import load_schema
+
+ROWS = 150_000
+LOOKUPS = 800_000
+LATE = 1 / 3
+"""Share of the look-ups after calibration on rows that calibration never saw."""
+CALIBRATED = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """rows: of all tables. calibrated, lookups: int64, look-ups that calibration counts, and the others."""
+
+    name: str
+    rows: int
+    calibrated: I64
+    lookups: I64
+
+    @property
+    def counts(self) -> I64:
+        """int64 [rows], by calibration."""
+        return np.bincount(self.calibrated, minlength=self.rows)
+
+
+def generated(exponent: float, permuted: bool, lookups: int = LOOKUPS, seed: int = 0) -> Trace:
+    """Look-ups by Zipf's law on two thirds of the rows; after calibration also on the others, by the same.
+
+    permuted: in the middle of the look-ups after calibration all rows change places.
+    """
+    random = np.random.default_rng(seed)
+    old = ROWS * 2 // 3
+    early = int(lookups * CALIBRATED)
+    rows = _zipf(random, old, exponent, lookups)
+    late = random.random(lookups) < LATE
+    late[:early] = False
+    rows[late] = old + _zipf(random, ROWS - old, exponent, int(late.sum()))
+    rows = random.permutation(ROWS)[rows]
+    if permuted:
+        middle = early + (lookups - early) // 2
+        rows[middle:] = random.permutation(ROWS)[rows[middle:]]
+    name = f"Zipf {exponent:g}, new rows" + (", permuted in the middle" if permuted else "")
+    return Trace(name, ROWS, rows[:early], rows[early:])
+
+
+def _zipf(random: np.random.Generator, rows: int, exponent: float, size: int) -> I64:
+    share = np.cumsum(np.arange(1, rows + 1) ** -exponent)
+    return np.searchsorted(share / share[-1], random.random(size))
+
+
+def bookcrossing(folder: Path, lookups: int = LOOKUPS) -> Trace | None:
+    """The first look-ups of Book-Crossing in file order, feature by feature; None without the file.
+
+    A row for each distinct value of a feature that they look up.
+    """
+    path = folder / "bookcrossing" / "ratings.parquet"
+    if not path.exists():
+        return None
+    features = [feature.name for feature in load_schema("bookcrossing").categorical]
+    data = parquet.read_table(path, columns=features).slice(0, lookups // len(features))
+    columns, rows = [], 0
+    for name in features:
+        values = data[name].fill_null("").combine_chunks().dictionary_encode()
+        columns.append(rows + values.indices.to_numpy().astype(np.int64))
+        rows += len(values.dictionary)
+    looked_up = np.random.default_rng(0).permutation(rows)[np.stack(columns, axis=1).ravel()]
+    early = int(looked_up.size * CALIBRATED)
+    return Trace("Book-Crossing, in file order", rows, looked_up[:early], looked_up[early:])

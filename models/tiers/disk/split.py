@@ -1,0 +1,81 @@
+"""Decides how the memory of the rows is split between the static prefix and the cache, by what is seen.
+
+The prefix holds the rows that calibration found hottest. It needs no index and cannot be displaced, so it is
+the best use of memory while the calibration is right. Where it is stale, or has never met many of the rows,
+its slots are worth more in the cache: they are released to it, coldest first. Two signs are watched:
+
+- The hits of a slot in the colder half of the prefix, and those that a slot more of the cache would have had:
+  of rows that return soon after their eviction. Once a window the colder half is released if it has fewer.
+- The share of the look-ups that the prefix answers. If it falls suddenly, the whole prefix is released.
+"""
+
+from __future__ import annotations
+
+import math
+
+WINDOW = 8192
+"""Look-ups between two comparisons of the colder half with the cache."""
+BLOCK = 1024
+"""Look-ups between two checks for a sudden fall."""
+FALL = 0.8
+"""The prefix is released if its share of the look-ups falls below this share of its average."""
+SIGMAS = 4.0
+"""And if chance does so less often than at this many standard deviations."""
+FAST, SLOW = 0.5, 0.02
+"""Weights of the newest block in the present and in the average share of the prefix."""
+LEAST_RETURNS = 16
+
+
+class Split:
+    """Counts look-ups, and says how many rows of the prefix to release. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._restart()
+        self._lookups = self._hits = 0
+        self._present = self._average = math.nan
+
+    def _restart(self) -> None:
+        self._seen = self._colder_hits = self._returned = 0
+
+    def note(self, lookups: int, hits: int, colder_hits: int, returned: int) -> None:
+        """Counts a batch.
+
+        hits: look-ups that the prefix answered; colder_hits: those by its colder half. returned: missing rows
+        that were evicted recently.
+        """
+        self._lookups += lookups
+        self._hits += hits
+        self._seen += lookups
+        self._colder_hits += colder_hits
+        self._returned += returned
+
+    def due(self, prefix: int, remembered: int) -> int:
+        """Returns how many rows to release now, coldest first.
+
+        prefix: rows of the prefix that can be released. remembered: evicted rows that the cache remembers.
+        """
+        if not prefix:
+            return 0
+        release = prefix if self._lookups >= BLOCK and self._has_fallen() else 0
+        if self._seen >= WINDOW:
+            per_slot = self._colder_hits / max(prefix // 2, 1)
+            if self._returned >= LEAST_RETURNS and self._returned / max(remembered, 1) > per_slot:
+                release = max(release, prefix - prefix // 2)
+            self._restart()
+        if release:
+            self._present = self._average = math.nan
+        return release
+
+    def _has_fallen(self) -> bool:
+        share, lookups = self._hits / self._lookups, self._lookups
+        self._lookups = self._hits = 0
+        if math.isnan(self._average):
+            self._present = self._average = share
+            return False
+        self._present += FAST * (share - self._present)
+        # variance of an exponential mean of shares
+        noise = math.sqrt(self._average / lookups * FAST / (2 - FAST))
+        if self._present < min(FALL * self._average, self._average - SIGMAS * noise):
+            return True
+        self._average += SLOW * (share - self._average)
+        return False

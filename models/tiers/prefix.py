@@ -1,0 +1,133 @@
+"""The static prefix: rows in host memory whose tables continue on disk, and how far it still reaches.
+
+Its rows are found by arithmetic. When memory is worth more in the cache (disk/split.py), the coldest rows by
+calibration are released: their slots join the cache, and they are found through its index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from polyrec.models.schema.batch import I64
+from polyrec.models.tiers.layout import HOST, TierLayout
+from polyrec.models.tiers.tier_settings import TierSettings
+
+MOST_ASSUMED = 1 << 40
+"""Accesses of the hottest row of each table, where there are no counts."""
+
+
+class Prefix:
+    """Rows of host memory that can be released. Changed by one thread at a time, read by any.
+
+    counts: accesses of each table of the layout by rank, or None. most: rows released at most.
+    ends: int64 [ranges of the layout], the first row of the fused weight in each range that is released.
+    colder: int64 [ranges], the first row of the colder half of what can be released.
+    """
+
+    def __init__(self, layout: TierLayout, counts: Sequence[I64] | None, most: int) -> None:
+        self._layout = layout
+        self._ranges = np.flatnonzero((layout.tier == HOST) & layout.is_filed)
+        self._starts, self._sizes = layout.starts[self._ranges], layout.counts[self._ranges]
+        self._counts = counts
+        self.rows = int(self._sizes.sum())
+        self.releasable = min(self.rows, most)
+        self.released = 0
+        # rows are never beyond the end of a range that cannot be released
+        self.ends: I64 = np.full(layout.tier.size, layout.total, np.int64)
+        self.ends[self._ranges] = self._starts + self._sizes
+        self.colder = self._hotter(self.releasable - self.releasable // 2)
+
+    def hits(self, rows: I64, ranges: I64) -> int:
+        """Number of look-ups that its colder half answers. rows, ranges: int64 [n], see TierLayout."""
+        colder = int(np.count_nonzero(rows >= self.colder.take(ranges)))
+        return colder - int(np.count_nonzero(rows >= self.ends.take(ranges))) if self.released else colder
+
+    def coldest(self, count: int) -> I64:
+        """Returns the next rows to release, int64 [count], of the fused weight, coldest first."""
+        ends = self._hotter(count)
+        rows, heat = [], []
+        for i, r in enumerate(self._ranges.tolist()):
+            own = np.arange(ends[r], self.ends[r])
+            rows.append(own)
+            heat.append(self._heat(i)[own - self._starts[i]])
+        order = np.argsort(np.concatenate(heat), kind="stable")
+        return np.concatenate(rows)[order]
+
+    def release(self, count: int) -> None:
+        """Ends the prefix before its coldest rows."""
+        self.ends = self._hotter(count)
+        self.released += count
+        self.releasable -= count
+        self.colder = self._hotter(self.releasable - self.releasable // 2)
+
+    def _hotter(self, without: int) -> I64:
+        """Returns the ends without so many of the coldest rows."""
+        ends = self.ends.copy()
+        if without:
+            sizes = (self.ends[self._ranges] - self._starts).tolist()
+            left = [self._heat(i)[:n] for i, n in enumerate(sizes)]
+            ends[self._ranges] = self._starts + hottest(left, sum(sizes) - without)
+        return ends
+
+    def _heat(self, i: int) -> I64:
+        """Returns the accesses of one range's rows, int64 [rows], non-increasing."""
+        table = int(self._layout.table[self._ranges[i]])
+        first = int(self._starts[i]) - self._layout.base[self._layout.tables[table]]
+        if self._counts is None:
+            return assumed(first, int(self._sizes[i]))
+        return self._counts[table][first : first + self._sizes[i]]
+
+
+def share_with_cache(
+    placement: TierSettings, row_bytes: int, sizes: Mapping[str, int], counts: Sequence[I64] | None
+) -> TierSettings:
+    """Returns the placement with the share of the memory for the cache that it asks for.
+
+    Tables with rows on disk give the coldest of their host rows. sizes: rows of each table. counts: accesses
+    of each by rank, or None.
+    """
+    cuts = {t: c for t, c in placement.cuts.items() if t in sizes and c.host and c.disk}
+    held = sum(c.host for c in cuts.values())
+    memory = held * row_bytes + placement.cache_bytes
+    kept = int(memory * (1 - placement.cached)) // row_bytes
+    if kept >= held:
+        return placement
+    ranked = dict(zip(sizes, counts, strict=True)) if counts is not None else {}
+    heat = [ranked[t][: c.host] if counts is not None else assumed(0, c.host) for t, c in cuts.items()]
+    fewer = {
+        table: own.model_copy(update={"host": n, "disk": own.disk + own.host - n})
+        for (table, own), n in zip(cuts.items(), hottest(heat, kept), strict=True)
+    }
+    cache_bytes = memory - kept * row_bytes
+    return placement.model_copy(update={"cuts": {**placement.cuts, **fewer}, "cache_bytes": cache_bytes})
+
+
+def assumed(first: int, count: int) -> I64:
+    """Returns accesses of ranks, int64 [count], from rank `first` on, by Zipf's law."""
+    accesses: I64 = MOST_ASSUMED // (first + 1 + np.arange(count))
+    return accesses
+
+
+def hottest(counts: Sequence[I64], rows: int) -> list[int]:
+    """Returns how many rows of each table are among the `rows` most accessed of all tables.
+
+    Ties are taken table by table. counts: of each table, non-increasing.
+    """
+    low, high = 0, max((int(c[0]) for c in counts if c.size), default=0) + 1
+    while high - low > 1:  # invariant: at most `rows` rows have `high` accesses or more
+        middle = (low + high) // 2
+        low, high = (middle, high) if sum(_from(c, middle) for c in counts) > rows else (low, middle)
+    taken = [_from(c, high) for c in counts]
+    left = rows - sum(taken)
+    for i, own in enumerate(counts):
+        more = min(_from(own, low) - taken[i], left)
+        taken[i] += more
+        left -= more
+    return taken
+
+
+def _from(counts: I64, least: int) -> int:
+    """Number of rows with at least `least` accesses."""
+    return int(counts.size - np.searchsorted(counts[::-1], least))

@@ -1,0 +1,122 @@
+"""Releases the static prefix to the cache, slot by slot, while batches are gathered.
+
+A batch that located its rows before the prefix shrank reads released rows where they were. So their slots are
+pinned until all batches that had begun have ended. A slot keeps its row until the cache evicts it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from polyrec.models.schema.batch import I64
+from polyrec.models.tiers.disk.split import Split
+from polyrec.models.tiers.layout import HOST, RowLocations
+from polyrec.models.tiers.tier_set import TierSet
+
+AT_ONCE = 1 << 14
+"""Rows released by one batch: few milliseconds."""
+
+
+class Gathers:
+    """Numbers the batches that are being gathered. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._rest = threading.Condition(self._lock)
+        self._begun = 0
+        self._active: set[int] = set()
+        self._closed = False
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Brackets the gathering of a batch. Raises OSError if closed."""
+        with self._lock:
+            if self._closed:
+                raise OSError("these tiers are closed")
+            self._begun += 1
+            number = self._begun
+            self._active.add(number)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._active.discard(number)
+                if not self._active:
+                    self._rest.notify_all()
+
+    @property
+    def begun(self) -> int:
+        """Number of the latest batch that began."""
+        return self._begun
+
+    def ended(self, number: int) -> bool:
+        """Whether all batches up to this number have ended."""
+        with self._lock:
+            return min(self._active, default=number + 1) > number
+
+    def close(self, timeout_s: float) -> bool:
+        """Lets no batch begin any more; returns whether all ended in time."""
+        with self._lock:
+            self._closed = True
+            return self._rest.wait_for(lambda: not self._active, timeout_s)
+
+
+class PrefixReleaser:
+    """Counts the look-ups of one stack, and releases its prefix where `Split` says so. Thread-safe.
+
+    moving: held while rows are written into the tiers, and while they are released.
+    """
+
+    def __init__(self, tiers: TierSet, gathers: Gathers, moving: threading.Lock) -> None:
+        if tiers.disk is None or tiers.prefix is None:
+            raise ValueError("these tiers have no prefix that can be released")
+        self._prefix, self._disk, self._layout = tiers.prefix, tiers.disk, tiers.layout
+        self._gathers = gathers
+        self._moving = moving
+        self._split = Split()
+        self._lock = threading.Lock()
+        self._due = self._returned = 0
+        self._pinned: tuple[int, I64] | None = None
+
+    def note(self, where: RowLocations) -> None:
+        """Counts a batch, and releases what is due."""
+        if not self._lock.acquire(blocking=False):
+            return  # another batch is counted or releases rows
+        try:
+            if self._pinned is not None and self._gathers.ended(self._pinned[0]):
+                self._disk.unpin(self._pinned[1])
+                self._pinned = None
+            prefix, cache = self._prefix, self._disk.row_cache
+            if not prefix.releasable:
+                return
+            returned = cache.returned
+            self._split.note(
+                where.local.size,
+                int((where.tier == HOST).sum()),
+                prefix.hits(where.rows, where.segment),
+                returned - self._returned,
+            )
+            self._returned = returned
+            self._due = self._due or self._split.due(prefix.releasable, cache.remembered)
+            if self._due:
+                self.release(min(self._due, AT_ONCE))
+        finally:
+            self._lock.release()
+
+    def release(self, count: int) -> None:
+        """Releases rows now, unless rows are being written or slots are still pinned."""
+        if self._pinned is not None or not self._moving.acquire(blocking=False):
+            return
+        try:
+            rows = self._prefix.coldest(count)
+            segment = self._layout.segments(rows)
+            slots = self._layout.local(rows, segment)
+            # batches that see the shorter prefix find the rows in the cache
+            self._disk.join(self._layout.filed_address(rows, segment), slots)
+            self._prefix.release(count)
+            self._pinned = self._gathers.begun, slots
+            self._due = max(self._due - count, 0)
+        finally:
+            self._moving.release()
