@@ -67,7 +67,8 @@ class Placement(Strict):
 
     directory: of the disk tiers' files, DIRECTORY if None; relative to the plan file. remote: the store of
     remote rows. prefetch: whether pages of waiting queries are prefetched. drift_s: seconds between
-    reorderings of rows by observed accesses; None: the order stays.
+    reorderings of rows by observed accesses; None: the order stays. drift_every: of so many batches one is
+    observed. drift_memory: weight of earlier accesses, in look-ups; None: as many as calibration counted.
     """
 
     memories: tuple[MemoryUse, ...] = ()
@@ -76,6 +77,8 @@ class Placement(Strict):
     remote: RemoteStore | None = None
     prefetch: bool = True
     drift_s: Seconds | None = None
+    drift_every: Annotated[int, Field(ge=1)] = 16
+    drift_memory: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
     def beside(self, folder: Path) -> Placement:
         """Returns a copy with file paths relative to a folder."""

@@ -33,7 +33,9 @@ from polyrec.models.embeddings.store import FloatRows
 from polyrec.models.embeddings.table import TableStage
 from polyrec.models.runtimes.kinds.onnx import open_session
 from polyrec.models.runtimes.onnx_graph import plain_graph
+from polyrec.models.tiers.disk.cache_room import divide
 from polyrec.models.tiers.disk.disk import DiskTier
+from polyrec.models.tiers.disk.page_file import sector_bytes
 from polyrec.models.tiers.layout import HOST, TierLayout
 from polyrec.models.tiers.opening import fill
 from polyrec.models.tiers.row_format import RowFormat
@@ -51,35 +53,30 @@ clock = time.perf_counter
 
 
 def prefix_rows(m: GeneratedModel, budget: int, cache: int) -> int:
-    """Rows of each large table in host memory: all small tables, the page cache and its books come first.
+    """Rows of each large table in host memory: all small tables and the cache come first.
 
     All large tables have the same law, so one threshold gives each of them the same rows.
     """
     small = sum(n for t, n in m.tables.items() if t not in m.large)
-    pages = m.large_rows * LARGE * FORM.bytes // PAGE
-    return int((budget - cache - small * FORM.bytes - pages * 5) // (LARGE * FORM.bytes))
+    return int((budget - cache - small * FORM.bytes) // (LARGE * FORM.bytes))
 
 
 def tiered(case: dict[str, Any], m: GeneratedModel) -> TieredRows:
+    """Opens tiers over the file as it is, instead of writing 20 GB once more."""
     cut = prefix_rows(m, case["budget"], case["cache"])
     layout = TierLayout(m.tables, {t: (0, cut, m.large_rows - cut, 0) for t in m.large})
-    slab = Slab(FORM, layout.rows[HOST], case["cache"] // PAGE, PAGE)
+    page_bytes = sector_bytes(Path(case["file"]).parent)
+    room = divide(case["cache"], FORM.bytes, page_bytes, layout, 0)
+    slab = Slab(FORM, layout.rows[HOST] + room.slots, room.pages, page_bytes)
     fill(slab.row_bytes(), layout, HOST, rows)
-    heat = None
-    if case["exponent"]:
-        # what a perfect calibration would say of the pages
-        page = np.arange(m.large_rows * FORM.bytes // PAGE) * slab.rows_a_page + slab.rows_a_page / 2
-        own = np.where(page > cut, page ** -case["exponent"], 0.0)
-        heat = np.tile(own, LARGE)
-    disk = DiskTier(Path(case["file"]), slab, layout.file_rows, heat, reader=case.get("reader"))
-    disk.warm()
+    disk = DiskTier(Path(case["file"]), slab, layout.file_rows, layout.rows[HOST], reader=case.get("reader"))
     if case["exponent"]:
         _keep_next(disk, m, cut)
     return TieredRows(TierStack(TierSet(layout, slab, disk=disk)))
 
 
 def _keep_next(disk: DiskTier, m: GeneratedModel, cut: int) -> None:
-    """Fills the cache of single rows with those next in popularity, as opening a bundle does."""
+    """Fills the cache with the rows next in popularity, as opening a bundle does."""
     next_ = np.arange(cut, min(cut + disk.row_cache.slots // LARGE, m.large_rows))
     # the file begins with the large tables, as the fused weight does
     local = (next_[:, None] + np.arange(LARGE) * m.large_rows).ravel()
@@ -218,7 +215,8 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         after = store.stack.figures()
         level = {k: after.levels[k].lookups - before.levels[k].lookups for k in after.levels}
         hits = {k: after.levels[k].hits - before.levels[k].hits for k in after.levels}
-        pages = (after.levels["disk"].bytes - before.levels["disk"].bytes) // PAGE
+        page_bytes = store.stack.tiers.slab.page_bytes
+        pages = (after.levels["disk"].bytes - before.levels["disk"].bytes) // page_bytes
         result |= {
             "host_rows_of_each_large_table": cut,
             "large_lookups_in_prefix": zipf_share(m.large_rows, case["exponent"], cut)

@@ -52,7 +52,7 @@ from polyrec.models.schema.schema import load_schema
 from polyrec.models.tiers.opening import open_stack
 from polyrec.models.tiers.row_format import RowFormat
 from polyrec.models.tiers.rows import TieredRows
-from polyrec.models.tiers.tier_settings import CACHE_SHARE, TierSettings
+from polyrec.models.tiers.tier_settings import CACHED, TierSettings
 from polyrec.models.tiers.updates.drift import Drift
 
 BATCH_ROWS = 64
@@ -113,7 +113,9 @@ def served(world: SkewData, budget: int, cached: float, follow: bool) -> dict[st
     rates: list[float] = []
     moved = 0
     with tempfile.TemporaryDirectory() as folder:
-        placement = TierSettings(cuts=share.cuts, cache_bytes=share.cache_bytes, directory=Path(folder))
+        placement = TierSettings(
+            cuts=share.cuts, cache_bytes=share.cache_bytes, cached=cached, directory=Path(folder)
+        )
         sizes = dict(zip(fused.tables, fused.sizes, strict=True))
         stack = open_stack(
             FORM,
@@ -123,12 +125,8 @@ def served(world: SkewData, budget: int, cached: float, follow: bool) -> dict[st
             world.encoder,
         )
         tiers = stack.tiers
-        assert tiers.disk is not None
-        used = tiers.layout.rows[1] * FORM.bytes + tiers.slab.pages * tiers.slab.page_bytes
-        used += tiers.disk.index_nbytes
-        assert used <= budget, (used, budget)
-        stack.sample.every = 1
-        drift = Drift(stack)
+        used = tiers.host_bytes
+        drift = Drift(stack, every=1)
         rows = TieredRows(stack)
         first = now = looked = 0
         place = np.arange(fused.total)
@@ -227,7 +225,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--rows", type=int, default=300_000, help="generated, for each of the three")
     parser.add_argument("--only", nargs="*", help="names of data sets")
-    parser.add_argument("--cached", type=float, default=CACHE_SHARE, help="share of the budget for the cache")
+    parser.add_argument("--cached", type=float, default=CACHED, help="share of the budget for the cache")
     parser.add_argument(
         "--validation",
         action="store_true",

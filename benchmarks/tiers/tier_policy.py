@@ -10,7 +10,7 @@ from benchmarks.tiers.traces import Trace
 from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.disk.row_cache import RowCache
 from polyrec.models.tiers.disk.row_index import NOWHERE
-from polyrec.models.tiers.disk.split import Split
+from polyrec.models.tiers.disk.balance import Balance
 from polyrec.models.tiers.tier_settings import CACHED
 
 BATCH = 1024
@@ -31,7 +31,7 @@ class TierPolicy:
         self._rank[order] = np.arange(order.size)
         self.cache = RowCache(trace.rows, size - self.prefix, self.prefix, self.prefix)
         self.cache.fill(order[self.prefix :])
-        self._split = Split()
+        self._split = Balance()
 
     def look_up(self, rows: I64) -> int:
         """Returns the hits of a batch; only the first look-up of a missing row is no hit."""

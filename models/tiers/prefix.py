@@ -1,6 +1,6 @@
 """The static prefix: rows in host memory whose tables continue on disk, and how far it still reaches.
 
-Its rows are found by arithmetic. When memory is worth more in the cache (disk/split.py), the coldest rows by
+Its rows are found by arithmetic. When memory is worth more in the cache (disk/balance.py), the coldest rows by
 calibration are released: their slots join the cache, and they are found through its index.
 """
 

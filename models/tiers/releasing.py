@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from polyrec.models.schema.batch import I64
-from polyrec.models.tiers.disk.split import Split
+from polyrec.models.tiers.disk.balance import Balance
 from polyrec.models.tiers.layout import HOST, RowLocations
 from polyrec.models.tiers.tier_set import TierSet
 
@@ -64,7 +64,7 @@ class Gathers:
 
 
 class PrefixReleaser:
-    """Counts the look-ups of one stack, and releases its prefix where `Split` says so. Thread-safe.
+    """Counts the look-ups of one stack, and releases its prefix where `Balance` says so. Thread-safe.
 
     moving: held while rows are written into the tiers, and while they are released.
     """
@@ -75,7 +75,7 @@ class PrefixReleaser:
         self._prefix, self._disk, self._layout = tiers.prefix, tiers.disk, tiers.layout
         self._gathers = gathers
         self._moving = moving
-        self._split = Split()
+        self._split = Balance()
         self._lock = threading.Lock()
         self._due = self._returned = 0
         self._pinned: tuple[int, I64] | None = None

@@ -51,6 +51,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--drift-s", type=float, help="with --plan: interval of reordering rows by popularity, seconds"
     )
     parser.add_argument(
+        "--drift-every", type=int, help="with --plan: of so many batches one is observed for that"
+    )
+    parser.add_argument(
+        "--drift-memory", type=float, help="with --plan: weight of earlier accesses for that, look-ups"
+    )
+    parser.add_argument(
         "--tokens", metavar="FILE", help="file of clients, tokens and rights; read again on SIGHUP"
     )
     parser.add_argument(

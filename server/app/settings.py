@@ -58,8 +58,9 @@ class Settings(Strict):
     tls_cert, tls_key: PEM files of the certificate chain and its key; both or none.
     drain_grace_s: seconds after SIGTERM in which the server still serves while /readyz is 503.
     drain_timeout_s: seconds after that in which requests in progress may finish.
-    tier_directory, drift_s: only with a plan that has a placement: folder of the disk tiers' files, and
-        interval of drift following in seconds, in place of the placement's.
+    tier_directory, drift_s, drift_every, drift_memory: only with a plan that has a placement, in place of its
+        own: folder of the disk tiers' files; seconds between reorderings of rows by observed accesses; of how
+        many batches one is observed; weight of earlier accesses, in look-ups.
     store_password, store_password_file: of the remote store, in place of the plan's. The password itself can
         be given by a variable only.
     max_connections, max_buffered_bytes, keep_alive_s, head_timeout_s, body_timeout_s, write_timeout_s: limits
@@ -89,6 +90,8 @@ class Settings(Strict):
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
     tier_directory: Path | None = None
     drift_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    drift_every: Annotated[int, Field(ge=1)] | None = None
+    drift_memory: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     store_password: SecretStr | None = None
     store_password_file: Path | None = None
     default_budget_ms: BudgetMs | None = None
@@ -123,11 +126,16 @@ class Settings(Strict):
         merged["limits"] = limits
         merged["default_budget_ms"] = self.default_budget_ms or plan.default_budget_ms
         merged["routing"]["policy"] = self.policy or plan.routing.policy
-        tiers = {"directory": self.tier_directory, "drift_s": self.drift_s}
+        tiers = {
+            "directory": self.tier_directory,
+            "drift_s": self.drift_s,
+            "drift_every": self.drift_every,
+            "drift_memory": self.drift_memory,
+        }
         if given := {k: v for k, v in tiers.items() if v is not None}:
             if plan.placement is None:
                 raise SettingsError(
-                    "tier_directory and drift_s are for a plan with a placement; there is none"
+                    "tier_directory and drift_... are for a plan with a placement; there is none"
                 )
             merged["placement"] |= given
         if plan.placement is not None and plan.placement.remote is not None:

@@ -197,7 +197,7 @@ def _add_background_work(
         if isinstance(bundle.stage(), HybridStage):
             log.warning("path '%s' stays in its order: a hybrid computes vectors by rank", planned.name)
         else:
-            drifts[planned.name] = Drift(stack)
+            drifts[planned.name] = Drift(stack, placement.drift_memory, every=placement.drift_every)
     if on_disk:
         tier_set.prefetcher = Prefetcher(on_disk)
     if drifts and placement.drift_s is not None:

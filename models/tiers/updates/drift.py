@@ -25,6 +25,7 @@ from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.view import View
 
 ROWS_AT_ONCE = 8192
+EVERY = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +44,24 @@ class DriftReport:
 class Drift:
     """Adapts the row order of a stack to current popularity. Its methods belong to one background thread.
 
-    memory: weight of the past, in look-ups; default: as many as calibration counted, so that one sample of an
-    unusual hour has little effect. most: maximum rows that swap at one boundary of a table at one time.
+    memory: weight of the past, in look-ups; default: as many as calibration counted, so that an unusual hour
+    has little effect. A sampled look-up has the weight of those that it stands for. most: maximum rows that
+    swap at one boundary of a table at one time. every: of so many batches one is sampled.
     """
 
-    def __init__(self, stack: TierStack, memory: float | None = None, most: int = 1 << 17) -> None:
+    def __init__(
+        self,
+        stack: TierStack,
+        memory: float | None = None,
+        most: int = 1 << 17,
+        every: int = EVERY,
+    ) -> None:
         if stack.views.newest.encoder is None:
             raise ValueError("tiers that were opened without vocabularies cannot be put into a new order")
         self._stack = stack
         self._most = most
         self.sample = stack.sample
+        self.sample.every = self.sample.every or every
         # By id, because ranks change; used only for a new order, so it is stored beside the file, not in
         # memory.
         folder = None if stack.tiers.disk is None else stack.tiers.disk.path.parent
@@ -66,7 +75,8 @@ class Drift:
         with stack.writing:
             view = stack.views.newest
             encoder = self._encoder(view)
-            looked_up = self.sample.taken(view.order)
+            looked_up, lookups = self.sample.take(view.order)
+            weight = lookups / max(looked_up.size, 1)
             rows, counts = np.unique(looked_up, return_counts=True)
             known = self._known()
             keep = min(self._memory / known, 1.0) if known else 0.0
@@ -83,7 +93,7 @@ class Drift:
                 heat = self._heat[table]
                 if looked_up.size:
                     heat *= keep
-                heat[ids[ranks]] += fresh
+                heat[ids[ranks]] += fresh * np.float32(weight)
                 held = layout.cuts[table]
                 fast = held[DEVICE] + held[HOST]
                 place = _exchanged(heat[ids[:size]], ranks, np.cumsum(held)[:-1].tolist(), self._most)

@@ -8,24 +8,37 @@ import numpy as np
 
 from polyrec.models.schema.batch import I64
 
+SIZE = 1 << 20
+
 
 class Sample:
-    """The latest look-ups of every `every`th batch: rows of the fused weight, `size` at most."""
+    """The latest look-ups of every `every`th batch: rows of the fused weight, `size` at most.
 
-    def __init__(self, size: int = 1 << 20, every: int = 16) -> None:
-        self._rows: I64 = np.empty(size, np.int64)
+    every: 0 until somebody wants a sample; then nothing is copied or held.
+    """
+
+    def __init__(self, size: int = SIZE, every: int = 0) -> None:
+        self._size = size
+        self._rows: I64 = np.empty(0, np.int64)
         self.every = every
-        self._order = self._batches = self._end = self._held = 0
+        self._order = self._batches = self._end = self._held = self._seen = 0
         self._lock = threading.Lock()
 
     def note(self, order: int, rows: I64) -> None:
         """Records the look-ups of a batch in an order. A new order starts a new sample."""
+        if not self.every:
+            return
         with self._lock:
             self._batches += 1
-            if order < self._order or self._batches % self.every:
+            if order < self._order:
                 return
             if order > self._order:
-                self._order, self._end, self._held = order, 0, 0
+                self._order, self._end, self._held, self._seen = order, 0, 0, 0
+            self._seen += rows.size
+            if self._batches % self.every:
+                return
+            if not self._rows.size:
+                self._rows = np.empty(self._size, np.int64)
             rows = rows[-self._rows.size :]
             first = min(rows.size, self._rows.size - self._end)
             self._rows[self._end : self._end + first] = rows[:first]
@@ -33,7 +46,11 @@ class Sample:
             self._end = (self._end + rows.size) % self._rows.size
             self._held = min(self._held + rows.size, self._rows.size)
 
-    def taken(self, order: int) -> I64:
-        """Returns a copy of the sample of an order."""
+    def take(self, order: int) -> tuple[I64, int]:
+        """Returns the sample of an order, and how many look-ups it stands for; starts a new sample."""
         with self._lock:
-            return self._rows[: self._held].copy() if order == self._order else self._rows[:0].copy()
+            if order != self._order:
+                return self._rows[:0].copy(), 0
+            taken = self._rows[: self._held].copy(), self._seen
+            self._end = self._held = self._seen = 0
+            return taken

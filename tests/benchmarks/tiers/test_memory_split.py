@@ -8,6 +8,7 @@ import torch
 
 from benchmarks.tiers.memory_split import split_memory
 from polyrec.models.embeddings.cuts import stored_within
+from polyrec.models.tiers.layout import HOST
 from polyrec.models.tiers.opening import open_stack, rows_of_weight
 from polyrec.models.tiers.rows import TieredRows
 from polyrec.models.tiers.stack import TierStack

@@ -87,13 +87,17 @@ def test_limits_that_contradict_the_plan_are_rejected() -> None:
 
 
 def test_tier_settings_apply_where_a_plan_has_a_placement_and_rejected_where_it_has_none() -> None:
-    given = load_settings({"plan": "p.json", "tier_directory": "/disk"}, {"POLYREC_DRIFT_S": "600"})
-    with pytest.raises(SettingsError, match="tier_directory and drift_s are for a plan with a placement"):
+    drift = {"drift_every": 4, "drift_memory": 1e6}
+    given = load_settings({"plan": "p.json", "tier_directory": "/disk"} | drift, {"POLYREC_DRIFT_S": "600"})
+    with pytest.raises(
+        SettingsError, match=r"tier_directory and drift_\.\.\. are for a plan with a placement"
+    ):
         given.apply_to(PLAN)
     placement = Placement(paths=(PlacedPath(path="table@cpu", tables={"t": TierCuts(host=1, disk=2)}),))
     bent = given.apply_to(PLAN.model_copy(update={"placement": placement})).placement
     assert bent is not None
     assert (bent.directory, bent.drift_s, bent.prefetch) == (Path("/disk"), 600, True)
+    assert (bent.drift_every, bent.drift_memory) == (4, 1e6)
     assert bent.paths == placement.paths
     with pytest.raises(SettingsError, match="--drift-s"):
         load_settings({"plan": "p.json", "drift_s": 0}, {})

@@ -69,8 +69,9 @@ def test_values_encode_to_the_new_ranks(tmp_path: Path) -> None:
     encoder.prepare()
     stack = world(encoder, tmp_path)
     coldest = np.flatnonzero(encoder.vocabularies["a"].rank_of_id[:-2] >= 5900)
+    drift = Drift(stack, memory=0.1)
     looked_up(stack, coldest, 20)
-    Drift(stack, memory=0.1).reorder()
+    drift.reorder()
     after = stack.views.newest.encoder
     assert after is not None
     vocabulary = after.vocabularies["a"]
@@ -85,8 +86,8 @@ def test_nothing_moves_while_the_popular_stay_popular(tmp_path: Path) -> None:
     encoder = encoder_of(SIZES)
     stack = world(encoder, tmp_path)
     hottest = np.flatnonzero(encoder.vocabularies["a"].rank_of_id < 150)
-    looked_up(stack, hottest, 3)
     drift = Drift(stack, memory=0.1)
+    looked_up(stack, hottest, 3)
     drift.reorder()
     order = stack.views.newest.order
     assert drift.reorder().rows == 0
@@ -99,8 +100,9 @@ def test_ranks_of_an_outdated_order_raise_an_error(tmp_path: Path) -> None:
     stack = world(encoder, tmp_path)
     bound = TieredRows(stack)
     bound.gather(torch.arange(5))
+    drift = Drift(stack, memory=0.1)
     looked_up(stack, np.flatnonzero(encoder.vocabularies["a"].rank_of_id >= 5900), 5)
-    Drift(stack, memory=0.1).reorder()
+    drift.reorder()
     with pytest.raises(OutdatedOrder):
         bound.gather(torch.arange(5))
     stack.close()
@@ -164,15 +166,39 @@ def test_no_batch_sees_a_wrong_row_or_half_an_update_under_load(tmp_path: Path) 
     stack.close()
 
 
+def test_what_is_remembered_counts_all_look_ups_not_only_the_sampled(tmp_path: Path) -> None:
+    encoder = encoder_of(SIZES)
+    coldest = np.flatnonzero(encoder.vocabularies["a"].rank_of_id >= 5900)
+    memory = 10_000
+    for every in (1, 8):
+        stack = world(encoder, tmp_path)
+        drift = Drift(stack, memory=memory, every=every)
+        rows = TieredRows(stack)
+        for _ in range(64):
+            with rows.generation() as view:
+                rows.gather(ranks(view, "a", coldest))
+        drift.reorder()
+        assert drift._known() == pytest.approx(memory + 64 * coldest.size, rel=0.01)
+        stack.close()
+
+
 def test_a_sample_keeps_the_latest_of_one_order() -> None:
     sample = Sample(size=5, every=2)
     for start in (0, 10, 20, 30):
         sample.note(0, np.arange(start, start + 3))
-    assert sorted(sample.taken(0).tolist()) == [11, 12, 30, 31, 32]
+    taken, lookups = sample.take(0)
+    assert sorted(taken.tolist()) == [11, 12, 30, 31, 32]
+    assert lookups == 12
+    assert sample.take(0)[0].size == 0
     sample.note(1, np.array([7]))
     sample.note(1, np.array([8]))
-    assert sample.taken(0).size == 0
-    assert sample.taken(1).tolist() == [8]
+    assert sample.take(0)[0].size == 0
     sample.note(0, np.array([1]))
     sample.note(0, np.array([2]))
-    assert sample.taken(1).tolist() == [8]
+    assert sample.take(1)[0].tolist() == [8]
+
+
+def test_nothing_is_sampled_until_somebody_wants_it() -> None:
+    sample = Sample()
+    sample.note(0, np.arange(10))
+    assert sample.take(0)[1] == 0

@@ -26,7 +26,7 @@ FAST, SLOW = 0.5, 0.02
 LEAST_RETURNS = 16
 
 
-class Split:
+class Balance:
     """Counts look-ups, and says how many rows of the prefix to release. Not thread-safe."""
 
     def __init__(self) -> None:
