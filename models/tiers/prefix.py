@@ -37,7 +37,7 @@ class Prefix:
         # rows are never beyond the end of a range that cannot be released
         self.ends: I64 = np.full(layout.tier.size, layout.total, np.int64)
         self.ends[self._ranges] = self._starts + self._sizes
-        self.colder = self._hotter(self.releasable - self.releasable // 2)
+        self.colder = self._hotter(self.releasable // 2)
 
     def hits(self, rows: I64, ranges: I64) -> int:
         """Number of look-ups that its colder half answers. rows, ranges: int64 [n], see TierLayout."""
@@ -60,7 +60,7 @@ class Prefix:
         self.ends = self._hotter(count)
         self.released += count
         self.releasable -= count
-        self.colder = self._hotter(self.releasable - self.releasable // 2)
+        self.colder = self._hotter(self.releasable // 2)
 
     def _hotter(self, without: int) -> I64:
         """Returns the ends without so many of the coldest rows."""
