@@ -1,7 +1,7 @@
 """The static prefix: rows in host memory whose tables continue on disk, and how far it still reaches.
 
-Its rows are found by arithmetic. When memory is worth more in the cache (disk/balance.py), the coldest rows by
-calibration are released: their slots join the cache, and they are found through its index.
+Its rows are found by arithmetic. When memory is worth more in the cache (disk/balance.py), the coldest rows
+by calibration are released: their slots join the cache, and they are found through its index.
 """
 
 from __future__ import annotations
