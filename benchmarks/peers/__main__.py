@@ -26,6 +26,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
+from importlib.metadata import distributions
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -47,7 +48,6 @@ from benchmarks.peers.servers.starting import (
     ROOT,
     RunningServer,
     ServerName,
-    make_environment,
     start_server,
 )
 from polyrec.loadtest.comparison.capacity_search import CapacitySearch
@@ -189,8 +189,9 @@ def _held(
 ) -> bool:
     """Whether a rate is held; trials in which the sender was late are repeated."""
     seconds = min(MOST_TRIAL_S, max(args.seconds, TRIAL_REQUESTS / rate))
+    budget_s = case.limit_s if args.budget else None
     for attempt in range(LATE_TRIALS):
-        tried = trial(known, rate, seconds, case.limit_s, 1000 * seed + attempt)
+        tried = trial(known, rate, seconds, case.limit_s, 1000 * seed + attempt, budget_s)
         if tried.counts:
             break
     tally.trials.append(tried)
@@ -205,9 +206,7 @@ def _held(
     return held
 
 
-def compare(
-    bundle: Bundle, files: Path, python: Path, case: PeerCase, args: argparse.Namespace
-) -> dict[str, Any]:
+def compare(bundle: Bundle, files: Path, case: PeerCase, args: argparse.Namespace) -> dict[str, Any]:
     """Measures all servers in turns; returns the figures of one size of request."""
     names = [ServerName.parse(name) for name in args.servers.split(",")]
     tallies = {name.name: PeerTally() for name in names}
@@ -216,7 +215,7 @@ def compare(
     with ExitStack() as stack:
         running = []
         for name in names if together else []:
-            running.append(start_server(name, bundle, files, python, SERVER_CORE))
+            running.append(start_server(name, bundle, files, SERVER_CORE))
             stack.callback(running[-1].stop)
         for number in tqdm(range(args.turns), desc=f"{case.rows} rows", leave=False):
             session.append(session_rows_per_s(files, case, args.seconds))
@@ -224,7 +223,7 @@ def compare(
                 turn(running, case, tallies, args, 100 * number)
                 continue
             for name in names:
-                server = start_server(name, bundle, files, python, SERVER_CORE)
+                server = start_server(name, bundle, files, SERVER_CORE)
                 try:
                     turn([server], case, tallies, args, 100 * number)
                 finally:
@@ -236,13 +235,12 @@ def compare(
     }
 
 
-def versions(python: Path) -> dict[str, str]:
-    """Versions in the peers' environment."""
-    listed = subprocess.run(
-        [str(python), "-m", "pip", "list", "--format=json"], capture_output=True, text=True, check=True
-    )
+def versions(folder: Path) -> dict[str, str]:
+    """Versions in the peers' environments."""
     wanted = {"fastapi", "mosec", "numpy", "onnxruntime-gpu", "orjson", "uvicorn", "nvidia-pytriton"}
-    return {p["name"]: p["version"] for p in json.loads(listed.stdout) if p["name"] in wanted}
+    paths = [str(p) for name in ("triton-venv", "venv") for p in folder.glob(f"{name}/lib/*/site-packages")]
+    found = {d.name.lower().replace("_", "-"): d.version for d in distributions(path=paths)}
+    return {name: found[name] for name in sorted(wanted & found.keys())}
 
 
 def revision() -> str:
@@ -264,6 +262,9 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[23])
     parser.add_argument("--limit-ms", type=float, help="of p99 (default: 10, 25, 80 for 23, 270, 2048 rows)")
     parser.add_argument("--servers", default="polyrec,fastapi,mosec", help="separated by commas")
+    parser.add_argument(
+        "--budget", action="store_true", help="send the limit as each request's latency budget"
+    )
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=1.5, help="of a closed loop; of a trial, at least")
     parser.add_argument("--folder", type=Path, default=Path("runs/peers"), help="of models and environment")
@@ -280,7 +281,7 @@ def main() -> None:
     bundle = open_model(args.model, folder)
     if bundle.widths:
         bundle = bundle.at_width(args.width or bundle.widths[-1])
-    python, files = make_environment(folder / "venv"), peer_files(bundle, folder)
+    files = peer_files(bundle, folder)
     label = args.model if bundle.width is None else f"{args.model}.w{bundle.width}"
     results = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
     os.sched_setaffinity(0, {CLIENT_CORE})
@@ -288,13 +289,13 @@ def main() -> None:
         case = case_of(bundle, rows, args.form, args.limit_ms)
         with raised_priority() if args.first else nullcontext():
             about = machine()
-            found = compare(bundle, files, python, case, args)
+            found = compare(bundle, files, case, args)
         found |= {
             "command": "python -m benchmarks.peers " + shlex.join(sys.argv[1:]),
             "date": time.strftime("%Y-%m-%d"),
             "revision": revision(),
             "machine": about,
-            "versions": versions(python),
+            "versions": versions(files.parent),
         }
         results[f"{label}/{args.form}/{rows}"] = found
         print(table(label, args.form, rows, found), flush=True)

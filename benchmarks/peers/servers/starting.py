@@ -32,7 +32,10 @@ from polyrec.server.app.run import start
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = ("fastapi", "numpy", "onnxruntime-gpu", "orjson", "uvicorn[standard]", "mosec")
-"""Packages of the peers' environment; those that Polyrec has too in its own versions."""
+"""Of the peers' environment; those that Polyrec has too in its own versions."""
+TRITON_PYTHON = "/usr/bin/python3"
+"""Triton's backend is linked with the distribution's Python, and reads arrays of numpy 1 only."""
+TRITON_PACKAGES = ("numpy<2", "onnxruntime-gpu", "orjson")
 PRECISIONS = ("fp32", "bf16", "int8")
 BATCHING = {"PEER_BATCH": "16", "PEER_WAIT_MS": "1"}
 START_S = 120.0
@@ -93,25 +96,36 @@ class RunningServer:
 
 
 def make_environment(folder: Path) -> Path:
-    """Returns the Python of the peers' environment; makes it if it is not there. Raises PeerFailed."""
-    python = folder / "bin" / "python"
+    """Returns the Python of the environment of all peers but Triton; makes it if it is not there.
+
+    Raises PeerFailed.
+    """
+    constraints = ("-c", str(ROOT / "constraints.txt"))
+    return _environment(folder, sys.executable, [[*constraints, *PACKAGES]])
+
+
+def make_triton_environment(folder: Path) -> Path:
+    """Returns the Python of Triton's environment; makes it if it is not there. Raises PeerFailed."""
+    # pytriton's own dependencies are not used: only the server inside its wheel is
+    return _environment(folder, TRITON_PYTHON, [["--no-deps", "nvidia-pytriton"], [*TRITON_PACKAGES]])
+
+
+def _environment(folder: Path, python: str, installed: list[list[str]]) -> Path:
+    own = folder / "bin" / "python"
     done = folder / "complete"
     if not done.exists():
-        constraints = ROOT / "constraints.txt"
-        for command in (
-            [sys.executable, "-m", "venv", "--clear", str(folder)],
-            [str(python), "-m", "pip", "install", "-q", "-c", str(constraints), *PACKAGES],
-        ):
+        install = [str(own), "-m", "pip", "install", "-q"]
+        for command in ([python, "-m", "venv", "--clear", str(folder)], *(install + i for i in installed)):
             if subprocess.run(command, check=False).returncode:
                 raise PeerFailed(f"the peers' environment was not made: {' '.join(command)}")
         done.touch()
-    return python
+    return own
 
 
-def start_server(name: ServerName, bundle: Bundle, files: Path, python: Path, core: int) -> RunningServer:
+def start_server(name: ServerName, bundle: Bundle, files: Path, core: int) -> RunningServer:
     """Starts a server pinned to `core` and waits until it answers. Raises PeerFailed.
 
-    files: the model for peers; their logs stand beside it. python: of the peers' environment.
+    files: the model for peers; their environments and logs stand beside it.
     """
     if name.is_polyrec:
         settings: dict[str, object] = {"bundle": bundle.path, "precision": name.precision}
@@ -120,6 +134,11 @@ def start_server(name: ServerName, bundle: Bundle, files: Path, python: Path, co
             settings["width"] = bundle.width
         own = start(settings, core=core)
         return RunningServer(name, own.url + INFER, own.process)
+    python = (
+        make_triton_environment(files.with_name("triton-venv"))
+        if name.kind == "triton"
+        else make_environment(files.with_name("venv"))
+    )
     module = f"benchmarks.peers.servers.{name.kind.partition('-')[0]}_server"
     port = _free_port()
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}

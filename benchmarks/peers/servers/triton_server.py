@@ -14,7 +14,6 @@ import os
 import shutil
 import sys
 import sysconfig
-import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,12 @@ output [ {{ name: "probability" data_type: TYPE_FP32 dims: [ 1 ] }} ]
 instance_group [ {{ count: 1 kind: KIND_CPU }} ]
 dynamic_batching {{ }}
 """
-MODEL = "from benchmarks.peers.servers.triton_server import TritonPythonModel\n"
+MODEL = """
+import sys
+sys.path[:0] = {path!r}
+from benchmarks.peers.servers.triton_server import TritonPythonModel
+"""
+"""The backend's process ignores PYTHONPATH."""
 
 
 class TritonPythonModel:
@@ -62,13 +66,16 @@ class TritonPythonModel:
         ]
 
 
-def write_repository(path: Path, stub: Path, dense: int, sparse: int) -> None:
-    """Writes the repository of one model."""
-    model = path / "dlrm"
+def write_repository(path: Path, server: Path, dense: int, sparse: int) -> None:
+    """Writes the repository of one model, and the backend with this Python's stub. server: of the wheel."""
+    model = path / "models" / "dlrm"
     (model / "1").mkdir(parents=True)
-    (model / "1" / "model.py").write_text(MODEL)
+    packages = [str(ROOT), str(server.parents[1])]
+    (model / "1" / "model.py").write_text(MODEL.format(path=packages))
     (model / "config.pbtxt").write_text(CONFIG.format(rows=MOST_ROWS, dense=dense, sparse=sparse))
-    shutil.copy(stub, model / "triton_python_backend_stub")
+    backend = shutil.copytree(server / "backends" / "python", path / "backends" / "python")
+    stub = server / "python_backend_stubs" / sysconfig.get_python_version() / "triton_python_backend_stub"
+    shutil.copy(stub, backend)
 
 
 def main() -> None:
@@ -79,19 +86,18 @@ def main() -> None:
     server = Path(found.submodule_search_locations[0]) / "tritonserver"
     session = PeerSession(Path(folder))
     features = next(i for i in session.session.get_inputs() if i.name == "dense_candidate").shape[1]
-    repository = Path(tempfile.mkdtemp(prefix="peers-triton-"))
-    stub = server / "python_backend_stubs" / sysconfig.get_python_version() / "triton_python_backend_stub"
-    write_repository(repository, stub, features, session.first.size)
+    repository = Path(folder).with_name("triton-repository")
+    shutil.rmtree(repository, ignore_errors=True)
+    write_repository(repository, server, features, session.first.size)
     program = str(server / "bin" / "tritonserver")
     libraries = [str(server.parents[1] / "nvidia_pytriton.libs"), os.environ.get("LD_LIBRARY_PATH", "")]
     os.environ |= {
         "PEER_MODEL": ":".join((folder, *precision)),
-        "PYTHONPATH": os.pathsep.join((str(ROOT), sysconfig.get_path("purelib"))),
         "LD_LIBRARY_PATH": os.pathsep.join(filter(None, libraries)),
     }
     options = {
-        "model-repository": repository,
-        "backend-directory": server / "backends",
+        "model-repository": repository / "models",
+        "backend-directory": repository / "backends",
         "http-address": "127.0.0.1",
         "http-port": port,
         "allow-grpc": "false",
