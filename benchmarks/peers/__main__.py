@@ -210,12 +210,13 @@ def compare(bundle: Bundle, files: Path, case: PeerCase, args: argparse.Namespac
     """Measures all servers in turns; returns the figures of one size of request."""
     names = [ServerName.parse(name) for name in args.servers.split(",")]
     tallies = {name.name: PeerTally() for name in names}
+    probe = json_body(case.drawn, 0)
     together = bundle.rows_bytes <= TOGETHER_BYTES
     session = []
     with ExitStack() as stack:
         running = []
         for name in names if together else []:
-            running.append(start_server(name, bundle, files, SERVER_CORE))
+            running.append(start_server(name, bundle, files, SERVER_CORE, probe))
             stack.callback(running[-1].stop)
         for number in tqdm(range(args.turns), desc=f"{case.rows} rows", leave=False):
             session.append(session_rows_per_s(files, case, args.seconds))
@@ -223,7 +224,7 @@ def compare(bundle: Bundle, files: Path, case: PeerCase, args: argparse.Namespac
                 turn(running, case, tallies, args, 100 * number)
                 continue
             for name in names:
-                server = start_server(name, bundle, files, SERVER_CORE)
+                server = start_server(name, bundle, files, SERVER_CORE, probe)
                 try:
                     turn([server], case, tallies, args, 100 * number)
                 finally:

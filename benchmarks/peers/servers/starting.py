@@ -19,7 +19,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from contextlib import suppress
@@ -122,10 +121,10 @@ def _environment(folder: Path, python: str, installed: list[list[str]]) -> Path:
     return own
 
 
-def start_server(name: ServerName, bundle: Bundle, files: Path, core: int) -> RunningServer:
+def start_server(name: ServerName, bundle: Bundle, files: Path, core: int, probe: bytes) -> RunningServer:
     """Starts a server pinned to `core` and waits until it answers. Raises PeerFailed.
 
-    files: the model for peers; their environments and logs stand beside it.
+    files: the model for peers; their environments and logs stand beside it. probe: a request in JSON.
     """
     if name.is_polyrec:
         settings: dict[str, object] = {"bundle": bundle.path, "precision": name.precision}
@@ -148,7 +147,7 @@ def start_server(name: ServerName, bundle: Bundle, files: Path, core: int) -> Ru
     process = _pinned(command, environment, core, log)
     running = RunningServer(name, f"http://127.0.0.1:{port}{INFER}", process)
     try:
-        _wait_until_it_answers(running)
+        _wait_until_it_answers(running, probe)
     except PeerFailed:
         running.stop()
         raise
@@ -181,21 +180,17 @@ def _free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def _wait_until_it_answers(server: RunningServer) -> None:
-    """Polls until any HTTP answer below 500 comes."""
+def _wait_until_it_answers(server: RunningServer, probe: bytes) -> None:
+    """Polls until the probe is answered with 200."""
     ends = time.monotonic() + START_S
     while time.monotonic() < ends:
         if server.process.poll() is not None:
             raise PeerFailed(
                 f"'{server.name.name}' ended with status {server.process.returncode}; see its log"
             )
-        try:
-            urllib.request.urlopen(urllib.request.Request(server.url, b"{}"), timeout=5).close()
+        request = urllib.request.Request(server.url, probe, {"Content-Type": "application/json"})
+        with suppress(OSError):  # HTTPError is one
+            urllib.request.urlopen(request, timeout=5).close()
             return
-        except urllib.error.HTTPError as e:
-            if e.code < 500:
-                return
-        except OSError:
-            pass
         time.sleep(0.1)
-    raise PeerFailed(f"'{server.name.name}' did not answer within {START_S:g} s")
+    raise PeerFailed(f"'{server.name.name}' did not answer within {START_S:g} s; see its log")
