@@ -31,7 +31,7 @@ from polyrec.server.app.run import start
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = ("fastapi", "numpy", "onnxruntime-gpu", "orjson", "uvicorn[standard]", "mosec")
-"""Of the peers' environment; those that Polyrec has too in its own versions."""
+"""Packages of the peers' environment; those that Polyrec has too in its own versions."""
 TRITON_PYTHON = "/usr/bin/python3"
 """Triton's backend is linked with the distribution's Python, and reads arrays of numpy 1 only."""
 TRITON_PACKAGES = ("numpy<2", "onnxruntime-gpu", "orjson")
