@@ -14,7 +14,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from polyrec.loadtest.machine import machine, raised_priority
 from polyrec.loadtest.traffic.source import open_source
 from polyrec.models.bundle.bundle import load_bundle
 from polyrec.planner.plan import Plan, load_plan
-from polyrec.planner.simulation.simulator import Slowdown
+from polyrec.planner.simulation.simulator import Slowdown, no_slowdown
 from polyrec.planner.traffic import parse_sizes
 
 POLICIES = "priced,static:table@cpu,static:hybrid-hot.int8@cpu"
@@ -58,8 +58,16 @@ def capacity(comparison: PolicyComparison, whole: Plan, policy: str, slowdown: S
     return search.met or FIRST
 
 
-def rows_of(comparison: PolicyComparison, whole: Plan, rates: dict[str, list[float]]) -> list[dict[str, Any]]:
-    """One entry a policy and load; `apart`: simulated over live, less one."""
+def rows_of(
+    comparison: PolicyComparison,
+    whole: Plan,
+    rates: dict[str, list[float]],
+    slowdowns: Mapping[tuple[str, float, int], MeasuredSlowdown],
+) -> list[dict[str, Any]]:
+    """One entry a policy and load; `apart`: simulated over live, less one.
+
+    slowdowns: of the server's core in each live run, by policy, rate and number of the run.
+    """
     found = []
     for policy, own in rates.items():
         trial = comparison.trials[policy]
@@ -68,7 +76,10 @@ def rows_of(comparison: PolicyComparison, whole: Plan, rates: dict[str, list[flo
             if not runs:
                 continue
             there = [
-                comparison.simulate_run(whole, policy, rate, i) for i in range(comparison.conditions.repeats)
+                comparison.simulate_run(
+                    whole, policy, rate, i, slowdown=slowdowns.get((policy, rate, i), no_slowdown)
+                )
+                for i in range(comparison.conditions.repeats)
             ]
             live, simulated = (
                 {
@@ -85,11 +96,7 @@ def rows_of(comparison: PolicyComparison, whole: Plan, rates: dict[str, list[flo
                 "simulated": simulated,
             }
             entry["runs_p99_ms"] = {"live": [f.p99_ms for f in runs], "simulated": [f.p99_ms for f in there]}
-            factors = [
-                s.factor
-                for (r, _), s in trial.slowdowns.items()
-                if r == rate and isinstance(s, MeasuredSlowdown)
-            ]
+            factors = [s.factor for (p, r, _), s in slowdowns.items() if (p, r) == (policy, rate)]
             if factors:
                 entry["pace"] = [float(np.median(p)) for p in factors]
             entry["server_p99_ms"] = 1e3 * median(p99 for _, p99 in trial.served[rate])
@@ -154,19 +161,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     ):
         made = machine()
         tell = partial(print, file=sys.stderr)
-        comparison = PolicyComparison(server, source, conditions, tell, monitor)
+        comparison = PolicyComparison(server, source, conditions, tell)
         begun_s = perf_counter()
         comparison.calibrate(plan)
         whole = comparison.completed(plan)
-        factor = 1.0
-        if monitor is not None and comparison.costs is not None and comparison.costs.unit_s is not None:
-            quick_s = monitor.unit_s(begun_s, perf_counter(), QUICK)
-            factor = quick_s / comparison.costs.unit_s
+        factor = unit_s = 1.0
+        if monitor is not None:
+            calibrated_s = perf_counter()
+            unit_s = monitor.unit_s(begun_s, calibrated_s)
+            factor = monitor.unit_s(begun_s, calibrated_s, QUICK) / unit_s
         slowdown = MeasuredSlowdown(np.zeros(1), np.array([factor]))
         most = {policy: capacity(comparison, whole, policy, slowdown) for policy in policies}
         rates = {policy: [round(most[policy] * load, 1) for load in LOADS] for policy in policies}
         comparison.run_ladder(rates)
-        found = rows_of(comparison, whole, rates)
+        slowdowns = {
+            (policy, *run): monitor.slowdown(*span, unit_s)
+            for policy, trial in comparison.trials.items()
+            for run, span in trial.spans.items()
+            if monitor is not None
+        }
+        found = rows_of(comparison, whole, rates, slowdowns)
     print(table(found))
     within = {
         what: sum(abs(row["apart"].get(what, 1)) <= AIM for row in found)

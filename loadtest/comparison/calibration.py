@@ -22,11 +22,9 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import exp, log
 from pathlib import Path
-from time import perf_counter
-from typing import Protocol
 
 import numpy as np
 from scipy.optimize import nnls
@@ -47,7 +45,6 @@ from polyrec.planner.latency_model import LatencyModel
 from polyrec.planner.plan import Plan, PlannedPath, load_plan
 from polyrec.planner.routing.latency.latency_table import TAIL_DEVIATIONS
 from polyrec.planner.simulation.costs import BatchCost, Costs
-from polyrec.planner.simulation.simulator import Slowdown
 
 CONNECTIONS = 16
 MANY_CONNECTIONS = 256
@@ -62,18 +59,6 @@ LONG, SHORT = (f"{BUDGET}: {ms}".encode() for ms in ("600000", "0.001"))
 ENDLESS = {"Content-Type": "application/json", BUDGET: "600000"}
 """Headers of a request that does not expire: rejecting is cheaper than answering."""
 NOT_IN_TIME = frozenset({429, 504})
-
-
-class CoreMonitor(Protocol):
-    """Measures the speed of the server's core by a fixed unit of work. Times are of perf_counter."""
-
-    def unit_s(self, begin_s: float, end_s: float) -> float:
-        """Returns the median duration of the unit of work in a period."""
-        ...
-
-    def slowdown(self, begin_s: float, end_s: float, unit_s: float) -> Slowdown:
-        """Returns the slowdown from begin_s on, relative to unit_s."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +77,7 @@ class Round:
     """One path under one load for a moment. batch_s: mean time of a batch; queries: mean number in a batch.
 
     front_s: the server's processor time outside lanes, a query. trip_s: median round trip, rest_s: pause
-    between two of them; NaN if full. unit_s: duration of the monitor's work; 1 if not measured.
+    between two of them; NaN if full.
     """
 
     batch_s: float
@@ -100,14 +85,6 @@ class Round:
     front_s: float
     trip_s: float
     rest_s: float
-    unit_s: float
-
-    def at_unit_s(self, unit_s: float) -> Round:
-        """The round scaled to another duration of the monitor's work."""
-        by = unit_s / self.unit_s
-        return replace(
-            self, batch_s=self.batch_s * by, front_s=self.front_s * by, trip_s=self.trip_s * by, unit_s=unit_s
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +96,6 @@ class PathRounds:
     alone: list[Round]
     full: list[Round]
     rested: list[list[Round]]
-
-    def at_unit_s(self, unit_s: float) -> PathRounds:
-        """All rounds scaled to another duration of the monitor's work."""
-        alone, full, *rested = (
-            [r.at_unit_s(unit_s) for r in rounds] for rounds in (self.alone, self.full, *self.rested)
-        )
-        return replace(self, alone=alone, full=full, rested=rested)
 
     @property
     def latency(self) -> LatencyModel:
@@ -158,31 +128,24 @@ def calibrate(
     source: Source,
     rows: int,
     progress: Callable[[str], object] = lambda _: None,
-    monitor: CoreMonitor | None = None,
 ) -> Costs:
     """Measures all costs, 6 s a path. Raises LoadError.
 
-    rows: candidates of every request, the mean of the traffic. monitor: scales all costs to the median speed
-    of the server's core.
+    rows: candidates of every request, the mean of the traffic.
     """
     whole = completed(plan, get_json(server.url, "/v1/paths")["paths"])
     _, body = source.sampled(np.full(REQUESTS, rows, np.int64), 0)
-    prober = _Prober(server, whole, body, monitor)
+    prober = _Prober(server, whole, body)
     found: list[PathRounds] = []
     core_s, waited_s = core_seconds(server.pid)
-    before, held, begun_s = read_counters(server.url), involuntary_switches(server.pid), perf_counter()
+    before, held = read_counters(server.url), involuntary_switches(server.pid)
     for path in whole.paths:
         progress(f"calibrating {path.name}")
         found.append(prober.path(path, rows))
     core_s, waited_s = (b - a for a, b in zip((core_s, waited_s), core_seconds(server.pid), strict=True))
     after, held = read_counters(server.url), involuntary_switches(server.pid) - held
     progress("calibrating rejections")
-    refuse_s, rejecting_unit_s = prober.rejections()
-    unit_s = None
-    if monitor is not None:
-        unit_s = monitor.unit_s(begun_s, perf_counter())
-        found = [measured.at_unit_s(unit_s) for measured in found]
-        refuse_s *= unit_s / rejecting_unit_s
+    refuse_s = prober.rejections()
     row_s = plan.routing.row_s
     turn_s, query_s = front(
         [
@@ -205,7 +168,6 @@ def calibrate(
         tick_s=(after.tick_s - before.tick_s) / max(after.ticks - before.ticks, 1),
         held_rate=held / core_s,
         held_s=waited_s / max(held, 1),
-        unit_s=unit_s,
         batches={measured.path.name: measured.batch() for measured in found},
     )
 
@@ -227,12 +189,11 @@ def relative_line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]
 
 
 class _Prober:
-    """Sends the loads to a server, with the monitor of its core if there is one."""
+    """Sends the loads to a server."""
 
-    def __init__(self, server: PolicyServer, plan: Plan, body: Bodies, monitor: CoreMonitor | None) -> None:
+    def __init__(self, server: PolicyServer, plan: Plan, body: Bodies) -> None:
         self._server = server
         self._plan = plan
-        self._monitor = monitor
         self._target = Target(server.url + RANK, ENDLESS)
         self._requests = [self._target.request(body(i)) for i in range(REQUESTS)]
 
@@ -249,27 +210,20 @@ class _Prober:
                 rounds.append(self._round(spacing_s + rest_s, inside))
         return measured
 
-    def rejections(self) -> tuple[float, float]:
-        """Processor seconds of a rejected request, one of many connections; and the duration of the monitor's
-        work meanwhile.
-        """
+    def rejections(self) -> float:
+        """Processor seconds of a rejected request, one of many connections."""
         server = self._server
         expiring = [request.replace(LONG, SHORT, 1) for request in self._requests]
         found = []
-        begun_s = perf_counter()
         for _ in range(ROUNDS):
             core_s, _ = core_seconds(server.pid)
             n = closed_loop(server.url, expiring, MANY_CONNECTIONS, ROUND_S, NOT_IN_TIME)
             found.append((core_seconds(server.pid)[0] - core_s) / n)
-        return float(np.median(found)), self._unit_s(begun_s)
-
-    def _unit_s(self, begun_s: float) -> float:
-        return 1.0 if self._monitor is None else self._monitor.unit_s(begun_s, perf_counter())
+        return float(np.median(found))
 
     def _round(self, spacing_s: float | None, inside: bool) -> Round:
         """Measures one request every spacing_s; or full load, if that is None."""
         server, requests = self._server, self._requests
-        begun_s = perf_counter()
         before = read_counters(server.url)
         # the processor time within the scrapes: they cost more than a request
         core_s, waited_s = core_seconds(server.pid)
@@ -294,7 +248,7 @@ class _Prober:
         lane_s = busy_s * core_s / (core_s + waited_s) if inside else 0.0
         front_s = max(core_s - lane_s - (after.tick_s - before.tick_s), 0.0) / queries
         rest_s = max((spacing_s or float("nan")) - trip_s, 0.0)
-        return Round(busy_s / batches, queries / batches, front_s, trip_s, rest_s, self._unit_s(begun_s))
+        return Round(busy_s / batches, queries / batches, front_s, trip_s, rest_s)
 
 
 def _middle(rounds: Sequence[Round]) -> Round:

@@ -14,7 +14,7 @@ from time import sleep
 
 import numpy as np
 
-from polyrec.loadtest.comparison.calibration import CoreMonitor, calibrate
+from polyrec.loadtest.comparison.calibration import calibrate
 from polyrec.loadtest.comparison.capacity_search import CapacitySearch
 from polyrec.loadtest.comparison.load_step import AROUND_S, Step, step_of
 from polyrec.loadtest.comparison.policy_server import PolicyServer
@@ -76,8 +76,8 @@ class Trial:
 
     ladder: rate -> its runs. served: rate -> of each of them, median and 99th percentile in seconds of all
     requests by the server's own histogram, which starts after a request is read. simulated: rate -> the
-    same on virtual lanes. slowdowns: of the server's core, by rate and number of the run.
-    step, stepped: figures and outcome of the step of load.
+    same on virtual lanes. spans: first and last moment of each run, of perf_counter, by rate and number of
+    the run. step, stepped: figures and outcome of the step of load.
     """
 
     tried: list[Figures] = field(default_factory=list)
@@ -85,7 +85,7 @@ class Trial:
     ladder: dict[float, list[Figures]] = field(default_factory=dict)
     served: dict[float, list[tuple[float, float]]] = field(default_factory=dict)
     simulated: dict[float, Figures] = field(default_factory=dict)
-    slowdowns: dict[tuple[float, int], Slowdown] = field(default_factory=dict)
+    spans: dict[tuple[float, int], tuple[float, float]] = field(default_factory=dict)
     step: Step | None = None
     stepped: Outcome | None = None
 
@@ -110,9 +110,7 @@ class PolicyComparison:
         source: Source,
         conditions: Conditions,
         progress: Progress = lambda _: None,
-        monitor: CoreMonitor | None = None,
     ) -> None:
-        """monitor: measures the server's core, so that simulated runs have the speed of the live ones."""
         self.server = server
         self.conditions = conditions
         self.quality, self.accuracy = path_qualities(server.url)
@@ -121,7 +119,6 @@ class PolicyComparison:
         self.costs: Costs | None = None
         self._source = source
         self._progress = progress
-        self._monitor = monitor
 
     def find_capacities(self, first: float, highest: float = 20_000.0) -> float:
         """Finds each policy's highest rate that meets the SLO; returns the highest of all.
@@ -159,7 +156,7 @@ class PolicyComparison:
         """Measures the costs of serving that `simulate` adds to the profile. Takes some seconds a path."""
         rows, _ = self._requests(MEAN_SAMPLE, LADDER_SEED)
         mean = round(float(rows.mean()))
-        self.costs = calibrate(plan, self.server, self._source, mean, self._progress, self._monitor)
+        self.costs = calibrate(plan, self.server, self._source, mean, self._progress)
 
     def run_ladder(self, rates: Sequence[float] | Mapping[str, Sequence[float]]) -> None:
         """Runs every policy at every rate (or its own rates), as often as the conditions say."""
@@ -178,11 +175,7 @@ class PolicyComparison:
         if outcome is not None:
             since = request_buckets(self.server.url) - before
             trial.ladder.setdefault(rate, []).append(figures(outcome, self.quality, self.accuracy))
-            if self._monitor is not None and self.costs is not None and self.costs.unit_s is not None:
-                begun_s = outcome.started_s
-                trial.slowdowns[rate, repeat] = self._monitor.slowdown(
-                    begun_s, begun_s + outcome.end_s, self.costs.unit_s
-                )
+            trial.spans[rate, repeat] = outcome.started_s, outcome.started_s + outcome.end_s
             trial.served.setdefault(rate, []).append((since.quantile(0.5), since.quantile(0.99)))
 
     def simulate(self, plan: Plan) -> None:
@@ -204,18 +197,17 @@ class PolicyComparison:
         rate: float,
         repeat: int = 0,
         costs: Costs | None = None,
-        slowdown: Slowdown | None = None,
+        slowdown: Slowdown = no_slowdown,
     ) -> Figures:
         """Simulates one run of the ladder. Raises PlanError.
 
-        whole: the completed plan. costs: None: as calibrated. slowdown: None: that of the live run, if any.
+        whole: the completed plan. costs: None: as calibrated. slowdown: of the server's core.
         """
         c = self.conditions
         seconds = c.warmup_s + c.seconds
         due = self._due(rate, seconds, LADDER_SEED + repeat)
         rows, _ = self._requests(due.size, LADDER_SEED + repeat)
         sent_budget_s = c.slo_s - c.margin_s
-        slowdown = slowdown or self.trials[policy].slowdowns.get((rate, repeat), no_slowdown)
         outcome = simulated(
             whole, policy, due, rows, seconds, c.slo_s, sent_budget_s, c.seed, costs or self.costs, slowdown
         )

@@ -46,8 +46,7 @@ class Costs(Strict):
     after_s: the part of it after the answers. query_s, row_s: reading, parsing and answering a query, and
     each of its rows. refuse_s: reading and rejecting an unparsed query, half of it for rejecting a parsed
     one; None: as query_s. tick_s: the router's tick. held_rate, held_s: preemptions of the loop per second of
-    work, and their mean duration. unit_s: duration of a unit of work on that core during the calibration;
-    None: not measured. batches: by path; a path without an entry takes what its profile says.
+    work, and their mean duration. batches: by path; a path without an entry takes what its profile says.
     """
 
     wake_s: Seconds = 0.0
@@ -60,7 +59,6 @@ class Costs(Strict):
     tick_s: Seconds = 0.0
     held_rate: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     held_s: Seconds = 0.0
-    unit_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     batches: dict[PathName, BatchCost] = Field(default_factory=dict)
 
 
