@@ -126,8 +126,8 @@ class PartHashes:
             part = out[first : first + step]
             hashed = self._hashes(ids[first : first + step], z[: len(part)], t[: len(part)])
             np.copyto(part, hashed.view(np.int32), casting="same_kind")
-        out *= np.float32(2.0 / (self._m - 1))
-        out -= np.float32(1.0)
+            part *= np.float32(2.0 / (self._m - 1))
+            part -= np.float32(1.0)
         return out
 
     def hashes(self, ids: I64) -> NDArray[np.uint32]:

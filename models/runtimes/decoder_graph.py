@@ -1,17 +1,18 @@
-"""DHE's decoders as an ONNX graph: one MLP per table over consecutive rows of one matrix of codes.
+"""DHE's decoders as an ONNX graph: one MLP per table, each with an input of its own.
 
-Inputs are `codes` [rows, k], table by table, and `counts` [tables], the rows of each; the output is `vectors`
-[rows, width]. Tables need no padding to a common length, since each has products of its own.
+Inputs are `codes0` [rows of table 0, k], `codes1` ...; the output is `vectors` [all rows, width], table by
+table. Tables need no padding to a common length, and codes of all tables, one matrix, are split by views.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
-from onnx import helper
 
 from polyrec.models.dlrm.precision import DensePrecision
 from polyrec.models.embeddings.decoder import Decoders
 from polyrec.models.runtimes.graph_writer import GraphWriter
+from polyrec.models.schema.batch import F32, I64
 
 
 def decoder_graph(
@@ -24,10 +25,7 @@ def decoder_graph(
     """
     g = GraphWriter(precision)
     tables = decoders.weights[0].shape[0]
-    codes = g.input("codes", "rows", decoders.sizes[0])
-    counts = g.input("counts", tables, integers=True)
-    parts = [f"codes{table}" for table in range(tables)]
-    g.nodes.append(helper.make_node("Split", [codes, counts], parts, axis=0))
+    parts = [g.input(f"codes{table}", f"rows{table}", decoders.sizes[0]) for table in range(tables)]
     if bounded:
         g.bounded.update(parts)
     g.node("Concat", *(_mlp(g, x, decoders, t) for t, x in enumerate(parts)), output="vectors", axis=0)
@@ -48,3 +46,10 @@ def _activation(g: GraphWriter, x: str, kind: str) -> str:
     x = g.node("Relu", x)
     g.rectified.add(x)
     return x
+
+
+def decoder_inputs(codes: F32, counts: I64) -> dict[str, F32]:
+    """Returns the inputs for codes [rows, k], table by table, and the rows of each table; views."""
+    ends = np.cumsum(counts).tolist()
+    starts = [0, *ends[:-1]]
+    return {f"codes{t}": codes[a:b] for t, (a, b) in enumerate(zip(starts, ends, strict=True))}

@@ -24,7 +24,7 @@ from polyrec.models.dlrm.precision import DensePrecision
 from polyrec.models.embeddings.computed import ComputedStage, Decode, computed_part
 from polyrec.models.errors import RuntimeUnavailable
 from polyrec.models.runtimes.binding import BoundSession
-from polyrec.models.runtimes.decoder_graph import decoder_graph
+from polyrec.models.runtimes.decoder_graph import decoder_graph, decoder_inputs
 from polyrec.models.runtimes.mixed_batch import run_parts, split_plain_and_ranking, with_own_contexts
 from polyrec.models.runtimes.onnx_graph import plain_graph, product_graph, ranking_graph
 from polyrec.models.runtimes.runtime import RuntimeKind
@@ -118,7 +118,7 @@ def session_decoders(stage: ComputedStage, device: str, precision: DensePrecisio
     session = open_session(graph.SerializeToString(), device)
 
     def decode(codes: torch.Tensor, counts: I64) -> torch.Tensor:
-        return torch.from_numpy(session.run(None, {"codes": codes.numpy(), "counts": counts})[0])
+        return torch.from_numpy(session.run(None, decoder_inputs(codes.numpy(), counts))[0])
 
     return decode
 

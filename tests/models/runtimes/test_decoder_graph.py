@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from polyrec.models.dlrm.precision import DensePrecision
 from polyrec.models.embeddings.decoder import Activation, Decoders
-from polyrec.models.runtimes.decoder_graph import decoder_graph
+from polyrec.models.runtimes.decoder_graph import decoder_graph, decoder_inputs
 from polyrec.models.runtimes.kinds.onnx import open_session
 from polyrec.models.schema.batch import F32
 
@@ -28,7 +28,7 @@ def test_a_session_decodes_as_the_decoders_do(
     session = open_session(decoder_graph(decoders, precision, bounded).SerializeToString(), "cpu")
 
     def decoded(codes: torch.Tensor, counts: list[int]) -> F32:
-        out: F32 = session.run(None, {"codes": codes.numpy(), "counts": np.array(counts)})[0]
+        out: F32 = session.run(None, decoder_inputs(codes.numpy(), np.array(counts)))[0]
         return out
 
     @settings(max_examples=20)
@@ -57,5 +57,5 @@ def test_a_single_table_is_decoded() -> None:
     codes = torch.rand(5, 4)
     with torch.inference_mode():
         expected = decoders(codes, np.array([5]))
-    got = session.run(None, {"codes": codes.numpy(), "counts": np.array([5])})[0]
+    got = session.run(None, decoder_inputs(codes.numpy(), np.array([5])))[0]
     np.testing.assert_allclose(got, expected, atol=1e-6)
