@@ -4,6 +4,9 @@ It takes the graphs of ONNX Runtime (models/runtimes/onnx_graph.py), which in fp
 only. Precision is OpenVINO's own hint: bf16 where the plugin says that the device executes it, and nothing
 else; without a hint the CPU plugin would take bf16 by itself where it can.
 
+Its CPU plugin compiles kernels for each new number of rows, in 5 to 40 ms of the batch that has it. So rows,
+and contexts if shared, are padded to a few numbers, and those of plain batches are compiled at the start.
+
 `import openvino` reports its use to its vendor (package openvino_telemetry), from openvino.tools.ovc, which
 converts models. Polyrec does not need that module, and keeps it from being imported.
 """
@@ -16,10 +19,11 @@ from functools import cache
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.bundle.weights import BundleWeights
-from polyrec.models.dlrm.dlrm import Inputs, inputs_of
+from polyrec.models.dlrm.dlrm import DenseNet, Inputs, inputs_of
 from polyrec.models.dlrm.precision import DensePrecision
 from polyrec.models.errors import RuntimeUnavailable
 from polyrec.models.runtimes.mixed_batch import run_parts, split_plain_and_ranking, with_own_contexts
@@ -35,6 +39,8 @@ import openvino as ov  # noqa: E402
 
 DEVICES = ("cpu", "gpu", "npu")
 HINTS: dict[DensePrecision, str] = {"fp32": "f32", "bf16": "bf16"}
+WARM_ROWS = 270
+"""Largest plain batch whose kernels are compiled at the start: that of MLPerf's mean request."""
 CAPABILITIES: dict[DensePrecision, str] = {"fp32": "FP32", "bf16": "BF16"}
 
 
@@ -63,6 +69,8 @@ class OpenVinoRuntime:
         self._ranking: Compiled | None = None
         if min(net.slots):
             self._ranking = Compiled(ranking_graph(net).SerializeToString(), device, precision)
+        for rows in sizes_up_to(WARM_ROWS):
+            self._plain(empty_inputs(net, rows))
 
     def embed(self, batch: Batch) -> tuple[Inputs, ...]:
         with torch.inference_mode():
@@ -72,15 +80,46 @@ class OpenVinoRuntime:
         return run_parts(embedded, self._run)
 
     def _run(self, inputs: Inputs) -> F32:
-        if not inputs.candidate.shape[0]:
+        rows = inputs.candidate.shape[0]
+        if not rows:
             return np.empty(0, np.float32)
-        if inputs.context_row is None or self._ranking is None:
+        if self._ranking is None:
             inputs = with_own_contexts(inputs)
-            return _without_infinite(self._plain(inputs), inputs)
-        return _without_infinite(self._ranking(inputs), inputs)
+        compiled = self._plain if inputs.context_row is None or self._ranking is None else self._ranking
+        return _without_infinite(compiled(padded(inputs))[:rows], inputs)
 
     def predict(self, batch: Batch) -> F32:
         return self.dense(self.embed(batch))
+
+
+def padded_size(n: int) -> int:
+    """Returns the least size that is at least n: each up to 16, above them 8 for each doubling."""
+    step = 1 << max(0, (n - 1).bit_length() - 4)
+    return -(-n // step) * step
+
+
+def sizes_up_to(most: int) -> list[int]:
+    """Returns all padded sizes up to `most`."""
+    return sorted({padded_size(n) for n in range(1, most + 1)})
+
+
+def padded(inputs: Inputs) -> Inputs:
+    """Adds rows and contexts of zeros up to padded sizes; a padding row has the first context."""
+    parts = [_padded(part, padded_size(part.shape[0])) for part in inputs[:4]]
+    row = inputs.context_row
+    return Inputs(*parts, None if row is None else _padded(row, padded_size(row.shape[0])))
+
+
+def _padded(x: Tensor, rows: int) -> Tensor:
+    missing = rows - x.shape[0]
+    return torch.cat((x, x.new_zeros((missing, *x.shape[1:])))) if missing else x
+
+
+def empty_inputs(net: DenseNet, rows: int) -> Inputs:
+    """Returns inputs of zeros for a plain batch."""
+    dense = [torch.zeros((rows, size)) for size in net.dense]
+    vectors = [torch.zeros((rows, size, net.shape.width)) for size in net.slots]
+    return Inputs(*dense, *vectors, None)
 
 
 def _without_infinite(probability: F32, inputs: Inputs) -> F32:
