@@ -63,6 +63,8 @@ class PathQuality:
         return self.value - DEVIATIONS * self.error, self.value + DEVIATIONS * self.error
 
 
+MOST_LOSS = 2e-4
+"""Largest loss of AUC, over the AUC in fp32, of a dense precision that is offered by default."""
 NONE_GIVEN: Mapping[str, float] = {}
 
 
@@ -156,6 +158,29 @@ def measure_quality(
             }
             log.add(name, same_runtime[name].identity, what, entry)
     return {c.name: _measured(c, log.get(c.name, c.identity, what), data, metric) for c in found}
+
+
+def losing_precisions(found: Sequence[Candidate], qualities: Mapping[str, PathQuality]) -> dict[str, str]:
+    """Returns the paths whose dense precision loses more than MOST_LOSS of the AUC; says how much.
+
+    A path is compared with the fp32 paths of its bundle and width; only figures measured with the paths
+    count, since others assume that all precisions are alike.
+    """
+    auc: dict[tuple[Path, int | None], float] = {}
+    measured = [c for c in found if qualities[c.name].origin == "data" and "auc" in qualities[c.name].metrics]
+    for c in measured:
+        if c.path.precision == "fp32":
+            auc[c.bundle.path, c.path.width] = qualities[c.name].metrics["auc"]
+    losses = {
+        c.name: 1 - qualities[c.name].metrics["auc"] / auc[c.bundle.path, c.path.width]
+        for c in measured
+        if auc.get((c.bundle.path, c.path.width))
+    }
+    return {
+        name: f"it loses {loss:.3%} of the AUC in fp32, more than {MOST_LOSS:.2%} (--precisions keeps it)"
+        for name, loss in losses.items()
+        if loss > MOST_LOSS
+    }
 
 
 def _measured(

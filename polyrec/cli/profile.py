@@ -130,7 +130,12 @@ def _measure(args: argparse.Namespace) -> Profile:
     from polyrec.measure.profile.candidates import candidates
     from polyrec.measure.profile.log import SampleLog
     from polyrec.measure.profile.measure import ProfileSettings, cpu_wait_share, eviction_bytes, path_profile
-    from polyrec.measure.profile.quality import at_width, bundle_quality, quality_differences
+    from polyrec.measure.profile.quality import (
+        at_width,
+        bundle_quality,
+        losing_precisions,
+        quality_differences,
+    )
     from polyrec.models.bundle.bundle import load_bundle
     from polyrec.planner.profile import Profile, ProfileError
 
@@ -193,6 +198,12 @@ def _measure(args: argparse.Namespace) -> Profile:
                 file=sys.stderr,
             )
         qualities = _qualities(args, found, bundles, given, log)
+        if args.precisions is None:
+            losing = losing_precisions(found, qualities)
+            for name, why in losing.items():
+                print(f"left out: path '{name}': {why}", file=sys.stderr)
+            found = [c for c in found if c.name not in losing]
+            qualities = {c.name: qualities[c.name] for c in found}
         paths = tuple(path_profile(c, settings, log, qualities[c.name]) for c in found)
         profile = Profile(
             machine=inventory.machine,

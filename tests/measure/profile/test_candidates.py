@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from polyrec.measure.profile.candidates import Candidate, best_runtimes, candidates, path_memory
-from polyrec.measure.profile.quality import bundle_quality
+from polyrec.measure.profile.quality import PathQuality, bundle_quality, losing_precisions
 from polyrec.models.bundle.bundle import Bundle, load_bundle, write_bundle
 from polyrec.models.bundle.derive import quantize_bundle
 from polyrec.models.bundle.manifest import NET
@@ -136,3 +136,14 @@ def test_each_width_has_its_own_figures(nested: Bundle, tmp_path: Path) -> None:
     narrow, wide = every({"table": nested}, devices=(CPU,), precisions=["fp32"])
     assert bundle_quality(narrow, both, given).value == 0.5
     assert bundle_quality(wide, both, given).origin == "bundle"
+
+
+def test_a_precision_that_loses_auc_is_left_out(bundle: Bundle, nested: Bundle) -> None:
+    found = every({"table": bundle, "ladder": nested}, devices=(CPU,))
+    auc = (0.8, 0.79985, 0.7, 0.6998, 0.8, 0.81)  # fp32 and int8 of the table, and of two widths
+    measured = {c.name: PathQuality(0.2, {"auc": a}, "data", c.name) for c, a in zip(found, auc, strict=True)}
+    losing = losing_precisions(found, measured)
+    assert list(losing) == [found[3].name]
+    assert "loses 0.029% of the AUC" in losing[found[3].name]
+    assumed = {name: replace(quality, origin="assumed") for name, quality in measured.items()}
+    assert losing_precisions(found, assumed) == {}
