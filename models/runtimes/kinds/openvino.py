@@ -105,21 +105,21 @@ def sizes_up_to(most: int) -> list[int]:
 
 def padded(inputs: Inputs) -> Inputs:
     """Adds rows and contexts of zeros up to padded sizes; a padding row has the first context."""
-    parts = [_padded(part, padded_size(part.shape[0])) for part in inputs[:4]]
-    row = inputs.context_row
-    return Inputs(*parts, None if row is None else _padded(row, padded_size(row.shape[0])))
+    dense_context, dense_candidate, context, candidate = (_padded(part) for part in inputs[:4])
+    row = None if inputs.context_row is None else _padded(inputs.context_row)
+    return Inputs(dense_context, dense_candidate, context, candidate, row)
 
 
-def _padded(x: Tensor, rows: int) -> Tensor:
-    missing = rows - x.shape[0]
+def _padded(x: Tensor) -> Tensor:
+    missing = padded_size(x.shape[0]) - x.shape[0]
     return torch.cat((x, x.new_zeros((missing, *x.shape[1:])))) if missing else x
 
 
 def empty_inputs(net: DenseNet, rows: int) -> Inputs:
     """Returns inputs of zeros for a plain batch."""
-    dense = [torch.zeros((rows, size)) for size in net.dense]
-    vectors = [torch.zeros((rows, size, net.shape.width)) for size in net.slots]
-    return Inputs(*dense, *vectors, None)
+    dense_context, dense_candidate = (torch.zeros((rows, size)) for size in net.dense)
+    context, candidate = (torch.zeros((rows, size, net.shape.width)) for size in net.slots)
+    return Inputs(dense_context, dense_candidate, context, candidate, None)
 
 
 def _without_infinite(probability: F32, inputs: Inputs) -> F32:
