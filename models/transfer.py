@@ -16,6 +16,8 @@ def on_device(array: NDArray[Any], device: torch.device) -> Tensor:
     memory block the host.
     """
     here = torch.from_numpy(array)
+    if device.type == "cpu":
+        return here
     if device.type != "cuda":
         return here.to(device)
     return here.pin_memory().to(device, non_blocking=True)

@@ -90,6 +90,11 @@ class FusedRows:
     def _bases(self, features: tuple[Categorical, ...]) -> I64:
         return np.array([self.base[f.table_name] for f in features], np.int64)
 
+    @property
+    def has_bags(self) -> bool:
+        """Whether any feature is multi-valued."""
+        return any(bases.size for bases in self._bags.values())
+
     def slice_of(self, table: str) -> slice:
         """Rows of one table."""
         base = self.base[table]

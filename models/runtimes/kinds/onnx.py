@@ -22,6 +22,7 @@ from polyrec.models.bundle.weights import BundleWeights
 from polyrec.models.dlrm.dlrm import Inputs, inputs_of
 from polyrec.models.dlrm.precision import DensePrecision
 from polyrec.models.embeddings.computed import ComputedStage, Decode, computed_part
+from polyrec.models.embeddings.host_table import HostTable
 from polyrec.models.errors import RuntimeUnavailable
 from polyrec.models.runtimes.binding import BoundSession
 from polyrec.models.runtimes.decoder_graph import decoder_graph, decoder_inputs
@@ -64,6 +65,7 @@ class OnnxRuntime:
         cuda: Any = torch.cuda
         self._stream = cuda.Stream(where) if where.type == "cuda" else None
         self.stage = open_stage(bundle, tiers, where)
+        self._host_table = HostTable.of(self.stage)
         computed = computed_part(self.stage)
         if computed is not None and where.type == "cpu":
             computed.decode = session_decoders(computed, device, precision)
@@ -77,6 +79,8 @@ class OnnxRuntime:
         return _Session(session, names, None if self._stream is None else BoundSession(session, names))
 
     def embed(self, batch: Batch) -> tuple[Inputs, ...]:
+        if self._host_table is not None:
+            return split_plain_and_ranking(inputs_of(batch, self._host_table(batch)), batch.plain_rows)
         with torch.inference_mode(), _on(self._stream):
             return split_plain_and_ranking(inputs_of(batch, self.stage(batch)), batch.plain_rows)
 

@@ -25,6 +25,7 @@ from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.bundle.weights import BundleWeights
 from polyrec.models.dlrm.dlrm import DenseNet, Inputs, inputs_of
 from polyrec.models.dlrm.precision import DensePrecision
+from polyrec.models.embeddings.host_table import HostTable
 from polyrec.models.errors import RuntimeUnavailable
 from polyrec.models.runtimes.mixed_batch import run_parts, split_plain_and_ranking, with_own_contexts
 from polyrec.models.runtimes.onnx_graph import plain_graph, product_graph, ranking_graph
@@ -64,6 +65,7 @@ class OpenVinoRuntime:
         self.device = device
         self.precision = precision
         self.stage = open_stage(bundle, tiers)
+        self._host_table = HostTable.of(self.stage)
         net = bundle.net()
         self._plain = Compiled(plain_graph(net).SerializeToString(), device, precision)
         self._ranking: Compiled | None = None
@@ -73,6 +75,8 @@ class OpenVinoRuntime:
             self._plain(empty_inputs(net, rows))
 
     def embed(self, batch: Batch) -> tuple[Inputs, ...]:
+        if self._host_table is not None:
+            return split_plain_and_ranking(inputs_of(batch, self._host_table(batch)), batch.plain_rows)
         with torch.inference_mode():
             return split_plain_and_ranking(inputs_of(batch, self.stage(batch)), batch.plain_rows)
 

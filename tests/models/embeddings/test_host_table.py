@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from polyrec.models.embeddings.host_table import HostTable
+from polyrec.models.embeddings.store import QuantizedRows, quantize
+from polyrec.models.embeddings.table import TableStage
+from polyrec.models.schema.schema import Schema
+from tests.models.random_batches import random_batch, random_schema, random_table_rows
+
+
+def stage_of(random: np.random.Generator, bags: bool) -> tuple[Schema, dict[str, int], TableStage]:
+    """Draws a schema with or without multi-valued features, its tables and a stage."""
+    while True:
+        schema = random_schema(random)
+        if any(f.multi for f in schema.categorical) == bags:
+            rows = random_table_rows(random, schema)
+            return schema, rows, TableStage.initial(schema, rows, 8, seed=3)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_vectors_are_those_of_the_stage(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    schema, rows, stage = stage_of(random, bags=False)
+    host = HostTable.of(stage)
+    assert host is not None
+    for size, contexts in [(1, None), (23, None), (17, 2), (300, 1), (5, None)]:
+        batch = random_batch(random, schema, rows, size, contexts)
+        with torch.inference_mode():
+            expected = [v.clone() for v in stage(batch)]
+        for found, want in zip(host(batch), expected, strict=True):
+            assert torch.equal(found, want)
+
+
+def test_updated_rows_are_seen() -> None:
+    random = np.random.default_rng(0)
+    schema, rows, stage = stage_of(random, bags=False)
+    host = HostTable.of(stage)
+    assert host is not None
+    with torch.no_grad():
+        stage.state_dict()["store.weight"].fill_(2.0)
+    assert (host(random_batch(random, schema, rows, 4)).candidate == 2.0).all()
+
+
+def test_other_rows_are_left_to_the_stage() -> None:
+    schema, rows, stage = stage_of(np.random.default_rng(0), bags=False)
+    weight = stage.state_dict()["store.weight"]
+    assert HostTable.of(TableStage(schema, rows, weight[:, :4])) is None
+    stage.store = QuantizedRows(quantize(weight, "int8"), "int8")
+    assert HostTable.of(stage) is None
+    *_, pooled = stage_of(np.random.default_rng(1), bags=True)
+    assert HostTable.of(pooled) is None
