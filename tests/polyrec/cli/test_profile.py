@@ -196,7 +196,7 @@ def test_users_mistakes_are_one_line(
     assert "is named twice" in error_of(capsys, bundle, bundle)
     assert "--seconds must be a time above 0, not 0" in error_of(capsys, bundle, "--seconds", "0")
     assert "--max-rows must be between" in error_of(capsys, bundle, "--max-rows", "0")
-    assert "--runtimes: there is no 'jax'; known: torch, onnx" in error_of(
+    assert "--runtimes: there is no 'jax'; known: onnx, openvino, torch" in error_of(
         capsys, bundle, "--runtimes", "jax"
     )
     assert "--precisions: there is no 'fp8'" in error_of(capsys, bundle, "--precisions", "fp8")
