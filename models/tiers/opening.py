@@ -50,16 +50,19 @@ def open_stack(
     encoder: Encoder | None = None,
     device: torch.device | str = "cpu",
     changes: Changes | None = None,
+    counts: Sequence[I64] | None = None,
 ) -> TierStack:
     """Copies every row into its tier. sizes: rows of each table, in the order of the fused weight.
 
     encoder: provides the popularity of pages, the stable ids of remote rows and the out-of-vocabulary rows;
-    required if rows are remote or updated. changes: updates of these rows, which the stack contains and
+    required if rows are remote or updated by id. counts: without an encoder, the accesses of each table by
+    rank, non-increasing. changes: updates of these rows, which the stack contains and
     receives from then on. Raises RuntimeUnavailable: cuts of another model, a folder that cannot be written,
     a reader that the kernel refuses, a store to be filled that does not answer.
     """
     vocabularies = [] if encoder is None else [encoder.vocabularies[t] for t in sizes]
-    counts = [v.counts for v in vocabularies] if vocabularies else None
+    if vocabularies:
+        counts = [v.counts for v in vocabularies]
     if not any(cuts.device for cuts in placement.cuts.values()):
         placement = share_with_cache(placement, row_format.bytes, sizes, counts)
     try:

@@ -43,6 +43,10 @@ def write_pages(path: Path, slab: Slab, parts: Iterable[Bytes]) -> None:
             left = rows[whole:].copy()
         if len(left):
             put(left)
+        file.flush()
+        # a direct read would wait until the kernel has written what it caches of the page
+        os.fdatasync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def open_direct(path: Path, length: int) -> tuple[int, bool]:
