@@ -187,15 +187,15 @@ def turn(
 def _held(
     known: Known, rate: float, case: PeerCase, tally: PeerTally, args: argparse.Namespace, seed: int
 ) -> bool:
-    """Whether a rate is held; trials in which the sender was late are repeated."""
+    """Whether a rate is held; trials that failed while the sender itself was late are repeated."""
     seconds = min(MOST_TRIAL_S, max(args.seconds, TRIAL_REQUESTS / rate))
     budget_s = case.limit_s if args.budget else None
     for attempt in range(LATE_TRIALS):
         tried = trial(known, rate, seconds, case.limit_s, 1000 * seed + attempt, budget_s)
-        if tried.counts:
+        held = tried.held(case.limit_s)
+        if held or tried.counts:
             break
     tally.trials.append(tried)
-    held = tried.counts and tried.held(case.limit_s)
     if args.verbose:
         tqdm.write(
             f"{known.url} {rate:8.1f}/s p99 {1e3 * tried.p99_s:7.2f} ms, right in time "
