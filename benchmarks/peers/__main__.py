@@ -67,8 +67,8 @@ TOGETHER_BYTES = 2**30
 MOST_TRIAL_S = 5.0
 TRIAL_REQUESTS = 150
 LATE_TRIALS = 3
-FIRST, GROWTH, PRECISION = 0.7, 1.25, 1.04
-"""The search for the knee: first rate and growth relative to the closed loop, and precision."""
+FIRST, GROWTH, PRECISION, MOST_TRIALS = 0.7, 1.25, 1.05, 14
+"""The search for the knee: first rate relative to the closed loop, growth, precision, trials of a turn."""
 
 
 @dataclass(slots=True)
@@ -174,7 +174,7 @@ def turn(
         tallies[name].alone_s.append(closed(requests, 1, args.seconds / 2).p50_s)
     for name in known:
         rate = FIRST * tallies[name].closed[-1]
-        searches[name] = CapacitySearch(rate, PRECISION, GROWTH, max_verdicts=20)
+        searches[name] = CapacitySearch(rate, PRECISION, GROWTH, max_verdicts=MOST_TRIALS)
     while any(search.rate is not None for search in searches.values()):
         for name, search in searches.items():
             if search.rate is not None:
