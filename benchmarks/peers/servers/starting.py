@@ -128,7 +128,9 @@ def start_server(name: ServerName, bundle: Bundle, files: Path, core: int, probe
     """
     if name.is_polyrec:
         settings: dict[str, object] = {"bundle": bundle.path, "precision": name.precision}
-        settings |= {"runtime": name.runtime, "max_queued_rows": 2**17, "drain_grace_s": 0}
+        settings |= {"runtime": name.runtime, "drain_grace_s": 0}
+        # JSON of 2,048 rows has more values, and 16 connections have more rows, than the defaults admit
+        settings |= {"max_request_rows": 2**13, "max_queued_rows": 2**17}
         if bundle.width is not None:
             settings["width"] = bundle.width
         own = start(settings, core=core)
