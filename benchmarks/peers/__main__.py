@@ -218,7 +218,10 @@ def compare(bundle: Bundle, files: Path, case: PeerCase, args: argparse.Namespac
         for name in names if together else []:
             running.append(start_server(name, bundle, files, SERVER_CORE, probe))
             stack.callback(running[-1].stop)
+        began = time.monotonic()
         for number in tqdm(range(args.turns), desc=f"{case.rows} rows", leave=False):
+            if (time.monotonic() - began) * (number + 1) > 60 * args.minutes * max(1, number):
+                break
             session.append(session_rows_per_s(files, case, args.seconds))
             if together:
                 turn(running, case, tallies, args, 100 * number)
@@ -267,6 +270,9 @@ def main() -> None:
         "--budget", action="store_true", help="send the limit as each request's latency budget"
     )
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument(
+        "--minutes", type=float, default=6.0, help="for each size; turns that would not fit are left out"
+    )
     parser.add_argument("--seconds", type=float, default=1.5, help="of a closed loop; of a trial, at least")
     parser.add_argument("--folder", type=Path, default=Path("runs/peers"), help="of models and environment")
     parser.add_argument("--out", type=Path, help="JSON; results of other models, forms and sizes are kept")
