@@ -53,8 +53,10 @@ def origin(found: Mapping[str, Any]) -> str:
     """Command, machine, date and versions of one table."""
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     machine = found["machine"]
+    turns = min(len(f["turns"]["knee_requests_per_s"]) for f in found["servers"].values())
     return (
-        f"`{found['command']}`, {found['date']}, revision {found['revision']}; {machine['processor']}, "
+        f"`{found['command']}`, {found['date']}, revision {found['revision']}, {turns} turns; "
+        f"{machine['processor']}, {machine['cores']}, load average {machine['load average']}, "
         f"{machine['scheduling']}, Python {machine['python']}; {versions}.\n"
     )
 
