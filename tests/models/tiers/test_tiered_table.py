@@ -80,3 +80,11 @@ def test_what_is_wrong_is_told(tmp_path: Path) -> None:
             table.gather(np.array([10]))
         with pytest.raises(ValueError, match="values must be"):
             table.update(np.array([1]), rows)
+
+
+@pytest.mark.parametrize("share", [0.001, 0.01, 0.05, 0.2])
+def test_promised_bytes_are_kept_and_used(tmp_path: Path, share: float) -> None:
+    rows = np.zeros((143_542, 64), np.float32)
+    memory = int(rows.nbytes * share)
+    with TieredTable(rows, memory, tmp_path, np.arange(len(rows))[::-1].copy()) as table:
+        assert 0.9 * memory < table.memory_bytes <= memory
