@@ -22,7 +22,7 @@ from polyrec.models.schema.schema import Schema
 from polyrec.models.schema.vocabulary import Vocabulary
 from polyrec.planner.plan import MOST_BUDGET_MS, Limits
 from polyrec.planner.routing.query import MOST_PRIORITY
-from polyrec.server.codecs.body_limits import BodyLimits, count
+from polyrec.server.codecs.body_limits import FULL_VALUES, BodyLimits, count
 from polyrec.server.codecs.json_numbers import ALWAYS_FAST_BYTES
 from polyrec.server.codecs.json_rows import explain_malformed
 from polyrec.server.codecs.number_arrays import NumberParser
@@ -222,6 +222,9 @@ class OipCodec:
     def _json_tensor(self, name: str, raw: bytes, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """Parses the `data` of one input, flat or nested in row-major order. Raises Malformed."""
         values = self._numbers.parse(raw, shape, dtype.kind)
+        if values is None and math.prod(shape) > FULL_VALUES:
+            # number by number it would take longer than any body may
+            raise Malformed(f"input '{name}': data are not {math.prod(shape)} numbers of its type and shape")
         if values is None or (dtype.itemsize < 8 and dtype.kind == "i"):
             return json_tensor(name, raw, shape, dtype)
         with np.errstate(over="ignore"):

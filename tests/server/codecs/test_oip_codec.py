@@ -277,6 +277,29 @@ def test_what_is_no_number_is_rejected_in_large_data(nested: bool, odd: str) -> 
             CODEC.decode((header % (padding + data)).encode(), None)
 
 
+CRITEO = Schema.model_validate(
+    {
+        "name": "criteo",
+        "dense": [{"name": f"i{i}"} for i in range(13)],
+        "categorical": [{"name": f"c{i}", "type": "integer"} for i in range(26)],
+        **SPLIT,
+    }
+)
+
+
+def test_2048_rows_of_39_features_are_read_by_default() -> None:
+    random = np.random.default_rng(0)
+    dense, sparse = random.random((2048, 13)).astype(np.float32), random.integers(0, 2**31, (2048, 26))
+    inputs = [as_json("dense", dense), as_json("sparse", sparse)]
+    codec = OipCodec(CRITEO, Limits())
+    rows = codec.decode(orjson.dumps({"inputs": inputs}), None).rows
+    np.testing.assert_array_equal(rows.dense, dense)
+    np.testing.assert_array_equal(rows.sparse, sparse)
+    inputs[1]["data"][2000][5] = 0.5
+    with pytest.raises(Malformed, match="data are not 53248 numbers of its type and shape"):
+        codec.decode(orjson.dumps({"inputs": inputs}), None)
+
+
 def test_one_long_number_is_no_list_of_them() -> None:
     """It was a 500: server/codecs/json_numbers.py's faster way, which checks no types, gave a float."""
     for number in (b"1.%be1" % (b"0" * 5000), b"-1.%be1" % (b"0" * 5000)):
