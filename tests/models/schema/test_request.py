@@ -133,7 +133,8 @@ def inputs(requests: Sequence[Sequence[Row]], shared: bool = False) -> RequestRo
 ITEMS = st.sampled_from([None, "a", "b", "c", "d", "e"])
 ROWS = st.fixed_dictionaries(
     {
-        "price": st.one_of(st.none(), st.integers(-3, 3), st.floats(0.5, 500)),
+        # multiples of a 64th have exact sums: a mean near zero does not magnify roundings
+        "price": st.one_of(st.none(), st.integers(-3, 3), st.integers(32, 32_000).map(lambda x: x / 64)),
         "item": ITEMS,
         "last": ITEMS,
         "recent": st.lists(ITEMS, max_size=4),

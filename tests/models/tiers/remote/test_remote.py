@@ -90,11 +90,12 @@ def test_updates_and_new_orders_reach_the_store(server: RedisServer, tmp_path: P
     apply_update(stack, {"a": TableUpdate(everything, row_of(0, everything, 3))})
     cold = np.flatnonzero(encoder.vocabularies["a"].rank_of_id >= 2900)
     rows = TieredRows(stack)
+    drift = Drift(stack, memory=0.1)
     for _ in range(64):
         with rows.generation() as view:
             assert view.encoder is not None
             rows.gather(torch.from_numpy(view.encoder.vocabularies["a"].rank_of_id[cold]))
-    moves = Drift(stack, memory=0.1).reorder()
+    moves = drift.reorder()
     assert (moves.before, moves.after) == (0.0, 1.0)
     for _ in range(2):
         with rows.generation() as view:
