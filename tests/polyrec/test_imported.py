@@ -66,6 +66,7 @@ def folder(
     return folder
 
 
+@pytest.mark.long
 def test_a_calibrated_import_is_planned_in_tiers_and_answers_as_the_original(
     folder: Path, request_rows: Request, original: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -48,6 +48,7 @@ def test_the_large_machine_keeps_tables_and_hybrids(model: PublishedModel, assum
     assert kinds(model, "mprec-large", 100_000, assumed) == {"table"}
 
 
+@pytest.mark.long
 def test_the_command_writes_its_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--json", str(tmp_path / "m.json")]) == 0
     printed = capsys.readouterr().out

@@ -49,7 +49,7 @@ def error_of(folder: Path, saved: Any, *how: Any) -> str:
     return str(error.value)
 
 
-@settings(max_examples=50)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 2**31), kind=KINDS, single=st.booleans(), rows=st.integers(1, 9))
 def test_the_bundle_gives_the_originals_probabilities(
     tmp_path_factory: pytest.TempPathFactory, seed: int, kind: tuple[Any, bool], single: bool, rows: int
@@ -176,7 +176,7 @@ def test_itself_goes_with_dot(state: State, tmp_path: Path) -> None:
     assert "--interact-itself goes with --interaction dot" in error_of(tmp_path, state, "cat", True)
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 2**31), kind=KINDS, weighted=st.booleans(), mixed=st.booleans())
 def test_learned_weights_and_mixed_dimensions_become_part_of_the_rows(
     tmp_path_factory: pytest.TempPathFactory, seed: int, kind: tuple[Any, bool], weighted: bool, mixed: bool

@@ -62,7 +62,7 @@ def predictions(bundle: Bundle, request: Request, runtime: str = "torch", single
     return open_runtime(runtime, bundle).predict(batch)
 
 
-@settings(max_examples=50)
+@settings(max_examples=15)
 @given(
     seed=st.integers(0, 2**31),
     cross=st.none() | st.tuples(st.integers(1, 3), st.integers(1, 80)),
@@ -285,7 +285,7 @@ def test_a_top_layer_that_fits_no_number_of_features_is_rejected(dot: State, tmp
     assert error_of(tmp_path, dot).endswith("reads 11 numbers a row, the interaction of 3 features gives 10")
 
 
-@settings(max_examples=30)
+@settings(max_examples=10)
 @given(seed=st.integers(0, 2**31), cross=st.tuples(st.integers(1, 3), st.integers(1, 80)), mean=st.booleans())
 def test_a_cross_net_of_vectors_of_many_widths_is_served_with_zeros_behind_them(
     tmp_path_factory: pytest.TempPathFactory, seed: int, cross: tuple[int, int], mean: bool
@@ -304,7 +304,7 @@ def test_a_cross_net_of_vectors_of_many_widths_is_served_with_zeros_behind_them(
         np.testing.assert_allclose(predictions(bundle, request, name), expected, atol=1e-5)
 
 
-@settings(max_examples=30)
+@settings(max_examples=10)
 @given(
     seed=st.integers(0, 2**31),
     bits=st.sampled_from([8, 4]),

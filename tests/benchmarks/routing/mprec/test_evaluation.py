@@ -57,6 +57,7 @@ def test_every_variation_changes_one_assumption() -> None:
         assert len(changed) == 1, v.name
 
 
+@pytest.mark.long
 def test_the_small_version_of_the_command_writes_the_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
