@@ -16,7 +16,10 @@ def plan(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One bundle as two paths, so that there is something to choose."""
     file = tmp_path_factory.mktemp("plan") / "plan.json"
     path = {"bundle": bundle_dir, "runtime": "onnx"}
-    paths = ({**path, "name": "a@cpu", "quality": 0.9}, {**path, "name": "b@cpu", "precision": "int8"})
+    paths = (
+        {**path, "name": "a@cpu", "quality": 0.9},
+        {**path, "name": "b@cpu", "quality": 0.8, "precision": "int8"},
+    )
     save_plan(Plan.model_validate({"paths": paths}), file)
     return file
 
