@@ -8,12 +8,13 @@ next call.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from polyrec.models.dlrm.precision import DensePrecision
 from polyrec.models.embeddings.stage import Stage
+from polyrec.models.errors import RuntimeUnavailable
 from polyrec.models.schema.batch import F32, Batch
 
 if TYPE_CHECKING:
@@ -85,3 +86,10 @@ class RuntimeKind:
     precisions: Callable[[str], tuple[DensePrecision, ...]]
     probe: Callable[[str], str | None]
     distribution: str
+
+
+def require_precision(runtime: str, precision: DensePrecision, known: Iterable[DensePrecision]) -> None:
+    """Raises RuntimeUnavailable if a dense precision is not a known one. runtime: as the message names it."""
+    known = tuple(known)
+    if precision not in known:
+        raise RuntimeUnavailable(f"{runtime} has no dense precision '{precision}'; known: {', '.join(known)}")

@@ -19,16 +19,16 @@ from onnx import ModelProto
 
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.bundle.weights import BundleWeights
-from polyrec.models.dlrm.dlrm import Inputs, inputs_of
+from polyrec.models.dlrm.dlrm import Inputs
 from polyrec.models.dlrm.precision import DensePrecision
 from polyrec.models.embeddings.computed import ComputedStage, Decode, computed_part
-from polyrec.models.embeddings.host_table import HostTable
 from polyrec.models.errors import RuntimeUnavailable
 from polyrec.models.runtimes.binding import BoundSession
 from polyrec.models.runtimes.decoder_graph import decoder_graph, decoder_inputs
-from polyrec.models.runtimes.mixed_batch import run_parts, split_plain_and_ranking, with_own_contexts
+from polyrec.models.runtimes.embedder import Embedder
+from polyrec.models.runtimes.mixed_batch import run_parts, with_own_contexts
 from polyrec.models.runtimes.onnx_graph import plain_graph, product_graph, ranking_graph
-from polyrec.models.runtimes.runtime import RuntimeKind
+from polyrec.models.runtimes.runtime import RuntimeKind, require_precision
 from polyrec.models.schema.batch import F32, I64, Batch
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.stage import open_stage
@@ -56,16 +56,14 @@ class OnnxRuntime:
         precision: DensePrecision = "fp32",
         tiers: TierStack | None = None,
     ) -> None:
-        if precision not in precisions(device):
-            known = ", ".join(precisions(device))
-            raise RuntimeUnavailable(f"onnx has no dense precision '{precision}'; known: {known}")
+        require_precision("onnx", precision, precisions(device))
         self.device = device
         self.precision = precision
         where = _memory(device)
         cuda: Any = torch.cuda
         self._stream = cuda.Stream(where) if where.type == "cuda" else None
         self.stage = open_stage(bundle, tiers, where)
-        self._host_table = HostTable.of(self.stage)
+        self._embedder = Embedder(self.stage)
         computed = computed_part(self.stage)
         if computed is not None and where.type == "cpu":
             computed.decode = session_decoders(computed, device, precision)
@@ -79,10 +77,8 @@ class OnnxRuntime:
         return _Session(session, names, None if self._stream is None else BoundSession(session, names))
 
     def embed(self, batch: Batch) -> tuple[Inputs, ...]:
-        if self._host_table is not None:
-            return split_plain_and_ranking(inputs_of(batch, self._host_table(batch)), batch.plain_rows)
-        with torch.inference_mode(), _on(self._stream):
-            return split_plain_and_ranking(inputs_of(batch, self.stage(batch)), batch.plain_rows)
+        with _on(self._stream):
+            return self._embedder(batch)
 
     def dense(self, embedded: tuple[Inputs, ...]) -> F32:
         return run_parts(embedded, self._run)

@@ -23,13 +23,13 @@ from torch import Tensor
 
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.bundle.weights import BundleWeights
-from polyrec.models.dlrm.dlrm import DenseNet, Inputs, inputs_of
+from polyrec.models.dlrm.dlrm import DenseNet, Inputs
 from polyrec.models.dlrm.precision import DensePrecision
-from polyrec.models.embeddings.host_table import HostTable
 from polyrec.models.errors import RuntimeUnavailable
-from polyrec.models.runtimes.mixed_batch import run_parts, split_plain_and_ranking, with_own_contexts
+from polyrec.models.runtimes.embedder import Embedder
+from polyrec.models.runtimes.mixed_batch import run_parts, with_own_contexts
 from polyrec.models.runtimes.onnx_graph import plain_graph, product_graph, ranking_graph
-from polyrec.models.runtimes.runtime import RuntimeKind
+from polyrec.models.runtimes.runtime import RuntimeKind, require_precision
 from polyrec.models.schema.batch import F32, Batch
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.stage import open_stage
@@ -57,15 +57,11 @@ class OpenVinoRuntime:
         precision: DensePrecision = "fp32",
         tiers: TierStack | None = None,
     ) -> None:
-        if precision not in precisions(device):
-            known = ", ".join(precisions(device))
-            raise RuntimeUnavailable(
-                f"openvino on '{device}' has no dense precision '{precision}'; known: {known}"
-            )
+        require_precision(f"openvino on '{device}'", precision, precisions(device))
         self.device = device
         self.precision = precision
         self.stage = open_stage(bundle, tiers)
-        self._host_table = HostTable.of(self.stage)
+        self._embedder = Embedder(self.stage)
         net = bundle.net()
         self._plain = Compiled(plain_graph(net).SerializeToString(), device, precision)
         self._ranking: Compiled | None = None
@@ -75,10 +71,7 @@ class OpenVinoRuntime:
             self._plain(empty_inputs(net, rows))
 
     def embed(self, batch: Batch) -> tuple[Inputs, ...]:
-        if self._host_table is not None:
-            return split_plain_and_ranking(inputs_of(batch, self._host_table(batch)), batch.plain_rows)
-        with torch.inference_mode():
-            return split_plain_and_ranking(inputs_of(batch, self.stage(batch)), batch.plain_rows)
+        return self._embedder(batch)
 
     def dense(self, embedded: tuple[Inputs, ...]) -> F32:
         return run_parts(embedded, self._run)

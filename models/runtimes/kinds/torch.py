@@ -16,12 +16,12 @@ from polyrec.models.dlrm.precision import DensePrecision
 from polyrec.models.errors import RuntimeUnavailable
 from polyrec.models.runtimes.buckets import Buckets, predict_unbucketed
 from polyrec.models.runtimes.mixed_batch import run_parts, split_plain_and_ranking
-from polyrec.models.runtimes.runtime import RuntimeKind
+from polyrec.models.runtimes.runtime import RuntimeKind, require_precision
 from polyrec.models.schema.batch import F32, Batch
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.stage import open_stage
 
-DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
+DTYPES: dict[DensePrecision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class TorchRuntime:
@@ -36,10 +36,7 @@ class TorchRuntime:
         precision: DensePrecision = "fp32",
         tiers: TierStack | None = None,
     ) -> None:
-        if precision not in DTYPES:
-            raise RuntimeUnavailable(
-                f"torch has no dense precision '{precision}'; known: {', '.join(DTYPES)}"
-            )
+        require_precision("torch", precision, DTYPES)
         try:
             self._device = torch.device(device)
             torch.empty(0, device=self._device)

@@ -1,4 +1,4 @@
-"""Runtimes keep no records of whoever uses them, and send none."""
+"""Runtimes record nothing about their users, and send nothing."""
 
 from __future__ import annotations
 

@@ -1,0 +1,26 @@
+"""Embeds the batches of a runtime whose dense net is executed outside torch."""
+
+from __future__ import annotations
+
+import torch
+
+from polyrec.models.dlrm.dlrm import Inputs, inputs_of
+from polyrec.models.embeddings.host_table import HostTable
+from polyrec.models.embeddings.stage import Stage
+from polyrec.models.runtimes.mixed_batch import split_plain_and_ranking
+from polyrec.models.schema.batch import Batch
+
+
+class Embedder:
+    """Embeds by a stage, without torch where its rows allow that. A result is valid until the next call."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._host_table = HostTable.of(stage)
+
+    def __call__(self, batch: Batch) -> tuple[Inputs, ...]:
+        """Returns the inputs of the dense net: of plain rows, then of ranking rows."""
+        if self._host_table is not None:
+            return split_plain_and_ranking(inputs_of(batch, self._host_table(batch)), batch.plain_rows)
+        with torch.inference_mode():
+            return split_plain_and_ranking(inputs_of(batch, self._stage(batch)), batch.plain_rows)
