@@ -57,7 +57,7 @@ class DataReader(Protocol):
 
 
 def open_data(path: str | Path, schema: Schema, on_malformed: OnMalformed = "fatal") -> DataReader:
-    """Opens a Parquet file or a folder of them, plain or packed, or a Criteo TSV (plain or gzip).
+    """Opens a Parquet file or a folder of them, plain or packed, a prediction log, or a Criteo TSV (or gzip).
 
     Features of the request are computed, and read like columns. Raises DataError: no such file, an unknown
     format, a column of the schema that is missing or of another type.
@@ -76,6 +76,10 @@ def _open(path: Path, schema: Schema, on_malformed: OnMalformed) -> DataReader:
     if not path.exists():
         raise DataError(f"no data file '{path}'")
     if path.is_dir():
+        from polyrec.models.data.prediction_log import PredictionLogReader, is_prediction_log
+
+        if is_prediction_log(path):
+            return PredictionLogReader(path, schema, on_malformed)
         return _open_parquet(path, schema, on_malformed)
     try:
         with path.open("rb") as f:

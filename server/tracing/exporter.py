@@ -1,6 +1,6 @@
 """Exports traces: reads records of requests from standard input and sends them as OTLP over HTTP.
 
-Started by `server/tracing/pipe.py` only, as `python -m polyrec.server.tracing.exporter`. It ends, after
+Started by `server/tracing/tracer.py` only, as `python -m polyrec.server.tracing.exporter`. It ends, after
 sending what it has, when the server closes the pipe or dies. OpenTelemetry's variables configure it
 (OTEL_EXPORTER_OTLP_*, OTEL_BSP_*, OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES).
 """

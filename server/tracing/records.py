@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-LENGTH_BYTES = 4
+from polyrec.server.record_pipe import framed, unframe
 
 
 class Execution(msgspec.Struct, array_like=True, frozen=True):
@@ -44,6 +44,7 @@ class RequestRecord(msgspec.Struct, array_like=True, frozen=True):
     """One sampled request. Times of phases that it did not reach are 0; status 0: the client left.
 
     begun_s: when parsing began, with the body complete. parent_id: the client's span, 0 if it has none.
+    request_id: in the answer's header, empty if a server other than ours called the application.
     executions: the batches of its rows. batches: those that this record reports, each once over all records.
     """
 
@@ -52,6 +53,7 @@ class RequestRecord(msgspec.Struct, array_like=True, frozen=True):
     parent_id: int
     tracestate: str
     offset_ns: int
+    request_id: str
     path: str
     route: str
     scheme: str
@@ -80,18 +82,9 @@ _decoder = msgspec.msgpack.Decoder(RequestRecord)
 
 def pack_record(request: RequestRecord) -> bytes:
     """Encodes a record with its length in front."""
-    record = _encoder.encode(request)
-    return len(record).to_bytes(LENGTH_BYTES, "big") + record
+    return framed(_encoder.encode(request))
 
 
 def unpack_records(buffer: bytearray) -> Iterator[RequestRecord]:
     """Yields the complete records of a buffer and removes them from it."""
-    first = 0
-    while len(buffer) - first >= LENGTH_BYTES:
-        start = first + LENGTH_BYTES
-        end = start + int.from_bytes(buffer[first:start], "big")
-        if len(buffer) < end:
-            break
-        yield _decoder.decode(buffer[start:end])
-        first = end
-    del buffer[:first]
+    return map(_decoder.decode, unframe(buffer))

@@ -162,6 +162,8 @@ def _attributes(request: RequestRecord) -> Attributes:
         "polyrec.outcome": request.outcome,
         "polyrec.degraded": request.reason is not None,
     }
+    if request.request_id:
+        found["polyrec.request_id"] = request.request_id
     if request.status:
         found["http.response.status_code"] = request.status
     if request.status >= 500 or not request.status:

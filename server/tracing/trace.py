@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from starlette.types import Scope
 
+from polyrec.server.request_ids import SCOPE_KEY
 from polyrec.server.tracing.records import Execution, RequestRecord, SharedBatch
 
 SERVED_BY_VERSION = "/v2/models/{model}/versions/{version}/infer"
@@ -66,6 +67,7 @@ class Trace:
                 self.parent_id,
                 self.tracestate,
                 time.time_ns() - time.perf_counter_ns(),
+                scope.get(SCOPE_KEY, ""),
                 scope["path"],
                 route,
                 scope["scheme"],

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from starlette.types import Scope
 
-from polyrec.server.tracing.pipe import Pipe
+from polyrec.server.record_pipe import RecordPipe, close_pipes
 from polyrec.server.tracing.records import RequestRecord, pack_record
 from polyrec.server.tracing.trace import Trace, trace_id
 
@@ -39,7 +39,7 @@ PROPAGATED = frozenset({b"traceparent", b"tracestate"})
 class Tracer:
     """Samples requests, and sends the records of sampled ones to the exporter process."""
 
-    def __init__(self, sampler: Sampler, pipe: Pipe) -> None:
+    def __init__(self, sampler: Sampler, pipe: RecordPipe) -> None:
         from opentelemetry.context import Context
         from opentelemetry.sdk.trace.sampling import Decision
         from opentelemetry.trace import SpanKind, get_current_span
@@ -68,7 +68,8 @@ class Tracer:
             if parent.is_valid:
                 id_of_trace, parent_id = parent.trace_id.to_bytes(16, "big"), parent.span_id
         id_of_trace = id_of_trace or trace_id()
-        route = ROUTES[endpoint]
+        # a gRPC call has a method for a path, without names in it
+        route = ROUTES[endpoint] if scope["type"] == "http" else scope["path"]
         sampled = self._sample(context, int.from_bytes(id_of_trace, "big"), f"POST {route}", self._kind)
         if sampled.decision is not self._yes:
             return None
@@ -77,7 +78,7 @@ class Tracer:
 
     def close(self) -> None:
         """Sends what is buffered, in bounded time."""
-        self.pipe.close()
+        close_pipes([self.pipe])
 
     def _send(self, request: RequestRecord) -> None:
         self.pipe.send(pack_record(request))
@@ -101,7 +102,12 @@ def open_tracer(environ: Mapping[str, str]) -> Tracer | None:
     from opentelemetry.sdk.trace import TracerProvider
 
     # the SDK reads OTEL_TRACES_SAMPLER and its argument, samplers of other packages included
-    return Tracer(TracerProvider(shutdown_on_exit=False).sampler, Pipe(environ))
+    return Tracer(TracerProvider(shutdown_on_exit=False).sampler, exporter_pipe(environ))
+
+
+def exporter_pipe(environ: Mapping[str, str]) -> RecordPipe:
+    """Starts the exporter. environ: its variables."""
+    return RecordPipe("polyrec.server.tracing.exporter", "exporter of traces", "traces", log, environ)
 
 
 def is_enabled(environ: Mapping[str, str]) -> bool:

@@ -145,7 +145,7 @@ class PackedReader:
             with open_parquet(file) as parquet:
                 for group in range(parquet.num_row_groups):
                     try:
-                        stored = parquet.read_row_group(group, columns=read, use_threads=False)
+                        stored = self._row_group(parquet, group, read)
                     except (OSError, pa.ArrowException) as e:
                         raise DataError(f"cannot read '{file}': {str(e).splitlines()[0]}") from None
                     for data in stored.combine_chunks().to_batches():
@@ -155,6 +155,10 @@ class PackedReader:
                         )
                         first += found.rows
                         yield found if good is None else found.filter(good.to_numpy(zero_copy_only=False))
+
+    def _row_group(self, parquet: pq.ParquetFile, group: int, columns: Sequence[str]) -> pa.Table:
+        """Reads the columns of a row group as they are stored."""
+        return parquet.read_row_group(group, columns=list(columns), use_threads=False)
 
     def _requests(self, where: str, stored: pa.RecordBatch) -> Requests:
         shared: dict[str, pa.Array] = {}

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from polyrec.server.app.run import start
+from polyrec.server.child import start
 from tests.server.tracing.conftest import Collector, attributes
 
 pytestmark = pytest.mark.long  # a server, a collector and an exporting process each
@@ -47,6 +47,7 @@ def test_a_request_is_a_span_with_its_phases_inside(
         "network.protocol.version": "1.1",
         "server.address": "127.0.0.1",
         "server.port": port,
+        "polyrec.request_id": answer.headers["x-request-id"],
         "polyrec.path": path,
         "polyrec.degraded": False,
         "polyrec.outcome": "ok",

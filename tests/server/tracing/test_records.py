@@ -16,7 +16,7 @@ def record(span_id: int, path: str, batches: int) -> RequestRecord:
     wire = ("http", "1.1", "127.0.0.1", 8000, 200, "ok", 3, 0.1, "table@cpu", None)
     moments = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0)
     shared = [SharedBatch(execution, [(trace_id, span_id)]) for execution in executions]
-    return RequestRecord(trace_id, span_id, 0, "", -7, path, path, *wire, *moments, executions, shared)
+    return RequestRecord(trace_id, span_id, 0, "", -7, "r-1", path, path, *wire, *moments, executions, shared)
 
 
 records = st.builds(record, st.integers(1, 2**64 - 1), st.text(max_size=20), st.integers(0, 3))

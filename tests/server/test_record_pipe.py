@@ -9,21 +9,22 @@ from collections.abc import Iterator
 
 import pytest
 
-from polyrec.server.tracing.pipe import PIPE_BYTES, UNSENT_BYTES, Pipe
+from polyrec.server.record_pipe import PIPE_BYTES, UNSENT_BYTES, RecordPipe, close_pipes
+from polyrec.server.tracing.tracer import exporter_pipe
 
 RECORD = b"\0" * 2**16
 
 
 @pytest.fixture
-def pipe() -> Iterator[Pipe]:
+def pipe() -> Iterator[RecordPipe]:
     # an address of this machine at which nobody listens; nothing whole is ever sent to it
-    pipe = Pipe(os.environ | {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"})
+    pipe = exporter_pipe(os.environ | {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"})
     yield pipe
-    pipe.close()
+    close_pipes([pipe])
 
 
 def test_an_exporter_that_stands_still_costs_records_never_time(
-    pipe: Pipe, caplog: pytest.LogCaptureFixture
+    pipe: RecordPipe, caplog: pytest.LogCaptureFixture
 ) -> None:
     os.kill(pipe.pid, signal.SIGSTOP)
     most = (PIPE_BYTES + UNSENT_BYTES) // len(RECORD)
@@ -37,7 +38,7 @@ def test_an_exporter_that_stands_still_costs_records_never_time(
     os.kill(pipe.pid, signal.SIGKILL)
 
 
-def test_a_dead_exporter_is_logged_once(pipe: Pipe, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_dead_exporter_is_logged_once(pipe: RecordPipe, caplog: pytest.LogCaptureFixture) -> None:
     os.kill(pipe.pid, signal.SIGKILL)
     os.waitid(os.P_PID, pipe.pid, os.WEXITED | os.WNOWAIT)
     for _ in range(3):

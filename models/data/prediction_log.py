@@ -1,0 +1,276 @@
+"""Reads a prediction log: the requests that a server answered, with the labels that came later.
+
+    FOLDER/log.json                                how labels are joined, see `LogRules`
+    FOLDER/requests/2026-11-23T17/part-*.parquet   a row a request: its context once, candidates as lists
+    FOLDER/feedback/2026-11-23T17/part-*.parquet   labels: request id, row of the request, label, time
+
+`polyrec serve --prediction-log FOLDER` writes it (server/prediction_log/). Labels are joined when the log is
+read, so that a label counts whenever it came. Files of labels from elsewhere may be put below `feedback/`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+from pydantic import Field
+
+from polyrec.models.data.columns import TARGET, check_columns, column_kind
+from polyrec.models.data.malformed import RowValidator
+from polyrec.models.data.packed.reader import PackedReader, Packing
+from polyrec.models.data.parquet import open_parquet, parquet_files
+from polyrec.models.data.reader import OnMalformed
+from polyrec.models.errors import DataError
+from polyrec.models.files import Strict, read_json, validate_as
+from polyrec.models.schema.batch import I64
+from polyrec.models.schema.schema import Schema
+
+RULES = "log.json"
+REQUESTS, FEEDBACK = "requests", "feedback"
+HOUR = "%Y-%m-%dT%H"
+"""Format of the name of an hour's folder, UTC."""
+TIME, REQUEST_ID, SCORES = "log.time", "log.request_id", "log.scores"
+KEY, ROW = "log.key", "log.row"
+PATH, VERSION, REASON = "log.path", "log.version", "log.reason"
+"""Columns beside the features; no feature's name has a dot."""
+MOST_WINDOW_S = 1e8
+TIME_TYPE = pa.timestamp("us", tz="UTC")
+LOG_COLUMNS = pa.schema(
+    [
+        (TIME, TIME_TYPE),
+        (KEY, pa.int64()),
+        (ROW, pa.int32()),
+        (REQUEST_ID, pa.string()),
+        (PATH, pa.string()),
+        (VERSION, pa.string()),
+        (REASON, pa.string()),
+        (SCORES, pa.list_(pa.float32())),
+    ]
+)
+"""Columns of each stored row, before its features.
+
+A ranking is one stored row, other requests are several, which are neighbors. time: when the answer was
+written. key: grows with the time and differs between requests (and their groups). row: the stored row's
+first row in the request. scores: of its rows.
+"""
+LABEL_COLUMNS = pa.schema(
+    [("request_id", pa.string()), ("row", pa.int32()), ("label", pa.float64()), ("time", TIME_TYPE)]
+)
+"""Columns of a file of labels. row: of the request, from 0. Without `time` a label is in the window."""
+
+
+class LogRules(Strict):
+    """The rules of a log, in its log.json.
+
+    for_schema: name of the schema. features: those that are stored, with their types. window_s: seconds after
+    an answer in which its labels count; a request is read once they have passed. unlabeled: a request without
+    any label is one of negatives, or left out.
+
+    """
+
+    format: Literal["polyrec-predictions-1"] = "polyrec-predictions-1"
+    for_schema: str
+    features: dict[str, str]
+    window_s: Annotated[float, Field(gt=0, le=MOST_WINDOW_S)] = 3600.0
+    unlabeled: Literal["negative", "leave_out"] = "negative"
+
+
+def is_prediction_log(path: Path) -> bool:
+    """Whether a folder is a prediction log."""
+    return (path / RULES).is_file()
+
+
+def load_rules(folder: Path) -> LogRules:
+    """Reads the rules of a log. Raises DataError."""
+    what = f"prediction log '{folder}'"
+    return validate_as(LogRules, read_json(folder / RULES, what, DataError), what, DataError)
+
+
+def stored_types(schema: Schema) -> dict[str, pa.DataType]:
+    """The types of the features in files of requests: of the context one value, of candidates a list."""
+    types: dict[str, pa.DataType] = {}
+    for role in (schema.context, schema.candidate):
+        for name in role.names:
+            one = TARGET[column_kind(schema, name)]
+            types[name] = one if role is schema.context else pa.list_(one)
+    return types
+
+
+class PredictionLogReader(PackedReader):
+    """Rows of the requests of a log (see polyrec.models.data.reader.DataReader), joined with their labels.
+
+    The group's column and one that the split needs hold `log.key` where they are no features. now_s: requests
+    answered less than the log's window before it are left out; seconds since 1970, default now. Raises
+    DataError.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        schema: Schema,
+        on_malformed: OnMalformed = "fatal",
+        now_s: float | None = None,
+    ) -> None:
+        self.path = path
+        self.rules = load_rules(path)
+        if self.rules.for_schema != schema.name:
+            raise DataError(f"'{path}' is a log of schema '{self.rules.for_schema}', not of '{schema.name}'")
+        self._schema = schema
+        self._validator = RowValidator(schema, on_malformed)
+        self._until = _time((time.time() if now_s is None else now_s) - self.rules.window_s)
+        self._window = timedelta(seconds=self.rules.window_s)
+        self._files = [f for f in parquet_files(path / REQUESTS) if _hour(f) <= self._until]
+        if not self._files:
+            raise DataError(
+                f"'{path}' has no request that is older than the {self.rules.window_s:g} s in which labels "
+                "may come"
+            )
+        self._feedback: tuple[datetime | None, pa.Table] = None, LABEL_COLUMNS.empty_table()
+        types = stored_types(schema)
+        keys = [name for name in (schema.group, *_time_columns(schema)) if name and name not in types]
+        self._keys = tuple(dict.fromkeys(keys))
+        self.packing = Packing(
+            for_schema=schema.name,
+            group=schema.group or TIME,
+            cluster_by=None,
+            columns=(*types, *self._keys, schema.label.column),
+            shared=(*schema.context.names, *self._keys),
+        )
+        self._rows = 0
+        for file in self._files:
+            with open_parquet(file) as parquet:
+                check_columns(str(file), [*LOG_COLUMNS.names, *types], parquet.schema_arrow.names)
+                self._rows += _scores(parquet.metadata)
+        self.columns = self.packing.columns
+
+    def _row_group(self, parquet: pq.ParquetFile, group: int, columns: Sequence[str]) -> pa.Table:
+        label = self._schema.label.column
+        names = [name for name in columns if name not in (label, TIME, *self._keys)]
+        stored = parquet.read_row_group(group, [*LOG_COLUMNS.names, *names], use_threads=False)
+        stored = stored.filter(pc.less_equal(stored.column(TIME), pa.scalar(self._until, TIME_TYPE)))
+        labels, known = self._labels(stored)
+        for name in self._keys:
+            stored = stored.append_column(name, stored.column(KEY))
+        lengths = pc.list_value_length(stored.column(SCORES)).to_numpy()
+        offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32))
+        stored = stored.append_column(label, pa.ListArray.from_arrays(offsets, pa.array(labels)))
+        if self.rules.unlabeled == "leave_out":
+            stored = stored.filter(pa.array(known))
+        return stored.select([name for name in columns if name in stored.column_names])
+
+    def _labels(self, stored: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the label of each row, float64 [rows], and whether a request got any, bool [stored rows].
+
+        Of two labels of a row the later one counts. Requests of the same id all get its labels.
+        """
+        lengths: I64 = pc.list_value_length(stored.column(SCORES)).to_numpy().astype(np.int64)
+        labels = np.zeros(int(lengths.sum()))
+        known = np.zeros(lengths.size, bool)
+        if not stored.num_rows:
+            return labels, known
+        # requests: runs of stored rows that begin with a request's row 0
+        first = np.flatnonzero(stored.column(ROW).to_numpy() == 0)
+        request_of_stored = np.cumsum(stored.column(ROW).to_numpy() == 0) - 1
+        start = (np.cumsum(lengths) - lengths)[first]
+        rows = np.diff(start, append=labels.size)
+        ids = stored.column(REQUEST_ID).combine_chunks().take(pa.array(first)).dictionary_encode()
+        time_of = stored.column(TIME).to_numpy()[first]
+
+        given = self._feedback_of(_hour_of(time_of.min()), _hour_of(time_of.max()))
+        id_ = pc.index_in(given.column("request_id"), ids.dictionary).fill_null(-1).to_numpy()
+        code = ids.indices.to_numpy()
+        by_id = np.argsort(code, kind="stable")
+        begin, end = (np.searchsorted(code[by_id], id_, side) for side in ("left", "right"))
+        # each label once for each request of its id
+        label_at = np.repeat(np.arange(id_.size), end - begin)
+        nth = np.arange(label_at.size) - np.repeat(np.cumsum(end - begin) - (end - begin), end - begin)
+        request = by_id[begin[label_at] + nth]
+        row, label = (given.column(name).to_numpy()[label_at] for name in ("row", "label"))
+        at = given.column("time").to_numpy()[label_at]
+
+        good = (row >= 0) & (row < rows[request]) & np.isfinite(label)
+        good &= ~(at > time_of[request] + np.timedelta64(self._window))
+        request, row, label = request[good], row[good], label[good]
+        order = np.argsort(at[good], kind="stable")  # those without a time last
+        labels[start[request[order]] + row[order]] = label[order]
+        known[np.isin(request_of_stored, request)] = True
+        return labels, known
+
+    def _feedback_of(self, first: datetime, last: datetime) -> pa.Table:
+        """Returns the labels that may concern requests answered in the hours from first to last."""
+        if self._feedback[0] != first or first != last:
+            folder = self.path / FEEDBACK
+            until = last + timedelta(hours=1) + self._window
+            files = [f for f in sorted(folder.rglob("*.parquet")) if _in(f.parent.name, first, until)]
+            tables = [_read_labels(f) for f in files]
+            self._feedback = first, pa.concat_tables([LABEL_COLUMNS.empty_table(), *tables]).combine_chunks()
+        return self._feedback[1]
+
+
+def _read_labels(file: Path) -> pa.Table:
+    """Reads a file of labels. Raises DataError."""
+    with open_parquet(file) as parquet:
+        check_columns(str(file), ["request_id", "row", "label"], parquet.schema_arrow.names)
+    try:
+        table = ds.dataset(file).to_table()
+        if "time" not in table.column_names:
+            table = table.append_column("time", pa.nulls(table.num_rows, TIME_TYPE))
+        return table.select(LABEL_COLUMNS.names).cast(LABEL_COLUMNS)
+    except (OSError, pa.ArrowException) as e:
+        raise DataError(f"cannot read '{file}': {str(e).splitlines()[0]}") from None
+
+
+def _in(folder: str, first: datetime, until: datetime) -> bool:
+    """Whether the labels of an hour's folder may be needed; those of any other folder always are."""
+    try:
+        hour = datetime.strptime(folder, HOUR).replace(tzinfo=UTC)
+    except ValueError:
+        return True
+    return first <= hour <= until
+
+
+def _hour(file: Path) -> datetime:
+    try:
+        return datetime.strptime(file.parent.name, HOUR).replace(tzinfo=UTC)
+    except ValueError:
+        raise DataError(f"'{file}' is not in the folder of an hour, such as 2026-11-23T17") from None
+
+
+def _hour_of(time_: np.datetime64) -> datetime:
+    seconds = float(time_.astype("datetime64[us]").astype(np.int64)) / 1e6
+    return _time(seconds).replace(minute=0, second=0, microsecond=0)
+
+
+def _time(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+def stored_names(schema: Schema) -> dict[str, str]:
+    """Returns the stored features with the names of their types, for `LogRules`."""
+    return {name: str(type_) for name, type_ in stored_types(schema).items()}
+
+
+def _time_columns(schema: Schema) -> Iterator[str]:
+    """The columns of the split that a log has no values for but the time."""
+    if schema.split.rule == "column":
+        raise DataError(f"schema '{schema.name}' splits by a column of the data, which a log does not have")
+    yield from schema.split.columns
+
+
+def _scores(metadata: pq.FileMetaData) -> int:
+    """Returns the number of rows of all requests of a file, from its footer."""
+    total = 0
+    for group in range(metadata.num_row_groups):
+        row_group = metadata.row_group(group)
+        for i in range(metadata.num_columns):
+            if row_group.column(i).path_in_schema.startswith(SCORES):
+                total += row_group.column(i).num_values
+    return total

@@ -1,0 +1,352 @@
+"""Guesses a schema from a data file: which columns are label, group, time and features, and of what kind.
+
+    Parquet -> the first rows -> what each column looks like -> a Schema, and the reason for every line of it
+
+A guess is a draft for a person to correct, so each decision carries its reason, and nothing is left out in
+silence: a column that is no feature is listed with the reason, too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+import yaml
+
+from polyrec.models.data.parquet import open_parquet, parquet_files
+from polyrec.models.errors import DataError, SchemaError
+from polyrec.models.files import validate_as
+from polyrec.models.schema.schema import RESERVED, Schema
+
+SAMPLE_ROWS = 200_000
+LABELS = ("clicked", "click", "label", "is_click", "target", "purchased", "converted", "conversion", "rating")
+"""Usual names of labels, the surest first."""
+GROUP = re.compile(r"request|impression|query|search|session|group|slate", re.IGNORECASE)
+TIME = re.compile(r"^(time|timestamp|date|datetime|ts|day|created)$|_(time|ts|at)$")
+ID = re.compile(r"(^|_)(id|code|isbn|sku|uuid|hash)$|^(item|user|product|movie|book)s?$", re.IGNORECASE)
+CONTEXT = re.compile(r"^(user|session|device|platform|country|city|state|region|gender|age|occupation|zip)")
+SPLIT = re.compile(r"^(fold|split|index|row|unnamed.*)$", re.IGNORECASE)
+"""Names of columns that tell how the file was made."""
+SHARED, SHARED_FROM = 0.5, 100
+"""Ids share a table if one's values, at least so many, are to this share values of the other."""
+FEW_VALUES = 64
+"""Integers below this that take most values of their range are ids rather than amounts."""
+MANY_VALUES = 1000
+"""A vocabulary beyond this leaves out values seen once: their rows cannot be learned."""
+UNIQUE_SHARE = 0.9
+"""A text that differs in so many of the rows names the row, and says nothing about others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """A guessed schema. reasons: a column, `label`, `group` or `split` -> why; left_out: column -> why."""
+
+    schema: Schema
+    reasons: dict[str, str]
+    left_out: dict[str, str]
+
+    def as_yaml(self, source: str) -> str:
+        """The schema file, with the reason beside each line."""
+        schema = self.schema.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
+        lines = [
+            f"# Guessed by `polyrec new schema {source}`: read it, and correct what is wrong.",
+            "# What the keys mean: models/schema/schema.py; examples: models/schema/schemas/.",
+            f"name: {schema['name']}",
+        ]
+        for kind in ("dense", "categorical"):
+            if kind in schema:
+                lines.append(f"{kind}:")
+                lines += [f"  - {_flow(f)}  # {self.reasons[f['name']]}" for f in schema[kind]]
+        lines.append(f"label: {_flow(schema['label'])}  # {self.reasons['label']}")
+        if "group" in schema:
+            lines.append(f"group: {schema['group']}  # {self.reasons['group']}")
+        lines.append(f"split: {_flow(schema['split'])}  # {self.reasons['split']}")
+        if self.left_out:
+            lines.append("# No features:")
+            lines += [f"#   {name}: {why}" for name, why in self.left_out.items()]
+        return "\n".join(lines) + "\n"
+
+
+def guess_schema(
+    path: str | Path, label: str | None = None, group: str | None = None, name: str | None = None
+) -> Guess:
+    """Guesses the schema of a Parquet file or folder from its first rows.
+
+    label, group: columns that are known. name: the schema's, by default the file's.
+    Raises DataError: no such file or column; SchemaError: no column looks like a label, or like an id.
+    """
+    path = Path(path)
+    data = _sample(path)
+    for column in (label, group):
+        if column is not None and column not in data.column_names:
+            raise DataError(f"{path}: no column '{column}'; the columns are {', '.join(data.column_names)}")
+    reasons: dict[str, str] = {}
+    left_out: dict[str, str] = {}
+    label_of, reasons["label"] = _label(data, label, path)
+    rest = [c for c in data.column_names if c != label_of["column"]]
+    time = next((c for c in rest if _is_time(c, data[c].type)), None)
+    group, why_group = _group(data, [c for c in rest if c != time], group)
+    if group is not None:
+        reasons["group"] = why_group
+        rest.remove(group)
+        if ID.search(group) is None or CONTEXT.match(group) is None:
+            left_out[group] = "the group: tells requests apart"
+    if time is not None:
+        rest.remove(time)
+        left_out[time] = "the time, by which rows are split"
+    features: dict[str, list[dict[str, Any]]] = {"dense": [], "categorical": []}
+    for column in rest:
+        found, why = _feature(column, data[column])
+        if found is None:
+            left_out[column] = why
+            continue
+        role, why_role = _role(data, column, group)
+        features["dense" if "transform" in found or "missing" in found else "categorical"].append(
+            {"name": column} | ({"role": role} if role == "context" else {}) | found
+        )
+        reasons[column] = f"{why}; {why_role}"
+    _share_tables(data, features["categorical"], reasons)
+    split, reasons["split"] = _split(time, group, features["categorical"])
+    document = {"name": name or _name(path), **features, "label": label_of, "split": split}
+    if group is not None:
+        document["group"] = group
+    if not features["categorical"]:
+        raise SchemaError(f"no column of '{path}' looks like an id: a schema needs one; write it by hand")
+    return Guess(validate_as(Schema, document, f"schema of '{path}'", SchemaError), reasons, left_out)
+
+
+def _sample(path: Path) -> pa.Table:
+    """The first rows. Raises DataError."""
+    batches: list[pa.RecordBatch] = []
+    left = SAMPLE_ROWS
+    with open_parquet(parquet_files(path)[0]) as parquet:
+        for batch in parquet.iter_batches(min(left, 65536), use_threads=False):
+            batches.append(batch.slice(0, left))
+            left -= batches[-1].num_rows
+            if left <= 0:
+                break
+        if not batches:
+            raise DataError(f"'{path}' has no rows")
+        table = pa.Table.from_batches(batches)
+    return table.unify_dictionaries()
+
+
+def _label(data: pa.Table, given: str | None, path: Path) -> tuple[dict[str, Any], str]:
+    """Returns the label, and why. Raises SchemaError if no column looks like one."""
+    numbers = [c for c in data.column_names if _is_number(data[c].type)]
+    named = [c for c in LABELS if c in numbers]
+    binary = [c for c in numbers if _distinct_numbers(data[c]).tolist() == [0, 1]]
+    if given is None:
+        usual = [c for c in named if c in binary] or named or (binary if len(binary) == 1 else [])
+        if not usual:
+            seen = f"; 0 and 1 only: {', '.join(binary)}" if binary else ""
+            raise SchemaError(f"no column of '{path}' looks like a label{seen}; name it: --label COLUMN")
+        given = usual[0]
+    elif given not in numbers:
+        raise SchemaError(f"column '{given}' of '{path}' is {data[given].type}; a label is a number")
+    values = _distinct_numbers(data[given])
+    positives = _share(data[given], 0.0)
+    if values.size <= 2 or given in binary:
+        return {"column": given}, f"0 or 1; {positives:.1%} positive"
+    above = float(np.median(pc.drop_null(data[given]).cast(pa.float64()).to_numpy()))
+    above = float(values[values < above][-1]) if (values < above).any() else above
+    kept = _share(data[given], above)
+    return (
+        {"column": given, "positive_above": above},
+        f"{values.size} values from {values[0]:g} to {values[-1]:g}: positive above {above:g}, "
+        f"{kept:.1%} of the rows; choose what counts as a success",
+    )
+
+
+def _group(data: pa.Table, columns: Sequence[str], given: str | None) -> tuple[str | None, str]:
+    """Returns the column that tells requests apart, and why; None without one."""
+    for column in [given] if given else [c for c in columns if GROUP.search(c)]:
+        if pt.is_nested(data[column].type):
+            continue
+        runs = _runs(data[column])
+        distinct = pc.count_distinct(data[column]).as_py()
+        mean = data.num_rows / max(distinct, 1)
+        if given or (1.5 <= mean <= 1000 and runs <= 1.05 * distinct):
+            return column, f"{mean:.1f} rows each" + ("" if given else ", next to one another")
+    return None, ""
+
+
+def _runs(column: pa.ChunkedArray) -> int:
+    """Number of runs of equal values in neighboring rows."""
+    codes = _codes(column)
+    return 1 + int(np.count_nonzero(np.diff(codes)))
+
+
+def _codes(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
+    """int64 [rows], equal where the values are; null is a value."""
+    array = column.combine_chunks()
+    if not pt.is_dictionary(array.type):
+        array = pc.dictionary_encode(array, null_encoding="encode")
+    codes: np.ndarray[Any, Any] = array.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+    return codes
+
+
+def _role(data: pa.Table, column: str, group: str | None) -> tuple[str, str]:
+    """Returns the role, and why: a context has one value in each request, or the name of one."""
+    if group is not None and not pt.is_nested(data[column].type):
+        requests, values = _codes(data[group]), _codes(data[column])
+        pairs = np.unique(np.stack((requests, values)), axis=1).shape[1]
+        several = np.unique(requests).size
+        if pairs <= 1.001 * several:
+            return "context", "the same in a request"
+        return "candidate", "differs in a request"
+    if group is not None:
+        lists = [tuple(v or ()) for v in data[column].to_pylist()]
+        requests = _codes(data[group])
+        pairs = len(set(zip(requests.tolist(), lists, strict=True)))
+        alike = pairs <= 1.001 * np.unique(requests).size
+        return ("context", "the same in a request") if alike else ("candidate", "differs in a request")
+    if CONTEXT.match(column):
+        return "context", "by its name"
+    return "candidate", "by its name"
+
+
+def _feature(name: str, column: pa.ChunkedArray) -> tuple[dict[str, Any] | None, str]:
+    """Returns the feature without name and role, or None; and why."""
+    if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,63}", name) is None:
+        return None, "its name is no identifier: rename the column"
+    if SPLIT.match(name):
+        return None, "by its name, how the file was made"
+    if name in RESERVED:
+        return None, "its name is reserved by the inference protocol: rename the column"
+    type_ = column.type.value_type if pt.is_dictionary(column.type) else column.type
+    if pt.is_list(type_) or pt.is_large_list(type_):
+        return _bag(type_, column)
+    distinct = pc.count_distinct(column).as_py()
+    if distinct <= 1:
+        return None, "the same in all rows"
+    if pt.is_string(type_) or pt.is_large_string(type_):
+        if distinct > UNIQUE_SHARE * len(column):
+            return None, f"{distinct:,} values in {len(column):,} rows: it names the row"
+        return {"type": "string"} | _rare(distinct), f"text, {distinct:,} values"
+    if pt.is_boolean(type_):
+        return {"type": "integer", "cardinality": 2}, "true or false"
+    if pt.is_integer(type_):
+        return _integer(name, column, distinct)
+    if pt.is_floating(type_) or pt.is_decimal(type_):
+        return _number(column)
+    return None, f"a column of {type_} cannot be a feature"
+
+
+def _bag(type_: pa.DataType, column: pa.ChunkedArray) -> tuple[dict[str, Any] | None, str]:
+    flat = pc.list_flatten(column)
+    string = pt.is_string(type_.value_type) or pt.is_large_string(type_.value_type)
+    if not string and not pt.is_integer(type_.value_type):
+        return None, f"a list of {type_.value_type} cannot be a feature"
+    distinct = pc.count_distinct(flat).as_py()
+    longest = pc.max(pc.list_value_length(column)).as_py() or 1
+    kind = {"type": "string" if string else "integer", "pooling": "mean"}
+    bag = kind | {"max_length": 1 << (longest - 1).bit_length()} | _rare(distinct)
+    return bag, f"lists of up to {longest} of {distinct:,} values"
+
+
+def _integer(name: str, column: pa.ChunkedArray, distinct: int) -> tuple[dict[str, Any] | None, str]:
+    least, most = (pc.min(column).as_py(), pc.max(column).as_py())
+    if ID.search(name):
+        if distinct > UNIQUE_SHARE * len(column):
+            return None, f"{distinct:,} values in {len(column):,} rows: it names the row"
+        return {"type": "integer"} | _rare(distinct), f"an id by its name, {distinct:,} values"
+    if least >= 0 and most < FEW_VALUES and distinct > most / 2:
+        return {"type": "integer", "cardinality": most + 1}, f"the integers 0 to {most}"
+    return _number(column)
+
+
+def _number(column: pa.ChunkedArray) -> tuple[dict[str, Any], str]:
+    values = pc.drop_null(column).cast(pa.float64()).to_numpy()
+    values = values[np.isfinite(values)]
+    least, most = float(values.min(initial=np.inf)), float(values.max(initial=-np.inf))
+    skewed = values.size > 0 and least >= 0 and most > 10 * max(float(np.median(values)), 1e-9)
+    steps = ["log1p", "standardise"] if skewed else ["standardise"]
+    why = "most small, some large" if skewed else "no long tail"
+    return {"transform": steps}, f"a number from {least:g} to {most:g}, {why}"
+
+
+def _rare(distinct: int) -> dict[str, int]:
+    return {"min_count": 2} if distinct > MANY_VALUES else {}
+
+
+def _share_tables(data: pa.Table, categorical: Sequence[dict[str, Any]], reasons: dict[str, str]) -> None:
+    """Lets features share the table of a larger one that is named alike and has their values."""
+    open_ = [f for f in categorical if "cardinality" not in f]
+    values = {f["name"]: _value_set(data[f["name"]]) for f in open_}
+    by_size = sorted(open_, key=lambda f: -len(values[f["name"]]))
+    for i, feature in enumerate(by_size):
+        own = values[feature["name"]]
+        for larger in by_size[:i]:
+            alike = _words(feature["name"]) & _words(larger["name"])
+            if not alike or "table" in larger or larger["type"] != feature["type"] or len(own) < SHARED_FROM:
+                continue
+            shared = len(own & values[larger["name"]]) / len(own)
+            if shared >= SHARED:
+                feature.pop("min_count", None)  # of the table, so alike in both
+                feature |= {"table": larger["name"]} | _rare(len(values[larger["name"]]))
+                reasons[feature["name"]] += f"; {shared:.0%} of them are values of {larger['name']}"
+                break
+
+
+def _words(name: str) -> set[str]:
+    """The words of a name, singular. Small integers are values of any column of integers, so names decide."""
+    return {word.rstrip("s") for word in name.lower().split("_")} - {"id", ""}
+
+
+def _value_set(column: pa.ChunkedArray) -> frozenset[Any]:
+    flat = pc.list_flatten(column) if pt.is_nested(column.type) else column
+    return frozenset(pc.unique(flat).to_pylist()) - {None}
+
+
+def _split(
+    time: str | None, group: str | None, categorical: Sequence[dict[str, Any]]
+) -> tuple[dict[str, Any], str]:
+    if time is not None:
+        return {"rule": "time", "columns": [time]}, "train on the past, test on the future"
+    if group is not None:
+        return {"rule": "hash", "columns": [group]}, "no time found: whole requests, by a hash"
+    single = [f for f in categorical if "pooling" not in f]
+    # a user and an item: of a hash of users alone, the test rows' users would all be new
+    contexts = [f["name"] for f in single if f.get("role") == "context"]
+    candidates = [f["name"] for f in single if f.get("role") != "context"]
+    columns = (contexts[:1] + candidates + contexts[1:])[:2]
+    return {"rule": "hash", "columns": columns}, "no time and no group found: by a hash of ids"
+
+
+def _is_time(name: str, type_: pa.DataType) -> bool:
+    return bool(pt.is_temporal(type_) or (pt.is_integer(type_) and TIME.search(name.lower())))
+
+
+def _is_number(type_: pa.DataType) -> bool:
+    return bool(pt.is_integer(type_) or pt.is_floating(type_) or pt.is_boolean(type_))
+
+
+def _distinct_numbers(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
+    """The distinct values, ascending, float64."""
+    values = pc.drop_null(pc.unique(column)).cast(pa.float64()).to_numpy(zero_copy_only=False)
+    found: np.ndarray[Any, Any] = np.sort(values[np.isfinite(values)])
+    return found
+
+
+def _share(column: pa.ChunkedArray, above: float) -> float:
+    """Share of the rows above a value."""
+    return float(pc.mean(pc.greater(column.cast(pa.float64()), above)).as_py() or 0.0)
+
+
+def _name(path: Path) -> str:
+    """A name for the schema from that of the file."""
+    found = re.sub(r"\W+", "_", path.stem, flags=re.ASCII).strip("_")[:64]
+    return found if re.match(r"[A-Za-z_]", found) else f"data_{found}"
+
+
+def _flow(value: object) -> str:
+    """One line of YAML."""
+    return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000).strip()

@@ -1,0 +1,148 @@
+"""Writes predictions and labels as Parquet files by hour, and removes old ones.
+
+    requests/2026-11-23T17/part-<writer>-<n>-<shard>.parquet   written whole under another name, then renamed
+
+A full or read-only disk, or a value that does not fit, loses records and nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shutil
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import chain
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from polyrec.models.data.prediction_log import FEEDBACK, HOUR, LABEL_COLUMNS, REQUESTS
+
+log = logging.getLogger("polyrec.prediction_log")
+
+WARNING_EVERY_S = 60.0
+UNFIT = (pa.ArrowException, OverflowError, TypeError, ValueError)
+"""Errors of values that do not fit their column, such as integers of 70 bits."""
+Record = Sequence[Mapping[str, Any]]
+"""The rows of one request, or of one call's labels; at least one."""
+
+
+class PartFiles:
+    """The files of one kind.
+
+    columns: of each row. time_column: the column with the time in microseconds. shard_by: column whose value
+    in a record's first row chooses one of `shards` files; None: one file.
+    """
+
+    def __init__(
+        self, folder: Path, columns: pa.Schema, time_column: str, shard_by: str | None = None, shards: int = 1
+    ) -> None:
+        self._folder = folder
+        self._columns = columns
+        self._time = time_column
+        self._shard_by = shard_by
+        self._shards = shards
+        self._writer = secrets.token_hex(4)
+        self._parts = 0
+        self._records: list[Record] = []
+        self._warned_s = -WARNING_EVERY_S
+
+    def add(self, record: Record) -> None:
+        """Buffers a record, whose rows stay together."""
+        self._records.append(record)
+
+    def flush(self) -> tuple[int, int]:
+        """Writes what is buffered; returns the records written and those lost."""
+        records, self._records = self._records, []
+        written = 0
+        self._parts += 1
+        for (hour, shard), part in self._parted(records).items():
+            name = f"part-{self._writer}-{self._parts:06}-{shard}.parquet"
+            try:
+                table, fitting = self._table(part)
+                self._write(self._folder / hour, name, table)
+                written += fitting
+            except (OSError, pa.ArrowException) as e:
+                self._warn(e)
+        return written, len(records) - written
+
+    def _parted(self, records: Sequence[Record]) -> dict[tuple[str, int], list[Record]]:
+        """Records by hour and shard, in their order."""
+        parts: dict[tuple[str, int], list[Record]] = defaultdict(list)
+        for record in records:
+            first = record[0]
+            hour = datetime.fromtimestamp(first[self._time] / 1e6, UTC).strftime(HOUR)
+            shard = crc32(str(first.get(self._shard_by)).encode()) % self._shards if self._shard_by else 0
+            parts[hour, shard].append(record)
+        return parts
+
+    def _table(self, records: Sequence[Record]) -> tuple[pa.Table, int]:
+        """The rows of the records, and their number; those with a value that does not fit are left out."""
+        try:
+            return pa.Table.from_pylist(list(chain.from_iterable(records)), self._columns), len(records)
+        except UNFIT as e:
+            self._warn(e)
+            if len(records) == 1:
+                return self._columns.empty_table(), 0
+        halves = records[: len(records) // 2], records[len(records) // 2 :]
+        (a, n), (b, m) = (self._table(half) for half in halves)
+        return pa.concat_tables([a, b]), n + m
+
+    def _write(self, folder: Path, name: str, table: pa.Table) -> None:
+        if not table.num_rows:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        partial = folder / f".{name}.partial"
+        try:
+            pq.write_table(table.combine_chunks(), partial, compression="zstd")
+            os.replace(partial, folder / name)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def _warn(self, error: Exception) -> None:
+        now_s = time.monotonic()
+        if now_s - self._warned_s >= WARNING_EVERY_S:
+            self._warned_s = now_s
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            log.error("records for '%s' are lost: %s", self._folder, reason)
+
+
+def label_files(folder: Path) -> PartFiles:
+    """The files of labels of a log."""
+    return PartFiles(folder / FEEDBACK, LABEL_COLUMNS, "time")
+
+
+def remove_old(folder: Path, keep_h: float, most_bytes: int | None, now_s: float) -> None:
+    """Removes the folders of hours that ended more than keep_h hours ago, then the oldest beyond most_bytes.
+
+    The folder of the hour of now_s (Unix time, seconds) stays.
+    """
+    now = datetime.fromtimestamp(now_s, UTC)
+    hours = sorted(_hours(folder), key=lambda hour: hour.name)
+    sizes = {hour: sum(f.stat().st_size for f in hour.glob("*.parquet")) for hour in hours}
+    total = sum(sizes.values())
+    for hour in hours:
+        begun = datetime.strptime(hour.name, HOUR).replace(tzinfo=UTC)
+        age = now - begun - timedelta(hours=1)
+        old = age.total_seconds() > 3600 * keep_h
+        over = most_bytes is not None and total > most_bytes and age.total_seconds() >= 0
+        if old or over:
+            shutil.rmtree(hour, ignore_errors=True)
+            total -= sizes[hour]
+
+
+def _hours(folder: Path) -> Iterator[Path]:
+    for kind in (REQUESTS, FEEDBACK):
+        for hour in (folder / kind).glob("*"):
+            try:
+                datetime.strptime(hour.name, HOUR)
+            except ValueError:
+                continue
+            yield hour

@@ -1,0 +1,147 @@
+"""The server's end of the prediction log: samples answers and sends them to the writer process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import time
+from pathlib import Path
+
+import numpy as np
+
+from polyrec.models.data.prediction_log import RULES, LogRules, load_rules, stored_names
+from polyrec.models.errors import PolyrecError
+from polyrec.models.schema.schema import Schema
+from polyrec.server.app.serving import Serving
+from polyrec.server.dispatch.answer import Answer
+from polyrec.server.prediction_log.counts import SharedCounts
+from polyrec.server.prediction_log.privacy import create_whole, hiding, load_key
+from polyrec.server.prediction_log.records import Feedback, Prediction, pack
+from polyrec.server.prediction_log.settings import PredictionLogSettings
+from polyrec.server.prediction_log.writer import WriterSettings
+from polyrec.server.record_pipe import RecordPipe, close_pipes, framed
+
+log = logging.getLogger("polyrec.prediction_log")
+
+UNSENT_BYTES = 16 * 2**20
+RESTART_S = 10.0
+"""Time after the start of a writer until another one is started in its place, should it end."""
+
+
+class PredictionLogError(PolyrecError):
+    """A log that cannot be begun: of another schema, or in a folder that cannot be written."""
+
+
+class PredictionLog:
+    """The log of one server.
+
+    schema: of the requests that are logged; others are not. Raises PredictionLogError or PrivacyError.
+    """
+
+    def __init__(self, settings: PredictionLogSettings, schema: Schema) -> None:
+        self._schema = schema
+        self._sample = settings.sample
+        self._random = random.Random().random
+        self.pauses = False
+        """Whether the schema in service is not the log's, so that nothing is logged."""
+        folder = settings.folder.resolve()
+        if settings.session is not None and settings.session not in schema.context.names:
+            raise PredictionLogError(f"the schema has no context feature '{settings.session}' to shard by")
+        hiding(schema, settings.left_out, settings.hashed, b"")
+        _begin(folder, settings, schema)
+        if settings.hashed:
+            load_key(folder)
+        self._counts = SharedCounts()
+        self._dropped = 0
+        self._writer = WriterSettings(
+            folder=folder,
+            schema_=schema,
+            counts_fd=self._counts.fd,
+            left_out=settings.left_out,
+            hashed=settings.hashed,
+            session=settings.session,
+            flush_s=settings.flush_s,
+            keep_h=settings.keep_h,
+            most_bytes=settings.most_bytes,
+        )
+        self.pipe = self._start()
+
+    def follow(self, serving: Serving) -> None:
+        """Continues with another generation; pauses while its schema is not the log's."""
+        self.pauses = serving.bundle.manifest.schema_ != self._schema
+        if self.pauses:
+            log.error("requests are not logged: the schema that is served is not the log's")
+
+    def wants(self) -> bool:
+        """Whether to log the request that now begins."""
+        return not self.pauses and (self._sample >= 1 or self._random() < self._sample)
+
+    def send_prediction(
+        self, request_id: str, ranking: bool, body: bytes, answer: Answer, path: str, version: str
+    ) -> None:
+        """Sends an answered request to the writer, without waiting. ranking: or plain rows."""
+        scores = answer.probabilities.astype(np.float32, copy=False).tobytes()
+        at_us = time.time_ns() // 1000
+        record = Prediction(request_id, ranking, at_us, path, version, answer.reason, scores, body)
+        if not self._living().send(pack(record)):
+            self._dropped += 1
+
+    def send_labels(self, request_id: str, rows: list[int], labels: list[float]) -> bool:
+        """Sends labels of one request to the writer, without waiting; false: they are dropped."""
+        return self._living().send(pack(Feedback(request_id, time.time_ns() // 1000, rows, labels)))
+
+    def counts(self) -> dict[str, int]:
+        """Returns the numbers of requests, and with the prefix `labels_` of calls with labels, by outcome."""
+        return self._counts.read() | {"dropped": self._dropped}
+
+    def close(self) -> None:
+        """Lets the writer finish, in bounded time."""
+        close_pipes([self.pipe])
+
+    def _living(self) -> RecordPipe:
+        """The pipe to the writer, which is started again some time after it has ended."""
+        if not self.pipe.alive and time.monotonic() - self._started_s >= RESTART_S:
+            close_pipes([self.pipe])
+            self.pipe = self._start()
+        return self.pipe
+
+    def _start(self) -> RecordPipe:
+        self._started_s = time.monotonic()
+        pipe = RecordPipe(
+            "polyrec.server.prediction_log.writer",
+            "writer of the prediction log",
+            "records of it",
+            log,
+            os.environ,
+            inherited=[self._counts.fd],
+            unsent_bytes=UNSENT_BYTES,
+        )
+        pipe.send(framed(self._writer.model_dump_json().encode()))
+        return pipe
+
+
+def _begin(folder: Path, settings: PredictionLogSettings, schema: Schema) -> None:
+    """Writes the rules of a new log, or checks that one that exists is of this schema.
+
+    Raises PredictionLogError.
+    """
+    features = stored_names(schema)
+    new = LogRules(
+        for_schema=schema.name, features=features, window_s=settings.window_s, unlabeled=settings.unlabeled
+    )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / RULES
+        others = [each.name for each in folder.iterdir() if not each.name.startswith(".")]
+        if not file.exists():
+            if others:
+                raise PredictionLogError(f"'{folder}' has other things than a prediction log")
+            create_whole(file, new.model_dump_json(indent=1).encode() + b"\n")
+        rules = load_rules(folder)
+        if (rules.for_schema, rules.features) != (schema.name, features):
+            raise PredictionLogError(f"'{folder}' is a log of other features; name another folder")
+        if not os.access(folder, os.W_OK):
+            raise PredictionLogError(f"'{folder}' cannot be written")
+    except OSError as e:
+        raise PredictionLogError(f"'{folder}' cannot be a prediction log: {e.strerror}") from None

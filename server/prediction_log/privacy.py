@@ -1,0 +1,94 @@
+"""Leaves features out of the prediction log, or replaces their values by keyed hashes."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from polyrec.models.errors import PolyrecError
+from polyrec.models.schema.schema import Categorical, Dense, Schema
+
+KEY_FILE = "hash.key"
+KEY_BYTES = 32
+REMEMBERED = 1 << 16
+"""Hashes kept, as ids repeat."""
+REMEMBERED_LENGTH = 128
+"""Characters of the longest id whose hash is kept."""
+Hide = Callable[[Any], Any]
+"""Value of a feature, or list of them -> what the log has in its place."""
+
+
+class PrivacyError(PolyrecError):
+    """A feature that cannot be hashed or is unknown, or a key that cannot be read."""
+
+
+def hiding(schema: Schema, left_out: Sequence[str], hashed: Sequence[str], key: bytes) -> dict[str, Hide]:
+    """Returns the function of each feature whose values are not written as they are.
+
+    A string becomes 16 hexadecimal digits, an integer another one of 62 bits, equal for equal values.
+    Raises PrivacyError.
+    """
+    given: tuple[Dense | Categorical, ...] = (*schema.dense, *schema.categorical)
+    features = {f.name: f for f in given}
+    for name in (*left_out, *hashed):
+        if name not in features:
+            raise PrivacyError(f"the schema has no feature '{name}'; it has {', '.join(features)}")
+    hide: dict[str, Hide] = {name: lambda _: None for name in left_out}
+    for name in hashed:
+        feature = features[name]
+        if not isinstance(feature, Categorical) or feature.cardinality is not None:
+            raise PrivacyError(f"feature '{name}' cannot be hashed: only ids with a vocabulary can")
+        hide[name] = _hasher(key, feature.type == "string")
+    return hide
+
+
+def load_key(folder: Path) -> bytes:
+    """Reads the key of a log's hashes; makes one, readable by its owner only, if there is none."""
+    file = folder / KEY_FILE
+    try:
+        if not file.exists():
+            create_whole(file, secrets.token_bytes(KEY_BYTES))
+        key = file.read_bytes()
+    except OSError as e:
+        raise PrivacyError(f"cannot read '{file}': {e.strerror}") from None
+    if len(key) < KEY_BYTES:
+        raise PrivacyError(f"'{file}' has less than {KEY_BYTES} bytes")
+    return key
+
+
+def create_whole(file: Path, content: bytes) -> None:
+    """Creates a file that only its owner reads, whole or not at all; one that exists stays."""
+    partial = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
+    try:
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as f:
+            f.write(content)
+        with suppress(FileExistsError):
+            os.link(partial, file)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _hasher(key: bytes, string: bool) -> Hide:
+    def hashed(value: str | int) -> str | int:
+        digest = blake2b(str(value).encode(), digest_size=8, key=key).digest()
+        return digest.hex() if string else int.from_bytes(digest, "big") >> 2
+
+    remembered = lru_cache(REMEMBERED)(hashed)
+
+    def one(value: str | int) -> str | int:
+        if isinstance(value, str) and len(value) > REMEMBERED_LENGTH:
+            return hashed(value)
+        return remembered(value)
+
+    def hide(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return [None if each is None else one(each) for each in value]
+        return None if value is None else one(value)
+
+    return hide

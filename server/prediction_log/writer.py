@@ -1,0 +1,234 @@
+"""Writes the prediction log: reads records from standard input, bodies again, and writes Parquet files.
+
+Started by `server/prediction_log/log.py` only, which sends the settings as the first record. It ends, after
+writing what it has, when the server closes the pipe or dies.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from polyrec.models.data.prediction_log import (
+    KEY,
+    LOG_COLUMNS,
+    PATH,
+    REASON,
+    REQUEST_ID,
+    REQUESTS,
+    ROW,
+    SCORES,
+    TIME,
+    VERSION,
+    stored_types,
+)
+from polyrec.models.errors import PolyrecError
+from polyrec.models.files import Strict
+from polyrec.models.schema.schema import Schema
+from polyrec.planner.plan import Limits
+from polyrec.server.app.logs import log_to_stderr
+from polyrec.server.codecs.json_rows import Decoder
+from polyrec.server.codecs.rows import Columns
+from polyrec.server.errors import RequestError
+from polyrec.server.prediction_log.counts import SharedCounts
+from polyrec.server.prediction_log.files import PartFiles, label_files, remove_old
+from polyrec.server.prediction_log.privacy import hiding, load_key
+from polyrec.server.prediction_log.records import Feedback, Prediction, decode
+from polyrec.server.record_pipe import unframe
+
+log = logging.getLogger("polyrec.prediction_log")
+
+READ_BYTES = 2**20
+GATHER_S = 0.02
+"""Pause after each read; waking for every request would take processor time from the server."""
+NICE = 10
+MOST_BYTES = 2**26
+"""Estimated bytes of buffered rows after which files are written before their time."""
+VALUE_BYTES = 64
+"""Bytes of a buffered value beside its text."""
+KEY_BITS = 12
+"""Bits of a request's key below its time in microseconds."""
+LIMITS = Limits(max_request_rows=2**20, max_queued_rows=2**20, max_body_bytes=2**30)
+"""Limits of a request that is read again: the server has enforced its own."""
+
+
+class WriterSettings(Strict):
+    """The first record, as JSON.
+
+    counts_fd: of the shared counts. session: feature by whose value requests go to one of `shards` files.
+    flush_s: seconds between files. keep_h, most_bytes: older hours are removed, and the oldest beyond.
+    """
+
+    folder: Path
+    schema_: Schema
+    counts_fd: int
+    left_out: tuple[str, ...] = ()
+    hashed: tuple[str, ...] = ()
+    session: str | None = None
+    shards: int = 8
+    flush_s: float = 30.0
+    keep_h: float = 168.0
+    most_bytes: int | None = None
+
+
+class Writer:
+    """Turns records into rows of the files."""
+
+    def __init__(self, settings: WriterSettings, counts: SharedCounts) -> None:
+        schema = settings.schema_
+        self._settings = settings
+        self._counts = counts
+        self._decoder = Decoder(schema, LIMITS, computes=False)
+        key = load_key(settings.folder) if settings.hashed else b""
+        self._hide = hiding(schema, settings.left_out, settings.hashed, key)
+        columns = pa.schema([*LOG_COLUMNS, *stored_types(schema).items()])
+        self._features = len(schema.context.names) + len(schema.candidate.names)
+        self._requests = PartFiles(
+            settings.folder / REQUESTS, columns, TIME, settings.session, settings.shards
+        )
+        self._labels = label_files(settings.folder)
+        # of several servers' requests of one microsecond, few have the same lowest bits
+        self._key = secrets.randbelow(1 << KEY_BITS)
+        self._bytes = 0
+        self._flushed_s = time.monotonic()
+        self._removed_s = -3600.0
+
+    def add(self, record: Prediction | Feedback) -> None:
+        """Buffers the rows of a record."""
+        if isinstance(record, Feedback):
+            self._bytes += VALUE_BYTES * 4 * len(record.rows)
+            self._labels.add(
+                [
+                    {"request_id": record.request_id, "row": row, "label": label, "time": record.at_us}
+                    for row, label in zip(record.rows, record.labels, strict=True)
+                ]
+            )
+            return
+        try:
+            stored = list(self._stored(record))
+        except (RequestError, PolyrecError, ValueError) as e:
+            # a request that was answered under another schema, before or after a reload
+            self._counts.add("invalid", 1)
+            log.debug("a request cannot be read again: %s", e)
+            return
+        self._bytes += len(record.body) + VALUE_BYTES * self._features * (len(record.scores) // 4)
+        self._requests.add(stored)
+
+    def flush(self, always: bool = False) -> None:
+        """Writes files if it is time, and removes old ones. Never raises for the disk."""
+        now_s = time.monotonic()
+        due = self._bytes >= MOST_BYTES or now_s - self._flushed_s >= self._settings.flush_s
+        if not (always or due):
+            return
+        self._flushed_s, self._bytes = now_s, 0
+        for files, names in (
+            (self._requests, ("written", "lost")),
+            (self._labels, ("labels_written", "labels_lost")),
+        ):
+            for name, records in zip(names, files.flush(), strict=True):
+                self._counts.add(name, records)
+        if now_s - self._removed_s >= 60:
+            self._removed_s = now_s
+            settings = self._settings
+            try:
+                remove_old(settings.folder, settings.keep_h, settings.most_bytes, time.time())
+            except OSError as e:
+                log.error("old hours of the prediction log stay: %s", e)
+
+    def _stored(self, record: Prediction) -> Iterator[dict[str, Any]]:
+        """Yields the stored form: of a ranking one row, of plain rows one each."""
+        scores = np.frombuffer(record.scores, np.float32)
+        about = {
+            TIME: record.at_us,
+            REQUEST_ID: record.request_id,
+            PATH: record.path,
+            VERSION: record.version,
+            REASON: record.reason,
+        }
+        if record.ranking:
+            rows = self._decoder.rank(record.body).rows
+            place = {KEY: self._next_key(record), ROW: 0, SCORES: scores}
+            yield about | place | self._context(rows, 0) | self._candidates(rows, 0, rows.rows)
+            return
+        rows = self._decoder.predict(record.body)
+        groups = rows.group if rows.group is not None else [None] * rows.rows
+        keys = {group: self._next_key(record) for group in dict.fromkeys(groups)}
+        for i in range(rows.rows):
+            place = {KEY: keys[groups[i]], ROW: i, SCORES: scores[i : i + 1]}
+            yield about | place | self._context(rows, i) | self._candidates(rows, i, i + 1)
+
+    def _next_key(self, record: Prediction) -> int:
+        self._key = (self._key + 1) % (1 << KEY_BITS)
+        return (record.at_us << KEY_BITS) | self._key
+
+    def _context(self, rows: Columns, at: int) -> dict[str, Any]:
+        return {
+            name: self._hidden(name, None if column is None else column[at])
+            for name, column in zip(rows.names[0], rows.context, strict=True)
+        }
+
+    def _candidates(self, rows: Columns, first: int, end: int) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, column in zip(rows.names[1], rows.candidate, strict=True):
+            if column is None:
+                found[name] = [None] * (end - first)
+                continue
+            hide = self._hide.get(name)
+            values = column[first:end]
+            found[name] = values if hide is None else [hide(value) for value in values]
+        return found
+
+    def _hidden(self, name: str, value: Any) -> Any:
+        hide = self._hide.get(name)
+        return value if hide is None else hide(value)
+
+
+def run(fd: int) -> None:
+    """Writes the records of a pipe until its other end is closed."""
+    buffer = bytearray()
+    os.set_blocking(fd, False)
+    writer: Writer | None = None
+    wait_s = 1.0
+    while True:
+        if select.select([fd], [], [], wait_s)[0]:
+            more = os.read(fd, READ_BYTES)
+            if not more:
+                break
+            buffer += more
+            for record in unframe(buffer):
+                if writer is None:
+                    settings = WriterSettings.model_validate_json(record)
+                    writer = Writer(settings, SharedCounts(settings.counts_fd))
+                    wait_s = min(wait_s, settings.flush_s)
+                    continue
+                writer.add(decode(record))
+                writer.flush()
+        if writer is not None:
+            writer.flush()
+        time.sleep(GATHER_S)
+    if writer is not None:
+        writer.flush(always=True)
+
+
+def main() -> None:
+    log_to_stderr("warning")
+    # both signals reach the whole process group; this process ends after the server, with its last requests
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.nice(NICE)
+    run(sys.stdin.fileno())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+"""Requests of a prediction log are read with the labels that came in their window."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from polyrec.models.data.packed.reader import PackedReader
+from polyrec.models.data.prediction_log import (
+    LABEL_COLUMNS,
+    LOG_COLUMNS,
+    RULES,
+    LogRules,
+    PredictionLogReader,
+    is_prediction_log,
+    stored_names,
+    stored_types,
+)
+from polyrec.models.data.reader import open_data
+from polyrec.models.errors import DataError
+from polyrec.models.schema.schema import Schema
+
+NOON_S = datetime(2026, 11, 23, 12, tzinfo=UTC).timestamp()
+HOUR_S = 3600.0
+SCHEMA = Schema.model_validate(
+    {
+        "name": "clicks",
+        "dense": [{"name": "price"}],
+        "categorical": [
+            {"name": "user", "role": "context"},
+            {"name": "recent", "role": "context", "table": "item", "pooling": "mean"},
+            {"name": "item"},
+        ],
+        "label": {"column": "clicked"},
+        "group": "request",
+        "split": {"rule": "time", "columns": ["at"]},
+    }
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / RULES).write_text(
+        LogRules(for_schema="clicks", features=stored_names(SCHEMA), window_s=600).model_dump_json()
+    )
+    return tmp_path
+
+
+def answered(
+    request_id: str, seconds: float, items: Sequence[str | None], user: str = "u", row: int = 0
+) -> dict[str, Any]:
+    """A stored row, answered some seconds after noon. row: its place in the request."""
+    at_us = int(1e6 * (NOON_S + seconds))
+    return {
+        "log.time": at_us,
+        "log.key": at_us << 12,
+        "log.row": row,
+        "log.request_id": request_id,
+        "log.path": "table@cpu",
+        "log.version": "v",
+        "log.reason": None,
+        "log.scores": [0.5] * len(items),
+        "user": user,
+        "recent": ["x", "y"],
+        "price": [float(i) for i in range(len(items))],
+        "item": list(items),
+    }
+
+
+def label(request_id: str, row: int, value: float, seconds: float | None) -> dict[str, Any]:
+    at = None if seconds is None else int(1e6 * (NOON_S + seconds))
+    return {"request_id": request_id, "row": row, "label": value, "time": at}
+
+
+def write(
+    folder: Path, kind: str, hour: str, rows: Sequence[Mapping[str, Any]], name: str = "part-0"
+) -> None:
+    columns = (
+        LABEL_COLUMNS if kind == "feedback" else pa.schema([*LOG_COLUMNS, *stored_types(SCHEMA).items()])
+    )
+    file = folder / kind / hour / f"{name}.parquet"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(list(rows), columns), file)
+
+
+def read(folder: Path, now_s: float = NOON_S + 10 * HOUR_S) -> list[dict[str, Any]]:
+    reader = PredictionLogReader(folder, SCHEMA, now_s=now_s)
+    return [row for batch in reader.batches(reader.columns) for row in batch.to_pylist()]
+
+
+def clicked(folder: Path, now_s: float = NOON_S + 10 * HOUR_S) -> dict[str, float]:
+    return {row["item"]: row["clicked"] for row in read(folder, now_s)}
+
+
+def test_rows_have_the_features_and_the_labels_of_their_request(folder: Path) -> None:
+    write(folder, "requests", "2026-11-23T12", [answered("r1", 1, "ab"), answered("r2", 2, "cde", user="v")])
+    write(folder, "feedback", "2026-11-23T12", [label("r2", 1, 1, 30), label("r1", 0, 0, 31)])
+    rows = read(folder)
+    assert [row["item"] for row in rows] == list("abcde")
+    assert [row["clicked"] for row in rows] == [0, 0, 0, 1, 0]
+    assert [row["user"] for row in rows] == ["u", "u", "v", "v", "v"]
+    assert [row["price"] for row in rows] == [0, 1, 0, 1, 2]
+    assert rows[0]["recent"] == ["x", "y"]
+    keys = [int(1e6 * (NOON_S + s)) << 12 for s in (1, 1, 2, 2, 2)]
+    assert [row["at"] for row in rows] == [row["request"] for row in rows] == keys
+
+
+def test_a_label_counts_within_the_window_in_later_hours_too(folder: Path) -> None:
+    write(folder, "requests", "2026-11-23T12", [answered("r", 3590, "abc")])
+    write(folder, "feedback", "2026-11-23T13", [label("r", 0, 1, 3590 + 599), label("r", 1, 1, 3590 + 601)])
+    assert clicked(folder) == {"a": 1, "b": 0, "c": 0}
+
+
+def test_the_later_of_two_labels_of_a_row_counts(folder: Path) -> None:
+    write(folder, "requests", "2026-11-23T12", [answered("r", 0, "a")])
+    write(folder, "feedback", "2026-11-23T12", [label("r", 0, 0, 20), label("r", 0, 1, 10)])
+    assert clicked(folder) == {"a": 0}
+
+
+def test_labels_of_unknown_requests_and_rows_are_ignored(folder: Path) -> None:
+    write(folder, "requests", "2026-11-23T12", [answered("r", 0, "a")])
+    write(
+        folder, "feedback", "2026-11-23T12", [label("s", 0, 1, 1), label("r", 1, 1, 1), label("r", -1, 1, 1)]
+    )
+    assert clicked(folder) == {"a": 0}
+
+
+def test_files_of_labels_from_elsewhere_need_no_time(folder: Path) -> None:
+    write(folder, "requests", "2026-11-23T12", [answered("r", 0, "ab")])
+    labels = pa.table({"request_id": ["r"], "row": [1], "label": [1]})
+    (folder / "feedback").mkdir()
+    pq.write_table(labels, folder / "feedback" / "orders.parquet")
+    assert clicked(folder) == {"a": 0, "b": 1}
+
+
+def test_plain_rows_of_one_request_are_counted_through(folder: Path) -> None:
+    rows = [answered("r", 0, "a"), answered("r", 0, "b", user="v", row=1), answered("s", 0, "c")]
+    write(folder, "requests", "2026-11-23T12", rows)
+    write(folder, "feedback", "2026-11-23T12", [label("r", 1, 1, 1), label("s", 0, 1, 1)])
+    assert clicked(folder) == {"a": 0, "b": 1, "c": 1}
+
+
+def test_requests_of_one_id_all_get_its_labels_and_others_none(folder: Path) -> None:
+    rows = [answered("r", 0, "ab"), answered("s", 0, "cd"), answered("r", 60, "ef")]
+    write(folder, "requests", "2026-11-23T12", rows)
+    write(folder, "feedback", "2026-11-23T12", [label("r", 0, 1, 90), label("r", 3, 1, 90)])
+    assert clicked(folder) == {"a": 1, "b": 0, "c": 0, "d": 0, "e": 1, "f": 0}
+
+
+def test_requests_whose_window_is_open_are_left_out(folder: Path) -> None:
+    write(folder, "requests", "2026-11-23T12", [answered("r", 0, "a"), answered("s", 60, "b")])
+    assert clicked(folder, NOON_S + 630) == {"a": 0}
+    with pytest.raises(DataError, match="has no request that is older than the 600 s"):
+        read(folder, NOON_S)
+
+
+def test_requests_without_labels_may_be_left_out(folder: Path) -> None:
+    rules = LogRules(for_schema="clicks", features=stored_names(SCHEMA), window_s=600, unlabeled="leave_out")
+    (folder / RULES).write_text(rules.model_dump_json())
+    write(folder, "requests", "2026-11-23T12", [answered("r", 0, "ab"), answered("s", 0, "c")])
+    write(folder, "feedback", "2026-11-23T12", [label("r", 0, 0, 1)])
+    assert clicked(folder) == {"a": 0, "b": 0}
+
+
+def test_labels_equal_a_slow_join_on_random_logs(folder: Path) -> None:
+    random = np.random.default_rng(0)
+    hours = ["2026-11-23T12", "2026-11-23T13", "2026-11-23T14"]
+    requests: list[list[dict[str, Any]]] = [[], [], []]
+    labels: list[list[dict[str, Any]]] = [[], [], [], []]
+    expected: dict[str, float] = {}
+    for i in range(400):
+        at = float(random.uniform(0, 3 * HOUR_S))
+        size = int(random.integers(1, 6))
+        requests[int(at // HOUR_S)].append(answered(f"r{i}", at, [f"{i}.{j}" for j in range(size)]))
+        expected |= {f"{i}.{j}": 0.0 for j in range(size)}
+        last: dict[int, float] = {}
+        for _ in range(int(random.integers(0, 4))):
+            row, value, after = int(random.integers(0, 7)), float(random.random()), random.uniform(0, 900)
+            labels[int((at + after) // HOUR_S)].append(label(f"r{i}", row, value, at + after))
+            if row < size and after <= 600 and after > last.get(row, -1):
+                last[row] = after
+                expected[f"{i}.{row}"] = value
+    for hour, rows in zip(hours, requests, strict=True):
+        random.shuffle(rows)
+        write(folder, "requests", hour, rows[:50])
+        write(folder, "requests", hour, rows[50:], "part-1")
+    for hour, given in zip([*hours, "2026-11-23T15"], labels, strict=True):
+        write(folder, "feedback", hour, given)
+    assert clicked(folder) == pytest.approx(expected)
+
+
+def test_a_log_is_read_as_data_and_shares_contexts(folder: Path) -> None:
+    write(folder, "requests", "2020-01-01T00", [answered("r", 0, "ab") | {"log.time": 1577836800_000000}])
+    reader = open_data(folder, SCHEMA)
+    assert isinstance(reader, PackedReader)
+    assert reader.shares_context
+    assert reader.rows_hint == 2
+    (requests,) = reader.requests(["user", "item", "clicked"])
+    assert requests.lengths.tolist() == [2]
+    assert requests.shared.column("user").to_pylist() == ["u"]
+
+
+def test_a_log_of_another_schema_is_refused(folder: Path) -> None:
+    assert is_prediction_log(folder)
+    (folder / RULES).write_text(LogRules(for_schema="hotels", features={}).model_dump_json())
+    with pytest.raises(DataError, match="is a log of schema 'hotels', not of 'clicks'"):
+        PredictionLogReader(folder, SCHEMA)

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import re
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from polyrec.models.data.schema_guess import guess_schema
+from polyrec.models.schema.schema import Schema, load_schema
+
+ROWS, PER_REQUEST = 2000, 5
+
+
+@pytest.fixture(scope="module")
+def columns() -> dict[str, Any]:
+    """Rows of requests of five, with a column of each kind."""
+    random = np.random.default_rng(0)
+    request = np.arange(ROWS) // PER_REQUEST
+    items = [f"i{i}" for i in random.integers(0, 500, ROWS)]
+    return {
+        "query_id": request,
+        "user_id": [f"u{r % 150}" for r in request],
+        "last_item": [items[r * PER_REQUEST] for r in request],
+        "tags": [[f"t{r % 7}"] * (r % 4) for r in request],
+        "item": items,
+        "price": np.exp(random.normal(3, 1.5, ROWS)),
+        "share": random.random(ROWS),
+        "slot": np.arange(ROWS) % PER_REQUEST,
+        "sponsored": random.random(ROWS) < 0.1,
+        "category_id": random.integers(0, 10**9, 40)[random.integers(0, 40, ROWS)],
+        "row_key": [f"k{i}" for i in range(ROWS)],
+        "always": ["x"] * ROWS,
+        "raw": [b"\0"] * ROWS,
+        "fold": random.integers(0, 5, ROWS),
+        "at": [datetime(2026, 1, 1) + timedelta(seconds=int(r)) for r in request],
+        "clicked": (random.random(ROWS) < 0.2).astype(int),
+    }
+
+
+@pytest.fixture
+def file(columns: dict[str, Any], tmp_path: Path) -> Path:
+    pq.write_table(pa.table(columns), tmp_path / "my clicks.parquet")
+    return tmp_path / "my clicks.parquet"
+
+
+def test_columns_become_what_they_look_like(file: Path) -> None:
+    guess = guess_schema(file)
+    schema = guess.schema
+    assert (schema.name, schema.group, schema.label.column) == ("my_clicks", "query_id", "clicked")
+    assert (schema.split.rule, schema.split.columns) == ("time", ("at",))
+    assert schema.context.names == ("user_id", "last_item", "tags")
+    assert set(schema.candidate.names) == {"price", "share", "item", "slot", "sponsored", "category_id"}
+    features = {f.name: f for f in (*schema.dense, *schema.categorical)}
+    assert features["price"].transform == ("log1p", "standardise")  # type: ignore[union-attr]
+    assert features["share"].transform == ("standardise",)  # type: ignore[union-attr]
+    ids = {f.name: f for f in schema.categorical}
+    assert (ids["slot"].type, ids["slot"].cardinality) == ("integer", 5)
+    assert (ids["sponsored"].type, ids["sponsored"].cardinality) == ("integer", 2)
+    assert (ids["category_id"].type, ids["category_id"].cardinality) == ("integer", None)
+    assert (ids["tags"].pooling, ids["tags"].max_length) == ("mean", 4)
+    assert ids["last_item"].table == "item"
+    assert set(guess.left_out) == {"query_id", "at", "row_key", "always", "raw", "fold"}
+
+
+def test_the_file_is_the_schema_and_says_why(file: Path, tmp_path: Path) -> None:
+    guess = guess_schema(file)
+    text = guess.as_yaml("clicks.parquet")
+    (tmp_path / "s.yaml").write_text(text)
+    assert load_schema(tmp_path / "s.yaml") == guess.schema == Schema.model_validate(yaml.safe_load(text))
+    for column in ("price", "item", "tags"):
+        (line,) = [line for line in text.splitlines() if re.search(rf"name: {column}[,}}]", line)]
+        assert line.endswith(f"# {guess.reasons[column]}")
+    assert "#   row_key: 2,000 values in 2,000 rows: it names the row" in text
+
+
+def test_without_groups_and_time_rows_are_split_by_ids(columns: dict[str, Any], tmp_path: Path) -> None:
+    kept = {name: columns[name] for name in ("user_id", "item", "price", "clicked")}
+    pq.write_table(pa.table(kept), tmp_path / "f.parquet")
+    schema = guess_schema(tmp_path / "f.parquet").schema
+    assert schema.group is None
+    assert (schema.split.rule, schema.split.columns) == ("hash", ("user_id", "item"))
+    assert schema.context.names == ("user_id",)
+    assert set(schema.candidate.names) == {"price", "item"}
+
+
+def test_a_hash_of_users_takes_an_item_rather_than_another_column_of_the_user(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    user = random.integers(0, 150, ROWS)
+    facts = {"user_id": [f"u{u}" for u in user], "gender": [("f", "m")[u % 2] for u in user]}
+    items = {"item": [f"i{i}" for i in random.integers(0, 500, ROWS)]}
+    table = pa.table({**facts, **items, "clicked": (random.random(ROWS) < 0.2).astype(int)})
+    pq.write_table(table, tmp_path / "ratings.parquet")
+    assert guess_schema(tmp_path / "ratings.parquet").schema.split.columns == ("user_id", "item")
+
+
+def test_a_rating_is_a_label_with_a_threshold(columns: dict[str, Any], tmp_path: Path) -> None:
+    stars = np.random.default_rng(1).choice([1, 2, 3, 4, 5], ROWS, p=[0.1, 0.1, 0.2, 0.3, 0.3])
+    pq.write_table(pa.table({"item": columns["item"], "rating": stars}), tmp_path / "f.parquet")
+    guess = guess_schema(tmp_path / "f.parquet")
+    assert (guess.schema.label.column, guess.schema.label.positive_above) == ("rating", 3)
+    assert "positive above 3" in guess.reasons["label"]
+
+
+@pytest.mark.parametrize(
+    ("data", "label", "group", "context"),
+    [
+        ("trivago/impressions.parquet", "clicked", "request_id", {"user_id", "city", "filters", "last_item"}),
+        ("ml1m/ratings.parquet", "liked", None, {"user_id", "age"}),
+        ("bookcrossing/ratings.parquet", "rating", None, {"user_id", "country"}),
+    ],
+)
+def test_real_files_are_understood(
+    shared_data: Path, data: str, label: str, group: str | None, context: set[str]
+) -> None:
+    schema = guess_schema(shared_data / data).schema
+    assert (schema.label.column, schema.group) == (label, group)
+    assert context <= set(schema.context.names)
+    tables = {f.name: f.table_name for f in schema.categorical}
+    if group:
+        assert tables["last_item"] == tables["recent_items"] == "item"

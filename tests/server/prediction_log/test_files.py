@@ -1,0 +1,61 @@
+"""Files by hour are bounded in number and age."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from polyrec.models.data.prediction_log import FEEDBACK, REQUESTS
+from polyrec.server.prediction_log.files import label_files, remove_old
+
+NOON_S = datetime(2026, 11, 23, 12, tzinfo=UTC).timestamp()
+
+
+def label(hour: float, row: int = 0) -> dict[str, object]:
+    return {"request_id": "r", "row": row, "label": 1.0, "time": int(1e6 * (NOON_S + 3600 * hour))}
+
+
+def hours(folder: Path, kind: str = FEEDBACK) -> list[str]:
+    return sorted(hour.name for hour in (folder / kind).iterdir())
+
+
+def test_rows_are_in_the_folder_of_their_hour(tmp_path: Path) -> None:
+    files = label_files(tmp_path)
+    for hour in (0, 0.99, 1):
+        files.add([label(hour)])
+    assert files.flush() == (3, 0)
+    assert hours(tmp_path) == ["2026-11-23T12", "2026-11-23T13"]
+    (first,) = (tmp_path / FEEDBACK / "2026-11-23T12").iterdir()
+    assert pq.read_table(first).num_rows == 2
+
+
+def test_nothing_is_written_twice_and_no_partial_file_stays(tmp_path: Path) -> None:
+    files = label_files(tmp_path)
+    files.add([label(0)])
+    assert files.flush() == (1, 0)
+    assert files.flush() == (0, 0)
+    files.add([label(0)])
+    files.flush()
+    names = [file.name for file in (tmp_path / FEEDBACK / "2026-11-23T12").iterdir()]
+    assert len(names) == 2
+    assert all(name.startswith("part-") and name.endswith(".parquet") for name in names)
+
+
+@pytest.mark.parametrize(
+    ("keep_h", "most_bytes", "left"),
+    [(100, None, [0, 1, 2, 3]), (1, None, [2, 3]), (100, 1, [3]), (0.5, None, [2, 3])],
+)
+def test_old_hours_are_removed(
+    tmp_path: Path, keep_h: float, most_bytes: int | None, left: list[int]
+) -> None:
+    files = label_files(tmp_path)
+    for hour in range(4):
+        files.add([label(hour)])
+    files.flush()
+    (tmp_path / REQUESTS / "mine").mkdir(parents=True)
+    remove_old(tmp_path, keep_h, most_bytes, NOON_S + 3.2 * 3600)
+    assert hours(tmp_path) == [f"2026-11-23T{12 + hour}" for hour in left]
+    assert hours(tmp_path, REQUESTS) == ["mine"]

@@ -1,0 +1,243 @@
+"""A served request is in the log as it was asked and answered, and trains a model with its labels."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pyarrow as pa
+import pytest
+
+import polyrec
+from polyrec.loadtest.drivers.server_pages import MetricSamples
+from polyrec.models.bundle.bundle import Bundle
+from polyrec.models.data.parquet import parquet_files
+from polyrec.models.data.prediction_log import FEEDBACK, REQUESTS, PredictionLogReader
+from polyrec.server.child import StartFailed
+from tests.server.conftest import Request
+from tests.server.prediction_log.conftest import FEEDBACK_TOKEN, OTHER_TOKEN, LoggingServer
+
+LATER_S = 4000.0
+"""After the window in which labels may come."""
+WAIT_S = 60.0
+
+
+def rank(http: httpx.Client, request: Request, request_id: str = "r") -> Any:
+    body = {"context": request.context, "candidates": request.candidates}
+    answer = http.post("/v1/rank", content=orjson.dumps(body), headers={"X-Request-Id": request_id})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def feedback(http: httpx.Client, content: Any, token: str | None = FEEDBACK_TOKEN) -> httpx.Response:
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    return http.post("/v1/feedback", content=orjson.dumps(content), headers=headers)
+
+
+def logged(http: httpx.Client, outcome: str = "written") -> float:
+    """Requests of the log with that outcome."""
+    samples = MetricSamples(http.get("/metrics").text)
+    return samples.total("polyrec_prediction_log_requests_total", outcome=outcome)
+
+
+def wait(condition: Callable[[], bool]) -> None:
+    """Waits for what another process does."""
+    give_up_s = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < give_up_s
+        time.sleep(0.02)
+
+
+def rows_of(folder: Path, bundle: Bundle, columns: list[str]) -> list[dict[str, Any]]:
+    reader = PredictionLogReader(folder, bundle.manifest.schema_, now_s=time.time() + LATER_S)
+    return pa.Table.from_batches(reader.batches(columns)).to_pylist()
+
+
+def test_a_ranking_is_logged_with_the_labels_that_come_later(
+    serve_logging: LoggingServer, request_: Request, bundle: Bundle, tmp_path: Path
+) -> None:
+    http = serve_logging()
+    rank(http, request_, "first")
+    assert feedback(http, {"request_id": "first", "positives": [2]}).json() == {"accepted": 1}
+    wait(lambda: logged(http) == 1 and (tmp_path / "log" / FEEDBACK).exists())
+    schema = bundle.manifest.schema_
+    features = [*schema.context.names, *schema.candidate.names]
+    rows = rows_of(tmp_path / "log", bundle, [*features, schema.label.column])
+    assert [row.pop(schema.label.column) for row in rows] == [
+        float(i == 2) for i in range(len(request_.rows))
+    ]
+    assert rows == request_.rows
+
+
+def test_scores_and_path_are_those_of_the_answer(
+    serve_logging: LoggingServer, request_: Request, tmp_path: Path
+) -> None:
+    http = serve_logging()
+    answer = rank(http, request_)
+    wait(lambda: logged(http) == 1)
+    (file,) = parquet_files(tmp_path / "log" / REQUESTS)
+    (row,) = pa.parquet.read_table(file).to_pylist()
+    assert row["log.request_id"] == "r"
+    assert row["log.path"] == answer["path"]
+    scores = row["log.scores"]
+    assert [scores[i] for i in answer["order"]] == pytest.approx(answer["scores"])
+
+
+def test_plain_rows_are_logged_one_each(
+    serve_logging: LoggingServer, request_: Request, bundle: Bundle, tmp_path: Path
+) -> None:
+    http = serve_logging()
+    content = orjson.dumps({"instances": request_.rows})
+    assert http.post("/v1/predict", content=content, headers={"X-Request-Id": "p"}).status_code == 200
+    labels = [0.0] * (len(request_.rows) - 1) + [1.0]
+    feedback(http, {"feedback": [{"request_id": "p", "labels": labels}]})
+    wait(lambda: logged(http) == 1 and (tmp_path / "log" / FEEDBACK).exists())
+    label = bundle.manifest.schema_.label.column
+    rows = rows_of(tmp_path / "log", bundle, ["item", label])
+    assert [row["item"] for row in rows] == request_.columns["item"]
+    assert [row[label] for row in rows] == labels
+
+
+def test_left_out_and_hashed_features_are_not_in_any_file(
+    serve_logging: LoggingServer, request_: Request, bundle: Bundle, tmp_path: Path
+) -> None:
+    http = serve_logging(prediction_log_leave_out="city", prediction_log_hash="user_id,recent_items")
+    rank(http, request_, "one")
+    rank(http, request_, "two")
+    wait(lambda: logged(http) == 2)
+    rows = rows_of(tmp_path / "log", bundle, ["city", "user_id", "recent_items", "platform"])
+    user = request_.context["user_id"]
+    assert {row["city"] for row in rows} == {None}
+    assert {row["platform"] for row in rows} == {request_.context["platform"]}
+    (hashed,) = {row["user_id"] for row in rows}
+    assert len(hashed) == 16
+    assert hashed != user
+    assert len(rows[0]["recent_items"]) == len(request_.context["recent_items"])
+    for file in (tmp_path / "log").rglob("*.parquet"):
+        assert user.encode() not in file.read_bytes()
+    assert (tmp_path / "log" / "hash.key").stat().st_mode & 0o77 == 0
+
+
+def test_the_python_client_gives_feedback(
+    serve_logging: LoggingServer, request_: Request, bundle: Bundle, tmp_path: Path
+) -> None:
+    http = serve_logging()
+    with polyrec.Client(str(http.base_url), token=FEEDBACK_TOKEN) as client:
+        ranking = client.rank(request_.context, request_.candidates)
+        assert ranking.request_id is not None
+        client.feedback(ranking.request_id, positives=ranking.order[:1])
+        with pytest.raises(polyrec.PredictionError, match="give either"):
+            client.feedback(ranking.request_id)
+    wait(lambda: logged(http) == 1 and (tmp_path / "log" / FEEDBACK).exists())
+    label = bundle.manifest.schema_.label.column
+    rows = rows_of(tmp_path / "log", bundle, [label])
+    assert [row[label] for row in rows].index(1.0) == ranking.order[0]
+
+
+def test_feedback_needs_its_right(serve_logging: LoggingServer) -> None:
+    http = serve_logging()
+    item = {"request_id": "r", "positives": [0]}
+    assert feedback(http, item, None).status_code == 401
+    assert feedback(http, item, OTHER_TOKEN).status_code == 403
+    assert feedback(http, item, FEEDBACK_TOKEN).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"request_id": "r"}, "give either 'positives' or 'labels'"),
+        ({"request_id": "r", "positives": [-1]}, "positives"),
+        ({"request_id": "r", "labels": [2]}, "labels"),
+        ({"request_id": "a b", "positives": [0]}, "request_id"),
+        ({"request_id": "r" * 129, "positives": [0]}, "request_id"),
+        ({"feedback": []}, "feedback"),
+        ({"feedback": [{"request_id": "r", "positives": [0]}] * 1001}, "feedback"),
+        ([], "dict"),
+    ],
+)
+def test_malformed_feedback_is_rejected(logging_http: httpx.Client, content: Any, message: str) -> None:
+    answer = feedback(logging_http, content)
+    assert answer.status_code == 422
+    assert message in answer.json()["error"]
+
+
+def test_a_full_disk_loses_lines_of_the_log_and_nothing_else(
+    serve_logging: LoggingServer, request_: Request, tmp_path: Path
+) -> None:
+    http = serve_logging()
+    # a file where the folder of the hours would be: nothing can be written, also by root
+    (tmp_path / "log" / REQUESTS).write_text("")
+    for i in range(3):
+        rank(http, request_, f"r{i}")
+    wait(lambda: logged(http, "lost") == 3)
+    (tmp_path / "log" / REQUESTS).unlink()
+    rank(http, request_, "last")
+    wait(lambda: logged(http) == 1)
+
+
+def test_a_dead_writer_costs_lines_of_the_log_until_another_is_started(
+    serve_logging: LoggingServer, request_: Request
+) -> None:
+    http = serve_logging()
+    rank(http, request_)
+    wait(lambda: logged(http) == 1)
+    for writer in _writers():
+        os.kill(writer, 9)
+
+    def asked() -> tuple[float, float]:
+        rank(http, request_)
+        return logged(http, "dropped"), logged(http)
+
+    wait(lambda: asked()[0] > 0)
+    wait(lambda: asked()[1] > 1)
+
+
+def test_a_value_that_no_file_holds_costs_its_own_request_only(
+    serve_logging: LoggingServer, request_: Request
+) -> None:
+    http = serve_logging()
+    odd = {"candidates": request_.candidates | {"position": [2**70] * len(request_.rows)}}
+    assert http.post("/v1/rank", content=json.dumps(odd)).status_code in (200, 422)
+    rank(http, request_)
+    wait(lambda: logged(http) == 1)
+
+
+def test_rules_may_be_changed_and_several_servers_begin_one_log(
+    serve_logging: LoggingServer, request_: Request, tmp_path: Path
+) -> None:
+    first = serve_logging()
+    rules = tmp_path / "log" / "log.json"
+    rules.write_text(json.dumps(json.loads(rules.read_text()) | {"window_s": 7200.0}))
+    second = serve_logging()
+    for http in (first, second):
+        rank(http, request_)
+        wait(lambda http=http: logged(http) == 1)  # type: ignore[misc]
+    assert json.loads(rules.read_text())["window_s"] == 7200
+
+
+def _writers() -> list[int]:
+    """Process ids of the writers that descend from this process."""
+    parents: dict[int, int] = {}
+    writers = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            pid, parent = int(stat.parent.name), int(stat.read_text().rpartition(")")[2].split()[1])
+            parents[pid] = parent
+            if b"polyrec.server.prediction_log.writer" in (stat.parent / "cmdline").read_bytes():
+                writers.append(pid)
+        except OSError:
+            continue  # it ended meanwhile
+    return [pid for pid in writers if parents.get(parents[pid]) == os.getpid()]
+
+
+def test_a_log_of_another_schema_is_not_continued(serve_logging: LoggingServer, tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log" / "log.json").write_text('{"for_schema": "hotels", "features": {}}')
+    with pytest.raises(StartFailed):
+        serve_logging()

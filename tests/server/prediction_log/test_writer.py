@@ -1,0 +1,104 @@
+"""The writer bounds its memory and counts what it cannot read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import orjson
+import pyarrow.parquet as pq
+import pytest
+
+from polyrec.models.bundle.bundle import Bundle
+from polyrec.models.data.parquet import parquet_files
+from polyrec.models.data.prediction_log import REQUESTS
+from polyrec.server.prediction_log.counts import SharedCounts
+from polyrec.server.prediction_log.records import Prediction
+from polyrec.server.prediction_log.writer import MOST_BYTES, VALUE_BYTES, Writer, WriterSettings
+from tests.server.conftest import Request
+
+
+@pytest.fixture
+def counts() -> Iterator[SharedCounts]:
+    counts = SharedCounts()
+    yield counts
+    counts.close()
+
+
+@pytest.fixture
+def settings(tmp_path: Path, bundle: Bundle, counts: SharedCounts) -> WriterSettings:
+    schema = bundle.manifest.schema_
+    return WriterSettings(folder=tmp_path, schema_=schema, counts_fd=counts.fd, flush_s=3600)
+
+
+def prediction(body: bytes, rows: int, ranking: bool = True) -> Prediction:
+    scores = np.full(rows, 0.5, np.float32).tobytes()
+    return Prediction("r", ranking, time.time_ns() // 1000, "table@cpu", "v", None, scores, body)
+
+
+def ranking(request: Request) -> bytes:
+    return orjson.dumps({"context": request.context, "candidates": request.candidates})
+
+
+def test_files_are_written_before_their_time_when_much_waits(
+    settings: WriterSettings, counts: SharedCounts
+) -> None:
+    writer = Writer(settings, counts)
+    writer.flush(always=True)
+    # few bytes, many values
+    body = orjson.dumps({"instances": [{}] * 4096})
+    values = 4096 * (len(settings.schema_.context.names) + len(settings.schema_.candidate.names))
+    fewest = MOST_BYTES // (VALUE_BYTES * values)
+    for i in range(fewest + 1):
+        assert counts.read()["written"] == 0, i
+        writer.add(prediction(body, 4096, ranking=False))
+        writer.flush()
+    assert counts.read()["written"] == fewest + 1
+
+
+def test_a_request_of_another_schema_is_counted_and_left_out(
+    settings: WriterSettings, counts: SharedCounts, request_: Request, tmp_path: Path
+) -> None:
+    writer = Writer(settings, counts)
+    writer.add(prediction(b'{"candidates": {"other": [1]}}', 1))
+    writer.add(prediction(ranking(request_), len(request_.rows)))
+    writer.flush(always=True)
+    found = counts.read()
+    assert (found["written"], found["invalid"], found["lost"]) == (1, 1, 0)
+    (file,) = parquet_files(tmp_path / REQUESTS)
+    assert pq.read_table(file).num_rows == 1
+
+
+def test_requests_of_one_session_share_a_file(
+    settings: WriterSettings, counts: SharedCounts, request_: Request, tmp_path: Path
+) -> None:
+    writer = Writer(settings.model_copy(update={"session": "user_id"}), counts)
+    for i in range(40):
+        context = request_.context | {"user_id": f"u{i % 20}"}
+        body = orjson.dumps({"context": context, "candidates": request_.candidates})
+        writer.add(prediction(body, len(request_.rows)))
+    writer.flush(always=True)
+    files = parquet_files(tmp_path / REQUESTS)
+    users = [set(pq.read_table(file)["user_id"].to_pylist()) for file in files]
+    assert 1 < len(files) <= 8
+    assert sum(len(each) for each in users) == len(set.union(*users)) == 20
+
+
+def test_rows_of_one_request_share_a_file_and_a_value_that_does_not_fit_is_left_out(
+    settings: WriterSettings, counts: SharedCounts, request_: Request, tmp_path: Path
+) -> None:
+    writer = Writer(settings.model_copy(update={"session": "user_id"}), counts)
+    rows = [row | {"user_id": f"u{i}"} for i, row in enumerate(request_.rows)]
+    writer.add(prediction(orjson.dumps({"instances": rows}), len(rows), ranking=False))
+    odd = [row | {"position": 2**63} for row in rows]
+    writer.add(prediction(orjson.dumps({"instances": odd}), len(rows), ranking=False))
+    writer.flush(always=True)
+    found = counts.read()
+    assert found["written"] == 1
+    assert found["lost"] + found["invalid"] == 1
+    (file,) = parquet_files(tmp_path / REQUESTS)
+    stored = pq.read_table(file)
+    assert stored["log.row"].to_pylist() == list(range(len(rows)))
+    assert stored["user_id"].to_pylist() == [row["user_id"] for row in rows]
