@@ -1,0 +1,205 @@
+"""Decodes ModelInfer requests and encodes their responses.
+
+Tensors are raw bytes (`raw_input_contents`: all inputs, in their order, little-endian) or typed numbers
+(`contents` of each input); `server/codecs/oip_inputs.py` makes rows of them, as for the protocol over HTTP. A
+response has its output in the form of the request's inputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from starlette.types import Scope
+
+from polyrec.server.app.serving import OpenPath, Serving
+from polyrec.server.codecs.oip_codec import (
+    DTYPES,
+    OUTPUT,
+    check_priority,
+    check_timeout_us,
+)
+from polyrec.server.codecs.oip_header import MAX_DIMENSIONS
+from polyrec.server.codecs.oip_inputs import Array, TensorSpec
+from polyrec.server.dispatch.answer import Answer
+from polyrec.server.errors import Malformed, TooLarge, shortened
+from polyrec.server.grpc.messages import message_class
+from polyrec.server.http.call import Parsed
+from polyrec.server.http.connection.reply import Reply
+from polyrec.server.http.options import RequestOptions, parse_quality
+
+REQUEST = message_class("ModelInferRequest")
+RESPONSE = message_class("ModelInferResponse")
+PROTOBUF = b"application/grpc"
+CONTENTS = {"FP32": "fp32_contents", "INT64": "int64_contents", "INT32": "int_contents"}
+"""Datatype -> the field of its typed numbers."""
+SHARED_MEMORY = "shared_memory_region"
+FINAL_WANTED, FINAL = "triton_enable_empty_final_response", "triton_final_response"
+"""Parameters by which Triton's clients ask a stream to mark the last response of a request."""
+
+
+@dataclass(frozen=True, slots=True)
+class InferForm:
+    """The parts of a request that shape its response. raw: its inputs were raw."""
+
+    id: str
+    raw: bool
+    marks_final: bool = False
+
+
+class GrpcInferCodec:
+    """A ModelInferRequest -> a ModelInferResponse, both serialized."""
+
+    endpoint = "infer"
+    has_options = True
+    logged = False
+
+    def parse(self, serving: Serving, scope: Scope, body: bytes) -> Parsed:
+        request = parse_message(REQUEST, body)
+        serving.model.check(request.model_name, request.model_version or None)
+        options = _options(request.parameters)
+        _check_outputs(request.outputs)
+        raw = len(request.raw_input_contents) > 0
+        tensors = _raw_tensors(serving, request) if raw else _typed_tensors(serving, request)
+        wanted = request.parameters
+        marks_final = FINAL_WANTED in wanted and wanted[FINAL_WANTED].bool_param
+        return Parsed(serving.codec.inputs.rows(tensors), InferForm(request.id, raw, marks_final), options)
+
+    def write(self, serving: Serving, parsed: Parsed, answer: Answer, path: OpenPath) -> Reply:
+        form: InferForm = parsed.request
+        response = RESPONSE(model_name=serving.model.name, model_version=serving.model.number, id=form.id)
+        parameters = response.parameters
+        parameters["path"].string_param = path.name
+        parameters["degraded"].bool_param = answer.degraded
+        trailing = [path.header, (b"x-polyrec-degraded", b"true" if answer.degraded else b"false")]
+        if path.quality is not None:
+            parameters["quality"].double_param = path.quality
+            trailing.append((b"x-polyrec-path-quality", repr(path.quality).encode()))
+        if answer.reason is not None:
+            parameters["reason"].string_param = answer.reason
+            trailing.append((b"x-polyrec-reason", answer.reason.encode()))
+        if form.marks_final:
+            parameters[FINAL].bool_param = True
+        probabilities = answer.probabilities
+        output = response.outputs.add(name=OUTPUT, datatype="FP32")
+        output.shape.append(probabilities.size)
+        if form.raw:
+            response.raw_output_contents.append(probabilities.astype("<f4", copy=False).tobytes())
+        else:
+            output.contents.fp32_contents.extend(probabilities.tolist())
+        return Reply(response.SerializeToString(), content_type=PROTOBUF, headers=tuple(trailing))
+
+
+def parse_message(kind: Any, body: bytes) -> Any:
+    """Parses a message. kind: its class. Raises Malformed."""
+    try:
+        return kind.FromString(body)
+    except DecodeError:
+        raise Malformed(f"the message is not a {kind.DESCRIPTOR.name}") from None
+
+
+def _options(parameters: Mapping[str, Any]) -> RequestOptions:
+    """Options among the parameters; others are ignored, as the protocol requires."""
+    budget_s = priority = required = None
+    if "timeout" in parameters:
+        timeout_us = _integer(parameters, "timeout")
+        check_timeout_us(timeout_us)
+        budget_s = timeout_us / 1e6 if timeout_us else None
+    if "priority" in parameters:
+        priority = _integer(parameters, "priority")
+        check_priority(priority)
+    if "quality" in parameters:
+        quality = parameters["quality"]
+        if quality.WhichOneof("parameter_choice") != "string_param":
+            raise Malformed("parameter 'quality' is not a string")
+        required = parse_quality(quality.string_param.encode(), "parameter 'quality'")
+    return RequestOptions(budget_s, priority, required)
+
+
+def _integer(parameters: Mapping[str, Any], name: str) -> int:
+    """The value of an integer parameter, as clients differ in its type."""
+    parameter = parameters[name]
+    choice = parameter.WhichOneof("parameter_choice")
+    if choice not in ("int64_param", "uint64_param"):
+        raise Malformed(f"parameter '{name}' is not an integer")
+    return int(getattr(parameter, choice))
+
+
+def _check_outputs(outputs: Any) -> None:
+    if len(outputs) > 1:
+        raise Malformed(f"{len(outputs)} outputs are requested; the model has one, '{OUTPUT}'")
+    for output in outputs:
+        if output.name != OUTPUT:
+            raise Malformed(
+                f"unknown output '{shortened(output.name)}'; the model has one output, '{OUTPUT}'"
+            )
+        if "classification" in output.parameters:
+            raise Malformed(f"output '{OUTPUT}': the classification extension is not supported")
+        if SHARED_MEMORY in output.parameters:
+            raise Malformed(f"output '{OUTPUT}': shared memory is not supported")
+
+
+def _declared(
+    serving: Serving, tensor: Any, found: Mapping[str, Array]
+) -> tuple[TensorSpec, tuple[int, ...]]:
+    """The declaration of an input, and the shape to use. Raises Malformed or TooLarge."""
+    inputs = serving.codec.inputs
+    declared = inputs.declared(tensor.name)
+    if declared.name in found:
+        raise Malformed(f"input '{declared.name}' is given twice")
+    if SHARED_MEMORY in tensor.parameters:
+        raise Malformed(f"input '{declared.name}': shared memory is not supported")
+    if len(tensor.shape) > MAX_DIMENSIONS:
+        raise Malformed(f"input '{declared.name}' has {len(tensor.shape)} dimensions")
+    return declared, inputs.check_shape(declared, tensor.datatype, tensor.shape)
+
+
+def _raw_tensors(serving: Serving, request: Any) -> dict[str, Array]:
+    raw = request.raw_input_contents
+    if len(raw) != len(request.inputs):
+        raise Malformed(
+            f"{len(request.inputs)} inputs have {len(raw)} raw_input_contents; all inputs are raw, or none"
+        )
+    tensors: dict[str, Array] = {}
+    for tensor, data in zip(request.inputs, raw, strict=True):
+        declared, shape = _declared(serving, tensor, tensors)
+        name, datatype = declared.name, tensor.datatype
+        if tensor.HasField("contents") and tensor.contents.ByteSize():
+            raise Malformed(f"input '{name}' has contents and raw_input_contents")
+        dtype = DTYPES[datatype]
+        expected = math.prod(shape) * dtype.itemsize
+        if len(data) != expected:
+            raise Malformed(
+                f"input '{name}': {len(data)} bytes of raw_input_contents, "
+                f"{datatype} {list(shape)} takes {expected}"
+            )
+        tensors[name] = np.frombuffer(data, dtype).reshape(shape)
+    return tensors
+
+
+def _typed_tensors(serving: Serving, request: Any) -> dict[str, Array]:
+    most = serving.decoder.body_limits.max_tensor_commas
+    tensors: dict[str, Array] = {}
+    for tensor in request.inputs:
+        declared, shape = _declared(serving, tensor, tensors)
+        name, datatype = declared.name, tensor.datatype
+        field = CONTENTS[datatype]
+        values = getattr(tensor.contents, field)
+        if len(values) != math.prod(shape):
+            raise Malformed(
+                f"input '{name}': {len(values)} values in {field}, "
+                f"shape {list(shape)} takes {math.prod(shape)}"
+            )
+        # each becomes a Python object on the event loop
+        most -= len(values)
+        if most < 0:
+            raise TooLarge(
+                f"the request has more than {serving.decoder.body_limits.max_tensor_commas} typed values; "
+                "send fewer rows, or raw_input_contents"
+            )
+        tensors[name] = np.fromiter(values, DTYPES[datatype], len(values)).reshape(shape)
+    return tensors

@@ -1,0 +1,135 @@
+"""One stream of inference requests (ModelStreamInfer).
+
+Every message is a request of its own, with its own admission, budget and error. Responses come in the order
+of the requests. At most MAX_IN_FLIGHT requests of a stream are read and unanswered; a client that sends more,
+or does not read its responses, waits by HTTP/2's flow control.
+
+An error of one request is the `error_message` of its response, whose `infer_response` has the request's id;
+the stream goes on. Only a request without a valid token ends it. The stream's deadline bounds the budget of
+each request, and is not their default.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, NamedTuple
+
+import grpc.aio
+from starlette.types import Scope
+
+from polyrec.planner.routing.query import Query
+from polyrec.server.app.engine import Engine
+from polyrec.server.errors import Malformed, NotReady, TooSlow, Unauthorized
+from polyrec.server.grpc.calls import deadline_s, end_of, is_canceled
+from polyrec.server.grpc.infer_codec import REQUEST, GrpcInferCodec, parse_message
+from polyrec.server.grpc.messages import message_class
+from polyrec.server.grpc.status import status_of
+from polyrec.server.grpc.streams import STOPPING, OpenStreams
+from polyrec.server.http.call import Call
+
+MAX_IN_FLIGHT = 64
+RESPONSE = message_class("ModelStreamInferResponse")
+
+
+class _Request(NamedTuple):
+    """A request that was read: its query, or the error by which it was rejected. id: for an error."""
+
+    call: Call
+    query: Query | None
+    error: Exception | None
+    id: str
+
+
+class InferStream:
+    """One stream. scope: of its call. write_s: time in which the client must take a response."""
+
+    def __init__(
+        self, engine: Engine, streams: OpenStreams, context: Any, scope: Scope, write_s: float
+    ) -> None:
+        self._engine = engine
+        self._streams = streams
+        self._context = context
+        self._scope = scope
+        self._write_s = write_s
+        self._codec = GrpcInferCodec()
+        self._room = asyncio.Semaphore(MAX_IN_FLIGHT)
+        self._requests: asyncio.Queue[_Request | None] = asyncio.Queue()
+
+    async def run(self) -> None:
+        """Answers requests until the client ends the stream. Raises RequestError if it ends otherwise."""
+        reading = asyncio.create_task(self._read())
+        try:
+            with self._streams.opened(reading.cancel):
+                while (request := await self._requests.get()) is not None:
+                    await self._answer(request)
+                    self._room.release()
+            await asyncio.wait((reading,))
+            if reading.cancelled():
+                raise NotReady(STOPPING)
+            reading.result()
+        finally:
+            reading.cancel()
+            while not self._requests.empty():
+                left = self._requests.get_nowait()
+                if left is not None and left.query is not None:
+                    left.call.abandon(end_of(self._context))
+
+    async def _read(self) -> None:
+        """Reads and queues requests; None is the last."""
+        try:
+            while True:
+                await self._room.acquire()
+                message = await self._context.read()
+                if message is grpc.aio.EOF:
+                    break
+                self._requests.put_nowait(self._begin(bytes(message)))
+        finally:
+            self._requests.put_nowait(None)
+
+    def _begin(self, message: bytes) -> _Request:
+        call = Call(self._engine, self._codec, self._scope, deadline_s(self._context))
+        try:
+            call.admit()
+            return _Request(call, call.submit(message), None, "")
+        except Exception as e:
+            call.reject(e)
+            if isinstance(e, Unauthorized):
+                raise
+            return _Request(call, None, e, _id_of(message))
+
+    async def _answer(self, request: _Request) -> None:
+        call, query, error, name = request
+        response = RESPONSE()
+        if query is not None:
+            try:
+                reply = call.reply(await query.payload.answer)
+                response.infer_response.MergeFromString(reply.body)
+            except asyncio.CancelledError:
+                if is_canceled():
+                    call.abandon(end_of(self._context))
+                    raise
+                error = NotReady(STOPPING)
+                call.reject(error)
+            except Exception as e:
+                error = e
+                call.reject(error)
+        if error is not None:
+            status = status_of(error)
+            response.error_message = f"[StatusCode.{status.code.name}] {status.message}"
+            response.infer_response.id = name
+        try:
+            async with asyncio.timeout(self._write_s):
+                await self._context.write(response.SerializeToString())
+        except TimeoutError:
+            self._engine.metrics.limited.labels("grpc_write").inc()
+            raise TooSlow("grpc_write", f"a response was not read in {self._write_s:g} s") from None
+        if error is None:
+            call.finish(200)
+
+
+def _id_of(message: bytes) -> str:
+    """The id of a request that may be malformed."""
+    try:
+        return str(parse_message(REQUEST, message).id)
+    except Malformed:
+        return ""

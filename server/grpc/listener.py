@@ -1,0 +1,110 @@
+"""The gRPC server of one engine: its services, limits and encryption, from start to stop."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from polyrec.server.app.engine import Engine
+from polyrec.server.app.listening import PortInUse
+from polyrec.server.app.tls import CertifiedKey
+from polyrec.server.grpc.health import HealthService
+from polyrec.server.grpc.reading import MessageReader
+from polyrec.server.grpc.reflection import Reflection
+from polyrec.server.grpc.service import InferenceService
+from polyrec.server.grpc.streams import OpenStreams
+from polyrec.server.http.connection.limits import ConnectionLimits
+
+HANDSHAKE_S = 5.0
+CONCURRENT_STREAMS = 1024
+"""Maximum calls in progress on one connection."""
+MIN_READERS = 16
+PING_S = 10.0
+"""Shortest interval of a client's pings; gRPC closes the connection of one that sends them faster."""
+
+
+class GrpcServer:
+    """The gRPC server of an engine that has loaded. tls: certificate and key; None: no encryption."""
+
+    def __init__(self, engine: Engine, limits: ConnectionLimits, tls: CertifiedKey | None = None) -> None:
+        most_bytes = engine.serving.max_body_bytes
+        most = max(MIN_READERS, limits.buffered_bytes // most_bytes)
+        limited = engine.metrics.limited
+
+        def exceeded(limit: str) -> None:
+            limited.labels(limit).inc()
+
+        self._streams = OpenStreams(most, exceeded)
+        self._tls = tls
+        self._stopping: asyncio.Task[None] | None = None
+        self._server: Any = grpc.aio.server(
+            options=_options(limits, most_bytes), maximum_concurrent_rpcs=limits.connections
+        )
+        reader = MessageReader(most, limits.body_s, exceeded)
+        inference = InferenceService(engine, reader, self._streams, tls is not None, limits.write_s)
+        health = HealthService(engine, reader, self._streams)
+        self._server.add_generic_rpc_handlers(
+            (inference.handler(), health.handler(), *Reflection(self._streams).handlers())
+        )
+
+    async def start(self, address: str) -> None:
+        """Serves at `host:port`, of which listening.reserve keeps strangers out. Raises PortInUse."""
+        try:
+            if self._tls is None:
+                self._server.add_insecure_port(address)
+            else:
+                self._server.add_secure_port(address, _credentials(self._tls))
+        except RuntimeError as e:
+            raise PortInUse(f"cannot listen on {address} for gRPC: {e}") from None
+        await self._server.start()
+
+    def begin_stop(self, timeout_s: float) -> None:
+        """Takes no more connections, ends streams, and lets calls in progress finish within the timeout."""
+        if self._stopping is None:
+            self._streams.stop()
+            self._stopping = asyncio.get_running_loop().create_task(self._server.stop(timeout_s))
+
+    async def stopped(self) -> None:
+        """Waits until every call has ended, and the port is closed."""
+        self.begin_stop(0.0)
+        assert self._stopping is not None
+        await self._stopping
+
+
+def _options(limits: ConnectionLimits, most_bytes: int) -> list[tuple[str, int]]:
+    return [
+        # for the other processes of this server
+        ("grpc.so_reuseport", 1),
+        ("grpc.max_receive_message_length", most_bytes),
+        ("grpc.max_concurrent_streams", CONCURRENT_STREAMS),
+        ("grpc.max_allowed_incoming_connections", limits.connections),
+        ("grpc.server_handshake_timeout_ms", round(1e3 * HANDSHAKE_S)),
+        # pings find connections whose other end is gone
+        ("grpc.keepalive_time_ms", round(1e3 * limits.idle_s)),
+        ("grpc.keepalive_timeout_ms", round(1e3 * limits.write_s)),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", round(1e3 * PING_S)),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", round(1e3 * PING_S)),
+    ]
+
+
+def _credentials(tls: CertifiedKey) -> grpc.ServerCredentials:
+    """Credentials that take the pair as it is at each handshake, since it may be read again."""
+
+    def configured() -> Any:
+        cert, key = tls.pair
+        return grpc.ssl_server_certificate_configuration([(key, cert)])
+
+    shown = tls.pair
+
+    def fetch() -> Any:
+        nonlocal shown
+        if tls.pair == shown:
+            return None
+        shown = tls.pair
+        return configured()
+
+    return grpc.dynamic_ssl_server_credentials(configured(), fetch)

@@ -1,0 +1,67 @@
+"""The gRPC port of a server process. Imports gRPC, which is an extra, only if the settings ask for one."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from polyrec.server.app.settings import Settings, SettingsError
+from polyrec.server.app.tls import CertifiedKey
+
+if TYPE_CHECKING:
+    from polyrec.server.app.engine import Engine
+    from polyrec.server.grpc.listener import GrpcServer
+
+PACKAGES = ("grpc", "grpc_health", "grpc_reflection", "google.protobuf")
+
+
+def require_packages() -> None:
+    """Raises SettingsError unless gRPC's packages are installed."""
+    if not all(map(_installed, PACKAGES)):
+        raise SettingsError("grpc_port needs packages that are not installed: pip install 'polyrec[grpc]'")
+
+
+class GrpcPort:
+    """The gRPC server at `address` (`host:port`), from before it starts until it has ended."""
+
+    def __init__(self, settings: Settings, address: str) -> None:
+        self.address = address
+        self._limits = settings.connection_limits
+        self._drain_timeout_s = settings.drain_timeout_s
+        self._key = None
+        if settings.tls_cert is not None and settings.tls_key is not None:
+            self._key = CertifiedKey(settings.tls_cert, settings.tls_key)
+        self._server: GrpcServer | None = None
+
+    async def start(self, engine: Engine) -> None:
+        """Serves an engine that has loaded. Raises PortInUse."""
+        # gRPC's core logs bad handshakes and requests, with which any client could fill the log
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+        from polyrec.server.grpc.listener import GrpcServer
+
+        self._server = GrpcServer(engine, self._limits, self._key)
+        await self._server.start(self.address)
+
+    def reload_key(self) -> None:
+        """Reads certificate and key again, for new connections."""
+        if self._key is not None:
+            self._key.reload()
+
+    def begin_stop(self) -> None:
+        """Takes no more connections, ends streams, and lets calls in progress finish."""
+        if self._server is not None:
+            # longer than the drain's own timeout, after which waiting requests are answered
+            self._server.begin_stop(self._drain_timeout_s + 1)
+
+    async def stopped(self) -> None:
+        """Waits until every call has ended, and the port is closed."""
+        if self._server is not None:
+            await self._server.stopped()
+
+
+def _installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:  # its parent package is missing
+        return False

@@ -1,0 +1,162 @@
+"""`inference.GRPCInferenceService`: inference, health, metadata, configuration and statistics over gRPC.
+
+    message -> admission (token, rate) -> GrpcInferCodec -> dispatcher -> GrpcInferCodec -> response
+
+Calls are the `Call`s of the HTTP endpoints, so access, options, deadlines, errors and counters are the same.
+Methods of the definition that are not here (shared memory, traces, log settings) are UNIMPLEMENTED. Every
+handler is one of a stream of messages, also where a call has one, so that it can end a call before its
+message is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import grpc
+
+from polyrec.models.bundle.bundle import code_version
+from polyrec.server.app.engine import Engine
+from polyrec.server.dispatch.answer import Answer
+from polyrec.server.errors import Forbidden, NotFound, NotReady, RequestError
+from polyrec.server.grpc.calls import abort, deadline_s, end_of, id_metadata, is_canceled, scope_of
+from polyrec.server.grpc.infer_codec import GrpcInferCodec, parse_message
+from polyrec.server.grpc.infer_stream import InferStream
+from polyrec.server.grpc.messages import SERVICE, message_class, message_of
+from polyrec.server.grpc.reading import MessageReader
+from polyrec.server.grpc.streams import OpenStreams
+from polyrec.server.http.call import Call
+from polyrec.server.http.oip import EXTENSIONS, SERVER, configuration, metadata, model_states
+
+log = logging.getLogger("polyrec.grpc")
+
+STOPPED = "the server ends before this could be answered; ask another"
+Document = Callable[[Any], Any]
+"""Makes a response of a request, both messages. May raise RequestError."""
+
+
+class InferenceService:
+    """The service of one engine.
+
+    secure: whether connections are encrypted. write_s: time in which a client must take a stream's response.
+    """
+
+    def __init__(
+        self, engine: Engine, reader: MessageReader, streams: OpenStreams, secure: bool, write_s: float
+    ) -> None:
+        self._engine = engine
+        self._reader = reader
+        self._streams = streams
+        self._write_s = write_s
+        self._secure = secure
+        self._codec = GrpcInferCodec()
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """The handler of its methods."""
+        documents: dict[str, Document] = {
+            "ServerLive": lambda _: {"live": True},
+            "ServerReady": lambda _: {"ready": self._engine.unready() is None},
+            "ServerMetadata": lambda _: _server_metadata(),
+            "ModelReady": self._model_ready,
+            "ModelMetadata": self._model_metadata,
+            "ModelConfig": self._model_config,
+            "ModelStatistics": self._statistics,
+            "RepositoryIndex": self._index,
+            "RepositoryModelLoad": _no_loading,
+            "RepositoryModelUnload": _no_loading,
+        }
+        handlers = {
+            name: grpc.stream_unary_rpc_method_handler(self._answering(name, make))
+            for name, make in documents.items()
+        }
+        handlers["ModelInfer"] = grpc.stream_unary_rpc_method_handler(self._infer)
+        handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._stream)
+        return grpc.method_handlers_generic_handler(SERVICE, handlers)
+
+    async def _infer(self, unused: Any, context: Any) -> bytes:
+        scope = scope_of(context, f"/{SERVICE}/ModelInfer", self._secure)
+        call = Call(self._engine, self._codec, scope, deadline_s(context), deadline_is_budget=True)
+        error: Exception
+        try:
+            call.admit()
+            query = call.submit(await self._reader.only(context))
+            answer: Answer = await query.payload.answer
+            reply = call.reply(answer)
+        except asyncio.CancelledError:
+            if is_canceled():
+                call.abandon(end_of(context))
+                raise
+            error = NotReady(STOPPED)
+        except Exception as e:
+            error = e
+        else:
+            trailing = ((n.decode(), v.decode()) for n, v in reply.headers)
+            context.set_trailing_metadata((*trailing, *id_metadata(scope)))
+            call.finish(reply.status)
+            return reply.body
+        call.reject(error)
+        await abort(context, error, id_metadata(scope))
+
+    async def _stream(self, unused: Any, context: Any) -> None:
+        scope = scope_of(context, f"/{SERVICE}/ModelStreamInfer", self._secure)
+        try:
+            await InferStream(self._engine, self._streams, context, scope, self._write_s).run()
+        except Exception as e:
+            if not isinstance(e, RequestError):
+                log.error("ModelStreamInfer failed", exc_info=e)
+            await abort(context, e)
+
+    def _answering(self, name: str, make: Document) -> Callable[[Any, Any], Coroutine[Any, Any, bytes]]:
+        """The handler of a method whose response is a document."""
+        request, response = f"{name}Request", f"{name}Response"
+        kind = message_class(request)
+
+        async def answer(unused: Any, context: Any) -> bytes:
+            try:
+                message = parse_message(kind, await self._reader.only(context))
+                body: bytes = message_of(response, make(message)).SerializeToString()
+            except Exception as e:
+                if not isinstance(e, RequestError):
+                    log.error("%s failed", name, exc_info=e)
+                await abort(context, e)
+            return body
+
+        return answer
+
+    def _model_ready(self, request: Any) -> dict[str, Any]:
+        try:
+            self._engine.serving.model.check(request.name, request.version or None)
+        except (NotFound, NotReady):
+            return {"ready": False}
+        return {"ready": self._engine.unready() is None}
+
+    def _model_metadata(self, request: Any) -> dict[str, Any]:
+        serving = self._engine.serving
+        serving.model.check(request.name, request.version or None)
+        return metadata(serving)
+
+    def _model_config(self, request: Any) -> dict[str, Any]:
+        serving = self._engine.serving
+        serving.model.check(request.name, request.version or None)
+        return {"config": configuration(self._engine, serving)}
+
+    def _statistics(self, request: Any) -> dict[str, Any]:
+        serving = self._engine.serving
+        if request.name:
+            serving.model.check(request.name, request.version or None)
+        self._engine.metrics.flush()
+        return {"model_stats": [serving.statistics.document(serving.model.name, serving.model.number)]}
+
+    def _index(self, request: Any) -> dict[str, Any]:
+        states = model_states(self._engine)
+        return {"models": [s for s in states if s["state"] == "READY" or not request.ready]}
+
+
+def _server_metadata() -> dict[str, Any]:
+    return {"name": SERVER, "version": code_version(), "extensions": list(EXTENSIONS)}
+
+
+def _no_loading(request: Any) -> Any:
+    raise Forbidden("loading and unloading models over this interface is not allowed")

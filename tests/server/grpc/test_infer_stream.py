@@ -1,0 +1,83 @@
+"""Streams of requests: order, bounds, errors and ends."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import numpy as np
+
+from polyrec.loadtest.drivers.server_pages import MetricSamples
+from polyrec.server.child import ServerProcess, start
+from polyrec.server.grpc.infer_stream import MAX_IN_FLIGHT
+from polyrec.server.grpc.messages import SERVICE
+from tests.server.grpc.conftest import Stub, infer_request, probabilities
+
+Tensors = Callable[[Any], dict[str, Any]]
+
+
+def test_answers_come_in_the_order_of_the_requests_errors_included(
+    stub: Stub, requests: list[Any], tensors: Tensors, offline: Callable[[Any], Any]
+) -> None:
+    asked = [requests[i % len(requests)] for i in range(3 * MAX_IN_FLIGHT)]
+    sent = [
+        infer_request({} if i % 7 == 3 else tensors(r), i % 2 == 0, id=str(i)) for i, r in enumerate(asked)
+    ]
+    answers = list(stub.method("ModelStreamInfer")(iter(sent), timeout=120))
+    assert [a.infer_response.id for a in answers] == [r.id for r in sent]
+    for i, (request, answer) in enumerate(zip(asked, answers, strict=True)):
+        if i % 7 == 3:
+            assert answer.error_message.startswith("[StatusCode.INVALID_ARGUMENT] input ")
+        else:
+            np.testing.assert_allclose(probabilities(answer.infer_response), offline(request), atol=1e-5)
+
+
+def test_a_message_that_is_not_one_costs_only_its_answer(stub: Stub, request_: Any, tensors: Tensors) -> None:
+    call = stub.channel.stream_stream(f"/{SERVICE}/ModelStreamInfer")
+    good = infer_request(tensors(request_)).SerializeToString()
+    first, second, third = call(iter([good, b"\xff\xff", good]), timeout=30)
+    assert first == third
+    assert b"is not a ModelInferRequest" in second
+
+
+def test_an_empty_stream_ends_well(stub: Stub) -> None:
+    assert list(stub.method("ModelStreamInfer")(iter(()), timeout=30)) == []
+
+
+def test_a_client_that_leaves_cancels_what_it_asked(
+    grpc_server: ServerProcess, stub: Stub, request_: Any, tensors: Tensors
+) -> None:
+    requests: queue.Queue[Any] = queue.Queue()
+    stream = stub.method("ModelStreamInfer")(iter(requests.get, None))
+    requests.put(infer_request(tensors(request_), id="1"))
+    assert next(stream).infer_response.id == "1"
+    stream.cancel()
+    requests.put(None)
+    assert stub.infer(infer_request(tensors(request_), id="2")).id == "2"
+
+
+def test_a_client_that_does_not_read_is_not_waited_for(
+    bundle_dir: Path, request_: Any, tensors: Tensors
+) -> None:
+    settings = {"bundle": bundle_dir, "grpc_port": 0, "drain_grace_s": 0, "write_timeout_s": 0.2}
+    with start(settings | {"default_budget_ms": 60_000}) as server:
+        small = [("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0)]
+        with grpc.insecure_channel(str(server.grpc), small) as channel:
+            many = {n: np.concatenate([a] * 30) for n, a in tensors(request_).items()}
+
+            def forever() -> Iterator[Any]:
+                while True:
+                    yield infer_request(many)
+
+            stream = Stub(channel).method("ModelStreamInfer")(forever())
+            limited = 0.0
+            while not limited:
+                samples = MetricSamples(httpx.get(f"{server.url}/metrics").text)
+                limited = samples.total("polyrec_limited_total", limit="grpc_write")
+            assert Stub(channel).ask("ServerReady").ready
+            # the status stands behind answers that were not read
+            stream.cancel()

@@ -1,0 +1,208 @@
+"""The gRPC port of real servers: its life beside HTTP's, encryption, tokens, limits, several processes."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import orjson
+import pytest
+
+from polyrec.loadtest.drivers.server_pages import MetricSamples
+from polyrec.server.app.listening import address_of, reserve
+from polyrec.server.child import ServerProcess, StartFailed, start
+from polyrec.server.grpc.messages import SERVICE
+from tests.server.app.test_tls import certified
+from tests.server.grpc.conftest import Stub, infer_request, probabilities
+
+Tensors = Callable[[Any], dict[str, Any]]
+Code = grpc.StatusCode
+TOKEN, SLOW = "ranking-token-0123456789", "slow-token-0123456789"
+
+
+def test_without_the_setting_there_is_no_grpc(server: ServerProcess) -> None:
+    assert server.grpc is None
+
+
+def test_a_port_in_use_is_one_line(bundle_dir: Path, tmp_path: Path) -> None:
+    with reserve("127.0.0.1", 0) as taken, (tmp_path / "log").open("w") as log:
+        port = taken.getsockname()[1]
+        with pytest.raises(StartFailed):
+            start({"bundle": bundle_dir, "grpc_port": port}, stderr=log)
+        assert (tmp_path / "log").read_text() == (
+            f"polyrec: error: cannot listen on {address_of(taken)}: Address already in use; "
+            "choose another --host or --grpc-port (0 takes a free one)\n"
+        )
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl on this machine")
+def test_calls_are_encrypted_and_the_certificate_is_read_again_on_sighup(
+    bundle_dir: Path, tmp_path: Path
+) -> None:
+    cert, key = certified(tmp_path, "first")
+    second_cert, second_key = certified(tmp_path, "second")
+    trusted = grpc.ssl_channel_credentials(cert.read_bytes() + second_cert.read_bytes())
+    only_second = grpc.ssl_channel_credentials(second_cert.read_bytes())
+    settings = {"bundle": bundle_dir, "drain_grace_s": 0, "tls_cert": cert, "tls_key": key, "grpc_port": 0}
+    with start(settings) as server:
+        address = str(server.grpc)
+
+        def live(credentials: Any) -> Any:
+            with grpc.secure_channel(address, credentials) as channel:
+                return Stub(channel).ask("ServerLive").live
+
+        assert live(trusted)
+        with pytest.raises(grpc.RpcError), grpc.insecure_channel(address) as channel:
+            Stub(channel).ask("ServerLive")
+        with pytest.raises(grpc.RpcError):
+            live(only_second)
+        shutil.copy(second_cert, cert)
+        shutil.copy(second_key, key)
+        server.process.send_signal(signal.SIGHUP)
+        shown = False
+        while not shown:
+            with suppress(grpc.RpcError):
+                shown = live(only_second)
+
+
+@pytest.fixture
+def guarded(bundle_dir: Path, tmp_path: Path) -> Iterator[Stub]:
+    """A server with tokens."""
+    clients = [
+        {"name": "ranking", "token": TOKEN, "rights": ["priority"]},
+        {"name": "slow", "token": SLOW, "requests_per_second": 1e-3},
+    ]
+    (tmp_path / "tokens.json").write_bytes(orjson.dumps({"clients": clients}))
+    settings = {"bundle": bundle_dir, "tokens": tmp_path / "tokens.json", "drain_grace_s": 0, "grpc_port": 0}
+    with start(settings) as server, grpc.insecure_channel(str(server.grpc)) as channel:
+        yield Stub(channel)
+
+
+def bearer(token: str) -> tuple[tuple[str, str], ...]:
+    return (("authorization", f"Bearer {token}"),)
+
+
+def test_tokens_rights_and_rates_are_those_of_http(
+    guarded: Stub, request_: Any, tensors: Tensors, refused: Callable[..., Any]
+) -> None:
+    request = infer_request(tensors(request_))
+    error = refused(guarded.infer, request)
+    assert (error.code(), error.details()) == (
+        Code.UNAUTHENTICATED,
+        "send a token as 'Authorization: Bearer TOKEN'",
+    )
+    wrong = refused(guarded.infer, request, metadata=bearer("wrong-token-0123456789"))
+    assert wrong.code() is Code.UNAUTHENTICATED
+    assert probabilities(guarded.infer(request, metadata=bearer(TOKEN))).size
+    quality = (*bearer(TOKEN), ("x-polyrec-quality", "required"))
+    assert refused(guarded.infer, request, metadata=quality).code() is Code.PERMISSION_DENIED
+    priority = (*bearer(TOKEN), ("x-polyrec-priority", "1"))
+    assert probabilities(guarded.infer(request, metadata=priority)).size
+    guarded.infer(request, metadata=bearer(SLOW))
+    limited = refused(guarded.infer, request, metadata=bearer(SLOW))
+    assert limited.code() is Code.RESOURCE_EXHAUSTED
+    assert 0 < int(dict(limited.trailing_metadata())["retry-after"]) <= 1000
+    assert guarded.ask("ServerReady").ready
+    stream = guarded.method("ModelStreamInfer")(iter([request]))
+    assert stream.code() is Code.UNAUTHENTICATED
+    assert next(guarded.method("ModelStreamInfer")(iter([request]), metadata=bearer(TOKEN)))
+
+
+def test_a_message_beyond_the_limit_of_bodies_is_refused(
+    stub: Stub, request_: Any, tensors: Tensors, refused: Callable[..., Any]
+) -> None:
+    call = stub.channel.unary_unary(f"/{SERVICE}/ModelInfer")
+    error = refused(call, bytes(2**20 + 1), timeout=30)
+    assert error.code() is Code.RESOURCE_EXHAUSTED
+    assert "larger than max (1048577 vs. 1048576)" in error.details()
+    assert stub.ask("ServerReady").ready
+
+
+def test_a_server_that_reads_all_it_may_refuses_more(bundle_dir: Path, refused: Callable[..., Any]) -> None:
+    limits = {"max_body_bytes": 2**20, "max_buffered_bytes": 2**20, "body_timeout_s": 600}
+    settings = {"bundle": bundle_dir, "drain_grace_s": 0, "grpc_port": 0}
+    with start(settings | limits) as server, grpc.insecure_channel(str(server.grpc)) as channel:
+        stub = Stub(channel)
+        stopped = threading.Event()
+
+        def silent() -> Iterator[bytes]:
+            stopped.wait()
+            yield from ()
+
+        infer = channel.stream_unary(f"/{SERVICE}/ModelInfer")
+        held = [infer.future(silent()) for _ in range(16)]
+        failed: list[Any] = []
+        while not failed:
+            try:
+                stub.ask("ServerLive")
+            except grpc.RpcError as e:
+                failed.append(e)
+        (error,) = failed
+        assert error.code() is Code.RESOURCE_EXHAUSTED
+        assert "more than 16 calls are sending" in error.details()
+        samples = MetricSamples(httpx.get(f"{server.url}/metrics").text)
+        assert samples.total("polyrec_limited_total", limit="grpc_reading") >= 1
+        stopped.set()
+        assert {call.code() for call in held} == {Code.INVALID_ARGUMENT}
+        assert stub.ask("ServerLive").live
+
+
+def test_a_message_that_does_not_arrive_is_not_waited_for(bundle_dir: Path) -> None:
+    settings = {"bundle": bundle_dir, "drain_grace_s": 0, "grpc_port": 0, "body_timeout_s": 0.1}
+    with start(settings) as server, grpc.insecure_channel(str(server.grpc)) as channel:
+        stopped = threading.Event()
+
+        def silent() -> Iterator[bytes]:
+            stopped.wait()
+            yield from ()
+
+        call = channel.stream_unary(f"/{SERVICE}/ModelInfer").future(silent())
+        assert call.code() is Code.DEADLINE_EXCEEDED
+        assert call.details() == "the message did not arrive in 0.1 s"
+        stopped.set()
+
+
+def test_several_processes_share_the_port_and_one_that_dies_is_replaced(bundle_dir: Path) -> None:
+    settings = {"bundle": bundle_dir, "grpc_port": 0, "processes": 2, "drain_grace_s": 0}
+    with start(settings) as server:
+
+        def asked(url: str) -> float:
+            return MetricSamples(httpx.get(f"{url}/metrics").text).total(
+                "polyrec_requests_total", endpoint="infer"
+            )
+
+        def all_asked() -> None:
+            """Asks until each process has been asked; the kernel gives each connection to one of them."""
+            before = [asked(url) for url in server.processes]
+            while any(asked(url) == b for url, b in zip(server.processes, before, strict=True)):
+                own = [("grpc.use_local_subchannel_pool", 1)]
+                with (
+                    pytest.raises(grpc.RpcError),
+                    grpc.insecure_channel(str(server.grpc), own) as channel,
+                ):
+                    Stub(channel).infer(infer_request({}))
+
+        all_asked()
+
+
+def test_the_image_checks_health_beside_a_grpc_port(grpc_server: ServerProcess) -> None:
+    from polyrec.server.app.healthcheck import main
+
+    assert main([str(grpc_server.process.pid)]) == 0
+
+
+def test_an_http_request_to_the_grpc_port_is_no_harm(grpc_server: ServerProcess, stub: Stub) -> None:
+    host, _, port = str(grpc_server.grpc).rpartition(":")
+    with socket.create_connection((host, int(port))) as plain:
+        plain.sendall(b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n")
+        while plain.recv(4096):
+            pass
+    assert stub.ask("ServerReady").ready
