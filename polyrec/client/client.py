@@ -1,0 +1,139 @@
+"""`Client`: predictions over HTTP, one call at a time from any thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import httpx
+
+from polyrec.client.answers import (
+    Prediction,
+    Ranking,
+    read_nothing,
+    read_prediction,
+    read_ranking,
+)
+from polyrec.client.bodies import FEEDBACK, PREDICT, RANK, feedback_body, predict_body, rank_body
+from polyrec.client.call import Call, Options
+from polyrec.client.errors import InvalidRequest
+from polyrec.client.rows import Rows
+
+A = TypeVar("A")
+BROKEN = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.DecodingError)
+"""Failures after which no answer can come any more."""
+
+
+class Client:
+    """Asks a server for predictions. Keeps connections open; may be shared by threads; a context manager.
+
+    url: the server's, like http://127.0.0.1:8000. token: sent as a bearer token. options: budget_ms,
+    timeout_s, retries, priority and quality of all calls (`Options`), each of which a call may replace.
+    """
+
+    def __init__(self, url: str, *, token: str | None = None, **options: Any) -> None:
+        self._options = options_of(options)
+        self._http = httpx.Client(**http_settings(url, token))
+
+    def predict(self, rows: Rows, *, request_id: str | None = None, **options: Any) -> Prediction:
+        """Predicts the probability of each row.
+
+        rows: list of dicts, dict of columns, or a pandas, polars or Arrow table. Raises PredictionError.
+        """
+        return self._call(PREDICT, predict_body(rows), request_id, options, read_prediction)
+
+    def rank(
+        self,
+        context: Mapping[str, Any] | None,
+        candidates: Rows,
+        top_k: int | None = None,
+        *,
+        request_id: str | None = None,
+        **options: Any,
+    ) -> Ranking:
+        """Ranks the candidates of one context, best first; top_k: as many. Raises PredictionError."""
+        body = rank_body(context, candidates, top_k)
+        return self._call(RANK, body, request_id, options, read_ranking)
+
+    def feedback(
+        self,
+        request_id: str,
+        positives: Iterable[int] | None = None,
+        *,
+        labels: Iterable[float] | None = None,
+        **options: Any,
+    ) -> None:
+        """Gives labels of a request that was answered before, for the server's prediction log.
+
+        request_id: of the answer. positives: rows of label 1, as positions in the request; the others are 0.
+        labels: instead, of each row. Raises PredictionError.
+        """
+        body = feedback_body(request_id, positives, labels)
+        self._call(FEEDBACK, body, None, options, read_nothing)
+
+    def ready(self) -> bool:
+        """Whether the server is there and ready to answer predictions."""
+        try:
+            return self._http.get("/readyz", timeout=self._options.timeout_s).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._http.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _call(
+        self,
+        page: str,
+        body: bytes,
+        request_id: str | None,
+        options: Mapping[str, Any],
+        read: Callable[[dict[str, Any], str | None, int], A],
+    ) -> A:
+        call = Call(options_of(options, self._options), time.monotonic, request_id)
+        while True:
+            headers, left_s = call.attempt()
+            try:
+                answer = self._http.post(page, content=body, headers=headers, timeout=left_s)
+            except httpx.TimeoutException:
+                raise call.timed_out() from None
+            except httpx.LocalProtocolError as e:
+                raise InvalidRequest(f"a header cannot be sent: {e}") from None
+            except BROKEN as e:
+                wait_s = call.failed(f"no answer from {self._http.base_url}: {e}")
+            else:
+                found = call.answered(answer.status_code, answer.headers, answer.content)
+                if isinstance(found, dict):
+                    return call.read(read, found, answer.headers)
+                wait_s = found
+            time.sleep(wait_s)
+
+
+def options_of(given: Mapping[str, Any], base: Options | None = None) -> Options:
+    """Returns `base` with the given options in their place. Raises InvalidRequest for an unknown one."""
+    try:
+        return replace(base or Options(), **given)
+    except TypeError:
+        known = Options.__slots__
+        (odd, *_) = [name for name in given if name not in known]
+        raise InvalidRequest(f"unknown option '{odd}'; known: {', '.join(known)}") from None
+
+
+def http_settings(url: str, token: str | None) -> dict[str, Any]:
+    """Settings of an HTTP client for a server. Raises InvalidRequest for what is no URL."""
+    if not url.startswith(("http://", "https://")):
+        raise InvalidRequest(f"url is '{url}'; it begins with http:// or https://")
+    headers = {"Content-Type": "application/json"}
+    if token is not None:
+        headers["Authorization"] = f"Bearer {token}"
+    # calls bound their own time; as many connections as the caller has threads or tasks
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+    return {"base_url": url, "headers": headers, "limits": limits, "trust_env": False}

@@ -1,0 +1,104 @@
+"""Turns rows in any of the usual forms into columns: feature -> one value (or list of values) a row.
+
+Taken are: a list of mappings (one a row); a mapping of columns (lists, NumPy arrays, series); and what speaks
+Arrow's C stream: pyarrow tables and batches, pandas and polars data frames. None of these libraries is
+imported before rows of its kind arrive. NaN and nulls are missing values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from polyrec.client.errors import InvalidRequest
+
+Columns = dict[str, Any]
+"""Feature -> list or NumPy array of its values, all of one length."""
+Rows = Any
+"""Rows of one of the forms above; a protocol that names them all would need all libraries."""
+
+
+def columns_of(rows: Rows) -> Columns:
+    """Returns the columns of rows; arrays stay arrays. Raises InvalidRequest for another form."""
+    if isinstance(rows, Mapping):
+        return {str(name): _column(values) for name, values in rows.items()}
+    if hasattr(rows, "__arrow_c_stream__"):
+        return _arrow_columns(rows)
+    if isinstance(rows, Sequence) and not isinstance(rows, str | bytes):
+        return _transposed(rows)
+    raise InvalidRequest(
+        f"rows are a {type(rows).__name__}; give a list of dicts, a dict of columns, "
+        "or a pandas, polars or Arrow table"
+    )
+
+
+def context_of(context: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Returns the values of one context: those of NumPy as Python's."""
+    if context is None:
+        return None
+    if not isinstance(context, Mapping):
+        raise InvalidRequest(f"the context is a {type(context).__name__}; give a dict: feature -> value")
+    return {str(name): _value(value) for name, value in context.items()}
+
+
+def _column(values: Any) -> Any:
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise InvalidRequest(
+            f"a column is {type(values).__name__} {values!r:.40}; give a list with a value for each row"
+        )
+    array = getattr(values, "to_numpy", None)  # a pandas or polars series, an Arrow array
+    if array is not None:
+        values = array()
+    if isinstance(values, np.ndarray):
+        return values if _sent_as_array(values) else [_value(value) for value in values.tolist()]
+    return [_value(value) for value in values]
+
+
+def _sent_as_array(values: np.ndarray[Any, Any]) -> bool:
+    """Whether the JSON library writes an array itself: numbers in memory without gaps, one a row."""
+    number = values.dtype.kind in "iuf" and values.dtype.isnative
+    return number and values.ndim == 1 and values.flags.c_contiguous
+
+
+def _value(value: Any) -> Any:
+    """A value of a row as JSON has it: NumPy's numbers as Python's, arrays and series as lists."""
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
+    elif hasattr(value, "to_list"):
+        value = value.to_list()
+    elif isinstance(value, tuple | set | frozenset):
+        value = list(value)
+    return value
+
+
+def _transposed(rows: Sequence[Any]) -> Columns:
+    """The columns of a list of mappings; a feature that a row leaves out is missing there."""
+    names: dict[str, None] = {}
+    for i, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise InvalidRequest(f"row {i} is a {type(row).__name__}; give a dict: feature -> value")
+        names.update(dict.fromkeys(row))
+    return {str(name): [_value(row.get(name)) for row in rows] for name in names}
+
+
+def _arrow_columns(rows: Any) -> Columns:
+    import pyarrow as pa
+
+    try:
+        if type(rows).__module__.partition(".")[0] == "pandas":
+            # NaN becomes null, the index is no feature
+            table = pa.Table.from_pandas(rows, preserve_index=False)
+        else:
+            table = pa.table(rows)
+    except pa.ArrowException as e:
+        raise InvalidRequest(f"rows are no table: {e}") from None
+    columns: Columns = {}
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        number = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
+        if number and column.null_count == 0:
+            columns[name] = np.ascontiguousarray(column.to_numpy())
+        else:
+            columns[name] = column.to_pylist()
+    return columns
