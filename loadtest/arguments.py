@@ -1,22 +1,9 @@
-"""Command-line parsing: a parser with errors of one line, and checked number types.
-
-Imports nothing heavy, for a fast `--help`.
-"""
+"""Types of command-line arguments: numbers and durations, checked. Imports nothing heavy."""
 
 from __future__ import annotations
 
 import argparse
 import math
-from typing import NoReturn
-
-from polyrec.models.text import printable
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse's parser with errors of one line instead of the whole usage."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {printable(message)}; {self.prog} --help tells more\n")
 
 
 def positive_float(text: str) -> float:

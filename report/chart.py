@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, PercentFormatter
+from matplotlib.transforms import ScaledTranslation
 
 from polyrec.models.schema.batch import F64
 from polyrec.report.page import Picture
@@ -25,6 +26,13 @@ FONT = 10.5
 MOST_TICKS = 9
 MOST_DOTS = 40
 SAME = 1e-6
+WIDTH, HEIGHT = 6.4, 3.4
+"""Size of a chart in inches."""
+LEGEND_BELOW = 34
+"""Points from the x axis to the legend: ticks, their labels and the axis' name are between."""
+LEGEND_WIDTH = 0.84 * 72 * WIDTH
+LETTER, SYMBOL = 0.58, 46
+"""Mean width of a letter by its size, and points of a legend's line with the space to the next name."""
 SUBDIVISIONS: tuple[tuple[float, ...], ...] = (
     (1,),
     (1, 3),
@@ -127,7 +135,7 @@ def draw(charts: Sequence[Chart], theme: Theme = LIGHT, title: str = "") -> Figu
     """The charts in two columns, each with its title where there are several."""
     columns = min(2, len(charts))
     lines = -(-len(charts) // columns)
-    figure = new_figure(6.4 * columns, 3.4 * lines + (0.5 if title else 0), theme, title)
+    figure = new_figure(WIDTH * columns, HEIGHT * lines + (0.5 if title else 0), theme, title)
     grid = figure.subplots(lines, columns, squeeze=False).ravel()
     for axes, chart in zip(grid, charts, strict=False):
         _draw_chart(axes, chart, theme, chart.title if len(charts) > 1 else "")
@@ -238,11 +246,30 @@ def _draw_chart(axes: Axes, chart: Chart, theme: Theme, title: str) -> None:
     axes.set_ylim(*chart.y_range)
     if chart.limit is not None:
         axes.axhline(chart.limit.y, color=theme.limit, linestyle="--", linewidth=1, label=chart.limit.name)
-    for x, label in chart.marks:
+    for x, _ in chart.marks:
         axes.axvline(x, color=theme.faint, linestyle=":", linewidth=1)
+    left, right = axes.get_xlim()
+    for x, label in chart.marks:
+        # inside of the axes on either side
+        before = x > left + 0.7 * (right - left)
         axes.annotate(
-            label, (x, 1), (3, 0), xycoords=("data", "axes fraction"), textcoords="offset points",
-            size=FONT - 2, color=theme.text, va="top",
+            label, (x, 1), (-3 if before else 3, 0), xycoords=("data", "axes fraction"),
+            textcoords="offset points", size=FONT - 2, color=theme.text, va="top",
+            ha="right" if before else "left",
         )  # fmt: skip
     if len(chart.series) > 1 or chart.limit is not None:
-        add_legend(axes, theme, loc="upper left", bbox_to_anchor=(0, -0.17), ncols=3, borderaxespad=0)
+        below = ScaledTranslation(0, -LEGEND_BELOW / 72, axes.figure.dpi_scale_trans)
+        add_legend(
+            axes, theme, loc="upper left", bbox_to_anchor=(0, 0), bbox_transform=axes.transAxes + below,
+            ncols=_legend_columns(axes), borderaxespad=0,
+        )  # fmt: skip
+
+
+def _legend_columns(axes: Axes) -> int:
+    """Returns the most columns, up to three, in which the names of the series are no wider than a chart."""
+    widths = [len(name) * LETTER * (FONT - 1.5) + SYMBOL for name in axes.get_legend_handles_labels()[1]]
+    for columns in (3, 2):
+        # a column is as wide as its longest name; names fill one column after another
+        if sum(max(part) for part in np.array_split(widths, columns) if part.size) <= LEGEND_WIDTH:
+            return columns
+    return 1

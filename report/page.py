@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from polyrec.models.errors import PolyrecError
 
 
@@ -70,6 +68,8 @@ class Page:
 
 def html(page: Page) -> str:
     """The whole file: no script, nothing fetched, colors by the reader's preference for light or dark."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,

@@ -222,7 +222,7 @@ class PolicyComparison:
         due = arrival_times(shape, base, end, np.random.default_rng(self.conditions.seed))
         for policy, trial in self.trials.items():
             self._progress(f"{policy}: a step from {base:.0f}/s to {base * factor:.0f}/s and back")
-            outcome = self._run(policy, due, end, self.conditions.seed)
+            outcome = self.run_schedule(policy, due, end, self.conditions.seed)
             if outcome is not None:
                 trial.stepped = outcome
                 trial.step = step_of(outcome, self.quality, up, down, base, factor)
@@ -232,7 +232,7 @@ class PolicyComparison:
         self._progress(f"{policy} at {rate:.0f}/s")
         c = self.conditions
         due = self._due(rate, c.warmup_s + seconds, seed)
-        outcome = self._run(policy, due, c.warmup_s + seconds, seed)
+        outcome = self.run_schedule(policy, due, c.warmup_s + seconds, seed)
         return None if outcome is None else outcome.since(c.warmup_s)
 
     def _due(self, rate: float, seconds: float, seed: int) -> F64:
@@ -246,8 +246,11 @@ class PolicyComparison:
         random = np.random.default_rng((self.conditions.seed, seed))
         return self._source.sampled(sizes.sample(n, random), seed)
 
-    def _run(self, policy: str, due_s: F64, seconds: float, seed: int) -> Outcome | None:
-        """Runs a schedule; None if the driver was late in every attempt."""
+    def run_schedule(self, policy: str, due_s: F64, seconds: float, seed: int) -> Outcome | None:
+        """Sends requests at given times, the warm-up included; None if the driver was late in every attempt.
+
+        due_s: float64 [requests], ascending, below `seconds`. seed: of the requests' rows.
+        """
         c = self.conditions
         rows, body = self._requests(due_s.size, seed)
         self.server.set_policy(policy)

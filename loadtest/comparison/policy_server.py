@@ -18,7 +18,7 @@ from types import TracebackType
 
 from polyrec.loadtest.drivers.connection import LoadError
 from polyrec.planner.plan import Plan, save_plan
-from polyrec.server.app.run import ServerProcess, start
+from polyrec.server.child import ServerProcess, start
 
 DYNAMIC = ("mprec", "deeprecsys", "priced")
 

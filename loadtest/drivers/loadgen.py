@@ -26,10 +26,11 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from polyrec.loadtest.arguments import Parser, non_negative_int, positive_float, positive_int
+from polyrec.loadtest.arguments import non_negative_int, positive_float, positive_int
 from polyrec.loadtest.drivers.connection import Answer, LoadError, Pool, Target
 from polyrec.loadtest.drivers.load import BUDGET
 from polyrec.loadtest.drivers.server_pages import Buckets, request_buckets
+from polyrec.loadtest.parser import Parser
 from polyrec.loadtest.traffic.request_bodies import RANK
 from polyrec.loadtest.traffic.source import open_source
 from polyrec.models.bundle.bundle import load_bundle

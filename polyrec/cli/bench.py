@@ -6,7 +6,6 @@ import argparse
 
 from polyrec.loadtest.arguments import non_negative_int, positive_float
 
-HELP = "measure the load that each routing policy of a plan serves within an SLO, on a live server"
 EXAMPLE = "polyrec bench --plan plan.json --policies all --slo-ms 10 --data clicks.parquet --out runs/bench"
 
 LADDER = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.5)
@@ -14,63 +13,83 @@ STEP_TO = 0.9
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--plan", required=True, help="plan file; one server opens it, policies are switched")
-    add(
+    compared = parser.add_argument_group("what is compared")
+    compared.add_argument(
+        "--plan", required=True, help="plan file; one server opens it, policies are switched"
+    )
+    compared.add_argument(
         "--policies",
         default="all",
         help="all, static, dynamic, or names with commas: static:PATH, mprec, deeprecsys, priced (all)",
     )
-    add(
+    compared.add_argument(
         "--slo-ms",
         type=float,
         default=10.0,
         help="latency SLO: p99 from intended departure to answer (default 10)",
     )
-    add("--data", help="Parquet file or packed folder of requests (default: synthetic rows)")
-    add(
+    sent = parser.add_argument_group("requests")
+    sent.add_argument("--data", help="Parquet file or packed folder of requests (default: synthetic rows)")
+    sent.add_argument(
         "--sizes",
         help="rows per request: mlperf, fixed:23, lognormal:150, heavy:150 (default: as in the data)",
     )
-    add("--rates", help="requests/s of the ladder, separated by commas (default: 10 to 150%% of capacity)")
-    add("--seconds", type=positive_float, default=4.0, help="measured time of each run (default 4)")
-    add("--warmup", type=float, default=1.0, help="warm-up seconds before each run (default 1)")
-    add(
+    sent.add_argument(
+        "--seed", type=non_negative_int, default=0, help="seed of arrivals, sizes and requests (default 0)"
+    )
+    runs = parser.add_argument_group("runs")
+    runs.add_argument(
+        "--rates", help="requests/s of the ladder, separated by commas (default: 10 to 150%% of capacity)"
+    )
+    runs.add_argument(
+        "--seconds", type=positive_float, default=4.0, help="measured time of each run (default 4)"
+    )
+    runs.add_argument("--warmup", type=float, default=1.0, help="warm-up seconds before each run (default 1)")
+    runs.add_argument(
         "--repeats",
         type=int,
         default=1,
         help="runs of each policy at each rate, of which the median is shown (default 1)",
     )
-    add(
+    runs.add_argument(
         "--margin-ms",
         type=float,
         default=0.5,
         help="part of the SLO that the client keeps for the network; the rest is the budget (default 0.5)",
     )
-    add("--first-rate", type=float, default=200.0, help="requests/s at which the search begins (default 200)")
-    add("--no-search", action="store_true", help="skip the search for capacity; needs --rates")
-    add("--no-step", action="store_true", help="skip the step of load")
-    add(
+    runs.add_argument(
+        "--first-rate", type=float, default=200.0, help="requests/s at which the search begins (default 200)"
+    )
+    runs.add_argument("--no-search", action="store_true", help="skip the search for capacity; needs --rates")
+    runs.add_argument("--no-step", action="store_true", help="skip the step of load")
+    runs.add_argument(
         "--step-base",
         type=float,
         help="requests/s before and after the 5x step (default: 18%% of the best capacity)",
     )
-    add(
+    runs.add_argument(
         "--simulate",
         action="store_true",
         help="also calibrate, simulate the ladder, and compare p99 and goodput",
     )
-    add("--server-cores", help="processor cores of the server, like 0,1,2 (default: all but the driver's)")
-    add("--client-core", type=int, help="processor core of the load driver (default: the last)")
-    add("--max-lag-ms", type=float, default=2.0, help="accepted p99 of the driver's own lag (default 2)")
-    add(
+    machine = parser.add_argument_group("machine")
+    machine.add_argument(
+        "--server-cores", help="processor cores of the server, like 0,1,2 (default: all but the driver's)"
+    )
+    machine.add_argument(
+        "--client-core", type=int, help="processor core of the load driver (default: the last)"
+    )
+    machine.add_argument(
+        "--max-lag-ms", type=float, default=2.0, help="accepted p99 of the driver's own lag (default 2)"
+    )
+    machine.add_argument(
         "--ahead",
         action="store_true",
         help="run server and driver at the highest normal priority; takes root",
     )
-    add("--seed", type=non_negative_int, default=0, help="seed of arrivals, sizes and requests (default 0)")
-    add("--out", help="folder for bench.html, bench.png and bench.json")
-    add("--json", action="store_true", help="print everything as JSON")
+    output = parser.add_argument_group("output")
+    output.add_argument("--out", help="folder for bench.html, bench.png and bench.json")
+    output.add_argument("--json", action="store_true", help="print everything as JSON")
 
 
 def _rates(text: str | None) -> tuple[float, ...]:

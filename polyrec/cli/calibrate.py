@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from polyrec.models.evaluation.recalibration import Observed
     from polyrec.models.schema.batch import I64
 
-HELP = "count accesses of each id, of data or for a bundle that is imported"
 EXAMPLE = "polyrec calibrate runs/imported --data clicks.parquet --split all --out runs/ads"
 
 

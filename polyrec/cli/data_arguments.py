@@ -11,7 +11,7 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--schema", required=True, help="schema file, or the name of a shipped one")
 
 
-def add_on_malformed(parser: argparse.ArgumentParser) -> None:
+def add_on_malformed(parser: argparse._ActionsContainer) -> None:
     """Adds what to do with malformed rows."""
     parser.add_argument(
         "--on-malformed",

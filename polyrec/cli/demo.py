@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     Say = Callable[[str], None]
     Quality = Mapping[str, float | int | None]
 
-HELP = "generate data, train, profile, plan, serve, answer a ranking request, and load the server"
 EXAMPLE = "polyrec demo --once"
 
 WIDTHS = (4, 16, 32)
@@ -51,7 +50,8 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from polyrec.report.page import make_folder
-    from polyrec.server.app.run import listen, start
+    from polyrec.server.app.listening import listen
+    from polyrec.server.child import start
 
     def say(line: str) -> None:
         if not args.json:
@@ -241,6 +241,6 @@ def _example_commands(url: str, out: str) -> list[str]:
         f"curl -si {url}/v1/predict -H 'X-Latency-Budget-Ms: 20' -d @{out}/predict.json",
         f"curl -s {url}/v1/paths",
         f"curl -s '{url}/v1/route?rows=500&budget_ms=5'",
-        f"curl -s {url}/v2/models/dlrm",
+        f"curl -s {url}/v1/models",
         f"curl -s {url}/metrics | grep polyrec_request",
     ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 
-HELP = "derive another representation from a trained table bundle, with or without data"
 EXAMPLE = "polyrec distill runs/table --representation dhe --out runs/dhe-distilled"
 
 PRECISIONS = ("bf16", "int8", "int4")

@@ -13,47 +13,52 @@ if TYPE_CHECKING:
     from polyrec.models.evaluation.predictions import Predictions
     from polyrec.report.quality.comparison import ModelComparison
 
-HELP = "measure the quality of bundles on data, with significant differences"
 EXAMPLE = "polyrec evaluate runs/table runs/hybrid --data clicks.parquet --report runs/report"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    compared = parser.add_argument_group("what is compared")
+    compared.add_argument(
         "bundles",
         metavar="BUNDLE",
         nargs="+",
         help="folder of a bundle; several, and nested widths, are compared",
     )
-    parser.add_argument("--data", required=True, help="Parquet file or folder, or Criteo TSV[.gz]")
-    parser.add_argument(
+    compared.add_argument("--data", required=True, help="Parquet file or folder, or Criteo TSV[.gz]")
+    compared.add_argument(
         "--split",
         choices=["train", "validation", "test", "all"],
         default="test",
         help="rows to use, by the schema's split rule (default test)",
     )
-    parser.add_argument(
+    compared.add_argument(
         "--baseline",
         help="bundle that the others (nested widths: its widest) are compared with (default: first)",
     )
-    parser.add_argument("--report", metavar="DIR", help="folder for a report with tables and plots")
-    parser.add_argument(
-        "--resamples",
-        type=int,
-        default=1000,
-        help="resamples of the bootstrap for the intervals (default 1000)",
-    )
-    parser.add_argument("--seed", type=non_negative_int, default=0, help="seed of the bootstrap (default 0)")
-    parser.add_argument("--runtime", default="torch", help="torch, onnx or openvino (default torch)")
-    parser.add_argument("--device", default="cpu", help="device of the runtime (default cpu)")
-    parser.add_argument(
+    add_on_malformed(compared)
+    execution = parser.add_argument_group("execution")
+    execution.add_argument("--runtime", default="torch", help="torch, onnx or openvino (default torch)")
+    execution.add_argument("--device", default="cpu", help="device of the runtime (default cpu)")
+    execution.add_argument(
         "--precision",
         choices=["fp32", "bf16", "int8"],
         default="fp32",
         help="precision of the dense net (default fp32); torch has bf16, onnx int8",
     )
-    parser.add_argument("--predictions", help="file for the probabilities, .npy of [rows] or [bundles, rows]")
-    add_on_malformed(parser)
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    statistics = parser.add_argument_group("statistics")
+    statistics.add_argument(
+        "--resamples",
+        type=int,
+        default=1000,
+        help="resamples of the bootstrap for the intervals (default 1000)",
+    )
+    statistics.add_argument(
+        "--seed", type=non_negative_int, default=0, help="seed of the bootstrap (default 0)"
+    )
+    output = parser.add_argument_group("output")
+    output.add_argument("--report", metavar="DIR", help="folder for a report with tables and plots")
+    output.add_argument("--predictions", help="file for the probabilities, .npy of [rows] or [bundles, rows]")
+    output.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from polyrec.models.schema.schema import Pooling
 
-HELP = "turn a checkpoint of facebookresearch/dlrm or TorchRec into a bundle"
 EXAMPLE = "polyrec import dlrm dlrm.pt --out runs/imported"
 
 

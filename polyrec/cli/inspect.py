@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from polyrec.models.bundle.bundle import Bundle
 
-HELP = "describe a bundle, a profile, a plan or a machine file"
 EXAMPLE = "polyrec inspect runs/demo/table"
 
 

@@ -7,7 +7,6 @@ import os
 
 from polyrec.loadtest.arguments import non_negative_int, positive_float
 
-HELP = "send requests at scheduled times, whatever the server does, and report latency and outcomes"
 EXAMPLE = "polyrec load http://127.0.0.1:8000 --bundle runs/demo/table --rate 500 --report out"
 DRIVER_TOO_SLOW = 3
 """Exit status if the driver itself was late, so that there are no figures."""
@@ -16,48 +15,64 @@ SLO_MISSED = 4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("url", help="http://host:port/path; with --bundle, http://host:port is enough")
-    when = parser.add_mutually_exclusive_group(required=True)
+    sent = parser.add_argument_group("what is sent")
+    sent.add_argument("url", help="http://host:port/path; with --bundle, http://host:port is enough")
+    which = sent.add_mutually_exclusive_group()
+    which.add_argument("--body", metavar="FILE", help="body of every request (default: GET without a body)")
+    which.add_argument("--bodies", metavar="FILE", help="one body per line, sent in turn")
+    which.add_argument("--bundle", metavar="DIR", help="send rankings of this bundle's schema")
+    sent.add_argument(
+        "--data", metavar="FILE", help="with --bundle: rows of requests (default: synthetic rows)"
+    )
+    sent.add_argument(
+        "--replay",
+        metavar="COLUMN",
+        help="with --data: replay the times in this column (seconds), scaled to the rate",
+    )
+    sent.add_argument(
+        "--header", action="append", default=[], metavar="'NAME: VALUE'", help="additional header; repeatable"
+    )
+    times = parser.add_argument_group("when")
+    when = times.add_mutually_exclusive_group(required=True)
     when.add_argument("--rate", type=positive_float, help="mean requests/s, Poisson")
     when.add_argument("--traffic", help="rate=400,sizes=mlperf,arrivals=bursty, or a YAML or JSON file")
-    add("--seconds", type=positive_float, default=10.0, help="measured time (default 10)")
-    add(
+    times.add_argument("--seconds", type=positive_float, default=10.0, help="measured time (default 10)")
+    times.add_argument(
         "--warmup",
         type=float,
         default=1.0,
         metavar="SECONDS",
         help="warm-up before the measured time (default 1)",
     )
-    add("--seed", type=non_negative_int, default=0, help="seed of schedule and requests (default 0)")
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--body", metavar="FILE", help="body of every request (default: GET without a body)")
-    which.add_argument("--bodies", metavar="FILE", help="one body per line, sent in turn")
-    which.add_argument("--bundle", metavar="DIR", help="send rankings of this bundle's schema")
-    add("--data", metavar="FILE", help="with --bundle: rows of requests (default: synthetic rows)")
-    add(
-        "--replay",
-        metavar="COLUMN",
-        help="with --data: replay the times in this column (seconds), scaled to the rate",
+    times.add_argument(
+        "--seed", type=non_negative_int, default=0, help="seed of schedule and requests (default 0)"
     )
-    add(
+    target = parser.add_argument_group("what is promised")
+    target.add_argument(
         "--budget-ms", type=positive_float, help="latency budget of each request, sent as X-Latency-Budget-Ms"
     )
-    add(
+    target.add_argument(
         "--slo-share",
         type=float,
         help=f"exit status {SLO_MISSED} if a smaller share was in budget, like 0.99",
     )
-    add(
-        "--header", action="append", default=[], metavar="'NAME: VALUE'", help="additional header; repeatable"
+    driver = parser.add_argument_group("driver")
+    driver.add_argument(
+        "--connections", type=int, default=16, help="connections opened beforehand (default 16)"
     )
-    add("--connections", type=int, default=16, help="connections opened beforehand (default 16)")
-    add("--max-connections", type=int, default=1024, help="most connections (default 1024)")
-    add("--grace", type=float, default=10.0, metavar="SECONDS", help="wait for the last answers (default 10)")
-    add("--max-lag-ms", type=float, default=1.0, help="accepted p99 of the driver's own lag (default 1)")
-    add("--core", type=int, choices=sorted(os.sched_getaffinity(0)), help="pin the driver to this core")
-    add("--report", metavar="DIR", help="folder for report.html, report.png and report.json")
-    add("--json", action="store_true", help="print the figures as JSON")
+    driver.add_argument("--max-connections", type=int, default=1024, help="most connections (default 1024)")
+    driver.add_argument(
+        "--grace", type=float, default=10.0, metavar="SECONDS", help="wait for the last answers (default 10)"
+    )
+    driver.add_argument(
+        "--max-lag-ms", type=float, default=1.0, help="accepted p99 of the driver's own lag (default 1)"
+    )
+    driver.add_argument(
+        "--core", type=int, choices=sorted(os.sched_getaffinity(0)), help="pin the driver to this core"
+    )
+    output = parser.add_argument_group("output")
+    output.add_argument("--report", metavar="DIR", help="folder for report.html, report.png and report.json")
+    output.add_argument("--json", action="store_true", help="print the figures as JSON")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 
-HELP = "store the vectors that a dhe, select or hybrid bundle computes"
 EXAMPLE = "polyrec materialize runs/dhe --rows 20000 --out runs/dhe-hot"
 
 

@@ -6,7 +6,6 @@ import argparse
 
 from polyrec.cli.data_arguments import add_data, add_on_malformed
 
-HELP = "pack data: one row per request, its context once, sessions together"
 EXAMPLE = "polyrec pack clicks.parquet --schema trivago --cluster-by session_id --out clicks.packed"
 
 

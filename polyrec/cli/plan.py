@@ -17,52 +17,53 @@ if TYPE_CHECKING:
     from polyrec.planner.plan import Plan
     from polyrec.planner.profile import Profile
 
-HELP = "choose paths, lanes and the placement of rows for an SLO, a traffic and memory budgets"
 EXAMPLE = "polyrec plan --profile profile.json --slo-ms 10 --traffic rate=400,sizes=mlperf --out plan.json"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--profile", metavar="FILE", help="profile file of `polyrec profile`")
-    parser.add_argument("--slo-ms", type=float, metavar="MS", help="latency SLO: 99%% of answers within this")
-    parser.add_argument(
+    need = parser.add_argument_group("what is needed")
+    need.add_argument("--profile", metavar="FILE", help="profile file of `polyrec profile`")
+    need.add_argument("--slo-ms", type=float, metavar="MS", help="latency SLO: 99%% of answers within this")
+    need.add_argument(
         "--traffic",
         metavar="TEXT|FILE",
         help="rate=QUERIES_A_SECOND,sizes=lognormal:23|mlperf|heavy|fixed:23,arrivals=poisson|bursty|..., "
         "or a YAML or JSON file",
     )
-    parser.add_argument(
-        "--memory",
-        metavar="DEVICE=SIZE,...",
-        help="memory budgets like gpu0=200MB,cpu=1GB (default: the machine's)",
-    )
-    parser.add_argument(
-        "--machine",
-        metavar="FILE",
-        help="YAML file of changes to the profiled machine's memories, lanes, links, disk, store, prices",
-    )
-    parser.add_argument("--cores", type=int, help="CPU cores to use (default: the machine's)")
-    parser.add_argument(
-        "--lane",
-        choices=["inline", "thread", "process"],
-        help="kind of the CPU's lanes (default: inline on two cores or fewer, else process)",
-    )
-    parser.add_argument(
+    need.add_argument(
         "--swing",
         type=float,
         default=4.0,
         help="use free memory for reserve paths, for traffic from 1/SWING to SWING times the rate; "
         "1 for none (default 4)",
     )
-    parser.add_argument(
+    need.add_argument(
         "--quality",
         metavar="PATH=VALUE",
         action="append",
         default=[],
         help="quality of a path instead of the profile's, like one from an A/B test; repeatable",
     )
-    parser.add_argument("--out", metavar="FILE", help="plan file to write")
-    parser.add_argument("--explain", metavar="PLAN", help="explain this plan file instead of making one")
-    parser.add_argument(
+    machine = parser.add_argument_group("machine")
+    machine.add_argument(
+        "--memory",
+        metavar="DEVICE=SIZE,...",
+        help="memory budgets like gpu0=200MB,cpu=1GB (default: the machine's)",
+    )
+    machine.add_argument(
+        "--machine",
+        metavar="FILE",
+        help="YAML file of changes to the profiled machine's memories, lanes, links, disk, store, prices",
+    )
+    machine.add_argument("--cores", type=int, help="CPU cores to use (default: the machine's)")
+    machine.add_argument(
+        "--lane",
+        choices=["inline", "thread", "process"],
+        help="kind of the CPU's lanes (default: inline on two cores or fewer, else process)",
+    )
+    questions = parser.add_argument_group("questions")
+    questions.add_argument("--explain", metavar="PLAN", help="explain this plan file instead of making one")
+    questions.add_argument(
         "--sweep",
         action="append",
         default=[],
@@ -70,8 +71,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="plan for each value of slo (ms), rate, cores, memory.DEVICE or copies.DEVICE, and compare; "
         "repeatable, for all combinations",
     )
-    parser.add_argument("--pictures", metavar="DIR", help="folder for pictures of the plan (or the sweep)")
-    parser.add_argument("--json", action="store_true", help="print the plan (or the sweep) as JSON")
+    output = parser.add_argument_group("output")
+    output.add_argument("--out", metavar="FILE", help="plan file to write")
+    output.add_argument("--pictures", metavar="DIR", help="folder for pictures of the plan (or the sweep)")
+    output.add_argument("--json", action="store_true", help="print the plan (or the sweep) as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -166,7 +169,7 @@ def _load_inputs(args: argparse.Namespace) -> tuple[Profile, Requirements]:
 
     profile = load_profile(args.profile)
     if args.machine:
-        profile = on_machine(profile, load_machine(args.machine), args.machine)
+        profile = on_machine(profile, load_machine(args.machine, profile.machine), args.machine)
     given = parse_quality(args.quality, "PATH=VALUE, like table@cpu=0.257", PlanError)
     profile = with_given_quality(profile, given)
     requirements = Requirements(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyrec.loadtest.arguments import non_negative_int
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from polyrec.measure.profile.candidates import Candidate
     from polyrec.measure.profile.log import SampleLog
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from polyrec.models.bundle.bundle import Bundle
     from polyrec.planner.plan import LaneKind
     from polyrec.planner.profile import Front, Hop, PathProfile, Profile
+    from polyrec.planner.tier_times import CutTimes
 
-HELP = "measure latency, memory and quality of bundles on every device of this machine"
 EXAMPLE = "polyrec profile runs/table runs/hybrid --devices auto --out profile.json"
 
 BUSY = 0.05
@@ -34,48 +35,58 @@ FRONT_ROWS = 23
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundles", metavar="BUNDLE", nargs="*", help="folder of a bundle")
-    parser.add_argument("--out", help="profile file to write (default profile.json)", default="profile.json")
-    parser.add_argument("--devices", default="auto", help="auto, or names like cpu,gpu0 (default auto)")
-    parser.add_argument("--list", action="store_true", help="show this machine's devices and exit")
-    parser.add_argument("--runtimes", help="like onnx,openvino (default: onnx on a CPU, torch on a GPU)")
-    parser.add_argument(
+    measured = parser.add_argument_group("what is measured")
+    measured.add_argument("bundles", metavar="BUNDLE", nargs="*", help="folder of a bundle")
+    measured.add_argument("--devices", default="auto", help="auto, or names like cpu,gpu0 (default auto)")
+    measured.add_argument("--runtimes", help="like onnx,openvino (default: onnx on a CPU, torch on a GPU)")
+    measured.add_argument(
         "--precisions", help="precisions of the dense net, fp32,bf16,int8 (default: all of a runtime)"
     )
-    parser.add_argument(
+    measured.add_argument("--list", action="store_true", help="show this machine's devices and exit")
+    measured.add_argument(
+        "--front",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="measure the server's time outside lanes (default: yes)",
+    )
+    measured.add_argument(
+        "--tiers",
+        action="store_true",
+        help="also measure each bundle with part of its rows in memory and the rest on disk, in four cuts of "
+        "--seconds each, for plans beyond a memory; writes the rows beside --out for a while",
+    )
+    worth = parser.add_argument_group("quality")
+    worth.add_argument(
         "--data", help="measure the quality of each path on this file's test rows, differences paired"
     )
-    parser.add_argument(
+    worth.add_argument(
         "--metric",
         choices=["information", "auc", "mrr", "ndcg", "accuracy"],
         default="information",
         help="what quality is: information gain (1 - NE, the default), auc, mrr, ndcg or accuracy at 0.5",
     )
-    parser.add_argument(
+    worth.add_argument(
         "--quality",
         metavar="BUNDLE=VALUE",
         action="append",
         default=[],
         help="quality of a bundle (a nested width: BUNDLE.w16) without figures, if there is no --data",
     )
-    parser.add_argument("--seconds", type=float, default=8.0, help="measuring time per path (default 8)")
-    parser.add_argument("--max-rows", type=int, default=4096, help="rows of the largest batch (default 4096)")
-    parser.add_argument("--seed", type=non_negative_int, default=0, help="seed of the requests (default 0)")
-    parser.add_argument(
-        "--front",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="measure the server's time outside lanes (default: yes)",
-    )
-    parser.add_argument(
+    effort = parser.add_argument_group("effort")
+    effort.add_argument("--seconds", type=float, default=8.0, help="measuring time per path (default 8)")
+    effort.add_argument("--max-rows", type=int, default=4096, help="rows of the largest batch (default 4096)")
+    effort.add_argument("--seed", type=non_negative_int, default=0, help="seed of the requests (default 0)")
+    effort.add_argument(
         "--fresh", action="store_true", help="start anew instead of resuming an interrupted run"
     )
-    parser.add_argument(
+    output = parser.add_argument_group("output")
+    output.add_argument("--out", help="profile file to write (default profile.json)", default="profile.json")
+    output.add_argument(
         "--plot",
         metavar="PNG",
         help="file for a plot of the latencies; without bundles, of the profile in --out",
     )
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    output.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -212,6 +223,9 @@ def _measure(args: argparse.Namespace) -> Profile:
             differences=quality_differences(qualities),
         )
         _save(profile, out)
+        if args.tiers:
+            profile = profile.model_copy(update={"cut_times": _cut_times(found, settings, log, out.parent)})
+            _save(profile, out)
         log.remove()
     if args.front:
         beside = {"front": _front(paths, found, args.seed), "hops": _hops(paths, found, args.seed)}
@@ -232,9 +246,16 @@ def _save(profile: Profile, out: Path) -> None:
 def _measure_with_bar(
     found: list[Candidate], settings: ProfileSettings, log: SampleLog, folder: Path
 ) -> tuple[list[Candidate], list[str]]:
-    from tqdm import tqdm
-
     from polyrec.measure.profile.measure import measure
+
+    with _bar() as advance:
+        return measure(found, settings, log, advance, folder)
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[float, str], None]]:
+    """Shows a progress bar; yields what advances it, given the share done and the current step."""
+    from tqdm import tqdm
 
     with tqdm(
         total=1000,
@@ -248,7 +269,34 @@ def _measure_with_bar(
             bar.set_description(f"{what:<28}", refresh=False)
             bar.update(round(1000 * share) - bar.n)
 
-        return measure(found, settings, log, advance, folder)
+        yield advance
+
+
+def _cut_times(
+    found: Sequence[Candidate], settings: ProfileSettings, log: SampleLog, folder: Path
+) -> tuple[CutTimes, ...]:
+    from polyrec.measure.profile.cuts import measurable, measure_cuts
+    from polyrec.measure.profile.process import MeasureError
+
+    chosen = measurable(found)
+    if not chosen:
+        print("no tiers are measured: no path on the CPU stores enough rows", file=sys.stderr)
+    times = []
+    with _bar() as advance:
+        for i, candidate in enumerate(chosen):
+
+            def within(share: float, what: str, before: int = i) -> None:
+                advance((before + share) / len(chosen), what)
+
+            try:
+                times.append(
+                    measure_cuts(
+                        candidate, settings.largest, settings.seconds, settings.seed, log, within, folder
+                    )
+                )
+            except MeasureError as e:
+                print(f"tiers are not measured: {e}", file=sys.stderr)
+    return tuple(times)
 
 
 def _qualities(
@@ -287,7 +335,7 @@ def _fastest(paths: Sequence[PathProfile], found: Sequence[Candidate]) -> Candid
 def _front(paths: Sequence[PathProfile], found: Sequence[Candidate], seed: int) -> Front | None:
     from polyrec.loadtest.drivers.connection import LoadError
     from polyrec.measure.front import measure_front
-    from polyrec.server.app.run import StartFailed
+    from polyrec.server.child import StartFailed
 
     candidate = _fastest(paths, found)
     if candidate is None:

@@ -4,79 +4,140 @@ from __future__ import annotations
 
 import argparse
 
-HELP = "serve a bundle or a plan over HTTP"
 EXAMPLE = "polyrec serve --bundle runs/demo/table --port 8000"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--bundle", help="folder of a bundle")
-    parser.add_argument("--plan", help="plan file, instead of a bundle")
-    parser.add_argument("--host", help="address to listen on (default 127.0.0.1)")
-    parser.add_argument("--port", type=int, help="port to listen on, 0 for a free one (default 8000)")
-    parser.add_argument(
+    model = parser.add_argument_group("what to serve")
+    model.add_argument("--bundle", help="folder of a bundle")
+    model.add_argument("--plan", help="plan file, instead of a bundle")
+    model.add_argument("--model-name", metavar="NAME", help="name for clients (default: the bundle's)")
+    listening = parser.add_argument_group("listening")
+    listening.add_argument("--host", help="address to listen on (default 127.0.0.1)")
+    listening.add_argument("--port", type=int, help="port to listen on, 0 for a free one (default 8000)")
+    listening.add_argument(
+        "--processes",
+        type=int,
+        help="server processes that share the port, for many cores (default 1; docs/processes.md)",
+    )
+    listening.add_argument(
+        "--grpc-port",
+        type=int,
+        help="serve gRPC too, on this port (usually 8001), 0 for a free one (default: no gRPC)",
+    )
+    listening.add_argument("--tls-cert", metavar="FILE", help="serve HTTPS with this certificate chain (PEM)")
+    listening.add_argument("--tls-key", metavar="FILE", help="the certificate's key (PEM)")
+    execution = parser.add_argument_group("execution of a bundle (a plan names its own)")
+    execution.add_argument(
         "--runtime", help="with --bundle: runtime, auto, torch, onnx or openvino (default auto)"
     )
-    parser.add_argument("--device", help="with --bundle: device, like cpu or cuda:0 (default: the best)")
-    parser.add_argument("--precision", choices=["fp32", "bf16", "int8"], help="precision of the dense net")
-    parser.add_argument("--width", type=int, help="with --bundle: one of nested widths (default: the widest)")
-    parser.add_argument("--lanes", type=int, help="with --bundle: number of lanes (default 1)")
-    parser.add_argument(
+    execution.add_argument("--device", help="with --bundle: device, like cpu or cuda:0 (default: the best)")
+    execution.add_argument("--precision", choices=["fp32", "bf16", "int8"], help="precision of the dense net")
+    execution.add_argument(
+        "--width", type=int, help="with --bundle: one of nested widths (default: the widest)"
+    )
+    execution.add_argument("--lanes", type=int, help="with --bundle: number of lanes (default 1)")
+    execution.add_argument(
         "--lane",
         choices=["auto", "inline", "thread", "process"],
         help="with --bundle: kind of the lanes (default auto)",
     )
-    parser.add_argument(
+    budgets = parser.add_argument_group("routing and budgets")
+    budgets.add_argument(
         "--policy", help="routing policy: priced, mprec, deeprecsys or static:PATH (default: the plan's)"
     )
-    parser.add_argument("--default-budget-ms", type=float, help="latency budget of requests without one")
-    parser.add_argument(
+    budgets.add_argument("--default-budget-ms", type=float, help="latency budget of requests without one")
+    budgets.add_argument(
         "--max-budget-ms",
         type=float,
         help="limit of latency budgets (default: 10 times the default budget, at least 10000)",
     )
-    parser.add_argument("--max-body-bytes", type=int, help="most bytes of a request's body; 413 beyond")
-    parser.add_argument("--max-request-rows", type=int, help="most rows of a request; 413 beyond")
-    parser.add_argument("--max-batch-rows", type=int, help="most rows of a batch of several requests")
-    parser.add_argument("--max-queued-rows", type=int, help="most rows in the queue; 429 beyond")
-    parser.add_argument(
+    limits = parser.add_argument_group("limits")
+    limits.add_argument("--max-body-bytes", type=int, help="most bytes of a request's body; 413 beyond")
+    limits.add_argument("--max-request-rows", type=int, help="most rows of a request; 413 beyond")
+    limits.add_argument("--max-batch-rows", type=int, help="most rows of a batch of several requests")
+    limits.add_argument("--max-queued-rows", type=int, help="most rows in the queue; 429 beyond")
+    limits.add_argument(
         "--max-connections", type=int, help="most connections (default: file descriptors less 64)"
     )
-    parser.add_argument(
+    limits.add_argument(
         "--keep-alive-s", type=float, help="time after which idle connections are closed (default 75)"
     )
-    parser.add_argument(
-        "--tier-directory", help="with --plan: folder for files of rows on disk (a real disk)"
-    )
-    parser.add_argument(
+    tiers = parser.add_argument_group("memory tiers of a plan")
+    tiers.add_argument("--tier-directory", help="with --plan: folder for files of rows on disk (a real disk)")
+    tiers.add_argument(
         "--drift-s", type=float, help="with --plan: interval of reordering rows by popularity, seconds"
     )
-    parser.add_argument(
+    tiers.add_argument(
         "--drift-every", type=int, help="with --plan: of so many batches one is observed for that"
     )
-    parser.add_argument(
+    tiers.add_argument(
         "--drift-memory", type=float, help="with --plan: weight of earlier accesses for that, look-ups"
     )
-    parser.add_argument(
+    tiers.add_argument(
+        "--store-password-file", help="with --plan: file with the password of its remote store"
+    )
+    access = parser.add_argument_group("access")
+    access.add_argument(
         "--tokens", metavar="FILE", help="file of clients, tokens and rights; read again on SIGHUP"
     )
-    parser.add_argument(
+    access.add_argument(
         "--open-rights",
         metavar="RIGHTS",
         help="rights of all clients: priority, quality",
     )
-    parser.add_argument("--tls-cert", metavar="FILE", help="serve HTTPS with this certificate chain (PEM)")
-    parser.add_argument("--tls-key", metavar="FILE", help="the certificate's key (PEM)")
-    parser.add_argument(
-        "--store-password-file", help="with --plan: file with the password of its remote store"
+    access.add_argument(
+        "--no-docs",
+        dest="docs",
+        action="store_const",
+        const=False,
+        help="answer /docs and /openapi.json with 404",
     )
-    parser.add_argument("--drain-grace-s", type=float, help="time of serving on after SIGTERM, not ready")
-    parser.add_argument("--drain-timeout-s", type=float, help="then time for requests in flight")
-    parser.add_argument(
+    logging = parser.add_argument_group("prediction log (docs/prediction-log.md)")
+    logging.add_argument("--prediction-log", metavar="FOLDER", help="log answers, to train on")
+    logging.add_argument("--prediction-log-sample", type=float, help="share of requests to log (default 1)")
+    logging.add_argument(
+        "--prediction-log-leave-out", metavar="FEATURES", help="features logged as missing, comma-separated"
+    )
+    logging.add_argument(
+        "--prediction-log-hash", metavar="FEATURES", help="features whose ids are logged as keyed hashes"
+    )
+    logging.add_argument(
+        "--prediction-log-session", metavar="FEATURE", help="context feature whose values share a file"
+    )
+    logging.add_argument("--prediction-log-flush-s", type=float, help="time between files (default 30)")
+    logging.add_argument("--prediction-log-keep-h", type=float, help="hours that are kept (default 168)")
+    logging.add_argument(
+        "--prediction-log-max-bytes", type=int, help="size beyond which the oldest hours are removed"
+    )
+    logging.add_argument(
+        "--prediction-log-window-s",
+        type=float,
+        help="of a new log: time after an answer in which labels may come (default 3600)",
+    )
+    logging.add_argument(
+        "--prediction-log-unlabeled",
+        choices=["negative", "leave_out"],
+        help="of a new log: requests without labels are negatives (default) or left out",
+    )
+    running = parser.add_argument_group("running")
+    running.add_argument("--drain-grace-s", type=float, help="time of serving on after SIGTERM, not ready")
+    running.add_argument("--drain-timeout-s", type=float, help="then time for requests in flight")
+    running.add_argument(
         "--log-level",
         choices=["debug", "info", "warning", "error"],
         help="least level written to standard error (default warning)",
     )
-    parser.add_argument("--json", action="store_true", help="report readiness as one line of JSON")
+    running.add_argument(
+        "--log-format", choices=["text", "json"], help="format of standard error's lines (default text)"
+    )
+    running.add_argument(
+        "--access-log",
+        type=float,
+        metavar="RATE",
+        help="share of answers that get a line there, 0 to 1 (default 0)",
+    )
+    running.add_argument("--json", action="store_true", help="report readiness as one line of JSON")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -93,12 +154,21 @@ def run(args: argparse.Namespace) -> int:
         settings = load_settings(flags, os.environ)
 
         # slow imports, after the command line is validated
-        from polyrec.server.app.run import Ready, serve
+        from polyrec.server.app.listening import Ready
 
         def ready(server: Ready) -> None:
             if args.json:
                 print(server.line(), flush=True)
             else:
-                print(f"serving {', '.join(server.paths)} on {server.runtime} at {server.url}", flush=True)
+                grpc = "" if server.grpc is None else f", gRPC at {server.grpc}"
+                print(
+                    f"serving {', '.join(server.paths)} on {server.runtime} at {server.url}{grpc}", flush=True
+                )
+
+        if settings.processes > 1:
+            from polyrec.server.app.processes import supervise
+
+            return supervise(settings, ready)
+        from polyrec.server.app.run import serve
 
         return serve(settings, ready)

@@ -11,44 +11,46 @@ from polyrec.loadtest.arguments import non_negative_int
 if TYPE_CHECKING:
     from polyrec.planner.simulation.outcomes import Figures
 
-HELP = "simulate a plan under traffic: goodput, latency, quality, effect of faults"
 EXAMPLE = "polyrec simulate --plan plan.json --traffic rate=400,sizes=mlperf,arrivals=bursty --bound"
 STEPS = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    simulated = parser.add_argument_group("what is simulated")
+    simulated.add_argument(
         "--plan", required=True, metavar="FILE", help="plan file whose paths have measured figures"
     )
-    parser.add_argument(
-        "--traffic",
-        required=True,
-        metavar="TRAFFIC",
-        help="like rate=400,sizes=lognormal:147,arrivals=bursty, or a YAML or JSON file",
-    )
-    parser.add_argument(
+    simulated.add_argument(
         "--policy",
         action="append",
         metavar="POLICY",
         help="priced, mprec, deeprecsys, static:PATH, or all; repeatable to compare (default: the plan's)",
     )
-    parser.add_argument("--seconds", type=float, default=10.0, help="virtual time (default 10)")
-    parser.add_argument("--budget-ms", type=float, help="latency budget (default: the plan's)")
-    parser.add_argument(
+    simulated.add_argument(
+        "--costs",
+        metavar="FILE",
+        help="costs of serving beside the profile, made by python -m polyrec.loadtest.comparison.calibration",
+    )
+    load = parser.add_argument_group("traffic and faults")
+    load.add_argument(
+        "--traffic",
+        required=True,
+        metavar="TRAFFIC",
+        help="like rate=400,sizes=lognormal:147,arrivals=bursty, or a YAML or JSON file",
+    )
+    load.add_argument("--seconds", type=float, default=10.0, help="virtual time (default 10)")
+    load.add_argument("--budget-ms", type=float, help="latency budget (default: the plan's)")
+    load.add_argument(
         "--fault",
         action="append",
         default=[],
         metavar="FAULT",
         help="slow:LANE:10:2-4, stall:LANE:2-4 or kill:LANE:2[-4], in seconds; repeatable",
     )
-    parser.add_argument(
-        "--costs",
-        metavar="FILE",
-        help="costs of serving beside the profile, made by python -m polyrec.loadtest.comparison.calibration",
-    )
-    parser.add_argument("--bound", action="store_true", help="compare with the clairvoyant bound")
-    parser.add_argument("--seed", type=non_negative_int, default=0, help="seed of the traffic (default 0)")
-    parser.add_argument(
+    load.add_argument("--seed", type=non_negative_int, default=0, help="seed of the traffic (default 0)")
+    output = parser.add_argument_group("output")
+    output.add_argument("--bound", action="store_true", help="compare with the clairvoyant bound")
+    output.add_argument(
         "--json", action="store_true", help="print the result as JSON, with its course over time"
     )
 

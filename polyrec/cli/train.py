@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from polyrec.loadtest.arguments import duration, non_negative_int, positive_int
 
@@ -14,56 +14,59 @@ if TYPE_CHECKING:
     from polyrec.models.training.pipeline import Learner
     from polyrec.models.training.search import Trial
 
-HELP = "train a DLRM on click data and write a bundle"
 EXAMPLE = "polyrec train --data clicks.parquet --schema trivago --representation table --out runs/table"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data", required=True, help="Parquet file or folder, or Criteo TSV[.gz]")
-    parser.add_argument("--schema", required=True, help="schema file, or the name of a shipped one")
-    parser.add_argument(
+    source = parser.add_argument_group("data")
+    source.add_argument("--data", required=True, help="Parquet file or folder, or Criteo TSV[.gz]")
+    source.add_argument("--schema", help="schema file, or the name of a shipped one")
+    source.add_argument("--sample", type=float, help="share of rows counted for the popularity order")
+    source.add_argument("--calibration", help="file of `polyrec calibrate`, instead of counting")
+    source.add_argument(
+        "--on-malformed",
+        choices=["fatal", "count"],
+        default="fatal",
+        help="stop at a malformed line, or skip and count it (default fatal)",
+    )
+    model = parser.add_argument_group("model")
+    model.add_argument(
         "--representation",
         default="table",
         choices=["table", "dhe", "select", "hybrid"],
         help="representation of ids (default table)",
     )
-    parser.add_argument("--out", required=True, help="folder to write the bundle to")
-    parser.add_argument("--replace", action="store_true", help="replace the bundle at --out")
-    parser.add_argument(
+    model.add_argument(
         "--recipe", help="recipe file or shipped name (default: that of the schema's name, if any)"
     )
-    parser.add_argument(
+    model.add_argument("--epochs", type=int, help="most passes over the training rows")
+    model.add_argument("--batch-rows", type=int, help="rows of one optimizer step")
+    model.add_argument(
+        "--by-request",
+        action="store_true",
+        default=None,
+        help="batches of whole requests, with each context computed once",
+    )
+    model.add_argument("--seed", type=non_negative_int, help="seed of initial weights, order and hidden ids")
+    model.add_argument("--threads", type=positive_int, default=1, help="torch threads (default 1)")
+    search = parser.add_argument_group("search for a recipe")
+    search.add_argument(
         "--search",
         type=duration,
         metavar="TIME",
         help="search for a recipe on the validation rows first, for at most this time: 90s, 10m, 1h; writes "
         "OUT.recipe.yaml and OUT.search.jsonl",
     )
-    parser.add_argument(
+    search.add_argument(
         "--search-candidates",
         type=positive_int,
         metavar="N",
         help="recipes that the search begins with (default: as many as there is time for)",
     )
-    parser.add_argument("--epochs", type=int, help="most passes over the training rows")
-    parser.add_argument("--batch-rows", type=int, help="rows of one optimizer step")
-    parser.add_argument(
-        "--by-request",
-        action="store_true",
-        default=None,
-        help="batches of whole requests, with each context computed once",
-    )
-    parser.add_argument("--seed", type=non_negative_int, help="seed of initial weights, order and hidden ids")
-    parser.add_argument("--sample", type=float, help="share of rows counted for the popularity order")
-    parser.add_argument("--calibration", help="file of `polyrec calibrate`, instead of counting")
-    parser.add_argument(
-        "--on-malformed",
-        choices=["fatal", "count"],
-        default="fatal",
-        help="stop at a malformed line, or skip and count it (default fatal)",
-    )
-    parser.add_argument("--threads", type=positive_int, default=1, help="torch threads (default 1)")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    output = parser.add_argument_group("output")
+    output.add_argument("--out", required=True, help="folder to write the bundle to")
+    output.add_argument("--replace", action="store_true", help="replace the bundle at --out")
+    output.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -76,6 +79,8 @@ def run(args: argparse.Namespace) -> int:
     from polyrec.models.training.baselines import CONSTANT, LOGISTIC, shortfalls
     from polyrec.models.training.pipeline import Learner, default_training, load_training
 
+    if args.schema is None:
+        _offer_schema(args)
     torch.set_num_threads(args.threads)
     schema = load_schema(args.schema)
     training = load_training(args.recipe) if args.recipe else default_training(schema)
@@ -111,6 +116,23 @@ def run(args: argparse.Namespace) -> int:
     if reader.malformed:
         print(f"{reader.malformed:,} malformed lines skipped")
     return 0
+
+
+def _offer_schema(args: argparse.Namespace) -> NoReturn:
+    """Tells what the schema of the data may be, instead of training. Raises PolyrecError."""
+    from polyrec.models.data.schema_guess import guess_schema
+    from polyrec.models.errors import PolyrecError
+
+    try:
+        guess = guess_schema(args.data)
+    except PolyrecError as e:
+        raise PolyrecError(f"--schema is missing, and none could be drafted: {e}") from None
+    found = guess.schema
+    raise PolyrecError(
+        f"--schema is missing; `polyrec new schema {args.data} --out schema.yaml` drafts one: label "
+        f"{found.label.column}, group {found.group or 'none'}, {len(found.dense)} numbers, "
+        f"{len(found.categorical)} ids"
+    )
 
 
 def _searched(learner: Learner, args: argparse.Namespace) -> Learner:

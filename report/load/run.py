@@ -141,10 +141,9 @@ def run_charts(
             over_time(
                 title="Quality",
                 caption="Mean quality of the rows answered in budget. The axis does not begin at zero.",
-                y_name="share of rows right",
+                y_name="quality of a row",
                 series=(series("quality", line.quality),),
                 from_zero=False,
-                percent=True,
             )
         )
     charts.append(

@@ -12,7 +12,13 @@ from polyrec.planner.plan import Plan, PlanError
 from polyrec.report.chart import FONT, LIGHT, add_legend, new_figure, style_axes
 
 FIXED, BUFFERS, FREE = "#57606a", "#afb8c1", "#f3f4f6"
-TIERS = {"device": "#0969da", "host": "#54aeff", "disk": "#d4a72c", "remote": "#bc4c00"}
+TIERS = {
+    "device": "#0969da",
+    "host": "#54aeff",
+    "cache": "#8c959f",
+    "disk": "#d4a72c",
+    "remote": "#bc4c00",
+}
 BAR = 0.55
 
 
@@ -91,10 +97,11 @@ def _lookups(axes: Axes, placement: Placement) -> None:
     seen: list[str] = []
     for y, p in enumerate(placement.paths):
         left = 0.0
+        sizes = p.bytes | {"cache": p.cache_bytes}
         for tier, share in p.lookups.items():
             axes.barh(y, 100 * share, BAR, left=left, color=TIERS[tier])
             if share > 0.12:
-                label = f"{tier} {percent(share)} ({size(p.bytes[tier])})"
+                label = f"{tier} {percent(share)} ({size(sizes[tier])})"
                 if not sum(p.bytes.values()):
                     label = "stores no rows: all vectors are computed"
                 axes.text(left + 1, y, label, va="center", size=FONT - 2, color="white")

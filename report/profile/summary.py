@@ -7,6 +7,7 @@ from polyrec.models.text_table import aligned
 from polyrec.planner.devices import Device, Machine
 from polyrec.planner.profile import PathProfile, Profile
 from polyrec.planner.quality import quality_groups
+from polyrec.planner.tier_times import TIMES, CutTimes
 
 SHOWN_ROWS = (1, 23, 270, 4096)
 
@@ -79,7 +80,20 @@ def profile_lines(profile: Profile) -> list[str]:
             f"front: {profile.front.query_s * 1e6:.0f} us a query and "
             f"{profile.front.row_s * 1e6:.2f} us a row beside the lane"
         )
+    made += [_tiers(times) for times in profile.cut_times]
     return made
+
+
+def _tiers(times: CutTimes) -> str:
+    cost = times.cost
+    error = "" if times.error is None else f"; median error at cuts left out {times.error:.0%}"
+    us = {name: f"{1e6 * getattr(cost, name):.3g}" for name in TIMES}
+    return (
+        f"rows on disk ({times.path}, {times.reader}, {size(times.page_bytes)} a read), us a batch + each: "
+        f"look-ups {us['batch_s']} + {us['lookup_s']}, beyond the prefix {us['below_batch_s']} + "
+        f"{us['below_s']}, reads {us['wait_s']} + {us['read_s']}, if ahead {us['ahead_batch_s']} + "
+        f"{us['ahead_s']}{error}"
+    )
 
 
 def quality_lines(profile: Profile) -> list[str]:

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from polyrec.loadtest.drivers.server_pages import request_buckets
-from polyrec.server.app.run import start
+from polyrec.server.child import start
 
 ROOT = Path(__file__).parents[2]
 

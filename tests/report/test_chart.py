@@ -87,3 +87,26 @@ def test_a_picture_has_both_themes() -> None:
     assert made.light.startswith(b"\x89PNG")
     assert made.dark.startswith(b"\x89PNG")
     assert made.light != made.dark
+
+
+@pytest.mark.parametrize("many", [1, 2])
+@pytest.mark.parametrize("kind", ["lines", "layers"])
+@pytest.mark.parametrize("letters", [5, 20, 40])
+def test_no_label_is_cut_or_covered(letters: int, kind: Any, many: int) -> None:
+    x = np.arange(9, dtype=float)
+    series = tuple(Series(f"{i}" * letters, x, x + i, i) for i in range(6))
+    marks = ((0.5, "step"), (7.9, "lane cpu.0 was killed"))
+    one = Chart("title", "", "requests/s offered", "y", series, kind, limit=Limit(3, "budget"), marks=marks)
+    figure = draw([one] * many)
+    figure.canvas.draw()
+    page = figure.bbox
+    for axes in figure.axes:
+        legend = axes.get_legend().get_window_extent()
+        name = axes.xaxis.label.get_window_extent()
+        assert legend.y1 <= name.y0
+        for box in (legend, name, *(note.get_window_extent() for note in axes.texts)):
+            assert page.x0 <= box.x0
+            assert box.x1 <= page.x1
+            assert page.y0 <= box.y0
+        # the plot itself keeps most of its width
+        assert axes.bbox.width > 0.7 * page.width / many

@@ -26,7 +26,7 @@ from polyrec.loadtest.traffic.request_bodies import (
     read_prediction,
     read_ranking,
 )
-from polyrec.server.app.run import ServerProcess, start
+from polyrec.server.child import ServerProcess, start
 
 SCHEMA = {
     "dense": [{"name": "price"}, {"name": "age", "role": "context"}],

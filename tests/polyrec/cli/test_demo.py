@@ -32,7 +32,7 @@ def test_the_demo_trains_plans_serves_and_answers(tmp_path: Path, capsys: pytest
 def test_a_port_in_use_is_reported_before_the_training(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from polyrec.server.app.run import listen
+    from polyrec.server.app.listening import listen
 
     listener = listen("127.0.0.1", 0)
     port = listener.getsockname()[1]

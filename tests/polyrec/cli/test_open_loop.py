@@ -11,7 +11,7 @@ from polyrec.cli.load import DRIVER_TOO_SLOW, SLO_MISSED
 from polyrec.cli.main import main
 from polyrec.cli.open_loop import bodies
 from polyrec.loadtest.drivers.connection import LoadError
-from polyrec.server.app.run import start
+from polyrec.server.child import start
 from tests.loadtest.serving import OK, serving
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from polyrec.server.app.run import listen
+from polyrec.server.app.listening import listen
 
 CLEAN = {k: v for k, v in os.environ.items() if not k.startswith("POLYREC_")}
 

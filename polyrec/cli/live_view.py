@@ -1,0 +1,317 @@
+"""Runs `polyrec top`: scrapes /metrics, and shows what happened between two scrapes.
+
+    /metrics, /metrics -> Interval (figures of the time between) -> lines -> terminal
+
+Everything comes from /metrics, which any server of any version has, so the view is what Prometheus would say.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from urllib.error import URLError
+
+from polyrec.loadtest.drivers.server_pages import MetricSamples, read_metrics
+from polyrec.loadtest.parser import BOLD, PLAIN, RED, colored
+from polyrec.models.errors import PolyrecError
+from polyrec.models.text_table import aligned
+
+PHASES = ("parse", "queue", "encode", "embed", "dense", "serialise")
+"""Phases of a request, in their order."""
+MISSES = ("late", "overloaded", "expired", "unavailable", "error")
+"""Outcomes that miss the SLO."""
+CLEAR = "\x1b[H\x1b[J"
+COLOR = re.compile(r"(\x1b\[[0-9;]*m)")
+OTHER_COLUMNS, LEAST_NAME = 62, 18
+"""Columns of the paths' table beside the name, and the least that a name keeps."""
+MOST_COLUMNS = 1000
+"""Columns where there is no terminal: nothing is cut."""
+ENTER, LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+"""A screen of its own without a cursor, and back."""
+
+
+@dataclass(frozen=True, slots=True)
+class PathRow:
+    """A path. rate: answers/s; share: of all answers; p99_s: NaN without answers; quality: None: unknown."""
+
+    name: str
+    rate: float
+    share: float
+    p50_s: float
+    p99_s: float
+    degraded_rate: float
+    quality: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class LaneRow:
+    """A lane. busy: share of the interval that it worked; breaker: closed, open or probing."""
+
+    name: str
+    device: str
+    up: bool
+    busy: float
+    breaker: str
+    correction: float
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Figures of a server between two scrapes.
+
+    rate: requests/s of every outcome; outcomes: requests/s by outcome. in_slo: share within the latency
+    budget, NaN without requests that count. information: per second. phases_s: mean time of a request in each
+    phase, that of batches divided by the requests in them; empty without answers.
+    """
+
+    bundle: str
+    policy: str
+    seconds: float
+    rate: float
+    rows_rate: float
+    outcomes: dict[str, float]
+    in_slo: float
+    promised: float
+    p50_s: float
+    p99_s: float
+    information: float
+    phases_s: dict[str, float]
+    queue_rows: float
+    in_flight: float
+    capacity_rows: float
+    paths: tuple[PathRow, ...]
+    lanes: tuple[LaneRow, ...]
+
+
+def interval(before: MetricSamples, after: MetricSamples, seconds: float) -> Interval:
+    """Returns the figures of the time between two scrapes of one server."""
+
+    def rate(name: str, **labels: str) -> float:
+        return (after.total(name, **labels) - before.total(name, **labels)) / seconds
+
+    outcomes = {
+        outcome: found
+        for outcome in _values(after, "polyrec_requests_total", "outcome")
+        if (found := rate("polyrec_requests_total", outcome=outcome)) > 0
+    }
+    missed = sum(outcomes.get(outcome, 0.0) for outcome in MISSES)
+    counted = missed + outcomes.get("ok", 0.0)
+    paths = _values(after, "polyrec_path_value", "path")
+    answered = {path: _answered(before, after, path=path) for path in paths}
+    total = sum(count for count, _, _ in answered.values())
+    _, p50_s, p99_s = _answered(before, after)
+    build = _labels(after, "polyrec_build_info")
+    return Interval(
+        bundle=build.get("bundle", "?"),
+        policy=_labels(after, "polyrec_policy_info").get("policy", "?"),
+        seconds=seconds,
+        rate=sum(outcomes.values()),
+        rows_rate=rate("polyrec_rows_total"),
+        outcomes=outcomes,
+        in_slo=outcomes.get("ok", 0.0) / counted if counted else math.nan,
+        promised=after.total("polyrec_promised_share"),
+        p50_s=p50_s,
+        p99_s=p99_s,
+        information=rate("polyrec_information_total"),
+        phases_s={
+            phase: rate("polyrec_phase_seconds_sum", phase=phase) * seconds / total
+            for phase in (PHASES if total else ())
+        },
+        queue_rows=after.total("polyrec_queue_rows"),
+        in_flight=after.total("polyrec_in_flight_queries"),
+        capacity_rows=after.total("polyrec_capacity_rows_per_second"),
+        paths=tuple(
+            PathRow(
+                path,
+                count / seconds,
+                count / total if total else 0.0,
+                p50_s,
+                p99_s,
+                rate("polyrec_degraded_total", path=path),
+                next((q for _, q in after.series("polyrec_path_quality", path=path)), None),
+            )
+            for path, (count, p50_s, p99_s) in answered.items()
+        ),
+        lanes=tuple(
+            LaneRow(
+                lane,
+                _labels(after, "polyrec_lane_info", lane=lane).get("device", "?"),
+                after.total("polyrec_lane_up", lane=lane) > 0,
+                rate("polyrec_lane_busy_seconds_total", lane=lane),
+                next(
+                    (labels["state"] for labels, on in after.series("polyrec_lane_breaker", lane=lane) if on),
+                    "?",
+                ),
+                after.total("polyrec_lane_correction", lane=lane),
+            )
+            for lane in _values(after, "polyrec_lane_up", "lane")
+        ),
+    )
+
+
+def _values(samples: MetricSamples, name: str, label: str) -> list[str]:
+    """The values of a label of one metric, each once."""
+    return list(dict.fromkeys(labels[label] for labels, _ in samples.series(name)))
+
+
+def _labels(samples: MetricSamples, name: str, **labels: str) -> Mapping[str, str]:
+    """The labels of the series of an information metric that is 1; empty without one."""
+    return next((found for found, value in samples.series(name, **labels) if value), {})
+
+
+def _answered(before: MetricSamples, after: MetricSamples, **labels: str) -> tuple[int, float, float]:
+    """Answers between two scrapes, their median and p99 in seconds."""
+    ok, late = (
+        after.buckets("polyrec_request_seconds", outcome=outcome, **labels)
+        - before.buckets("polyrec_request_seconds", outcome=outcome, **labels)
+        for outcome in ("ok", "late")
+    )
+    both = ok if not late.total else late if not ok.total else type(ok)(ok.edges, ok.counts + late.counts)
+    return both.total, both.quantile(0.5), both.quantile(0.99)
+
+
+def lines(found: Interval, url: str, color: bool, columns: int = MOST_COLUMNS) -> list[str]:
+    """The view as lines: verdict, figures, paths, lanes. columns: of the terminal; names are cut to fit."""
+    bold, red, plain = (BOLD, RED, PLAIN) if color else ("", "", "")
+    if math.isnan(found.in_slo):
+        verdict = "no requests"
+    elif found.in_slo >= found.promised:
+        verdict = f"{found.in_slo:.2%} within the latency budget (SLO {found.promised:.0%})"
+    else:
+        verdict = f"{red}{found.in_slo:.2%} within the latency budget{plain} (SLO {found.promised:.0%})"
+    missed = "  ".join(f"{name} {rate:,.1f}" for name, rate in found.outcomes.items() if name != "ok")
+    head = [
+        f"{bold}{found.bundle}{plain} at {url}, policy {found.policy}",
+        f"{bold}{verdict}{plain}",
+        "",
+        f"{found.rate:,.1f} requests/s   {found.rows_rate:,.0f} rows/s of {found.capacity_rows:,.0f}   "
+        f"information/s {found.information:,.1f}",
+        f"p50 {_ms(found.p50_s)}   p99 {_ms(found.p99_s)}   "
+        f"queue {found.queue_rows:,.0f} rows   in flight {found.in_flight:,.0f}",
+        f"not in time, per s: {missed}" if missed else "",
+        *([f"phases of a request, ms: {_phases(found.phases_s, color)}"] if found.phases_s else []),
+        "",
+    ]
+    names = max(LEAST_NAME, columns - OTHER_COLUMNS)
+    paths = [["path", "answers/s", "share", "p50", "p99", "degraded/s", "quality"]]
+    paths += [
+        [
+            _shortened(p.name, names),
+            *(f"{p.rate:,.1f}", f"{p.share:.0%}", _ms(p.p50_s), _ms(p.p99_s), f"{p.degraded_rate:,.1f}"),
+            "" if p.quality is None else f"{p.quality:.4f}",
+        ]
+        for p in found.paths
+    ]
+    lanes = [["lane", "device", "busy", "breaker", "measured/profiled"]]
+    lanes += [
+        [
+            _shortened(lane.name, names),
+            lane.device,
+            f"{min(lane.busy, 1):.0%}" if lane.up else "dead",
+            lane.breaker,
+            f"{lane.correction:.2f}",
+        ]
+        for lane in found.lanes
+    ]
+    return [*head, *aligned(paths), "", *aligned(lanes, left=2)]
+
+
+def fitted(shown: Sequence[str], columns: int, rows: int) -> list[str]:
+    """Cuts lines to a terminal, where longer ones would wrap and more scroll; says how many are left out."""
+    kept = list(shown) if len(shown) <= rows else list(shown[: max(0, rows - 1)])
+    if len(kept) < len(shown):
+        kept.append(f"... {len(shown) - len(kept)} more lines")
+    return [_cut(line, columns) for line in kept]
+
+
+def _cut(line: str, columns: int) -> str:
+    """Cuts what is visible of a line, and keeps its colors."""
+    left, parts = columns, []
+    for part in COLOR.split(line):
+        if COLOR.fullmatch(part):
+            parts.append(part)
+        else:
+            parts.append(part[:left])
+            left -= len(parts[-1])
+    return "".join(parts)
+
+
+def _shortened(name: str, most: int) -> str:
+    """Leaves out the middle of a long name: the ends of paths differ."""
+    if len(name) <= most:
+        return name
+    tail = (most - 2) // 2
+    return f"{name[: most - 2 - tail]}..{name[len(name) - tail :]}"
+
+
+def _phases(phases_s: Mapping[str, float], color: bool) -> str:
+    """The mean time in each phase, the longest first."""
+    slowest, *others = sorted(phases_s, key=lambda phase: -phases_s[phase])
+    bold, plain = (BOLD, PLAIN) if color else ("", "")
+    shown = [f"{bold}{slowest} {1e3 * phases_s[slowest]:.2f}{plain}"]
+    return "  ".join([*shown, *(f"{phase} {1e3 * phases_s[phase]:.2f}" for phase in others)])
+
+
+def _ms(seconds: float) -> str:
+    return "-" if math.isnan(seconds) else f"{1e3 * seconds:.2f} ms"
+
+
+def watch(url: str, every_s: float, once: bool, as_json: bool) -> int:
+    """Shows intervals until Ctrl-C, or one if asked or if standard output is no terminal.
+
+    Raises PolyrecError if no Polyrec server answers.
+    """
+    out = sys.stdout
+    live = out.isatty() and not once and not as_json
+    before, begun_s = _scrape(url), time.monotonic()
+    if live:
+        out.write(ENTER)
+    try:
+        while True:
+            time.sleep(every_s)
+            after, now_s = _scrape(url), time.monotonic()
+            found = interval(before, after, now_s - begun_s)
+            if as_json:
+                print(json.dumps(_finite(asdict(found))))
+                return 0
+            size = shutil.get_terminal_size()
+            shown = lines(found, url, colored(out), size.columns if live else MOST_COLUMNS)
+            if not live:
+                print("\n".join(shown))
+                return 0
+            shown = [*fitted(shown, size.columns, size.lines - 2), "", "Ctrl-C ends"]
+            out.write(CLEAR + "\n".join(shown))
+            out.flush()
+            before, begun_s = after, now_s
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        if live:
+            out.write(LEAVE)
+            out.flush()
+
+
+def _scrape(url: str) -> MetricSamples:
+    """Raises PolyrecError if no Polyrec server answers."""
+    try:
+        samples = read_metrics(url)
+    except (OSError, URLError, ValueError) as e:
+        raise PolyrecError(f"no metrics at {url}: {getattr(e, 'reason', None) or e}") from None
+    if not list(samples.series("polyrec_ready")):
+        raise PolyrecError(f"{url}/metrics has no metrics of Polyrec")
+    return samples
+
+
+def _finite(value: object) -> object:
+    """The same JSON value with NaN as null."""
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,46 @@
+"""`polyrec new schema`: drafts a schema from a data file, with the reason for each line."""
+
+from __future__ import annotations
+
+import argparse
+
+EXAMPLE = "polyrec new schema clicks.parquet --out schema.yaml"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    things = parser.add_subparsers(dest="thing", required=True, metavar="THING")
+    schema = things.add_parser(
+        "schema", help=parser.description, description=parser.description, epilog=f"example: {EXAMPLE}"
+    )
+    schema.add_argument("data", metavar="DATA", help="Parquet file or folder")
+    schema.add_argument("--label", metavar="COLUMN", help="column of the label, if the guess is wrong")
+    schema.add_argument("--group", metavar="COLUMN", help="column that tells requests apart")
+    schema.add_argument("--name", help="name of the schema, which is the model's (default: the file's)")
+    schema.add_argument("--out", metavar="FILE", help="schema file to write (default: standard output)")
+    schema.add_argument("--replace", action="store_true", help="replace the file at --out")
+    schema.add_argument("--json", action="store_true", help="print schema and reasons as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    import json
+    from pathlib import Path
+
+    from polyrec.models.data.schema_guess import guess_schema
+    from polyrec.models.errors import PolyrecError
+
+    out = None if args.out is None else Path(args.out)
+    if out is not None and out.exists() and not args.replace:
+        raise PolyrecError(f"'{out}' exists; --replace replaces it")
+    guess = guess_schema(args.data, args.label, args.group, args.name)
+    text = guess.as_yaml(args.data)
+    if out is not None:
+        out.write_text(text)
+    if args.json:
+        schema = guess.schema.model_dump(mode="json", exclude_defaults=True)
+        print(json.dumps({"schema": schema, "reasons": guess.reasons, "left_out": guess.left_out}))
+    elif out is None:
+        print(text, end="")
+    else:
+        print(f"{out}: read it, correct it, then")
+        print(f"  polyrec train --data {args.data} --schema {out} --out runs/table")
+    return 0
