@@ -104,9 +104,9 @@ class EndpointMetrics:
 
 @dataclass(frozen=True, slots=True)
 class LaneMetrics:
-    """Counters of one lane: deaths, and busy seconds."""
+    """Instruments of one lane. alive: records that its process ended (False), or is back (True)."""
 
-    deaths: Counter
+    alive: Callable[[bool], None]
     busy: Counter
 
 
@@ -176,7 +176,7 @@ class BatchMetrics:
 
 
 class Recorder:
-    """The dispatcher's observer: records batches and lane deaths in the metrics."""
+    """The dispatcher's observer: records batches and the lives of lanes in the metrics."""
 
     def __init__(
         self,
@@ -192,5 +192,4 @@ class Recorder:
         self._executed[batch.path](batch)
 
     def lane_alive(self, lane: int, alive: bool) -> None:
-        if not alive:
-            self._lanes[lane].deaths.inc()
+        self._lanes[lane].alive(alive)

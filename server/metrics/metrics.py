@@ -9,7 +9,7 @@ that several can share a process.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from weakref import WeakSet
 
@@ -22,7 +22,9 @@ from polyrec.models.tiers.updates.drift import DriftReport
 from polyrec.planner.routing.query import DEGRADED
 from polyrec.server.dispatch.dispatcher import Dispatcher, clock
 from polyrec.server.metrics.counting import OK, BatchMetrics, EndpointMetrics, LaneMetrics, Outcomes
-from polyrec.server.metrics.history import History
+from polyrec.server.metrics.error_budget import ErrorBudget
+from polyrec.server.metrics.events import Events, Overload
+from polyrec.server.metrics.history import History, Sample
 from polyrec.server.metrics.instruments import AnyFamily, Registry
 from polyrec.server.metrics.router_metrics import RouterMetrics
 from polyrec.server.metrics.statistics import Statistics
@@ -155,6 +157,21 @@ class Metrics:
             "Requests and connections that exceeded a limit of the HTTP frontend (docs/protocol.md).",
             "limit",
         )
+        self._logged = registry.counter(
+            "polyrec_prediction_log_requests",
+            "Requests of the prediction log. written: in files; invalid: could not be read again; lost: could"
+            " not be written; dropped: the writer did not keep up, or had ended.",
+            "outcome",
+        )
+        self._logged_labels = registry.counter(
+            "polyrec_prediction_log_labels",
+            "Requests for which labels came. written: in files; lost: could not be written.",
+            "outcome",
+        )
+        self.feedback = registry.counter(
+            "polyrec_feedback_requests", "Requests for which labels were accepted (POST /v1/feedback)."
+        )
+        self._logged_now: Callable[[], Mapping[str, int]] = dict
         self.connections = registry.gauge("polyrec_connections", "Open connections.")
         self.buffered_bytes = registry.gauge(
             "polyrec_buffered_bytes", "Buffered bytes of incomplete requests."
@@ -169,7 +186,11 @@ class Metrics:
             "The code and the bundle that are running.",
             *("version", "bundle", "bundle_version", "runtime", "python"),
         )
-        self.history = History(self.sample, clock())
+        started_s = clock()
+        self.history = History(self.sample, started_s)
+        self.events = Events(started_s)
+        self.error_budget = ErrorBudget(SLO_SHARE, started_s)
+        self._overload = Overload(self.events)
         self._buffering: WeakSet[BatchMetrics | EndpointMetrics] = WeakSet()
 
     @property
@@ -239,13 +260,22 @@ class Metrics:
 
     def lane(self, lane: str) -> LaneMetrics:
         """The instruments of one lane."""
-        return LaneMetrics(self.lane_deaths.labels(lane), self._lane_busy.labels(lane))
+        deaths = self.lane_deaths.labels(lane)
+
+        def alive(up: bool) -> None:
+            if up:
+                self.events.add(clock(), "lane_back", f"lane {lane} is back")
+            else:
+                deaths.inc()
+                self.events.add(clock(), "lane_died", f"lane {lane} died")
+
+        return LaneMetrics(alive, self._lane_busy.labels(lane))
 
     def ticked(self, late_s: float, took_s: float) -> None:
         """Records one tick of the control loop."""
         self._lag.only.observe(late_s)
         self._tick.only.observe(took_s)
-        self.history.note(clock())
+        self.note()
 
     def collected(self, generation: int, took_s: float) -> None:
         """Records one garbage collection."""
@@ -255,11 +285,41 @@ class Metrics:
         """Sets the dispatcher whose state is read at every scrape."""
         self.generations.only.inc()
         self._routed.watch(dispatcher, default_budget_s)
-        self.history.note(clock())
+        self.note()
+
+    def note(self) -> None:
+        """Keeps a sample if one is due, and follows the error budget and overloads."""
+        now_s = clock()
+        sample = self.history.note(now_s)
+        if sample is not None:
+            counted = self._spend(now_s, sample)
+            outcomes = sample["outcomes"]
+            self._overload.note(now_s, counted, outcomes["overloaded"] + outcomes["expired"])
+
+    def now(self) -> Sample:
+        """Takes a sample of this moment without keeping it; the error budget is then of this moment, too."""
+        now_s = clock()
+        sample = self.history.now(now_s)
+        self._spend(now_s, sample)
+        return sample
+
+    def _spend(self, now_s: float, sample: Sample) -> float:
+        """Counts a sample's requests in the error budget; returns those that the SLO counts."""
+        missed = sum(sample["outcomes"][outcome] for outcome in SLO_MISSES)
+        counted: float = missed + sample["outcomes"][OK]
+        self.error_budget.note(now_s, counted, missed)
+        return counted
+
+    def watch_prediction_log(self, counts: Callable[[], Mapping[str, int]]) -> None:
+        """Sets the function that returns the log's requests by outcome, read at every scrape."""
+        self._logged_now = counts
 
     def refresh(self) -> None:
         """Updates all metrics that are read on demand."""
         self.flush()
+        for outcome, requests in self._logged_now().items():
+            family = self._logged_labels if outcome.startswith("labels_") else self._logged
+            family.labels(outcome.removeprefix("labels_")).value = requests
         self._ready.only.set(self._is_ready())
         self._tiers.refresh()
         self._routed.refresh()

@@ -1,13 +1,15 @@
 """GET /: the status page, which shows whether the SLO is met, without Grafana; GET /v1/status is its data.
 
-Three files of this folder, sent as they are: no build step, nothing from other hosts. The page requests
-/v1/status every second and draws. Values are set as text, never as HTML, and the content security policy
-allows nothing but the three files.
+The files of this folder are sent as they are: no build step, nothing from other hosts. The page requests
+/v1/status every second and draws it, charts by uPlot (uplot/). Values are set as text, never as HTML, and the
+content security policy allows nothing but these files.
 """
 
 from __future__ import annotations
 
 import math
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,6 @@ from starlette.requests import Request
 
 from polyrec.models.bundle.bundle import code_version
 from polyrec.server.app.engine import Engine
-from polyrec.server.dispatch.dispatcher import clock
 from polyrec.server.errors import Malformed, NotReady
 from polyrec.server.http.connection.reply import HeaderList, Reply, error_reply, json_reply
 from polyrec.server.http.documents import StatusQuery, StatusResponse
@@ -23,12 +24,18 @@ from polyrec.server.http.openapi import Endpoint, text_content
 from polyrec.server.http.plan import describe
 from polyrec.server.metrics.metrics import OUTCOMES, REQUEST_EDGES_S, SLO_MISSES, SLO_SHARE
 
+STYLES = {"page": "page.css", "uplot": "uplot/uplot.css"}
+SCRIPTS = {
+    "uplot": "uplot/uplot.js",
+    **{name: f"{name}.js" for name in ("theme", "page", "words", "samples", "verdict", "charts", "tables")},
+}
 FILES = {
     "/": ("page.html", "text/html; charset=utf-8"),
-    "/status/page.css": ("page.css", "text/css; charset=utf-8"),
-    "/status/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    **{f"/status/{name}.css": (file, "text/css; charset=utf-8") for name, file in STYLES.items()},
+    **{f"/status/{name}.js": (file, "text/javascript; charset=utf-8") for name, file in SCRIPTS.items()},
 }
-"""Name and media type of each file by its path."""
+"""File and media type by path."""
+DOCS_LINK = b' <a href="/docs">API</a>'
 VERSION = code_version()
 POLICY = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:;"
@@ -42,13 +49,16 @@ HEADERS: HeaderList = (
 )
 
 
-def status_routes(engine: Engine) -> list[Endpoint]:
-    """The files of the page, and its data."""
+def status_routes(engine: Engine, docs: bool) -> list[Endpoint]:
+    """The files of the page, and its data. docs: whether there is an API page to link to."""
     folder = Path(__file__).parent
 
     def file_endpoint(path: str) -> Endpoint:
         name, media_type = FILES[path]
-        reply = Reply((folder / name).read_bytes(), content_type=media_type.encode(), headers=HEADERS)
+        body = (folder / name).read_bytes()
+        reply = Reply(
+            body if docs else body.replace(DOCS_LINK, b""), content_type=media_type.encode(), headers=HEADERS
+        )
 
         async def send(request: Request) -> Reply:
             return reply
@@ -81,15 +91,17 @@ def status_routes(engine: Engine) -> list[Endpoint]:
 
 def status_document(engine: Engine, since: float) -> dict[str, Any]:
     """Returns the data of the page. history: samples later than `since`, in seconds since the start; counts
-    are cumulative. now: a sample of this moment. serving: the open paths, None while loading.
+    are cumulative. now: a sample of this moment, taken at `unix_time`. serving: the open paths, None while
+    loading. events: all that are kept.
     """
-    metrics, now_s = engine.metrics, clock()
-    metrics.history.note(now_s)
-    try:
+    metrics = engine.metrics
+    metrics.note()
+    now = metrics.now()
+    serving, model, metric = None, None, None
+    with suppress(NotReady):
         serving = describe(engine.serving)
-        model = engine.serving.bundle.manifest.name
-    except NotReady:
-        serving, model = None, None
+        model = engine.serving.model.name
+        metric = engine.plan.metric
     return {
         "state": engine.state.value,
         "version": VERSION,
@@ -100,9 +112,16 @@ def status_document(engine: Engine, since: float) -> dict[str, Any]:
         "default_budget_s": engine.default_budget_s,
         "generation": metrics.generations.only.value,
         "edges_s": REQUEST_EDGES_S,
+        "metric": metric,
+        "error_budget": {
+            "used": metrics.error_budget.used(),
+            "burn_rates": metrics.error_budget.burn_rates(),
+        },
+        "events": [event.as_dict() for event in metrics.events.since(-math.inf)],
         "lane_deaths": {lane: deaths.value for (lane,), deaths in metrics.lane_deaths.children.items()},
         "serving": serving,
-        "now": metrics.history.now(now_s),
+        "unix_time": round(time.time(), 3),
+        "now": now,
         "history": metrics.history.since(since),
     }
 

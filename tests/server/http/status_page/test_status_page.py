@@ -11,11 +11,11 @@ import pytest
 from benchmarks.operations.browser import PROGRAM, Page, browser
 from polyrec.planner.plan import Plan
 from polyrec.server.app.engine import Engine
-from polyrec.server.app.run import ServerProcess, start
+from polyrec.server.child import ServerProcess, start
 from polyrec.server.http.app import create_app
 from polyrec.server.http.status_page import FILES
 
-TAB = 9
+TAB, ESCAPE, LEFT = 9, 27, 37
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +51,13 @@ def page(tab: Page, used_server: ServerProcess) -> Page:
     tab.size(1200, 900)
     tab.prefer("light")
     tab.open(used_server.url)
-    tab.until("document.querySelector('#latency-chart svg')")
+    tab.until("document.querySelector('#latency-chart canvas')")
     return tab
+
+
+DRAW = "import('/status/page.js').then((m) => m.draw())"
+ALTER = "Promise.all([import('/status/page.js'), import('/status/samples.js')]).then(([page, {view}]) => {"
+"""Runs what follows with the modules of the page: page.pause(), page.draw(), view.last."""
 
 
 def text(page: Page, selector: str) -> str:
@@ -67,7 +72,7 @@ def test_every_file_comes_with_a_policy_that_allows_nothing_else(client: Any) ->
         assert "default-src 'none'" in answer.headers["content-security-policy"]
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert "http://" not in answer.text.replace("http://www.w3.org/2000/svg", "")
-        assert "https://" not in answer.text
+        assert "https://" not in answer.text.replace("/*! https://github.com/leeoniya/uPlot (v", "")
         assert "innerHTML" not in answer.text
         assert " style=" not in answer.text
 
@@ -88,9 +93,23 @@ def test_status_counts_requests(plan: Plan, client: Any) -> None:
     assert len(status["now"]["latency"]) == len(status["edges_s"]) + 1
     assert status["serving"]["routing"]["lanes"][0]["name"] == "cpu"
     assert status["history"][0]["t"] < status["now"]["t"]
+    assert status["metric"] == "information"
+    assert set(status["error_budget"]["burn_rates"]) == {"5m", "1h", "6h"}
+    assert status["events"] == []
+    engine.load(plan)
+    engine.route(plan.routing)
+    events = app.send("GET", "/v1/status").json()["events"]
+    assert [event["kind"] for event in events] == ["reload", "routing"]
     later = app.send("GET", "/v1/status", params={"since": status["now"]["t"]}).json()
     assert all(sample["t"] > status["now"]["t"] for sample in later["history"])
     engine.close()
+
+
+@pytest.mark.parametrize("docs", [True, False])
+def test_the_page_links_to_the_api_where_that_is_served(client: Any, docs: bool) -> None:
+    app = type(client)(client.runner, create_app(Engine(), docs=docs))
+    linked = 'href="/docs"' in app.send("GET", "/").text
+    assert linked == docs == (app.send("GET", "/docs").status_code == 200)
 
 
 @pytest.mark.parametrize("query", ["since=x", "since=nan", "since=", "until=3"])
@@ -108,7 +127,10 @@ def test_the_page_shows_a_missed_slo_and_why(page: Page) -> None:
     assert "table@cpu" in text(page, "#paths")
     assert "in service" in text(page, "#lanes")
     assert "host" in text(page, "#tiers")
-    assert page.run("document.querySelectorAll('.chart svg').length") == 3
+    assert page.run("document.querySelectorAll('.chart canvas').length") == 4
+    assert "information gain of a row" in text(page, "#quality-note")
+    # 1 of 21 missed, and 1% may
+    assert text(page, "#budget") == "4.76\u00d7"
     assert page.complaints == []
 
 
@@ -122,9 +144,11 @@ def test_the_page_is_updated(page: Page, used_server: ServerProcess) -> None:
 def test_values_are_never_markup(page: Page) -> None:
     evil = "<img src=x onerror=window.hacked=1>"
     page.run(
-        f"paused = true; last.model = {json.dumps(evil)}; last.serving.paths[0].device = {json.dumps(evil)};"
-        f" last.serving.lanes[0].kind = {json.dumps(evil)}; draw()"
+        f"{ALTER} page.pause(); const evil = {json.dumps(evil)}, {{ last }} = view; last.model = evil;"
+        " last.serving.paths[0].device = evil; last.serving.lanes[0].kind = evil;"
+        " last.events.push({t: 0, kind: 'reload', text: evil}); page.draw(); })"
     )
+    assert evil in text(page, "#events")
     assert evil in text(page, "#model")
     assert evil in text(page, "#paths")
     assert page.run("document.images.length") == 0
@@ -136,7 +160,7 @@ def test_the_page_fits_phone_and_desktop_light_and_dark(page: Page, width: int, 
     page.prefer(scheme)
     page.size(width, 800, phone=width < 600)
     page.run("new Promise(r => setTimeout(r))")
-    page.run("draw()")
+    page.run(DRAW)
     assert page.run("document.documentElement.scrollWidth") <= width
     page.until(f"document.documentElement.dataset.theme === '{scheme}'")
     # WCAG AA: 4.5 to 1 for text
@@ -157,11 +181,100 @@ def test_the_page_fits_phone_and_desktop_light_and_dark(page: Page, width: int, 
 
 def test_controls_can_be_reached_by_keyboard(page: Page) -> None:
     reached = []
-    for _ in range(16):
+    for _ in range(22):
         page.press("Tab", TAB)
         reached.append(page.run("document.activeElement.id || document.activeElement.innerText"))
-    for control in ("window", "pause", "theme", "plan", "metrics"):
+    for control in ("window", "pause", "theme", "latency-chart", "gain-chart", "plan", "metrics"):
         assert control in reached
+
+
+def test_all_charts_show_the_values_at_one_cursor(page: Page) -> None:
+    charts = ("latency", "outcomes", "path", "gain")
+    page.run(f"{ALTER} page.pause(); }})")
+    assert {text(page, f"#{chart}-at") for chart in charts} == {"now"}
+    place = page.run(
+        "(({x, y, width}) => [x + 0.8 * width, y + 40])(document.querySelector"
+        "('#outcomes-chart .u-over').getBoundingClientRect())"
+    )
+    page.point(*place)
+    page.until("document.querySelector('#outcomes-at').innerText.includes('s ago')")
+    assert len({text(page, f"#{chart}-at") for chart in charts}) == 1
+    page.press("Escape", ESCAPE)
+
+
+def test_a_drag_zooms_all_charts_and_the_present_can_be_shown_again(page: Page) -> None:
+    assert page.run("document.querySelector('#live').hidden")
+    x, y, width = page.run(
+        "(({x, y, width}) => [x, y, width])(document.querySelector"
+        "('#latency-chart .u-over').getBoundingClientRect())"
+    )
+    page.drag((x + 0.3 * width, y + 40), (x + 0.6 * width, y + 40))
+    page.until("!document.querySelector('#live').hidden")
+    page.run("document.querySelector('#live').click()")
+    assert page.run("document.querySelector('#live').hidden")
+    assert page.complaints == []
+
+
+def test_the_cursor_moves_by_arrow_keys(page: Page) -> None:
+    page.run("document.querySelector('#latency-chart').focus()")
+    page.press("ArrowLeft", LEFT)
+    page.until("document.querySelector('#gain-at').innerText.includes('s ago')")
+    page.press("Escape", ESCAPE)
+    page.until("document.querySelector('#gain-at').innerText === 'now'")
+
+
+def test_events_are_listed_newest_first(page: Page) -> None:
+    page.run(
+        f"{ALTER} page.pause(); view.last.events = [{{t: 0, kind: 'reload', text: 'reload: b'}},"
+        " {t: 1, kind: 'lane_died', text: 'lane cpu.0 died'}]; page.draw(); })"
+    )
+    told = text(page, "#events")
+    assert 0 <= told.index("lane cpu.0 died") < told.index("reload: b")
+
+
+@pytest.mark.parametrize(
+    ("change", "state", "told"),
+    [
+        ("view.samples.at(-1).outcomes.late += 50;", "broken", "SLO missed"),
+        ("view.samples[0].outcomes.expired = view.samples.at(-1).outcomes.expired;", "kept", "SLO met"),
+        (
+            "view.samples[0].outcomes.expired = view.samples.at(-1).outcomes.expired;"
+            " view.last.serving.routing.lanes.push({...view.last.serving.routing.lanes[0], alive: false});",
+            "warn",
+            "out of service",
+        ),
+        ("view.last.serving.routing.lanes[0].alive = false;", "broken", "No lane alive"),
+        ("view.last.state = 'loading';", "unknown", "Loading"),
+    ],
+)
+def test_the_verdict_and_the_icon_of_the_tab_have_a_state(
+    page: Page, change: str, state: str, told: str
+) -> None:
+    page.run(f"{ALTER} page.pause(); view.last.error_budget.burn_rates['1h'] = 0; {change} page.draw(); }})")
+    assert page.run("document.querySelector('#verdict').className") == f"verdict {state}"
+    assert told in text(page, "#verdict")
+    back = {"kept": "0b6e4f", "warn": "b25e02", "broken": "b3261e", "unknown": "5b6877"}[state]
+    icon = page.run("document.querySelector('#icon').href")
+    assert icon.startswith("data:image/svg+xml,")
+    assert f"%23{back}" in icon
+    assert page.complaints == []
+
+
+def test_tables_are_cards_on_a_phone(page: Page) -> None:
+    page.size(390, 800, phone=True)
+    label = "getComputedStyle(document.querySelector('#paths td:nth-child(3)'), '::before').content"
+    assert page.run(label) == '"quality"'
+    page.run(DRAW)
+    cut = "[...document.querySelectorAll('td')].filter((e) => e.scrollWidth > e.clientWidth + 1).length"
+    assert page.run(cut) == 0
+
+
+@pytest.mark.parametrize("width", [800, 1000, 1280])
+def test_no_column_of_a_table_is_cut(page: Page, width: int) -> None:
+    page.size(width, 800)
+    page.run(DRAW)
+    cut = "[...document.querySelectorAll('.scroll')].filter((e) => e.scrollWidth > e.clientWidth).length"
+    assert page.run(cut) == 0
 
 
 def test_the_page_shows_that_the_server_is_gone(bundle_dir: Path, tab: Page) -> None:

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from polyrec.server.metrics.events import CALM_SAMPLES, KEPT, LEAST_REJECTED, Events, Overload
+
+
+def texts(events: Events) -> list[str]:
+    return [event.text for event in events.since(-1)]
+
+
+def test_events_are_given_in_seconds_since_the_start_and_the_oldest_are_dropped() -> None:
+    events = Events(started_s=1000)
+    for i in range(KEPT + 1):
+        events.add(1001 + i, "reload", str(i))
+    assert texts(events) == [str(i) for i in range(1, KEPT + 1)]
+    assert events.since(KEPT) == [event for event in events.since(-1) if event.t == KEPT + 1]
+
+
+def test_an_overload_begins_once_and_ends_when_it_was_calm_for_a_while() -> None:
+    events = Events(0)
+    overload = Overload(events)
+    counted = rejected = 0.0
+    for now_s in range(0, 20, 2):
+        counted, rejected = counted + 1000, rejected + (400 if 4 <= now_s < 10 else 10)
+        overload.note(now_s, counted, rejected)
+    began, ended = events.since(-1)
+    assert (began.kind, began.t) == ("overload_began", 4)
+    assert "40% of requests" in began.text
+    # at 8 the last rejections came; the third calm sample is that of 14
+    assert (ended.kind, ended.t) == ("overload_ended", 8 + 2 * CALM_SAMPLES)
+
+
+def test_a_short_calm_does_not_end_an_overload() -> None:
+    events = Events(0)
+    overload = Overload(events)
+    for now_s, rejected in enumerate((100, 100, 200, 200, 300, 300)):
+        overload.note(now_s, 1000 * (now_s + 1), rejected)
+    assert [event.kind for event in events.since(-1)] == ["overload_began"]
+
+
+def test_a_few_requests_with_impossible_budgets_are_no_overload() -> None:
+    events = Events(0)
+    Overload(events).note(2, counted=20, rejected=LEAST_REJECTED - 1)
+    Overload(events).note(2, counted=100_000, rejected=4_000)
+    assert texts(events) == []
