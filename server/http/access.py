@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from polyrec.server.app.tokens import (
     ADMIN_VARIABLE,
@@ -40,6 +41,11 @@ from polyrec.server.metrics.metrics import ACCESS_REASONS, Metrics
 
 log = logging.getLogger("polyrec.access")
 
+NO_TOKEN = {
+    "admin": f"this server has no admin token; start it with {ADMIN_VARIABLE} set",
+    "feedback": "no client has the right 'feedback'; give it to one in the tokens file",
+}
+"""The answer to calls that nobody may make, by right."""
 Peer = tuple[str, int] | None
 """Address and port of the other end, as ASGI has it; None on a Unix socket."""
 MAX_KNOWN_ADDRESSES = 256
@@ -124,26 +130,39 @@ class Access:
             raise self._count_rejection(
                 "unauthorized", Unauthorized("send a token as 'Authorization: Bearer TOKEN'"), address
             )
+        self._take(holder, address)
+        return holder.client
+
+    def authorized(
+        self, right: Literal["admin", "feedback"], headers: Iterable[tuple[bytes, bytes]], peer: Peer
+    ) -> Client:
+        """Returns the client of a call that always needs a token, and a right.
+
+        Calls with the right `feedback` count against the client's rate. Raises Unauthorized, Forbidden or
+        RateLimited.
+        """
+        if not any(right in holder.client.rights for holder in self._holders.values()):
+            raise Forbidden(NO_TOKEN[right])
+        address = peer[0] if peer else ""
+        token = _bearer(headers)
+        if token is None:
+            missing = Unauthorized(f"send a token with the right '{right}' as 'Authorization: Bearer TOKEN'")
+            raise self._count_rejection("unauthorized", missing, address)
+        holder = self._holder(token, address)
+        client = holder.client
+        if right not in client.rights:
+            error = Forbidden(f"this token lacks the right '{right}'")
+            raise self._count_rejection("forbidden", error, address, client.name)
+        if right == "feedback":
+            self._take(holder, address)
+        return client
+
+    def _take(self, holder: TokenHolder, address: str) -> None:
+        """Counts a request against its client's rate. Raises RateLimited."""
         if holder.bucket is not None and (wait_s := holder.bucket.take(self._clock())):
             name = holder.client.name
             error = RateLimited(f"client '{name}' is over its rate", math.ceil(wait_s))
             raise self._count_rejection("limited", error, address, name)
-        return holder.client
-
-    def administrator(self, headers: Iterable[tuple[bytes, bytes]], peer: Peer) -> Client:
-        """Returns the client of an admin call. Raises Unauthorized, Forbidden or RateLimited."""
-        if not any("admin" in holder.client.rights for holder in self._holders.values()):
-            raise Forbidden(f"this server has no admin token; start it with {ADMIN_VARIABLE} set")
-        address = peer[0] if peer else ""
-        token = _bearer(headers)
-        if token is None:
-            missing = Unauthorized("send the admin token as 'Authorization: Bearer TOKEN'")
-            raise self._count_rejection("unauthorized", missing, address)
-        client = self._holder(token, address).client
-        if "admin" not in client.rights:
-            error = Forbidden("this token lacks the right 'admin'")
-            raise self._count_rejection("forbidden", error, address, client.name)
-        return client
 
     def allowed(
         self, options: RequestOptions, client: Client, max_budget_s: float, peer: Peer

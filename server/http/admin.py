@@ -31,12 +31,13 @@ from polyrec.models.text import public
 from polyrec.planner.plan import BudgetMs, PathName, Plan, Policy, load_plan
 from polyrec.server.app.background import run_in_thread
 from polyrec.server.app.engine import Engine, LifecycleState
-from polyrec.server.app.serving import Serving, open_serving
+from polyrec.server.app.serving import Serving
 from polyrec.server.errors import Invalid, Malformed, NotReady, RequestError
 from polyrec.server.http.connection.body import read_body
 from polyrec.server.http.connection.reply import Reply, error_reply, json_reply
 from polyrec.server.http.documents import DrainResponse, ReloadResponse, RoutingResponse
 from polyrec.server.http.openapi import ADMIN_ERRORS, Endpoint, Handler
+from polyrec.server.request_ids import SCOPE_KEY, log_extra
 
 log = logging.getLogger("polyrec.admin")
 audit = logging.getLogger("polyrec.audit")
@@ -85,7 +86,7 @@ class Admin:
         scope = request.scope
         peer = scope.get("client")
         try:
-            client = self._engine.access.administrator(scope["headers"], peer)
+            client = self._engine.access.authorized("admin", scope["headers"], peer)
         except RequestError as e:
             return error_reply(e)
         status = HTTPStatus.INTERNAL_SERVER_ERROR
@@ -95,7 +96,8 @@ class Admin:
         except RequestError as e:
             reply, status = error_reply(e), e.status
         finally:
-            audit.warning("%s by '%s' from %s: %d", action, client.name, peer[0] if peer else "-", status)
+            address, about = peer[0] if peer else "-", log_extra(scope.get(SCOPE_KEY, ""))
+            audit.warning("%s by '%s' from %s: %d", action, client.name, address, status, extra=about)
         return reply
 
     async def reload(self, arguments: ReloadRequest) -> dict[str, Any]:
@@ -171,7 +173,7 @@ class Admin:
 
     def _open_serving(self, read: Callable[[], LoadedPlan]) -> Serving:
         plan, loaded = read()
-        return open_serving(plan, self._engine.metrics, loaded, self._engine.update_store)
+        return self._engine.open(plan, loaded)
 
 
 def admin_routes(admin: Admin) -> list[Endpoint]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,7 +26,8 @@ from polyrec.server.app.tokens import Client
 from polyrec.server.codecs.rows import Rows
 from polyrec.server.dispatch.answer import Answer
 from polyrec.server.dispatch.dispatcher import clock, rejection
-from polyrec.server.errors import Malformed, RequestError, error_response
+from polyrec.server.errors import DeadlinePassed, Malformed, RequestError, error_response
+from polyrec.server.http.connection.access_log import ANSWERED_BY, AnsweredBy
 from polyrec.server.http.connection.body import ClientGone, Headers, header, read_body
 from polyrec.server.http.connection.reply import Reply
 from polyrec.server.http.options import (
@@ -38,6 +40,7 @@ from polyrec.server.http.options import (
     parse_options,
 )
 from polyrec.server.metrics.counting import OK, EndpointMetrics
+from polyrec.server.request_ids import SCOPE_KEY, log_extra
 
 log = logging.getLogger("polyrec.http")
 
@@ -58,6 +61,11 @@ class EndpointCodec(Protocol):
     def endpoint(self) -> str: ...
 
     @property
+    def logged(self) -> bool:
+        """Whether its requests are in the prediction log: their bodies hold raw features."""
+        ...
+
+    @property
     def has_options(self) -> bool:
         """Whether bodies may contain options (budget, priority, quality)."""
         ...
@@ -74,7 +82,8 @@ class EndpointCodec(Protocol):
 class Call:
     """One request: admit -> submit -> reply -> finish; `reject`, `cancel` or `disconnect` may end it earlier.
 
-    scope: the ASGI scope.
+    scope: the ASGI scope. deadline_s: of the call that the request came in, in seconds on `clock`; its budget
+    ends no later. deadline_is_budget: whether it is also the budget of a request that names none.
     """
 
     __slots__ = (
@@ -86,7 +95,10 @@ class Call:
         "_client",
         "_codec",
         "_counters",
+        "_deadline_is_budget",
+        "_deadline_s",
         "_engine",
+        "_logged_body",
         "_options",
         "_outcomes",
         "_parsed",
@@ -105,8 +117,17 @@ class Call:
     _parsed: Parsed
     _path: OpenPath
 
-    def __init__(self, engine: Engine, codec: EndpointCodec, scope: Scope) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        codec: EndpointCodec,
+        scope: Scope,
+        deadline_s: float = math.inf,
+        deadline_is_budget: bool = False,
+    ) -> None:
         self._scope = scope
+        self._deadline_s = deadline_s
+        self._deadline_is_budget = deadline_is_budget
         self._engine = engine
         self._codec = codec
         self._options = NO_OPTIONS
@@ -116,6 +137,7 @@ class Call:
         self._outcomes = engine.without_path[codec.endpoint]
         self._budget_s = self._begun_s = self._parsed_s = self._answered_s = self._written_s = 0.0
         self._arrival_s = clock()
+        self._logged_body: bytes | None = None
         tracer = engine.tracer
         self._trace = None if tracer is None else tracer.begin(scope, codec.endpoint)
 
@@ -145,10 +167,19 @@ class Call:
         self._rows = parsed.rows.rows
         options = self._options
         if self._codec.has_options:
-            options = self._allowed(options.over(parsed.options))
-        self._budget_s = options.budget_s or self._engine.default_budget_s
+            options = options.over(parsed.options)
+            if self._deadline_is_budget and options.budget_s is None and self._deadline_s < math.inf:
+                options = options._replace(budget_s=self._deadline_s - self._begun_s)
+            options = self._allowed(options)
+        budget_s = options.budget_s or self._engine.default_budget_s
+        self._budget_s = min(budget_s, self._deadline_s - self._begun_s)
+        if self._budget_s <= 0:
+            raise DeadlinePassed()
         self._arrival_s = budget_start_s(arrived_s, self._budget_s, self._begun_s)
         self._parsed_s = clock()
+        prediction_log = self._engine.prediction_log
+        if prediction_log is not None and self._codec.logged and prediction_log.wants():
+            self._logged_body = body
         query = self._query = serving.dispatcher.submit(
             parsed.rows,
             self._arrival_s,
@@ -159,6 +190,11 @@ class Call:
             len(body),
         )
         return query
+
+    def dispatch(self) -> None:
+        """Dispatches the query now instead of in a later iteration of the event loop."""
+        assert self._serving is not None
+        self._serving.dispatcher.dispatch_now()
 
     def _allowed(self, options: RequestOptions) -> RequestOptions:
         """The options with the budget capped, after a check of the client's rights. Raises Forbidden."""
@@ -180,6 +216,11 @@ class Call:
         self._written_s = clock()
         return reply
 
+    @property
+    def answered_by(self) -> AnsweredBy:
+        """The path that answered, and why quality was degraded."""
+        return AnsweredBy(self._path.name, self._answer.reason) if self._written_s else AnsweredBy()
+
     def finish(self, status: int) -> None:
         """Counts and traces the request, after its reply was written to the connection."""
         end_s = clock()
@@ -195,6 +236,15 @@ class Call:
         self._counters.answered(
             in_time, took_s, self._rows, parse_s, answer.queue_s, serialize_s, answer.reason
         )
+        if self._logged_body is not None and self._engine.prediction_log is not None:
+            self._engine.prediction_log.send_prediction(
+                self._scope.get(SCOPE_KEY, ""),
+                self._codec.endpoint == "rank",
+                self._logged_body,
+                answer,
+                self._path.name,
+                self._path.bundle.manifest.version,
+            )
         serving.statistics.succeeded(
             self._rows, took_s, answer.queue_s, parse_s, answer.execute_s, serialize_s
         )
@@ -203,7 +253,8 @@ class Call:
         """Counts the error and builds its reply; None if the client has left."""
         response = error_response(error)
         if not isinstance(error, RequestError | FeatureError):
-            log.error("%s failed", self._codec.endpoint, exc_info=error)
+            about = log_extra(self._scope.get(SCOPE_KEY, ""))
+            log.error("%s failed", self._codec.endpoint, exc_info=error, extra=about)
         client_left = isinstance(error, ClientGone)
         took_s = self._record_failure(response.outcome, 0 if client_left else response.status)
         if self._serving is not None:
@@ -222,6 +273,13 @@ class Call:
         else:
             assert self._serving is not None
             self._serving.dispatcher.cancel(self._query, error)
+
+    def abandon(self, error: RequestError) -> None:
+        """Cancels the query and counts the error, as nothing waits for the answer any more."""
+        if self._query is not None:
+            assert self._serving is not None
+            self._serving.dispatcher.cancel(self._query, error)
+        self.reject(error)
 
     def _record_failure(self, outcome: str, status: int) -> float:
         end_s = clock()
@@ -323,6 +381,7 @@ class HotEndpoint:
             query = call.submit(await read_body(scope["headers"], receive, limit))
             watching = asyncio.create_task(_watch(receive, call))
             reply = call.reply(await query.payload.answer)
+            scope[ANSWERED_BY] = call.answered_by
             await reply(scope, receive, send)
         except asyncio.CancelledError:
             call.cancel()

@@ -13,10 +13,13 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 from pydantic.json_schema import SkipJsonSchema
 
+from polyrec.models.schema.schema import Schema
 from polyrec.planner.latency_model import LatencyModel
 from polyrec.planner.plan import BudgetMs
+from polyrec.planner.quality import QualityMetric
 from polyrec.planner.routing.explanation import RouterSnapshot
 from polyrec.planner.routing.query import MOST_PRIORITY
+from polyrec.server.metrics.events import EventKind
 
 Quality = Literal["any", "required"]
 DegradedReason = Literal["load", "deadline", "failure", "probe"]
@@ -204,6 +207,53 @@ class PathDocument(Document):
     metrics: dict[str, dict[str, float | int | None]]
 
 
+class ModelPath(Document):
+    """A path of a model. quality: on test rows, in the model's metric; null if unknown."""
+
+    name: str
+    representation: str
+    device: str
+    quality: float | None
+
+
+class InputDocument(Document):
+    """A tensor that requests of the inference protocol may have; -1 in the shape is any number.
+
+    form: of requests that have it; a ranking has inputs of its own instead of `dense` and `sparse`.
+    """
+
+    name: str
+    datatype: Literal["FP32", "INT64"]
+    shape: list[int]
+    optional: bool
+    form: Literal["plain", "ranking"]
+
+
+class ModelDocument(Document):
+    """A served model.
+
+    aliases: other names that requests may use. version: of its bundle. version_number: the same as a number,
+    as the inference protocol has it. metric: of the qualities, by default information gain (1 - NE). quality:
+    of the best path.
+    """
+
+    name: str
+    aliases: list[str]
+    version: str
+    version_number: str
+    metric: str
+    quality: float | None
+    paths: list[ModelPath]
+    inputs: list[InputDocument]
+    schema_: Annotated[Schema, Field(alias="schema")]
+
+
+class ModelsResponse(Document):
+    """The served models."""
+
+    models: list[ModelDocument]
+
+
 class LaneDocument(Document):
     """One lane. pid: of its process."""
 
@@ -238,11 +288,31 @@ class StatusSample(Document):
     budget_s: float
 
 
+class ErrorBudgetDocument(Document):
+    """The SLO's error budget since the server's start.
+
+    used: share of it. burn_rates: by window, missed requests over those that may; 1 uses the budget exactly.
+    Null without requests.
+    """
+
+    used: float | None
+    burn_rates: dict[str, float | None]
+
+
+class EventDocument(Document):
+    """An event of the server. t: seconds since the start."""
+
+    t: float
+    kind: EventKind
+    text: str
+
+
 class StatusResponse(Document):
     """Data of the status page.
 
-    promised_share: the SLO. broken: outcomes that count against it. generation: of the plan. serving: null
-    while the server loads. now: a sample of this moment. history: earlier ones, oldest first.
+    promised_share: the SLO. broken: outcomes that count against it. generation: of the plan. metric: of the
+    paths' quality; null, as `serving`, while the server loads. events: the last ones, oldest first. now: a
+    sample of this moment, which is `unix_time`. history: earlier ones, oldest first.
     """
 
     state: StateName
@@ -254,8 +324,12 @@ class StatusResponse(Document):
     default_budget_s: float
     generation: float
     edges_s: list[float]
+    metric: QualityMetric | None
+    error_budget: ErrorBudgetDocument
+    events: list[EventDocument]
     lane_deaths: dict[str, float]
     serving: PathsResponse | None
+    unix_time: float
     now: StatusSample
     history: list[StatusSample]
 

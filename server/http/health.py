@@ -55,5 +55,6 @@ def health_routes(engine: Engine) -> list[Endpoint]:
             tag="health",
             summary="Metrics in Prometheus's text format",
             content=text_content(CONTENT_TYPE),
+            errors=(421,),
         ),
     ]

@@ -1,7 +1,7 @@
 """The Open Inference Protocol over HTTP: health, metadata, configuration, statistics, infer.
 
 Tensors are read and written by `server/codecs/oip_codec.py`. Every endpoint of a model also exists with a
-version segment, which must be the version that is served.
+version segment, which must be the version that is served, as a number or as the bundle names it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Scope
 
 from polyrec.models.bundle.bundle import code_version
 from polyrec.server.app.engine import Engine
+from polyrec.server.app.served_model import ALIAS
 from polyrec.server.app.serving import OpenPath, Serving
 from polyrec.server.codecs.oip_codec import OUTPUT, encode
 from polyrec.server.dispatch.answer import Answer
@@ -38,7 +39,6 @@ from polyrec.server.http.oip_documents import (
 from polyrec.server.http.openapi import CLIENT_ERRORS, PATH_HEADER, Endpoint, Handler
 from polyrec.server.http.options import RequestOptions
 
-MODEL = "dlrm"
 SERVER = "polyrec"
 EXTENSIONS = (
     "binary_tensor_data",
@@ -57,6 +57,7 @@ class InferCodec:
 
     endpoint = "infer"
     has_options = True
+    logged = False
 
     def parse(self, serving: Serving, scope: Scope, body: bytes) -> Parsed:
         parameters = scope.get("path_params")
@@ -73,8 +74,8 @@ class InferCodec:
         body, header_bytes = encode(
             parsed.request,
             answer.probabilities,
-            MODEL,
-            serving.version,
+            serving.model.name,
+            serving.model.number,
             path.name,
             path.quality,
             answer.reason,
@@ -87,12 +88,12 @@ class InferCodec:
 
 def check_model(serving: Serving, parameters: dict[str, str]) -> None:
     """Raises NotFound unless model and version of a path are the ones that are served."""
-    model = parameters.get("model", MODEL)
-    if model != MODEL:
-        raise NotFound(f"unknown model '{model}'; this server has '{MODEL}'")
-    version = parameters.get("version", serving.version)
-    if version != serving.version:
-        raise NotFound(f"model '{MODEL}' has no version '{version}'; it serves '{serving.version}'")
+    serving.model.check(parameters.get("model", ALIAS), parameters.get("version"))
+
+
+def infer_target(model: str) -> bytes:
+    """The target of inference requests to a model."""
+    return f"/v2/models/{model}/infer".encode()
 
 
 def oip_routes(engine: Engine, infer: HotEndpoint) -> list[Endpoint]:
@@ -111,13 +112,7 @@ def _server_routes(engine: Engine) -> list[Endpoint]:
         return readiness(engine)
 
     async def index(request: Request) -> Reply:
-        reason = engine.unready() or ""
-        state = "UNAVAILABLE" if reason else "READY"
-        try:
-            version = engine.serving.version
-        except NotReady:
-            version = ""
-        return json_reply([{"name": MODEL, "version": version, "state": state, "reason": reason}])
+        return json_reply(model_states(engine))
 
     async def repository(request: Request) -> Reply:
         return error_reply(Forbidden("loading and unloading models over this interface is not allowed"))
@@ -127,7 +122,12 @@ def _server_routes(engine: Engine) -> list[Endpoint]:
         _endpoint("/v2/health/live", live, "Liveness", ServerLive),
         _endpoint("/v2/health/ready", ready, "Readiness", ReadyResponse, responses={503: NotReadyResponse}),
         _endpoint(
-            "/v2/repository/index", index, "The models and their states", list[ModelState], method="POST"
+            "/v2/repository/index",
+            index,
+            "The models and their states",
+            list[ModelState],
+            method="POST",
+            errors=(421,),
         ),
         *(
             _endpoint(
@@ -137,7 +137,7 @@ def _server_routes(engine: Engine) -> list[Endpoint]:
                 None,
                 method="POST",
                 description="403: plans are changed by /v1/admin.",
-                errors=(403,),
+                errors=(403, 421),
             )
             for action in ("load", "unload")
         ),
@@ -165,11 +165,11 @@ def _model_routes(engine: Engine, infer: HotEndpoint) -> list[Endpoint]:
         reason = engine.unready()
         if reason is not None:
             return error_reply(NotReady(reason))
-        return json_reply({"name": MODEL, "ready": True})
+        return json_reply({"name": serving.model.name, "ready": True})
 
     def stats(serving: Serving) -> dict[str, Any]:
         engine.metrics.flush()
-        return {"model_stats": [serving.statistics.document(MODEL, serving.version)]}
+        return {"model_stats": [serving.statistics.document(serving.model.name, serving.model.number)]}
 
     statistics = document(stats)
     unknown = (404, 503)
@@ -221,33 +221,44 @@ def _endpoint(path: str, answer: Handler | ASGIApp, summary: str, response: Any,
 
 
 def metadata(serving: Serving) -> dict[str, Any]:
-    """Returns names, types and shapes of the model's inputs and output; -1 is any number.
+    """Returns names, types and shapes of the model's required inputs and its output; -1 is any number.
 
-    The inputs of a plain request come first, then those that a ranking has instead.
+    Tools such as perf_analyzer fill every input that is listed, with a row for each row of a batch. Lists and
+    the inputs of a ranking, which do not fit that, are in GET /v1/models.
     """
-    inputs = serving.codec.inputs
     return {
-        "name": MODEL,
-        "versions": [serving.version],
+        "name": serving.model.name,
+        "versions": [serving.model.number],
         "platform": f"polyrec_{serving.paths[0].planned.runtime}",
         "inputs": [
             {"name": d.name, "datatype": d.datatype, "shape": list(d.shape)}
-            for d in (*inputs.plain, *inputs.ranking)
+            for d in serving.codec.inputs.required
         ],
         "outputs": [{"name": OUTPUT, "datatype": "FP32", "shape": [-1]}],
     }
 
 
+def model_states(engine: Engine) -> list[dict[str, Any]]:
+    """Returns the repository index: the model and its state."""
+    reason = engine.unready() or ""
+    state = "UNAVAILABLE" if reason else "READY"
+    try:
+        name, version = engine.serving.model.name, engine.serving.model.number
+    except NotReady:
+        name, version = engine.model_name or ALIAS, ""
+    return [{"name": name, "version": version, "state": state, "reason": reason}]
+
+
 def configuration(engine: Engine, serving: Serving) -> dict[str, Any]:
     """Returns Triton's model configuration, which perf_analyzer reads before it starts.
 
-    Shapes are without the batch dimension, as max_batch_size implies one. The inputs of a ranking are
-    optional, those that they replace are not: a request with all required inputs is valid.
+    Inputs are those of the metadata, their shapes without the batch dimension, as max_batch_size implies one.
     """
     inputs = serving.codec.inputs
+    optional = [d for d in inputs.plain if d not in inputs.required]
     limits = engine.plan.limits
     return {
-        "name": MODEL,
+        "name": serving.model.name,
         "platform": f"polyrec_{serving.paths[0].planned.runtime}",
         "backend": SERVER,
         "version_policy": {"latest": {"num_versions": 1}},
@@ -257,15 +268,14 @@ def configuration(engine: Engine, serving: Serving) -> dict[str, Any]:
                 "name": d.name,
                 "data_type": f"TYPE_{d.datatype}",
                 "dims": list(d.shape[1:]) or [1],
-                "optional": d.optional or d in inputs.ranking,
+                "optional": d.optional,
             }
-            for d in (*inputs.plain, *inputs.ranking)
+            for d in inputs.required
         ],
         "output": [{"name": OUTPUT, "data_type": "TYPE_FP32", "dims": [1]}],
         "parameters": {
-            "ranking": {
-                "string_value": f"instead of dense and sparse: {', '.join(d.name for d in inputs.ranking)}"
-            }
+            "optional_inputs": {"string_value": ", ".join(d.name for d in optional)},
+            "ranking_inputs": {"string_value": ", ".join(d.name for d in inputs.ranking)},
         },
         "dynamic_batching": {
             "preferred_batch_size": [limits.max_batch_rows],

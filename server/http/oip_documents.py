@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from polyrec.planner.routing.query import MOST_PRIORITY
-from polyrec.server.codecs.oip_codec import MAX_DIMENSIONS, MAX_TIMEOUT_US
+from polyrec.server.codecs.oip_codec import MAX_TIMEOUT_US
+from polyrec.server.codecs.oip_header import MAX_DIMENSIONS
 from polyrec.server.http.documents import Absent, DegradedReason, Document, OptionHeaders, Quality
 
 HeaderBytes = Annotated[int, Field(ge=0, lt=10**18)]
@@ -150,7 +151,7 @@ class TensorMetadata(Document):
 
 
 class ModelMetadata(Document):
-    """Inputs, first those of the plain form, then those that a ranking has instead; and the output."""
+    """The required inputs and the output. GET /v1/models has the other inputs too."""
 
     name: str
     versions: list[str]

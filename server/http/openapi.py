@@ -25,6 +25,7 @@ from starlette.types import ASGIApp
 
 from polyrec.server.http.connection.reply import Reply
 from polyrec.server.http.documents import Error
+from polyrec.server.request_ids import MAX_BYTES
 
 Tag = Literal["predictions", "inference protocol", "plan", "health", "status", "administration"]
 TAGS: dict[Tag, str] = {
@@ -51,6 +52,7 @@ ERRORS: dict[int, str] = {
     413: "More bytes, values or rows than the server accepts.",
     414: "The URL is too long.",
     417: "The header Expect is not `100-continue`.",
+    421: "The port is shared by several processes; ask the one that this concerns at its own port.",
     422: "The body can be read, but does not fit the schema.",
     429: "The backlog exceeds the latency budget, the queue or the server is full, or the client is over its "
     "rate.",
@@ -62,6 +64,21 @@ ERRORS: dict[int, str] = {
     505: "Only HTTP/1.1 and 1.0 are spoken.",
 }
 """Description of each status. The body is always an `Error`, unless the endpoint declares another."""
+REQUEST_ID_HEADER: dict[str, Any] = {
+    "X-Request-Id": {
+        "description": "The client's id of the request, or one that the server made.",
+        "schema": {"type": "string", "minLength": 1, "maxLength": MAX_BYTES},
+    }
+}
+"""In every answer."""
+REQUEST_ID_PARAMETER = {
+    "name": "X-Request-Id",
+    "in": "header",
+    "required": False,
+    "description": "An id of the request for logs and traces; the answer has it. Another than 1 to "
+    f"{MAX_BYTES} characters of visible ASCII is replaced.",
+    "schema": {"type": "string"},
+}
 ERROR_HEADERS: dict[int, dict[str, Any]] = {
     401: {"WWW-Authenticate": {"required": True, "schema": {"const": "Bearer"}}},
     429: {
@@ -76,7 +93,7 @@ CONNECTION_ERRORS = (400, 408, 414, 417, 429, 431, 500, 501, 505)
 """Errors of any request: the connection rejects it before an endpoint is called, or an endpoint fails."""
 CLIENT_ERRORS = (401, 403, 413, 422, 503, 504)
 """Further errors of requests for predictions."""
-ADMIN_ERRORS = (401, 403, 413, 422, 503)
+ADMIN_ERRORS = (401, 403, 413, 421, 422, 503)
 BEARER = HTTPBearer(scheme_name="token", description="A token of the tokens file, or POLYREC_ADMIN_TOKEN.")
 PATH_PARAMETERS: dict[str, Any] = {
     "model": Annotated[str, Path(description="Name of the model.")],
@@ -219,6 +236,9 @@ def openapi_document(app: FastAPI) -> dict[str, Any]:
     )
     for endpoint in endpoints:
         operation = document["paths"][endpoint.path][endpoint.method]
+        operation.setdefault("parameters", []).append({"$ref": "#/components/parameters/RequestId"})
+        for status in endpoint.inline_responses:
+            operation["responses"][status].setdefault("headers", {}).update(REQUEST_ID_HEADER)
         operation["responses"] = {
             **{status: operation["responses"][status] for status in endpoint.inline_responses},
             **{str(status): {"$ref": f"#/components/responses/Error{status}"} for status in endpoint.errors},
@@ -226,6 +246,7 @@ def openapi_document(app: FastAPI) -> dict[str, Any]:
     components = document["components"]
     for name in AUTOMATIC:
         components["schemas"].pop(name, None)
+    components["parameters"] = {"RequestId": REQUEST_ID_PARAMETER}
     components["schemas"]["Error"] = Error.model_json_schema()
     components["responses"] = {f"Error{status}": _error_response(status) for status in ERRORS}
     return document
@@ -236,6 +257,5 @@ def _error_response(status: int) -> dict[str, Any]:
         "description": ERRORS[status],
         "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
     }
-    if status in ERROR_HEADERS:
-        response["headers"] = ERROR_HEADERS[status]
+    response["headers"] = REQUEST_ID_HEADER | ERROR_HEADERS.get(status, {})
     return response

@@ -7,6 +7,7 @@ gets (`RequestOptions.allowed`), whether an option came from a header or a body.
 from __future__ import annotations
 
 import math
+import sys
 from typing import NamedTuple
 
 from polyrec.planner.plan import MOST_BUDGET_MS
@@ -18,7 +19,8 @@ from polyrec.server.http.connection.body import Headers
 BUDGET = b"x-latency-budget-ms"
 PRIORITY = b"x-polyrec-priority"
 QUALITY = b"x-polyrec-quality"
-MAX_BUDGET_S = MOST_BUDGET_MS / 1e3
+MIN_BUDGET_S = sys.float_info.min
+"""The quotient of a smaller one may be 0, which would mean none."""
 
 
 class RequestOptions(NamedTuple):
@@ -78,15 +80,15 @@ def parse_options(headers: Headers) -> RequestOptions:
 def parse_budget_s(value: bytes, where: str = "header X-Latency-Budget-Ms") -> float:
     """Parses a number of milliseconds; returns seconds. where: its place, for messages. Raises Malformed."""
     try:
-        budget_s = float(value) / 1e3
+        budget_ms = float(value)
     except ValueError:
-        budget_s = math.nan
-    if not 0 < budget_s <= MAX_BUDGET_S:
+        budget_ms = math.nan
+    if not 0 < budget_ms <= MOST_BUDGET_MS:
         text = value[:40].decode("latin-1")
         raise Malformed(
             f"{where} is '{text}'; it is a number of milliseconds above 0, {MOST_BUDGET_MS} (an hour) at most"
         )
-    return budget_s
+    return max(budget_ms / 1e3, MIN_BUDGET_S)
 
 
 def parse_priority(value: bytes) -> int:

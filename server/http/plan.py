@@ -1,4 +1,6 @@
-"""GET /v1/plan, /v1/paths and /v1/route: the plan in force, the open paths, and an explained decision."""
+"""GET /v1/models, /v1/plan, /v1/paths and /v1/route: the served model, the plan in force, the open paths, and
+an explained decision.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,12 @@ from polyrec.models.tiers.remote.login import place
 from polyrec.planner.plan import Plan
 from polyrec.planner.routing.explanation import Explanation
 from polyrec.server.app.engine import Engine
+from polyrec.server.app.served_model import ALIAS
 from polyrec.server.app.serving import OpenPath, Serving
 from polyrec.server.dispatch.dispatcher import clock
 from polyrec.server.errors import Malformed, NotReady, RequestError
 from polyrec.server.http.connection.reply import Reply, error_reply, json_reply
-from polyrec.server.http.documents import PathsResponse, RouteQuery
+from polyrec.server.http.documents import ModelsResponse, PathsResponse, RouteQuery
 from polyrec.server.http.openapi import Endpoint
 from polyrec.server.http.options import parse_budget_s, parse_quality
 
@@ -23,7 +26,14 @@ MAX_DIGITS = 9
 
 
 def plan_routes(engine: Engine) -> list[Endpoint]:
-    """The plan in force, settings included; the open paths; an explained decision."""
+    """The served model; the plan in force, settings included; the open paths; an explained decision."""
+
+    async def models(request: Request) -> Reply:
+        try:
+            serving = engine.serving
+        except NotReady:
+            return json_reply({"models": []})
+        return json_reply({"models": [model_document(serving)]})
 
     async def plan(request: Request) -> Reply:
         try:
@@ -48,6 +58,14 @@ def plan_routes(engine: Engine) -> list[Endpoint]:
             return error_reply(e)
 
     return [
+        Endpoint(
+            "/v1/models",
+            models,
+            tag="plan",
+            summary="The served models",
+            description="One once the server has loaded, before that none.",
+            response=ModelsResponse,
+        ),
         Endpoint(
             "/v1/plan",
             plan,
@@ -92,6 +110,41 @@ def redact(plan: Plan) -> Plan:
 def folder_name(folder: Path) -> str:
     """Returns the last component of a folder's path, also of `.` and `..`."""
     return folder.absolute().name if folder.name not in ("", "..") else folder.resolve().name
+
+
+def model_document(serving: Serving) -> dict[str, Any]:
+    """Returns the served model: its names and versions, schema, inputs, paths and the quality of each."""
+    model, inputs = serving.model, serving.codec.inputs
+    qualities = [path.quality for path in serving.paths if path.quality is not None]
+    return {
+        "name": model.name,
+        "aliases": [ALIAS] if model.name != ALIAS else [],
+        "version": model.version,
+        "version_number": model.number,
+        "metric": serving.plan.metric,
+        "quality": max(qualities, default=None),
+        "paths": [
+            {
+                "name": path.name,
+                "representation": path.bundle.name,
+                "device": path.planned.device,
+                "quality": path.quality,
+            }
+            for path in serving.paths
+        ],
+        "inputs": [
+            {
+                "name": spec.name,
+                "datatype": spec.datatype,
+                "shape": spec.shape,
+                "optional": spec.optional,
+                "form": form,
+            }
+            for form, specs in (("plain", inputs.plain), ("ranking", inputs.ranking))
+            for spec in specs
+        ],
+        "schema": serving.bundle.manifest.schema_.model_dump(mode="json"),
+    }
 
 
 def describe(serving: Serving) -> dict[str, Any]:

@@ -28,6 +28,7 @@ class PredictCodec:
 
     endpoint = "predict"
     has_options = False
+    logged = True
 
     def parse(self, serving: Serving, scope: Scope, body: bytes) -> Parsed:
         return Parsed(serving.decoder.predict(body))
@@ -41,6 +42,7 @@ class RankCodec:
 
     endpoint = "rank"
     has_options = False
+    logged = True
 
     def parse(self, serving: Serving, scope: Scope, body: bytes) -> Parsed:
         request = serving.decoder.rank(body)

@@ -16,8 +16,10 @@ from httptools import HttpParserInvalidURLError, parse_url
 from starlette.types import ASGIApp, Message, Scope
 
 from polyrec.server.errors import Defect, Malformed
+from polyrec.server.http.connection.access_log import ANSWERED_BY, AnsweredBy
 from polyrec.server.http.connection.head import Head
 from polyrec.server.http.connection.reply import HeaderList, Reply, error_reply
+from polyrec.server.request_ids import SCOPE_KEY, log_extra
 
 log = logging.getLogger("polyrec.http")
 
@@ -28,7 +30,7 @@ Address = tuple[str, int] | None
 Answered = Callable[[int, HeaderList, bytes], None]
 
 
-def make_scope(head: Head, client: Address, server: Address, scheme: str) -> Scope:
+def make_scope(head: Head, client: Address, server: Address, scheme: str, request_id: str) -> Scope:
     """The ASGI scope of a request. Raises Malformed for a target that is no URL."""
     path, query = head.target, b""
     if not _PLAIN.fullmatch(path):
@@ -50,6 +52,7 @@ def make_scope(head: Head, client: Address, server: Address, scheme: str) -> Sco
         "headers": head.headers,
         "client": client,
         "server": server,
+        SCOPE_KEY: request_id,
     }
 
 
@@ -75,6 +78,17 @@ class AsgiRequest:
         self._status = 0
         self._headers: HeaderList = ()
         self._body: list[bytes] = []
+
+    @property
+    def route(self) -> str:
+        """The route of the endpoint, once the application has found it; else empty."""
+        return getattr(self._scope.get("route"), "path", "")
+
+    @property
+    def answered_by(self) -> AnsweredBy:
+        """The path that answered, if the request was for a prediction."""
+        found: AnsweredBy = self._scope.get(ANSWERED_BY, AnsweredBy())
+        return found
 
     def start(self, tasks: set[asyncio.Task[None]]) -> None:
         """Calls the application in a task, which is in `tasks` while it runs."""
@@ -112,7 +126,8 @@ class AsgiRequest:
         try:
             await self._app(self._scope, self._receive, self._send)
         except Exception:
-            log.exception("%s %s failed", self._scope["method"], self._scope["path"])
+            scope = self._scope
+            log.exception("%s %s failed", scope["method"], scope["path"], extra=log_extra(scope[SCOPE_KEY]))
         if not self._answer_sent:
             defect = error_reply(Defect("internal error; the server's log has the details"))
             self._answer(defect.status, *defect.encoded(()))

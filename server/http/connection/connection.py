@@ -28,14 +28,16 @@ from starlette.types import Scope
 
 from polyrec.server.dispatch.dispatcher import clock
 from polyrec.server.errors import HttpViolation, TooBusy, TooLarge, TooSlow
+from polyrec.server.http.connection.access_log import AccessLog, AnsweredBy
 from polyrec.server.http.connection.asgi import MAX_WAITING_BYTES, AsgiRequest, make_scope
 from polyrec.server.http.connection.body import check_length
 from polyrec.server.http.connection.body_reader import BodyReader
 from polyrec.server.http.connection.channel import Channel
 from polyrec.server.http.connection.frontend import HttpFrontend, ServerState
-from polyrec.server.http.connection.head import Head, find_end, parse_head
+from polyrec.server.http.connection.head import REQUEST_ID, Head, find_end, parse_head
 from polyrec.server.http.connection.hot_request import HotRequest
 from polyrec.server.http.connection.reply import BODILESS, HeaderList, error_reply, to_wire
+from polyrec.server.request_ids import log_extra, new_request_id, request_id
 
 log = logging.getLogger("polyrec.http")
 
@@ -71,9 +73,12 @@ class Connection(asyncio.Protocol):
         self.deadline_s = NEVER_S
         self._buffer = b""
         self._requests = 0
+        self._answered_s = 0.0
         self._head_begun = self._advancing = self._awaits_turn = False
         self._keep_alive = True
         self._head: Head | None = None
+        self._request_id = b""
+        self._begun_s = 0.0
         self._request: HotRequest | AsgiRequest | None = None
         self._reader = BodyReader(0)
 
@@ -166,7 +171,8 @@ class Connection(asyncio.Protocol):
                 self._channel.pause_reading()
                 self._queue_turn()
         except Exception:
-            log.exception("the connection of %s failed", self._channel.name)
+            name = self._channel.name
+            log.exception("the connection of %s failed", name, extra=log_extra(self._request_id))
             self.abort()
         finally:
             self._advancing = False
@@ -237,6 +243,9 @@ class Connection(asyncio.Protocol):
         """Starts a request: at a hot endpoint, in the application, or rejected by its head."""
         frontend = self._frontend
         self._head = head
+        self._request_id = request_id(head.given_id)
+        if frontend.access_log is not None:
+            self._begun_s = clock()
         self._keep_alive = head.keep_alive
         self._request = None
         self._reader = BodyReader(head.length)
@@ -249,12 +258,15 @@ class Connection(asyncio.Protocol):
         hot = frontend.hot.get(head.target) if head.method == b"POST" else None
         try:
             if hot is not None:
-                rejected = hot.reject_early(head.headers, head.length, self._scope, frontend.arrived_s())
+                arrived_s = self._arrived_s()
+                rejected = hot.reject_early(head.headers, head.length, self._scope, arrived_s)
                 if rejected is not None:
                     self._reply(rejected.status, *rejected.encoded(()))
                     return
                 call = hot.call(self._scope())
-                request = HotRequest(call, head, self._reply, self._reject, frontend.arrived_s)
+                request = HotRequest(
+                    call, head, self._reply, self._reject, self._arrived_s, frontend.take_woken
+                )
                 self._request = request
                 request.limit = call.admit()
                 check_length(head.length or 0, request.limit)
@@ -270,10 +282,16 @@ class Connection(asyncio.Protocol):
             if head.expects_continue and not self._buffer:
                 self._channel.write(CONTINUE)
 
+    def _arrived_s(self) -> float:
+        """When the bytes being read arrived, by estimate."""
+        return self._frontend.arrived_s(self._answered_s)
+
     def _scope(self) -> Scope:
         """The ASGI scope of the current request. Raises Malformed."""
         assert self._head is not None
-        return make_scope(self._head, self._channel.client, self._channel.server, self._channel.scheme)
+        channel = self._channel
+        request_id = self._request_id.decode("ascii")
+        return make_scope(self._head, channel.client, channel.server, channel.scheme, request_id)
 
     def _take_body(self) -> bool:
         pieces, self._buffer, complete = self._reader.take(self._buffer)
@@ -300,7 +318,7 @@ class Connection(asyncio.Protocol):
     def _reject(self, error: Exception) -> None:
         """Answers the current request with an error."""
         if isinstance(error, TooLarge):
-            self._frontend.exceeded("body_bytes", f"{self._channel.name}: {error}")
+            self._frontend.exceeded("body_bytes", f"{self._channel.name}: {error}", self._request_id)
         if self._request is None:
             self._reply_error(error)
         elif (reply := self._request.reject(error)) is None:
@@ -310,10 +328,14 @@ class Connection(asyncio.Protocol):
 
     def _violate(self, violation: HttpViolation) -> None:
         """Answers a request that breaks HTTP or a limit, and closes: where the next one begins is unknown."""
-        self._frontend.exceeded(violation.limit, f"{self._channel.name}: {violation}")
+        if not self._request_id:
+            self._request_id = new_request_id()
+            self._head = None  # of an earlier request
+            self._begun_s = clock()
+        self._frontend.exceeded(violation.limit, f"{self._channel.name}: {violation}", self._request_id)
         if self._request is not None:
             self._request.abandon(violation)
-        self._head = self._request = None
+        self._request = None
         self._reader = BodyReader(0)
         self._state = READING_BODY
         self._keep_alive = False
@@ -333,10 +355,13 @@ class Connection(asyncio.Protocol):
             self._keep_alive = False
         if status in BODILESS or (self._head is not None and self._head.method == b"HEAD"):
             body = b""
-        self._channel.write(
-            to_wire(status, (*self._server_state.default_headers, *headers), body, self._keep_alive)
-        )
+        headers = (*self._server_state.default_headers, (REQUEST_ID, self._request_id), *headers)
+        self._channel.write(to_wire(status, headers, body, self._keep_alive))
+        access_log = self._frontend.access_log
+        if access_log is not None and access_log.samples():
+            self._log_answer(access_log, status)
         self._request = None
+        self._request_id = b""
         if not self._keep_alive:
             self._linger(unread)
         elif unread and not self._drop_body():
@@ -349,6 +374,16 @@ class Connection(asyncio.Protocol):
             self._await_request()
         if (self._buffer or self._channel.read_paused) and not self._advancing:
             self._queue_turn()
+
+    def _log_answer(self, access_log: AccessLog, status: int) -> None:
+        """Writes the access log's line of the current request."""
+        request, head = self._request, self._head
+        method = b"" if head is None else head.method
+        route = "" if head is None else head.target.partition(b"?")[0].decode("latin-1")
+        answered_by = AnsweredBy()
+        if request is not None:
+            route, answered_by = request.route or route, request.answered_by
+        access_log.write(self._request_id, method, route, status, clock() - self._begun_s, answered_by)
 
     def _drop_body(self) -> bool:
         """Drops the rest of a request's body if all of it has been received; false: nothing was done."""
@@ -376,8 +411,11 @@ class Connection(asyncio.Protocol):
         """Waits for the next request."""
         self._state = READING_HEAD
         self._head_begun = False
-        self.deadline_s = clock() + self._frontend.limits.idle_s
+        now_s = clock()
+        self.deadline_s = now_s + self._frontend.limits.idle_s
         if not self._buffer:
+            # a client that sends on before it has its answer does not wait for it
+            self._answered_s = now_s
             self._channel.resume_reading()
 
     def _linger(self, unread: bool) -> None:

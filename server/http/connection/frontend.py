@@ -18,7 +18,9 @@ from starlette.types import ASGIApp
 from polyrec.server.app.engine import Engine, LifecycleState
 from polyrec.server.dispatch.dispatcher import clock
 from polyrec.server.http.call import HotEndpoint
+from polyrec.server.http.connection.access_log import AccessLog
 from polyrec.server.http.connection.limits import ConnectionLimits
+from polyrec.server.request_ids import log_extra
 
 log = logging.getLogger("polyrec.http")
 
@@ -55,6 +57,7 @@ class HttpFrontend:
     """The state shared by all connections of one server.
 
     app: answers all requests but POSTs to `hot`. hot: endpoints answered without ASGI, by raw path.
+    access_log: None: there is none.
     """
 
     def __init__(
@@ -63,17 +66,20 @@ class HttpFrontend:
         hot: Mapping[bytes, HotEndpoint],
         engine: Engine,
         limits: ConnectionLimits | None = None,
+        access_log: AccessLog | None = None,
     ) -> None:
         self.app = app
         self.hot = hot
         self.engine = engine
         self.limits = limits or ConnectionLimits()
+        self.access_log = access_log
         self.buffered = 0
         self.connections: dict[SweptConnection, None] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._reading = False
         self._arrived_s = self._looked_s = 0.0
         self._sleeps = -1
+        self._woken = False
         self._logged: dict[str, tuple[float, int]] = {}
         self._turns: deque[SweptConnection] = deque()
 
@@ -87,8 +93,10 @@ class HttpFrontend:
         """Whether connections should close after their next answer."""
         return self.engine.state is LifecycleState.DRAINING
 
-    def arrived_s(self) -> float:
+    def arrived_s(self, answered_s: float = 0.0) -> float:
         """Estimates when the bytes being read arrived, in seconds on `clock`.
+
+        answered_s: when their connection wrote its last answer, for which the client waited.
 
         Requests wait in the kernel while the loop executes a batch. If the loop has not slept since it last
         began to read, they arrived after that, and the estimate is that moment, the earliest possible one. If
@@ -103,12 +111,24 @@ class HttpFrontend:
             now_s = clock()
             # a voluntary context switch is a sleep; losing the core to another process is not
             sleeps = getrusage(RUSAGE_THREAD).ru_nvcsw
-            self._arrived_s = self._looked_s if sleeps == self._sleeps else now_s
+            slept = sleeps != self._sleeps
+            # the first round cannot tell
+            self._woken = slept and self._sleeps >= 0
+            self._arrived_s = now_s if slept else self._looked_s
             self._looked_s, self._sleeps = now_s, sleeps
-        return self._arrived_s
+        return max(self._arrived_s, answered_s)
+
+    def take_woken(self) -> bool:
+        """Whether the loop slept until the bytes being read came; true once for each time that it slept.
+
+        A request for which it woke finds nothing to share a batch with, so that waiting for more would only
+        delay it.
+        """
+        woken, self._woken = self._woken, False
+        return woken
 
     def _read(self) -> None:
-        self._reading = False
+        self._reading = self._woken = False
 
     def join(self, connection: SweptConnection) -> bool:
         """Adds a new connection; false if the limit is reached.
@@ -146,8 +166,11 @@ class HttpFrontend:
         """Counts that a limit was exceeded."""
         self.engine.metrics.limited.labels(limit).inc()
 
-    def exceeded(self, limit: str, what: str) -> None:
-        """Counts a request or connection beyond a limit; logs at most one line a second for each limit."""
+    def exceeded(self, limit: str, what: str, request_id: bytes = b"") -> None:
+        """Counts a request or connection beyond a limit; logs at most one line a second for each limit.
+
+        request_id: of the request, if it is one.
+        """
         self.count(limit)
         now_s = clock()
         last_s, suppressed = self._logged.get(limit, (-1.0, 0))
@@ -155,7 +178,7 @@ class HttpFrontend:
             self._logged[limit] = last_s, suppressed + 1
             return
         more = f" (and {suppressed} more since the last such line)" if suppressed else ""
-        log.warning("HTTP limit %s: %s%s", limit, what, more)
+        log.warning("HTTP limit %s: %s%s", limit, what, more, extra=log_extra(request_id))
         self._logged[limit] = now_s, 0
 
     async def sweep(self) -> None:

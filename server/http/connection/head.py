@@ -21,6 +21,8 @@ MAX_LENGTH_DIGITS = 15
 FRAMING = frozenset(
     {b"host", b"content-length", b"transfer-encoding", b"connection", b"expect", b"content-encoding"}
 )
+REQUEST_ID = b"x-request-id"
+_NOTED = FRAMING | {REQUEST_ID}
 END = b"\r\n\r\n"
 _REQUEST_LINE_BYTES = MAX_URL_BYTES + 32
 """Room for the longest method and the version beside the URL."""
@@ -57,11 +59,17 @@ class Head:
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
         self.headers.append((name, value))
-        if name in FRAMING:
+        if name in _NOTED:
             self._framing.setdefault(name, []).append(value)
 
     def on_headers_complete(self) -> None:
         self.complete = True
+
+    @property
+    def given_id(self) -> bytes | None:
+        """The client's X-Request-Id; None unless there is exactly one."""
+        given = self._framing.get(REQUEST_ID)
+        return given[0] if given is not None and len(given) == 1 else None
 
     def check(self) -> None:
         """Validates version and framing headers, and sets how the body is framed. Raises HttpViolation."""

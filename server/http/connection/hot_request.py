@@ -12,6 +12,7 @@ from typing import Protocol
 from polyrec.server.dispatch.answer import Answer, Pending
 from polyrec.server.errors import NotReady, TooLarge
 from polyrec.server.http.call import Call
+from polyrec.server.http.connection.access_log import AnsweredBy
 from polyrec.server.http.connection.body import Inflater
 from polyrec.server.http.connection.head import Head
 from polyrec.server.http.connection.reply import HeaderList, Reply, error_reply
@@ -29,6 +30,7 @@ class HotRequest:
     """One request to a hot endpoint.
 
     reply: writes the answer. fail: answers with an error. arrived_s: when the bytes being read arrived.
+    woken: whether the event loop slept until they came, so that the query is executed at once.
     limit: maximum bytes of the body, set after admission. waiting_bytes: bytes of the body so far.
     """
 
@@ -40,6 +42,7 @@ class HotRequest:
         "_head",
         "_pieces",
         "_reply",
+        "_woken",
         "limit",
         "waiting_bytes",
     )
@@ -51,15 +54,27 @@ class HotRequest:
         reply: WriteReply,
         fail: Callable[[Exception], None],
         arrived_s: Callable[[], float],
+        woken: Callable[[], bool],
     ) -> None:
         self._call = call
         self._head = head
         self._reply = reply
         self._fail = fail
         self._arrived_s = arrived_s
+        self._woken = woken
         self._pieces: list[bytes] = []
         self._done = False
         self.limit = self.waiting_bytes = 0
+
+    @property
+    def route(self) -> str:
+        """Empty: the route is the target of the request."""
+        return ""
+
+    @property
+    def answered_by(self) -> AnsweredBy:
+        """The path that answered."""
+        return self._call.answered_by
 
     def feed(self, piece: bytes) -> None:
         """Adds to the body. Raises TooLarge."""
@@ -74,7 +89,10 @@ class HotRequest:
         self._pieces = []
         self.waiting_bytes = 0
         if self._head.encoding in (None, "", "identity"):
-            self._call.submit(body, self._arrived_s()).payload.answer.listen(self._answered)
+            call = self._call
+            call.submit(body, self._arrived_s()).payload.answer.listen(self._answered)
+            if self._woken():
+                call.dispatch()
         else:
             inflater = Inflater(self._head.encoding, self.limit, len(body))
             inflater.feed(body)

@@ -22,12 +22,13 @@ BODILESS = (204, 304)
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A reply. headers: added to content type and length."""
+    """A reply. headers: added to content type and length. compressed: the body is already, as they say."""
 
     body: bytes
     status: int = 200
     content_type: bytes = JSON
     headers: HeaderList = ()
+    compressed: bool = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers, body = self.encoded(scope["headers"])
@@ -37,9 +38,11 @@ class Reply:
     def encoded(self, request_headers: Headers) -> tuple[HeaderList, bytes]:
         """Returns headers and body, compressed if the request's headers accept that and the body is large."""
         body, headers = self.body, [(b"content-type", self.content_type), *self.headers]
-        if len(body) >= COMPRESS_FROM_BYTES and (encoding := accepted_encoding(request_headers)):
-            body = compress(body, encoding)
-            headers += [(b"content-encoding", encoding.encode()), (b"vary", b"accept-encoding")]
+        if len(body) >= COMPRESS_FROM_BYTES and not self.compressed:
+            encoding = accepted_encoding(request_headers)
+            if encoding:
+                body = compress(body, encoding)
+                headers += [(b"content-encoding", encoding.encode()), (b"vary", b"accept-encoding")]
         headers.append((b"content-length", b"%d" % len(body)))
         return headers, body
 

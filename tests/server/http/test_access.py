@@ -6,6 +6,7 @@ import logging
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,8 @@ import pytest
 from polyrec.loadtest.drivers.server_pages import MetricSamples
 from polyrec.planner.plan import Plan
 from polyrec.server.app.engine import Engine
-from polyrec.server.app.run import ServerProcess, start
 from polyrec.server.app.tokens import Client, TokensError
+from polyrec.server.child import ServerProcess, start
 from polyrec.server.errors import Forbidden, RateLimited, Unauthorized
 from polyrec.server.http.access import MAX_KNOWN_ADDRESSES, Access, Peer, TokenHolder
 from polyrec.server.http.admin import Admin
@@ -158,11 +159,11 @@ def test_wrong_tokens_of_an_address_are_slowed_down_and_the_right_holder_is_not(
 def test_the_admin_token_is_guarded_by_the_same_count(access: Access, clock: Clock) -> None:
     for i in range(GUESS_BURST):
         with pytest.raises(Unauthorized):
-            access.administrator(bearer(f"guess-{i}"), HERE)
-    for call in (access.administrator, access.client):
+            access.authorized("admin", bearer(f"guess-{i}"), HERE)
+    for call in (partial(access.authorized, "admin"), access.client):
         with pytest.raises(RateLimited):
             call(bearer("one more guess"), HERE)
-    assert access.administrator(bearer(ADMIN_TOKEN), THERE).name == "POLYREC_ADMIN_TOKEN"
+    assert access.authorized("admin", bearer(ADMIN_TOKEN), THERE).name == "POLYREC_ADMIN_TOKEN"
 
 
 def test_a_holder_remembers_its_latest_addresses_only() -> None:
@@ -173,12 +174,12 @@ def test_a_holder_remembers_its_latest_addresses_only() -> None:
 
 
 def test_rights_to_administer(access: Access) -> None:
-    assert access.administrator(bearer(ONCALL), HERE).name == "on-call"
-    assert access.administrator(bearer(ADMIN_TOKEN), HERE).name == "POLYREC_ADMIN_TOKEN"
+    assert access.authorized("admin", bearer(ONCALL), HERE).name == "on-call"
+    assert access.authorized("admin", bearer(ADMIN_TOKEN), HERE).name == "POLYREC_ADMIN_TOKEN"
     with pytest.raises(Forbidden, match="lacks the right 'admin'"):
-        access.administrator(bearer(RANKING), HERE)
+        access.authorized("admin", bearer(RANKING), HERE)
     with pytest.raises(Unauthorized):
-        access.administrator([], HERE)
+        access.authorized("admin", [], HERE)
 
 
 def test_refusals_are_counted_and_logged_once_a_second(

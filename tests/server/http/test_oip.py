@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import json
-import re
+import subprocess
+import sys
 import zlib
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,11 +18,13 @@ import pytest
 
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.schema.schema import Schema
-from polyrec.server.app.run import ServerProcess
+from polyrec.server.app.served_model import version_number
+from polyrec.server.child import ServerProcess
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 INFER = "/v2/models/dlrm/infer"
+ASK_WITH_KSERVE = Path(__file__).parents[1] / "ask_with_kserve.py"
 
 
 @pytest.fixture
@@ -45,30 +49,34 @@ def triton_inputs(arrays: dict[str, Any], binary: bool = True) -> list[Any]:
 
 
 def test_tritonclient_sees_a_live_ready_server_with_its_model(triton: Any, bundle: Bundle) -> None:
-    version = bundle.manifest.version
+    name, version = bundle.manifest.name, version_number(bundle.manifest.version)
     assert triton.is_server_live()
     assert triton.is_server_ready()
     assert triton.is_model_ready("dlrm")
     assert triton.is_model_ready("dlrm", version)
+    assert triton.is_model_ready(name, bundle.manifest.version)
     assert not triton.is_model_ready("dlrm", "9")
     assert not triton.is_model_ready("other")
     server = triton.get_server_metadata()
     assert server["name"] == "polyrec"
     assert {"binary_tensor_data", "statistics"} <= set(server["extensions"])
-    for metadata in (triton.get_model_metadata("dlrm"), triton.get_model_metadata("dlrm", version)):
+    for metadata in (triton.get_model_metadata(name), triton.get_model_metadata("dlrm", version)):
+        assert metadata["name"] == name
         assert metadata["versions"] == [version]
-        assert [i["name"] for i in metadata["inputs"][:2]] == ["dense", "sparse"]
+        assert [i["name"] for i in metadata["inputs"]] == ["dense", "sparse"]
         assert metadata["outputs"] == [{"name": "probability", "datatype": "FP32", "shape": [-1]}]
     config = triton.get_model_config("dlrm")
     assert config["max_batch_size"] == 4096
     assert "dynamic_batching" in config
     lists = {f"{name}.{part}" for name in ("filters", "recent_items") for part in ("values", "lengths")}
+    lists.add("group.lengths")
     ranking = {"context.sparse", "candidate.dense", "candidate.sparse", "context_lengths"}
-    assert {i["name"] for i in config["input"] if i["optional"]} == lists | ranking | {"group.lengths"}
+    assert not any(i["optional"] for i in config["input"])
     assert {i["name"] for i in config["input"]} == {i["name"] for i in metadata["inputs"]}
-    assert ranking <= set(re.split("[ ,]+", config["parameters"]["ranking"]["string_value"]))
+    for key, names in (("ranking_inputs", ranking), ("optional_inputs", lists)):
+        assert set(config["parameters"][key]["string_value"].split(", ")) == names
     (entry,) = triton.get_model_repository_index()
-    assert (entry["name"], entry["version"], entry["state"]) == ("dlrm", version, "READY")
+    assert (entry["name"], entry["version"], entry["state"]) == (name, version, "READY")
 
 
 @pytest.mark.parametrize("binary_in", [True, False], ids=["binary in", "JSON in"])
@@ -162,7 +170,7 @@ def test_tritonclient_statistics_count_requests(
         assert after["inference_stats"][part]["count"] == before["inference_stats"][part]["count"] + 1
         assert after["inference_stats"][part]["ns"] > before["inference_stats"][part]["ns"]
     assert request_.table.num_rows in [b["batch_size"] for b in after["batch_stats"]]
-    assert triton.get_inference_statistics()["model_stats"][0]["name"] == "dlrm"
+    assert triton.get_inference_statistics()["model_stats"][0]["name"] == "trivago"
 
 
 def test_tritonclient_raises_the_servers_errors(
@@ -211,34 +219,15 @@ def test_kserve_client_gets_the_bundles_probabilities(
     offline: Callable[[Any], Any],
     binary_in: bool,
     named: bool,
+    tmp_path: Path,
 ) -> None:
-    kserve = pytest.importorskip("kserve")
-    from kserve.inference_client import RESTConfig
-    from kserve.protocol.infer_type import RequestedOutput
-
-    inputs = []
-    for name, array in tensors(request_).items():
-        kind = "FP32" if array.dtype.kind == "f" else "INT64"
-        inputs.append(kserve.InferInput(name=name, shape=list(array.shape), datatype=kind))
-        inputs[-1].set_data_from_numpy(array, binary_data=binary_in)
-    outputs = [RequestedOutput("probability", parameters={"binary_data": binary_in})] if named else None
-    infer_request = kserve.InferRequest(
-        model_name="dlrm", infer_inputs=inputs, request_id="q2", request_outputs=outputs
-    )
-
-    async def run() -> None:
-        async with kserve.InferenceRESTClient(RESTConfig(protocol="v2")) as client:
-            assert await client.is_server_live(server.url)
-            assert await client.is_server_ready(server.url)
-            assert await client.is_model_ready(server.url, "dlrm")
-            assert not await client.is_model_ready(server.url, "other")
-            result = await client.infer(server.url, infer_request, model_name="dlrm")
-            assert result.id == "q2"
-            np.testing.assert_allclose(result.outputs[0].as_numpy(), offline(request_), atol=1e-5)
-            with pytest.raises(httpx.HTTPStatusError, match="unknown model 'other'"):
-                await client.infer(server.url, infer_request, model_name="other")
-
-    asyncio.run(run())
+    if find_spec("kserve") is None:
+        pytest.skip("kserve is not installed")
+    arrays, answer = tmp_path / "arrays.npz", tmp_path / "answer.npy"
+    np.savez(arrays, **tensors(request_))
+    arguments = ("rest", server.url, str(arrays), str(answer), str(int(binary_in)), str(int(named)))
+    subprocess.run([sys.executable, "-W", "ignore", str(ASK_WITH_KSERVE), *arguments], check=True)
+    np.testing.assert_allclose(np.load(answer), offline(request_), atol=1e-5)
 
 
 def test_a_version_may_stand_in_every_path(http: httpx.Client, bundle: Bundle) -> None:

@@ -31,6 +31,10 @@ def test_headers_say_budget_priority_and_quality_and_the_last_counts() -> None:
     assert parse_options([(b"x-polyrec-quality", b"any")]).required is False
 
 
+def test_the_smallest_budget_is_not_the_default_one() -> None:
+    assert (parse_options([(b"x-latency-budget-ms", b"5e-324")]).budget_s or 0) > 0
+
+
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from polyrec.server.app.run import ServerProcess
+from polyrec.server.child import ServerProcess
 from tests.server.http.connection.wire import Wire
 
 

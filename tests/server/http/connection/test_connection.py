@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import re
 import socket
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 
 from polyrec.planner.plan import Plan
 from polyrec.server.app.engine import Engine
-from polyrec.server.app.run import ServerProcess, start
+from polyrec.server.child import ServerProcess, start
 from polyrec.server.http.connection.head import MAX_HEAD_BYTES, MAX_URL_BYTES
 from polyrec.server.http.connection.limits import ConnectionLimits
 from tests.server.http.connection.wire import connected, exchange, head, local, status_and_body
@@ -40,7 +41,8 @@ def test_what_follows_a_request_and_is_not_http_cannot_fill_the_log(bundle_dir: 
         )
         assert httpx.post(f"{server.url}/v1/predict", content=BODY).status_code == 200
     lines = log.read_text().splitlines()
-    assert all(line.startswith("WARNING polyrec.http: HTTP limit malformed: ") for line in lines)
+    assert all(" WARNING polyrec.http: HTTP limit malformed: " in line for line in lines)
+    assert all(re.search(r" request_id=[0-9a-f]+-[0-9a-f]+$", line) for line in lines)
     assert len(lines) < 20  # one a second, for 40 offenses
 
 

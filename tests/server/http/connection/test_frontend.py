@@ -59,6 +59,31 @@ def test_all_that_one_round_reads_arrived_at_the_same_time(engine: Engine) -> No
     assert first_s == second_s
 
 
+def test_a_client_that_waited_for_an_answer_sent_its_next_request_after_it(engine: Engine) -> None:
+    async def scene() -> tuple[float, float, float]:
+        frontend = front_of(engine)
+        arrived_s = frontend.arrived_s()
+        return arrived_s, frontend.arrived_s(arrived_s - 1), frontend.arrived_s(arrived_s + 1)
+
+    arrived_s, before_s, after_s = asyncio.run(scene())
+    assert before_s == arrived_s
+    assert after_s == arrived_s + 1
+
+
+def test_only_the_request_that_wakes_the_loop_is_executed_at_once(engine: Engine) -> None:
+    async def scene() -> list[bool]:
+        frontend = front_of(engine)
+        await read(frontend)
+        await asyncio.sleep(BUSY_S)
+        frontend.arrived_s()
+        woken = [frontend.take_woken(), frontend.take_woken()]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return [*woken, frontend.take_woken()]
+
+    assert asyncio.run(scene()) == [True, False, False]
+
+
 def test_an_estimate_that_leaves_nothing_of_the_budget_is_not_believed() -> None:
     assert budget_start_s(9.0, 2.0, 10.0) == 9.0
     assert budget_start_s(8.0, 2.0, 10.0) == 10.0

@@ -14,8 +14,9 @@ from typing import Any
 from uvicorn.server import ServerState
 
 from polyrec.server.app.engine import Engine
-from polyrec.server.app.run import ServerProcess
+from polyrec.server.child import ServerProcess
 from polyrec.server.http.app import create_app
+from polyrec.server.http.connection.access_log import AccessLog
 from polyrec.server.http.connection.connection import Connection
 from polyrec.server.http.connection.frontend import HttpFrontend
 from polyrec.server.http.connection.limits import ConnectionLimits
@@ -29,7 +30,7 @@ class Wire:
     connection: socket.socket | None = field(default=None)
 
     def ask(self, pieces: list[bytes]) -> tuple[bytes, bytes, bool]:
-        """Head without its date, body, whether the connection is still good."""
+        """Head without date and request id, body, whether the connection is still good."""
         if self.connection is None:
             host, port = self.server.url.removeprefix("http://").split(":")
             self.connection = socket.create_connection((host, int(port)), timeout=60)
@@ -48,7 +49,7 @@ class Wire:
         if not open_:
             assert self.connection.recv(1) == b""
             self.close()
-        return re.sub(rb"date: [^\r]*", b"", head), body, open_
+        return re.sub(rb"(date|x-request-id): [^\r]*", b"", head), body, open_
 
     def close(self) -> None:
         if self.connection is not None:
@@ -141,10 +142,12 @@ class Local:
 
 
 @asynccontextmanager
-async def local(engine: Engine, limits: ConnectionLimits) -> AsyncIterator[Local]:
+async def local(
+    engine: Engine, limits: ConnectionLimits, access_log: AccessLog | None = None
+) -> AsyncIterator[Local]:
     """Serves an engine on this loop with these limits."""
     app = create_app(engine)
-    front = HttpFrontend(app, app.hot, engine, limits)
+    front = HttpFrontend(app, app.hot, engine, limits, access_log)
     state = ServerState()
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: Connection(front, state), "127.0.0.1", 0)

@@ -16,8 +16,9 @@ import uvloop
 
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.server.app.engine import Engine
-from polyrec.server.app.run import resolve_plan, start
+from polyrec.server.app.run import resolve_plan
 from polyrec.server.app.settings import Settings
+from polyrec.server.child import start
 from polyrec.server.http.access import Access
 from polyrec.server.http.admin import Admin
 from polyrec.server.http.app import create_app

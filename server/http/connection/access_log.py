@@ -1,0 +1,58 @@
+"""The access log: one line for each answer of a sampled share of them.
+
+A line has the request's id, method, route, status and milliseconds, the path that answered and why quality
+was degraded. It never has a body, a header or a query, where tokens may be.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+from typing import NamedTuple
+
+log = logging.getLogger("polyrec.requests")
+
+MAX_ROUTE_LENGTH = 200
+ANSWERED_BY = "polyrec.answered_by"
+"""Key in an ASGI scope of the `AnsweredBy` of a request that the application has answered."""
+
+
+class AnsweredBy(NamedTuple):
+    """The path that answered a request, and why quality was degraded; None if there is none."""
+
+    path: str | None = None
+    reason: str | None = None
+
+
+class AccessLog:
+    """Writes the lines, whatever the level of other messages. rate: share of answers, above 0 and up to 1."""
+
+    def __init__(self, rate: float, uniform: Callable[[], float] = random.random) -> None:
+        self._rate = rate
+        self._uniform = uniform
+        log.setLevel(logging.INFO)
+
+    def samples(self) -> bool:
+        """Whether the next answer gets a line."""
+        return self._uniform() < self._rate
+
+    def write(
+        self,
+        request_id: bytes,
+        method: bytes,
+        route: str,
+        status: int,
+        took_s: float,
+        answered_by: AnsweredBy,
+    ) -> None:
+        """Writes one line. route: of the endpoint, or the path of the URL if none has it."""
+        fields = {
+            "request_id": request_id.decode("ascii"),
+            "method": method.decode("ascii") or None,
+            "route": route[:MAX_ROUTE_LENGTH] or None,
+            "status": status,
+            "ms": round(took_s * 1e3, 3),
+            **answered_by._asdict(),
+        }
+        log.info("answer", extra={"fields": fields})
