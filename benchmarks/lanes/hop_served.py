@@ -30,7 +30,7 @@ from polyrec.models.dlrm.dlrm import DLRM, DenseNet, dense_slots
 from polyrec.models.dlrm.representation import Representation, initial_stage
 from polyrec.models.embeddings.computed import Encoding
 from polyrec.planner.plan import Plan, PlannedLane, PlannedPath, Routing, save_plan
-from polyrec.server.app.run import start
+from polyrec.server.child import start
 
 ALONE, MANY = 1, 16
 ROWS = 23

@@ -76,7 +76,7 @@ def open_stack(
         since, source = changes.latest, changes.over(source, sizes, encoder)
     room = _room(row_format, layout, placement)
     rows = layout.rows[HOST] + room.slots
-    slab = Slab(row_format, rows, room.pages, room.page_bytes, placement.huge_pages)
+    slab = Slab(row_format, rows, room.pages, room.page_bytes, placement.huge_pages, placement.shared)
     fill(slab.row_bytes(), layout, HOST, source)
     hot = _device_rows(row_format, layout, source, torch.device(device)) if layout.rows[DEVICE] else None
     disk = _open_disk(slab, layout, source, placement, room, counts) if layout.rows[DISK] else None
@@ -134,7 +134,9 @@ def _room(row_format: RowFormat, layout: TierLayout, placement: TierSettings) ->
         raise _unwritable(placement.directory, e) from None
     # a device reads host rows by their addresses, so they stay
     joining = 0 if layout.rows[DEVICE] else int(layout.counts[(layout.tier == HOST) & layout.is_filed].sum())
-    return divide(placement.cache_bytes, row_format.bytes, page_bytes, layout, joining)
+    return divide(
+        placement.cache_bytes, row_format.bytes, page_bytes, layout.file_rows, layout.rows[HOST], joining
+    )
 
 
 def _unwritable(directory: Path, e: OSError) -> RuntimeUnavailable:

@@ -32,19 +32,27 @@ class Gathers:
     @contextmanager
     def one(self) -> Iterator[None]:
         """Brackets the gathering of a batch. Raises OSError if closed."""
+        number = self.begin()
+        try:
+            yield
+        finally:
+            self.end(number)
+
+    def begin(self) -> int:
+        """Begins the gathering of a batch; returns its number, for `end`. Raises OSError if closed."""
         with self._lock:
             if self._closed:
                 raise OSError("these tiers are closed")
             self._begun += 1
-            number = self._begun
-            self._active.add(number)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._active.discard(number)
-                if not self._active:
-                    self._rest.notify_all()
+            self._active.add(self._begun)
+            return self._begun
+
+    def end(self, number: int) -> None:
+        """Ends the gathering of a batch; a second call does nothing."""
+        with self._lock:
+            self._active.discard(number)
+            if not self._active:
+                self._rest.notify_all()
 
     @property
     def begun(self) -> int:

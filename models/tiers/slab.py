@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -32,10 +33,19 @@ class Slab:
     `gather` takes addresses (int64, in grains), which `of_rows` and `of_pages` compute.
     huge_pages: asks the kernel for huge pages, where it has them. `view`, of the form's unit: the row at
     every address, [addresses, units].
+    shared: uses shared memory, so that other processes can map the slab by `fd`, which they inherit. given:
+    such a descriptor, of a slab that another process has made.
     """
 
     def __init__(
-        self, row_format: RowFormat, rows: int, pages: int, page_bytes: int, huge_pages: bool = True
+        self,
+        row_format: RowFormat,
+        rows: int,
+        pages: int,
+        page_bytes: int,
+        huge_pages: bool = True,
+        shared: bool = False,
+        given: int | None = None,
     ) -> None:
         self.row_format = row_format
         self.rows, self.pages, self.page_bytes = rows, pages, page_bytes
@@ -48,8 +58,13 @@ class Slab:
         # one extra row, so that address 0 exists even if nothing is stored
         size = self._first_page + pages * page_bytes + row_format.bytes
         length = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-        # private: kernels rarely use huge pages for shared memory
-        self._memory = mmap.mmap(-1, length, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.fd: int | None = given if given is not None or not shared else _shared_memory(length)
+        if self.fd is None:
+            # private: kernels rarely use huge pages for shared memory
+            self._memory = mmap.mmap(-1, length, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        else:
+            self._memory = mmap.mmap(self.fd, length)
+            weakref.finalize(self, os.close, self.fd)
         self.huge_pages = huge_pages and self._ask_for_huge_pages()
         self.bytes: Bytes = np.frombuffer(self._memory, np.uint8)
         flat = torch.from_numpy(self.bytes).view(row_format.unit)
@@ -116,3 +131,10 @@ class Slab:
     def gather(self, addresses: I64, out: Tensor) -> Tensor:
         """Gathers rows into out [n, units]. addresses: int64 [n]."""
         return torch.index_select(self.view, 0, torch.from_numpy(addresses), out=out)
+
+
+def _shared_memory(length: int) -> int:
+    """Returns a descriptor of memory without a name, which the kernel frees with its last user."""
+    fd = os.memfd_create("polyrec rows", os.MFD_CLOEXEC)
+    os.ftruncate(fd, length)
+    return fd

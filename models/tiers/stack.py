@@ -25,6 +25,7 @@ from polyrec.models.tiers.disk.disk import DiskTier
 from polyrec.models.tiers.figures import Counters, Figures
 from polyrec.models.tiers.layout import DEVICE, DISK, HOST, REMOTE, RowLocations
 from polyrec.models.tiers.releasing import Gathers, PrefixReleaser
+from polyrec.models.tiers.shared.resolved import Resolved
 from polyrec.models.tiers.slab import Bytes
 from polyrec.models.tiers.tier_set import TierSet
 from polyrec.models.tiers.updates.sample import Sample
@@ -146,14 +147,59 @@ class TierStack:
         if counted:
             self.sample.note(view.order, rows)
         replaced, lost = view.over(rows, out, lost)
-        with self._count:
-            counters.batches += 1
-            counters.replaced += replaced
-            counters.fallbacks += lost.size
-            counters.lookup(where.segment)
+        self._counted(counters, where, replaced, lost.size)
         if counted and self.releaser is not None:
             self.releaser.note(where)
         return lost.size
+
+    def _counted(self, counters: Counters, where: RowLocations, replaced: int, lost: int) -> None:
+        with self._count:
+            counters.batches += 1
+            counters.replaced += replaced
+            counters.fallbacks += lost
+            counters.lookup(where.segment)
+
+    @property
+    def waits(self) -> bool:
+        """Whether gathering may wait for a file or another machine."""
+        return self.tiers.disk is not None or self.tiers.remote is not None
+
+    @property
+    def idle(self) -> bool:
+        """Whether no batch is being gathered, here or by a process that was told where its rows are."""
+        return self._gathers.ended(self._gathers.begun)
+
+    def resolve(self, view: View, rows: I64) -> Resolved:
+        """Finds rows for a process that maps the slab: addresses of those in it, values of all others.
+
+        rows: int64 [n], of the fused weight in the view's order. Until the result is released, what the
+        process reads at these addresses stays as it is; the view must be held as long. Raises OSError as
+        `gather`; ValueError if rows are on a device.
+        """
+        tiers = self.tiers
+        if tiers.device is not None:
+            raise ValueError("rows on a device are read by the process that put them there")
+        number = self._gathers.begin()
+        try:
+            where = tiers.locate(rows)
+            away = where.tier != HOST
+            for layer in view.layers:
+                away[layer.find(rows)[0]] = True
+            at = np.flatnonzero(away)
+            values = torch.empty((at.size, tiers.row_format.units), dtype=tiers.row_format.unit)
+            replaced, lost = 0, at[:0]
+            if at.size:
+                lost = self._below(self._counters, view, where.at(at), values)
+                replaced, lost = view.over(rows[at], values, lost)
+            self.sample.note(view.order, rows)
+            self._counted(self._counters, where, replaced, lost.size)
+            if self.releaser is not None:
+                self.releaser.note(where)
+        except BaseException:
+            self._gathers.end(number)
+            raise
+        addresses = tiers.slab.of_rows(where.address(HOST))
+        return Resolved(addresses, at, values.view(torch.uint8).numpy(), lost.size, self._gathers, number)
 
     def _with_device(
         self, hot: Tensor, counters: Counters, view: View, where: RowLocations, out: Tensor

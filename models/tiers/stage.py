@@ -20,6 +20,8 @@ from polyrec.models.schema.encoder import Encoder
 from polyrec.models.tiers.opening import open_stack, rows_of_weight
 from polyrec.models.tiers.row_format import RowFormat
 from polyrec.models.tiers.rows import TieredRows
+from polyrec.models.tiers.shared.slab_reader import SlabReader
+from polyrec.models.tiers.slab import Slab
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.tier_settings import TierSettings
 from polyrec.models.tiers.updates.changes import Changes
@@ -61,24 +63,42 @@ def open_tiers(
 
 
 def open_stage(
-    bundle: Bundle | BundleWeights, stack: TierStack | None, device: torch.device | str = "cpu"
+    bundle: Bundle | BundleWeights, tiers: TierStack | Slab | None, device: torch.device | str = "cpu"
 ) -> Stage:
-    """Opens the bundle's stage on a device, over the stack if there is one."""
-    if stack is not None:
-        return stage_over(bundle, stack, device)
+    """Opens the bundle's stage on a device, over tiers of its rows if there are some."""
+    if tiers is not None:
+        return stage_over(bundle, tiers, device)
     return bundle.stage().to(torch.device(device))
 
 
-def stage_over(bundle: Bundle | BundleWeights, stack: TierStack, device: torch.device | str = "cpu") -> Stage:
-    """Creates a stage of the bundle that gathers through the stack; its other parts are on `device`."""
+def stage_over(
+    bundle: Bundle | BundleWeights, tiers: TierStack | Slab, device: torch.device | str = "cpu"
+) -> Stage:
+    """Creates a stage of the bundle that gathers through a stack, or reads the slab of a stack elsewhere.
+
+    Its other parts are on `device`. Raises RuntimeUnavailable for rows that cannot be read from a slab.
+    """
     stage = bundle.stage()
     storing = _storing(stage)
-    rows = TieredRows(stack, bundle.width and storing.store.width)
-    if rows.rows != storing.store.rows or rows.width != storing.store.width:
+    stored = storing.store
+    width = bundle.width and stored.width
+    if isinstance(tiers, Slab) and not isinstance(storing, TableStage):
+        raise RuntimeUnavailable(
+            f"placement: the rows of a {type(storing).__name__} are read by their own process"
+        )
+    rows = SlabReader(tiers, stored.rows, width) if isinstance(tiers, Slab) else TieredRows(tiers, width)
+    if rows.rows != stored.rows or rows.width != stored.width:
         raise ValueError("the tiers were opened for another bundle")
     del storing.store
     storing.store = rows
     return stage.to(torch.device(device))
+
+
+def slab_reader(stage: Stage) -> SlabReader | None:
+    """Returns the store of a stage that reads another process's slab; None if it has none."""
+    part = stage.table if isinstance(stage, HybridStage) else stage
+    store = getattr(part, "store", None)
+    return store if isinstance(store, SlabReader) else None
 
 
 def tiered_rows(stage: Stage) -> TieredRows | None:

@@ -12,8 +12,6 @@ from polyrec.models.files import Strict
 PAGE_BYTES = 4096
 """Page size of disks and memory; longer rows take several pages."""
 
-CACHE_SHARE = 0.1
-"""Share of the host's budget that plans name as the cache's."""
 CACHED = 0.5
 """Least share of the memory of tables with rows on disk that is cache when tiers open: a longer static prefix
 loses more where calibration is wrong than it gains where it is right (docs/results/tier-policies.md).
@@ -70,7 +68,7 @@ class TierSettings(Strict):
     the memory of tables with rows on disk; if `cache_bytes` is less, it gets the memory of the coldest of
     their host rows. 0: as the cuts say. directory: folder of a local disk for the disk
     tier's file, which exists while it is served. reader: of that file; None: io_uring where the kernel allows
-    it, else threads.
+    it, else threads. shared: whether other processes can map the host rows (slab.py), for lanes in processes.
     """
 
     cuts: dict[str, TierCuts] = Field(default_factory=dict)
@@ -79,6 +77,7 @@ class TierSettings(Strict):
     directory: Path | None = None
     reader: Literal["io_uring", "threads"] | None = None
     huge_pages: bool = True
+    shared: bool = False
     remote: RemoteStore | None = None
 
     @model_validator(mode="after")

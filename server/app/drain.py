@@ -55,10 +55,22 @@ _ACCEPT_QUEUE = struct.Struct("24xI")
 
 
 class Drain:
-    """The shutdown of one server. engine: answers requests. listener: the socket that it accepts from."""
+    """The shutdown of one server.
 
-    def __init__(self, engine: Engine, listener: socket.socket, grace_s: float, timeout_s: float) -> None:
+    engine: answers requests. listener: the socket that it accepts from. on_stop: is called when the server
+    takes no more connections.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        listener: socket.socket,
+        grace_s: float,
+        timeout_s: float,
+        on_stop: Callable[[], None] = lambda: None,
+    ) -> None:
         self._engine = engine
+        self._on_stop = on_stop
         self._listener = listener
         self._grace_s = grace_s
         self._timeout_s = timeout_s
@@ -91,6 +103,7 @@ class Drain:
         await _until(lambda: not accept_queue_length(self._listener), QUEUE_S)
         for accepting in server.servers:
             accepting.close()
+        self._on_stop()
         await _until(lambda: not server.server_state.connections, FIRST_REQUEST_S)
         asyncio.get_running_loop().call_later(self._timeout_s, self._engine.fail_all)
         server.should_exit = True

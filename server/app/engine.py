@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import Path
 
@@ -24,6 +24,8 @@ from polyrec.server.dispatch.dispatcher import clock
 from polyrec.server.errors import NotReady
 from polyrec.server.http.access import Access
 from polyrec.server.metrics.metrics import Metrics
+from polyrec.server.prediction_log.log import PredictionLog
+from polyrec.server.prediction_log.settings import PredictionLogSettings
 from polyrec.server.tiers.update_store import UpdateStore, left_behind
 from polyrec.server.tracing.tracer import Tracer
 
@@ -51,6 +53,11 @@ class Engine:
         self.metrics = Metrics()
         self.access = Access(self.metrics)
         self.tracer: Tracer | None = None
+        self.prediction_log: PredictionLog | None = None
+        self.model_name: str | None = None
+        """The operator's name for what is served; None: the bundle's."""
+        self.on_adopt: list[Callable[[Serving], None]] = []
+        """Called with each generation as it goes into service, from any thread."""
         self.state = LifecycleState.LOADING
         self.default_budget_s = self.max_budget_s = 0.0
         """Latency budget in seconds of a request that names none, and the operator's cap."""
@@ -67,7 +74,20 @@ class Engine:
 
         Raises PlanError, BundleError or RuntimeUnavailable; the previous plan is then still served.
         """
-        self.adopt(open_serving(plan, self.metrics, loaded, self.update_store))
+        self.adopt(self.open(plan, loaded))
+
+    def open(self, plan: Plan, loaded: Mapping[Path, Bundle] = NOTHING) -> Serving:
+        """Opens a plan for `adopt`; blocks. Raises as `load`."""
+        return open_serving(plan, self.metrics, loaded, self.update_store, self.model_name)
+
+    def open_prediction_log(self, settings: PredictionLogSettings, serving: Serving) -> None:
+        """Begins or continues a prediction log, of the schema of a generation.
+
+        Raises PredictionLogError or PrivacyError.
+        """
+        self.prediction_log = PredictionLog(settings, serving.bundle.manifest.schema_)
+        self.metrics.watch_prediction_log(self.prediction_log.counts)
+        self.on_adopt.append(self.prediction_log.follow)
 
     def adopt(self, serving: Serving) -> dict[str, int]:
         """Puts an open generation into service; the previous one is closed once it is idle.
@@ -75,8 +95,10 @@ class Engine:
         Returns the number of updated rows that stay behind, by path of the previous generation.
         """
         old, self._serving = self._serving, serving
-        manifest = serving.bundle.manifest
-        self.metrics.build(code_version(), manifest.name, manifest.version, serving.plan.paths[0].runtime)
+        for adopted in self.on_adopt:
+            adopted(serving)
+        model = serving.model
+        self.metrics.build(code_version(), model.name, model.version, serving.plan.paths[0].runtime)
         self.default_budget_s = serving.plan.default_budget_ms / 1e3
         self.max_budget_s = serving.plan.most_budget_ms(serving.plan.default_budget_ms) / 1e3
         self.metrics.watch(serving.dispatcher, self.default_budget_s)
@@ -84,6 +106,8 @@ class Engine:
         self.routing = serving.plan.routing
         left: dict[str, int] = {}
         if old is not None:
+            what = f"{model.name} {model.version}"
+            self.metrics.events.add(clock(), "reload", f"reload: {what} took over")
             self.previous = old.generation
             left = left_behind(old.tiers.changes, serving.tiers.changes)
             self.update_store.keep_only([*serving.tiers.changes.values(), *old.tiers.changes.values()])
@@ -113,6 +137,8 @@ class Engine:
     def route(self, routing: Routing) -> None:
         """Sets another policy or other weights, until the next plan."""
         self.serving.dispatcher.router.set_policy(routing, clock())
+        weights = "".join(f", {path} x {weight:g}" for path, weight in routing.weights.items())
+        self.metrics.events.add(clock(), "routing", f"routing set: {routing.policy}{weights}")
         self.routing = routing
 
     def unready(self) -> str | None:
@@ -130,6 +156,8 @@ class Engine:
 
     def enter(self, state: LifecycleState) -> None:
         """Enters another state."""
+        if state is LifecycleState.DRAINING and self.state is not state:
+            self.metrics.events.add(clock(), "draining", "draining: accepts no new work")
         self.state = state
 
     def fail_all(self) -> None:

@@ -8,6 +8,7 @@ default. Imports nothing but the standard library.
 
 from __future__ import annotations
 
+import http.client
 import os
 import re
 import ssl
@@ -64,7 +65,7 @@ def ready(place: str) -> bool:
                 return True
         except urllib.error.HTTPError:
             return False
-        except (OSError, ValueError):
+        except (OSError, ValueError, http.client.HTTPException):  # such as the port of gRPC
             continue
     return False
 

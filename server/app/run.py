@@ -1,4 +1,4 @@
-"""Runs one server process: `serve` in this process, `start` in a child process for demos and tests.
+"""Runs one server process: `serve` in this process, server/child.py one in a child process.
 
     bind the port -> answer /livez with 200, /readyz with 503 -> load the plan's paths -> ready
     SIGTERM -> /readyz 503, and the rest of server/app/drain.py
@@ -15,54 +15,48 @@ import math
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
-from typing import Any, TextIO
+from typing import Any
 
-import orjson
 import uvicorn
 import uvloop
+from starlette.types import ASGIApp
 
 from polyrec.models.allocator import retain_freed_memory
 from polyrec.models.bundle.bundle import Bundle, load_bundle
-from polyrec.models.errors import PolyrecError
 from polyrec.models.runtimes import best_runtime
 from polyrec.planner.plan import Plan, PlannedLane, load_plan, single_path_plan
 from polyrec.server.app.background import run_in_thread
 from polyrec.server.app.drain import Drain
 from polyrec.server.app.engine import Engine
+from polyrec.server.app.listening import BACKLOG, Ready, address_of, listen, reserve, resolved
 from polyrec.server.app.logs import log_to_stderr
 from polyrec.server.app.settings import Settings
 from polyrec.server.app.tls import check_tls, reload_tls
 from polyrec.server.codecs.json_rows import MAX_DIGITS
 from polyrec.server.dispatch.dispatcher import clock
+from polyrec.server.grpc.opening import GrpcPort, require_packages
 from polyrec.server.http.access import Access
 from polyrec.server.http.admin import Admin
 from polyrec.server.http.app import create_app
+from polyrec.server.http.connection.access_log import AccessLog
 from polyrec.server.http.connection.connection import Connection
 from polyrec.server.http.connection.frontend import HttpFrontend, ServerState
+from polyrec.server.http.shared_port import SharedPort
 from polyrec.server.metrics.gc_pauses import GcTimer
+from polyrec.server.record_pipe import close_pipes
 from polyrec.server.tracing.tracer import open_tracer
 
 log = logging.getLogger("polyrec.server")
 
-BACKLOG = 2048
 HANDSHAKE_S = 5.0
 """Limit of a TLS handshake."""
 ACCEPTS_PER_ITERATION = 16
 """Maximum connections accepted per loop iteration; accepting one takes as long as rejecting a request."""
-
-
-class PortInUse(PolyrecError):
-    """The address to listen on is not available."""
-
-
-class StartFailed(PolyrecError):
-    """A child server ended before it was ready."""
 
 
 def resolve_plan(settings: Settings, file: Path | None = None) -> tuple[Plan, Mapping[Path, Bundle]]:
@@ -91,26 +85,6 @@ def resolve_plan(settings: Settings, file: Path | None = None) -> tuple[Plan, Ma
         lanes = [{"name": f"{device}.{i}", "device": device, "kind": kind} for i in range(settings.lanes)]
         plan = plan.model_copy(update={"lanes": tuple(PlannedLane.model_validate(lane) for lane in lanes)})
     return settings.apply_to(plan), {settings.bundle: bundle}
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Returns a bound, listening socket; port 0 takes a free one. Raises PortInUse."""
-    listener = None
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-        listener.setblocking(False)
-    except (OSError, UnicodeError) as e:
-        if listener is not None:
-            listener.close()
-        raise PortInUse(
-            f"cannot listen on {host}:{port}: {getattr(e, 'strerror', None) or e}; "
-            "choose another --host or --port (0 takes a free one)"
-        ) from None
-    return listener
 
 
 def duplicate_listener(listener: socket.socket) -> list[socket.socket]:
@@ -160,27 +134,18 @@ class Server(uvicorn.Server):
         self._drain.signaled(self, sig)
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """The announcement of a server that is ready."""
-
-    url: str
-    pid: int
-    paths: tuple[str, ...]
-    runtime: str
-    bundle_version: str
-
-    def line(self) -> str:
-        """One line of JSON, for a program that started the server."""
-        return orjson.dumps({"event": "ready"} | asdict(self)).decode()
-
-
-def serve(settings: Settings, on_ready: Callable[[Ready], object]) -> int:
+def serve(
+    settings: Settings,
+    on_ready: Callable[[Ready], object],
+    shared: socket.socket | None = None,
+    own: socket.socket | None = None,
+) -> int:
     """Serves until a signal ends the server; returns the exit status.
 
-    Raises PolyrecError if it cannot start.
+    shared: a listening socket that other servers accept from as well (server/app/processes.py); own: one of
+    this server alone, in place of the settings' address. Raises PolyrecError if it cannot start.
     """
-    log_to_stderr(settings.log_level)
+    log_to_stderr(settings.log_level, log_format=settings.log_format)
     if settings.log_level == "warning":
         # it warns of every request that is not HTTP, so any client could fill the log
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
@@ -189,22 +154,36 @@ def serve(settings: Settings, on_ready: Callable[[Ready], object]) -> int:
     retain_freed_memory()
     # parsing an integer takes time quadratic in its digits: 4,000 take 90 us, a body full of such ones 23 ms
     sys.set_int_max_str_digits(MAX_DIGITS)
-    listener = listen(settings.host, settings.port)
-    try:
+    with ExitStack() as opened:
+        listener = opened.enter_context(own or listen(settings.host, settings.port))
+        grpc = None
+        if settings.grpc_port is not None:
+            require_packages()
+            address = resolved(settings.host, settings.grpc_port)
+            if shared is None:  # otherwise the process that started this one has reserved it
+                address = address_of(opened.enter_context(reserve(settings.host, settings.grpc_port)))
+            grpc = GrpcPort(settings, address)
         with asyncio.Runner(loop_factory=HandshakeLoop) as runner:
-            return runner.run(_serve(settings, listener, on_ready))
-    finally:
-        listener.close()
+            return runner.run(_serve(settings, listener, on_ready, shared, grpc))
 
 
-async def _serve(settings: Settings, listener: socket.socket, on_ready: Callable[[Ready], object]) -> int:
+async def _serve(
+    settings: Settings,
+    listener: socket.socket,
+    on_ready: Callable[[Ready], object],
+    shared: socket.socket | None,
+    grpc: GrpcPort | None,
+) -> int:
     engine = Engine()
+    engine.model_name = settings.model_name
     engine.access = Access(
         engine.metrics, settings.tokens, settings.admin_token, settings.open_rights, clock=clock
     )
     engine.tracer = open_tracer(os.environ)
-    app = create_app(engine, Admin(engine, lambda file: resolve_plan(settings, file)))
-    frontend = HttpFrontend(app, app.hot, engine, settings.connection_limits)
+    app = create_app(engine, Admin(engine, lambda file: resolve_plan(settings, file)), settings.docs)
+    served: ASGIApp = app if shared is None else SharedPort(app, shared.getsockname()[1])
+    access_log = AccessLog(settings.access_log) if settings.access_log else None
+    frontend = HttpFrontend(served, app.hot, engine, settings.connection_limits, access_log)
     config = uvicorn.Config(
         app,
         http=connection_class(frontend),
@@ -220,15 +199,20 @@ async def _serve(settings: Settings, listener: socket.socket, on_ready: Callable
         ssl_certfile=settings.tls_cert,
         ssl_keyfile=settings.tls_key,
     )
-    _reload_on_sighup(engine, config, settings)
-    server = Server(config, Drain(engine, listener, settings.drain_grace_s, settings.drain_timeout_s))
+    _reload_on_sighup(engine, config, settings, grpc)
+    drained = listener if shared is None else shared
+    stopping: Callable[[], None] = (lambda: None) if grpc is None else grpc.begin_stop
+    drain = Drain(engine, drained, settings.drain_grace_s, settings.drain_timeout_s, stopping)
+    server = Server(config, drain)
     with GcTimer(engine.metrics.collected):
-        await _run_until_stopped(server, engine, frontend, settings, listener, on_ready)
+        await _run_until_stopped(server, engine, frontend, settings, listener, on_ready, shared, grpc)
     engine.close()
     return 0
 
 
-def _reload_on_sighup(engine: Engine, config: uvicorn.Config, settings: Settings) -> None:
+def _reload_on_sighup(
+    engine: Engine, config: uvicorn.Config, settings: Settings, grpc: GrpcPort | None
+) -> None:
     """Reloads tokens and certificate on SIGHUP. Without either, SIGHUP ends the server as usual."""
     cert, key = settings.tls_cert, settings.tls_key
     if settings.tokens is None and cert is None:
@@ -239,6 +223,8 @@ def _reload_on_sighup(engine: Engine, config: uvicorn.Config, settings: Settings
         engine.access.reload()
         if cert is not None and key is not None and config.ssl is not None:
             reload_tls(config.ssl, cert, key)
+            if grpc is not None:
+                grpc.reload_key()
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reread)
 
@@ -250,10 +236,18 @@ async def _run_until_stopped(
     settings: Settings,
     listener: socket.socket,
     on_ready: Callable[[Ready], object],
+    shared: socket.socket | None,
+    grpc: GrpcPort | None,
 ) -> None:
-    serving = asyncio.create_task(server.serve(sockets=duplicate_listener(listener)))
     sweeping = asyncio.create_task(frontend.sweep())
-    loading = run_in_thread(lambda: engine.load(*resolve_plan(settings)))
+    loading = run_in_thread(lambda: _load(engine, settings))
+    if shared is None:
+        sockets = duplicate_listener(listener)
+    else:
+        # one accept an iteration: connections go to the process whose loop is the least busy
+        sockets = [shared, listener]
+        await asyncio.wait((loading,))
+    serving = asyncio.create_task(server.serve(sockets=sockets))
     try:
         await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
@@ -262,23 +256,36 @@ async def _run_until_stopped(
             # what is loaded stays, so the collector need not scan it again
             gc.collect()
             gc.freeze()
+            if grpc is not None:
+                await grpc.start(engine)
+            ready = _ready(engine, listener, "http" if settings.tls_cert is None else "https", grpc)
             try:
-                on_ready(_ready(engine, listener, "http" if settings.tls_cert is None else "https"))
+                on_ready(ready)
             except OSError as e:  # a full disk, or a pipe that was closed
                 log.warning("ready, but standard output cannot be written: %s", e.strerror)
+    except BaseException:
+        server.should_exit = True
+        raise
     finally:
-        if loading.done() and loading.exception() is not None:
-            server.should_exit = True
         await serving
+        if grpc is not None:
+            await grpc.stopped()
         sweeping.cancel()
-        if engine.tracer is not None:
-            engine.tracer.close()
+        close_pipes([each.pipe for each in (engine.tracer, engine.prediction_log) if each is not None])
         if not loading.done():
             # ended while loading: the interpreter's shutdown would crash in the loading thread
             os._exit(0)
 
 
-def _ready(engine: Engine, listener: socket.socket, scheme: str) -> Ready:
+def _load(engine: Engine, settings: Settings) -> None:
+    """Loads the plan and opens the prediction log; blocks. Raises PolyrecError."""
+    serving = engine.open(*resolve_plan(settings))
+    if settings.prediction_log is not None:
+        engine.open_prediction_log(settings.of_prediction_log(settings.prediction_log), serving)
+    engine.adopt(serving)
+
+
+def _ready(engine: Engine, listener: socket.socket, scheme: str, grpc: GrpcPort | None) -> Ready:
     host, port = listener.getsockname()[:2]
     serving = engine.serving
     return Ready(
@@ -287,61 +294,5 @@ def _ready(engine: Engine, listener: socket.socket, scheme: str) -> Ready:
         paths=tuple(path.name for path in serving.paths),
         runtime=serving.plan.paths[0].runtime,
         bundle_version=serving.version,
+        grpc=None if grpc is None else grpc.address,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class ServerProcess:
-    """A server in a child process, ready to answer at `url`."""
-
-    url: str
-    process: subprocess.Popen[str]
-
-    def __enter__(self) -> ServerProcess:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.stop()
-
-    def stop(self) -> int:
-        """Sends SIGTERM, and SIGKILL after 30 s; returns the exit status."""
-        if self.process.poll() is None:
-            self.process.terminate()
-        try:
-            return self.process.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            return self.process.wait()
-        finally:
-            if self.process.stdout is not None:
-                self.process.stdout.close()
-
-
-def start(
-    settings: Mapping[str, object], stderr: int | TextIO | None = None, core: int | None = None
-) -> ServerProcess:
-    """Starts a server process with these settings (port 0 unless given) and waits until it is ready.
-
-    core: the only processor core it may use. Raises StartFailed if it ends before it is ready.
-    """
-    environ = {k: v for k, v in os.environ.items() if not k.startswith("POLYREC_")}
-    environ |= {f"POLYREC_{k.upper()}": str(v) for k, v in ({"port": 0} | dict(settings)).items()}
-    cores = os.sched_getaffinity(0)
-    if core is not None:
-        os.sched_setaffinity(0, {core})  # of this thread, which a child inherits
-    try:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "polyrec.server"],
-            env=environ,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
-        )
-    finally:
-        os.sched_setaffinity(0, cores)
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    if not line:
-        process.stdout.close()
-        raise StartFailed(f"the server ended with status {process.wait()} before it was ready")
-    return ServerProcess(orjson.loads(line)["url"], process)

@@ -26,6 +26,7 @@ from polyrec.planner.routing.lanes.lane import LaneSpec
 from polyrec.planner.routing.lanes.path import PathSpec
 from polyrec.planner.routing.router import Router
 from polyrec.planner.routing.router_state import RouterState
+from polyrec.server.app.served_model import ServedModel, served_model
 from polyrec.server.codecs.json_rows import Decoder
 from polyrec.server.codecs.oip_codec import OipCodec
 from polyrec.server.dispatch.dispatcher import Dispatcher, clock
@@ -77,9 +78,10 @@ class Generation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Serving:
-    """An open generation. Names and versions are those of the first path's bundle."""
+    """An open generation. The model's version is that of the first path's bundle."""
 
     plan: Plan
+    model: ServedModel
     paths: tuple[OpenPath, ...]
     lanes: tuple[Lane, ...]
     dispatcher: Dispatcher
@@ -114,11 +116,16 @@ class Serving:
 
 
 def open_serving(
-    plan: Plan, metrics: Metrics, loaded: Mapping[Path, Bundle], update_store: UpdateStore
+    plan: Plan,
+    metrics: Metrics,
+    loaded: Mapping[Path, Bundle],
+    update_store: UpdateStore,
+    model_name: str | None = None,
 ) -> Serving:
     """Opens every path and lane of the plan; blocks.
 
     loaded: bundles that are open already. update_store: updates of rows since the server started.
+    model_name: None: the bundle's.
     Raises BundleError, RuntimeUnavailable, or PlanError if the bundles' schemas or ids differ.
     """
     import torch
@@ -132,7 +139,7 @@ def open_serving(
     named = {p.name: encoder for p, encoder in zip(plan.paths, encoders, strict=True)}
     tiers = open_tier_set(plan, bundles, named, metrics.moved, update_store)
     try:
-        serving = _open(plan, metrics, bundles, encoders, tiers)
+        serving = _open(plan, metrics, bundles, encoders, tiers, model_name)
     except BaseException:
         tiers.close()
         raise
@@ -146,6 +153,7 @@ def _open(
     bundles: Mapping[Path, Bundle],
     encoders: Sequence[Encoder],
     tiers: TierSet,
+    model_name: str | None,
 ) -> Serving:
     lanes_of = plan.all_lanes()
     stacks = tiers.stacks
@@ -214,9 +222,11 @@ def _open(
             tiers.prefetcher,
         )
     )
-    schema = paths[0].bundle.manifest.schema_
+    manifest = paths[0].bundle.manifest
+    schema = manifest.schema_
     return Serving(
         plan,
+        served_model(manifest.name, manifest.version, model_name),
         paths,
         lanes,
         dispatchers[0],

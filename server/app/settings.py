@@ -7,6 +7,7 @@ one would otherwise be ignored silently; those that Kubernetes sets for a Servic
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError, model_validator
 
+from polyrec.models.data.prediction_log import MOST_WINDOW_S
 from polyrec.models.dlrm.precision import DensePrecision
 from polyrec.models.errors import PolyrecError
 from polyrec.models.files import Strict, one_line
@@ -21,8 +23,11 @@ from polyrec.models.runtimes.registry import registered
 from polyrec.models.text import printable
 from polyrec.planner.plan import BudgetMs, Plan, Policy, Rows, TabledRows
 from polyrec.server.app.kubernetes import is_service_variable
+from polyrec.server.app.logs import LogFormat
+from polyrec.server.app.served_model import RESERVED
 from polyrec.server.app.tokens import OpenRight
 from polyrec.server.http.connection.limits import ConnectionLimits, descriptor_limit
+from polyrec.server.prediction_log.settings import MOST_KEPT_H, PredictionLogSettings
 
 PREFIX = "POLYREC_"
 
@@ -39,6 +44,19 @@ def _listed(value: object) -> object:
     return tuple(part for part in value.split(",") if part) if isinstance(value, str) else value
 
 
+def _written(value: object) -> str:
+    """Writes a value as its variable has it."""
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    return ",".join(value) if isinstance(value, tuple) else str(value)
+
+
+def _model_name(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name) or name == RESERVED:
+        raise ValueError(f"it has letters, digits, '.', '_' and '-', 100 at most, and is not '{RESERVED}'")
+    return name
+
+
 def _auto_or_registered(name: str) -> str:
     return name if name == "auto" else registered(name)
 
@@ -47,6 +65,7 @@ class Settings(Strict):
     """Settings of one server.
 
     bundle, plan: the model to serve; exactly one of them.
+    model_name: its name for clients; None: the bundle's.
     runtime, device, precision, width, lanes, lane: only with a bundle (a plan names them for each path);
         `auto` is the best on this machine. width: one of nested widths; None: the widest. lanes, lane: number
         and kind of executors (docs/lanes.md); `auto` is inline for a CPU, a thread for any other device,
@@ -56,6 +75,9 @@ class Settings(Strict):
     tokens: file of the clients that may request predictions (server/app/tokens.py); None: all clients may.
     open_rights: rights of all clients: `priority`, `quality`, or both separated by a comma.
     tls_cert, tls_key: PEM files of the certificate chain and its key; both or none.
+    processes: number of server processes that share the port (server/app/processes.py); each has a port of
+        its own behind it, port + 1 and so on (any free ones with port 0).
+    grpc_port: port of the gRPC server, 0 for a free one, which all processes share; None: there is none.
     drain_grace_s: seconds after SIGTERM in which the server still serves while /readyz is 503.
     drain_timeout_s: seconds after that in which requests in progress may finish.
     tier_directory, drift_s, drift_every, drift_memory: only with a plan that has a placement, in place of its
@@ -65,20 +87,26 @@ class Settings(Strict):
         be given by a variable only.
     max_connections, max_buffered_bytes, keep_alive_s, head_timeout_s, body_timeout_s, write_timeout_s: limits
         of connections (docs/protocol.md); max_connections: None for the limit of file descriptors.
-    log_level: minimum level of messages on standard error.
+    docs: whether /docs and /openapi.json are answered.
+    prediction_log, prediction_log_...: folder of the log of predictions, and `PredictionLogSettings`.
+    log_level, log_format: minimum level and format of messages on standard error.
+    access_log: share of answers that get a line there.
     All others, if given, replace the plan's value of the same name.
     """
 
     bundle: Path | None = None
     plan: Path | None = None
+    model_name: Annotated[str, AfterValidator(_model_name)] | None = None
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    grpc_port: Annotated[int, Field(ge=0, le=65535)] | None = None
     runtime: Annotated[str, AfterValidator(_auto_or_registered)] = "auto"
     device: str | None = None
     precision: DensePrecision = "fp32"
     width: Annotated[int, Field(ge=1)] | None = None
     lanes: Annotated[int, Field(ge=1, le=256)] = 1
     lane: Literal["auto", "inline", "thread", "process"] = "auto"
+    processes: Annotated[int, Field(ge=1, le=256)] = 1
     policy: Policy | None = None
     admin_token: Annotated[str, Field(min_length=16)] | None = None
     tokens: Path | None = None
@@ -87,13 +115,26 @@ class Settings(Strict):
     tls_key: Path | None = None
     drain_grace_s: Seconds = 1.0
     drain_timeout_s: Seconds = 10.0
+    docs: bool = True
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
+    log_format: LogFormat = "text"
+    access_log: Annotated[float, Field(ge=0, le=1)] = 0.0
     tier_directory: Path | None = None
     drift_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     drift_every: Annotated[int, Field(ge=1)] | None = None
     drift_memory: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     store_password: SecretStr | None = None
     store_password_file: Path | None = None
+    prediction_log: Path | None = None
+    prediction_log_sample: Annotated[float, Field(gt=0, le=1)] = 1.0
+    prediction_log_leave_out: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ()
+    prediction_log_hash: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ()
+    prediction_log_session: str | None = None
+    prediction_log_flush_s: Annotated[float, Field(gt=0, le=3600)] = 30.0
+    prediction_log_keep_h: Annotated[float, Field(gt=0, le=MOST_KEPT_H)] = 168.0
+    prediction_log_max_bytes: Annotated[int, Field(ge=2**20)] | None = None
+    prediction_log_window_s: Annotated[float, Field(gt=0, le=MOST_WINDOW_S)] = 3600.0
+    prediction_log_unlabeled: Literal["negative", "leave_out"] = "negative"
     default_budget_ms: BudgetMs | None = None
     max_body_bytes: Annotated[int, Field(ge=1)] | None = None
     max_request_rows: TabledRows | None = None
@@ -145,6 +186,14 @@ class Settings(Strict):
         except ValidationError as e:
             raise SettingsError(one_line(e)) from None
 
+    def variables(self) -> dict[str, str]:
+        """Returns the POLYREC_ variables that give the same settings, secrets included."""
+        return {
+            PREFIX + name.upper(): _written(value)
+            for name in self.model_fields_set
+            if (value := getattr(self, name)) is not None
+        }
+
     @property
     def connection_limits(self) -> ConnectionLimits:
         """Limits of connections."""
@@ -155,6 +204,21 @@ class Settings(Strict):
             idle_s=self.keep_alive_s,
             connections=self.max_connections or descriptor_limit(),
             buffered_bytes=self.max_buffered_bytes,
+        )
+
+    def of_prediction_log(self, folder: Path) -> PredictionLogSettings:
+        """Settings of the prediction log in a folder."""
+        return PredictionLogSettings(
+            folder=folder,
+            sample=self.prediction_log_sample,
+            left_out=self.prediction_log_leave_out,
+            hashed=self.prediction_log_hash,
+            session=self.prediction_log_session,
+            flush_s=self.prediction_log_flush_s,
+            keep_h=self.prediction_log_keep_h,
+            most_bytes=self.prediction_log_max_bytes,
+            window_s=self.prediction_log_window_s,
+            unlabeled=self.prediction_log_unlabeled,
         )
 
     def _store_login(self) -> dict[str, Any]:

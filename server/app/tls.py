@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import ssl
+from contextlib import suppress
 from pathlib import Path
 
 from polyrec.models.errors import PolyrecError
@@ -32,6 +33,27 @@ def reload_tls(context: ssl.SSLContext, cert: Path, key: Path) -> None:
         log.warning("the certificate is as before: %s", e)
     else:
         log.warning("the certificate was read again")
+
+
+class CertifiedKey:
+    """A certificate and its key in memory, for a server that does not take files.
+
+    pair: PEM of the chain and of the key. Raises TlsError.
+    """
+
+    def __init__(self, cert: Path, key: Path) -> None:
+        self._files = cert, key
+        self.pair = self._read()
+
+    def reload(self) -> None:
+        """Reads the files again; invalid ones change nothing."""
+        with suppress(TlsError):
+            self.pair = self._read()
+
+    def _read(self) -> tuple[bytes, bytes]:
+        cert, key = self._files
+        check_tls(cert, key)
+        return cert.read_bytes(), key.read_bytes()
 
 
 def _load(context: ssl.SSLContext, cert: Path, key: Path) -> None:

@@ -22,7 +22,7 @@ from pydantic import Field, SecretStr, model_validator
 from polyrec.models.errors import PolyrecError
 from polyrec.models.files import MOST_SERVED_BYTES, Strict, read_json, validate_as
 
-Right = Literal["priority", "quality", "admin"]
+Right = Literal["priority", "quality", "feedback", "admin"]
 OpenRight = Literal["priority", "quality"]
 """A right that may be given to all clients."""
 ANONYMOUS = "anonymous"

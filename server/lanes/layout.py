@@ -1,8 +1,10 @@
 """The layout of a batch's arrays in a mailbox, derived from its head.
 
 The int64 arrays, the float32 arrays and room for the answer follow each other without gaps; of each type, the
-context's arrays come before the candidate's. Batches of the same sizes have the same head and the same views,
-which a worker makes once for each head.
+context's arrays come before the candidate's. A batch whose rows are in tiers also has what the server found
+of them (polyrec.models.tiers.shared.resolved): addresses behind the integers, values behind the floats,
+padded to whole ones. Batches of the same sizes have the same head and the same views, which a worker makes
+once for each head.
 """
 
 from __future__ import annotations
@@ -11,21 +13,28 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Self
 
+import numpy as np
+
 from polyrec.models.schema.batch import F32, I64, Batch, Block
+from polyrec.models.tiers.shared.resolved import Found
 
 # size of the data area, offset of the answer in it (in float32), path, rows, contexts, whether rows share
 # contexts, plain rows; then, context before candidate: columns of ranks, values and offsets of bags, columns
-# of dense
-HEAD = Struct("=15q")
+# of dense; then of rows in tiers: addresses (-1: not in tiers), values, bytes of one
+HEAD = Struct("=18q")
+NO_TIERS = (-1, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Index of the path, the batch, and float32 [rows] for the answer; all arrays are views."""
+    """Index of the path, the batch, float32 [rows] for the answer, and what was found of its rows in tiers,
+    None if they are not in tiers; all arrays are views.
+    """
 
     path: int
     batch: Batch
     answer: F32
+    found: Found | None
 
     @classmethod
     def of(cls, head: bytes, ints: I64, floats: F32) -> Self:
@@ -34,7 +43,8 @@ class Layout:
         Raises ValueError if the sizes do not add up to the offset of the answer.
         """
         _, at, path, rows, contexts, shared, plain, *columns = HEAD.unpack(head)
-        singles, own_singles, values, own_values, offsets, own_offsets, dense, own_dense = columns
+        singles, own_singles, values, own_values, offsets, own_offsets, dense, own_dense, *tiers = columns
+        addresses, others, row_bytes = tiers
         a = contexts * singles
         b = a + rows * own_singles
         c = b + values
@@ -42,11 +52,16 @@ class Layout:
         e = d + offsets
         f = e + own_offsets
         end = f + rows if shared else f
-        first = 2 * end
+        g = end + max(addresses, 0)
+        h = g + others
+        first = 2 * h
         middle = first + contexts * dense
         last = middle + rows * own_dense
-        if last != at:
-            raise ValueError(f"the batch's arrays end at {last}, its answer begins at {at}")
+        valued = others * row_bytes
+        if last + (valued + 3) // 4 != at:
+            raise ValueError(
+                f"the batch's arrays end at {last} and {valued} bytes, its answer begins at {at}"
+            )
         context = Block(
             floats[first:middle].reshape(contexts, dense),
             ints[:a].reshape(contexts, singles),
@@ -60,4 +75,8 @@ class Layout:
             ints[e:f],
         )
         batch = Batch(context, candidate, ints[f:end] if shared else None, plain)
-        return cls(path, batch, floats[last : last + rows])
+        found = None
+        if addresses >= 0:
+            found_values = floats[last:at].view(np.uint8)[:valued].reshape(others, row_bytes)
+            found = Found(ints[end:g], ints[g:h], found_values)
+        return cls(path, batch, floats[at : at + rows], found)

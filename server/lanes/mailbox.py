@@ -27,8 +27,9 @@ from typing import Any
 import numpy as np
 
 from polyrec.models.schema.batch import F32, Batch
+from polyrec.models.tiers.shared.resolved import Found
 from polyrec.server.lanes.lane import Executed, ExecutionFailed
-from polyrec.server.lanes.layout import HEAD, Layout
+from polyrec.server.lanes.layout import HEAD, NO_TIERS, Layout
 
 FIRST_BYTES = 4 << 20
 """Initial size."""
@@ -39,11 +40,12 @@ MAX_LAYOUTS = 1024
 """Maximum layouts that a worker keeps, of 2 KB each."""
 
 _REPLY = Struct("=qddq")  # state, seconds of embed and dense, bytes of the message
-_REPLY_AT = 128
+_REPLY_AT = 160
 _DATA_AT = 256
 _INT, _FLOAT = np.dtype(np.int64), np.dtype(np.float32)
 _TYPES = [*7 * [_INT], *2 * [_FLOAT]]
 _NO_ROWS = np.empty(0, np.int64)
+_PADDING = np.zeros(3, np.uint8)
 
 
 class WorkerState(IntEnum):
@@ -95,10 +97,11 @@ class Mailbox:
         self._layouts.clear()
         del self._ints, self._floats, self._answer, self._memory
 
-    def put(self, path: int, batch: Batch) -> None:
+    def put(self, path: int, batch: Batch, found: Found | None = None) -> None:
         """Writes a batch (server only).
 
-        path: its index. Raises TypeError for ranks or offsets of wrong type.
+        path: its index. found: of its rows, if they are in tiers. Raises TypeError for ranks or offsets of
+        wrong type.
         """
         context, candidate, row = batch.context, batch.candidate, batch.context_row
         ranks, values, offsets, dense = context.ranks, context.bag_values, context.bag_offsets, context.dense
@@ -116,6 +119,11 @@ class Mailbox:
         ):
             arrays = [a.astype(t, casting="same_kind") for a, t in zip(arrays, _TYPES, strict=True)]
         rows = own_dense.shape[0]
+        tiers = NO_TIERS
+        if found is not None:
+            tiers = (found.addresses.size, *found.values.shape)
+            arrays[7:7] = [found.addresses, found.at]
+            arrays += [found.values, _PADDING[: -found.values.size % 4]]
         at = self._write_joined(arrays, rows) if rows <= JOINED_ROWS else self._write_each(arrays, rows)
         HEAD.pack_into(
             self._memory,
@@ -135,6 +143,7 @@ class Mailbox:
             own_offsets.size,
             dense.shape[1],
             own_dense.shape[1],
+            *tiers,
         )
         self._expected = slice(at, at + rows)
 
@@ -162,12 +171,15 @@ class Mailbox:
             start += size
         return end // 4
 
-    def take(self) -> tuple[int, Batch]:
-        """Returns path index and batch (worker only); its arrays are views, valid until the answer."""
+    def take(self) -> tuple[int, Batch, Found | None]:
+        """Returns path index, batch and what was found of its rows in tiers (worker only).
+
+        The arrays are views, valid until the answer.
+        """
         head = self._memory[: HEAD.size]
         layout = self._layouts.get(head) or self._lay_out(head)
         self._answer = layout.answer
-        return layout.path, layout.batch
+        return layout.path, layout.batch, layout.found
 
     def _lay_out(self, head: bytes) -> Layout:
         capacity, *_ = HEAD.unpack(head)

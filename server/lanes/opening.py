@@ -15,7 +15,8 @@ from polyrec.planner.plan import PlanError, PlannedLane, PlannedPath
 from polyrec.server.lanes.inline import InlineLane
 from polyrec.server.lanes.lane import Lane, OnDeath
 from polyrec.server.lanes.process import ProcessLane
-from polyrec.server.lanes.task import PathTask, WorkerTask
+from polyrec.server.lanes.resolving import PathRows
+from polyrec.server.lanes.task import PathTask, SlabTask, WorkerTask
 from polyrec.server.lanes.threaded import ThreadedLane
 from polyrec.server.lanes.tiered_runtime import TieredRuntime
 from polyrec.server.lanes.warm_up import warm_up
@@ -37,14 +38,19 @@ def open_lane(
     """Opens and warms up a lane for `paths`, those of its device; blocks.
 
     runtimes: open runtimes by path, which the lane then owns; missing ones are opened here, over their tiers
-        in `stacks`. A process lane opens its own, with all rows in memory.
+        in `stacks`. A process lane opens its own, and maps the slab of tiers.
     on_death: only a process lane calls it.
     Raises RuntimeUnavailable, BundleError, or PlanError for cores that this machine does not have.
     """
     _check_cores(planned)
     if planned.kind == "process":
         files = [bundle.files for _, bundle in paths]
-        return ProcessLane(planned.name, task_of(planned, paths), on_death, files)
+        tiered = {
+            path.name: PathRows(stacks[path.name], bundle.manifest.schema_)
+            for path, bundle in paths
+            if path.name in stacks
+        }
+        return ProcessLane(planned.name, task_of(planned, paths, stacks), on_death, files, tiered)
     lane_runtimes = {
         path.name: runtimes.get(path.name) or open_path(path, bundle, stacks.get(path.name))
         for path, bundle in paths
@@ -105,8 +111,8 @@ def open_lanes(openings: Sequence[LaneOpening]) -> tuple[Lane, ...]:
     return lanes
 
 
-def task_of(planned: PlannedLane, paths: Paths) -> WorkerTask:
-    """The task of a process lane's worker."""
+def task_of(planned: PlannedLane, paths: Paths, stacks: Stacks = NO_STACKS) -> WorkerTask:
+    """The task of a process lane's worker. stacks: with shared slabs."""
     return WorkerTask(
         paths=tuple(
             PathTask(
@@ -118,6 +124,7 @@ def task_of(planned: PlannedLane, paths: Paths) -> WorkerTask:
                 device=path.device,
                 precision=path.precision,
                 width=path.width,
+                slab=SlabTask.of(stacks[path.name].tiers.slab) if path.name in stacks else None,
             )
             for path, bundle in paths
         ),

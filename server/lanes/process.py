@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from polyrec.models.bundle.held_files import HeldFiles
 from polyrec.models.errors import RuntimeUnavailable
@@ -18,9 +18,11 @@ from polyrec.models.schema.batch import Batch
 from polyrec.planner.plan import LaneKind
 from polyrec.server.lanes.child import Child
 from polyrec.server.lanes.lane import Executed, LaneDied, OnDeath, Settle
+from polyrec.server.lanes.resolving import PathRows, Resolution, Resolver
 from polyrec.server.lanes.task import WorkerTask
 
 log = logging.getLogger("polyrec.lanes")
+NO_TIERS: Mapping[str, PathRows] = {}
 
 
 class ProcessLane:
@@ -32,15 +34,24 @@ class ProcessLane:
     kind: LaneKind = "process"
 
     def __init__(
-        self, name: str, task: WorkerTask, on_death: OnDeath, files: Sequence[HeldFiles] = ()
+        self,
+        name: str,
+        task: WorkerTask,
+        on_death: OnDeath,
+        files: Sequence[HeldFiles] = (),
+        tiered: Mapping[str, PathRows] = NO_TIERS,
     ) -> None:
-        """files: of the task's bundles, held open while the worker may be started again."""
+        """files: of the task's bundles, held open while the worker may be started again. tiered: the rows of
+        paths that are in tiers.
+        """
         self.name = name
         self._task = task.model_dump_json()
         self._inherited = task.descriptors
         self._files = tuple(files)
         self._number = {path.name: i for i, path in enumerate(task.paths)}
         self._on_death = on_death
+        self._tiered = dict(tiered)
+        self._resolver = Resolver(name)
         self._settle: Settle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._restarting: asyncio.Task[None] | None = None
@@ -71,12 +82,24 @@ class ProcessLane:
             asyncio.get_running_loop().call_soon(settle, error)
             return
         self.attach()
-        try:
-            child.mailbox.put(self._number[path], batch)
-        except Exception as e:
-            asyncio.get_running_loop().call_soon(settle, e)
-            return
         self._settle = settle
+        rows = self._tiered.get(path)
+        if rows is None:
+            self._send(child, path, batch, None)
+        else:
+            self._resolver.begin(rows, batch, lambda found: self._send(child, path, batch, found))
+
+    def _send(self, child: Child, path: str, batch: Batch, found: Resolution | None) -> None:
+        """Gives the worker a batch, unless its rows could not be found."""
+        if child is not self._child:
+            return
+        try:
+            if isinstance(found, Exception):
+                raise found
+            child.mailbox.put(self._number[path], batch, found)
+        except Exception as e:
+            asyncio.get_running_loop().call_soon(self._settled, e)
+            return
         os.eventfd_write(child.wake, 1)
 
     async def restart(self) -> None:
@@ -89,6 +112,7 @@ class ProcessLane:
         if self._starting is not None:
             self._starting.kill()  # the thread that waits for it cleans up
         self._end()
+        self._resolver.close()
 
     def _start(self) -> Child:
         self._starting = child = Child(self.name, self._task, self._inherited)
@@ -115,10 +139,15 @@ class ProcessLane:
                 self._end()
 
     def _answered(self) -> None:
-        child, settle = self._child, self._settle
-        if child is not None and child.has_answered() and settle is not None:
-            self._settle = None
-            settle(child.mailbox.outcome())
+        child = self._child
+        if child is not None and child.has_answered():
+            self._settled(child.mailbox.outcome())
+
+    def _settled(self, outcome: Executed | Exception) -> None:
+        settle, self._settle = self._settle, None
+        self._resolver.release()
+        if settle is not None:
+            settle(outcome)
 
     def _died(self) -> None:
         child, settle = self._child, self._settle
@@ -142,6 +171,7 @@ class ProcessLane:
         self._settle = None
         if child is None:
             return
+        self._resolver.release()
         if self._loop is not None and not self._loop.is_closed():
             self._loop.remove_reader(child.done)
             self._loop.remove_reader(child.ended)

@@ -19,7 +19,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from polyrec.models.runtimes.runtime import Runtime
+    from polyrec.models.tiers.shared.slab_reader import SlabReader
     from polyrec.server.lanes.mailbox import Mailbox
+
+    OpenPaths = Sequence[tuple[Runtime, SlabReader | None]]
 
 log = logging.getLogger("polyrec.lane")
 clock = time.perf_counter
@@ -37,7 +40,7 @@ def main(name: str, mailbox_fd: int, wake: int, done: int, lifeline: int) -> Non
 
     mailbox = Mailbox(mailbox_fd)
     try:
-        runtimes = _open_paths(mailbox.said()[1])
+        paths = _open_paths(mailbox.said()[1])
     except Exception as e:
         from polyrec.models.errors import PolyrecError
 
@@ -50,7 +53,7 @@ def main(name: str, mailbox_fd: int, wake: int, done: int, lifeline: int) -> Non
     gc.freeze()
     mailbox.say(WorkerState.READY)
     os.eventfd_write(done, 1)
-    _work(mailbox, runtimes, wake, done)
+    _work(mailbox, paths, wake, done)
 
 
 def die_with(lifeline: int) -> None:
@@ -68,7 +71,7 @@ def die_with(lifeline: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _open_paths(task_json: str) -> Sequence[Runtime]:
+def _open_paths(task_json: str) -> OpenPaths:
     from polyrec.server.lanes.task import WorkerTask
 
     task = WorkerTask.model_validate_json(task_json)
@@ -78,31 +81,34 @@ def _open_paths(task_json: str) -> Sequence[Runtime]:
     import torch
 
     from polyrec.models.allocator import retain_freed_memory
+    from polyrec.models.tiers.stage import slab_reader
 
     torch.set_num_threads(1)
-    runtimes = task.open()
+    paths = [(runtime, slab_reader(runtime.stage)) for runtime in task.open()]
     retain_freed_memory()  # only now, so that memory needed for opening is returned first
-    return runtimes
+    return paths
 
 
-def _work(mailbox: Mailbox, runtimes: Sequence[Runtime], wake: int, done: int) -> None:
+def _work(mailbox: Mailbox, paths: OpenPaths, wake: int, done: int) -> None:
     from polyrec.server.lanes.mailbox import WorkerState
 
     while True:
         os.eventfd_read(wake)
         try:
-            _execute(mailbox, runtimes, done)
+            _execute(mailbox, paths, done)
         except Exception as e:
             log.exception("a batch failed")
             mailbox.say(WorkerState.FAILED, f"{type(e).__name__}: {_one_line(e)}")
             os.eventfd_write(done, 1)
 
 
-def _execute(mailbox: Mailbox, runtimes: Sequence[Runtime], done: int) -> None:
+def _execute(mailbox: Mailbox, paths: OpenPaths, done: int) -> None:
     """Executes one batch. Intermediate arrays are freed after the server, which waits, has been signaled."""
-    path, batch = mailbox.take()
-    runtime = runtimes[path]
+    path, batch, found = mailbox.take()
+    runtime, reader = paths[path]
     start = clock()
+    if reader is not None and found is not None:
+        reader.begin(found)
     embedded = runtime.embed(batch)
     middle = clock()
     probabilities = runtime.dense(embedded)

@@ -13,7 +13,8 @@ import pytest
 
 from polyrec.server.app import healthcheck
 from polyrec.server.app.healthcheck import listening
-from polyrec.server.app.run import ServerProcess, listen
+from polyrec.server.app.listening import listen
+from polyrec.server.child import ServerProcess
 
 ROOT = Path(__file__).parents[3]
 

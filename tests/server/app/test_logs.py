@@ -2,25 +2,65 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 import sys
+from typing import Any
 
-from polyrec.server.app.logs import Lines
+from polyrec.server.app.logs import JsonLines, Lines
+
+FORGED = "a\nWARNING polyrec.x: forged\x1b[2J\u2028\ud800"
 
 
-def line(message: str, *arguments: object, trace: bool = False) -> str:
+def record(message: str, *arguments: object, trace: bool = False, **fields: Any) -> logging.LogRecord:
     record = logging.LogRecord("polyrec.x", logging.WARNING, "", 0, message, arguments, None)
+    record.created = 1_795_455_064.1254
+    record.fields = fields
     if trace:
         try:
             raise ValueError("one\nWARNING polyrec.x: two")
         except ValueError:
             record.exc_info = sys.exc_info()
-    return Lines(" cpu.0").format(record)
+    return record
+
+
+def line(message: str, *arguments: object, **given: Any) -> str:
+    return Lines(" cpu.0").format(record(message, *arguments, **given))
+
+
+def test_a_line_begins_with_the_time_and_ends_with_the_fields() -> None:
+    said = line("slow", request_id="r-1", ms=1.5, path=None)
+    assert said == "2026-11-23T17:31:04.125Z WARNING polyrec.x cpu.0: slow request_id=r-1 ms=1.5 path=-"
+
+
+def test_json_has_the_same_in_one_object() -> None:
+    said = JsonLines(" cpu.0").format(record(FORGED, request_id=FORGED, ms=1.5, path=None, trace=True))
+    assert said.isascii()
+    assert "\n" not in said
+    content = json.loads(said)
+    trace = content.pop("traceback")
+    assert trace.startswith("Traceback")
+    assert "ValueError: one" in trace
+    escaped = r"a\nWARNING polyrec.x: forged\x1b[2J\u2028\ud800"
+    assert content == {
+        "time": "2026-11-23T17:31:04.125Z",
+        "level": "warning",
+        "logger": "polyrec.x",
+        "process": "cpu.0",
+        "message": escaped,
+        "request_id": escaped,
+        "ms": 1.5,
+        "path": None,
+    }
 
 
 def test_a_message_is_one_bounded_line() -> None:
     said = line("bundle %s", "a\nWARNING polyrec.x: forged\x1b[2J" + "x" * 1000)
-    assert said.startswith("WARNING polyrec.x cpu.0: bundle a\\nWARNING polyrec.x: forged\\x1b[2J")
+    assert re.match(r"\S+Z WARNING polyrec", said)
+    assert said.partition(" ")[2].startswith(
+        "WARNING polyrec.x cpu.0: bundle a\\nWARNING polyrec.x: forged\\x1b[2J"
+    )
     assert "\n" not in said
     assert len(said) < 700
 

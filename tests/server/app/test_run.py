@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -19,14 +18,9 @@ import uvloop
 
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.planner.plan import save_plan, single_path_plan
-from polyrec.server.app.run import (
-    ACCEPTS_PER_ITERATION,
-    PortInUse,
-    StartFailed,
-    duplicate_listener,
-    listen,
-    start,
-)
+from polyrec.server.app.listening import listen
+from polyrec.server.app.run import ACCEPTS_PER_ITERATION, duplicate_listener
+from polyrec.server.child import StartFailed, start
 
 BODY = b'{"instances": [{}]}'
 HEAD = b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Length: 19\r\nExpect: 100-continue\r\n\r\n"
@@ -153,22 +147,6 @@ def test_one_of_nested_widths_is_served(nested: Bundle, given: dict[str, int], n
         (path,) = httpx.get(f"{server.url}/v1/paths").json()["paths"]
         assert (path["name"], path["width"]) == (name, given.get("width", 8))
         assert httpx.post(f"{server.url}/v1/predict", content=BODY).json()["path"] == name
-
-
-def test_a_port_in_use_is_one_clear_line(tmp_path: Path) -> None:
-    with listen("127.0.0.1", 0) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(PortInUse) as caught:
-            listen("127.0.0.1", port)
-    line = str(caught.value)
-    assert line.startswith(f"cannot listen on 127.0.0.1:{port}: Address already in use")
-    assert "choose another --host or --port" in line
-
-
-@pytest.mark.parametrize("host", ["no.such.host.invalid", "\u00fc" * 300])
-def test_a_host_that_does_not_exist_is_one_clear_line(host: str) -> None:
-    with pytest.raises(PortInUse, match=f"cannot listen on {re.escape(host)}:0"):
-        listen(host, 0)
 
 
 def failure(environ: dict[str, str]) -> str:

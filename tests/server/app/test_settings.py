@@ -55,6 +55,13 @@ def test_a_bundle_on_the_command_line_replaces_a_plan_in_the_environment() -> No
             "unknown environment variable POLYREC_PROT; did you mean POLYREC_PORT?",
         ),
         (
+            {"bundle": "b", "model_name": "stats"},
+            {},
+            "--model-name: it has letters, digits, '.', '_' and '-', 100 at most, and is not 'stats'",
+        ),
+        ({"bundle": "b", "access_log": "2"}, {}, "--access-log: Input should be less than or equal to 1"),
+        ({"bundle": "b"}, {"POLYREC_LOG_FORMAT": "yaml"}, "POLYREC_LOG_FORMAT: Input should be 'text' or"),
+        (
             {"bundle": "b"},
             {"POLYREC_TEMPERATURE": "1"},
             "unknown environment variable POLYREC_TEMPERATURE; known: POLYREC_BUNDLE",
@@ -124,3 +131,19 @@ def test_a_stores_password_comes_from_the_environment_or_a_file_and_is_shown_now
     assert by_file.remote is not None
     assert by_file.remote.password_file == Path("secret")
     assert load_settings({"bundle": "b"}, {"POLYREC_STORE_PASSWORD": "s3cret"}).apply_to(PLAN) == PLAN
+
+
+def test_settings_written_as_variables_are_read_as_they_were(tmp_path: Path) -> None:
+    given = {
+        "bundle": tmp_path,
+        "port": 0,
+        "precision": "int8",
+        "open_rights": "priority,quality",
+        "admin_token": "a token of sixteen and more",
+        "store_password": "a secret, with = and spaces",
+        "drain_grace_s": 0.25,
+        "processes": 3,
+        "docs": False,
+    }
+    settings = load_settings(given, {})
+    assert load_settings({}, settings.variables()) == settings

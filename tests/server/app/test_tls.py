@@ -12,9 +12,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from polyrec.server.app.run import HANDSHAKE_S, StartFailed, start
+from polyrec.server.app.run import HANDSHAKE_S
 from polyrec.server.app.settings import SettingsError, load_settings
 from polyrec.server.app.tls import TlsError, check_tls, reload_tls
+from polyrec.server.child import StartFailed, start
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl on this machine")
 

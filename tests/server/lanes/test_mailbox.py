@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyrec.models.schema.batch import Batch, Block
+from polyrec.models.tiers.shared.resolved import Found
 from polyrec.server.lanes.lane import Executed, ExecutionFailed
 from polyrec.server.lanes.layout import HEAD, Layout
 from polyrec.server.lanes.mailbox import FIRST_BYTES, JOINED_ROWS, MAX_LAYOUTS, Mailbox, WorkerState
@@ -34,12 +35,16 @@ def arrays(batch: Batch) -> list[np.ndarray]:
     return blocks if batch.context_row is None else [*blocks, batch.context_row]
 
 
-def exchanged(ends: Ends, path: int, put: Batch, seed: int) -> Batch:
+def exchanged(ends: Ends, path: int, put: Batch, seed: int, found: Found | None = None) -> Batch:
     """Returns what the worker took, after checking everything that must hold of a batch and its answer."""
     server, worker = ends
-    server.put(path, put)
-    number, taken = worker.take()
+    server.put(path, put, found)
+    number, taken, resolved = worker.take()
     assert number == path
+    assert (resolved is None) is (found is None)
+    if resolved is not None and found is not None:
+        for name in ("addresses", "at", "values"):
+            np.testing.assert_array_equal(getattr(found, name), getattr(resolved, name), strict=True)
     assert taken.plain_rows == put.plain_rows
     for mine, its in zip(arrays(put), arrays(taken), strict=True):
         np.testing.assert_array_equal(mine, its, strict=True)
@@ -59,16 +64,21 @@ def exchanged(ends: Ends, path: int, put: Batch, seed: int) -> Batch:
     contexts=st.none() | st.integers(1, 25),
     plain=st.integers(0, 3),
     path=st.integers(0, 9),
+    row_bytes=st.none() | st.integers(1, 9),
 )
 def test_a_batch_is_read_as_it_was_written(
-    ends: Ends, seed: int, rows: int, contexts: int | None, plain: int, path: int
+    ends: Ends, seed: int, rows: int, contexts: int | None, plain: int, path: int, row_bytes: int | None
 ) -> None:
     random = np.random.default_rng(seed)
     schema = random_schema(random)
     table_rows = random_table_rows(random, schema)
     batch = random_batch(random, schema, table_rows, rows, contexts)
     leading = [random_batch(random, schema, table_rows, plain)] if plain else []
-    exchanged(ends, path, Batch.concat([*leading, batch]), seed)
+    found = None
+    if row_bytes is not None:
+        addresses, at = random.integers(0, 99, 7), random.integers(0, 7, int(random.integers(0, 7)))
+        found = Found(addresses, at, random.integers(0, 256, (at.size, row_bytes)).astype(np.uint8))
+    exchanged(ends, path, Batch.concat([*leading, batch]), seed, found)
 
 
 @given(seed=st.integers(0, 10_000), rows=st.lists(st.integers(0, 3), min_size=2, max_size=8))
@@ -148,7 +158,7 @@ def test_it_grows_for_a_batch_that_does_not_fit_and_stays_so(ends: Ends) -> None
     rows = FIRST_BYTES // (64 * 4) + 1
     for size, path in ((rows, 1), (3 * rows, 2), (2, 3)):
         server.put(path, wide(size))
-        number, taken = worker.take()
+        number, taken, _ = worker.take()
         assert number == path
         np.testing.assert_array_equal(taken.candidate.dense, wide(size).candidate.dense)
         assert worker.capacity == server.capacity >= size * 64 * 4

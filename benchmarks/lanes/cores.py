@@ -1,0 +1,351 @@
+"""Measures what a second core adds on a model of real size, and how much memory the processes take.
+
+    python -m benchmarks.lanes.cores offered --folder runs/peers --out docs/results/cores.json
+    python -m benchmarks.lanes.cores_page docs/results/cores.json docs/results/cores.md
+
+offered, tiers: parsed queries of the Kaggle-size model of benchmarks/peers are offered to the dispatcher in
+the server's own process (benchmarks/lanes/offered.py), so that no load generator needs a core; the driver's
+share of the processor time is reported. `two servers` are two such processes with a core each and nothing in
+common but the mapped rows: what the hardware gives. tiers: half of each table's rows are on disk. All cases
+have the same number of queries outstanding in all.
+
+served: `polyrec serve` with one process pinned to the first core and the load on the second, and with two
+processes and the load on both cores, none of them pinned. There the load generator takes a share of what is
+measured, so processor time per request is reported beside requests/s.
+
+memory: proportional set size (PSS) of a server's processes, one server at a time, ready and after load.
+
+All cases of a part are open at once and take turns of some seconds; figures are medians over turns, ratios
+within a turn. A run keeps the parts and sizes of --out that it does not measure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+from tqdm import tqdm
+
+from benchmarks.lanes.memory import pss_bytes, tree
+from benchmarks.peers.models import open_model, value_of_rank
+from benchmarks.peers.queries import draw, json_body
+from polyrec.loadtest.drivers.closed_loop import closed_loop
+from polyrec.loadtest.drivers.connection import Target
+from polyrec.loadtest.drivers.load import BUDGET
+from polyrec.loadtest.machine import core_seconds, machine, raised_priority
+from polyrec.models.bundle.bundle import Bundle
+from polyrec.planner.placement import PlacedPath, Placement
+from polyrec.planner.plan import PlannedLane, save_plan, single_path_plan
+from polyrec.server.child import start
+
+ROOT = Path(__file__).parents[2]
+CORES = sorted(os.sched_getaffinity(0))
+FIRST, SECOND = CORES[0], CORES[-1]
+BOTH = (FIRST, SECOND)
+CACHE_BYTES = 16 << 20
+Turn = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedCase:
+    """processes: cores of each server process. lanes: kind and cores of the lanes of each. tiers: whether
+    half of the rows of each table are on disk.
+    """
+
+    processes: tuple[tuple[int, ...], ...]
+    lanes: tuple[tuple[str, tuple[int, ...]], ...]
+    tiers: bool = False
+
+
+ANY: tuple[int, ...] = ()
+OFFERED: Mapping[str, OfferedCase] = {
+    "1 core: inline": OfferedCase(((FIRST,),), (("inline", ANY),)),
+    "2 cores: two servers, inline": OfferedCase(((FIRST,), (SECOND,)), (("inline", ANY),)),
+    "2 cores: 2 process lanes": OfferedCase((BOTH,), 2 * (("process", ANY),)),
+    "2 cores: 2 process lanes, a core each": OfferedCase(
+        (BOTH,), (("process", (FIRST,)), ("process", (SECOND,)))
+    ),
+    "2 cores: 3 process lanes": OfferedCase((BOTH,), 3 * (("process", ANY),)),
+    "2 cores: inline and a process lane": OfferedCase(((FIRST,),), (("inline", ANY), ("process", (SECOND,)))),
+    "2 cores: 2 thread lanes": OfferedCase((BOTH,), 2 * (("thread", ANY),)),
+}
+TIERED: Mapping[str, OfferedCase] = {
+    "1 core: inline": OfferedCase(((FIRST,),), (("inline", ANY),), tiers=True),
+    "2 cores: 2 thread lanes": OfferedCase((BOTH,), 2 * (("thread", ANY),), tiers=True),
+    "2 cores: 2 process lanes": OfferedCase((BOTH,), 2 * (("process", ANY),), tiers=True),
+    "2 cores: 3 process lanes": OfferedCase((BOTH,), 3 * (("process", ANY),), tiers=True),
+}
+
+
+CASES = {"offered": OFFERED, "tiers": TIERED}
+EXTRA = ("2 cores: 2 process lanes, a core each", "2 cores: inline and a process lane")
+
+
+class Offered:
+    """The processes of one case."""
+
+    def __init__(self, case: OfferedCase, plan: Path, rows: int) -> None:
+        command = [sys.executable, "-m", "benchmarks.lanes.offered", str(plan), str(rows)]
+        self._processes = []
+        before = os.sched_getaffinity(0)
+        for cores in case.processes:
+            os.sched_setaffinity(0, cores)  # of this thread, which a child inherits
+            self._processes.append(
+                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            )
+        os.sched_setaffinity(0, before)
+
+    def wait_ready(self) -> None:
+        for process in self._processes:
+            _read(process)
+
+    def turn(self, seconds: float, outstanding: int) -> Turn:
+        """Runs a closed loop in all processes at once."""
+        fronts = [process.pid for process in self._processes]
+        lanes = [pid for front in fronts for pid in tree(front) if pid != front]
+        before = _cpu_s(fronts), _cpu_s(lanes)
+        each = outstanding // len(self._processes)
+        command = json.dumps({"seconds": seconds, "outstanding": each}) + "\n"
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.write(command)
+            process.stdin.flush()
+        answers = [_read(process) for process in self._processes]
+        front_s, lanes_s = _cpu_s(fronts) - before[0], _cpu_s(lanes) - before[1]
+        requests = sum(a["requests"] for a in answers)
+        driver_s = sum(a["driver_s"] for a in answers)
+        return {
+            "requests_per_s": sum(a["requests"] / a["seconds"] for a in answers),
+            "batch_rows": sum(a["batch_rows"] for a in answers) / len(answers),
+            "front_ms": 1e3 * front_s / requests,
+            "lanes_ms": 1e3 * lanes_s / requests,
+            "driver_share": driver_s / (front_s + lanes_s),
+            "busy_cores": (front_s + lanes_s) / max(a["seconds"] for a in answers),
+        }
+
+    def close(self) -> None:
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.close()
+        for process in self._processes:
+            process.wait()
+
+
+def _read(process: subprocess.Popen[str]) -> dict[str, Any]:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise SystemExit(f"a process ended with status {process.wait()}")
+    answer: dict[str, Any] = json.loads(line)
+    return answer
+
+
+def _cpu_s(pids: Sequence[int]) -> float:
+    return sum(core_seconds(pid)[0] for pid in pids)
+
+
+def save_case(bundle: Bundle, case: OfferedCase, args: argparse.Namespace, folder: Path, file: Path) -> Path:
+    """Writes the plan of a case."""
+    plan = single_path_plan(
+        bundle.path.resolve(), bundle.name, args.runtime, "cpu", args.precision, bundle.width
+    )
+    lanes = tuple(
+        PlannedLane.model_validate({"name": f"cpu.{i}", "kind": kind, "cores": cores})
+        for i, (kind, cores) in enumerate(case.lanes)
+    )
+    placement = None
+    if case.tiers:
+        tables = {t: v.rows for t, v in bundle.encoder.vocabularies.items()}
+        cuts = {t: {"host": n - n // 2, "disk": n // 2} for t, n in tables.items()}
+        placed = {"path": plan.paths[0].name, "tables": cuts, "cache_bytes": CACHE_BYTES}
+        placement = Placement(paths=(PlacedPath.model_validate(placed),), directory=folder)
+    changed = {
+        "lanes": lanes,
+        "placement": placement,
+        "default_budget_ms": 60_000,
+        "limits": plan.limits.model_copy(update={"max_queued_rows": 2**17}),
+    }
+    save_plan(plan.model_copy(update=changed), file)
+    return file
+
+
+def offered(
+    cases: Mapping[str, OfferedCase], bundle: Bundle, rows: int, args: argparse.Namespace
+) -> dict[str, Turn]:
+    """All cases at one size of request."""
+    with tempfile.TemporaryDirectory(dir=args.folder) as folder, ExitStack() as stack:
+        opened = {}
+        for i, (name, case) in enumerate(cases.items()):
+            plan = save_case(bundle, case, args, Path(folder), Path(folder) / f"{i}.json")
+            opened[name] = Offered(case, plan, rows)
+            stack.callback(opened[name].close)
+        for case_open in opened.values():
+            case_open.wait_ready()
+        turns = {
+            name: lambda own=own: own.turn(args.seconds, args.outstanding) for name, own in opened.items()
+        }
+        return in_turns(turns, args.turns)
+
+
+def in_turns(cases: Mapping[str, Any], count: int) -> dict[str, Turn]:
+    """Medians over turns; `times`: of requests/s relative to the first case, within a turn."""
+    found: dict[str, list[Turn]] = {name: [] for name in cases}
+    for number in tqdm(range(count + 1), leave=False):
+        for name, turn in cases.items():
+            one = turn()
+            if number:  # the first turn warms up
+                found[name].append(one)
+    (base, *_) = found.values()
+    return {
+        name: {
+            **{key: median(turn[key] for turn in turns) for key in turns[0]},
+            "times": median(
+                turn["requests_per_s"] / first["requests_per_s"]
+                for turn, first in zip(turns, base, strict=True)
+            ),
+        }
+        for name, turns in found.items()
+    }
+
+
+SERVED: Mapping[str, tuple[dict[str, object], int | None]] = {
+    "1 core: one process": ({}, FIRST),
+    "2 cores: one process, 2 process lanes": ({"lanes": 2, "lane": "process"}, None),
+    "2 cores: two processes": ({"processes": 2}, None),
+}
+"""Settings, and the core of the server; None: any, for the load generator as well."""
+
+
+def served(bodies: Sequence[bytes], bundle: Path, args: argparse.Namespace) -> dict[str, Turn]:
+    """All servers at one size of request."""
+    with ExitStack() as stack:
+        turns = {}
+        for name, (settings, core) in SERVED.items():
+            server = stack.enter_context(start(_settings(settings, bundle, args), core=core))
+            load = {SECOND} if core is not None else set(BOTH)
+
+            def turn(url: str = server.url, pid: int = server.process.pid, load: set[int] = load) -> Turn:
+                return served_turn(url, pid, bodies, load, args)
+
+            turns[name] = turn
+        return in_turns(turns, args.turns)
+
+
+def served_turn(
+    url: str, pid: int, bodies: Sequence[bytes], load: set[int], args: argparse.Namespace
+) -> Turn:
+    """A closed loop over HTTP. load: cores of the load generator.
+
+    front_ms: of the process that was started. least_share: processor time of the least busy of the others,
+    relative to the busiest.
+    """
+    os.sched_setaffinity(0, load)
+    url = f"{url}/v2/models/dlrm/infer"
+    target = Target(url, {BUDGET: "600000"})
+    requests = [target.request(body) for body in bodies]
+    pids = tree(pid)
+    before = [_cpu_s([one]) for one in pids]
+    client_s, began = time.process_time(), time.perf_counter()
+    answered = closed_loop(url, requests, args.outstanding, args.seconds)
+    took_s = time.perf_counter() - began
+    each_s = [_cpu_s([one]) - s for one, s in zip(pids, before, strict=True)]
+    server_s = sum(each_s)
+    client_s = time.process_time() - client_s
+    return {
+        "requests_per_s": answered / took_s,
+        "server_ms": 1e3 * server_s / answered,
+        "front_ms": 1e3 * each_s[0] / answered,
+        "least_share": min(each_s[1:], default=server_s) / max(each_s[1:], default=server_s),
+        "server_cores": server_s / took_s,
+        "load_cores": client_s / took_s,
+    }
+
+
+def memory(bodies: Sequence[bytes], bundle: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """PSS of each server, ready and after a closed loop."""
+    found = {}
+    for name, (settings, core) in SERVED.items():
+        with start(_settings(settings, bundle, args), core=core) as server:
+            pid = server.process.pid
+            ready = pss_bytes(pid)
+            for _ in range(2):
+                served_turn(server.url, pid, bodies, set(BOTH), args)
+            found[name] = {"processes": len(tree(pid)), "ready": ready, "loaded": pss_bytes(pid)}
+    return found
+
+
+def _settings(settings: Mapping[str, object], bundle: Path, args: argparse.Namespace) -> dict[str, object]:
+    given = {"bundle": bundle, "runtime": args.runtime, "precision": args.precision}
+    return {**given, "max_queued_rows": 2**17, "drain_grace_s": 0, **settings}
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Returns the figures of one size of request and one part."""
+    bundle = open_model(args.model, args.folder)
+    if args.part in CASES:
+        cases = {name: case for name, case in CASES[args.part].items() if args.all or name not in EXTRA}
+        return {"cases": offered(cases, bundle, args.rows, args)}
+    schema = bundle.manifest.schema_
+    drawn = draw(schema, value_of_rank(bundle), args.requests, args.rows)
+    bodies = [json_body(drawn, i) for i in range(len(drawn))]
+    path, rows_bytes = bundle.path, bundle.rows_bytes
+    del bundle, drawn  # a mapping here would take its share of the servers' PSS
+    if args.part == "served":
+        return {"cases": served(bodies, path, args)}
+    return {"cases": memory(bodies, path, args), "rows_bytes": rows_bytes}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("part", choices=["offered", "tiers", "served", "memory"])
+    parser.add_argument("--all", action="store_true", help="also lanes pinned, and beside an inline one")
+    parser.add_argument("--folder", type=Path, default=Path("runs/peers"), help="of the models; made once")
+    parser.add_argument("--model", default="kaggle", choices=["kaggle", "large"])
+    parser.add_argument("--rows", type=int, default=23)
+    parser.add_argument("--runtime", default="onnx")
+    parser.add_argument("--precision", default="fp32")
+    parser.add_argument("--requests", type=int, default=256, help="different ones, for served and memory")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each turn")
+    parser.add_argument("--outstanding", type=int, default=32, help="queries, or connections")
+    parser.add_argument("--first", action="store_true", help="run before all others: nice -20 (needs root)")
+    parser.add_argument("--out", type=Path, help="JSON")
+    args = parser.parse_args()
+    args.folder = args.folder.resolve()
+    with raised_priority() if args.first else nullcontext():
+        about = machine()
+        found = measure(args)
+    revision = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    found |= {
+        "command": "python -m benchmarks.lanes.cores " + shlex.join(sys.argv[1:]),
+        "date": time.strftime("%Y-%m-%d"),
+        "revision": revision.stdout.strip(),
+        "machine": about,
+        "outstanding": args.outstanding,
+    }
+    print(json.dumps(found, indent=2))
+    if args.out:
+        results = json.loads(args.out.read_text()) if args.out.exists() else {}
+        results[f"{args.part}/{args.model}/{args.rows}"] = found
+        args.out.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

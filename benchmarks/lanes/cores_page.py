@@ -1,0 +1,133 @@
+"""Writes docs/results/cores.md from the figures of benchmarks/lanes/cores.py.
+
+python -m benchmarks.lanes.cores_page docs/results/cores.json docs/results/cores.md
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+MIB = 2**20
+INTRODUCTION = """# Results: cores and memory
+
+What a second core adds to one server, and what its processes take of memory. How lanes and processes work:
+[lanes](../lanes.md). Medians over turns in which the cases alternate, ratios within a turn; every answer of
+queries offered in the process is compared with a float64 reference. Method: the docstring of
+`benchmarks/lanes/cores.py`. This page is written by
+`python -m benchmarks.lanes.cores_page docs/results/cores.json docs/results/cores.md`.
+"""
+
+
+LANES = "2 process lanes"
+
+
+def cap(cases: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """The most that one server gives with process lanes, however many cores they have."""
+    fronts = [f["front_ms"] for name, f in cases.items() if name.endswith(LANES)]
+    return [
+        "",
+        f"On paper, with process lanes on any number of cores: at most {1e3 / fronts[0]:,.0f} requests/s, as "
+        f"the server's own process takes {fronts[0]:.3f} ms of its core for each. Several servers share "
+        "nothing but memory bandwidth.",
+    ]
+
+
+def offered_table(cases: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Queries offered in the process."""
+    lines = [
+        "| case | requests/s | times | busy cores | CPU ms: server | its lanes | rows of a batch | driver |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, f in cases.items():
+        lines.append(
+            f"| {name} | {f['requests_per_s']:,.0f} | {f['times']:.2f} | {f['busy_cores']:.2f} "
+            f"| {f['front_ms']:.3f} | {f['lanes_ms']:.3f} | {f['batch_rows']:.0f} | {f['driver_share']:.1%} |"
+        )
+    return lines
+
+
+def served_table(cases: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Servers over HTTP.
+
+    The last column is what the same processor time gives if the load is elsewhere; for process lanes no more
+    than the server's own process allows.
+    """
+    lines = [
+        "| case | requests/s | times | CPU ms a request | server's cores | load's cores | least busy process "
+        "| on paper, times |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    first = next(iter(cases.values()))
+    for name, f in cases.items():
+        cores = 1 if f is first else 2
+        paper = cores * first["server_ms"] / f["server_ms"]
+        if name.endswith(LANES):
+            paper = min(paper, first["server_ms"] / f["front_ms"])
+        lines.append(
+            f"| {name} | {f['requests_per_s']:,.0f} | {f['times']:.2f} | {f['server_ms']:.3f} "
+            f"| {f['server_cores']:.2f} | {f['load_cores']:.2f} | {f['least_share']:.0%} | {paper:.2f} |"
+        )
+    return lines
+
+
+def memory_table(found: Mapping[str, Any]) -> list[str]:
+    """PSS of servers, MiB."""
+    lines = [
+        f"PSS in MiB. The rows are {found['rows_bytes'] / MIB:,.0f} MiB; pages that were touched count.",
+        "",
+        "| server | processes | ready: all | rows | other files | private | loaded: all | rows | private |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, f in found["cases"].items():
+        ready, loaded = ({k: v / MIB for k, v in f[state].items()} for state in ("ready", "loaded"))
+        lines.append(
+            f"| {name} | {f['processes']} | {ready['total']:,.0f} | {ready['rows']:,.0f} "
+            f"| {ready['files']:,.0f} | {ready['private']:,.0f} | {loaded['total']:,.0f} "
+            f"| {loaded['rows']:,.0f} | {loaded['private']:,.0f} |"
+        )
+    return lines
+
+
+def origin(found: Mapping[str, Any]) -> str:
+    """Command, date and machine of a part."""
+    about = found["machine"]
+    return (
+        f"`{found['command']}`, {found['date']}, revision {found['revision']}, "
+        f"{found['outstanding']} queries outstanding; {about['processor']}, {about['cores']}, "
+        f"load average {about['load average']}, "
+        f"{about['scheduling']}, Python {about['python']}."
+    )
+
+
+def section(key: str, found: Mapping[str, Any]) -> list[str]:
+    """One part at one size of request."""
+    part, model, rows = key.split("/")
+    if part == "offered":
+        lines = [f"## Queries offered in the process: {model}, {rows} rows", ""]
+        lines += [*offered_table(found["cases"]), *cap(found["cases"])]
+    elif part == "tiers":
+        lines = [f"## The same with half of each table's rows on disk: {model}, {rows} rows", ""]
+        lines += offered_table(found["cases"])
+    elif part == "served":
+        lines = [f"## Served over HTTP: {model}, {rows} rows", ""]
+        lines += [*served_table(found["cases"]), *cap(found["cases"])]
+    else:
+        lines = [f"## Memory: {model}", "", *memory_table(found)]
+    return [*lines, "", origin(found), ""]
+
+
+def page(results: Mapping[str, Mapping[str, Any]]) -> str:
+    """The whole page. results: `part/model/rows` -> figures."""
+    lines = [INTRODUCTION]
+    for key, found in results.items():
+        lines += section(key, found)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+if __name__ == "__main__":
+    source, target = map(Path, sys.argv[1:])
+    target.write_text(page(json.loads(source.read_text())))

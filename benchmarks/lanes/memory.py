@@ -1,0 +1,38 @@
+"""Memory of a process and all its descendants, from /proc."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROWS = ("embeddings.safetensors", "memfd:polyrec rows")
+"""Mappings of embedding rows: a bundle's file, and the shared host memory of tiers."""
+
+
+def tree(pid: int) -> list[int]:
+    """Returns a process and all its descendants."""
+    found = [pid]
+    for parent in found:
+        for task in Path(f"/proc/{parent}/task").iterdir():
+            found += map(int, (task / "children").read_text().split())
+    return found
+
+
+def pss_bytes(pid: int) -> dict[str, int]:
+    """Proportional set size of a process tree, in bytes: of rows, of other files, of private memory, of all.
+
+    A page that n processes share counts 1/n in each, so that the sum over the tree counts it once, as long as
+    no other process maps it. files: libraries and a bundle's other files.
+    """
+    sums = {"rows": 0, "files": 0, "private": 0}
+    for each in tree(pid):
+        kind = "private"
+        for line in Path(f"/proc/{each}/smaps").read_text().splitlines():
+            first, *rest = line.split()
+            if not first.endswith(":"):
+                name = " ".join(rest[4:])
+                kind = "files" if name.startswith("/") else "private"
+                if any(rows in name for rows in ROWS):
+                    kind = "rows"
+            elif first == "Pss:":
+                sums[kind] += int(rest[0]) * 1024
+    return sums | {"total": sum(sums.values())}

@@ -1,0 +1,182 @@
+"""Runs several server processes behind one port: `polyrec serve --processes 2`.
+
+    this process    binds the port, starts the others, replaces a dead one, passes signals on; serves nothing
+    each other one  a whole server (server/app/run.py), which accepts from the port, and from one of its own
+                    for what concerns one process: metrics, administration (server/http/shared_port.py)
+
+All inherit one listening socket, so what waits in its accept queue when a process dies is served by another;
+the connections of that process are reset. A process accepts once it is ready. Rows are mapped from the
+bundle's files, so all share one copy; tiers are not shared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from polyrec.models.errors import PolyrecError
+from polyrec.server.app.listening import Ready, listen, reserve
+from polyrec.server.app.logs import log_to_stderr
+from polyrec.server.app.settings import PREFIX, Settings
+from polyrec.server.grpc.opening import require_packages
+
+log = logging.getLogger("polyrec.server")
+
+ROOT = Path(__file__).parents[3]
+FIRST_DELAY_S, MAX_DELAY_S = 0.1, 10.0
+"""Delay before a process that died is started again; doubled for each death before it was ready."""
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class ProcessFailed(PolyrecError):
+    """A server process ended before it was ready for the first time; its own message says why."""
+
+
+def supervise(settings: Settings, on_ready: Callable[[Ready], object]) -> int:
+    """Serves by `settings.processes` processes until a signal ends them; returns the exit status.
+
+    Raises PortInUse, or ProcessFailed if one of them cannot start.
+    """
+    log_to_stderr(settings.log_level, log_format=settings.log_format)
+    with ExitStack() as opened:
+        shared = opened.enter_context(listen(settings.host, settings.port))
+        first = 0 if settings.port == 0 else settings.port + 1
+        own = [
+            opened.enter_context(listen(settings.host, first and first + i))
+            for i in range(settings.processes)
+        ]
+        grpc = None
+        if settings.grpc_port is not None:
+            require_packages()
+            # held to the end, so that the port stays this server's while a process is started again
+            grpc = opened.enter_context(reserve(settings.host, settings.grpc_port))
+        return asyncio.run(_Supervisor(settings, shared, own, grpc, on_ready).run())
+
+
+class _Supervisor:
+    """The processes of one port. own: a listening socket for each. grpc: the reserved port of all, if any."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        shared: socket.socket,
+        own: Sequence[socket.socket],
+        grpc: socket.socket | None,
+        on_ready: Callable[[Ready], object],
+    ) -> None:
+        self._settings = settings
+        self._shared, self._own, self._grpc = shared, own, grpc
+        self._on_ready = on_ready
+        self._processes: dict[int, asyncio.subprocess.Process] = {}
+        self._ready: dict[int, dict[str, Any]] = {}
+        self._announced = False
+        self._stopping = False
+
+    async def run(self) -> int:
+        """Returns the highest exit status of the processes."""
+        loop = asyncio.get_running_loop()
+        for number in FORWARDED:
+            loop.add_signal_handler(number, self._signaled, number)
+        keeping = [asyncio.create_task(self._keep(i)) for i in range(len(self._own))]
+        try:
+            return max(await asyncio.gather(*keeping))
+        except BaseException:
+            self._signaled(signal.SIGTERM)
+            await asyncio.gather(*keeping, return_exceptions=True)
+            raise
+
+    def _signaled(self, number: int) -> None:
+        """Passes a signal on; all end, but for SIGHUP where they have tokens or a certificate to reread."""
+        rereads = self._settings.tokens is not None or self._settings.tls_cert is not None
+        self._stopping |= number != signal.SIGHUP or not rereads
+        for process in self._processes.values():
+            with suppress(ProcessLookupError):
+                process.send_signal(number)
+
+    async def _keep(self, i: int) -> int:
+        """Runs one process, and another one when it dies; returns its exit status when it was told to end."""
+        delay_s = FIRST_DELAY_S
+        while True:
+            # the kernel kills a process when the other end of its pipe closes, as this one ends
+            theirs, ours = os.pipe()
+            try:
+                process = await self._start(i, theirs)
+                if self._stopping:  # it was told while this one started
+                    process.terminate()
+                assert process.stdout is not None
+                while line := await process.stdout.readline():
+                    self._heard(i, orjson.loads(line))
+                    delay_s = FIRST_DELAY_S
+                status = await process.wait()
+                del self._processes[i]
+            finally:
+                os.close(ours)
+            if self._stopping:
+                return max(status, 0)
+            if not self._announced:
+                raise ProcessFailed(f"a server process {_said(status)} before it was ready")
+            log.error("server process %d %s; another one starts", process.pid, _said(status))
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, MAX_DELAY_S)
+            if self._stopping:
+                return 0
+
+    async def _start(self, i: int, lifeline: int) -> asyncio.subprocess.Process:
+        given = (self._shared.fileno(), self._own[i].fileno(), lifeline)
+        try:
+            process = self._processes[i] = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", "polyrec.server", *map(str, given)),
+                pass_fds=given,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                env=_environment(self._settings, self._grpc),
+                process_group=0,  # Ctrl-C in a terminal is for this process, which passes it on
+            )
+        finally:
+            os.close(lifeline)
+        return process
+
+    def _heard(self, i: int, ready: dict[str, Any]) -> None:
+        """Announces the port once every process has been ready."""
+        self._ready[i] = ready
+        if self._announced or len(self._ready) < len(self._own):
+            return
+        self._announced = True
+        first = self._ready[0]
+        scheme = first["url"].partition(":")[0]
+        host, port = self._shared.getsockname()[:2]
+        self._on_ready(
+            Ready(
+                url=f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}",
+                pid=os.getpid(),
+                paths=tuple(first["paths"]),
+                runtime=first["runtime"],
+                bundle_version=first["bundle_version"],
+                processes=tuple(self._ready[j]["url"] for j in sorted(self._ready)),
+                grpc=first["grpc"],
+            )
+        )
+
+
+def _environment(settings: Settings, grpc: socket.socket | None) -> dict[str, str]:
+    """The environment of a process: the settings as variables, this code on the import path."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(PREFIX)}
+    search = (str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")]))
+    own = {"PYTHONPATH": os.pathsep.join(search), f"{PREFIX}PROCESSES": "1"}
+    if grpc is not None:
+        own[f"{PREFIX}GRPC_PORT"] = str(grpc.getsockname()[1])
+    return kept | settings.variables() | own
+
+
+def _said(status: int) -> str:
+    return f"ended with status {status}" if status >= 0 else f"was killed by {signal.Signals(-status).name}"

@@ -1,0 +1,82 @@
+"""Starts a server in a child process, for demos, load tests, notebooks and tests.
+
+Imports neither torch nor the server: the child does.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TextIO
+
+import orjson
+
+from polyrec.models.errors import PolyrecError
+
+
+class StartFailed(PolyrecError):
+    """A child server ended before it was ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerProcess:
+    """A server in a child process, ready to answer at `url`. processes, grpc: see `Ready`."""
+
+    url: str
+    process: subprocess.Popen[str]
+    processes: tuple[str, ...] = ()
+    grpc: str | None = None
+
+    def __enter__(self) -> ServerProcess:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    def stop(self) -> int:
+        """Sends SIGTERM, and SIGKILL after 30 s; returns the exit status."""
+        if self.process.poll() is None:
+            self.process.terminate()
+        try:
+            return self.process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.wait()
+        finally:
+            if self.process.stdout is not None:
+                self.process.stdout.close()
+
+
+def start(
+    settings: Mapping[str, object], stderr: int | TextIO | None = None, core: int | None = None
+) -> ServerProcess:
+    """Starts a server process with these settings (port 0 unless given) and waits until it is ready.
+
+    core: the only processor core it may use. Raises StartFailed if it ends before it is ready.
+    """
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("POLYREC_")}
+    environ |= {f"POLYREC_{k.upper()}": str(v) for k, v in ({"port": 0} | dict(settings)).items()}
+    cores = os.sched_getaffinity(0)
+    if core is not None:
+        os.sched_setaffinity(0, {core})  # of this thread, which a child inherits
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "polyrec.server"],
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        )
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        process.stdout.close()
+        raise StartFailed(f"the server ended with status {process.wait()} before it was ready")
+    # benchmarks start servers of older revisions, which say less
+    ready = orjson.loads(line)
+    return ServerProcess(ready["url"], process, tuple(ready.get("processes", ())), ready.get("grpc"))

@@ -1,0 +1,106 @@
+"""Resolves the rows of batches for a lane in another process: ranks in, addresses and values out.
+
+The tiers stay with the server, which alone moves rows, reads files and applies updates; a lane maps their
+slab (polyrec.models.tiers.shared.slab_reader). So a lane that dies loses nothing, and every lane sees an
+update at once. Resolving may wait for a file or a remote store; then it runs in a thread, so that the event
+loop goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from polyrec.models.embeddings.lookups import FusedRows
+from polyrec.models.schema.batch import Batch
+from polyrec.models.schema.schema import Schema
+from polyrec.models.tiers.shared.resolved import Resolved
+from polyrec.models.tiers.stack import TierStack
+from polyrec.server.lanes.tiered_runtime import TieredBatch
+
+
+class PathRows:
+    """The rows of one path in tiers. schema: of its bundle."""
+
+    def __init__(self, stack: TierStack, schema: Schema) -> None:
+        self.stack = stack
+        layout = stack.tiers.layout
+        self._rows = FusedRows(schema, dict(zip(layout.tables, layout.sizes, strict=True)))
+
+    def resolve(self, batch: Batch) -> Resolved:
+        """Finds the rows of a batch in its view, and adds those lost to it. Raises OSError as `TierStack`."""
+        if not isinstance(batch, TieredBatch) or batch.batch_view is None:
+            raise TypeError("a batch over tiers needs the view that it was encoded in")
+        rows = self._rows.lookups(batch).in_order()
+        resolved = self.stack.resolve(batch.batch_view.view, rows)
+        batch.batch_view.lost += resolved.lost
+        return resolved
+
+
+Resolution = Resolved | Exception
+
+
+class Resolver:
+    """Resolves one batch at a time, and holds what it found until `release`."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._threads: ThreadPoolExecutor | None = None
+        self._resolving: Future[Resolved] | None = None
+
+    def begin(self, rows: PathRows, batch: Batch, found: Callable[[Resolution], None]) -> None:
+        """Calls `found` on the event loop: at once if nothing has to be waited for, else later.
+
+        Not at all if it is released before.
+        """
+        if not rows.stack.waits:
+            done: Future[Resolved] = Future()
+            self._resolving = done
+            try:
+                done.set_result(rows.resolve(batch))
+            except Exception as e:
+                done.set_exception(e)
+            found(_outcome(done))
+            return
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(1, f"resolving {self._name}")
+        loop = asyncio.get_running_loop()
+        resolving = self._resolving = self._threads.submit(rows.resolve, batch)
+
+        def tell() -> None:
+            if resolving is self._resolving:
+                found(_outcome(resolving))
+
+        def resolved(_: Future[Resolved]) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(tell)
+
+        resolving.add_done_callback(resolved)
+
+    def release(self) -> None:
+        """Lets the tiers move the rows of the last batch again, also if they are being found only now."""
+        resolving, self._resolving = self._resolving, None
+        if resolving is not None:
+            resolving.add_done_callback(_release)
+
+    def close(self) -> None:
+        """Releases, and waits for a batch that is being resolved."""
+        self.release()
+        if self._threads is not None:
+            self._threads.shutdown()
+            self._threads = None
+
+
+def _outcome(resolving: Future[Resolved]) -> Resolution:
+    error = resolving.exception()
+    if error is None:
+        return resolving.result()
+    if isinstance(error, Exception):
+        return error
+    raise error
+
+
+def _release(resolving: Future[Resolved]) -> None:
+    if resolving.exception() is None:
+        resolving.result().release()

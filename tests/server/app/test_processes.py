@@ -1,0 +1,132 @@
+"""Several server processes behind one port: they share it, may die, and end together."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from polyrec.server.app.listening import listen
+from polyrec.server.child import ServerProcess, start
+
+BODY = b'{"instances": [{}]}'
+LIVENESS_S = 60
+
+
+@pytest.fixture
+def server(bundle_dir: Path) -> Iterator[ServerProcess]:
+    with start({"bundle": bundle_dir, "processes": 2, "drain_grace_s": 0}) as server:
+        yield server
+
+
+def children(pid: int) -> list[int]:
+    """The server processes behind a port."""
+    tasks = Path(f"/proc/{pid}/task")
+    return sorted(int(p) for task in tasks.iterdir() for p in (task / "children").read_text().split())
+
+
+def eventually(true: Callable[[], bool]) -> bool:
+    """Whether it becomes true within the time that a live system needs."""
+    until = time.monotonic() + LIVENESS_S
+    while not true():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def predictions(url: str) -> float:
+    """Requests for predictions that the process at this address has answered."""
+    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    name = "polyrec_requests_total{"
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(name) and "predict" in line)
+
+
+def test_all_processes_answer_at_one_port_and_each_at_its_own(server: ServerProcess) -> None:
+    assert len(server.processes) == len(children(server.process.pid)) == 2
+    answers = [
+        httpx.post(f"{url}/v1/predict", content=BODY).json() for url in (server.url, *server.processes)
+    ]
+    assert answers[0] == answers[1] == answers[2]
+    asked = 30
+    for _ in range(asked):  # a connection each
+        assert httpx.post(f"{server.url}/v1/predict", content=BODY).status_code == 200
+    assert sum(predictions(url) for url in server.processes) == asked + 3
+
+
+def test_what_concerns_one_process_is_rejected_at_the_shared_port(server: ServerProcess) -> None:
+    for method, path in (
+        ("GET", "/metrics"),
+        ("POST", "/v1/admin/reload"),
+        ("POST", "/v2/repository/models/dlrm/unload"),
+    ):
+        refused = httpx.request(method, server.url + path)
+        assert refused.status_code == 421
+        assert "shared by several processes" in refused.json()["error"]
+    assert all(httpx.get(f"{url}/metrics").status_code == 200 for url in server.processes)
+    assert httpx.post(f"{server.processes[0]}/v1/admin/reload").status_code == 403
+
+
+def test_a_killed_process_is_replaced_while_the_port_goes_on_answering(server: ServerProcess) -> None:
+    first, second = before = children(server.process.pid)
+    os.kill(first, signal.SIGKILL)
+    for _ in range(10):
+        assert httpx.post(f"{server.url}/v1/predict", content=BODY, timeout=LIVENESS_S).status_code == 200
+    assert eventually(lambda: len(set(children(server.process.pid)) - {first}) == 2)
+    assert second in children(server.process.pid)
+    assert children(server.process.pid) != before
+    for url in server.processes:  # the new one has its predecessor's address
+        assert httpx.post(f"{url}/v1/predict", content=BODY, timeout=LIVENESS_S).status_code == 200
+
+
+def test_all_end_with_a_signal_and_leave_the_port_free(bundle_dir: Path) -> None:
+    with start({"bundle": bundle_dir, "processes": 2, "drain_grace_s": 0}) as server:
+        pids = children(server.process.pid)
+        assert server.stop() == 0
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    for url in (server.url, *server.processes):
+        listen("127.0.0.1", urlsplit(url).port or 0).close()
+
+
+def test_a_killed_supervisor_takes_its_processes_along(bundle_dir: Path) -> None:
+    with start({"bundle": bundle_dir, "processes": 2}) as server:
+        pids = children(server.process.pid)
+        server.process.kill()
+        assert eventually(lambda: not any(_runs(pid) for pid in pids))
+    # a dead process counts as a zombie while its other threads, and so its sockets, still end
+    assert eventually(lambda: _refuses(urlsplit(server.url).port or 0))
+
+
+def test_a_bundle_that_cannot_be_opened_ends_all_with_its_reason(tmp_path: Path) -> None:
+    given = {k: v for k, v in os.environ.items() if not k.startswith("POLYREC_")}
+    given |= {"POLYREC_BUNDLE": str(tmp_path), "POLYREC_PROCESSES": "2", "POLYREC_PORT": "0"}
+    command = [sys.executable, "-m", "polyrec.server"]
+    ended = subprocess.run(
+        command, env=given, capture_output=True, text=True, timeout=LIVENESS_S, check=False
+    )
+    assert ended.returncode == 2
+    assert f"polyrec: error: no bundle in '{tmp_path}'" in ended.stderr or "manifest.json" in ended.stderr
+    assert "a server process ended with status 2 before it was ready" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def _refuses(port: int) -> bool:
+    with socket.socket() as connecting:
+        return connecting.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
