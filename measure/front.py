@@ -18,7 +18,7 @@ from polyrec.measure.profile.requests import Requests
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.planner.plan import PlannedPath
 from polyrec.planner.profile import Front
-from polyrec.server.app.run import start
+from polyrec.server.child import start
 
 ROWS = (1, 23, 270)
 CONNECTIONS = 4

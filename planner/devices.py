@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -112,16 +112,18 @@ class Machine(Strict):
         raise MachineError(f"machine '{self.name}' has no device '{name}'; it has {known}")
 
 
-def load_machine(name: str | Path) -> Machine:
-    """Reads a YAML file, or one of planner/machines by name. Raises MachineError."""
-    return read_shipped(
-        Machine,
-        name,
-        "machine",
-        MACHINES,
-        MachineError,
-        lambda raw, file: _with_sizes({"name": file.stem, **raw}),
-    )
+def load_machine(name: str | Path, base: Machine | None = None) -> Machine:
+    """Reads a YAML file, or one of planner/machines by name. Raises MachineError.
+
+    base: the machine whose figures a file without devices changes.
+    """
+
+    def complete(raw: dict[str, Any], file: Path) -> dict[str, Any]:
+        if base is not None and "devices" not in raw:
+            return base.model_dump() | _with_sizes(raw)
+        return _with_sizes({"name": file.stem, **raw})
+
+    return read_shipped(Machine, name, "machine", MACHINES, MachineError, complete)
 
 
 def parse_bytes(text: str) -> int:

@@ -27,7 +27,7 @@ DIRECTORY = Path("/var/tmp")
 class MemoryUse(Strict):
     """Use of one memory. place: a device's name, or `disk`.
 
-    rows: of tables. cache: pages of rows on disk. fixed: decoders and dense nets. working: buffers while
+    rows: of tables. cache: of rows on disk. fixed: decoders and dense nets. working: buffers while
     batches execute, and what a process needs whatever it serves.
     """
 
@@ -43,12 +43,29 @@ class MemoryUse(Strict):
         return self.rows_bytes + self.cache_bytes + self.fixed_bytes + self.working_bytes
 
 
+class TieredBatch(Strict):
+    """Expected batch of `rows` rows of a path with rows in tiers.
+
+    memory_ms: with all rows in memory; ms: as they are placed. reads, remote: rows' pages read from the disk
+    and rows of the remote store, on average. ahead: reads were started while it was queued.
+    """
+
+    rows: Annotated[int, Field(ge=1)]
+    memory_ms: Annotated[float, Field(ge=0)]
+    ms: Annotated[float, Field(ge=0)]
+    reads: Annotated[float, Field(ge=0)] = 0.0
+    remote: Annotated[float, Field(ge=0)] = 0.0
+    ahead: bool = False
+
+
 class PlacedPath(Strict):
     """Tiers of one path's rows.
 
-    bytes: of rows, by tier. lookups: share of the look-ups that each tier answers, by the bundle's own
-    access counts. tables: rows of each by tier, as models/tiers takes them; empty where the
-    profile does not say how many rows there are. cache_bytes: of host memory, for pages of the disk tier.
+    bytes: of rows, by tier. lookups: share of the look-ups that each tier answers, and the `cache` of the
+    disk, by the bundle's own access counts. tables: rows of each by tier, as models/tiers takes them; empty
+    where the profile does not say how many rows there are. cache_bytes: of host memory, for that cache.
+    batches: expected, for people. cost_from: the path whose measured cuts they are computed from; None: from
+    the machine's description.
     """
 
     path: str
@@ -56,6 +73,8 @@ class PlacedPath(Strict):
     lookups: dict[str, Share] = Field(default_factory=dict)
     tables: dict[str, TierCuts] = Field(default_factory=dict)
     cache_bytes: Count = 0
+    batches: tuple[TieredBatch, ...] = ()
+    cost_from: str | None = None
 
     def rows(self, tier: str) -> int:
         """Rows of all tables in one tier."""

@@ -18,6 +18,7 @@ from polyrec.planner.devices import Machine
 from polyrec.planner.latency_model import LatencyModel
 from polyrec.planner.plan import LaneKind, PlannedPath
 from polyrec.planner.quality import Finite, QualityDifference, QualityMetric, given_differences
+from polyrec.planner.tier_times import CutTimes
 
 Count = Annotated[int, Field(ge=0)]
 Real = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -112,7 +113,8 @@ class Profile(Strict):
     """The machine and its paths.
 
     metric: of the paths' quality; differences: between every two of them. front: None if it was not measured.
-    hops: by kind of lane; one that is missing was not. version: 2 since paths have a quality.
+    hops: by kind of lane; one that is missing was not. cut_times: of paths measured with their rows in
+    tiers, if any were. version: 2 since paths have a quality.
     """
 
     version: Literal[2] = 2
@@ -122,6 +124,7 @@ class Profile(Strict):
     differences: tuple[QualityDifference, ...] = ()
     front: Front | None = None
     hops: dict[LaneKind, Hop] = Field(default_factory=dict)
+    cut_times: tuple[CutTimes, ...] = ()
 
 
 def load_profile(file: str | Path) -> Profile:
@@ -164,7 +167,8 @@ def _upgraded(raw: object) -> object:
 def on_machine(profile: Profile, machine: Machine, named: str) -> Profile:
     """Returns the profile with another description of its machine: memories, lanes, links, prices.
 
-    Latencies stay. Raises ProfileError if it describes another machine or lacks a device of a path.
+    Latencies stay, and times of cuts if the disk is the same. Raises ProfileError if it describes another
+    machine or lacks a device of a path.
     """
     if machine.name != profile.machine.name:
         raise ProfileError(
@@ -179,7 +183,9 @@ def on_machine(profile: Profile, machine: Machine, named: str) -> Profile:
                 f"path '{p.path.name}' was profiled on device '{p.path.device}', which '{named}' does not "
                 f"describe; it has {', '.join(sorted(known))}"
             )
-    return profile.model_copy(update={"machine": machine})
+    disks = {(m.disk_latency_s, m.disk_bandwidth) for m in (machine, profile.machine)}
+    kept = profile.cut_times if len(disks) == 1 else ()
+    return profile.model_copy(update={"machine": machine, "cut_times": kept})
 
 
 def with_given_quality(profile: Profile, given: Mapping[str, float]) -> Profile:

@@ -66,7 +66,7 @@ def tiered(case: dict[str, Any], m: GeneratedModel) -> TieredRows:
     cut = prefix_rows(m, case["budget"], case["cache"])
     layout = TierLayout(m.tables, {t: (0, cut, m.large_rows - cut, 0) for t in m.large})
     page_bytes = sector_bytes(Path(case["file"]).parent)
-    room = divide(case["cache"], FORM.bytes, page_bytes, layout, 0)
+    room = divide(case["cache"], FORM.bytes, page_bytes, layout.file_rows, layout.rows[HOST], 0)
     slab = Slab(FORM, layout.rows[HOST] + room.slots, room.pages, page_bytes)
     fill(slab.row_bytes(), layout, HOST, rows)
     disk = DiskTier(Path(case["file"]), slab, layout.file_rows, layout.rows[HOST], reader=case.get("reader"))

@@ -43,7 +43,7 @@ from polyrec.models.embeddings.cuts import tiers_within
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.vocabulary import Vocabulary
 from polyrec.planner.plan import Plan, save_plan
-from polyrec.server.app.run import start
+from polyrec.server.child import start
 
 WIDTH = 64
 REQUESTS = 4096
@@ -55,7 +55,9 @@ def bundle_of(folder: Path, large_rows: int, exponent: float, width: int = WIDTH
     shape = criteo(large_rows)
     vocabularies = {}
     for table, rows in shape.tables.items():
-        counts = (1e7 * np.arange(1, rows + 3, dtype=np.float64) ** -exponent).astype(np.int64)
+        heat = np.arange(1, rows + 3, dtype=np.float64) ** -exponent
+        # every table is looked up once a row
+        counts = (1e8 / heat.sum() * heat).astype(np.int64)
         vocabularies[table] = Vocabulary(table, "integer", rows, np.arange(rows + 2), counts)
     encoder = Encoder(shape.schema, vocabularies, {})
     representation = Representation(kind="table")

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from polyrec.models.errors import PolyrecError
+from polyrec.models.tiers.tier_settings import TierSettings
 from polyrec.planner.plan import PlannedPath
 
 ROOT = Path(__file__).parents[3]
@@ -37,8 +38,11 @@ class Worker:
             text=True,
         )
 
-    def open(self, largest: int, seed: int) -> dict[str, Any]:
-        """Opens the path. Raises MeasureError if it cannot be opened on this machine."""
+    def open(self, largest: int, seed: int, tiers: TierSettings | None = None) -> dict[str, Any]:
+        """Opens the path. tiers: of its rows; None: all are in memory.
+
+        Raises MeasureError if it cannot be opened on this machine.
+        """
         path = self._path
         return self._send(
             do="open",
@@ -49,11 +53,16 @@ class Worker:
             width=path.width,
             largest=largest,
             seed=seed,
+            tiers=None if tiers is None else tiers.model_dump(mode="json"),
         )
 
     def measure(self, rows: int, batches: int, seconds: float, evict: int = 0) -> dict[str, Any]:
         """Measures batches, see PathUnderTest.measure. Raises MeasureError."""
         return self._send(do="measure", rows=rows, batches=batches, seconds=seconds, evict=evict)
+
+    def measure_tiers(self, rows: int, batches: int, seconds: float, ahead: bool) -> dict[str, Any]:
+        """Measures batches over tiers, see PathUnderTest.measure_tiers. Raises MeasureError."""
+        return self._send(do="measure_tiers", rows=rows, batches=batches, seconds=seconds, ahead=ahead)
 
     def _send(self, **command: Any) -> dict[str, Any]:
         stdin, stdout = self._process.stdin, self._process.stdout

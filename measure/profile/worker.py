@@ -1,10 +1,12 @@
 """Worker process that opens one path and measures its memory and latency.
 
     {"do": "open", "bundle": ..., "runtime": ..., "device": ..., "precision": ..., "width": ...,
-     "largest": rows}
-        -> {"startup_s": ..., "peak_bytes": ...}
+     "largest": rows, "tiers": settings or null}
+        -> {"startup_s": ..., "peak_bytes": ..., "tiers": ...}
     {"do": "measure", "rows": n, "batches": most, "seconds": most, "evict": bytes}
         -> {"seconds": [...], "batch_s": ..., "executed": ...}
+    {"do": "measure_tiers", "rows": n, "batches": most, "seconds": most, "ahead": whether to read ahead}
+        -> {"seconds": [...], "lookups": ..., "below": ..., "reads": ..., "remote": ...}
 
 One JSON object per line, on stdin and stdout. A separate process isolates memory figures and libraries of
 paths, and lets the parent alternate between open paths. It times what a lane executes: encode, embed and the
@@ -20,6 +22,7 @@ import signal
 import statistics
 import sys
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +37,14 @@ from polyrec.models.runtimes import open_runtime
 from polyrec.models.runtimes.registry import why_unusable
 from polyrec.models.runtimes.runtime import Runtime
 from polyrec.models.schema.batch import Batch
+from polyrec.models.tiers.stack import TierStack
+from polyrec.models.tiers.stage import open_tiers, prefetch
+from polyrec.models.tiers.tier_settings import TierSettings
 
 clock = time.perf_counter
 WARM_BATCHES = 2
+AHEAD = 2
+"""Batches between the start of a batch's reads and its look-ups: those that wait in a queue."""
 
 
 class PathUnderTest:
@@ -56,7 +64,13 @@ class PathUnderTest:
         start = clock()
         self.bundle: Bundle = load_bundle(command["bundle"]).at_width(command["width"])
         self.bundle.encoder.prepare()
-        self.runtime: Runtime = open_runtime(command["runtime"], self.bundle, device, command["precision"])
+        self.stack: TierStack | None = None
+        if command["tiers"] is not None:
+            settings = TierSettings.model_validate(command["tiers"])
+            self.stack = open_tiers(self.bundle, settings, device, self.bundle.encoder)
+        self.runtime: Runtime = open_runtime(
+            command["runtime"], self.bundle, device, command["precision"], self.stack
+        )
         self.startup_s = clock() - start
         loaded = _status("RssAnon")
         self._drawn = Requests(
@@ -100,6 +114,63 @@ class PathUnderTest:
             whole.append(clock() - drawn)
         executed = (time.process_time() - own) / max(clock() - start, 1e-9)
         return {"seconds": taken, "batch_s": statistics.median(whole), "executed": executed}
+
+    def measure_tiers(self, rows: int, batches: int, seconds: float, ahead: bool) -> dict[str, Any]:
+        """Times batches like `measure`, over tiers if the path has some.
+
+        ahead: starts the reads of a batch AHEAD batches before its look-ups, within the time of that batch.
+        Also returns means of a batch, see polyrec.planner.tier_times.
+        """
+        began = clock()
+        waiting = deque(self._drawn.request(rows) for _ in range(AHEAD))
+        for _ in range(WARM_BATCHES):
+            self._with_reads(waiting, rows, ahead)
+        before = self._counted()
+        taken: list[float] = []
+        while len(taken) < batches and (not taken or clock() - began < seconds):
+            taken.append(self._with_reads(waiting, rows, ahead))
+        counts = {k: (n - before[k]) / len(taken) for k, n in self._counted().items()}
+        return {"seconds": taken, **counts}
+
+    def _with_reads(self, waiting: deque[tuple[Columns, Columns]], rows: int, ahead: bool) -> float:
+        """Executes the first of the waiting batches after adding one; returns the seconds."""
+        request = self._drawn.request(rows)
+        waiting.append(request)
+        reading_s = 0.0
+        if ahead:
+            # a server encodes queued queries in another thread
+            batch = self._drawn.encode(*request, rows)
+            start = clock()
+            prefetch(self.runtime.stage, batch)
+            reading_s = clock() - start
+        return reading_s + self._predict(*waiting.popleft(), rows)
+
+    def _counted(self) -> dict[str, int]:
+        """Counters of the tiers since they were opened."""
+        if self.stack is None:
+            return dict.fromkeys(("lookups", "below", "reads", "remote"), 0)
+        figures = self.stack.figures()
+        levels = figures.levels
+        read = levels["disk"].bytes // self.stack.tiers.slab.page_bytes
+        return {
+            "lookups": levels["device"].lookups,
+            "below": levels["cache"].lookups,
+            "reads": read + figures.prefetched_pages,
+            "remote": levels["remote"].lookups,
+        }
+
+    def tiers(self) -> dict[str, Any] | None:
+        """Describes the open tiers."""
+        if self.stack is None:
+            return None
+        tiers = self.stack.tiers
+        reader = "" if tiers.disk is None else tiers.disk.reader
+        return {
+            "row_bytes": tiers.row_format.bytes,
+            "page_bytes": tiers.slab.page_bytes,
+            "reader": reader,
+            "host_bytes": tiers.host_bytes,
+        }
 
     def _execute(self, rows: int, evict: int = 0) -> float:
         request = self._drawn.request(rows)
@@ -168,7 +239,14 @@ def main() -> int:
             answer: dict[str, Any]
             if do == "open":
                 opened = PathUnderTest(command)
-                answer = {"startup_s": opened.startup_s, "peak_bytes": opened.peak_bytes}
+                answer = {
+                    "startup_s": opened.startup_s,
+                    "peak_bytes": opened.peak_bytes,
+                    "tiers": opened.tiers(),
+                }
+            elif do == "measure_tiers":
+                assert opened is not None
+                answer = opened.measure_tiers(**command)
             else:
                 assert opened is not None
                 answer = opened.measure(**command)

@@ -50,8 +50,12 @@ def expected_accesses(counts: I64) -> F64:
     return np.where(counts > 0, counts * kept, min(once / unseen, kept))
 
 
-def tables_from_counts(manifest: Manifest, accesses: Mapping[str, I64], memory: Memory) -> Tables:
-    """Builds the stored tables. accesses: by table, in rank order.
+def tables_from_counts(
+    manifest: Manifest, accesses: Mapping[str, I64], memory: Memory, unseen: bool = True
+) -> Tables:
+    """Builds the stored tables.
+
+    accesses: by table, in rank order. unseen: whether rows without accesses get their expected share.
 
     The number of sampled rows gives the look-ups per row of bags and of shared contexts. Where the manifest
     does not have it, single-valued candidate features show it, as they are looked up once per row. Raises
@@ -67,7 +71,8 @@ def tables_from_counts(manifest: Manifest, accesses: Mapping[str, I64], memory: 
         if representation.kind in ("dhe", "select"):
             stored = representation.cuts.get(table, 0)
         if stored and memory.tables.get(table):
-            counts[table] = expected_accesses(all_rows)[:stored]
+            expected = expected_accesses(all_rows) if unseen else all_rows.astype(np.float64)
+            counts[table] = expected[:stored]
     for table, size in memory.tables.items():
         if size and table not in counts:
             raise ValueError(f"it stores no rows of table '{table}'")

@@ -28,7 +28,7 @@ def page(plan: Plan) -> list[str]:
     if expected is not None:
         lines += ["", *_devices(plan, expected)]
     if plan.placement is not None:
-        lines += ["", *_memory(plan.placement)]
+        lines += ["", *_memory(plan.placement), *_tiers(plan.placement)]
     if expected is not None:
         lines += ["", *_bounds(expected)]
         lines += _more(expected)
@@ -93,10 +93,14 @@ def _paths(plan: Plan) -> list[str]:
         lies = ""
         if p.path in where:
             placed = where[p.path]
+            sizes = dict(placed.bytes)
+            if "cache" in placed.lookups:
+                first, *rest = sizes.items()
+                sizes = dict([first, ("cache", placed.cache_bytes), *rest])
             lies = ", ".join(
                 f"{size(n)} {tier}"
                 + ("" if placed.lookups.get(tier, 1) == 1 else f" ({percent(placed.lookups[tier])})")
-                for tier, n in placed.bytes.items()
+                for tier, n in sizes.items()
             )
         share = percent(p.share) if p.share else "in reserve"
         rows.append(
@@ -126,7 +130,7 @@ def _memory(placement: Placement) -> list[str]:
             "used",
             "of",
             "rows",
-            *(["pages of the disk"] if pages else []),
+            *(["cache of the disk"] if pages else []),
             "decoders, nets",
             "buffers",
         ]
@@ -136,6 +140,26 @@ def _memory(placement: Placement) -> list[str]:
         parts = (m.used_bytes, m.budget_bytes, m.rows_bytes, *cache, m.fixed_bytes, m.working_bytes)
         rows.append([m.place, *(size(n) for n in parts)])
     return aligned(rows)
+
+
+def _tiers(placement: Placement) -> Iterator[str]:
+    """Yields the cost of rows beyond a memory to the batches of each path."""
+    for placed in placement.paths:
+        for batch in placed.batches:
+            read = [f"{batch.reads:.3g} reads of the disk" + (", started ahead" if batch.ahead else "")]
+            read = read if batch.reads else []
+            read += [f"{batch.remote:.3g} remote rows"] if batch.remote else []
+            yield (
+                f"{placed.path}: a batch of {batch.rows:,} {'row' if batch.rows == 1 else 'rows'} takes "
+                f"{batch.ms:.3g} ms, with all rows in memory {batch.memory_ms:.3g} ms"
+                + (f" ({'; '.join(read)})" if read else "")
+            )
+        if placed.batches and placed.rows("disk"):
+            if placed.cost_from is None:
+                source = "assumed from its description; polyrec profile --tiers measures it"
+            else:
+                source = f"measured with {placed.cost_from}"
+            yield f"  by the cost of the disk {source}"
 
 
 def _bounds(e: Expected) -> Iterator[str]:

@@ -11,7 +11,7 @@ from polyrec.planner.deployment.solver.problem import Problem
 
 @dataclass(frozen=True, slots=True)
 class MemoryOccupancy:
-    """Bytes in one memory. rows: of tables; cache: pages of those on disk; fixed: decoders and dense nets;
+    """Bytes in one memory. rows: of tables; cache: of those on disk; fixed: decoders and dense nets;
     working: buffers."""
 
     rows: float

@@ -8,23 +8,24 @@ come out. The assumptions (docs/planner.md has the reasons):
 - When lanes are full, waiting queries are merged into batches as large as that allows.
 - Of a window's capacity only so much is planned for that the rows which arrive in a window, as a
   compound Poisson process, exceed it one time in a hundred: headroom comes from the traffic's own noise.
-- A lane is as fast beside others as alone, and a look-up beyond the resident rows costs its tier's time.
+- A lane is as fast beside others as alone. Rows beyond the resident ones cost what the profile's measured
+  cuts say (docs/tier-cost.md).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from polyrec.models.schema.batch import F64
-from polyrec.models.tiers.tier_settings import CACHE_SHARE
+from polyrec.planner.deployment.opened import cached_cuts, opened_cuts, resident_cuts
 from polyrec.planner.deployment.requirements import Requirements
 from polyrec.planner.deployment.residency import Residency, Tables, residency
-from polyrec.planner.deployment.tier_cost import P99, PAGE, MissCost, tiers_below
+from polyrec.planner.deployment.tier_cost import P99, BelowMemory, CutTiming
 from polyrec.planner.deployment.traffic_classes import SizeClass
-from polyrec.planner.devices import Device, Machine
+from polyrec.planner.devices import Device
 from polyrec.planner.latency_model import LatencyModel
 from polyrec.planner.plan import LaneKind, Limits
 from polyrec.planner.profile import Front, Hop, PathProfile
@@ -52,32 +53,34 @@ class Lanes:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Duration of a batch: latency with all rows resident, plus tier misses, plus the hop to the lane."""
+    """Duration of a batch: latency with all rows resident, plus rows below, plus the hop to the lane."""
 
     latency: LatencyModel
-    misses: tuple[MissCost, ...]
+    below: CutTiming | None
     hop: Hop
 
     def median(self, rows: float) -> float:
         """Seconds of a batch of `rows` rows."""
-        return self.latency.median(round(rows)) + self._missing(rows)[0] + self.hop.median_s
+        return self._executes(rows) + self.hop.median_s
 
     def tail(self, rows: float) -> float:
         """The same at the 99th percentile."""
-        return self.latency.tail(round(rows)) + self._missing(rows)[1] + self.hop.tail_s
+        return self._executes_at_tail(rows) + self.hop.tail_s
 
     def model(self) -> LatencyModel:
-        """Latency model of execution with misses, without the hop."""
-        rows, latency = self.latency.rows, self.latency
+        """Latency model of execution with rows below, without the hop."""
+        rows = self.latency.rows
         return LatencyModel(
             rows=rows,
-            median_s=tuple(latency.median(n) + self._missing(n)[0] for n in rows),
-            tail_s=tuple(latency.tail(n) + self._missing(n)[1] for n in rows),
+            median_s=tuple(self._executes(n) for n in rows),
+            tail_s=tuple(self._executes_at_tail(n) for n in rows),
         )
 
-    def _missing(self, rows: float) -> tuple[float, float]:
-        """Seconds that a batch waits for tiers below: (median, tail)."""
-        return sum(m.median(rows) for m in self.misses), sum(m.tail(rows) for m in self.misses)
+    def _executes(self, rows: float) -> float:
+        return self.latency.median(round(rows)) + (self.below.median(rows) if self.below else 0.0)
+
+    def _executes_at_tail(self, rows: float) -> float:
+        return self.latency.tail(round(rows)) + (self.below.tail(rows) if self.below else 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +88,12 @@ class Option:
     """A path with some of its rows resident on its device.
 
     group: the bundle on the device; options of a group share their rows' bytes. cuts: rows of each table that
-    are resident; None: all. tier: the next tier, which holds rows up to `reach`, None: all are resident; rows
-    beyond `reach` are remote. resident, next_tier_bytes, remote_bytes: bytes of rows in each. lookups, near:
-    share of look-ups within the cuts, and within cuts and `tier`. cost_s: float64 [classes], device seconds
+    are resident; None: all. reached: those that the memory held without a cache, which it is chosen by.
+    tier: the next tier, which holds rows up to `reach`, None: all are resident; rows
+    beyond `reach` are remote. resident, next_tier_bytes, remote_bytes: bytes of rows in each; cache: bytes of
+    the device's memory for rows on disk. lookups, cached, near:
+    share of look-ups within the cuts, within cuts and cache, and within cuts and `tier`. cost_s: float64
+    [classes], device seconds
     of a query of each class; inf where it cannot meet the SLO. batch_rows: up to which queries are merged
     when the lanes are full.
     """
@@ -95,22 +101,20 @@ class Option:
     path: int
     group: int
     cuts: tuple[int, ...] | None
+    reached: tuple[int, ...] | None
     reach: tuple[int, ...] | None
     resident: float
+    cache: float
     next_tier_bytes: float
     remote_bytes: float
     tier: str | None
     lookups: float
+    cached: float
     near: float
     cost_s: F64
     batch_rows: int
     largest_rows: int
     timing: Timing
-
-    @property
-    def cache(self) -> float:
-        """Bytes of the device's memory for pages of the rows on disk."""
-        return cache_beside(self.resident) if self.file_bytes else 0.0
 
     @property
     def file_bytes(self) -> float:
@@ -119,13 +123,8 @@ class Option:
 
     @property
     def device_bytes(self) -> float:
-        """Bytes of the device's memory that its rows take, cached pages and all."""
+        """Bytes of the device's memory that its rows take, with the cache."""
         return self.resident + self.cache
-
-
-def cache_beside(resident: float) -> float:
-    """Bytes of cached pages that go with these resident rows; at least one page."""
-    return max(resident * CACHE_SHARE / (1 - CACHE_SHARE), float(PAGE))
 
 
 def headroom(capacity: float, dispersion: float) -> float:
@@ -142,14 +141,14 @@ def headroom(capacity: float, dispersion: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Costing:
-    """Computes options of one path and their cost."""
+    """Computes options of one path and their cost. below: the tiers below its device."""
 
     path: PathProfile
     tables: Tables | None
     on: Lanes
     front: Front
     requirements: Requirements
-    machine: Machine
+    below: BelowMemory
     classes: tuple[SizeClass, ...]
 
     def option(
@@ -159,37 +158,41 @@ class Costing:
         resident: Residency | None,
         reach: tuple[int, ...] | None = None,
     ) -> Option:
-        """Returns the option with some rows resident (None: all of them).
+        """Returns the option with the memory of some rows (None: of all of them).
 
-        reach: by table, the rank up to which rows lie in the next tier; None: all remaining rows do.
+        resident: rows that the memory would hold without a cache; where rows are on disk, opening divides it
+        into a prefix and a cache. reach: by table, the rank up to which rows lie in the next tier; None: all
+        remaining rows do.
         """
         everything = float(sum(self.path.memory.tables.values()))
-        below = tiers_below(self.on.device, self.machine)
-        misses: tuple[MissCost, ...] = ()
-        if resident is None or not below or self.tables is None:
-            resident, near, name = Residency((), everything, 1.0), Residency((), everything, 1.0), None
-        else:
-            near = Residency((), everything, 1.0) if reach is None else residency(self.tables, reach)
-            name = below[0].name
-            shares = (near.lookups - resident.lookups, 1.0 - near.lookups)
-            size = self.tables.mean_row_bytes
-            misses = tuple(
-                tier.miss_cost(self.tables.lookups * max(share, 0.0), size)
-                for tier, share in zip(below, shares, strict=False)
-            )
-        timing = Timing(self.path.latency, misses, self.on.hop)
+        whole = Residency((), everything, 1.0)
+        held, reached, near, name, cache, cached = whole, None, whole, None, 0.0, 1.0
+        timing = Timing(self.path.latency, None, self.on.hop)
+        if resident is not None and self.below.names and self.tables is not None:
+            name, reached = self.below.names[0], resident.cuts
+            near = whole if reach is None else residency(self.tables, reach)
+            opened = resident_cuts(resident.cuts, reach)
+            if name == "disk":
+                opened = opened_cuts(self.tables, resident.bytes, self.below.page_bytes, reach)
+            held, cache = residency(self.tables, opened.prefix), float(opened.cache_bytes)
+            cached = residency(self.tables, cached_cuts(self.tables, opened, self.below.cost.cached)).lookups
+            ahead = self.on.kind == "thread"
+            timing = replace(timing, below=CutTiming(self.tables, opened, self.below, ahead))
         batch = self._batch(timing)
         cost, largest = self._costs(timing, batch)
         return Option(
             path=index,
             group=group,
-            cuts=resident.cuts if name else None,
+            cuts=held.cuts if name else None,
+            reached=reached,
             reach=near.cuts if name and reach is not None else None,
-            resident=resident.bytes,
-            next_tier_bytes=near.bytes - resident.bytes,
+            resident=held.bytes,
+            cache=cache,
+            next_tier_bytes=near.bytes - held.bytes,
             remote_bytes=everything - near.bytes,
             tier=name,
-            lookups=resident.lookups,
+            lookups=held.lookups,
+            cached=max(cached, held.lookups),
             near=near.lookups,
             cost_s=cost,
             batch_rows=batch,

@@ -12,15 +12,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from polyrec.models.tiers.tier_settings import CACHE_SHARE, TierCuts
+from polyrec.models.tiers.tier_settings import TierCuts
 from polyrec.planner.deployment.occupancy import memory_occupancy
 from polyrec.planner.deployment.option import Option
 from polyrec.planner.deployment.rank_accesses import RankedAccesses
 from polyrec.planner.deployment.residency import Tables, cuts_within, residency
 from polyrec.planner.deployment.solver.choice import Choice
 from polyrec.planner.deployment.solver.problem import Problem
-from polyrec.planner.deployment.tier_cost import PAGE
-from polyrec.planner.placement import MemoryUse, PlacedPath, Placement
+from polyrec.planner.placement import MemoryUse, PlacedPath, Placement, TieredBatch
 
 Cuts = tuple[int, ...]
 
@@ -44,13 +43,8 @@ def fill_spare_memory(problem: Problem, choice: Choice) -> Problem:
         if not partial or budget is None:
             continue
         # options of one bundle share its rows: the widest stands for all
-        widest = {chosen[k].group: k for k in sorted(partial, key=lambda k: chosen[k].resident)}
+        widest = {chosen[k].group: k for k in sorted(partial, key=lambda k: chosen[k].device_bytes)}
         room = max(budget - used[device].bytes, 0.0)
-        if chosen[partial[0]].tier == "disk":
-            # of what is left pages take their share
-            held = used[device].cache + sum(chosen[k].resident for k in widest.values()) + room
-            kept = held - max(held * CACHE_SHARE, float(PAGE * len(widest)))
-            room = max(kept - sum(chosen[k].resident for k in widest.values()), 0.0)
         cuts = _extend_cuts(problem, chosen, {k: _cuts(chosen[k]) for k in widest.values()}, served, room)
         grown = {k: residency(_tables(problem, chosen[k]), own) for k, own in cuts.items()}
         reach: dict[int, tuple[int, ...] | None] = dict.fromkeys(cuts)
@@ -83,8 +77,8 @@ def _extend_cuts(
 
 
 def _cuts(option: Option) -> Cuts:
-    assert option.cuts is not None
-    return option.cuts
+    assert option.reached is not None
+    return option.reached
 
 
 def _tables(problem: Problem, option: Option) -> Tables:
@@ -156,11 +150,45 @@ def _placed(problem: Problem, option: Option) -> PlacedPath:
     sizes = {near: round(option.resident)}
     lookups = {near: option.lookups}
     if option.tier is not None:
+        found = option.lookups
+        if option.cache:
+            found = min(option.cached, option.near)
+            lookups["cache"] = max(found - option.lookups, 0.0)
         sizes[far] = round(option.next_tier_bytes)
-        lookups[far] = max(0.0, option.near - option.lookups)
+        lookups[far] = max(0.0, option.near - found)
     if option.remote_bytes:
         sizes["remote"] = round(option.remote_bytes)
         lookups["remote"] = max(0.0, 1.0 - option.near)
+    below = problem.below[option.path]
     return PlacedPath(
-        path=p.path.name, bytes=sizes, lookups=lookups, tables=rows, cache_bytes=math.floor(option.cache)
+        path=p.path.name,
+        bytes=sizes,
+        lookups=lookups,
+        tables=rows,
+        cache_bytes=math.floor(option.cache),
+        batches=_batches(problem, option),
+        cost_from=below.measured if option.tier is not None else None,
     )
+
+
+def _batches(problem: Problem, option: Option) -> tuple[TieredBatch, ...]:
+    """Returns a query alone, which waits for its reads, and the batches of full lanes."""
+    timing, below = option.timing, option.timing.below
+    if below is None:
+        return ()
+    alone = max(round(float(np.dot(problem.rows, [c.share for c in problem.classes]))), 1)
+    found = []
+    for rows, ahead in ((alone, False), (option.batch_rows, below.ahead)):
+        reads, memory_s = below.reads(rows), timing.latency.median(rows)
+        added = below.median(rows) if ahead else below.waiting(rows)
+        found.append(
+            TieredBatch(
+                rows=rows,
+                memory_ms=1e3 * memory_s,
+                ms=1e3 * (memory_s + added),
+                reads=reads.reads,
+                remote=reads.remote,
+                ahead=ahead,
+            )
+        )
+    return tuple(found)

@@ -1,69 +1,153 @@
-"""Cost of tier misses: the tiers below a memory, and the time that a batch waits for them.
+"""Time that a batch takes for rows beyond a device's memory, as far as some cuts leave them there.
 
-A simple additive model: the look-ups of a batch that miss are served one after the other, each for the tier's
-latency and its bytes over the tier's bandwidth, and execution follows. A remote store is queried once a
-batch, so its latency counts once. Nothing overlaps, so a runtime that fetches rows while others are computed
-does better.
+The cost of rows on disk and in a remote store is that of the profile's measured cuts (planner/tier_times.py),
+of the path's bundle or else of the one with the most similar rows. Without any it is assumed from the
+machine's description. Rows of an accelerator beyond its memory come over the link, one after the other.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
+import numpy as np
+
+from polyrec.models.schema.batch import F64
+from polyrec.models.tiers.tier_settings import PAGE_BYTES
+from polyrec.planner.deployment.opened import OpenedCuts, batch_reads, rounds_of
+from polyrec.planner.deployment.residency import Tables
 from polyrec.planner.devices import Device, Machine
+from polyrec.planner.tier_times import BatchReads, CutTimes, TierCost
 
-PAGE = 4096
-"""Bytes that a disk gives at least: a row is read with the page it lies on."""
 P99 = 2.326
 """Standard deviations to the 99th percentile of a normal distribution."""
+ASSUMED = TierCost(
+    batch_s=1e-4,
+    lookup_s=2e-8,
+    below_batch_s=3e-4,
+    below_s=3e-6,
+    wait_s=4e-4,
+    read_s=2e-6,
+    ahead_batch_s=5e-4,
+    ahead_s=4e-6,
+)
+"""Processor time where nothing was measured: of an Intel Xeon, rounded (docs/results/tier-cut-times.md)."""
+READS_AT_ONCE = 16
+"""Reads that a disk serves side by side, where nothing was measured."""
+MOST_LOOKUPS = 1e7
+CURVE_POINTS = 33
 
 
 @dataclass(frozen=True, slots=True)
-class Tier:
-    """`latency_s` a look-up, and its bytes (at least `block`) over `bandwidth` bytes/s; `once_s` a batch."""
+class BelowMemory:
+    """The tiers below a device, in order, and their cost.
 
-    name: str
-    latency_s: float
-    bandwidth: float
-    block: int = 1
-    once_s: float = 0.0
+    page_bytes: the disk's unit; 0 without a disk. measured: the path whose cuts the cost is from, if any.
+    """
 
-    def seconds(self, row_bytes: float) -> float:
-        """Seconds of one look-up."""
-        return self.latency_s + max(row_bytes, self.block) / self.bandwidth
-
-    def miss_cost(self, per_row: float, row_bytes: float) -> MissCost:
-        """Returns the cost of `per_row` look-ups per row of a query, each of row_bytes bytes."""
-        return MissCost(per_row, self.seconds(row_bytes), self.once_s if per_row else 0.0)
+    names: tuple[str, ...]
+    cost: TierCost
+    page_bytes: int = 0
+    measured: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class MissCost:
-    """Look-ups beyond a cut: `per_row` of a query's row on average, `seconds` each, `once_s` a batch."""
-
-    per_row: float
-    seconds: float
-    once_s: float = 0.0
-
-    def median(self, rows: float) -> float:
-        """Seconds that a batch of `rows` rows waits for them."""
-        return self.once_s + rows * self.per_row * self.seconds
-
-    def tail(self, rows: float) -> float:
-        """The same at the 99th percentile: look-ups fall beyond the cut independently of one another."""
-        mean = rows * self.per_row
-        return self.once_s + (mean + P99 * math.sqrt(mean)) * self.seconds
+NOTHING_BELOW = BelowMemory((), TierCost())
 
 
-def tiers_below(device: Device, machine: Machine) -> tuple[Tier, ...]:
+def tiers_below(device: Device, machine: Machine) -> tuple[str, ...]:
     """Returns the tiers below a device, in order: the host over the link, or the disk, then remote."""
     if device.kind != "cpu":
-        host = any(d.kind == "cpu" for d in machine.devices)
-        return (Tier("host", 0.0, device.link),) if device.link and host else ()
-    below = []
-    if machine.disk_latency_s and machine.disk_bandwidth:
-        below.append(Tier("disk", machine.disk_latency_s, machine.disk_bandwidth, PAGE))
-    if remote := machine.remote:
-        below.append(Tier("remote", 0.0, remote.bandwidth, once_s=remote.latency_s))
-    return tuple(below)
+        return ("host",) if device.link and any(d.kind == "cpu" for d in machine.devices) else ()
+    disk = ("disk",) if machine.disk_latency_s and machine.disk_bandwidth else ()
+    return disk + (("remote",) if machine.remote else ())
+
+
+def below_memory(
+    device: Device, machine: Machine, row_bytes: float, measured: Sequence[CutTimes] = ()
+) -> BelowMemory:
+    """Returns the tiers below a device with their cost. measured: cuts, the best suited first."""
+    names = tiers_below(device, machine)
+    if not names:
+        return NOTHING_BELOW
+    if device.kind != "cpu":
+        assert device.link is not None
+        return BelowMemory(names, TierCost(below_s=row_bytes / device.link))
+    cost, page_bytes = ASSUMED, 0
+    if "disk" in names:
+        assert machine.disk_latency_s is not None
+        assert machine.disk_bandwidth is not None
+        cost, page_bytes = measured[0].cost if measured else ASSUMED, PAGE_BYTES
+        if measured:
+            page_bytes = measured[0].page_bytes
+        else:
+            a_read = machine.disk_latency_s / READS_AT_ONCE + PAGE_BYTES / machine.disk_bandwidth
+            times = {"wait_s": cost.wait_s + machine.disk_latency_s, "read_s": cost.read_s + a_read}
+            cost = cost.model_copy(update=times)
+    if (remote := machine.remote) and not cost.remote_batch_s:
+        times = {"remote_batch_s": remote.latency_s, "remote_s": row_bytes / remote.bandwidth}
+        cost = cost.model_copy(update=times)
+    used = measured[0].path if measured and "disk" in names else None
+    return BelowMemory(names, cost, page_bytes, used)
+
+
+def suited(measured: Sequence[CutTimes], paths: Sequence[str], row_bytes: float) -> tuple[CutTimes, ...]:
+    """Returns measured cuts, the best suited first. paths: names of the bundle's; row_bytes: of its rows."""
+
+    def differs(one: CutTimes) -> tuple[bool, float]:
+        return one.path not in paths, abs(math.log(one.row_bytes / max(row_bytes, 1.0)))
+
+    return tuple(sorted(measured, key=differs))
+
+
+class CutTiming:
+    """Seconds that a batch takes for rows beyond some cuts.
+
+    ahead: whether full lanes find the reads of a batch started while it was queued.
+    """
+
+    def __init__(self, tables: Tables, opened: OpenedCuts, below: BelowMemory, ahead: bool) -> None:
+        self._lookups, self._opened, self._cost, self.ahead = tables.lookups, opened, below.cost, ahead
+        # interpolated, since each point sums over all runs of the tables
+        self._at: F64 = np.geomspace(1.0, MOST_LOOKUPS, CURVE_POINTS)
+        found = [batch_reads(tables, opened, n, below.cost.cached) for n in self._at.tolist()]
+        self._reads: F64 = np.array([one.reads for one in found])
+        # both are in proportion to the look-ups
+        self._below, self._remote = found[-1].below / MOST_LOOKUPS, found[-1].remote / MOST_LOOKUPS
+
+    def reads(self, rows: float) -> BatchReads:
+        """Returns what a batch of `rows` rows reads on average."""
+        lookups = rows * self._lookups
+        if lookups < 1.0:
+            reads = float(self._reads[0]) * lookups
+        else:
+            at, known = np.log(self._at), np.log(np.maximum(self._reads, 1e-12))
+            reads = math.exp(float(np.interp(math.log(lookups), at, known)))
+        if reads < 1e-9:
+            reads = 0.0
+        return BatchReads(
+            lookups, lookups * self._below, reads, rounds_of(reads, self._opened), lookups * self._remote
+        )
+
+    def waiting(self, rows: float) -> float:
+        """Seconds that a batch of `rows` rows takes in addition, on average, if it waits for its reads."""
+        return self._cost.seconds(self.reads(rows))
+
+    def median(self, rows: float) -> float:
+        """The same of batches of full lanes."""
+        return self._cost.seconds(self.reads(rows), self.ahead)
+
+    def tail(self, rows: float) -> float:
+        """99th percentile of a batch that waits for its reads: look-ups fall beyond the cuts
+        independently of one another.
+        """
+        mean = self.reads(rows)
+        below, reads, remote = (_p99(n) for n in (mean.below, mean.reads, mean.remote))
+        rounds = max(reads / self._opened.page_slots, 1.0) if reads else 0.0
+        worst = replace(mean, below=below, reads=reads, rounds=rounds, remote=remote, certain=True)
+        return max(self._cost.seconds(worst), self.median(rows))
+
+
+def _p99(mean: float) -> float:
+    """99th percentile of a count; 0 if at least 99 in 100 are."""
+    return mean + P99 * math.sqrt(mean) if mean > 0.01 else 0.0

@@ -35,8 +35,6 @@ LOAD_MARGIN = 1.05
 VALUE_TOLERANCE = 1e-6
 """Paths whose value minus price differs by at most this many correct predictions a row tie."""
 INF = float("inf")
-DELAYED_BATCHES = 2
-"""A query waits for the running batch and its own; each may be delayed like the worst of the last seconds."""
 BATCH_SHARE = 0.4
 """Maximum share of the usual budget that a merged batch may take, as it delays whatever arrives behind it."""
 
@@ -66,7 +64,7 @@ class RouterState:
     best_value: of all paths. best_paths: those that have it, by usable lane. allowed_paths: indexes of paths
     that the policy uses at all. reserve_s: backlog in seconds that random arrivals alone may add before it
     shrinks again, by the heavy-traffic tail of a queue, log(1 / P) x variance per second / (2 x spare
-    capacity); at least the delay that every lane recently suffered, if queries arrive in that time.
+    capacity).
     """
 
     __slots__ = (
@@ -145,14 +143,14 @@ class RouterState:
         inline_s = min(max(MIN_INLINE_BATCH_S, batch_s), MAX_INLINE_BATCH_S)
         batch_rows = self.limits.max_batch_rows
         for lane in self.lanes:
-            factors, tails = lane.correction.median, lane.correction.tail
+            factors = lane.correction.lasting
             for p in lane.paths:
                 latency = self.paths[p].latency
                 max_rows = min(batch_rows, latency.rows)
                 if lane.inline:
                     max_rows = min(max_rows, max(1, latency.max_rows_at_median(inline_s / factors[p])))
                 lane.max_rows[p] = max_rows
-                efficient = min(latency.efficient_rows, latency.max_rows_at_tail(batch_s / tails[p]))
+                efficient = min(latency.efficient_rows, latency.max_rows_at_tail(batch_s / factors[p]))
                 lane.merge_rows[p] = min(max_rows, max(1, efficient))
         for path in self.paths:
             path.row_s = INF
@@ -170,7 +168,7 @@ class RouterState:
         if max_rows is not None and max_rows < rows:
             rows = max_rows
         latency = self.paths[path].latency
-        seconds = latency.median[rows] * latency.mean_factor * lane.correction.median[path] / rows
+        seconds = latency.median[rows] * latency.mean_factor * lane.correction.lasting[path] / rows
         if lane.inline:
             seconds += self.front.row_s + self.front.query_s / self.observed.mean_rows
         return seconds
@@ -224,10 +222,6 @@ class RouterState:
         utilization = LOAD_MARGIN * self.observed.high_rows_s / rate if rate else 1.0
         variance = self.observed.variance_s / (rate * rate) if rate else 0.0
         self.reserve_s = OVERFLOW_EXPONENT / 2 * variance / (1 - utilization) if utilization < 1 else INF
-        delay_s = min((lane.correction.delay_s for lane in self.usable), default=0.0)
-        delays_s = DELAYED_BATCHES * delay_s
-        if delays_s > self.reserve_s and delay_s * self.observed.queries_s >= 1:
-            self.reserve_s = delays_s
         return rate
 
     def _update_prices(self) -> list[float]:

@@ -52,6 +52,16 @@ def test_mp_recs_small_machine_has_the_papers_memories() -> None:
     assert [d.memory_bytes for d in machine.devices] == [10**9, 200 * 10**6]
 
 
+def test_a_file_without_devices_changes_the_profiled_machine(tmp_path: Path) -> None:
+    profiled = load_machine("small-accelerator")
+    file = written(tmp_path, "remote: {store: {url: 'redis://store'}, latency_s: 0.0003, bandwidth: 200MB}")
+    machine = load_machine(file, profiled)
+    assert machine.remote is not None
+    assert machine.model_copy(update={"remote": None}) == profiled
+    with pytest.raises(MachineError, match="devices: Field required"):
+        load_machine(file)
+
+
 def test_sizes_in_a_file_may_be_text_or_numbers(tmp_path: Path) -> None:
     text = (
         "devices: [{name: cpu, kind: cpu, lanes: 4, memory_bytes: 2GiB, bandwidth: 5e9, caches: {L2: 1MiB}}]"

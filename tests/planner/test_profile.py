@@ -20,6 +20,7 @@ from polyrec.planner.profile import (
     with_given_quality,
 )
 from polyrec.planner.quality import QualityDifference
+from polyrec.planner.tier_times import CutPoint, CutTimes, TierCost
 
 PROFILE = Profile(
     machine=Machine(name="here", devices=(Device(name="cpu", kind="cpu", lanes=2, memory_bytes=10**9),)),
@@ -48,6 +49,30 @@ def test_a_saved_file_is_loaded_with_bundles_relative_to_the_file(tmp_path: Path
     assert loaded.machine == PROFILE.machine
     assert loaded.paths[0].latency == PROFILE.paths[0].latency
     assert loaded.paths[0].memory.total == 133
+
+
+def test_times_of_cuts_are_kept_and_a_profile_without_them_is_read(tmp_path: Path) -> None:
+    save_profile(PROFILE, tmp_path / "without.json")
+    assert "cut_times" in json.loads((tmp_path / "without.json").read_text())
+    older = changed(tmp_path)
+    raw = json.loads(older.read_text())
+    del raw["cut_times"]
+    older.write_text(json.dumps(raw))
+    assert load_profile(older).cut_times == ()
+    point = CutPoint(
+        memory_bytes=50, rows=8, samples=3, seconds=2e-3, memory_s=1e-3, lookups=8, below=2, reads=1
+    )
+    times = CutTimes(
+        path="table@cpu",
+        row_bytes=64,
+        page_bytes=512,
+        reader="io_uring",
+        points=(point,),
+        cost=TierCost(wait_s=1e-4),
+        error=0.1,
+    )
+    save_profile(PROFILE.model_copy(update={"cut_times": (times,)}), tmp_path / "with.json")
+    assert load_profile(tmp_path / "with.json").cut_times == (times,)
 
 
 def test_a_missing_profile_says_how_to_make_one(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from polyrec.models.schema.batch import F64
 from polyrec.planner.deployment.option import Costing, Lanes, Option, headroom
 from polyrec.planner.deployment.requirements import Requirements
 from polyrec.planner.deployment.residency import Residency, Tables, residencies, rows_reached
-from polyrec.planner.deployment.tier_cost import tiers_below
+from polyrec.planner.deployment.tier_cost import NOTHING_BELOW, BelowMemory, below_memory, suited
 from polyrec.planner.deployment.traffic_classes import Level, SizeClass, load_levels, size_classes
 from polyrec.planner.devices import Device, Machine
 from polyrec.planner.plan import LaneKind
@@ -35,7 +35,7 @@ class Problem:
     """Input of the solver.
 
     values: what an answered row is worth, by path (planner/quality.py). lanes: by device, of those that have
-    paths. budget: bytes by memory, a device's or `disk`; None is
+    paths. below: the tiers below each path's device. budget: bytes by memory, a device's or `disk`; None is
     unlimited. host: the device whose memory is the host's. front_s: [classes], of a query, headroom
     included; inline: the device whose lane shares a core with the front, if any.
     """
@@ -49,6 +49,7 @@ class Problem:
     classes: tuple[SizeClass, ...]
     levels: tuple[Level, ...]
     lanes: dict[str, Lanes]
+    below: tuple[BelowMemory, ...]
     budget: dict[str, float | None]
     capacity: dict[str, float | None]
     host: str | None
@@ -84,7 +85,13 @@ class Problem:
         """Returns the cost model of one path."""
         on = self.lanes[self.paths[path].path.device]
         return Costing(
-            self.paths[path], self.tables[path], on, self.front, self.requirements, self.machine, self.classes
+            self.paths[path],
+            self.tables[path],
+            on,
+            self.front,
+            self.requirements,
+            self.below[path],
+            self.classes,
         )
 
     def fits_alone(self, option: Option) -> str | None:
@@ -132,19 +139,20 @@ def build_problem(profile: Profile, requirements: Requirements, tables: Sequence
     disk = budget["disk"]
     # paths of one bundle have the very same tables
     tried: dict[int, tuple[Residency, ...]] = {}
+    below = tuple(_below(profile, i, tables[i], lanes) for i in range(len(profile.paths)))
     for i, path in enumerate(profile.paths):
         device = path.path.device
         group = groups.setdefault((str(path.path.bundle), device), len(groups))
-        costing = Costing(path, tables[i], lanes[device], front, requirements, machine, classes)
+        costing = Costing(path, tables[i], lanes[device], front, requirements, below[i], classes)
         if id(tables[i]) not in tried:
             tried[id(tables[i])] = residencies(tables[i])
-        parts = tried[id(tables[i])] if _tiers(lanes[device], machine) else ()
+        parts = tried[id(tables[i])] if below[i].names else ()
         found = [costing.option(i, group, None)]
         for part in parts:
             # the disk for itself, or divided by size among the bundles
             share = stored[str(path.path.bundle)] / max(sum(stored.values()), 1.0)
             rooms = () if disk is None else (disk, disk * share)
-            reaches = _reaches(tables[i], part, rooms, lanes[device], machine)
+            reaches = _reaches(tables[i], part, rooms, below[i].names)
             found += [costing.option(i, group, part, reach) for reach in reaches]
         options += [option for option in found if option.largest_rows]
     inline = next((name for name, one in lanes.items() if one.kind == "inline"), None)
@@ -164,6 +172,7 @@ def build_problem(profile: Profile, requirements: Requirements, tables: Sequence
         classes=classes,
         levels=levels,
         lanes=lanes,
+        below=below,
         budget=budget,
         capacity={name: float(one.count) for name, one in lanes.items()},
         host=host,
@@ -173,16 +182,21 @@ def build_problem(profile: Profile, requirements: Requirements, tables: Sequence
     )
 
 
-def _tiers(on: Lanes, machine: Machine) -> bool:
-    """Whether rows can lie below a device's memory. Lanes in processes cannot share the server's tiers."""
-    return on.kind != "process" and bool(tiers_below(on.device, machine))
+def _below(profile: Profile, i: int, tables: Tables | None, lanes: Mapping[str, Lanes]) -> BelowMemory:
+    """Returns the tiers below a path's device. Plans give lanes in processes none."""
+    path = profile.paths[i].path
+    on = lanes[path.device]
+    if on.kind == "process" or tables is None:
+        return NOTHING_BELOW
+    own = [p.path.name for p in profile.paths if p.path.bundle == path.bundle]
+    measured = suited(profile.cut_times, own, tables.mean_row_bytes)
+    return below_memory(on.device, profile.machine, tables.mean_row_bytes, measured)
 
 
 def _reaches(
-    tables: Tables | None, resident: Residency, rooms: Sequence[float], on: Lanes, machine: Machine
+    tables: Tables | None, resident: Residency, rooms: Sequence[float], below: Sequence[str]
 ) -> list[tuple[int, ...] | None]:
     """Cuts between disk and remote store to try, by table; None: no remote rows."""
-    below = [tier.name for tier in tiers_below(on.device, machine)]
     if tables is None or "remote" not in below or below[0] != "disk":
         return [None]
     whole = tuple(t.size for t in tables.accesses_by_rank)

@@ -9,7 +9,7 @@ of a ratio of observed to profiled seconds:
              lane recovers
     wider    of each path: its tail over the profiled one, by quantile tracking
 
-Three rules keep a disturbance from affecting predictions for longer than it lasts:
+Four rules keep a disturbance from affecting predictions for longer than it lasts:
 
     - State that no new batch confirms decays: shift with a time constant of SHIFT_MEMORY_S, wider with
       TAIL_MEMORY_S, the bias of a path that is not executed with BIAS_MEMORY_S.
@@ -18,6 +18,8 @@ Three rules keep a disturbance from affecting predictions for longer than it las
       times the slowest of these.
     - The first FIRST_BATCHES batches of a path on a lane are ignored if they are slow, while libraries load
       and caches fill.
+    - What is derived once a tick (capacity, prices, batch sizes) would keep a delay of a few batches for the
+      whole tick, if that fell on its beginning. So it is derived from the smallest shift since the last tick.
 """
 
 from __future__ import annotations
@@ -53,21 +55,23 @@ ENOUGH = 5
 class Correction:
     """Correction factors of one lane, each by path index.
 
-    median, tail: factors on the profiled median and tail. safe: factor on the profiled tail, for a batch that
-    must not be late. quickest: the shortest service time observed over the profiled median; at most 1, as the
+    median, tail: factors on the profiled median and tail. lasting: factor on the profiled median, with the
+    smallest shift between the last two ticks. safe: factor on the profiled tail, for a batch that must not be
+    late. quickest: the shortest service time observed over the profiled median; at most 1, as the
     profiler observed the median.
     """
 
     __slots__ = (
         "_batches", "_begun_s", "_bias", "_biased", "_count", "_count_before",
-        "_delay_before_s", "_delay_s", "_latencies", "_recent", "_seen", "_shift", "_slowest",
-        "_slowest_before", "_unproven", "_usual", "_wider", "median", "quickest", "safe", "tail",
+        "_delay_before_s", "_delay_s", "_latencies", "_least_shift", "_recent", "_seen", "_shift", "_slowest",
+        "_slowest_before", "_unproven", "_usual", "_wider", "lasting", "median", "quickest", "safe", "tail",
     )  # fmt: skip
 
     def __init__(self, latencies: Sequence[LatencyTable]) -> None:
         """latencies: by path index."""
         paths = len(latencies)
         self.median = [1.0] * paths
+        self.lasting = [1.0] * paths
         self.tail = [1.0] * paths
         self.safe = [latency.safe_factor for latency in latencies]
         self.quickest = [1.0] * paths
@@ -81,6 +85,7 @@ class Correction:
         self._batches = 0  # since the last tick
         self._recent = (0.0, 0.0, 0.0)
         self._shift = 0.0
+        self._least_shift = 0.0  # since the last tick
         self._count, self._count_before = [0] * paths, [0] * paths
         self._slowest, self._slowest_before = [0.0] * paths, [0.0] * paths
         """Largest ratio of observed to profiled seconds by path, of this window and the one before."""
@@ -91,11 +96,6 @@ class Correction:
     def factor(self) -> float:
         """Current slowdown of the lane: 1 is its usual speed, 2 takes twice as long."""
         return exp(self._shift)
-
-    @property
-    def delay_s(self) -> float:
-        """Longest delay of a batch of the last one to two windows beyond its biased tail, in seconds."""
-        return max(self._delay_s, self._delay_before_s)
 
     def observe(self, path: int, rows: int, took_s: float) -> None:
         """Updates the factors with one batch: its path, its rows and its service time in seconds."""
@@ -127,6 +127,8 @@ class Correction:
         shift = low if beyond < low else high if beyond > high else beyond  # the median of the three
         if shift < NOISE or shift < spread:
             shift = 0.0
+        if shift < self._least_shift:
+            self._least_shift = shift
         off = beyond - shift
         # Larger steps for the first batches of a path: an untried path looks too fast.
         seen = self._seen[path]
@@ -193,6 +195,9 @@ class Correction:
                 self._biased[path] = exp(self._bias[path])
                 self._seen[path] *= kept_bias
             self._update(path)
+            lasting = self._biased[path] * exp(min(self._shift, self._least_shift))
+            self.lasting[path] = min(self.median[path], lasting)
+        self._least_shift = self._shift
 
     def reset(self, anew: bool = False) -> None:
         """Clears the shift and the maxima. anew: the lane was restarted, so its first batches are slow."""
@@ -202,8 +207,10 @@ class Correction:
         self._next_window()
         if anew:
             self._unproven = [FIRST_BATCHES] * len(self.median)
+        self._least_shift = 0.0
         for path in range(len(self.median)):
             self._update(path)
+            self.lasting[path] = self.median[path]
 
     def _next_window(self) -> None:
         paths = len(self.median)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from polyrec.planner.routing.fair_share import in_turn
 from polyrec.planner.routing.feasibility import degraded_reason
 from polyrec.planner.routing.lanes.lane import LaneState
+from polyrec.planner.routing.latency.latency_table import in_batches
 from polyrec.planner.routing.policies.policy import BatchChoice, Policy
 from polyrec.planner.routing.query import Query, Reason
 from polyrec.planner.routing.router_state import RouterState
@@ -92,11 +93,13 @@ class MPRec(Policy):
                 continue
             behind = int(self._bound_s[path.device] / path.row_s)
             rows = max(query.rows, min(query.rows + behind, self._merge[path.index]))
-            predicted = waits[path.device] + path.latency.tail[rows]
+            tail = path.latency.tail
+            # the rows of a hypothetical request may be more than any has
+            predicted = waits[path.device] + in_batches(tail, rows, len(tail) - 1)
             if predicted <= left:
                 return path.index
             # alone: the batch that it would join is largest on the paths that gain most from merging
-            alone_s = waits[path.device] + path.latency.tail[query.rows]
+            alone_s = waits[path.device] + in_batches(tail, query.rows, len(tail) - 1)
             if alone_s < fastest_s:
                 fastest, fastest_s = path.index, alone_s
         return fastest

@@ -6,6 +6,7 @@ from polyrec.planner.deployment.explain import page
 from polyrec.planner.deployment.proposal import propose
 from polyrec.planner.deployment.requirements import Requirements
 from polyrec.planner.plan import single_path_plan
+from polyrec.planner.tier_times import CutTimes, TierCost
 from polyrec.planner.traffic import Sizes, Traffic
 from tests.planner.planning import machine, path, profile, skewed, traffic
 
@@ -69,9 +70,36 @@ def test_remote_rows_are_shown_with_what_memory_and_disk_hold() -> None:
     requirements = Requirements(1.0, traffic(5), memory={"cpu": 300_000, "disk": 500_000})
     shown = page(propose(profile(path("table@cpu", fixed=0), on=on), requirements, [skewed(1000)]).plan)
     assert any(
-        "270 kB host (" in line and "230 kB disk (" in line and "500 kB remote (" in line for line in shown
+        "150 kB host (" in line
+        and "150 kB cache (" in line
+        and "350 kB disk (" in line
+        and "500 kB remote (" in line
+        for line in shown
     )
+    assert any("table@cpu: a batch of 20 rows takes " in line and " remote rows" in line for line in shown)
+    assert any("polyrec profile --tiers measures it" in line for line in shown)
     assert any(line.split()[:6] == ["disk", "500", "kB", "500", "kB", "500"] for line in shown)
+
+
+def test_the_cost_of_rows_on_disk_is_shown_with_its_origin() -> None:
+    cuts = CutTimes(
+        path="table@cpu",
+        row_bytes=1000,
+        page_bytes=1024,
+        reader="io_uring",
+        points=(),
+        cost=TierCost(wait_s=3e-3),
+    )
+    made = profile(path("table@cpu", fixed=0), on=machine(disk=True)).model_copy(
+        update={"cut_times": (cuts,)}
+    )
+    requirements = Requirements(1.0, traffic(5, 64), memory={"cpu": 300_000})
+    shown = page(propose(made, requirements, [skewed(1000)]).plan)
+    (line,) = (line for line in shown if "a batch of 64 rows" in line)
+    # nearly all batches read, and wait once
+    assert "takes 3.1" in line
+    assert "with all rows in memory 0.164 ms" in line
+    assert "  by the cost of the disk measured with table@cpu" in shown
 
 
 def test_queries_that_no_path_answers_are_shown() -> None:

@@ -12,6 +12,7 @@ from polyrec.planner.deployment.solver.problem import build_problem
 from polyrec.planner.deployment.solver.program import PlanImpossible
 from polyrec.planner.plan import Limits, Plan, load_plan, save_plan
 from polyrec.planner.profile import Front, Hop, PathProfile, ProfileError, on_machine
+from polyrec.planner.tier_times import CutTimes, TierCost
 from polyrec.planner.traffic import Arrivals, Sizes, Traffic
 from tests.planner.planning import machine, path, profile, traffic
 
@@ -224,3 +225,14 @@ def test_a_description_without_a_profiled_device_is_rejected() -> None:
     made = profile(path("table@cuda:0"), on=machine(gpu=10**9))
     with pytest.raises(ProfileError, match=r"profiled on device 'cuda:0', which 'f\.yaml' does not describe"):
         on_machine(made, machine(), "f.yaml")
+
+
+def test_times_of_cuts_are_those_of_the_profiles_disk() -> None:
+    cuts = CutTimes(
+        path="table@cpu", row_bytes=64, page_bytes=512, reader="io_uring", points=(), cost=TierCost()
+    )
+    made = profile(FAST, on=machine(disk=True)).model_copy(update={"cut_times": (cuts,)})
+    larger = machine(disk=True, memory=10**10)
+    assert on_machine(made, larger, "f.yaml").cut_times == (cuts,)
+    slower = larger.model_copy(update={"disk_latency_s": 1e-2})
+    assert on_machine(made, slower, "f.yaml").cut_times == ()

@@ -7,11 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from polyrec.measure.profile.candidates import path_memory
 from polyrec.models.bundle.bundle import Bundle
+from polyrec.models.tiers.stage import open_tiers
+from polyrec.models.tiers.tier_settings import PAGE_BYTES, TierSettings
+from polyrec.planner.deployment.opened import batch_reads, opened_cuts
 from polyrec.planner.deployment.proposal import Proposal, propose
 from polyrec.planner.deployment.requirements import Requirements
 from polyrec.planner.deployment.residency import Tables, residency
 from polyrec.planner.deployment.solver.program import PlanImpossible
+from polyrec.planner.deployment.tier_cost import below_memory
 from polyrec.planner.plan import LaneKind, Plan
 from polyrec.planner.profile import Memory, PathProfile
 from tests.planner.planning import machine, path, profile, skewed, traffic
@@ -32,15 +37,17 @@ def test_memory_that_is_left_is_filled_to_the_last_row_with_the_hottest() -> Non
     assert placement is not None
     (one,) = placement.paths
     cpu = next(m for m in placement.memories if m.place == "cpu")
-    # a tenth is for pages of the disk
-    assert (cpu.rows_bytes, cpu.cache_bytes) == (300_000, 33_333)
+    # half is cache
+    assert (cpu.rows_bytes, cpu.cache_bytes) == (166_000, 167_000)
     # equally accessed tables share evenly
-    assert [t.host for t in one.tables.values()] == [150, 150]
+    assert [t.host for t in one.tables.values()] == [83, 83]
     assert all(sum(t.counts) == 500 for t in one.tables.values())
-    assert one.bytes == {"host": 300_000, "disk": 700_000}
-    assert one.cache_bytes == 33_333
-    assert one.lookups["host"] == pytest.approx(residency(tables, (150, 150)).lookups)
-    assert one.lookups["host"] + one.lookups["disk"] == pytest.approx(1.0)
+    assert one.bytes == {"host": 166_000, "disk": 834_000}
+    assert one.cache_bytes == 167_000
+    assert one.lookups["host"] == pytest.approx(residency(tables, (83, 83)).lookups)
+    # the next hottest rows are found in the cache
+    assert one.lookups["host"] + one.lookups["cache"] > residency(tables, (125, 125)).lookups
+    assert sum(one.lookups.values()) == pytest.approx(1.0)
 
 
 def test_latency_of_a_partly_resident_path_has_its_misses_in_it() -> None:
@@ -48,11 +55,15 @@ def test_latency_of_a_partly_resident_path_has_its_misses_in_it() -> None:
     proposal = placed(table, memory={"cpu": 500_000}, tables=[skewed(1000)], gpu=None)
     assert proposal.plan.placement is not None
     (planned,) = proposal.plan.paths
-    beyond = proposal.plan.placement.paths[0].lookups["disk"]
     assert planned.latency is not None
+    tables, on = skewed(1000), machine(disk=True)
+    opened = opened_cuts(tables, 500_000)
+    assert proposal.plan.placement.paths[0].tables["t"].host == opened.prefix[0]
+    cost = below_memory(on.device("cpu"), on, 1000.0).cost
     for rows in (64, 512):
-        extra = rows * beyond * (1e-4 + 4096 / 2e9)
-        assert planned.latency.median(rows) == pytest.approx(table.latency.median(rows) + extra)
+        extra = cost.seconds(batch_reads(tables, opened, float(rows), 1.0), ahead=True)
+        assert extra > 1e-4
+        assert planned.latency.median(rows) == pytest.approx(table.latency.median(rows) + extra, rel=0.02)
 
 
 def test_a_gpus_rest_lies_with_the_host() -> None:
@@ -93,6 +104,27 @@ def test_a_real_bundle_in_half_its_memory_keeps_the_hotter_rows(bundle: Bundle) 
     coldest = min(counts[t][c.host - 1] for t, c in cuts.items() if c.host)
     hottest = max(counts[t][c.host] for t, c in cuts.items() if c.disk)
     assert coldest >= hottest
+
+
+def test_a_server_opens_the_cuts_that_are_planned(bundle: Bundle, tmp_path: Path) -> None:
+    memory = path_memory(bundle, 0)
+    measured = path("table@cpu", bundle=bundle.path, origin="measured").model_copy(update={"memory": memory})
+    for share in (0.7, 0.8, 0.9):
+        budget = memory.fixed + int(share * sum(memory.tables.values()))
+        requirements = Requirements(0.1, traffic(20), memory={"cpu": budget})
+        placement = propose(profile(measured, on=machine(disk=True)), requirements).plan.placement
+        assert placement is not None
+        (placed,) = placement.paths
+        settings = TierSettings(
+            cuts=placed.tables, cache_bytes=max(placed.cache_bytes, PAGE_BYTES), directory=tmp_path
+        )
+        stack = open_tiers(bundle, settings)
+        try:
+            assert stack.tiers.disk is not None
+            opened = {t: stack.tiers.layout.cuts[t] for t in placed.tables}
+            assert opened == {t: cuts.counts for t, cuts in placed.tables.items()}
+        finally:
+            stack.close()
 
 
 def test_more_memory_never_serves_fewer_look_ups_from_it() -> None:
@@ -155,7 +187,7 @@ def remote_plan(
 def test_rows_that_neither_memory_nor_disk_hold_are_remote() -> None:
     table = path("table@cpu", tables={"t": 500_000, "t1": 500_000}, fixed=0)
     tables = skewed(500, tables=2)
-    plan = remote_plan(table, memory={"cpu": 222_223, "disk": 600_000}, tables=[tables])
+    plan = remote_plan(table, memory={"cpu": 220_000, "disk": 600_000}, tables=[tables])
     placement = plan.placement
     assert placement is not None
     assert placement.remote is not None
@@ -163,13 +195,13 @@ def test_rows_that_neither_memory_nor_disk_hold_are_remote() -> None:
     (one,) = placement.paths
     # the file of the disk has the rows in memory, too
     assert [t.model_dump() for t in one.tables.values()] == [
-        {"device": 0, "host": 100, "disk": 200, "remote": 200}
+        {"device": 0, "host": 55, "disk": 245, "remote": 200}
     ] * 2
-    assert one.bytes == {"host": 200_000, "disk": 400_000, "remote": 400_000}
+    assert one.bytes == {"host": 110_000, "disk": 490_000, "remote": 400_000}
     disk = next(m for m in placement.memories if m.place == "disk")
     assert (disk.used_bytes, disk.budget_bytes) == (600_000, 600_000)
-    assert one.lookups["host"] == pytest.approx(residency(tables, (100, 100)).lookups)
-    assert one.lookups["host"] + one.lookups["disk"] == pytest.approx(residency(tables, (300, 300)).lookups)
+    assert one.lookups["host"] == pytest.approx(residency(tables, (55, 55)).lookups)
+    assert one.lookups["remote"] == pytest.approx(1 - residency(tables, (300, 300)).lookups)
     assert sum(one.lookups.values()) == pytest.approx(1.0)
 
 
@@ -180,10 +212,16 @@ def test_latency_has_one_request_to_the_store_and_the_bytes_of_its_rows_in_it() 
     (planned,) = plan.paths
     lookups = plan.placement.paths[0].lookups
     assert planned.latency is not None
+    tables, on = skewed(1000), machine(disk=True, remote=STORE)
+    opened = opened_cuts(tables, 300_000, reach=(500,))
+    cost = below_memory(on.device("cpu"), on, 1000.0).cost
     for rows in (64, 512):
-        disk = rows * lookups["disk"] * (1e-4 + 4096 / 2e9)
-        store = 3e-4 + rows * lookups["remote"] * 1000 / 2e8
-        assert planned.latency.median(rows) == pytest.approx(table.latency.median(rows) + disk + store)
+        reads = batch_reads(tables, opened, float(rows), 1.0)
+        assert reads.remote == pytest.approx(rows * lookups["remote"])
+        disk = cost.seconds(replace(reads, remote=0.0))
+        store = 3e-4 + reads.remote * 1000 / 2e8
+        expected = table.latency.median(rows) + disk + store
+        assert planned.latency.median(rows) == pytest.approx(expected, rel=0.02)
 
 
 def test_nothing_is_remote_while_the_disk_has_room() -> None:

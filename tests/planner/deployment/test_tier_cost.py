@@ -2,33 +2,83 @@ from __future__ import annotations
 
 import pytest
 
-from polyrec.planner.deployment.tier_cost import PAGE, MissCost, Tier, tiers_below
-from tests.planner.planning import machine
+from polyrec.models.tiers.tier_settings import PAGE_BYTES
+from polyrec.planner.deployment.opened import batch_reads, opened_cuts, resident_cuts
+from polyrec.planner.deployment.tier_cost import (
+    ASSUMED,
+    BelowMemory,
+    CutTiming,
+    below_memory,
+    suited,
+    tiers_below,
+)
+from polyrec.planner.tier_times import CutTimes, TierCost
+from tests.planner.planning import machine, skewed
+
+READS = TierCost(wait_s=2e-4, read_s=1e-5, ahead_s=3e-6)
 
 
-def test_a_look_up_costs_latency_and_the_bytes_of_its_page() -> None:
-    disk = Tier("disk", 1e-4, 1e9, PAGE)
-    assert disk.seconds(100) == pytest.approx(1e-4 + 4096e-9)
-    assert disk.seconds(10_000) == pytest.approx(1e-4 + 10_000e-9)
+def measured(path: str, row_bytes: int) -> CutTimes:
+    return CutTimes(path=path, row_bytes=row_bytes, page_bytes=512, reader="io_uring", points=(), cost=READS)
 
 
-def test_a_batch_waits_for_each_of_its_misses() -> None:
-    beyond = MissCost(0.25, 1e-4)
-    assert beyond.median(40) == pytest.approx(10 * 1e-4)
-    # 10 misses on average: 99 of 100 batches have at most 10 + 2.33 sqrt(10)
-    assert beyond.tail(40) == pytest.approx((10 + 2.326 * 10**0.5) * 1e-4)
+def test_a_batch_waits_once_for_reads_that_run_side_by_side() -> None:
+    tables = skewed(100_000, row_bytes=256.0)
+    opened = opened_cuts(tables, 2_000_000)
+    timing = CutTiming(tables, opened, BelowMemory(("disk",), READS, PAGE_BYTES), ahead=False)
+    for rows in (100, 200):
+        reads = batch_reads(tables, opened, float(rows), 1.0).reads
+        assert reads > 20
+        assert timing.median(rows) == pytest.approx(2e-4 + 1e-5 * reads, rel=0.03)
+    # the reads of a full lane's batches were started before
+    ahead = CutTiming(tables, opened, BelowMemory(("disk",), READS, PAGE_BYTES), ahead=True)
+    assert ahead.median(100) < timing.median(100) / 3
+    # of a single query they were not
+    assert ahead.tail(100) >= timing.median(100)
 
 
-def test_nothing_missing_costs_nothing() -> None:
-    assert MissCost(0.0, 1.0).tail(100) == 0.0
+def test_the_tail_has_more_reads_than_the_median() -> None:
+    tables = skewed(100_000, row_bytes=256.0)
+    timing = CutTiming(tables, opened_cuts(tables, 2_000_000), BelowMemory(("disk",), READS, 4096), False)
+    mean = timing.reads(40).reads
+    assert timing.tail(40) == pytest.approx(2e-4 + 1e-5 * (mean + 2.326 * mean**0.5))
+
+
+def test_rows_that_are_all_resident_cost_what_every_batch_does() -> None:
+    tables = skewed(1000)
+    cost = TierCost(batch_s=1e-5, below_batch_s=1.0, wait_s=1.0, remote_batch_s=1.0)
+    timing = CutTiming(tables, resident_cuts((1000,)), BelowMemory(("disk",), cost, 512), False)
+    assert timing.median(100) == timing.tail(100) == pytest.approx(1e-5)
 
 
 def test_rows_go_from_a_gpu_to_the_host_and_from_there_to_the_disk() -> None:
-    on = machine(gpu=10**9, disk=True)
-    below = [[tier.name for tier in tiers_below(on.device(name), on)] for name in ("cuda:0", "cpu")]
-    assert below == [["host"], ["disk"]]
+    on = machine(gpu=10**9, disk=True, remote="redis://store")
+    below = [tiers_below(on.device(name), on) for name in ("cuda:0", "cpu")]
+    assert below == [("host",), ("disk", "remote")]
+    # over the link, row by row
+    gpu = below_memory(on.device("cuda:0"), on, 800.0)
+    assert gpu.cost == TierCost(below_s=800 / 8e9)
 
 
 def test_without_a_disk_there_is_nothing_below_the_host() -> None:
     on = machine()
-    assert not tiers_below(on.device("cpu"), on)
+    assert not below_memory(on.device("cpu"), on, 64.0).names
+
+
+def test_measured_cuts_come_before_the_description_of_a_disk() -> None:
+    on = machine(disk=True, remote="redis://store")
+    described = below_memory(on.device("cpu"), on, 64.0)
+    assert described.page_bytes == PAGE_BYTES
+    assert described.cost.wait_s == pytest.approx(ASSUMED.wait_s + 1e-4)
+    assert described.cost.below_s == ASSUMED.below_s
+    found = below_memory(on.device("cpu"), on, 64.0, [measured("table@cpu", 64)])
+    assert found.page_bytes == 512
+    assert found.cost.read_s == READS.read_s
+    # the store was not measured
+    assert found.cost.remote_batch_s == described.cost.remote_batch_s == 3e-4
+
+
+def test_cuts_of_the_same_bundle_suit_best_then_those_of_similar_rows() -> None:
+    cuts = [measured("other@cpu", 64), measured("far@cpu", 1024), measured("table@cpu", 512)]
+    assert [m.path for m in suited(cuts, ["table@cpu"], 64.0)] == ["table@cpu", "other@cpu", "far@cpu"]
+    assert suited(cuts, [], 900.0)[0].path == "far@cpu"

@@ -77,6 +77,15 @@ def test_an_idle_server_does_what_it_explained(policy, budget_s, slow):
         assert query.reason.value == explanation.reason
 
 
+@pytest.mark.parametrize("policy", EVERY)
+@pytest.mark.parametrize("rows", [4097, 10_000, 10**9 - 1])
+def test_a_hypothetical_request_may_have_more_rows_than_any(policy, rows):
+    driver = RouterDriver(router(policy=policy, lanes=cpu_lanes(1)))
+    explanation = driver.router.explain(rows, 0.02, driver.now_s)
+    assert explanation.rows == rows
+    assert json.dumps(explanation.as_dict())
+
+
 def test_explaining_records_no_load_under_mprec():
     def bound(explained: bool) -> list[str]:
         driver = RouterDriver(router(BOTH, (GPU_LANE, *cpu_lanes(2)), policy="mprec"))

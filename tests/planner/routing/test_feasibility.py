@@ -1,4 +1,4 @@
-"""Degraded reasons: failure only if a lane died or lost work, else what bound the choice, or probe."""
+"""Feasibility, and degraded reasons: failure only if a lane died or lost work, else what bound the choice."""
 
 from __future__ import annotations
 
@@ -85,3 +85,22 @@ def test_a_probe_with_time_for_it_is_on_the_best_path():
         (Reason.BEST, "hybrid@cpu"),
         (Reason.BEST, "hybrid@cpu"),
     ]
+
+
+def test_one_delayed_batch_does_not_rule_out_the_best_path():
+    """A preemption of 6 ms in a second with a budget of 10 ms, at a tenth of the capacity."""
+    driver = RouterDriver(router(lanes=cpu_lanes(1, "inline")))
+    paths = []
+    for i in range(1000):
+        driver.now_s = i / 500
+        query = driver.offer(23, 0.010)
+        driver.turn()
+        dispatch = driver.running[0]
+        took_s = dispatch.median_s + (0.006 if i == 500 else 0.0)
+        driver.now_s += took_s
+        driver.done(0, took_s)
+        assert driver.ends[query] == ["answered"]
+        if i % 50 == 49:
+            driver.router.tick(driver.now_s)
+        paths.append(driver.router.paths[dispatch.path].name)
+    assert set(paths[500:]) == {"hybrid@cpu"}

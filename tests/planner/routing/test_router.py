@@ -323,6 +323,33 @@ def test_an_inline_lane_holds_the_loop_for_a_share_of_the_usual_budget(budget_s:
     assert 0.7 * limit_s <= max(d.median_s for d in driver.dispatches) <= limit_s
 
 
+def test_delays_just_before_a_tick_change_neither_capacity_nor_batch_sizes_until_the_next():
+    """Four batches of a busy tick are held up for 20 ms; the budget is 10 ms."""
+    driver = RouterDriver(router(lanes=cpu_lanes(1, "inline")))
+    state, lane = driver.router.state, driver.router.state.lanes[0]
+
+    def execute(batches: int, more_s: float) -> None:
+        for _ in range(batches):
+            driver.offer(23, 0.010)
+            driver.turn()
+            took_s = driver.running[0].median_s + more_s
+            driver.now_s += took_s
+            driver.done(0, took_s)
+
+    def derived() -> list[float]:
+        return [state.total_rate, state.max_merge_rows, *lane.max_rows, *lane.merge_rows]
+
+    execute(50, 0.0)
+    driver.router.tick(driver.now_s)
+    before = derived()
+    execute(50, 0.0)
+    execute(4, 0.020)
+    assert lane.correction.factor > 5
+    driver.router.tick(driver.now_s)
+    assert derived() == pytest.approx(before, rel=0.1)
+    assert driver.ends[driver.offer(23, 0.010)] == driver.ends[driver.offer(23, 0.010)] == []
+
+
 def test_a_canceled_query_is_not_executed_and_not_counted():
     driver = RouterDriver(router(lanes=cpu_lanes(1)))
     driver.offer(700, 0.1)

@@ -19,6 +19,8 @@ class Correction:
         self.batches = [0 for _ in paths]
         self.recent = [0.0, 0.0, 0.0]
         self.shift = 0.0
+        self.shifts = [0.0]
+        self.lasting = [1.0 for _ in paths]
         self.new = 0
         self.window = 0
         self.begun_s = 0.0
@@ -42,6 +44,7 @@ class Correction:
         self.recent = [*self.recent[1:], residual - bias]
         middle = sorted(self.recent)[1]
         self.shift = middle if middle >= noise else 0.0
+        self.shifts.append(self.shift)
         off = residual - bias - self.shift
         step, weight = correction.BIAS_STEP, correction.BIAS_WEIGHT
         if self.known[path] < correction.NEW:
@@ -69,6 +72,9 @@ class Correction:
             if not self.recent_residuals(path):
                 self.bias[path] *= exp(-passed_s / correction.BIAS_MEMORY_S)
                 self.known[path] *= exp(-passed_s / correction.BIAS_MEMORY_S)
+        least = min(*self.shifts, self.shift)
+        self.lasting = [min(exp(bias + least), m) for bias, m in zip(self.bias, self.median, strict=True)]
+        self.shifts = [self.shift]
 
     def recent_residuals(self, path: int) -> list[float]:
         return [r for window, p, r in self.residuals if p == path and window >= self.window - 1]

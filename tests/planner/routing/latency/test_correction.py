@@ -99,6 +99,21 @@ def test_unconfirmed_corrections_decay_within_seconds():
     assert max(correction.tail) < 1.3
 
 
+def test_a_tick_ignores_delays_that_do_not_last_from_one_tick_to_the_next():
+    correction = fed(MEDIAN_S * noise(50))
+    correction.tick(0.1, 0.1, 1)
+    fed([*MEDIAN_S * noise(50), *[20 * MEDIAN_S] * 3], correction)
+    correction.tick(0.2, 0.1, 1)
+    assert correction.median[0] == pytest.approx(20, rel=0.3)
+    assert correction.lasting == pytest.approx([1.0, 1.0], rel=0.2)
+    fed([20 * MEDIAN_S] * 50, correction)
+    correction.tick(0.3, 0.1, 1)
+    assert correction.lasting[0] == pytest.approx(20, rel=0.3)
+    fed([MEDIAN_S] * 2, correction)
+    correction.tick(0.4, 0.1, 1)
+    assert correction.lasting[0] == pytest.approx(1.0, rel=0.6)
+
+
 def test_at_ten_batches_a_second_the_present_outweighs_a_disturbance_within_two_seconds():
     correction = fed(MEDIAN_S * noise(100))
     fed([30 * MEDIAN_S] * 20, correction)
@@ -168,3 +183,4 @@ def test_corrections_equal_the_reference(steps):
         assert fast.median == pytest.approx(plain.median)
         assert fast.tail == pytest.approx(plain.tail)
         assert fast.safe == pytest.approx(plain.safe)
+        assert fast.lasting == pytest.approx(plain.lasting)

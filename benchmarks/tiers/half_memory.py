@@ -1,0 +1,152 @@
+"""20 M rows x 64 in half of their memory: rows/s against all in memory, with the plan's prediction beside it.
+
+    python -m benchmarks.tiers.half_memory make
+    polyrec profile runs/half/large --tiers --precisions fp32 --devices cpu --quality runs/half/large=0.2 \\
+        --seconds 4 --max-rows 512 --out runs/half/profile.json
+    python -m benchmarks.tiers.half_memory measure --json docs/results/tier-half-memory.json
+
+`make` writes the `large` model of benchmarks/peers with access counts by the requests' law and all features
+in the candidate, so that profile, plan and requests are of independent rows. `measure` plans twice, for all
+rows in memory and for half of their bytes, on one core, and opens a server by each plan, one after the other
+so that they share no memory; it loads them over 16 connections in a closed loop from another core, and checks
+every answer. The plans' prediction is compared at the mean batch that the server formed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+
+from benchmarks.http.serve_throughput import CLIENT_CORE, SERVER_CORE
+from benchmarks.peers.load import Known, closed
+from benchmarks.peers.models import MODELS, value_of_rank, write_model
+from benchmarks.peers.queries import EXPONENT, binary_body, draw
+from benchmarks.peers.reference import Reference
+from polyrec.loadtest.drivers.server_pages import read_metrics
+from polyrec.loadtest.machine import machine
+from polyrec.loadtest.traffic.request_bodies import INFER
+from polyrec.models.bundle.bundle import Bundle, load_bundle
+from polyrec.planner.deployment.proposal import Proposal, propose
+from polyrec.planner.deployment.requirements import Requirements
+from polyrec.planner.plan import save_plan
+from polyrec.planner.profile import Profile, load_profile
+from polyrec.planner.traffic import Sizes, Traffic
+from polyrec.server.child import start
+
+ROWS = 23
+REQUESTS = 4096
+CONNECTIONS = 16
+SLO_S = 0.05
+PHASES = ("encode", "embed", "dense")
+
+
+def plan_for(profile: Profile, share: float | None) -> Proposal:
+    """Plans for a load beyond the core. share: of the rows' bytes as memory; None: no limit."""
+    memory = profile.paths[0].memory
+    rows = sum(memory.tables.values())
+    budget = {} if share is None else {"cpu": int(share * rows) + memory.fixed + memory.peak}
+    traffic = Traffic(rate=1e6, sizes=Sizes(kind="fixed", mean=ROWS))
+    return propose(profile, Requirements(SLO_S, traffic, memory=budget, cores=1), bounds=False, more=False)
+
+
+def counted(url: str) -> dict[str, float]:
+    """Reads the counters of batches, rows, phases and tiers."""
+    total = read_metrics(url).total
+    found = {f"{p}_s": total("polyrec_phase_seconds_sum", phase=p) for p in PHASES}
+    found["batches"] = total("polyrec_phase_seconds_count", phase="embed")
+    for tier in ("host", "cache", "disk"):
+        found[tier] = total("polyrec_embedding_hits_total", tier=tier)
+    return found
+
+
+def known_requests(bundle: Bundle, url: str) -> Known:
+    """Draws requests and computes their answers."""
+    drawn = draw(bundle.manifest.schema_, value_of_rank(bundle), REQUESTS, ROWS)
+    reference = Reference(bundle)
+    expected = np.stack([reference(*one) for one in zip(drawn.dense, drawn.sparse, strict=True)])
+    headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": "0"}
+    bodies = [binary_body(drawn, i) for i in range(len(drawn))]
+    return Known(url + INFER, headers, bodies, expected, 1e-5, binary=True)
+
+
+def measured(known: Known, url: str, seconds: float, turns: int) -> dict[str, Any]:
+    """Loads a server; the first turn is not counted."""
+    rates, moved = [], dict[str, float]()
+    for turn in range(turns + 1):
+        before = counted(url)
+        loop = closed(known, CONNECTIONS, seconds)
+        if not turn:
+            continue
+        rates.append(loop.requests_per_s * ROWS)
+        for name, value in counted(url).items():
+            moved[name] = moved.get(name, 0.0) + value - before[name]
+    rows = sum(rates) * seconds
+    batches = max(moved["batches"], 1.0)
+    return {
+        "rows_per_s": median(rates),
+        "turns_rows_per_s": rates,
+        "batch_rows": rows / batches,
+        "batch_ms": 1e3 * sum(moved[f"{p}_s"] for p in PHASES) / batches,
+        "phases_ms": {p: 1e3 * moved[f"{p}_s"] / batches for p in PHASES},
+        "lookups": {tier: moved[tier] / (26 * rows) for tier in ("host", "cache", "disk")},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tiers.half_memory")
+    parser.add_argument("step", choices=["make", "measure"])
+    parser.add_argument(
+        "--folder", type=Path, default=Path("runs/half"), help="of model and files; a real disk"
+    )
+    parser.add_argument("--share", type=float, default=0.5, help="of the rows' bytes as memory")
+    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    args = parser.parse_args()
+    if args.step == "make":
+        args.folder.mkdir(parents=True, exist_ok=True)
+        write_model(MODELS["large"], args.folder / "large", EXPONENT)
+        return
+    profile = load_profile(args.folder / "profile.json")
+    bundle = load_bundle(args.folder / "large")
+    known: Known | None = None
+    found: dict[str, Any] = {}
+    for name, share in (("memory", None), ("tiers", args.share)):
+        proposal = plan_for(profile, share)
+        plan, (option,) = proposal.plan, (proposal.problem.options[i] for i in proposal.choice.options)
+        assert plan.placement is not None
+        assert plan.expected is not None
+        placement = plan.placement.model_copy(update={"directory": args.folder.resolve()})
+        save_plan(plan.model_copy(update={"placement": placement}), args.folder / "plan.json")
+        with start({"plan": args.folder / "plan.json", "drain_grace_s": 0}, core=SERVER_CORE) as server:
+            os.sched_setaffinity(0, {CLIENT_CORE})
+            known = known_requests(bundle, server.url) if known is None else known
+            known = Known(server.url + INFER, known.headers, known.bodies, known.expected, 1e-5, True)
+            result = measured(known, server.url, args.seconds, args.turns)
+        rows = result["batch_rows"]
+        result |= {
+            "predicted_batch_ms": 1e3 * option.timing.median(rows),
+            "predicted_rows_per_s": plan.expected.rows_per_s,
+            "predicted_lookups": plan.placement.paths[0].lookups,
+            "lane": plan.lanes[0].kind,
+            "memory_bytes": option.device_bytes,
+        }
+        found[name] = result
+        print(name, json.dumps(result, indent=1))
+    ratio = found["tiers"]["rows_per_s"] / found["memory"]["rows_per_s"]
+    said = found["tiers"]["predicted_rows_per_s"] / found["memory"]["predicted_rows_per_s"]
+    print(f"tiers / memory: measured {ratio:.3f}, planned {said:.3f}")
+    if args.json:
+        args.json.write_text(json.dumps({"machine": machine(), **found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""The cuts that a server makes when it opens tiers, and how much of a batch is answered where.
+
+The memory of tables with rows on disk is half static prefix, half cache (models/tiers/tier_settings.py);
+tables that memory holds whole have no cache. A cache is taken as a static prefix of the next hottest rows,
+as long as its slots times their measured worth.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from polyrec.models.tiers.disk.cache_room import divide
+from polyrec.models.tiers.tier_settings import CACHED, PAGE_BYTES
+from polyrec.planner.deployment.residency import Tables, cuts_within, rows_reached
+from polyrec.planner.tier_times import BatchReads, any_of
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedCuts:
+    """prefix: rows of each table in memory, whole tables or prefixes. cache_bytes: with pages and index; 0
+    without rows on disk. slots: rows that the cache holds; page_slots: pages that are read at a time.
+    reach: rows of each table up to the remote ones; None: none are remote.
+    """
+
+    prefix: tuple[int, ...]
+    reach: tuple[int, ...] | None
+    cache_bytes: int
+    slots: int
+    page_slots: int
+    page_bytes: int
+
+
+def opened_cuts(
+    tables: Tables,
+    memory: float,
+    page_bytes: int = PAGE_BYTES,
+    reach: tuple[int, ...] | None = None,
+) -> OpenedCuts:
+    """Returns how `memory` bytes are divided when tiers open over them, to the row.
+
+    page_bytes: of the disk, a multiple of its sectors. reach: rows of each table in memory or on disk. The
+    result takes more than `memory` only where that is less than a page.
+    """
+    sizes = tuple(t.size for t in tables.accesses_by_rank)
+    down = reach or sizes
+    inside = _inside(tables, down)
+    reached = cuts_within(inside, memory)
+    partly = [i for i, (n, end) in enumerate(zip(reached, down, strict=True)) if n < end]
+    if not partly:
+        return OpenedCuts(reached, reach, 0, 0, 1, page_bytes)
+    whole = sum(
+        n * b for i, (n, b) in enumerate(zip(reached, tables.row_bytes, strict=True)) if i not in partly
+    )
+    shared = int(max(memory - whole, PAGE_BYTES))
+    kept = max(min(int(shared * (1 - CACHED)), shared - PAGE_BYTES), 0)
+    own = cuts_within(_only(inside, partly), kept)
+    prefix = list(reached)
+    for i, n in zip(partly, own, strict=True):
+        prefix[i] = n
+    held = sum(n * tables.row_bytes[i] for i, n in zip(partly, own, strict=True))
+    cache_bytes = shared - math.ceil(held)
+    row_bytes = max(round(tables.mean_row_bytes), 1)
+    page_bytes = -(-row_bytes // page_bytes) * page_bytes
+    joining = sum(own)
+    room = divide(cache_bytes, row_bytes, page_bytes, sum(down[i] for i in partly), sum(prefix), joining)
+    return OpenedCuts(tuple(prefix), reach, cache_bytes, room.slots, room.pages, page_bytes)
+
+
+def resident_cuts(cuts: tuple[int, ...], reach: tuple[int, ...] | None = None) -> OpenedCuts:
+    """Returns cuts of a memory without a cache: of an accelerator, or of the host above a remote store."""
+    return OpenedCuts(cuts, reach, 0, 0, 1, PAGE_BYTES)
+
+
+def cached_cuts(tables: Tables, opened: OpenedCuts, cached: float) -> tuple[int, ...]:
+    """Returns the cuts of a static prefix that answers as many look-ups as prefix and cache together."""
+    if not opened.slots:
+        return opened.prefix
+    inside = _inside(tables, opened.reach or tuple(t.size for t in tables.accesses_by_rank))
+    return rows_reached(inside, opened.prefix, opened.slots * cached * tables.mean_row_bytes)
+
+
+def batch_reads(tables: Tables, opened: OpenedCuts, lookups: float, cached: float) -> BatchReads:
+    """Returns what a batch of `lookups` look-ups reads, on average, by the tables' accesses.
+
+    Look-ups are independent, so of rows with probability p on a page, 1 - exp(-lookups * p) of the pages
+    are read. cached: see TierCost.
+    """
+    total = tables.accesses or 1.0
+    sizes = tuple(t.size for t in tables.accesses_by_rank)
+    reach = opened.reach or sizes
+    inside = _inside(tables, reach)
+    held = sum(n * b for n, b in zip(opened.prefix, tables.row_bytes, strict=True))
+    near = sum(t.total for t in inside.accesses_by_rank)
+    prefix = sum(t.before(n) for t, n in zip(tables.accesses_by_rank, opened.prefix, strict=True))
+    below, remote = lookups * (near - prefix) / total, lookups * (total - near) / total
+    if held >= inside.bytes:
+        return BatchReads(lookups, remote=remote)
+    cuts = cached_cuts(tables, opened, cached)
+    reads = 0.0
+    for ranked, cut, row_bytes in zip(inside.accesses_by_rank, cuts, tables.row_bytes, strict=True):
+        rest = ranked.beyond(cut)
+        a_page = max(opened.page_bytes // row_bytes, 1.0)
+        reads += float(-np.expm1(-lookups / total * rest.accesses * a_page) @ rest.rows) / a_page
+    return BatchReads(lookups, below, reads, rounds_of(reads, opened), remote)
+
+
+def rounds_of(reads: float, opened: OpenedCuts) -> float:
+    """Returns the rounds in which a batch reads `reads` pages on average."""
+    return any_of(reads) * max(reads / opened.page_slots, 1.0)
+
+
+def _inside(tables: Tables, reach: tuple[int, ...]) -> Tables:
+    """The rows up to `reach`."""
+    if reach == tuple(t.size for t in tables.accesses_by_rank):
+        return tables
+    ranked = tuple(t.until(n) for t, n in zip(tables.accesses_by_rank, reach, strict=True))
+    return Tables(tables.names, ranked, tables.row_bytes, tables.lookups)
+
+
+def _only(tables: Tables, which: list[int]) -> Tables:
+    return Tables(
+        tuple(tables.names[i] for i in which),
+        tuple(tables.accesses_by_rank[i] for i in which),
+        tuple(tables.row_bytes[i] for i in which),
+        tables.lookups,
+    )
