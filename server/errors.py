@@ -68,6 +68,12 @@ class NotFound(RequestError):
     status = HTTPStatus.NOT_FOUND
 
 
+class Misdirected(RequestError):
+    """The call concerns one process, and came to a port that several share."""
+
+    status = HTTPStatus.MISDIRECTED_REQUEST
+
+
 class MethodNotAllowed(RequestError):
     """The page exists, but not for this method."""
 
@@ -162,20 +168,30 @@ class ErrorResponse(NamedTuple):
 
 def error_response(error: Exception) -> ErrorResponse:
     """Turns any exception into status, `{"error": ...}` and headers."""
+    known = request_error(error)
+    return ErrorResponse(known.status.value, known.outcome, error_body(str(known)), error_headers(known))
+
+
+def request_error(error: Exception) -> RequestError:
+    """The error that a client is told instead of any exception."""
     if isinstance(error, FeatureError):
-        error = Invalid(str(error))
-    elif not isinstance(error, RequestError):
-        error = Defect("internal error; the server's log has the details")
-    headers: tuple[tuple[bytes, bytes], ...] = ()
+        return Invalid(str(error))
+    if isinstance(error, RequestError):
+        return error
+    return Defect("internal error; the server's log has the details")
+
+
+def error_headers(error: RequestError) -> tuple[tuple[bytes, bytes], ...]:
+    """The headers that belong to the status."""
     if isinstance(error, Overloaded | RateLimited):
-        headers = ((b"retry-after", b"%d" % error.retry_after_s),)
-    elif error.status is HTTPStatus.TOO_MANY_REQUESTS:
-        headers = ((b"retry-after", b"1"),)
-    elif isinstance(error, Unauthorized):
-        headers = ((b"www-authenticate", b"Bearer"),)
-    elif isinstance(error, MethodNotAllowed):
-        headers = ((b"allow", error.allowed.encode()),)
-    return ErrorResponse(error.status.value, error.outcome, error_body(str(error)), headers)
+        return ((b"retry-after", b"%d" % error.retry_after_s),)
+    if error.status is HTTPStatus.TOO_MANY_REQUESTS:
+        return ((b"retry-after", b"1"),)
+    if isinstance(error, Unauthorized):
+        return ((b"www-authenticate", b"Bearer"),)
+    if isinstance(error, MethodNotAllowed):
+        return ((b"allow", error.allowed.encode()),)
+    return ()
 
 
 def shortened(text: str) -> str:
@@ -184,8 +200,13 @@ def shortened(text: str) -> str:
 
 
 def error_body(message: str) -> bytes:
-    """`{"error": message}` in one line of bounded length, whatever client text the message quotes."""
+    """`{"error": message}`."""
+    return orjson.dumps({"error": one_line(message)})
+
+
+def one_line(message: str) -> str:
+    """The message in one line of bounded length, whatever client text it quotes."""
     if len(message) <= MESSAGE_LENGTH and message.isascii() and message.isprintable():
-        return orjson.dumps({"error": message})
+        return message
     line = " ".join(message[:MESSAGE_LENGTH].encode("utf-8", "backslashreplace").decode().split())
-    return orjson.dumps({"error": line + " ..." if len(message) > MESSAGE_LENGTH else line})
+    return line + " ..." if len(message) > MESSAGE_LENGTH else line

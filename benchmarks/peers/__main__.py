@@ -6,11 +6,13 @@
 For each size of request a turn measures, of every server: a closed loop of 16 connections (requests/s), one
 connection alone (latency), and the highest open-loop Poisson rate at which p99 stays within the limit and 99%
 of the requests are answered right in time. The searches of all servers advance trial by trial, so that noise
-hits all alike; figures are medians over turns. Every answer is compared with the reference
+hits all alike; figures are medians over turns. Open-loop requests carry the limit as their latency budget,
+as a client of that SLO would send it; peers ignore the header. Every answer is compared with the reference
 (benchmarks/peers/reference.py). `session` is the dense graph's ONNX Runtime session without any server.
 
 Names of servers: benchmarks/peers/servers/starting.py. `--form context` sends one context with its candidates
-to Polyrec, and the exploded rows to the others. The peers' environment and the models are made on first use.
+to Polyrec, and the exploded rows to the others and to `polyrec:exploded`. The peers' environment and the
+models are made on first use.
 """
 
 from __future__ import annotations
@@ -89,7 +91,7 @@ class PeerCase:
         if name.binary:
             headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": "0"}
             body = binary_body
-        elif self.form == "context" and name.is_polyrec:
+        elif self.form == "context" and name.is_polyrec and not name.exploded:
             body = ranking_body
         bodies = [body(self.drawn, i) for i in range(count)]
         return Known(server.url, headers, bodies, self.expected, TOLERANCE[name.precision], name.binary)
@@ -267,7 +269,10 @@ def main() -> None:
     parser.add_argument("--limit-ms", type=float, help="of p99 (default: 10, 25, 80 for 23, 270, 2048 rows)")
     parser.add_argument("--servers", default="polyrec,fastapi,mosec", help="separated by commas")
     parser.add_argument(
-        "--budget", action="store_true", help="send the limit as each request's latency budget"
+        "--no-budget",
+        dest="budget",
+        action="store_false",
+        help="do not send the limit as each request's latency budget",
     )
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument(

@@ -5,9 +5,11 @@
     large    the same tables with 20 M rows x 64, beyond every cache; bottom 13-512-256-64, dot,
              top 415-512-256-1
     nested   kaggle's tables with nested widths 16 and 64 and the cross network of recipes/ml1m.yaml
+    user     kaggle with all dense features in the context, as numbers of a user or a query are
 
 Weights are random: the models are for speed, not for quality. The first half of the features, dense and
 sparse, are the context's, so that one model takes independent rows as well as one context with candidates.
+In `user` so are half of the interaction's vectors, and the bottom MLP depends on the context alone.
 Ids are in no order; rows are in popularity order, as after training.
 """
 
@@ -38,17 +40,20 @@ CARDINALITIES = (
     *(27, 14992, 5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572),
 )
 """Distinct values of C1 ... C26 in the Criteo Kaggle set."""
+COUNTED = 1e9
+"""Accesses of each table, where they are counted."""
 SPECIALS = 2
 """Rows of a table beside its values: missing and out of vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerModel:
-    """rows: of all tables, about. architecture: of the dense net."""
+    """rows: of all tables, about. architecture: of the dense net. context_dense: of the dense features."""
 
     name: str
     rows: int
     architecture: Architecture
+    context_dense: int = DENSE // 2 + 1
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -61,7 +66,7 @@ class PeerModel:
         return Schema(
             name=self.name,
             dense=tuple(
-                Dense(name=f"I{i + 1}", role="context" if i <= DENSE // 2 else "candidate")
+                Dense(name=f"I{i + 1}", role="context" if i < self.context_dense else "candidate")
                 for i in range(DENSE)
             ),
             categorical=tuple(
@@ -88,6 +93,7 @@ MODELS = {
         PeerModel("kaggle", 2_000_000, _dlrm(16, (512, 256, 64))),
         PeerModel("large", 20_000_000, _dlrm(64, (512, 256))),
         PeerModel("nested", 2_000_000, Architecture(widths=(16, 64), top=(256, 128, 64))),
+        PeerModel("user", 2_000_000, _dlrm(16, (512, 256, 64)), context_dense=DENSE),
     )
 }
 
@@ -109,19 +115,38 @@ def ranks(size: int, random: np.random.Generator) -> I64:
     return np.concatenate((random.permutation(size), np.arange(size, size + SPECIALS)))
 
 
+def zipf_counts(size: int, exponent: float | None) -> I64:
+    """Returns the expected accesses of each rank of a table, special rows last; zeros without an exponent."""
+    counts = np.zeros(size + SPECIALS, np.int64)
+    if exponent is not None:
+        # the continuous law that requests are drawn by; ranks share their accesses fairly
+        ends = np.arange(1.0, size + 2) ** (1 - exponent)
+        counts[:size] = COUNTED * np.diff(ends) / (ends[-1] - ends[0])
+    return counts
+
+
 def open_model(name: str, folder: Path) -> Bundle:
     """Loads a model's bundle from `folder`, and makes it if it is not there."""
     path = folder / name
     return load_bundle(path) if path.exists() else write_model(MODELS[name], path)
 
 
-def write_model(model: PeerModel, path: Path) -> Bundle:
-    """Writes a model as a bundle; takes twice its rows' bytes in memory."""
+def write_model(model: PeerModel, path: Path, exponent: float | None = None) -> Bundle:
+    """Writes a model as a bundle; takes twice its rows' bytes in memory.
+
+    exponent: of Zipf's law, for access counts as if all features were candidates'; None: no counts.
+    """
     random = np.random.default_rng(SEED)
     torch.manual_seed(SEED)
     schema = model.schema
+    if exponent is not None:
+        features = [
+            [feature.model_copy(update={"role": "candidate"}) for feature in own]
+            for own in (schema.dense, schema.categorical)
+        ]
+        schema = schema.model_copy(update={"dense": tuple(features[0]), "categorical": tuple(features[1])})
     vocabularies = {
-        table: Vocabulary(table, "integer", size, ranks(size, random), np.zeros(size + SPECIALS, np.int64))
+        table: Vocabulary(table, "integer", size, ranks(size, random), zipf_counts(size, exponent))
         for table, size in zip(schema.tables, model.sizes, strict=True)
     }
     rows = {table: vocabulary.rows for table, vocabulary in vocabularies.items()}

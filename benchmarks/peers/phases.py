@@ -4,10 +4,11 @@
 
 Alone: the server's own code, phase by phase on one thread, for requests of benchmarks/peers/queries.py as
 inference-protocol JSON, by the thread's CPU clock; medians over the requests of a turn, then over turns,
-which alternate between the sizes. Server: a server of the same bundle pinned to one core, closed loop from
-the other; the CPU time of its process (/proc/PID: schedstat of all threads; `user` is the utime of stat)
-divided by the requests that it answered. `beyond` is that time less the sum of the phases alone. With one
-connection each request is a batch; with 16 the server merges waiting requests.
+which alternate between sizes and forms. Server: a server of the same bundle pinned to one core, closed loop
+from the other; the CPU time of its process (/proc/PID: schedstat of all threads; `user` is the utime of
+stat) divided by the requests that it answered. `beyond` is that time less the sum of the phases alone. With
+one connection each request is a batch; with 16 the server merges waiting requests. `--form context` sends
+one context with its candidates, `exploded` the same rows with the context in each.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from benchmarks.peers.models import open_model, value_of_rank
-from benchmarks.peers.queries import draw, json_body
+from benchmarks.peers.models import MODELS, open_model, value_of_rank
+from benchmarks.peers.queries import PeerRows, draw, json_body, ranking_body, share_context
 from polyrec.loadtest.drivers.closed_loop import closed_loop
 from polyrec.loadtest.drivers.connection import Target
 from polyrec.loadtest.drivers.load import BUDGET
@@ -36,12 +37,14 @@ from polyrec.models.allocator import retain_freed_memory
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.runtimes import best_runtime, open_runtime
 from polyrec.models.runtimes.runtime import Runtime
+from polyrec.models.schema.schema import Schema
 from polyrec.planner.plan import Limits
-from polyrec.server.app.run import start
+from polyrec.server.child import start
 from polyrec.server.codecs import oip_codec
 from polyrec.server.codecs.rows import encode
 
 PHASES = ("parse", "encode", "embed", "dense", "answer")
+FORMS = ("rows", "exploded", "context")
 CORES = sorted(os.sched_getaffinity(0))
 SERVER_CORE, CLIENT_CORE = CORES[0], CORES[-1]
 DIFFERENT_REQUESTS = {23: 256, 270: 64, 2048: 12}
@@ -98,6 +101,14 @@ def server_turn_s(
     return {"cpu": cpu / answered, "user": user / answered, "requests_per_s": answered / took}
 
 
+def bodies_of(drawn: PeerRows, schema: Schema, form: str) -> list[bytes]:
+    """JSON bodies of requests in one of FORMS."""
+    if form != "rows":
+        drawn = share_context(drawn, schema)
+    body = ranking_body if form == "context" else json_body
+    return [body(drawn, i) for i in range(len(drawn))]
+
+
 def medians(turns: Sequence[dict[str, float]]) -> dict[str, float]:
     """Median of each figure over the turns."""
     return {key: median(turn[key] for turn in turns) for key in turns[0]}
@@ -114,18 +125,18 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     bodies = {}
     for rows in args.rows:
         drawn = draw(schema, ids, DIFFERENT_REQUESTS.get(rows, 64), rows)
-        bodies[rows] = [json_body(drawn, i) for i in range(len(drawn))]
+        bodies |= {f"{rows} {form}": bodies_of(drawn, schema, form) for form in args.form}
     os.sched_setaffinity(0, {SERVER_CORE})
     retain_freed_memory()
     timer = PhaseTimer(bundle, open_runtime(runtime, bundle, device, args.precision))
-    alone: dict[int, list[dict[str, float]]] = {rows: [] for rows in args.rows}
-    for rows in args.rows:
-        timer.turn_s(bodies[rows])
+    alone: dict[str, list[dict[str, float]]] = {case: [] for case in bodies}
+    for case in bodies:
+        timer.turn_s(bodies[case])
     for _ in range(args.turns):
-        for rows in args.rows:
-            alone[rows].append(timer.turn_s(bodies[rows]))
-    served: dict[int, dict[int, list[dict[str, float]]]] = {
-        r: {c: [] for c in args.connections} for r in args.rows
+        for case in bodies:
+            alone[case].append(timer.turn_s(bodies[case]))
+    served: dict[str, dict[int, list[dict[str, float]]]] = {
+        case: {c: [] for c in args.connections} for case in bodies
     }
     if args.connections:
         os.sched_setaffinity(0, {CLIENT_CORE})
@@ -136,14 +147,14 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         with start(settings, core=SERVER_CORE) as server:
             url = f"{server.url}/v2/models/dlrm/infer"
             target = Target(url, {BUDGET: "600000"})
-            requests = {rows: [target.request(body) for body in bodies[rows]] for rows in args.rows}
+            requests = {case: [target.request(body) for body in of] for case, of in bodies.items()}
             for _ in range(args.turns):
-                for rows in args.rows:
+                for case in bodies:
                     for connections in args.connections:
                         turn = server_turn_s(
-                            url, server.process.pid, requests[rows], connections, args.seconds
+                            url, server.process.pid, requests[case], connections, args.seconds
                         )
-                        served[rows][connections].append(turn)
+                        served[case][connections].append(turn)
     return {
         "model": args.model,
         "width": bundle.width,
@@ -152,7 +163,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "processor": processor(),
         "date": time.strftime("%Y-%m-%d"),
         "turns": args.turns,
-        "rows": {str(rows): _figures(alone[rows], served[rows]) for rows in args.rows},
+        "cases": {case: _figures(alone[case], served[case]) for case in bodies},
     }
 
 
@@ -173,19 +184,18 @@ def _figures(alone: list[dict[str, float]], served: dict[int, list[dict[str, flo
 def table(result: dict[str, Any]) -> str:
     """The result as Markdown."""
     names = [*PHASES, "sum"]
-    sizes = list(result["rows"])
     lines = [
-        f"| CPU ms a request | {' | '.join(f'{n} rows' for n in sizes)} |",
-        "|---" * (len(sizes) + 1) + "|",
+        f"| CPU ms a request | {' | '.join(result['cases'])} |",
+        "|---" * (len(result["cases"]) + 1) + "|",
     ]
     for name in names:
         cells = [
             figures["sum_ms"] if name == "sum" else figures["phases_ms"][name]
-            for figures in result["rows"].values()
+            for figures in result["cases"].values()
         ]
         lines.append(f"| {name} | {' | '.join(f'{ms:.3f}' for ms in cells)} |")
-    for connections in next(iter(result["rows"].values()))["server"]:
-        turns = [figures["server"][connections] for figures in result["rows"].values()]
+    for connections in next(iter(result["cases"].values()))["server"]:
+        turns = [figures["server"][connections] for figures in result["cases"].values()]
         cells = [
             f"{t['cpu_ms']:.3f} (beyond {t['beyond_ms']:.3f}; {t['requests_per_s']:,.0f}/s)" for t in turns
         ]
@@ -199,7 +209,8 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawTextHelpFormatter,
     )
-    parser.add_argument("--model", default="kaggle", choices=["kaggle", "large", "nested"])
+    parser.add_argument("--model", default="kaggle", choices=list(MODELS))
+    parser.add_argument("--form", nargs="+", default=["rows"], choices=FORMS)
     parser.add_argument("--width", type=int, help="of the nested model (default: the widest)")
     parser.add_argument("--folder", type=Path, default=Path("runs/peers"), help="of the models; made once")
     parser.add_argument("--rows", type=int, nargs="+", default=[23, 270])

@@ -1,7 +1,7 @@
 """Makes the requests of benchmarks/peers: Zipf ids, as tensors of the Open Inference Protocol.
 
-`Rows` go in, bodies come out, in the forms that servers take: independent rows as JSON or as binary data, and
-one context with candidates, which peers get as the exploded rows.
+`PeerRows` go in, bodies come out, in the forms that servers take: independent rows as JSON or as binary data,
+and one context with candidates, which peers get as the exploded rows.
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ def ranking_body(rows: PeerRows, request: int) -> bytes:
 
 
 def _json(tensors: dict[str, F32 | I64]) -> bytes:
+    """Tensors of zero width are left out, as the protocol allows."""
     inputs = [
         {
             "name": name,
@@ -88,5 +89,6 @@ def _json(tensors: dict[str, F32 | I64]) -> bytes:
             "data": array.ravel(),
         }
         for name, array in tensors.items()
+        if array.shape[1]
     ]
     return orjson.dumps({"inputs": inputs}, option=orjson.OPT_SERIALIZE_NUMPY)

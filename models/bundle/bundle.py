@@ -21,8 +21,6 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as distribution_version
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -66,6 +64,7 @@ from polyrec.models.schema.dense_transform import Standard
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.popularity import vocabularies_from_tensors, vocabulary_tensors
 from polyrec.models.text import printable
+from polyrec.models.version import code_version as code_version  # from where the server imports it
 
 FILES = frozenset((MANIFEST, *NUMBERS))
 
@@ -327,14 +326,6 @@ def _max_abs(values: Tensor) -> float:
         return 0.0
     least, most = torch.aminmax(values)
     return max(abs(float(least)), float(most), key=lambda x: math.inf if math.isnan(x) else x)
-
-
-def code_version() -> str:
-    """Version of the installed distribution."""
-    try:
-        return distribution_version("polyrec")
-    except PackageNotFoundError:
-        return "0+uninstalled"
 
 
 def _digest(file: Path) -> FileDigest:

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from polyrec.models.dlrm.batch_invariance import pad_layers, padded, tiled
 from polyrec.models.dlrm.dlrm import DenseNet, Inputs
 from polyrec.models.dlrm.interaction import Cross, Dot
 
@@ -85,6 +86,12 @@ class ContextOnce(nn.Module):
         shared_parts = [bottom, inside[1]] if self.bottom_per_context else [inside[1]]
         return torch.cat(own_parts, dim=1).contiguous(), torch.cat(shared_parts, dim=1).contiguous()
 
+    def pad_products(self) -> None:
+        """Pads the inputs of every product to a multiple of TILE (models/dlrm/batch_invariance.py)."""
+        pad_layers(self)
+        for name in ("own", "shared"):
+            self.register_buffer(name, tiled(self.get_buffer(name)), persistent=False)
+
     def products(self) -> list[int]:
         """Multiplications per row (or context) of each matrix product, in plain and in ranking batches."""
         net = self.net
@@ -112,7 +119,9 @@ class ContextOnce(nn.Module):
                 inputs = torch.cat((x[:, 0], inputs), dim=1)
         else:
             inputs = x.flatten(1)
-        return ContextPart(F.linear(inputs, self.get_buffer("shared"), self.get_buffer("bias")), x)
+        weight = self.get_buffer("shared")
+        inputs = padded(inputs, weight.shape[1])
+        return ContextPart(F.linear(inputs, weight, self.get_buffer("bias")), x)
 
     def candidate(self, shared: ContextPart, inputs: Inputs) -> Tensor:
         """Computes logits [rows] given the context part.
@@ -133,7 +142,8 @@ class ContextOnce(nn.Module):
             own = torch.cat(([y[:, 0]] if self.bottom_per_row else []) + parts, dim=1)
         else:
             own = y.flatten(1)
-        hidden = torch.addmm(constant, own, self.get_buffer("own").t())
+        weight = self.get_buffer("own")
+        hidden = torch.addmm(constant, padded(own, weight.shape[1]), weight.t())
         if isinstance(net.interaction, Cross):
             x = shared.vectors.index_select(0, row)
             if self.bottom_per_row:

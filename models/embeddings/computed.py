@@ -34,6 +34,7 @@ from polyrec.models.files import Strict
 from polyrec.models.schema.batch import I64, Batch
 from polyrec.models.schema.schema import Schema
 from polyrec.models.tiers.rows import HOST, TieredRows
+from polyrec.models.tiers.shared.slab_reader import SlabReader
 
 
 class Encoding(Strict):
@@ -93,7 +94,7 @@ class ComputedStage(nn.Module):
         self._bases = np.array([self.rows.base[t] for t in self.rows.tables], np.int64)
         self._stored_bases = np.cumsum(self.cuts) - self.cuts
         self._ids = ids
-        self.store: FloatRows | QuantizedRows | TieredRows = open_rows(stored, precision)
+        self.store: FloatRows | QuantizedRows | TieredRows | SlabReader = open_rows(stored, precision)
         self.hashes = UniversalHashes(
             encoding.k, encoding.m, self.rows.total, encoding.seed, encoding.transform
         )

@@ -18,9 +18,10 @@ class HostTable:
     """
 
     def __init__(self, stage: TableStage, rows: F32) -> None:
-        self._lookups = stage.rows.lookups
+        self._bases = stage.rows.bases("context"), stage.rows.bases("candidate")
         self._rows = rows
         self._width = rows.shape[1]
+        self._index = np.empty(0, np.int64)
         self._buffer = np.empty((0, self._width), np.float32)
 
     @staticmethod
@@ -36,14 +37,24 @@ class HostTable:
 
     def __call__(self, batch: Batch) -> Vectors:
         """Returns the vectors of both blocks, as the stage does."""
-        lookups = self._lookups(batch)
-        total = lookups.singles.size
-        if len(self._buffer) < total:
-            # grown by doubling, so that a server stops allocating after its largest batches
-            self._buffer = np.empty((1 << max(total - 1, 0).bit_length(), self._width), np.float32)
-        # "clip" checks nothing, as rows come from verified tables of ranks; else numpy copies its output
-        found = np.take(self._rows, lookups.singles, axis=0, out=self._buffer[:total], mode="clip")
-        first = lookups.context.singles.size
-        context = found[:first].reshape(*lookups.context.singles.shape, self._width)
-        candidate = found[first:].reshape(*lookups.candidate.singles.shape, self._width)
+        context, candidate = self.arrays(batch)
         return Vectors(torch.from_numpy(context), torch.from_numpy(candidate))
+
+    def arrays(self, batch: Batch) -> tuple[F32, F32]:
+        """Returns the same as arrays."""
+        context, candidate = batch.context.ranks, batch.candidate.ranks
+        first = context.size
+        total = first + candidate.size
+        if self._index.size < total:
+            # grown by doubling, so that a server stops allocating after its largest batches
+            size = 1 << max(total - 1, 0).bit_length()
+            self._index, self._buffer = np.empty(size, np.int64), np.empty((size, self._width), np.float32)
+        index = self._index[:total]
+        np.add(context, self._bases[0], index[:first].reshape(context.shape))
+        np.add(candidate, self._bases[1], index[first:].reshape(candidate.shape))
+        # "clip" checks nothing, as rows come from verified tables of ranks; else numpy copies its output
+        found = self._rows.take(index, 0, self._buffer[:total], "clip")
+        return (
+            found[:first].reshape(*context.shape, self._width),
+            found[first:].reshape(*candidate.shape, self._width),
+        )

@@ -58,6 +58,11 @@ class Lookups:
         bags = [b.bags.rows for b in (self.context, self.candidate) if b.bags is not None]
         return np.concatenate((self.singles, *bags)) if bags else self.singles
 
+    def in_order(self) -> I64:
+        """Returns every row looked up, in the order in which `assemble` reads them: bags, then `singles`."""
+        bags = [b.bags.rows for b in (self.context, self.candidate) if b.bags is not None]
+        return np.concatenate((*bags, self.singles)) if bags else self.singles
+
     def at(self, rows: I64) -> Lookups:
         """Returns the same look-ups with other rows, given in the order of `rows()`."""
         blocks = (self.context, self.candidate)
@@ -94,6 +99,10 @@ class FusedRows:
     def has_bags(self) -> bool:
         """Whether any feature is multi-valued."""
         return any(bases.size for bases in self._bags.values())
+
+    def bases(self, role: Role) -> I64:
+        """First row of the table of each single-valued feature of a role."""
+        return self._singles[role]
 
     def slice_of(self, table: str) -> slice:
         """Rows of one table."""

@@ -15,6 +15,7 @@ from polyrec.models.embeddings.store import FloatRows, QuantizedRows, open_rows
 from polyrec.models.schema.batch import Batch
 from polyrec.models.schema.schema import Schema
 from polyrec.models.tiers.rows import TieredRows
+from polyrec.models.tiers.shared.slab_reader import SlabReader
 
 
 class TableStage(nn.Module):
@@ -35,7 +36,7 @@ class TableStage(nn.Module):
         self.rows = FusedRows(schema, table_rows)
         if weight.shape[0] != self.rows.total:
             raise ValueError(f"weight has {weight.shape[0]} rows, the tables {self.rows.total}")
-        self.store: FloatRows | QuantizedRows | TieredRows = open_rows(weight, precision)
+        self.store: FloatRows | QuantizedRows | TieredRows | SlabReader = open_rows(weight, precision)
         self.slots = PerBlock(len(schema.context.categorical), len(schema.candidate.categorical))
 
     @classmethod

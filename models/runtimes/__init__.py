@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from polyrec.models.data.encoded import EncodedRows
     from polyrec.models.dlrm.precision import DensePrecision
     from polyrec.models.runtimes.runtime import Runtime
+    from polyrec.models.tiers.slab import Slab
     from polyrec.models.tiers.stack import TierStack
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -32,7 +33,7 @@ def open_runtime(
     bundle: Bundle | BundleWeights,
     device: str = "cpu",
     precision: DensePrecision = "fp32",
-    tiers: TierStack | None = None,
+    tiers: TierStack | Slab | None = None,
 ) -> Runtime:
     """Opens a bundle, or only its weights, on a device with a dense precision.
 

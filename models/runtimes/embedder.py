@@ -7,7 +7,7 @@ import torch
 from polyrec.models.dlrm.dlrm import Inputs, inputs_of
 from polyrec.models.embeddings.host_table import HostTable
 from polyrec.models.embeddings.stage import Stage
-from polyrec.models.runtimes.mixed_batch import split_plain_and_ranking
+from polyrec.models.runtimes.mixed_batch import HostInputs, split_plain_and_ranking
 from polyrec.models.schema.batch import Batch
 
 
@@ -24,3 +24,11 @@ class Embedder:
             return split_plain_and_ranking(inputs_of(batch, self._host_table(batch)), batch.plain_rows)
         with torch.inference_mode():
             return split_plain_and_ranking(inputs_of(batch, self._stage(batch)), batch.plain_rows)
+
+    def arrays(self, batch: Batch) -> tuple[HostInputs, ...] | None:
+        """Returns the same as arrays; None where the stage's rows need torch."""
+        if self._host_table is None:
+            return None
+        context, candidate = self._host_table.arrays(batch)
+        inputs = HostInputs(batch.context.dense, batch.candidate.dense, context, candidate, batch.context_row)
+        return split_plain_and_ranking(inputs, batch.plain_rows)

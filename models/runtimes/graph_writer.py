@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
 from polyrec.models.dlrm.precision import DensePrecision
+from polyrec.models.runtimes.saturation import saturates
 
 OPSET = 17
 IR_VERSION = 9
@@ -84,11 +85,16 @@ class GraphWriter:
         """
         weight = layer.detach().float().cpu().numpy().T
         scale = np.maximum(np.abs(weight).max(axis=0), np.finfo(np.float32).tiny) / 127.0
-        q = np.clip(np.rint(weight / scale), -127, 127).astype(np.int8)
+        q = np.clip(np.rint(weight / scale), -127, 127)
+        # where sums of signed weights saturate, the same weights are stored 128 higher
+        moved = saturates()
+        weights = (q + 128).astype(np.uint8) if moved else q.astype(np.int8)
         numbers, step, zero = self._quantized(x)
         # the operator takes one scale for all of x: that of its range, or 1, and rows are scaled afterwards
         constant = step if x in self.bounded else self.constant(np.array(1.0, np.float32))
-        given = [numbers, self.constant(q), constant, self.constant(scale.astype(np.float32)), zero]
+        given = [numbers, self.constant(weights), constant, self.constant(scale.astype(np.float32)), zero]
+        if moved:
+            given.append(self.constant(np.array(128, np.uint8)))
         out = self.node("MatMulIntegerToFloat", *given, domain=MICROSOFT)
         if x not in self.bounded:
             out = self.node("Mul", out, step)

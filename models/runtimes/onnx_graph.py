@@ -1,10 +1,11 @@
 """The dense net as ONNX graphs, written node by node.
 
-Two graphs, with the names of `models.dlrm.dlrm.Inputs` (those that the model has) and one output,
+Three graphs, with the names of `models.dlrm.dlrm.Inputs` (those that the model has) and one output,
 `probability` [rows]. In the plain graph row r has context r; in the ranking graph rows share contexts,
 `context_row` [rows] is the context of each row, and values of the context alone are computed once per context
-(models/dlrm/context_once.py). Graphs are built directly rather than traced: this takes milliseconds instead
-of seconds, needs no exporter at run time, and contains exactly the products that the model needs.
+(models/dlrm/context_once.py). The ranking graph of one context has no `context_row` and repeats nothing for
+its rows. Graphs are built directly rather than traced: this takes milliseconds instead of seconds, needs no
+exporter at run time, and contains exactly the products that the model needs.
 """
 
 from __future__ import annotations
@@ -45,11 +46,17 @@ def plain_graph(net: DenseNet, precision: DensePrecision = "fp32") -> onnx.Model
     return _finish(g, g.linear(joined, first_layer(net)), net)
 
 
-def ranking_graph(net: DenseNet, precision: DensePrecision = "fp32") -> onnx.ModelProto:
-    """Builds the graph with shared contexts: polyrec.models.dlrm.context_once.ContextOnce, node by node."""
+def ranking_graph(
+    net: DenseNet, precision: DensePrecision = "fp32", one_context: bool = False
+) -> onnx.ModelProto:
+    """Builds the graph with shared contexts: polyrec.models.dlrm.context_once.ContextOnce, node by node.
+
+    one_context: all rows have the same; the graph has no input `context_row`. Not for the cross network,
+    whose inputs repeat the context for each row.
+    """
     once = ContextOnce(net)
     g = GraphWriter(precision)
-    row = g.input("context_row", "rows", integers=True)
+    row = None if one_context else g.input("context_row", "rows", integers=True)
     dense = _dense_inputs(g, net, "contexts", "rows")
     vectors = _vector_inputs(g, net, "contexts", "rows")
     if net.slots.candidate == 0 or net.slots.context == 0:
@@ -60,15 +67,19 @@ def ranking_graph(net: DenseNet, precision: DensePrecision = "fp32") -> onnx.Mod
         x = g.concat((g.node("Unsqueeze", _bottom(g, net, dense), g.shape(1)), x))
         shared += 1
     if once.bottom_per_row:
-        rows = [g.node("Gather", d, row, axis=0) if d == "dense_context" else d for d in dense]
-        y = g.concat((g.node("Unsqueeze", _bottom(g, net, rows), g.shape(1)), y))
+        y = g.concat((g.node("Unsqueeze", _bottom_of_rows(g, net, row), g.shape(1)), y))
         own += 1
     width, own_weight = net.shape.width, once.get_buffer("own")
     if isinstance(net.interaction, Dot):
         context = [_first_vector(g, x)] if once.bottom_per_context else []
         context.append(g.products(x, x, shared * shared))
         candidate = [_first_vector(g, y)] if once.bottom_per_row else []
-        candidate.append(g.products(y, g.node("Gather", x, row, axis=0), own * shared))
+        if row is None:
+            # one product of [rows * own, D] instead of one for each row
+            of_context = g.node("Transpose", g.node("Reshape", x, g.shape(shared, width)), perm=[1, 0])
+            candidate.append(g.node("Reshape", g.node("MatMul", y, of_context), g.shape(-1, own * shared)))
+        else:
+            candidate.append(g.products(y, g.node("Gather", x, row, axis=0), own * shared))
         itself = net.shape.itself
         candidate.append(pair_columns(g, g.products(y, y, own * own), own, itself))
         c, r = g.concat(context), g.concat(candidate)
@@ -79,8 +90,9 @@ def ranking_graph(net: DenseNet, precision: DensePrecision = "fp32") -> onnx.Mod
         c = g.node("Reshape", x, g.shape(-1, shared * width))
         r = g.node("Reshape", y, g.shape(-1, own * width))
     constant = g.product(c, once.get_buffer("shared"), g.constant(once.get_buffer("bias")))
-    hidden = g.product(r, own_weight, g.node("Gather", constant, row, axis=0))
+    hidden = g.product(r, own_weight, constant if row is None else g.node("Gather", constant, row, axis=0))
     if isinstance(net.interaction, Cross):
+        assert row is not None
         parts = [g.node("Gather", x, row, axis=0), y]
         if once.bottom_per_row:
             split = f"{y}_bottom", f"{y}_rest"
@@ -90,6 +102,20 @@ def ranking_graph(net: DenseNet, precision: DensePrecision = "fp32") -> onnx.Mod
         first = g.node("Reshape", g.concat(parts), g.shape(-1, (shared + own) * width))
         hidden = g.linear(_cross(g, net.interaction, first, hidden), first_layer(net))
     return _finish(g, hidden, net)
+
+
+def _bottom_of_rows(g: GraphWriter, net: DenseNet, row: str | None) -> str:
+    """Adds the bottom MLP, which reads dense features of rows; the context's share of its first layer is
+    computed once per context. row: the context of each row; None if all have the same.
+    """
+    assert net.bottom is not None
+    first, *others = net.bottom
+    weight, added = _linear(first).weight, g.constant(_linear(first).bias)
+    if net.dense.context:
+        added = g.product("dense_context", weight[:, : net.dense.context], added)
+        added = added if row is None else g.node("Gather", added, row, axis=0)
+    sums = g.product("dense_candidate", weight[:, net.dense.context :], added)
+    return g.mlp(sums, nn.Sequential(*others))
 
 
 def _dense_inputs(g: GraphWriter, net: DenseNet, contexts: str, rows: str = "rows") -> list[str]:

@@ -20,6 +20,7 @@ from polyrec.models.schema.batch import F32, Batch
 if TYPE_CHECKING:
     from polyrec.models.bundle.bundle import Bundle
     from polyrec.models.bundle.weights import BundleWeights
+    from polyrec.models.tiers.slab import Slab
     from polyrec.models.tiers.stack import TierStack
 
 
@@ -67,7 +68,7 @@ class OpenRuntime(Protocol):
         bundle: Bundle | BundleWeights,
         device: str,
         precision: DensePrecision,
-        tiers: TierStack | None,
+        tiers: TierStack | Slab | None,
     ) -> Runtime: ...
 
 

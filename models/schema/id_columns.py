@@ -46,7 +46,7 @@ class IdColumns:
     def __call__(self, ids: I64) -> I64:
         """Returns the rank of each id, int64 [rows, features]. Raises FeatureError for one out of range."""
         # One comparison for all features: seen as unsigned, a negative id is a huge one.
-        if (ids.view(np.uint64) >= self._rows).any():
+        if np.count_nonzero(ids.view(np.uint64) >= self._rows):
             for i, (f, vocabulary) in enumerate(zip(self._features, self._vocabularies, strict=True)):
                 vocabulary.ranks_of_ids(f.name, np.ascontiguousarray(ids[:, i]))
         return ids if self._flat is None else self._flat.take(ids + self._base)

@@ -67,9 +67,12 @@ class _Parsers:
 
 
 class Decoder:
-    """Parses the bodies of one schema. body_limits: limits on their bytes and structure."""
+    """Parses the bodies of one schema. body_limits: limits on their bytes and structure.
 
-    def __init__(self, schema: Schema, limits: Limits) -> None:
+    computes: whether to compute the features of the request, if the schema has any.
+    """
+
+    def __init__(self, schema: Schema, limits: Limits, computes: bool = True) -> None:
         self._limits = limits
         self.body_limits = BodyLimits.of(schema, limits)
         self._context = _features(schema, "context")
@@ -77,9 +80,10 @@ class Decoder:
         self._everything = self._context + self._candidate
         self._names = tuple(f.name for f in self._context), tuple(f.name for f in self._candidate)
         self._computed = frozenset(f.name for f in schema.request)
-        self._request = ColumnFeatures(schema) if schema.request else None
+        self._request = ColumnFeatures(schema) if schema.request and computes else None
         # where rows of several requests may come together
         self._predicted: tuple[Feature, ...] = self._everything
+        self._group: int | None = None
         if schema.request and schema.group is not None:
             names = [f.name for f in self._everything]
             if schema.group not in names:
@@ -126,11 +130,12 @@ class Decoder:
             columns, rows = self._read(self._predicted, request.columns, "columns", raw_numbers)
         split, end = len(self._context), len(self._everything)
         context, candidate = columns[:split], columns[split:end]
-        features = None
+        features = group = None
+        if self._group is not None:
+            group = self._groups(columns[self._group], self._predicted[self._group].name)
         if self._request is not None:
-            group = self._groups(columns[self._group])
             features = self._request.plain(*self._named(context, candidate), rows, group)
-        return Columns(self._names, context, candidate, rows, rows, None, features)
+        return Columns(self._names, context, candidate, rows, rows, None, features, group)
 
     def _named(
         self, context: Sequence[Column], candidate: Sequence[Column]
@@ -138,14 +143,13 @@ class Decoder:
         one, other = self._names
         return dict(zip(one, context, strict=True)), dict(zip(other, candidate, strict=True))
 
-    def _groups(self, column: Column) -> Column:
-        """The request of each row; None if all are of one, as without the column."""
+    def _groups(self, column: Column, name: str) -> Column:
+        """The request of each row; None if all are of one, as without the column `name`."""
         if column is None or None not in column:
             return column
         missing = [value is None for value in column]
         if all(missing):
             return None
-        name = self._predicted[self._group].name
         raise FeatureError(
             name, f"a value is missing; give it in all rows or in none (row {missing.index(True)})"
         )

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -26,7 +26,15 @@ from polyrec.server.codecs.body_limits import FULL_VALUES, BodyLimits, count
 from polyrec.server.codecs.json_numbers import ALWAYS_FAST_BYTES
 from polyrec.server.codecs.json_rows import explain_malformed
 from polyrec.server.codecs.number_arrays import NumberParser
+from polyrec.server.codecs.oip_header import (
+    OutputHeader,
+    RequestHeader,
+    RequestParameters,
+    TensorHeader,
+    TensorParameters,
+)
 from polyrec.server.codecs.oip_inputs import Array, Inputs
+from polyrec.server.codecs.oip_parser import RequestParser
 from polyrec.server.codecs.rows import RankedTensors, Tensors
 from polyrec.server.errors import Malformed, shortened
 
@@ -37,7 +45,6 @@ DTYPES: dict[str, np.dtype[Any]] = {
 }
 OUTPUT = "probability"
 MAX_TIMEOUT_US = MOST_BUDGET_MS * 1000
-MAX_DIMENSIONS = 8
 COUNTED_BYTES = 2**15
 """Minimum bytes of an input's data whose commas are counted; fewer are parsed in a millisecond."""
 
@@ -49,53 +56,6 @@ _NESTED: dict[str, msgspec.json.Decoder[Any]] = {
     "f": msgspec.json.Decoder(list[list[float]]),
     "i": msgspec.json.Decoder(list[list[int]]),
 }
-
-
-class TensorParameters(msgspec.Struct):
-    """Parameters of one input or requested output; others are ignored, as the protocol requires."""
-
-    binary_data_size: int | None = None
-    binary_data: bool | None = None
-    classification: int | None = None
-    shared_memory_region: str | None = None
-
-
-class TensorHeader(msgspec.Struct):
-    """One input in the JSON."""
-
-    name: str
-    shape: Annotated[list[int], msgspec.Meta(max_length=MAX_DIMENSIONS)]
-    datatype: str
-    parameters: TensorParameters | None = None
-    data: msgspec.Raw = msgspec.Raw()
-
-
-class OutputHeader(msgspec.Struct):
-    """One requested output as it stands in the JSON."""
-
-    name: str
-    parameters: TensorParameters | None = None
-
-
-class RequestParameters(msgspec.Struct):
-    """timeout: microseconds, 0 is the default. priority: 0 is the default, 1 the highest.
-
-    quality: `required` forbids a path of lower quality than the best one.
-    """
-
-    timeout: int | None = None
-    priority: int = 0
-    quality: Literal["any", "required"] = "any"
-    binary_data_output: bool = False
-
-
-class RequestHeader(msgspec.Struct):
-    """The JSON of an inference request."""
-
-    inputs: list[TensorHeader]
-    id: str | None = None
-    outputs: list[OutputHeader] | None = None
-    parameters: RequestParameters | None = None
 
 
 _REQUEST = msgspec.json.Decoder(RequestHeader)
@@ -122,6 +82,7 @@ class OipCodec:
         self.inputs = Inputs(schema, limits, vocabularies)
         self._body_limits = BodyLimits.of(schema, limits)
         self._numbers = NumberParser()
+        self._requests = RequestParser()
 
     def decode(self, body: bytes, header_bytes: int | None) -> InferRequest:
         """Decodes a decompressed body.
@@ -137,27 +98,15 @@ class OipCodec:
             )
         header = body if header_bytes is None else body[:header_bytes]
         self._body_limits.check_tensors(header)
-        try:
-            request = _REQUEST.decode(header)
-        except msgspec.ValidationError as e:
-            raise Malformed(str(e).replace("`", "")) from None
-        except (msgspec.DecodeError, UnicodeDecodeError) as e:
-            raise Malformed(explain_malformed(header, str(e))) from None
-        except RecursionError:
-            raise Malformed("the body is nested too deeply") from None
+        parsed = self._requests.parse(header) if header_bytes is None else None
+        request = parse_header(header) if parsed is None else parsed.header
         parameters = request.parameters or RequestParameters()
-        if parameters.timeout is not None and not 0 <= parameters.timeout <= MAX_TIMEOUT_US:
-            raise Malformed(
-                f"parameter 'timeout' is {parameters.timeout}; it is microseconds, 0 (the default budget) "
-                f"to {MAX_TIMEOUT_US} (an hour)"
-            )
-        if not 0 <= parameters.priority <= MOST_PRIORITY:
-            raise Malformed(
-                f"parameter 'priority' is {parameters.priority}; 0 is the default, 1 the highest, "
-                f"{MOST_PRIORITY} the lowest of those above it"
-            )
+        if parameters.timeout is not None:
+            check_timeout_us(parameters.timeout)
+        check_priority(parameters.priority)
         binary_output = self._outputs(request.outputs, parameters.binary_data_output)
-        tensors = self._tensors(request.inputs, memoryview(body)[len(header) :])
+        data = () if parsed is None else parsed.data
+        tensors = self._tensors(request.inputs, memoryview(body)[len(header) :], data)
         return InferRequest(
             self.inputs.rows(tensors),
             request.id,
@@ -186,13 +135,19 @@ class OipCodec:
                 binary = parameters.binary_data
         return binary
 
-    def _tensors(self, headers: Sequence[TensorHeader], rest: memoryview) -> dict[str, Array]:
+    def _tensors(
+        self, headers: Sequence[TensorHeader], rest: memoryview, data: Sequence[Array]
+    ) -> dict[str, Array]:
+        """Makes the arrays of all inputs. data: of each, if they are parsed already."""
         tensors: dict[str, Array] = {}
-        for header in headers:
+        for i, header in enumerate(headers):
             declared = self.inputs.declared(header.name)
             if header.name in tensors:
                 raise Malformed(f"input '{header.name}' is given twice")
             shape = self.inputs.check_shape(declared, header.datatype, header.shape)
+            if data:
+                tensors[header.name] = _converted(header.name, data[i], DTYPES[header.datatype], shape)
+                continue
             parameters = header.parameters or TensorParameters()
             if parameters.shared_memory_region is not None:
                 raise Malformed(f"input '{header.name}': shared memory is not supported")
@@ -225,10 +180,55 @@ class OipCodec:
         if values is None and math.prod(shape) > FULL_VALUES:
             # number by number it would take longer than any body may
             raise Malformed(f"input '{name}': data are not {math.prod(shape)} numbers of its type and shape")
-        if values is None or (dtype.itemsize < 8 and dtype.kind == "i"):
-            return json_tensor(name, raw, shape, dtype)
-        with np.errstate(over="ignore"):
-            return values.astype(dtype, copy=False).reshape(shape)
+        return (
+            json_tensor(name, raw, shape, dtype) if values is None else _converted(name, values, dtype, shape)
+        )
+
+
+def parse_header(body: bytes) -> RequestHeader:
+    """Parses the JSON of a request and leaves the data of its inputs raw. Raises Malformed."""
+    try:
+        return _REQUEST.decode(body)
+    except msgspec.ValidationError as e:
+        raise Malformed(str(e).replace("`", "")) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+        raise Malformed(explain_malformed(body, str(e))) from None
+    except RecursionError:
+        raise Malformed("the body is nested too deeply") from None
+
+
+def _converted(name: str, values: Array, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    """Returns float64 or int64 numbers as an array of another type and shape. Raises Malformed."""
+    if dtype.kind == "i":
+        if dtype.itemsize < values.itemsize:
+            limits = np.iinfo(dtype)
+            if values.min() < limits.min or values.max() > limits.max:
+                raise _beyond(name)
+        return values.astype(dtype, copy=False).reshape(shape)
+    with np.errstate(over="ignore"):
+        return values.astype(dtype, copy=False).reshape(shape)
+
+
+def _beyond(name: str) -> Malformed:
+    return Malformed(f"input '{name}': a value is beyond the range of the datatype")
+
+
+def check_timeout_us(timeout_us: int) -> None:
+    """Checks the parameter `timeout`. Raises Malformed."""
+    if not 0 <= timeout_us <= MAX_TIMEOUT_US:
+        raise Malformed(
+            f"parameter 'timeout' is {timeout_us}; it is microseconds, 0 (the default budget) "
+            f"to {MAX_TIMEOUT_US} (an hour)"
+        )
+
+
+def check_priority(priority: int) -> None:
+    """Checks the parameter `priority`. Raises Malformed."""
+    if not 0 <= priority <= MOST_PRIORITY:
+        raise Malformed(
+            f"parameter 'priority' is {priority}; 0 is the default, 1 the highest, "
+            f"{MOST_PRIORITY} the lowest of those above it"
+        )
 
 
 def json_tensor(name: str, raw: bytes, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -252,7 +252,7 @@ def json_tensor(name: str, raw: bytes, shape: tuple[int, ...], dtype: np.dtype[A
     try:
         array = np.array(values, np.float64 if dtype.kind == "f" else dtype)
     except OverflowError:
-        raise Malformed(f"input '{name}': a value is beyond the range of the datatype") from None
+        raise _beyond(name) from None
     with np.errstate(over="ignore"):
         return array.astype(dtype, copy=False).reshape(shape)
 

@@ -40,6 +40,7 @@ from polyrec.models.schema.batch import I64
 from polyrec.models.schema.schema import ROLES, Role, Schema
 from polyrec.models.schema.vocabulary import Vocabulary
 from polyrec.planner.plan import Limits
+from polyrec.server.codecs.repeated_contexts import RepeatedContexts
 from polyrec.server.codecs.request_features import TensorFeatures
 from polyrec.server.codecs.rows import RankedTensors, RoleTensors, Tensors
 from polyrec.server.errors import Malformed, TooLarge, shortened
@@ -146,6 +147,7 @@ class Inputs:
     """The inputs of one schema. vocabularies: by table, for features of the request.
 
     plain, ranking: inputs of each form with more than zero width; those of bags are only in `plain`.
+    required: those that make a valid request, each with a row for a row of the batch.
     """
 
     def __init__(
@@ -153,6 +155,7 @@ class Inputs:
     ) -> None:
         self._limits = limits
         self._request = TensorFeatures(schema, vocabularies or {}) if schema.request else None
+        self._repeated = RepeatedContexts(schema)
         singles = [f for f in schema.categorical if not f.multi]
         bags = [f.name for f in schema.categorical if f.multi]
         self._plain = _InputGroup.of("", len(schema.dense), len(singles), bags)
@@ -171,6 +174,7 @@ class Inputs:
         groups = [TensorSpec(GROUP_LENGTHS, "INT64", (-1,), optional=True)] if schema.request else []
         self.plain = tuple(d for d in (*self._plain.matrices, *bag_inputs, *groups) if d.shape[-1])
         self.ranking = tuple(d for d in (*split, lengths) if d.shape[-1])
+        self.required = tuple(d for d in self.plain if not d.optional) or self.plain
         self._known = {d.name: d for d in (*self._plain.matrices, *bag_inputs, *groups, *split, lengths)}
         self._only_ranking = frozenset(d.name for d in (*split, lengths))
 
@@ -207,19 +211,22 @@ class Inputs:
         return {"dense": dense, "sparse": sparse.reshape(rows, singles)}
 
     def rows(self, tensors: Mapping[str, Array]) -> Tensors | RankedTensors:
-        """Makes rows of named arrays that were checked. Raises Malformed, naming the input, or TooLarge."""
+        """Makes rows of named arrays that were checked. Raises Malformed, naming the input, or TooLarge.
+
+        Plain rows that repeat their contexts are returned as a ranking.
+        """
         if not self._only_ranking.isdisjoint(tensors):
             return self._ranked(tensors)
         _require(self._plain.missing(tensors))
         rows = self._allowed(self._plain.count(tensors))
         plain = self._plain.read(tensors, rows)
         if self._request is None:
-            return Tensors(plain.dense, plain.sparse, plain.bags, rows)
+            return self._repeated(Tensors(plain.dense, plain.sparse, plain.bags, rows))
         groups = tensors.get(GROUP_LENGTHS)
         if groups is not None:
             groups = _segments(GROUP_LENGTHS, groups, None, rows)
         features, sparse, bags = self._request.plain(plain.dense, plain.sparse, plain.bags, groups)
-        return Tensors(plain.dense, sparse, bags, rows, features)
+        return self._repeated(Tensors(plain.dense, sparse, bags, rows, features))
 
     def _ranked(self, tensors: Mapping[str, Array]) -> RankedTensors:
         context, candidate = self._groups["context"], self._groups["candidate"]

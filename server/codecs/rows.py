@@ -55,7 +55,8 @@ class Columns:
 
     names: context features, candidate features. context, candidate: their columns in the same order.
     context_row: int64 [rows], or None where each row has its own context. request: float64 [rows, features],
-    the features of the request; None if the schema has none.
+    the features of the request; None if the schema has none. group: of each row, where clients give it; for
+    the prediction log.
     """
 
     names: tuple[tuple[str, ...], tuple[str, ...]]
@@ -65,6 +66,7 @@ class Columns:
     context_rows: int
     context_row: I64 | None = None
     request: F64 | None = None
+    group: Column = None
 
     @property
     def plain(self) -> bool:
@@ -262,5 +264,7 @@ def encode(parts: Sequence[Rows], encoder: Encoder) -> Batch:
 
     Plain parts must come first to be executed as such. Raises FeatureError if any row is invalid.
     """
+    if len(parts) == 1:
+        return parts[0].encode(encoder)
     runs = [list(run) for _, run in groupby(parts, lambda part: (type(part), part.plain))]
     return Batch.concat([run[0].merged(run).encode(encoder) for run in runs])

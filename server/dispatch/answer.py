@@ -93,19 +93,20 @@ class Pending:
 class Outbox:
     """Delivers settled answers to their listeners, at the end of a dispatch or in the next loop iteration.
 
-    open: answers that have not been delivered.
+    open: answers that have not been delivered. held: whoever set it delivers.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._settled: list[Pending] = []
         self.open: set[Pending] = set()
+        self.held = False
         self._spent_s = 0.0
         self._delivered = 0
 
     def put(self, pending: Pending) -> None:
         """Adds a settled answer."""
-        if not self._settled:
+        if not self._settled and not self.held:
             self._loop.call_soon(self.deliver)
         self._settled.append(pending)
 

@@ -50,7 +50,8 @@ class Dispatcher:
         self._observer = observer
         self._prefetcher = prefetcher
         self._last_path: int | None = None
-        self._dispatch_scheduled = False
+        self._last_was_alone = True
+        self._scheduled: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = math.inf
         self._closed = False
@@ -155,11 +156,21 @@ class Dispatcher:
         """Number of queries without an answer."""
         return 0 if self._outbox is None else len(self._outbox.open)
 
+    def dispatch_now(self) -> None:
+        """Dispatches what waits, without another loop iteration in which more could join its batch.
+
+        Not while several queries share a batch: with 16 clients that all wait for it, one request that is
+        executed ahead of the others costs 4% of the throughput.
+        """
+        loop = self._loop
+        if loop is not None and self._scheduled is not None and self._last_was_alone:
+            self._scheduled.cancel()
+            self._dispatch_all(loop)
+
     def _schedule_dispatch(self) -> None:
         loop = self._loop
-        if loop is not None and not self._dispatch_scheduled:
-            self._dispatch_scheduled = True
-            loop.call_soon(self._dispatch_soon, loop)
+        if loop is not None and self._scheduled is None:
+            self._scheduled = loop.call_soon(self._dispatch_soon, loop)
 
     def _dispatch_soon(self, loop: asyncio.AbstractEventLoop) -> None:
         """Dispatches after another loop iteration, or now if the earliest deadline requires it.
@@ -170,26 +181,32 @@ class Dispatcher:
         if self.router.is_urgent(clock()):
             self._dispatch_all(loop)
         else:
-            loop.call_soon(self._dispatch_all, loop)
+            self._scheduled = loop.call_soon(self._dispatch_all, loop)
 
     def _dispatch_all(self, loop: asyncio.AbstractEventLoop) -> None:
         """Expires queries past their deadline, and gives every free lane the router's next dispatch."""
-        self._dispatch_scheduled = False
-        if self._closed:
+        self._scheduled = None
+        outbox = self._outbox
+        if self._closed or outbox is None:
             return
-        now_s = clock()
-        expired = self.router.expire(now_s)
-        for i in tuple(self.router.lane_order):
-            if self._executor.free(i):
-                dispatch = self.router.next(i, now_s)
-                if dispatch is not None:
-                    self._last_path = dispatch.path
-                    self._executor.execute(i, dispatch)
-                    now_s = clock()
-        for query in expired:
-            fail(query, DeadlinePassed(query.deadline_s - query.arrival_s))
-        # Now, not after the next iteration's reading, which takes as long as a batch when overloaded.
-        self._deliver()
+        outbox.held = True
+        try:
+            now_s = clock()
+            expired = self.router.expire(now_s)
+            for i in tuple(self.router.lane_order):
+                if self._executor.free(i):
+                    dispatch = self.router.next(i, now_s)
+                    if dispatch is not None:
+                        self._last_path = dispatch.path
+                        self._last_was_alone = len(dispatch.parts) == 1
+                        self._executor.execute(i, dispatch)
+                        now_s = clock()
+            for query in expired:
+                fail(query, DeadlinePassed(query.deadline_s - query.arrival_s))
+        finally:
+            outbox.held = False
+            # Now, not after the next iteration's reading, which takes as long as a batch when overloaded.
+            outbox.deliver()
         self._set_timer(loop)
 
     def _deliver(self) -> None:

@@ -24,7 +24,8 @@ def encode_parts(parts: list[Part], encoder: Encoder) -> tuple[list[Part], Batch
     """
     if not parts:
         return [], None
-    parts = sorted(parts, key=lambda part: not part.query.payload.rows.plain)
+    if len(parts) > 1:
+        parts = sorted(parts, key=lambda part: not part.query.payload.rows.plain)
     rows = [_rows(part) for part in parts]
     try:
         return parts, encode(rows, encoder)

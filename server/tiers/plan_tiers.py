@@ -15,6 +15,7 @@ from pathlib import Path
 
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.embeddings.computed import HybridStage
+from polyrec.models.embeddings.table import TableStage
 from polyrec.models.errors import RuntimeUnavailable
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.tiers.stack import TierStack
@@ -90,10 +91,11 @@ def open_tier_set(
     owners: dict[Place, TierStack] = {}
     try:
         for place, (placed, planned) in _paths_to_open(plan, placement).items():
-            _check_lanes(plan, planned)
             bundle = bundles[planned.bundle]
+            shared = _shared(plan, planned, bundle, placed)
             changes = update_store.changes_of(bundle, planned.device, placement.directory or DIRECTORY)
-            stack = _open_stack(planned, bundle, placed, placement, encoders[planned.name], changes)
+            encoder = encoders[planned.name]
+            stack = _open_stack(planned, bundle, placed, placement, encoder, changes, shared)
             owners[place] = stack
             for other in plan.paths:
                 if (other.bundle, other.device) == place:
@@ -135,14 +137,24 @@ def own_tier(device: str) -> str:
     return "host" if device == "cpu" else "device"
 
 
-def _check_lanes(plan: Plan, planned: PlannedPath) -> None:
-    """Raises PlanError if a process lane would execute a path with tiers."""
-    for lane in plan.all_lanes():
-        if lane.device == planned.device and lane.kind == "process":
-            raise PlanError(
-                f"path '{planned.name}' has rows in tiers, which belong to the server's process: lane "
-                f"'{lane.name}' cannot be a process; make its kind thread (or inline)"
-            )
+def _shared(plan: Plan, planned: PlannedPath, bundle: Bundle, placed: PlacedPath) -> bool:
+    """Whether lanes in other processes read the rows of host memory.
+
+    Raises PlanError if such a lane would need rows that only the server's process can read.
+    """
+    lanes = [lane for lane in plan.all_lanes() if (lane.device, lane.kind) == (planned.device, "process")]
+    if not lanes:
+        return False
+    stage = bundle.stage()
+    if isinstance(stage, HybridStage):
+        stage = stage.table
+    if placed.rows("device") or not isinstance(stage, TableStage):
+        what = "on a device" if placed.rows("device") else "of a computed representation"
+        raise PlanError(
+            f"path '{planned.name}' has rows {what} in tiers, which only the server's process can read: lane "
+            f"'{lanes[0].name}' cannot be a process; make its kind thread (or inline)"
+        )
+    return True
 
 
 def _open_stack(
@@ -152,6 +164,7 @@ def _open_stack(
     placement: Placement,
     encoder: Encoder,
     changes: Changes,
+    shared: bool,
 ) -> TierStack:
     if placed.rows("device") and planned.runtime != "torch":
         raise PlanError(
@@ -161,6 +174,7 @@ def _open_stack(
         cuts=placed.tables,
         directory=placement.directory or DIRECTORY,
         remote=placement.remote,
+        shared=shared,
         cache_bytes=max(placed.cache_bytes, PAGE_BYTES) if placed.cache_bytes else CACHE_BYTES,
     )
     start = time.perf_counter()

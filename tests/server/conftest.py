@@ -29,7 +29,7 @@ from polyrec.models.training.pipeline import Learner, Training
 from polyrec.models.training.trainer import Recipe
 from polyrec.planner.plan import Plan, single_path_plan
 from polyrec.server.app.engine import Engine
-from polyrec.server.app.run import ServerProcess, start
+from polyrec.server.child import ServerProcess, start
 from polyrec.server.http.access import Access
 from polyrec.server.http.admin import Admin
 from polyrec.server.http.app import create_app

@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from polyrec.loadtest.drivers.server_pages import MetricSamples
-from polyrec.server.app.run import ServerProcess, start
+from polyrec.server.child import ServerProcess, start
 
 ROUNDS = 6
 PREDICT, RANK = "/v1/predict", "/v1/rank"

@@ -70,7 +70,7 @@ MISTAKES: list[tuple[str, str | bytes, dict[str, str], int, str]] = [
     ("/v1/predict", " " * 50_000_000, {}, 413, "the body has 50000000 bytes; the limit is 1048576"),
     (
         "/v1/predict",
-        gzip.compress(b" " * 50_000_000),
+        gzip.compress(b" " * 50_000_000, mtime=0),
         {"content-encoding": "gzip"},
         413,
         "decompresses to more than 1048576 bytes",
@@ -89,7 +89,7 @@ MISTAKES: list[tuple[str, str | bytes, dict[str, str], int, str]] = [
     (INFER, '{"inputs": []}', {}, 400, "input 'dense' is missing"),
     (INFER, "{}", {"inference-header-content-length": "9"}, 400, "is 9, the body has 2 bytes"),
     (INFER, b"\0" * 71, {"inference-header-content-length": "0"}, 400, "whole rows of 72 bytes"),
-    ("/v2/models/other/infer", infer(), {}, 404, "unknown model 'other'; this server has 'dlrm'"),
+    ("/v2/models/other/infer", infer(), {}, 404, "unknown model 'other'; this server has 'trivago'"),
     ("/v1/score", "{}", {}, 404, "no page '/v1/score'"),
 ]
 

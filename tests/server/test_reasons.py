@@ -14,7 +14,7 @@ from polyrec.server.dispatch.answer import Answer, Outbox, Pending, QueryPayload
 from polyrec.server.dispatch.parts import scatter
 from polyrec.server.metrics.metrics import REASONS
 
-PAGE = Path(__file__).parents[2] / "server/http/status_page/page.js"
+PAGE = Path(__file__).parents[2] / "server/http/status_page/words.js"
 
 
 def answered(reason: Reason, lost: bool) -> Answer:

@@ -2,13 +2,15 @@
 
 A server is named NAME[:OPTION...]:
 
-    polyrec[:PRECISION][:RUNTIME][:binary]   PRECISION: fp32, bf16, int8; RUNTIME: auto, onnx, torch, ...
+    polyrec[:PRECISION][:RUNTIME][:binary][:exploded]
+                                             PRECISION: fp32, bf16, int8; RUNTIME: auto, onnx, torch, ...
     fastapi[:PRECISION]                      plain FastAPI, an ONNX Runtime session (fp32 or int8)
     mosec[:PRECISION]                        mosec without batching
     mosec-batch[:PRECISION]                  mosec, batches of at most 16 requests
     triton[:PRECISION]                       Triton, dynamic batching
 
-`binary` sends and reads binary tensors instead of JSON.
+`binary` sends and reads binary tensors instead of JSON; `exploded` repeats the context in each row, as for
+peers.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from pathlib import Path
 
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.errors import PolyrecError
-from polyrec.server.app.run import start
+from polyrec.server.child import start
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = ("fastapi", "numpy", "onnxruntime-gpu", "orjson", "uvicorn[standard]", "mosec")
@@ -55,6 +57,7 @@ class ServerName:
     precision: str = "fp32"
     runtime: str = "auto"
     binary: bool = False
+    exploded: bool = False
 
     @staticmethod
     def parse(name: str) -> ServerName:
@@ -63,10 +66,11 @@ class ServerName:
         if kind not in ("polyrec", "fastapi", "mosec", "mosec-batch", "triton"):
             raise PeerFailed(f"unknown server '{name}'")
         precision = next((o for o in options if o in PRECISIONS), "fp32")
-        others = [o for o in options if o not in PRECISIONS and o != "binary"]
-        if len(others) > (kind == "polyrec") or ("binary" in options and kind != "polyrec"):
+        forms = {"binary", "exploded"}.intersection(options)
+        others = [o for o in options if o not in PRECISIONS and o not in forms]
+        if len(others) > (kind == "polyrec") or (forms and kind != "polyrec"):
             raise PeerFailed(f"server '{name}' has an option that it does not take")
-        return ServerName(name, kind, precision, *others, binary="binary" in options)
+        return ServerName(name, kind, precision, *others, **dict.fromkeys(forms, True))
 
     @property
     def is_polyrec(self) -> bool:

@@ -8,6 +8,7 @@ runtime raises an error.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -20,16 +21,18 @@ from onnx import ModelProto
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.bundle.weights import BundleWeights
 from polyrec.models.dlrm.dlrm import Inputs
+from polyrec.models.dlrm.interaction import Cross
 from polyrec.models.dlrm.precision import DensePrecision
 from polyrec.models.embeddings.computed import ComputedStage, Decode, computed_part
 from polyrec.models.errors import RuntimeUnavailable
 from polyrec.models.runtimes.binding import BoundSession
 from polyrec.models.runtimes.decoder_graph import decoder_graph, decoder_inputs
 from polyrec.models.runtimes.embedder import Embedder
-from polyrec.models.runtimes.mixed_batch import run_parts, with_own_contexts
+from polyrec.models.runtimes.mixed_batch import HostInputs, run_parts, with_own_contexts
 from polyrec.models.runtimes.onnx_graph import plain_graph, product_graph, ranking_graph
 from polyrec.models.runtimes.runtime import RuntimeKind, require_precision
 from polyrec.models.schema.batch import F32, I64, Batch
+from polyrec.models.tiers.slab import Slab
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.stage import open_stage
 
@@ -40,6 +43,8 @@ PROVIDERS = {
 }
 
 
+OUTPUTS = ["probability"]
+Embedded = Sequence[Inputs | HostInputs]
 LARGEST_DECODERS = 2**28
 """Weights of decoders in a session; a serialized graph holds at most 2 GiB."""
 
@@ -54,7 +59,7 @@ class OnnxRuntime:
         bundle: Bundle | BundleWeights,
         device: str = "cpu",
         precision: DensePrecision = "fp32",
-        tiers: TierStack | None = None,
+        tiers: TierStack | Slab | None = None,
     ) -> None:
         require_precision("onnx", precision, precisions(device))
         self.device = device
@@ -69,33 +74,50 @@ class OnnxRuntime:
             computed.decode = session_decoders(computed, device, precision)
         net = bundle.net()
         self._plain = self._session(plain_graph(net, precision))
-        self._ranking = self._session(ranking_graph(net, precision)) if min(net.slots) else None
+        self._ranking: _Session | None = None
+        self._one_context: _Session | None = None
+        if min(net.slots):
+            self._ranking = self._session(ranking_graph(net, precision))
+            if not isinstance(net.interaction, Cross):
+                self._one_context = self._session(ranking_graph(net, precision, one_context=True))
 
     def _session(self, graph: ModelProto) -> _Session:
         session = open_session(graph.SerializeToString(), self.device, self._stream)
         names = [i.name for i in session.get_inputs()]
         return _Session(session, names, None if self._stream is None else BoundSession(session, names))
 
-    def embed(self, batch: Batch) -> tuple[Inputs, ...]:
+    def embed(self, batch: Batch) -> Embedded:
+        if self._stream is None:
+            arrays = self._embedder.arrays(batch)
+            if arrays is not None:
+                return arrays
         with _on(self._stream):
             return self._embedder(batch)
 
-    def dense(self, embedded: tuple[Inputs, ...]) -> F32:
+    def dense(self, embedded: Embedded) -> F32:
         return run_parts(embedded, self._run)
 
-    def _run(self, inputs: Inputs) -> F32:
-        if inputs.context_row is not None and self._ranking is None:
-            with _on(self._stream):
+    def _run(self, inputs: Inputs | HostInputs) -> F32:
+        repeated = inputs.context_row is not None and self._ranking is None
+        if isinstance(inputs, HostInputs):
+            if repeated:
                 inputs = with_own_contexts(inputs)
-        chosen = self._plain if inputs.context_row is None or self._ranking is None else self._ranking
-        if chosen.bound is not None:
-            with _on(self._stream):
+            return self._session_for(inputs).run(inputs)
+        with _on(self._stream):
+            if repeated:
+                inputs = with_own_contexts(inputs)
+            chosen = self._session_for(inputs)
+            if chosen.bound is not None:
                 given = {name: getattr(inputs, name) for name in chosen.inputs}
                 return chosen.bound(given, inputs.candidate.shape[0])
-        # rows of tiers may be on a device that the session cannot read
-        arrays = {name: getattr(inputs, name).cpu().numpy() for name in chosen.inputs}
-        out: F32 = chosen.session.run(None, arrays)[0]
-        return out
+            # rows of tiers may be on a device that the session cannot read
+            arrays = (None if x is None else x.cpu().numpy() for x in inputs)
+            return chosen.run(HostInputs(*arrays))  # type: ignore[arg-type]
+
+    def _session_for(self, inputs: Inputs | HostInputs) -> _Session:
+        if inputs.context_row is None or self._ranking is None:
+            return self._plain
+        return (self._one_context if inputs.context.shape[0] == 1 else None) or self._ranking
 
     def predict(self, batch: Batch) -> F32:
         return self.dense(self.embed(batch))
@@ -108,6 +130,11 @@ class _Session:
     session: ort.InferenceSession
     inputs: list[str]
     bound: BoundSession | None
+
+    def run(self, given: HostInputs) -> F32:
+        """Executes a batch; returns a new float32 [rows]."""
+        out: F32 = self.session.run(OUTPUTS, {name: getattr(given, name) for name in self.inputs})[0]
+        return out
 
 
 def session_decoders(stage: ComputedStage, device: str, precision: DensePrecision) -> Decode | None:

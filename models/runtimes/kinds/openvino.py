@@ -31,6 +31,7 @@ from polyrec.models.runtimes.mixed_batch import run_parts, with_own_contexts
 from polyrec.models.runtimes.onnx_graph import plain_graph, product_graph, ranking_graph
 from polyrec.models.runtimes.runtime import RuntimeKind, require_precision
 from polyrec.models.schema.batch import F32, Batch
+from polyrec.models.tiers.slab import Slab
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.stage import open_stage
 
@@ -55,7 +56,7 @@ class OpenVinoRuntime:
         bundle: Bundle | BundleWeights,
         device: str = "cpu",
         precision: DensePrecision = "fp32",
-        tiers: TierStack | None = None,
+        tiers: TierStack | Slab | None = None,
     ) -> None:
         require_precision(f"openvino on '{device}'", precision, precisions(device))
         self.device = device

@@ -18,6 +18,7 @@ from polyrec.models.runtimes.buckets import Buckets, predict_unbucketed
 from polyrec.models.runtimes.mixed_batch import run_parts, split_plain_and_ranking
 from polyrec.models.runtimes.runtime import RuntimeKind, require_precision
 from polyrec.models.schema.batch import F32, Batch
+from polyrec.models.tiers.slab import Slab
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.stage import open_stage
 
@@ -34,7 +35,7 @@ class TorchRuntime:
         bundle: Bundle | BundleWeights,
         device: str = "cpu",
         precision: DensePrecision = "fp32",
-        tiers: TierStack | None = None,
+        tiers: TierStack | Slab | None = None,
     ) -> None:
         require_precision("torch", precision, DTYPES)
         try:
@@ -47,6 +48,8 @@ class TorchRuntime:
         self._type = DTYPES[precision]
         self.stage = open_stage(bundle, tiers, self._device)
         self._net = ContextOnce(bundle.net()).eval().to(self._device, self._type)
+        if self._device.type == "cpu" and self._type is torch.bfloat16:
+            self._net.pad_products()
         self._min_rows = min_rows(self._net, self._type)
         self._buckets: Buckets | None = None
         if self._device.type == "cuda":

@@ -32,6 +32,8 @@ def test_vectors_are_those_of_the_stage(seed: int) -> None:
             expected = [v.clone() for v in stage(batch)]
         for found, want in zip(host(batch), expected, strict=True):
             assert torch.equal(found, want)
+        for array, want in zip(host.arrays(batch), expected, strict=True):
+            assert np.array_equal(array, want.numpy())
 
 
 def test_updated_rows_are_seen() -> None:

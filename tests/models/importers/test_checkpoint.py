@@ -58,7 +58,9 @@ def run(source: str) -> None:
 
 @pytest.mark.parametrize("save", SAVES.values(), ids=SAVES)
 @pytest.mark.parametrize(
-    ("call", "name"), [(eval, "eval"), (exec, "exec"), (os.system, "system"), (run, "run")], ids=str
+    ("call", "name"),
+    [(eval, "eval"), (exec, "exec"), (os.system, "system"), (run, "run")],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
 def test_code_in_a_checkpoint_is_named_and_never_run(
     save: Save, call: Callable[..., object], name: str, file: Path, tmp_path: Path

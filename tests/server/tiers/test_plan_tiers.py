@@ -22,7 +22,7 @@ from polyrec.models.tiers.updates.update import TableUpdate, apply_update
 from polyrec.planner.plan import Plan, PlanError, PlannedPath, save_plan
 from polyrec.planner.profile import Profile, save_profile
 from polyrec.server.app.engine import Engine
-from polyrec.server.app.run import start
+from polyrec.server.child import start
 from polyrec.server.dispatch.dispatcher import clock
 from tests.models.tiers.redis_server import RedisServer
 from tests.planner.planning import machine, path
@@ -30,7 +30,7 @@ from tests.server.conftest import Client, Request
 from tests.server.placing import ALLOWED, an_eighth, placed_plan
 
 
-@pytest.mark.parametrize("lane", ["inline", "thread"])
+@pytest.mark.parametrize("lane", ["inline", "thread", "process"])
 def test_answers_are_those_of_the_flat_table_to_the_bit(
     lane: str,
     client_of: Callable[[Plan], Client],
@@ -177,16 +177,16 @@ def test_what_cannot_be_done_is_rejected_in_one_line(
     opened: Callable[[Plan], Engine], paged: Bundle, tmp_path: Path
 ) -> None:
     with pytest.raises(
-        PlanError, match=r"path 'table@cpu' has rows in tiers.*lane 'cpu.0' cannot be a process"
-    ):
-        opened(placed_plan(paged, tmp_path, lane="process"))
-    with pytest.raises(
         RuntimeUnavailable, match=r"path 'table@cpu': placement: table 'user_id' has \d+ rows"
     ):
         opened(placed_plan(paged, tmp_path, lambda rows: {"host": 1, "disk": rows}))
     (tmp_path / "file").touch()
     with pytest.raises(RuntimeUnavailable, match=r"the disk tier in .* cannot be opened"):
         opened(placed_plan(paged, tmp_path / "file"))
+    with pytest.raises(
+        PlanError, match=r"'table@cpu' has rows on a device in tiers.*'cpu.0' cannot be a process"
+    ):
+        opened(placed_plan(paged, tmp_path, lambda rows: {"device": 1, "host": rows - 1}, lane="process"))
     onnx = placed_plan(paged, tmp_path, lambda rows: {"device": 1, "host": rows - 1})
     with pytest.raises(PlanError, match="onnx looks rows up on the host"):
         opened(onnx)
@@ -220,10 +220,11 @@ def test_another_generation_takes_over_and_the_old_tiers_close_after_their_last_
     assert not engine.serving.tiers.distinct[0].views.newest.readers
 
 
+@pytest.mark.parametrize("lane", ["thread", "process"])
 def test_an_update_is_seen_by_all_answers_that_come_after_it(
-    client_of: Callable[[Plan], Client], paged: Bundle, request_: Request, tmp_path: Path
+    lane: str, client_of: Callable[[Plan], Client], paged: Bundle, request_: Request, tmp_path: Path
 ) -> None:
-    client = client_of(placed_plan(paged, tmp_path))
+    client = client_of(placed_plan(paged, tmp_path, lane=lane))
     before = client.predict(request_)["predictions"]
     items = paged.encoder.vocabularies["item"]
     update = {"tables": {"item": {"ids": list(range(items.rows)), "rows": [[0.25] * 64] * items.rows}}}
@@ -237,10 +238,11 @@ def test_an_update_is_seen_by_all_answers_that_come_after_it(
     assert client.post("/v1/admin/embeddings", b"{}", {}).status_code == 401
 
 
+@pytest.mark.parametrize("lane", ["thread", "process"])
 def test_no_answer_is_made_of_half_an_update(
-    client_of: Callable[[Plan], Client], paged: Bundle, requests: list[Request], tmp_path: Path
+    lane: str, client_of: Callable[[Plan], Client], paged: Bundle, requests: list[Request], tmp_path: Path
 ) -> None:
-    client = client_of(placed_plan(paged, tmp_path, lanes=2))
+    client = client_of(placed_plan(paged, tmp_path, lane=lane, lanes=2))
     items = paged.encoder.vocabularies["item"]
 
     def update(value: float) -> bytes:
@@ -271,7 +273,9 @@ def test_no_answer_is_made_of_half_an_update(
     assert seen == {0, 1}
 
 
+@pytest.mark.parametrize("lane", ["thread", "process"])
 def test_answers_without_the_remote_store_are_flagged(
+    lane: str,
     client_of: Callable[[Plan], Client],
     paged: Bundle,
     request_: Request,
@@ -285,7 +289,7 @@ def test_answers_without_the_remote_store_are_flagged(
         def beyond(rows: int) -> dict[str, int]:
             return {"host": rows // 8, "disk": rows // 8, "remote": rows - 2 * (rows // 8)}
 
-        client = client_of(placed_plan(paged, tmp_path, beyond, remote=remote))
+        client = client_of(placed_plan(paged, tmp_path, beyond, lane=lane, remote=remote))
         given = client.predict(request_)
         assert (given["degraded"], given["reason"]) == (False, None)
         np.testing.assert_allclose(

@@ -1,0 +1,94 @@
+"""Parses a whole inference request in JSON in one pass, its numbers straight into buffers.
+
+simdjson reads the body once; msgspec would skip the data of each tensor byte by byte, and they would be read
+again. It is used for ordinary requests only: tensors with a name, a shape, a datatype and data, flat or one
+list a row. What else is valid, and all that is not, is left to the caller's slower parser, which says what is
+wrong and is the reference in tests.
+
+simdjson flattens nested lists in silence and takes the first of two equal keys. So keys are counted, and so
+are opening brackets: with one for each list that was looked at, there are no others, and none in a string.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import simdjson
+from numpy.typing import NDArray
+
+from polyrec.server.codecs.body_limits import count
+from polyrec.server.codecs.oip_header import MAX_DIMENSIONS, RequestHeader, TensorHeader
+
+KINDS = {"FP32": "d", "INT64": "i", "INT32": "i"}
+"""Kind of buffer by datatype: float64 or int64."""
+TYPES: dict[str, Any] = {"d": np.float64, "i": np.int64}
+TENSOR_KEYS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedRequest:
+    """A request, and the data of each input as float64 or int64 [values], as many as its shape says."""
+
+    header: RequestHeader
+    data: tuple[NDArray[Any], ...]
+
+
+class RequestParser:
+    """Parses requests. Keeps the memory of its largest one; not thread-safe."""
+
+    def __init__(self) -> None:
+        self._parser = simdjson.Parser()
+
+    def parse(self, body: bytes) -> ParsedRequest | None:
+        """Returns the request; None if it is not an ordinary one."""
+        try:
+            # the document is dropped on return: a parser refuses to parse while its last one is referenced
+            return _request(self._parser.parse(body), count(body, b"["))
+        except (ValueError, TypeError, LookupError, RuntimeError, AttributeError, msgspec.ValidationError):
+            return None
+
+
+def _request(document: Any, brackets: int) -> ParsedRequest | None:
+    """Reads a document with that many opening brackets."""
+    headers, data = [], []
+    seen = 1
+    for given in document["inputs"]:
+        name, datatype = given["name"], given["datatype"]
+        shape, values = given["shape"].as_list(), given["data"]
+        if len(given) != TENSOR_KEYS or type(name) is not str or not 0 < len(shape) <= MAX_DIMENSIONS:
+            return None
+        if not all(type(n) is int for n in shape) or (size := math.prod(shape)) <= 0:
+            return None
+        seen += 2
+        if isinstance(values[0], simdjson.Array):
+            rows, width = shape[0], size // shape[0]
+            if len(values) != rows or any(len(row) != width for row in values):
+                return None
+            seen += rows
+        kind = KINDS[datatype]
+        numbers = np.frombuffer(values.as_buffer(of_type=kind), TYPES[kind])
+        if numbers.size != size:
+            return None
+        headers.append(TensorHeader(name, shape, datatype))
+        data.append(numbers)
+    if len(document) == 1:
+        header = RequestHeader(headers)
+    else:
+        others = {key: _value(value) for key, value in document.items() if key != "inputs"}
+        if len(others) != len(document) - 1:
+            return None
+        header = msgspec.convert({"inputs": [], **others}, RequestHeader)
+        header.inputs = headers
+        seen += isinstance(others.get("outputs"), list)
+    return ParsedRequest(header, tuple(data)) if seen == brackets else None
+
+
+def _value(value: Any) -> Any:
+    """Returns a value as Python objects."""
+    if isinstance(value, simdjson.Object):
+        return value.as_dict()
+    return value.as_list() if isinstance(value, simdjson.Array) else value
