@@ -7,12 +7,16 @@
 # TORCH_INDEX is where the CPU build of torch (0.2 GB) comes from. `--build-arg TORCH_INDEX=` leaves it
 # out: then the build is PyPI's, gigabytes of CUDA, for `docker run --gpus all`.
 #
+# EXTRAS names extras of pyproject.toml, separated by commas. The default is a server with traces; for a toolbox
+# that trains, plans and loads:  docker build --build-arg EXTRAS=otel,train,plan,load,report -t polyrec-tools .
+#
 # For a build that can be repeated and checked, name the base by digest and have the bill of materials made:
 #   docker buildx build --sbom=true --provenance=mode=max --build-arg PYTHON_IMAGE=...@sha256:... -t polyrec .
 ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS build
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+ARG EXTRAS=otel
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 \
     PIP_NO_CACHE_DIR=1 \
     PIP_ROOT_USER_ACTION=ignore
@@ -22,8 +26,10 @@ ENV PATH=/opt/polyrec/bin:$PATH
 
 # dependencies first, read from pyproject.toml alone: this layer stays while only Polyrec's code changes
 COPY pyproject.toml constraints.txt ./
-RUN python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
-        > requirements.txt \
+RUN python -c 'import sys, tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+        extras = [e for e in sys.argv[1].split(",") if e]; \
+        print(*p["dependencies"], *(r for e in extras for r in p["optional-dependencies"][e]), sep="\n")' \
+        "${EXTRAS}" > requirements.txt \
     && pip install --constraint constraints.txt --requirement requirements.txt \
         ${TORCH_INDEX:+--extra-index-url "${TORCH_INDEX}"}
 

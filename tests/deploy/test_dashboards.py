@@ -6,7 +6,9 @@ import asyncio
 import json
 import re
 import time
+import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -17,9 +19,17 @@ import httpx
 import pytest
 import yaml
 
-from benchmarks.operations.prometheus import HOW, PROGRAM, Prometheus, prometheus
+from benchmarks.operations.prometheus import (
+    ALERTMANAGER,
+    HOW,
+    HOW_ALERTMANAGER,
+    PROGRAM,
+    Prometheus,
+    alertmanager,
+    prometheus,
+)
 from polyrec.planner.plan import Plan, save_plan
-from polyrec.server.app.run import start
+from polyrec.server.child import start
 from polyrec.server.metrics.metrics import Metrics
 
 DEPLOY = Path(__file__).parent.parent.parent / "deploy"
@@ -53,15 +63,27 @@ QUERIES = [
 MAY_BE_EMPTY = {
     # more than one plan has to have been opened within the minute
     "A plan took over",
+    "A lane died",
+    "Overload",
+    "Limits of connections",
+    # where rows are in tiers
+    "Bytes read",
+    "Read time",
+    "Time of a read row",
+    "Tables with most misses",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """A Prometheus, and the moment (Unix time) at which it had scraped what happened before."""
+    """A Prometheus, and the moment (Unix time) at which it had scraped what happened before.
+
+    alertmanager: where its alerts go; None where there is none on this machine.
+    """
 
     prom: Prometheus
     at_s: float
+    alertmanager: str | None
 
 
 @pytest.fixture(scope="module")
@@ -79,9 +101,11 @@ def observed(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     )
     file = tmp_path_factory.mktemp("plans") / "plan.json"
     save_plan(plan, file)
-    with start({"plan": file, "drain_grace_s": 0}) as server:
+    with ExitStack() as stack:
+        server = stack.enter_context(start({"plan": file, "drain_grace_s": 0}))
         target = urlsplit(server.url).netloc
-        with prometheus([target], every="1s") as prom:
+        told = None if ALERTMANAGER is None else stack.enter_context(alertmanager())
+        with prometheus([target], every="1s", alertmanagers=[told] if told else []) as prom:
             # rates need two scrapes: one before and one after something happened
             prom.until("polyrec_ready == 1 and on () (up == 1)")
             asyncio.run(_ask(server.url))
@@ -91,7 +115,7 @@ def observed(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
             prom.until(f"sum(polyrec_rows_total) >= {6 * ASKED} and on () {recorded}")
             prom.until("sum(rate(polyrec_rows_total[20s])) > 0")
             prom.until("polyrec:correct_predictions:rate1m > 0")
-            yield Observed(prom, time.time())
+            yield Observed(prom, time.time(), told)
 
 
 ASKED = 60
@@ -146,6 +170,20 @@ def test_alerts_are_evaluated(observed: Observed) -> None:
     assert states == {"PolyrecSloErodes"}
 
 
+def test_alerts_reach_alertmanager(observed: Observed) -> None:
+    if observed.alertmanager is None:
+        pytest.skip(f"no Alertmanager on this machine ({HOW_ALERTMANAGER})")
+    observed.prom.until('ALERTS{alertstate="firing"}')
+    end = time.monotonic() + 30
+    groups: list[dict[str, Any]] = []
+    while not groups:
+        assert time.monotonic() < end, "no alert arrived"
+        with urllib.request.urlopen(f"http://{observed.alertmanager}/api/v2/alerts/groups") as answer:
+            groups = json.load(answer)
+    assert [group["receiver"]["name"] for group in groups] == ["ticket"]
+    assert groups[0]["labels"] == {"alertname": "PolyrecSloErodes", "job": "polyrec", "model": "dlrm"}
+
+
 def test_uids_are_fixed_and_unique() -> None:
     uids = [dashboard(file)["uid"] for file in FILES]
     assert uids == [f"polyrec-{file.stem}" for file in FILES]
@@ -156,7 +194,8 @@ def test_dashboards_can_be_provisioned(file: Path) -> None:
     board = dashboard(file)
     assert board["id"] is None
     image = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["grafana"]["image"]
-    assert board["schemaVersion"] == SCHEMA_OF_GRAFANA[".".join(image.rpartition(":")[2].split(".")[:2])]
+    version = image.partition("@")[0].rpartition(":")[2]
+    assert board["schemaVersion"] == SCHEMA_OF_GRAFANA[".".join(version.split(".")[:2])]
     names = [variable["name"] for variable in board["templating"]["list"]]
     assert names == ["datasource", "model", "instance"]
     ids = [panel["id"] for panel in board["panels"]]

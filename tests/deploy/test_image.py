@@ -13,7 +13,7 @@ from polyrec.planner.placement import DIRECTORY
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def compose() -> dict[str, Any]:
     found: dict[str, Any] = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())
     return found
@@ -23,6 +23,16 @@ def test_every_service_has_bounds(compose: dict[str, Any]) -> None:
     for name, service in compose["services"].items():
         assert service["mem_limit"], name
         assert service["pids_limit"] <= 512, name
+
+
+def test_every_service_has_a_health_check_that_knows_where_it_listens(compose: dict[str, Any]) -> None:
+    services = compose["services"]
+    # the image's own asks the kernel where the server listens
+    assert "healthcheck" not in services.pop("polyrec")
+    for name, service in services.items():
+        test = " ".join(service["healthcheck"]["test"])
+        ports = [port.rpartition(":")[2] for port in service["ports"]]
+        assert all(f"127.0.0.1:{port}" in test for port in ports), name
 
 
 def test_the_folder_of_disk_tiers_can_be_written_although_the_root_cannot(compose: dict[str, Any]) -> None:
