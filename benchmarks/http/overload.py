@@ -33,7 +33,7 @@ from polyrec.models.bundle.bundle import load_bundle
 from polyrec.planner.arrivals import arrival_times
 from polyrec.planner.plan import load_plan
 from polyrec.planner.traffic import Arrivals
-from polyrec.server.app.run import start
+from polyrec.server.child import start
 
 HERE = Path(__file__).parents[2]
 

@@ -41,7 +41,7 @@ from polyrec.loadtest.machine import processor
 from polyrec.loadtest.traffic.queries import Queries, Query, Request, read_rows
 from polyrec.loadtest.traffic.request_bodies import INFER, PREDICT, RANK
 from polyrec.models.bundle.bundle import load_bundle
-from polyrec.server.app.run import start
+from polyrec.server.child import start
 
 PHASES = ("parse", "queue", "encode", "embed", "dense", "serialise")
 CORES = sorted(os.sched_getaffinity(0))

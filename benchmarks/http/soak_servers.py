@@ -28,7 +28,7 @@ from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.runtimes import open_runtime
 from polyrec.models.schema.batch import F32
 from polyrec.planner.plan import Plan, save_plan
-from polyrec.server.app.run import ServerProcess, start
+from polyrec.server.child import ServerProcess, start
 from tests.models.tiers.redis_server import RedisServer
 
 TOKEN = "a token for the soak test"

@@ -163,10 +163,10 @@ def check_equal(ranked: Batch, exploded: Batch) -> None:
     """The figures are of the same rows, or they are of nothing."""
     if ranked.context.rows != 1:
         raise SystemExit(f"the ranked request has {ranked.context.rows} contexts")
-    a = ranked.exploded()
+    a, b = ranked.exploded(), exploded.exploded()
     for role in ("context", "candidate"):
         for part in ("dense", "ranks", "bag_values", "bag_offsets"):
-            if not np.array_equal(getattr(getattr(a, role), part), getattr(getattr(exploded, role), part)):
+            if not np.array_equal(getattr(getattr(a, role), part), getattr(getattr(b, role), part)):
                 raise SystemExit(f"ranked and exploded requests differ in {role}.{part}")
 
 

@@ -30,6 +30,7 @@ class Page:
     def __init__(self, connection: ClientConnection) -> None:
         self._connection = connection
         self._calls = 0
+        self._answer = (b"", "")
         self.complaints: list[str] = []
         for domain in ("Page", "Runtime", "Log"):
             self.call(f"{domain}.enable")
@@ -37,10 +38,11 @@ class Page:
     def call(self, method: str, **parameters: Any) -> Any:
         """A command of the protocol, its result; what happens meanwhile is noted. Raises RuntimeError."""
         self._calls += 1
-        self._connection.send(json.dumps({"id": self._calls, "method": method, "params": parameters}))
+        call = self._calls
+        self._connection.send(json.dumps({"id": call, "method": method, "params": parameters}))
         while True:
             message = json.loads(self._connection.recv(PATIENCE_S))
-            if message.get("id") == self._calls:
+            if message.get("id") == call:
                 if "error" in message:
                     raise RuntimeError(f"{method}: {message['error']['message']}")
                 return message["result"]
@@ -81,6 +83,25 @@ class Page:
         for kind in ("rawKeyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
 
+    def answer(self, pattern: str, body: bytes, media_type: str = "application/json") -> None:
+        """From now on gives pages `body` where they ask for addresses like `pattern`."""
+        self._answer = (body, media_type)
+        self.call("Fetch.enable", patterns=[{"urlPattern": pattern}])
+
+    def point(self, x: float, y: float) -> None:
+        """Moves the mouse there, in CSS pixels of the view."""
+        self._mouse("mouseMoved", x, y)
+
+    def drag(self, begin: tuple[float, float], end: tuple[float, float]) -> None:
+        """Presses the mouse at `begin` and lets it go at `end`."""
+        self._mouse("mouseMoved", *begin)
+        self._mouse("mousePressed", *begin, button="left", clickCount=1)
+        self._mouse("mouseMoved", *end, button="left")
+        self._mouse("mouseReleased", *end, button="left", clickCount=1)
+
+    def _mouse(self, kind: str, x: float, y: float, **more: Any) -> None:
+        self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more)
+
     def picture(self, file: Path, whole: bool = True) -> None:
         """A PNG of the whole page, or of the part that is seen."""
         shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
@@ -92,8 +113,23 @@ class Page:
             self.complaints.append(str(said["exceptionDetails"]))
         elif what == "Runtime.consoleAPICalled" and said["type"] in ("error", "warning", "assert"):
             self.complaints.append(str(said["args"]))
+        elif what == "Fetch.requestPaused":
+            self._fulfill(said["requestId"])
         elif what == "Log.entryAdded" and said["entry"]["level"] in ("error", "warning"):
             self.complaints.append(f"{said['entry']['text']} {said['entry'].get('url', '')}")
+
+    def _fulfill(self, request: str) -> None:
+        # sent without waiting for its result, since a call may be waiting for its own
+        self._calls += 1
+        body, media_type = self._answer
+        parameters = {
+            "requestId": request,
+            "responseCode": 200,
+            "responseHeaders": [{"name": "content-type", "value": media_type}],
+            "body": base64.b64encode(body).decode(),
+        }
+        command = {"id": self._calls, "method": "Fetch.fulfillRequest", "params": parameters}
+        self._connection.send(json.dumps(command))
 
 
 @contextmanager
@@ -101,7 +137,18 @@ def browser() -> Iterator[Page]:
     """A fresh browser with one tab, ended afterwards. Raises RuntimeError where there is none."""
     if PROGRAM is None:
         raise RuntimeError("no Chromium on this machine (Debian: apt-get install chromium)")
-    flags = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run")
+    flags = (
+        *("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run"),
+        # letters look the same on every machine
+        "--font-render-hinting=none",
+        # asks nobody but the pages that are opened
+        *(
+            "--disable-quic",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
+        ),
+    )
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         process = subprocess.Popen(
             [PROGRAM, *flags, f"--user-data-dir={profile}", "--remote-debugging-port=0", "about:blank"],

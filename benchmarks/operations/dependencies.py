@@ -4,7 +4,8 @@ The installed distribution `polyrec` goes in, a table comes out, one line a depe
 the files of packages that only it brings, and the least of five imports, each in a fresh interpreter
 with a warm file cache. The table stands in docs/dependencies.md.
 
-    .venv/bin/python benchmarks/operations/dependencies.py
+    .venv/bin/python benchmarks/operations/dependencies.py            # what serving needs
+    .venv/bin/python benchmarks/operations/dependencies.py plan load  # and these extras
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def import_ms(name: str) -> float:
 
 
 def main() -> None:
-    direct = requirements(distribution("polyrec"), set())
+    direct = requirements(distribution("polyrec"), set(sys.argv[1:]))
     closures = {canonicalize_name(r.name): closure(r) for r in direct}
     print("| dependency | own MB | brings alone | MB | import ms |")
     print("|---|---|---|---|---|")

@@ -31,7 +31,7 @@ from polyrec.loadtest.drivers.server_pages import request_buckets
 from polyrec.loadtest.machine import machine
 from polyrec.models.bundle.bundle import load_bundle
 from polyrec.planner.plan import Limits, Plan, PlannedLane, PlannedPath, save_plan
-from polyrec.server.app.run import start
+from polyrec.server.child import start
 
 ROOT = Path(__file__).parents[2]
 CORES = sorted(os.sched_getaffinity(0))

@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 from benchmarks.operations.prometheus import HOW, PROGRAM, prometheus
 from polyrec.models.errors import PolyrecError
 from polyrec.planner.plan import load_plan
-from polyrec.server.app.run import start
+from polyrec.server.child import start
 
 DEMO = Path("runs/demo/plan.json")
 FACTOR = 5.0

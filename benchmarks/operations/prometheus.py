@@ -26,6 +26,9 @@ import yaml
 PROGRAM = shutil.which("prometheus")
 """Path of the program on this machine; None without it."""
 HOW = "Debian: apt-get install prometheus; elsewhere https://prometheus.io/download"
+ALERTMANAGER = shutil.which("prometheus-alertmanager") or shutil.which("alertmanager")
+"""Path of Alertmanager on this machine; None without it."""
+HOW_ALERTMANAGER = "Debian: apt-get install prometheus-alertmanager"
 CONFIG = Path(__file__).parents[2] / "deploy" / "prometheus"
 PATIENCE_S = 90.0
 
@@ -66,8 +69,13 @@ class Prometheus:
 
 
 @contextmanager
-def prometheus(targets: Sequence[str], every: str = "5s", port: int = 0) -> Iterator[Prometheus]:
-    """Scrapes `targets` (host:port) as often as `every` says. Raises RuntimeError where it cannot start."""
+def prometheus(
+    targets: Sequence[str], every: str = "5s", port: int = 0, alertmanagers: Sequence[str] = ()
+) -> Iterator[Prometheus]:
+    """Scrapes `targets` as often as `every` says, and sends alerts to `alertmanagers` (all host:port).
+
+    Raises RuntimeError where it cannot start.
+    """
     if PROGRAM is None:
         raise RuntimeError(f"no Prometheus on this machine ({HOW})")
     address = f"127.0.0.1:{port or _free_port()}"
@@ -78,6 +86,7 @@ def prometheus(targets: Sequence[str], every: str = "5s", port: int = 0) -> Iter
         Path(folder, "rules.yml").write_text((CONFIG / "rules.yml").read_text())
         groups = [{"targets": list(targets), "labels": {"model": "dlrm"}}]
         Path(folder, "targets.yml").write_text(yaml.safe_dump(groups))
+        Path(folder, "alertmanagers.yml").write_text(yaml.safe_dump([{"targets": list(alertmanagers)}]))
         with Path(folder, "log").open("w+") as log:
             process = subprocess.Popen(
                 [
@@ -89,24 +98,51 @@ def prometheus(targets: Sequence[str], every: str = "5s", port: int = 0) -> Iter
             )
             try:
                 url = f"http://{address}"
-                _ready(url, process, log.name)
+                _until_ready(url, process, log.name)
                 yield Prometheus(url, process)
             finally:
                 process.terminate()
                 process.wait(PATIENCE_S)
 
 
-def _ready(url: str, process: subprocess.Popen[bytes], log: str) -> None:
+@contextmanager
+def alertmanager() -> Iterator[str]:
+    """Runs an Alertmanager by deploy/alertmanager; yields its host:port. Raises RuntimeError."""
+    if ALERTMANAGER is None:
+        raise RuntimeError(f"no Alertmanager on this machine ({HOW_ALERTMANAGER})")
+    address = f"127.0.0.1:{_free_port()}"
+    with (
+        tempfile.TemporaryDirectory(prefix="polyrec-alertmanager-") as folder,
+        Path(folder, "log").open("w+") as log,
+    ):
+        process = subprocess.Popen(
+            [
+                *(ALERTMANAGER, f"--config.file={CONFIG.parent}/alertmanager/alertmanager.yml"),
+                *(f"--web.listen-address={address}", "--cluster.listen-address="),
+                *(f"--storage.path={folder}/data", "--log.level=warn"),
+            ],
+            stderr=log,
+            stdout=log,
+        )
+        try:
+            _until_ready(f"http://{address}", process, log.name)
+            yield address
+        finally:
+            process.terminate()
+            process.wait(PATIENCE_S)
+
+
+def _until_ready(url: str, process: subprocess.Popen[bytes], log: str) -> None:
     end = time.monotonic() + PATIENCE_S
     while True:
         if process.poll() is not None:
-            raise RuntimeError(f"Prometheus ended: {Path(log).read_text().strip().splitlines()[-1:]}")
+            raise RuntimeError(f"it ended: {Path(log).read_text().strip().splitlines()[-1:]}")
         try:
             urllib.request.urlopen(f"{url}/-/ready", timeout=1).close()
             return
         except OSError:
             if time.monotonic() > end:
-                raise RuntimeError("Prometheus does not get ready") from None
+                raise RuntimeError(f"{url} does not get ready") from None
             time.sleep(0.05)
 
 

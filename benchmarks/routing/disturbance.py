@@ -139,7 +139,7 @@ def send_load(
 def best_path(url: str) -> str:
     """The first of the plan's paths by quality."""
     paths: list[dict[str, float | str]] = get_json(url, "/v1/paths")["paths"]
-    return str(max(paths, key=lambda p: p["accuracy"])["name"])
+    return str(max(paths, key=lambda p: p["quality"])["name"])
 
 
 def reasons(url: str) -> dict[str, float]:

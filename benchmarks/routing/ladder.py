@@ -16,7 +16,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from time import process_time
@@ -30,12 +30,12 @@ from polyrec.models.amounts import rate
 from polyrec.models.schema.batch import F64
 from polyrec.planner.arrivals import arrival_times
 from polyrec.planner.latency_model import LatencyModel
-from polyrec.planner.plan import Limits, Routing
+from polyrec.planner.plan import Limits, Plan, Routing
 from polyrec.planner.profile import load_profile
 from polyrec.planner.routing.lanes.lane import LaneSpec
 from polyrec.planner.routing.lanes.path import PathSpec
 from polyrec.planner.simulation.bound import bound
-from polyrec.planner.simulation.simulator import Simulator
+from polyrec.planner.simulation.simulator import Simulator, specs
 from polyrec.planner.traffic import Arrivals
 from polyrec.report.page import Page, Section, Table
 from polyrec.report.text import markdown
@@ -60,10 +60,11 @@ LANES = (LaneSpec("cpu", "cpu", "inline"),)
 
 @dataclass(frozen=True, slots=True)
 class Ladder:
-    """Paths of one core, the narrowest first, and the front's cost of a query of ROWS rows in seconds."""
+    """Paths of one core, the cheapest first, and the front's cost of a query of ROWS rows in seconds."""
 
     paths: tuple[PathSpec, ...]
     front_s: float = 0.0
+    limits: Limits = field(default_factory=Limits)
 
     @property
     def policies(self) -> list[str]:
@@ -71,9 +72,21 @@ class Ladder:
 
     def capacity(self, path: PathSpec) -> float:
         """Queries/s of a path in batches of the size at which a row costs least."""
-        most = Limits().max_batch_rows
-        row_s = min(path.latency.median(rows) / rows for rows in range(1, most + 1))
+        row_s = min(path.latency.median(rows) / rows for rows in range(1, self.limits.max_batch_rows + 1))
         return 1 / (ROWS * row_s + self.front_s)
+
+    def figures(self) -> list[dict[str, Any]]:
+        """Returns quality, microseconds of ROWS and of 256 rows, and capacity of each path."""
+        return [
+            {
+                "name": p.name,
+                "quality": p.quality,
+                "few_us": 1e6 * p.latency.median(ROWS),
+                "many_us": 1e6 * p.latency.median(256),
+                "capacity": self.capacity(p),
+            }
+            for p in self.paths
+        ]
 
     def simulate(self, policy: str, arrival_s: F64, since_s: float = 0.0) -> dict[str, Any]:
         """Information a second in time, and the shares of paths, of arrivals after since_s."""
@@ -81,7 +94,7 @@ class Ladder:
             self.paths,
             LANES,
             Routing(policy=policy, query_s=self.front_s),
-            Limits(),
+            self.limits,
             arrival_s,
             np.full(arrival_s.size, ROWS),
             BUDGET_S,
@@ -101,7 +114,7 @@ class Ladder:
     def bound(self, arrival_s: F64, since_s: float = 0.0) -> float:
         """The most information a second; without the front, which only lowers what any policy can do."""
         told = arrival_s[arrival_s >= since_s] - since_s
-        most = bound(self.paths, LANES, Limits(), told, np.full(told.size, ROWS), BUDGET_S)
+        most = bound(self.paths, LANES, self.limits, told, np.full(told.size, ROWS), BUDGET_S)
         return most.information / float(told[-1])
 
     def chosen_for(self, queries_s: float) -> str:
@@ -128,8 +141,17 @@ def profiled(file: Path) -> Ladder:
         PathSpec(p.path.name, "cpu", p.quality, p.latency) for p in profile.paths if p.path.device == "cpu"
     ]
     front = profile.front
-    paths.sort(key=lambda path: path.latency.median(256))
-    return Ladder(tuple(paths), front.query_s + front.row_s * ROWS if front else 0.0)
+    return _by_capacity(Ladder(tuple(paths), front.query_s + front.row_s * ROWS if front else 0.0))
+
+
+def planned(plan: Plan) -> Ladder:
+    """The ladder of a plan's paths, with its front and limits. Raises PlanError if a figure is missing."""
+    paths, _ = specs(plan)
+    return _by_capacity(Ladder(paths, plan.routing.query_s + plan.routing.row_s * ROWS, plan.limits))
+
+
+def _by_capacity(ladder: Ladder) -> Ladder:
+    return replace(ladder, paths=tuple(sorted(ladder.paths, key=ladder.capacity, reverse=True)))
 
 
 def day(ladder: Ladder, peak: float, seconds: float) -> dict[str, Any]:
@@ -303,16 +325,7 @@ def run(
     """All days and loads. seconds: length of a day; queries: of a constant load."""
     return {
         "seconds": seconds,
-        "paths": [
-            {
-                "name": p.name,
-                "quality": p.quality,
-                "few_us": 1e6 * p.latency.median(ROWS),
-                "many_us": 1e6 * p.latency.median(256),
-                "capacity": ladder.capacity(p),
-            }
-            for p in ladder.paths
-        ],
+        "paths": ladder.figures(),
         "days": [day(ladder, peak, seconds) for peak in tqdm(peaks, desc="days", file=sys.stderr)],
         "loads": [constant(ladder, load, queries) for load in tqdm(loads, desc="loads", file=sys.stderr)],
     }

@@ -47,7 +47,7 @@ from polyrec.planner.deployment.solver.program import PlanImpossible
 from polyrec.planner.plan import Plan, save_plan
 from polyrec.planner.profile import Profile, load_profile
 from polyrec.planner.traffic import Traffic, parse_traffic
-from polyrec.server.app.run import start
+from polyrec.server.child import start
 
 CORES = sorted(os.sched_getaffinity(0))
 SERVER_CORE, CLIENT_CORE = CORES[0], CORES[-1]

@@ -48,8 +48,9 @@ def test_servers_are_named_with_their_options() -> None:
     assert ServerName.parse("polyrec:int8:torch:binary") == ServerName(
         "polyrec:int8:torch:binary", "polyrec", "int8", "torch", binary=True
     )
+    assert ServerName.parse("polyrec:exploded") == ServerName("polyrec:exploded", "polyrec", exploded=True)
     assert ServerName.parse("mosec-batch").kind == "mosec-batch"
-    for unknown in ("ray", "fastapi:torch", "mosec:binary", "polyrec:onnx:torch"):
+    for unknown in ("ray", "fastapi:torch", "mosec:binary", "fastapi:exploded", "polyrec:onnx:torch"):
         with pytest.raises(PeerFailed, match=unknown):
             ServerName.parse(unknown)
 

@@ -9,8 +9,18 @@ import numpy as np
 import pytest
 
 from benchmarks.peers.graphs import peer_files
-from benchmarks.peers.models import CARDINALITIES, MODELS, capped, value_of_rank, write_model
+from benchmarks.peers.models import (
+    CARDINALITIES,
+    COUNTED,
+    MODELS,
+    SPECIALS,
+    capped,
+    value_of_rank,
+    write_model,
+    zipf_counts,
+)
 from benchmarks.peers.queries import (
+    EXPONENT,
     PeerRows,
     binary_body,
     draw,
@@ -31,7 +41,7 @@ SMALL = 2_000
 """Rows of all tables together, of the small models that are tested."""
 
 
-@pytest.fixture(scope="module", params=["kaggle", "nested.16", "nested.64"])
+@pytest.fixture(scope="module", params=["kaggle", "user", "nested.16", "nested.64"])
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     name, _, width = request.param.partition(".")
     made = write_model(replace(MODELS[name], rows=SMALL), tmp_path_factory.mktemp("peers") / name)
@@ -40,7 +50,7 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def rows(bundle: Bundle) -> PeerRows:
-    return draw(bundle.manifest.schema_, value_of_rank(bundle), requests=3, rows=7)
+    return draw(bundle.manifest.schema_, value_of_rank(bundle), requests=3, rows=9)
 
 
 def served(bundle: Bundle, body: bytes, header_bytes: int | None = None) -> F32:
@@ -60,6 +70,9 @@ def test_capped_sizes_add_up_to_the_rows() -> None:
 def test_half_of_the_features_are_the_contexts() -> None:
     schema = MODELS["kaggle"].schema
     assert (len(schema.context.dense), len(schema.candidate.dense)) == (7, 6)
+    assert (len(schema.context.singles), len(schema.candidate.singles)) == (13, 13)
+    schema = MODELS["user"].schema
+    assert (len(schema.context.dense), len(schema.candidate.dense)) == (13, 0)
     assert (len(schema.context.singles), len(schema.candidate.singles)) == (13, 13)
 
 
@@ -98,3 +111,19 @@ def test_peers_refuse_what_is_out_of_range(bundle: Bundle, rows: PeerRows, tmp_p
         session(rows.dense[0], rows.sparse[0] - 10**6)
     with pytest.raises(peer_session.BadRequest):
         peer_session.decode(b"{}")
+
+
+def test_counts_are_those_of_the_requests(tmp_path: Path) -> None:
+    bundle = write_model(replace(MODELS["kaggle"], rows=SMALL), tmp_path / "counted", EXPONENT)
+    schema = bundle.manifest.schema_
+    assert not schema.context.names
+    drawn = draw(schema, value_of_rank(bundle), 1000, 200)
+    widest = max(range(len(schema.categorical)), key=lambda i: MODELS["kaggle"].sizes[i])
+    vocabulary = bundle.encoder.vocabularies[list(schema.tables)[widest]]
+    ranks = vocabulary.rank_of_id[drawn.sparse[:, :, widest]].ravel()
+    assert np.all(np.diff(vocabulary.counts) <= 0)
+    assert not vocabulary.counts[-SPECIALS:].any()
+    assert np.array_equal(vocabulary.counts, zipf_counts(vocabulary.size, EXPONENT))
+    for hottest in (1, 10, vocabulary.size // 2):
+        expected = vocabulary.counts[:hottest].sum() / COUNTED
+        assert (ranks < hottest).mean() == pytest.approx(expected, abs=0.01)

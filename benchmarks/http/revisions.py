@@ -1,0 +1,277 @@
+"""Speed of this revision against that of another checkout, in turns.
+
+    git worktree add --detach /tmp/before 63bcbdf
+    python -m benchmarks.http.revisions /tmp/before --bundle runs/table --data clicks.parquet --json FILE
+
+A turn starts one server of each revision, on one core, and asks them in alternation from another core over 16
+connections in a closed loop: ranking requests of 23 candidates, then the same with a latency budget that
+cannot be met. It also times `polyrec --help`. A further run adds its turns to FILE. The bundle is best made
+by the older revision.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import cycle
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple, cast
+
+import uvloop
+
+from benchmarks.http.serve_throughput import CLIENT_CORE, SERVER_CORE, add_model, model, prepared
+from benchmarks.paired import ratio
+from polyrec.loadtest.machine import machine
+from polyrec.loadtest.traffic.queries import Queries, read_rows
+from polyrec.loadtest.traffic.request_bodies import RANK
+from polyrec.models.bundle.bundle import load_bundle
+
+HERE = Path(__file__).parents[2]
+MAIN = """
+try: from polyrec.cli.main import main
+except ImportError: from polyrec.cli import main
+raise SystemExit(main())
+"""
+"""The command `polyrec`, in revisions with one package and in those before."""
+CONNECTIONS = 16
+CANDIDATES = 23
+WARM_UP_S = 0.5
+UNMEETABLE_MS = b"0.05"
+SLICES = 6
+FIGURES = {
+    "answers": "answers of 23 candidates, requests/s",
+    "answers_us": "the same, server's processor time, us",
+    "rejections": "budget of 0.05 ms, rejected or expired, requests/s",
+    "rejections_us": "the same, server's processor time, us",
+    "help_ms": "`polyrec --help`, ms",
+}
+"""Name in FILE: row of the table. Times are better the smaller they are."""
+Figures = dict[str, float]
+
+
+class Child(NamedTuple):
+    """A server in a child process."""
+
+    pid: int
+    port: int
+
+
+class Counter(asyncio.Protocol):
+    """Sends one request after another and counts answers of the expected status codes.
+
+    Keeps the connection through `done`; any other status code is an error.
+    """
+
+    def __init__(self, requests: Iterator[bytes], expected: tuple[bytes, ...], ends_s: float) -> None:
+        self._requests = requests
+        self._expected = expected
+        self._ends = ends_s
+        self._buffer = b""
+        self.answers = 0
+        self.done = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.write(next(self._requests))
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        head = self._buffer.find(b"\r\n\r\n")
+        if head < 0:
+            return
+        at = self._buffer.find(b"content-length: ") + 16
+        if len(self._buffer) < head + 4 + int(self._buffer[at : self._buffer.find(b"\r", at)]):
+            return
+        if self._buffer[9:12] not in self._expected:
+            self.done.set_exception(RuntimeError(self._buffer[:300].decode(errors="replace")))
+            self._transport.close()
+            return
+        self._buffer = b""
+        self.answers += 1
+        if time.perf_counter() < self._ends:
+            self._transport.write(next(self._requests))
+        else:
+            self._transport.close()
+            self.done.set_result(None)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.done.done():
+            self.done.set_exception(error or ConnectionError("the server closed the connection"))
+
+
+async def _ask(
+    port: int, requests: Sequence[bytes], expected: tuple[bytes, ...], seconds: float
+) -> tuple[int, float]:
+    loop = asyncio.get_running_loop()
+    everything = cycle(requests)
+    begin = time.perf_counter()
+    counters = [
+        (
+            await loop.create_connection(
+                lambda: Counter(everything, expected, begin + seconds), "127.0.0.1", port
+            )
+        )[1]
+        for _ in range(CONNECTIONS)
+    ]
+    await asyncio.gather(*(counter.done for counter in counters))
+    return sum(counter.answers for counter in counters), time.perf_counter() - begin
+
+
+def processor_s(pid: int) -> float:
+    """Returns the time for which the threads of a process have run, in seconds."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
+
+
+def throughput(
+    child: Child, requests: Sequence[bytes], expected: tuple[bytes, ...], seconds: float
+) -> tuple[float, float]:
+    """Returns answers per second of a closed loop, and the server's processor time of one in microseconds."""
+    before_s = processor_s(child.pid)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        answers, took_s = runner.run(_ask(child.port, requests, expected, seconds))
+    return answers / took_s, 1e6 * (processor_s(child.pid) - before_s) / answers
+
+
+def command(tree: Path, *arguments: str) -> tuple[list[str], dict[str, str]]:
+    """Returns the command line of `polyrec` as of a checkout, and its environment."""
+    environment = os.environ | {"PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1"}
+    return [sys.executable, "-c", MAIN, *arguments], environment
+
+
+def help_ms(tree: Path) -> float:
+    """Returns the time of `polyrec --help`, in milliseconds."""
+    line, environment = command(tree, "--help")
+    begin = time.perf_counter()
+    subprocess.run(line, env=environment, cwd=tree, stdout=subprocess.DEVNULL, check=True)
+    return 1e3 * (time.perf_counter() - begin)
+
+
+@contextmanager
+def server(tree: Path, bundle: Path) -> Iterator[Child]:
+    """Yields a ready server of that checkout, pinned to `SERVER_CORE`."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    line, environment = command(
+        tree,
+        "serve",
+        "--bundle",
+        str(bundle),
+        "--port",
+        str(port),
+        "--drain-grace-s",
+        "0",
+        "--default-budget-ms",
+        "60000",
+    )
+    child = subprocess.Popen(
+        ["taskset", "-c", str(SERVER_CORE), *line],
+        env=environment,
+        cwd=tree,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        _wait_until_ready(child, f"http://127.0.0.1:{port}/readyz")
+        yield Child(child.pid, port)
+    finally:
+        child.terminate()
+        child.communicate(timeout=30)
+
+
+def _wait_until_ready(child: subprocess.Popen[str], url: str) -> None:
+    while child.poll() is None:
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except (urllib.error.URLError, ConnectionError):
+            time.sleep(0.05)
+    raise RuntimeError(child.communicate()[1][-2000:])
+
+
+def turn(
+    trees: Mapping[str, Path], bundle: Path, requests: Sequence[bytes], seconds: float
+) -> dict[str, Figures]:
+    """Returns the figures of all checkouts, see `FIGURES`: medians of `SLICES` alternations."""
+    hurried = [
+        r.replace(b"\r\n", b"\r\nX-Latency-Budget-Ms: " + UNMEETABLE_MS + b"\r\n", 1) for r in requests
+    ]
+    measured: dict[str, dict[str, list[float]]] = {name: {key: [] for key in FIGURES} for name in trees}
+    workloads = {"answers": (requests, (b"200",)), "rejections": (hurried, (b"429", b"504"))}
+    with ExitStack() as stack:
+        children = {name: stack.enter_context(server(tree, bundle)) for name, tree in trees.items()}
+        for child in children.values():
+            for workload in workloads.values():
+                throughput(child, *workload, WARM_UP_S)
+        for i in range(SLICES):
+            for name in list(trees)[:: 1 if i % 2 else -1]:
+                found = measured[name]
+                for key, workload in workloads.items():
+                    rate, processor_us = throughput(children[name], *workload, seconds / SLICES)
+                    found[key].append(rate)
+                    found[f"{key}_us"].append(processor_us)
+                found["help_ms"].append(help_ms(trees[name]))
+    return {name: {key: median(values) for key, values in found.items()} for name, found in measured.items()}
+
+
+def table(before: Sequence[Figures], after: Sequence[Figures]) -> str:
+    """Returns medians, and mean ratios with their 95% interval of paired logarithms; above 1: faster now."""
+    lines = ["| | before | after | ratio |", "|---|---|---|---|"]
+    for key, what in FIGURES.items():
+        old, new = [f[key] for f in before], [f[key] for f in after]
+        mean, low, high = ratio(old, new) if key.endswith(("_us", "_ms")) else ratio(new, old)
+        lines.append(
+            f"| {what} | {median(old):,.0f} | {median(new):,.0f} | {mean:.3f} [{low:.3f}, {high:.3f}] |"
+        )
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("before", type=Path, help="checkout of the other revision")
+    add_model(parser)
+    parser.add_argument("--turns", type=int, default=20, help="turns of each revision (20)")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each workload in a turn (3)")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="turns so far, to which those of this run are added"
+    )
+    args = parser.parse_args(argv)
+    trees = {"before": args.before.resolve(), "after": HERE}
+    found: dict[str, list[Figures]] = {name: [] for name in trees}
+    if args.json and args.json.exists():
+        found = json.loads(args.json.read_text())["turns"]
+    os.sched_setaffinity(0, {CLIENT_CORE})
+    with model(parser, args) as (bundle, data):
+        opened = load_bundle(bundle)
+        rows = read_rows(data, opened.manifest.schema_, 200_000)
+        requests = prepared(
+            RANK, Queries(rows, opened.manifest.schema_, opened.encoder).rank, CANDIDATES, rows.num_rows
+        )
+        for _ in range(args.turns):
+            for name, figures in turn(trees, bundle.resolve(), requests, args.seconds).items():
+                found[name].append(figures)
+            if args.json:
+                args.json.write_text(json.dumps({"machine": machine(), "turns": found}, indent=1) + "\n")
+    print(
+        f"{len(found['after'])} turns, {machine()['processor']}\n\n{table(found['before'], found['after'])}"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,190 @@
+"""Compares policies by the runs of a live ladder, and writes docs/results/ladder-live.md.
+
+    python -m benchmarks.routing.ladder_live_page docs/results/ladder-live*.json
+
+Files of benchmarks/routing/ladder_live.py come in. Every figure is a ratio of information a second (rows
+answered within the SLO, each worth its path's 1 - NE) in pairs of the same turn, with Student's 95% interval
+of log-ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from benchmarks.paired import ratio
+from benchmarks.routing.ladder import ROWS, SWING
+from polyrec.models.amounts import rate
+from polyrec.report.page import Page, Section, Table
+from polyrec.report.text import markdown
+
+NOTHING = 1e-9
+"""Information of a run without an answer in time, so that ratios are finite."""
+BEST, CHOSEN, WIDEST = 0.99, 1.05, 1.5
+"""Least ratios asked of `priced`: over the best static path, the chosen one and always the best."""
+
+
+def compared(turns: Sequence[Mapping[str, Mapping[str, Any]]], chosen: str, widest: str) -> dict[str, Any]:
+    """Figures of one load. turns: of each turn, figures by policy.
+
+    information, ok, lost: means by policy; best: the static path with the most information over all turns;
+    over_best, over_chosen, over_widest, mprec_over_best: ratios; mix: mean share of rows by path of `priced`.
+    """
+    of = {p: [turn[p]["information"] or NOTHING for turn in turns] for p in turns[0]}
+    static = [p for p in of if p.startswith("static:")]
+    best = max(static, key=lambda p: mean(of[p]))
+    paths = {path for turn in turns for path in turn["priced"]["mix"]}
+    return {
+        "turns": len(turns),
+        "information": {p: mean(each) for p, each in of.items()},
+        "ok": {p: mean(turn[p]["ok"] for turn in turns) for p in of},
+        "refused": {p: mean(turn[p]["refused"] for turn in turns) for p in of},
+        "best": best,
+        "over_best": ratio(of["priced"], of[best]),
+        "over_chosen": ratio(of["priced"], of[chosen]),
+        "over_widest": ratio(of["priced"], of[f"static:{widest}"]),
+        "mprec_over_best": ratio(of["mprec"], of[best]),
+        "mix": {path: mean(turn["priced"]["mix"].get(path, 0.0) for turn in turns) for path in paths},
+    }
+
+
+def comparisons(found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """`compared` by load, in the order of the file, of one file."""
+    widest = max(found["paths"], key=lambda path: path["quality"])["name"]
+    told = {}
+    for load, schedule in found["loads"].items():
+        turns = [turn["runs"] for turn in found["turns"] if turn["load"] == load]
+        if turns:
+            told[load] = compared(turns, schedule["chosen"], widest)
+    return told
+
+
+def page(files: Sequence[Mapping[str, Any]]) -> Page:
+    """The page of several files, a section of each data set."""
+    sections: list[Section] = []
+    for found in files:
+        sections += _sections(found)
+    return Page(
+        "Results: a ladder of widths on a live server",
+        f"One core serves queries of {ROWS} rows over HTTP, another one sends them; policies take turns with "
+        "the same requests at the same times on one server. Information: rows answered within the SLO, each "
+        "worth its path's 1 - NE. Ratios are of information a second, with 95% intervals over paired turns. "
+        "Load: share of the cheapest path's capacity, the front included. `python -m "
+        "benchmarks.routing.ladder_live` adds turns to a JSON file beside this page, `python -m "
+        "benchmarks.routing.ladder_live_page` writes the page.",
+        tuple(sections),
+    )
+
+
+def _sections(found: Mapping[str, Any]) -> list[Section]:
+    told = comparisons(found)
+    loads = found["loads"]
+    text = (
+        f"{found['machine']}, {found['made'][:10]}; SLO {found['slo_ms']:g} ms, front "
+        f"{found['front_us']:.0f} us a query."
+    )
+    if "day" in told:
+        day = loads["day"]
+        text += (
+            f" Day: a rate of sin squared, {day['seconds']:g} s long, peak {day['peak']:g} times the "
+            f"capacity of the costliest path, mean {SWING:g} times the lowest."
+        )
+    head = ("path", "quality", f"{ROWS} rows, us", "256 rows, us", "capacity, requests/s")
+    rows = [
+        (p["name"], f"{p['quality']:.4f}", f"{p['few_us']:.0f}", f"{p['many_us']:.0f}", rate(p["capacity"]))
+        for p in found["paths"]
+    ]
+    return [
+        Section(found["data"], text, table=Table(head, tuple(rows))),
+        Section(f"{found['data']}: `priced` against static paths", table=_ratios(told, loads)),
+        Section(f"{found['data']}: in time, and rows by path", table=_shares(told)),
+        Section(f"{found['data']}: where `priced` falls short", items=_short(told)),
+    ]
+
+
+def _ratios(told: Mapping[str, Mapping[str, Any]], loads: Mapping[str, Mapping[str, Any]]) -> Table:
+    head = (
+        "load",
+        "requests/s",
+        "turns",
+        "best static",
+        "over it",
+        "over the static chosen for twice the mean",
+    )
+    head += ("over always the best path", "`mprec` over the best static")
+    rows = []
+    for load, each in told.items():
+        schedule = loads[load]
+        rows.append(
+            (
+                _load(load),
+                rate(schedule["rate"]),
+                str(each["turns"]),
+                _path(each["best"]),
+                _interval(each["over_best"]),
+                f"{_interval(each['over_chosen'])} ({_path(schedule['chosen'])})",
+                _interval(each["over_widest"]),
+                _interval(each["mprec_over_best"]),
+            )
+        )
+    return Table(head, tuple(rows))
+
+
+def _shares(told: Mapping[str, Mapping[str, Any]]) -> Table:
+    policies = list(next(iter(told.values()))["ok"])
+    head = ("load", *(f"{_path(policy)}, in time" for policy in policies), "`priced`: rows by path")
+    rows = []
+    for load, each in told.items():
+        mix = sorted(each["mix"].items(), key=lambda pair: -pair[1])
+        shares = ", ".join(f"{_path(path)} {share:.0%}" for path, share in mix if share >= 0.005)
+        rows.append((_load(load), *(f"{each['ok'][policy]:.1%}" for policy in policies), shares))
+    return Table(head, tuple(rows))
+
+
+def _short(told: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
+    """Loads at which the lower end of an interval is below what is asked."""
+    lines = []
+    for key, asked, over in (
+        ("over_best", BEST, "the best static path in hindsight"),
+        ("over_chosen", CHOSEN, "the static path chosen beforehand"),
+        ("over_widest", WIDEST, "always the best path"),
+    ):
+        # an interval of one turn is not a number, which shows nothing
+        below = [_load(load) for load, each in told.items() if not each[key][1] >= asked]
+        where = ", ".join(below) or "nowhere"
+        lines.append(f"not shown to be at least {asked:g} times {over}, at load: {where}")
+    return tuple(lines)
+
+
+def _interval(found: tuple[float, float, float]) -> str:
+    middle, low, high = found
+    return f"{middle:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def _load(load: str) -> str:
+    return load if load == "day" else f"{float(load):.0%}"
+
+
+def _path(name: str) -> str:
+    return name.removeprefix("static:").removesuffix("@cpu")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.routing.ladder_live_page", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument("files", type=Path, nargs="+", help="of benchmarks/routing/ladder_live.py")
+    parser.add_argument("--out", type=Path, default=Path("docs/results/ladder-live.md"), metavar="FILE")
+    args = parser.parse_args(argv)
+    text = markdown(page([json.loads(file.read_text()) for file in args.files])).rstrip() + "\n"
+    args.out.write_text(text)
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
