@@ -10,11 +10,13 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.polyrec-setup
 PYTHON ?=
 PIP_ARGS ?=
+# processes of `make test`; tests of one file stay in one
+JOBS ?= 2
 
 # what an interpreter must have; 3.14 waits for the kserve client that the tests use
 SUITABLE := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
 
-.PHONY: help setup demo test test-long check lint format-check types imports spelling dockerfile documentation format bench \
+.PHONY: help setup demo test test-long check lint format-check types imports spelling dockerfile documentation site format bench \
 	observe constraints clean
 
 help:  ## this list
@@ -47,7 +49,7 @@ demo: setup  ## train on generated clicks, serve, answer a ranking request, keep
 	@$(BIN)/polyrec demo
 
 test: setup  ## every test that needs no GPU and is not long
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not gpu and not long"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m "not gpu and not long"
 
 test-long: setup  ## a soak of a minute, the whole demo, traces, waits for time limits
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "long and not gpu"
@@ -71,6 +73,9 @@ spelling: setup
 
 dockerfile: setup
 	@if [ -x $(BIN)/hadolint ]; then $(BIN)/hadolint Dockerfile; else echo 'no hadolint here: Dockerfile not checked'; fi
+
+site: setup  ## the documentation as a site that needs no network: build/site/index.html
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 documentation: setup
 	@$(BIN)/python -m pytest -q tests/test_docs.py tests/test_house.py

@@ -30,11 +30,15 @@ finally:
 
 
 @pytest.mark.parametrize("arguments", [["--help"], *([verb, "--help"] for verb in VERBS)], ids=" ".join)
-def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+def test_help_imports_nothing_heavy_and_no_other_verb(arguments: list[str]) -> None:
     command = [sys.executable, "-c", HELP, *arguments]
     shown = subprocess.run(command, capture_output=True, text=True, check=True)
     assert shown.stdout.startswith("usage: ")
-    assert HEAVY & set(shown.stderr.split()) == set()
+    imported = set(shown.stderr.split())
+    assert HEAVY & imported == set()
+    assert [verb for verb in VERBS if f"polyrec.cli.{verb}".replace("import", "import_") in imported] == [
+        verb for verb in arguments if verb in VERBS
+    ]
 
 
 def test_tried_set_pins_every_dependency_within_its_bounds() -> None:
@@ -62,8 +66,8 @@ def files() -> dict[str, Path]:
 
 
 def test_no_folder_has_more_than_15_modules(files: dict[str, Path]) -> None:
-    verbs = "polyrec/cli"
-    assert {f: n for f, n in house.folder_sizes(files).items() if n > 15 and f != verbs} == {}
+    verbs = ("polyrec/cli", "tests/polyrec/cli")
+    assert {f: n for f, n in house.folder_sizes(files).items() if n > 15 and f not in verbs} == {}
 
 
 def test_no_public_class_name_stands_twice_in_a_room(files: dict[str, Path]) -> None:
