@@ -15,7 +15,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError, model_validator
 
-from polyrec.models.data.prediction_log import MOST_WINDOW_S
 from polyrec.models.dlrm.precision import DensePrecision
 from polyrec.models.errors import PolyrecError
 from polyrec.models.files import Strict, one_line
@@ -27,9 +26,19 @@ from polyrec.server.app.logs import LogFormat
 from polyrec.server.app.served_model import RESERVED
 from polyrec.server.app.tokens import OpenRight
 from polyrec.server.http.connection.limits import ConnectionLimits, descriptor_limit
-from polyrec.server.prediction_log.settings import MOST_KEPT_H, PredictionLogSettings
+from polyrec.server.prediction_log.settings import (
+    FlushSeconds,
+    KeptHours,
+    LogBytes,
+    LogShare,
+    PredictionLogSettings,
+    Unlabeled,
+    WindowSeconds,
+)
 
 PREFIX = "POLYREC_"
+PREDICTION_LOG = "prediction_log_"
+LOG_SETTINGS = tuple(name for name in PredictionLogSettings.model_fields if name != "folder")
 
 PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -126,15 +135,15 @@ class Settings(Strict):
     store_password: SecretStr | None = None
     store_password_file: Path | None = None
     prediction_log: Path | None = None
-    prediction_log_sample: Annotated[float, Field(gt=0, le=1)] = 1.0
+    prediction_log_sample: LogShare | None = None
     prediction_log_leave_out: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ()
     prediction_log_hash: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ()
     prediction_log_session: str | None = None
-    prediction_log_flush_s: Annotated[float, Field(gt=0, le=3600)] = 30.0
-    prediction_log_keep_h: Annotated[float, Field(gt=0, le=MOST_KEPT_H)] = 168.0
-    prediction_log_max_bytes: Annotated[int, Field(ge=2**20)] | None = None
-    prediction_log_window_s: Annotated[float, Field(gt=0, le=MOST_WINDOW_S)] = 3600.0
-    prediction_log_unlabeled: Literal["negative", "leave_out"] = "negative"
+    prediction_log_flush_s: FlushSeconds | None = None
+    prediction_log_keep_h: KeptHours | None = None
+    prediction_log_max_bytes: LogBytes | None = None
+    prediction_log_window_s: WindowSeconds | None = None
+    prediction_log_unlabeled: Unlabeled | None = None
     default_budget_ms: BudgetMs | None = None
     max_body_bytes: Annotated[int, Field(ge=1)] | None = None
     max_request_rows: TabledRows | None = None
@@ -208,18 +217,9 @@ class Settings(Strict):
 
     def of_prediction_log(self, folder: Path) -> PredictionLogSettings:
         """Settings of the prediction log in a folder."""
-        return PredictionLogSettings(
-            folder=folder,
-            sample=self.prediction_log_sample,
-            left_out=self.prediction_log_leave_out,
-            hashed=self.prediction_log_hash,
-            session=self.prediction_log_session,
-            flush_s=self.prediction_log_flush_s,
-            keep_h=self.prediction_log_keep_h,
-            most_bytes=self.prediction_log_max_bytes,
-            window_s=self.prediction_log_window_s,
-            unlabeled=self.prediction_log_unlabeled,
-        )
+        named = {name: getattr(self, PREDICTION_LOG + name) for name in LOG_SETTINGS}
+        given = {name: value for name, value in named.items() if value is not None}
+        return PredictionLogSettings(folder=folder, **given)
 
     def _store_login(self) -> dict[str, Any]:
         """The given password settings of the store; empty if none is given."""

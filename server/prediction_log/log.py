@@ -48,23 +48,14 @@ class PredictionLog:
         folder = settings.folder.resolve()
         if settings.session is not None and settings.session not in schema.context.names:
             raise PredictionLogError(f"the schema has no context feature '{settings.session}' to shard by")
-        hiding(schema, settings.left_out, settings.hashed, b"")
+        hiding(schema, settings.leave_out, settings.hash, b"")
         _begin(folder, settings, schema)
-        if settings.hashed:
+        if settings.hash:
             load_key(folder)
         self._counts = SharedCounts()
         self._dropped = 0
-        self._writer = WriterSettings(
-            folder=folder,
-            schema_=schema,
-            counts_fd=self._counts.fd,
-            left_out=settings.left_out,
-            hashed=settings.hashed,
-            session=settings.session,
-            flush_s=settings.flush_s,
-            keep_h=settings.keep_h,
-            most_bytes=settings.most_bytes,
-        )
+        settings = settings.model_copy(update={"folder": folder})
+        self._writer = WriterSettings(log=settings, schema_=schema, counts_fd=self._counts.fd)
         self.pipe = self._start()
 
     def follow(self, serving: Serving) -> None:

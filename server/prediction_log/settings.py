@@ -10,25 +10,30 @@ from pydantic import Field
 from polyrec.models.data.prediction_log import MOST_WINDOW_S
 from polyrec.models.files import Strict
 
-MOST_KEPT_H = 1e6
+LogShare = Annotated[float, Field(gt=0, le=1)]
+FlushSeconds = Annotated[float, Field(gt=0, le=3600)]
+KeptHours = Annotated[float, Field(gt=0, le=1e6)]
+LogBytes = Annotated[int, Field(ge=2**20)]
+WindowSeconds = Annotated[float, Field(gt=0, le=MOST_WINDOW_S)]
+Unlabeled = Literal["negative", "leave_out"]
 
 
 class PredictionLogSettings(Strict):
-    """Settings of a prediction log.
+    """Settings of a prediction log, named as the flags `--prediction-log-...`.
 
-    sample: share of the requests to log. left_out: features written as missing; hashed: features whose ids
+    sample: share of the requests to log. leave_out: features written as missing; hash: features whose ids
     are replaced by keyed hashes. session: context feature by whose value requests go to files. flush_s:
-    seconds between files. keep_h: hours that are kept; most_bytes: size beyond which the oldest are removed.
+    seconds between files. keep_h: hours that are kept; max_bytes: size beyond which the oldest are removed.
     window_s, unlabeled: `LogRules` of a new log.
     """
 
     folder: Path
-    sample: Annotated[float, Field(gt=0, le=1)] = 1.0
-    left_out: tuple[str, ...] = ()
-    hashed: tuple[str, ...] = ()
+    sample: LogShare = 1.0
+    leave_out: tuple[str, ...] = ()
+    hash: tuple[str, ...] = ()
     session: str | None = None
-    flush_s: Annotated[float, Field(gt=0, le=3600)] = 30.0
-    keep_h: Annotated[float, Field(gt=0, le=MOST_KEPT_H)] = 168.0
-    most_bytes: Annotated[int, Field(ge=2**20)] | None = None
-    window_s: Annotated[float, Field(gt=0, le=MOST_WINDOW_S)] = 3600.0
-    unlabeled: Literal["negative", "leave_out"] = "negative"
+    flush_s: FlushSeconds = 30.0
+    keep_h: KeptHours = 168.0
+    max_bytes: LogBytes | None = None
+    window_s: WindowSeconds = 3600.0
+    unlabeled: Unlabeled = "negative"

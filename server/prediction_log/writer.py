@@ -14,7 +14,6 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,6 +44,7 @@ from polyrec.server.prediction_log.counts import SharedCounts
 from polyrec.server.prediction_log.files import PartFiles, label_files, remove_old
 from polyrec.server.prediction_log.privacy import hiding, load_key
 from polyrec.server.prediction_log.records import Feedback, Prediction, decode
+from polyrec.server.prediction_log.settings import PredictionLogSettings
 from polyrec.server.record_pipe import unframe
 
 log = logging.getLogger("polyrec.prediction_log")
@@ -66,20 +66,13 @@ LIMITS = Limits(max_request_rows=2**20, max_queued_rows=2**20, max_body_bytes=2*
 class WriterSettings(Strict):
     """The first record, as JSON.
 
-    counts_fd: of the shared counts. session: feature by whose value requests go to one of `shards` files.
-    flush_s: seconds between files. keep_h, most_bytes: older hours are removed, and the oldest beyond.
+    counts_fd: of the shared counts. shards: number of files to which requests go by their session.
     """
 
-    folder: Path
+    log: PredictionLogSettings
     schema_: Schema
     counts_fd: int
-    left_out: tuple[str, ...] = ()
-    hashed: tuple[str, ...] = ()
-    session: str | None = None
     shards: int = 8
-    flush_s: float = 30.0
-    keep_h: float = 168.0
-    most_bytes: int | None = None
 
 
 class Writer:
@@ -87,17 +80,16 @@ class Writer:
 
     def __init__(self, settings: WriterSettings, counts: SharedCounts) -> None:
         schema = settings.schema_
-        self._settings = settings
+        self._settings = settings.log
+        folder = self._settings.folder
         self._counts = counts
         self._decoder = Decoder(schema, LIMITS, computes=False)
-        key = load_key(settings.folder) if settings.hashed else b""
-        self._hide = hiding(schema, settings.left_out, settings.hashed, key)
+        key = load_key(folder) if self._settings.hash else b""
+        self._hide = hiding(schema, self._settings.leave_out, self._settings.hash, key)
         columns = pa.schema([*LOG_COLUMNS, *stored_types(schema).items()])
         self._features = len(schema.context.names) + len(schema.candidate.names)
-        self._requests = PartFiles(
-            settings.folder / REQUESTS, columns, TIME, settings.session, settings.shards
-        )
-        self._labels = label_files(settings.folder)
+        self._requests = PartFiles(folder / REQUESTS, columns, TIME, self._settings.session, settings.shards)
+        self._labels = label_files(folder)
         # of several servers' requests of one microsecond, few have the same lowest bits
         self._key = secrets.randbelow(1 << KEY_BITS)
         self._bytes = 0
@@ -142,7 +134,7 @@ class Writer:
             self._removed_s = now_s
             settings = self._settings
             try:
-                remove_old(settings.folder, settings.keep_h, settings.most_bytes, time.time())
+                remove_old(settings.folder, settings.keep_h, settings.max_bytes, time.time())
             except OSError as e:
                 log.error("old hours of the prediction log stay: %s", e)
 
@@ -210,7 +202,7 @@ def run(fd: int) -> None:
                 if writer is None:
                     settings = WriterSettings.model_validate_json(record)
                     writer = Writer(settings, SharedCounts(settings.counts_fd))
-                    wait_s = min(wait_s, settings.flush_s)
+                    wait_s = min(wait_s, settings.log.flush_s)
                     continue
                 writer.add(decode(record))
                 writer.flush()

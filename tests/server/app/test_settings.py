@@ -8,6 +8,7 @@ from polyrec.models.tiers.tier_settings import RemoteStore, TierCuts
 from polyrec.planner.placement import PlacedPath, Placement
 from polyrec.planner.plan import load_plan, save_plan, single_path_plan
 from polyrec.server.app.settings import Settings, SettingsError, load_settings
+from polyrec.server.prediction_log.settings import PredictionLogSettings
 
 PLAN = single_path_plan(Path("table"), "table", "onnx")
 
@@ -131,6 +132,16 @@ def test_a_stores_password_comes_from_the_environment_or_a_file_and_is_shown_now
     assert by_file.remote is not None
     assert by_file.remote.password_file == Path("secret")
     assert load_settings({"bundle": "b"}, {"POLYREC_STORE_PASSWORD": "s3cret"}).apply_to(PLAN) == PLAN
+
+
+def test_a_prediction_log_has_the_settings_that_are_given_and_its_own_defaults(tmp_path: Path) -> None:
+    flags = {"bundle": "b", "prediction_log_leave_out": "city,price", "prediction_log_max_bytes": 2**20}
+    settings = load_settings(flags, {"POLYREC_PREDICTION_LOG_FLUSH_S": "5"})
+    assert settings.of_prediction_log(tmp_path) == PredictionLogSettings(
+        folder=tmp_path, leave_out=("city", "price"), max_bytes=2**20, flush_s=5
+    )
+    with pytest.raises(SettingsError, match="--prediction-log-flush-s"):
+        load_settings({"bundle": "b", "prediction_log_flush_s": 3601}, {})
 
 
 def test_settings_written_as_variables_are_read_as_they_were(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from polyrec.models.data.parquet import parquet_files
 from polyrec.models.data.prediction_log import REQUESTS
 from polyrec.server.prediction_log.counts import SharedCounts
 from polyrec.server.prediction_log.records import Prediction
+from polyrec.server.prediction_log.settings import PredictionLogSettings
 from polyrec.server.prediction_log.writer import MOST_BYTES, VALUE_BYTES, Writer, WriterSettings
 from tests.server.conftest import Request
 
@@ -30,7 +31,14 @@ def counts() -> Iterator[SharedCounts]:
 @pytest.fixture
 def settings(tmp_path: Path, bundle: Bundle, counts: SharedCounts) -> WriterSettings:
     schema = bundle.manifest.schema_
-    return WriterSettings(folder=tmp_path, schema_=schema, counts_fd=counts.fd, flush_s=3600)
+    log = PredictionLogSettings(folder=tmp_path, flush_s=3600)
+    return WriterSettings(log=log, schema_=schema, counts_fd=counts.fd)
+
+
+@pytest.fixture
+def by_user(settings: WriterSettings) -> WriterSettings:
+    """The settings of a log whose files have all requests of a user."""
+    return settings.model_copy(update={"log": settings.log.model_copy(update={"session": "user_id"})})
 
 
 def prediction(body: bytes, rows: int, ranking: bool = True) -> Prediction:
@@ -72,9 +80,9 @@ def test_a_request_of_another_schema_is_counted_and_left_out(
 
 
 def test_requests_of_one_session_share_a_file(
-    settings: WriterSettings, counts: SharedCounts, request_: Request, tmp_path: Path
+    by_user: WriterSettings, counts: SharedCounts, request_: Request, tmp_path: Path
 ) -> None:
-    writer = Writer(settings.model_copy(update={"session": "user_id"}), counts)
+    writer = Writer(by_user, counts)
     for i in range(40):
         context = request_.context | {"user_id": f"u{i % 20}"}
         body = orjson.dumps({"context": context, "candidates": request_.candidates})
@@ -87,9 +95,9 @@ def test_requests_of_one_session_share_a_file(
 
 
 def test_rows_of_one_request_share_a_file_and_a_value_that_does_not_fit_is_left_out(
-    settings: WriterSettings, counts: SharedCounts, request_: Request, tmp_path: Path
+    by_user: WriterSettings, counts: SharedCounts, request_: Request, tmp_path: Path
 ) -> None:
-    writer = Writer(settings.model_copy(update={"session": "user_id"}), counts)
+    writer = Writer(by_user, counts)
     rows = [row | {"user_id": f"u{i}"} for i, row in enumerate(request_.rows)]
     writer.add(prediction(orjson.dumps({"instances": rows}), len(rows), ranking=False))
     odd = [row | {"position": 2**63} for row in rows]
