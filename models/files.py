@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -165,6 +166,18 @@ def atomic_path(target: Path) -> Iterator[Path]:
             partial.replace(target)
     finally:
         _remove(partial)
+
+
+def create_whole(file: Path, content: bytes) -> None:
+    """Creates a file that only its owner reads, whole or not at all; one that exists stays."""
+    partial = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
+    try:
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as f:
+            f.write(content)
+        with suppress(FileExistsError):
+            os.link(partial, file)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def write_text(target: Path, text: str) -> None:

@@ -56,7 +56,7 @@ class RecordPipe:
     """Starts a Python module as a process and sends it records on its standard input.
 
     name, records: what process and records are called in messages of `log`.
-    arguments: of the module. environ: its variables. inherited: file descriptors that it keeps. unsent_bytes:
+    environ: variables of the process. inherited: file descriptors that it keeps. unsent_bytes:
     bytes to buffer while the process does not read. Used from one thread only.
     """
 
@@ -67,12 +67,11 @@ class RecordPipe:
         records: str,
         log: logging.Logger,
         environ: Mapping[str, str],
-        arguments: Sequence[str] = (),
         inherited: Sequence[int] = (),
         unsent_bytes: int = UNSENT_BYTES,
     ) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            [sys.executable, "-m", module],
             bufsize=0,
             env=dict(environ),
             stdin=subprocess.PIPE,

@@ -154,16 +154,16 @@ class Metrics:
         )
         self.limited = registry.counter(
             "polyrec_limited",
-            "Requests and connections that exceeded a limit of the HTTP frontend (docs/protocol.md).",
+            "Requests and connections that exceeded a limit of the HTTP or gRPC server (docs/protocol.md).",
             "limit",
         )
-        self._logged = registry.counter(
+        logged = registry.counter(
             "polyrec_prediction_log_requests",
             "Requests of the prediction log. written: in files; invalid: could not be read again; lost: could"
             " not be written; dropped: the writer did not keep up, or had ended.",
             "outcome",
         )
-        self._logged_labels = registry.counter(
+        logged_labels = registry.counter(
             "polyrec_prediction_log_labels",
             "Requests for which labels came. written: in files; lost: could not be written.",
             "outcome",
@@ -171,7 +171,8 @@ class Metrics:
         self.feedback = registry.counter(
             "polyrec_feedback_requests", "Requests for which labels were accepted (POST /v1/feedback)."
         )
-        self._logged_now: Callable[[], Mapping[str, int]] = dict
+        self._logged = {"requests": logged, "labels": logged_labels}
+        self._logged_now: Callable[[], Mapping[tuple[str, str], int]] = dict
         self.connections = registry.gauge("polyrec_connections", "Open connections.")
         self.buffered_bytes = registry.gauge(
             "polyrec_buffered_bytes", "Buffered bytes of incomplete requests."
@@ -310,16 +311,15 @@ class Metrics:
         self.error_budget.note(now_s, counted, missed)
         return counted
 
-    def watch_prediction_log(self, counts: Callable[[], Mapping[str, int]]) -> None:
-        """Sets the function that returns the log's requests by outcome, read at every scrape."""
+    def watch_prediction_log(self, counts: Callable[[], Mapping[tuple[str, str], int]]) -> None:
+        """Sets the function that counts the log's `requests` and `labels` by outcome; read at scrapes."""
         self._logged_now = counts
 
     def refresh(self) -> None:
         """Updates all metrics that are read on demand."""
         self.flush()
-        for outcome, requests in self._logged_now().items():
-            family = self._logged_labels if outcome.startswith("labels_") else self._logged
-            family.labels(outcome.removeprefix("labels_")).value = requests
+        for (kind, outcome), number in self._logged_now().items():
+            self._logged[kind].labels(outcome).value = number
         self._ready.only.set(self._is_ready())
         self._tiers.refresh()
         self._routed.refresh()

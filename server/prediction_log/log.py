@@ -12,11 +12,12 @@ import numpy as np
 
 from polyrec.models.data.prediction_log import RULES, LogRules, load_rules, stored_names
 from polyrec.models.errors import PolyrecError
+from polyrec.models.files import create_whole
 from polyrec.models.schema.schema import Schema
 from polyrec.server.app.serving import Serving
 from polyrec.server.dispatch.answer import Answer
-from polyrec.server.prediction_log.counts import SharedCounts
-from polyrec.server.prediction_log.privacy import create_whole, hiding, load_key
+from polyrec.server.prediction_log.counts import Outcome, SharedCounts
+from polyrec.server.prediction_log.privacy import hiding, load_key
 from polyrec.server.prediction_log.records import Feedback, Prediction, pack
 from polyrec.server.prediction_log.settings import PredictionLogSettings
 from polyrec.server.prediction_log.writer import WriterSettings
@@ -82,13 +83,9 @@ class PredictionLog:
         """Sends labels of one request to the writer, without waiting; false: they are dropped."""
         return self._living().send(pack(Feedback(request_id, time.time_ns() // 1000, rows, labels)))
 
-    def counts(self) -> dict[str, int]:
-        """Returns the numbers of requests, and with the prefix `labels_` of calls with labels, by outcome."""
-        return self._counts.read() | {"dropped": self._dropped}
-
-    def close(self) -> None:
-        """Lets the writer finish, in bounded time."""
-        close_pipes([self.pipe])
+    def counts(self) -> dict[Outcome, int]:
+        """Returns the numbers of requests, and of calls with labels, by outcome."""
+        return self._counts.read() | {("requests", "dropped"): self._dropped}
 
     def _living(self) -> RecordPipe:
         """The pipe to the writer, which is started again some time after it has ended."""

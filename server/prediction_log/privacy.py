@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from polyrec.models.errors import PolyrecError
+from polyrec.models.files import create_whole
 from polyrec.models.schema.schema import Categorical, Dense, Schema
 
 KEY_FILE = "hash.key"
@@ -60,18 +59,6 @@ def load_key(folder: Path) -> bytes:
     if len(key) < KEY_BYTES:
         raise PrivacyError(f"'{file}' has less than {KEY_BYTES} bytes")
     return key
-
-
-def create_whole(file: Path, content: bytes) -> None:
-    """Creates a file that only its owner reads, whole or not at all; one that exists stays."""
-    partial = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
-    try:
-        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as f:
-            f.write(content)
-        with suppress(FileExistsError):
-            os.link(partial, file)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _hasher(key: bytes, string: bool) -> Hide:

@@ -13,7 +13,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -111,7 +111,7 @@ class Writer:
             stored = list(self._stored(record))
         except (RequestError, PolyrecError, ValueError) as e:
             # a request that was answered under another schema, before or after a reload
-            self._counts.add("invalid", 1)
+            self._counts.add(("requests", "invalid"), 1)
             log.debug("a request cannot be read again: %s", e)
             return
         self._bytes += len(record.body) + VALUE_BYTES * self._features * (len(record.scores) // 4)
@@ -124,12 +124,12 @@ class Writer:
         if not (always or due):
             return
         self._flushed_s, self._bytes = now_s, 0
-        for files, names in (
-            (self._requests, ("written", "lost")),
-            (self._labels, ("labels_written", "labels_lost")),
-        ):
-            for name, records in zip(names, files.flush(), strict=True):
-                self._counts.add(name, records)
+        written, lost = self._requests.flush()
+        self._counts.add(("requests", "written"), written)
+        self._counts.add(("requests", "lost"), lost)
+        written, lost = self._labels.flush()
+        self._counts.add(("labels", "written"), written)
+        self._counts.add(("labels", "lost"), lost)
         if now_s - self._removed_s >= 60:
             self._removed_s = now_s
             settings = self._settings
@@ -166,24 +166,22 @@ class Writer:
 
     def _context(self, rows: Columns, at: int) -> dict[str, Any]:
         return {
-            name: self._hidden(name, None if column is None else column[at])
+            name: self._values(name, column, at, at + 1)[0]
             for name, column in zip(rows.names[0], rows.context, strict=True)
         }
 
     def _candidates(self, rows: Columns, first: int, end: int) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for name, column in zip(rows.names[1], rows.candidate, strict=True):
-            if column is None:
-                found[name] = [None] * (end - first)
-                continue
-            hide = self._hide.get(name)
-            values = column[first:end]
-            found[name] = values if hide is None else [hide(value) for value in values]
-        return found
+        return {
+            name: self._values(name, column, first, end)
+            for name, column in zip(rows.names[1], rows.candidate, strict=True)
+        }
 
-    def _hidden(self, name: str, value: Any) -> Any:
-        hide = self._hide.get(name)
-        return value if hide is None else hide(value)
+    def _values(self, name: str, column: Sequence[Any] | None, first: int, end: int) -> Sequence[Any]:
+        """The values of rows of a feature as they are written; None for each of a feature not given."""
+        if column is None:
+            return [None] * (end - first)
+        values, hide = column[first:end], self._hide.get(name)
+        return values if hide is None else [hide(value) for value in values]
 
 
 def run(fd: int) -> None:

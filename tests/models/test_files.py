@@ -12,6 +12,7 @@ from polyrec.models.errors import DataError, PolyrecError
 from polyrec.models.files import (
     Strict,
     atomic_path,
+    create_whole,
     read_json,
     read_regular,
     read_yaml,
@@ -122,6 +123,15 @@ def _half(target: Path) -> None:
         else:
             partial.write_text("half")
         raise OSError("the disk is full")
+
+
+def test_a_file_is_created_for_its_owner_and_one_that_exists_stays(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    for content in (b"first", b"second"):
+        create_whole(file, content)
+        assert file.read_bytes() == b"first"
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
 def test_text_is_written_and_replaced_and_a_link_stays_one(tmp_path: Path) -> None:

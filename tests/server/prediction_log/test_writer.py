@@ -60,10 +60,10 @@ def test_files_are_written_before_their_time_when_much_waits(
     values = 4096 * (len(settings.schema_.context.names) + len(settings.schema_.candidate.names))
     fewest = MOST_BYTES // (VALUE_BYTES * values)
     for i in range(fewest + 1):
-        assert counts.read()["written"] == 0, i
+        assert counts.read()["requests", "written"] == 0, i
         writer.add(prediction(body, 4096, ranking=False))
         writer.flush()
-    assert counts.read()["written"] == fewest + 1
+    assert counts.read()["requests", "written"] == fewest + 1
 
 
 def test_a_request_of_another_schema_is_counted_and_left_out(
@@ -74,7 +74,7 @@ def test_a_request_of_another_schema_is_counted_and_left_out(
     writer.add(prediction(ranking(request_), len(request_.rows)))
     writer.flush(always=True)
     found = counts.read()
-    assert (found["written"], found["invalid"], found["lost"]) == (1, 1, 0)
+    assert [found["requests", outcome] for outcome in ("written", "invalid", "lost")] == [1, 1, 0]
     (file,) = parquet_files(tmp_path / REQUESTS)
     assert pq.read_table(file).num_rows == 1
 
@@ -104,8 +104,8 @@ def test_rows_of_one_request_share_a_file_and_a_value_that_does_not_fit_is_left_
     writer.add(prediction(orjson.dumps({"instances": odd}), len(rows), ranking=False))
     writer.flush(always=True)
     found = counts.read()
-    assert found["written"] == 1
-    assert found["lost"] + found["invalid"] == 1
+    assert found["requests", "written"] == 1
+    assert found["requests", "lost"] + found["requests", "invalid"] == 1
     (file,) = parquet_files(tmp_path / REQUESTS)
     stored = pq.read_table(file)
     assert stored["log.row"].to_pylist() == list(range(len(rows)))
