@@ -93,7 +93,8 @@ class Pending:
 class Outbox:
     """Delivers settled answers to their listeners, at the end of a dispatch or in the next loop iteration.
 
-    open: answers that have not been delivered. held: whoever set it delivers.
+    open: answers that have not been delivered. held: settled answers only gather; who sets it calls `deliver`
+    afterwards, as the dispatcher does at the end of a dispatch.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
