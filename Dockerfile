@@ -4,6 +4,10 @@
 #   docker run --rm -p 8000:8000 -v "$PWD/bundle:/bundle:ro" polyrec
 #   docker run --rm polyrec --help
 #
+# With gRPC beside HTTP:
+#   docker build --build-arg EXTRAS=otel,grpc -t polyrec .
+#   docker run --rm -p 8000:8000 -p 8001:8001 -e POLYREC_GRPC_PORT=8001 -v "$PWD/bundle:/bundle:ro" polyrec
+#
 # TORCH_INDEX is where the CPU build of torch (0.2 GB) comes from. `--build-arg TORCH_INDEX=` leaves it
 # out: then the build is PyPI's, gigabytes of CUDA, for `docker run --gpus all`.
 #
@@ -51,7 +55,8 @@ ENV PATH=/opt/polyrec/bin:$PATH \
 USER 10001
 WORKDIR /home/polyrec
 VOLUME /bundle
-EXPOSE 8000
+# gRPC listens only if POLYREC_GRPC_PORT is set
+EXPOSE 8000 8001
 HEALTHCHECK --interval=10s --timeout=3s --start-period=60s --retries=3 \
     CMD ["python", "-m", "polyrec.server.app.healthcheck"]
 ENTRYPOINT ["polyrec"]

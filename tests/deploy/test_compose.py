@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 import yaml
@@ -22,6 +23,7 @@ from deploy.compose_plan import NAME, plan_with_store
 from polyrec.cli.main import main
 from polyrec.planner.plan import load_plan, save_plan
 from polyrec.server.child import start
+from polyrec.server.grpc.messages import SERVICE, message_class
 
 ROOT = Path(__file__).parents[2]
 SERVICES: dict[str, Any] = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())["services"]
@@ -85,7 +87,15 @@ def test_a_days_load_is_routed_among_paths_whose_cold_rows_are_in_redis(
         for argument in SERVICES["locust"]["command"]
     ]
     bundle = SERVICES["locust"]["environment"]["LOADTEST_BUNDLE"].replace("/demo", str(demo))
-    with start({"plan": demo / NAME, "port": 0}) as server:
+    (scraped,) = yaml.safe_load((ROOT / "deploy" / "prometheus" / "targets.compose.yml").read_text())
+    with start({"plan": demo / NAME, "port": 0, "grpc_port": 0}) as server:
+        assert server.grpc is not None
+        with grpc.insecure_channel(server.grpc) as channel:
+            # serves under the name by which its metrics are grouped
+            ready = channel.unary_unary(f"/{SERVICE}/ModelReady")
+            request = message_class("ModelReadyRequest")(name=scraped["labels"]["model"])
+            answer = ready(request.SerializeToString(), timeout=30)
+            assert message_class("ModelReadyResponse").FromString(answer).ready
         assert {path.name for path in load_plan(demo / NAME).paths} == {
             path["name"] for path in httpx.get(f"{server.url}/v1/paths", timeout=30).json()["paths"]
         }

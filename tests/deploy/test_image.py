@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,17 @@ def test_the_folder_of_disk_tiers_can_be_written_although_the_root_cannot(compos
     service = compose["services"]["polyrec"]
     assert service["read_only"]
     assert any(volume.endswith(f":{DIRECTORY}") for volume in service["volumes"])
+
+
+def test_the_ports_of_the_server_are_those_that_the_image_exposes_and_grpc_is_installed(
+    compose: dict[str, Any],
+) -> None:
+    service = compose["services"]["polyrec"]
+    published = [port.rpartition(":")[2] for port in service["ports"]]
+    (exposed,) = re.findall("^EXPOSE (.*)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    assert exposed.split() == published
+    assert service["environment"]["POLYREC_GRPC_PORT"] in published
+    assert "grpc" in service["build"]["args"]["EXTRAS"].split(",")
 
 
 def test_the_image_asks_its_health_where_the_server_listens() -> None:
