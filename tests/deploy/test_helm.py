@@ -1,0 +1,170 @@
+"""Checks what the Helm chart renders: Kubernetes takes it, `polyrec serve` its arguments, and drains fit."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from polyrec.cli.main import build_parser
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "deploy" / "helm" / "polyrec"
+GOPATH = Path("/usr/share/gocode")
+KUBERNETES = "1.33"
+
+Manifests: TypeAlias = dict[str, dict[str, Any]]
+"""Rendered manifests by kind."""
+
+VOLUME: dict[str, Any] = {"model": {"volume": {"persistentVolumeClaim": {"claimName": "bundles"}}}}
+ALL: dict[str, Any] = {
+    "model": {"initContainer": {"image": "tool:1", "command": ["fetch", "/bundle"], "env": []}},
+    "serve": {
+        "plan": "plan.json",
+        "modelName": "clicks",
+        "defaultBudgetMs": 12,
+        "extraArgs": ["--access-log=0.1"],
+    },
+    "grpc": {"enabled": True},
+    "adminToken": {"secretName": "admin"},
+    "tokens": {"secretName": "tokens"},
+    "remoteStorePassword": {"secretName": "store"},
+    "tls": {"secretName": "certificate"},
+    "autoscaling": {"enabled": True},
+    "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+    "prometheusRule": {"enabled": True, "runbook": "https://wiki/runbook"},
+    "topologySpreadConstraints": [
+        {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The compiled renderer."""
+    go = shutil.which("go")
+    if go is None or not (GOPATH / "src/github.com/Masterminds/sprig").exists():
+        pytest.skip("no Go with Sprig (Debian: golang-go golang-github-masterminds-sprig-dev)")
+    folder = tmp_path_factory.mktemp("render")
+    built = folder / "render"
+    environment = os.environ | {"GO111MODULE": "off", "GOPATH": str(GOPATH), "GOCACHE": str(folder / "cache")}
+    source = Path(__file__).with_name("helm_template.go")
+    subprocess.run([go, "build", "-o", built, source], env=environment, check=True, timeout=300)
+    return built
+
+
+def run(program: Path, values: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [program, CHART, "rec", "shop"],
+        input=yaml.safe_dump(values),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def render(program: Path, values: dict[str, Any]) -> Manifests:
+    """Renders the chart with these values over its own."""
+    told = run(program, values)
+    assert told.returncode == 0, told.stderr
+    sources = told.stdout.split("---\n")[1:]
+    parsed = [yaml.safe_load(text) for text in sources if not text.startswith("# Source: NOTES.txt")]
+    return {manifest["kind"]: manifest for manifest in parsed if manifest}
+
+
+@pytest.fixture(params=["volume", "all"])
+def manifests(program: Path, request: pytest.FixtureRequest) -> Manifests:
+    return render(program, VOLUME if request.param == "volume" else ALL)
+
+
+def container(manifests: Manifests) -> dict[str, Any]:
+    found: dict[str, Any] = manifests["Deployment"]["spec"]["template"]["spec"]["containers"][0]
+    return found
+
+
+def test_kubernetes_accepts_what_is_rendered(manifests: Manifests) -> None:
+    for kind, manifest in manifests.items():
+        if not manifest["apiVersion"].startswith("monitoring.coreos.com"):
+            kubernetes_validate.validate(manifest, KUBERNETES, strict=True)
+        assert manifest["metadata"]["name"] == "rec-polyrec", kind
+
+
+def test_only_what_was_asked_for_is_rendered(program: Path) -> None:
+    assert set(render(program, VOLUME)) == {"Deployment", "Service", "PodDisruptionBudget"}
+    more = {"HorizontalPodAutoscaler", "ServiceMonitor", "PrometheusRule"}
+    assert set(render(program, ALL)) == {"Deployment", "Service", "PodDisruptionBudget"} | more
+
+
+def test_the_command_line_takes_the_arguments(manifests: Manifests) -> None:
+    given = build_parser().parse_args(container(manifests)["args"])
+    assert given.port == 8000
+
+
+def test_a_pod_is_killed_only_after_its_drain(manifests: Manifests) -> None:
+    given = build_parser().parse_args(container(manifests)["args"])
+    pod = manifests["Deployment"]["spec"]["template"]["spec"]
+    assert pod["terminationGracePeriodSeconds"] > given.drain_grace_s + given.drain_timeout_s
+    # a load balancer has seen two failed probes before the server stops to answer
+    probe = container(manifests)["readinessProbe"]
+    assert given.drain_grace_s > probe["periodSeconds"] * (probe["failureThreshold"] + 1)
+
+
+def test_containers_have_no_rights(manifests: Manifests) -> None:
+    pod = manifests["Deployment"]["spec"]["template"]["spec"]
+    assert pod["enableServiceLinks"] is pod["automountServiceAccountToken"] is False
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for each in [*pod["containers"], *pod.get("initContainers", [])]:
+        assert each["securityContext"]["readOnlyRootFilesystem"]
+        assert each["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_every_mounted_volume_exists_and_every_volume_is_mounted(
+    manifests: Manifests,
+) -> None:
+    mounted = {mount["name"] for mount in container(manifests)["volumeMounts"]}
+    assert mounted == {v["name"] for v in manifests["Deployment"]["spec"]["template"]["spec"]["volumes"]}
+
+
+def test_selectors_find_the_pods(manifests: Manifests) -> None:
+    labels = manifests["Deployment"]["spec"]["template"]["metadata"]["labels"].items()
+    chosen = [manifests["Service"]["spec"]["selector"]]
+    chosen += [manifests[k]["spec"]["selector"]["matchLabels"] for k in ("Deployment", "PodDisruptionBudget")]
+    assert all(selector.items() <= labels for selector in chosen)
+
+
+def test_prometheus_takes_the_rules(program: Path, tmp_path: Path) -> None:
+    rule = render(program, ALL)["PrometheusRule"]
+    recorded = {each.get("record") for group in rule["spec"]["groups"] for each in group["rules"]}
+    scaled = render(program, ALL)["HorizontalPodAutoscaler"]["spec"]["metrics"][0]["pods"]["metric"]["name"]
+    assert scaled in recorded
+    assert "$externalLabels" not in str(rule)
+    if (promtool := shutil.which("promtool")) is None:
+        pytest.skip("no promtool on this machine (Debian: apt-get install prometheus)")
+    (tmp_path / "rules.yml").write_text(yaml.safe_dump(rule["spec"]))
+    subprocess.run([promtool, "check", "rules", tmp_path / "rules.yml"], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({}, "exactly one of model.volume and model.initContainer"),
+        (
+            {"model": {**VOLUME["model"], **ALL["model"]}},
+            "exactly one of model.volume and model.initContainer",
+        ),
+        (VOLUME | {"autoscaling": {"enabled": True}}, "autoscaling needs prometheusRule.enabled"),
+    ],
+    ids=["no model", "two models", "no demand"],
+)
+def test_what_cannot_work_is_refused(program: Path, values: dict[str, Any], reason: str) -> None:
+    told = run(program, values)
+    assert told.returncode != 0
+    assert reason in told.stderr
